@@ -1,0 +1,391 @@
+"""Choreographies: a protocol is written once, from above, as in the papers' three-column figures.
+
+A `Located` value is present at its owners and absent elsewhere. `Net` has the three things a protocol may do:
+
+- `locally(parties, f, *values)`: those parties compute f on values that all of them hold,
+- `send(value, src, dst, label)`: a value moves along an edge that exists (A-S, Q-S); afterwards both ends hold it,
+- `common(p, q, shape, label)`: two parties draw the same randomness from the stream of their pair key.
+
+The same code runs with all parties present, with one, or with none (a dry run on shapes): where no owner of a result is
+present, f runs on meta tensors, so that shapes are known to everybody. Protocol code never asks who is present.
+
+Data dependence is tracked on every value. What depends on neither model nor query belongs to `Phase.OFFLINE`, what
+depends on the model alone and is done once a session to `Phase.SETUP`, what depends on the query to `Phase.ONLINE`; the
+number of dependent messages before a value is its round.
+
+Source of the idea: choreographic programming (HasChor, MultiChor).
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Protocol
+
+import torch
+
+from .errors import (
+    MaterialError,
+    MisplacedValueError,
+    SecretBranchError,
+    SessionMismatchError,
+    TopologyError,
+    UndeclaredMessageError,
+)
+
+
+@dataclass(frozen=True)
+class Party:
+    """One participant. `role` is Q (querying), A (answering) or S (server); a session may have several A."""
+
+    name: str
+    role: str
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Phase(IntEnum):
+    """What a value depends on; a value computed from several takes the latest."""
+
+    SETUP = 0
+    OFFLINE = 1
+    ONLINE = 2
+
+
+class Located:
+    """A value held by its owners only. It has a shape for everybody, and a content for nobody but `Net.locally`."""
+
+    __slots__ = ("owners", "phase", "round", "slot", "_session", "_value")
+
+    def __init__(self, value, owners: frozenset[Party], phase: Phase, round: int, session: bytes, slot=None):
+        self._value = value
+        self.owners = owners
+        self.phase = phase
+        self.round = round
+        self.slot = slot
+        self._session = session
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._value.shape
+
+    def __repr__(self) -> str:
+        names = ", ".join(sorted(p.name for p in self.owners))
+        return f"Located({tuple(self.shape)} at {names}, {self.phase.name.lower()})"
+
+    def _refuse(self, *_):
+        raise SecretBranchError(
+            "a located value cannot steer Python control flow or be unpacked: most parties do not hold it. "
+            "Compute on it inside net.locally(...), or write the choice as arithmetic (sectorch.mpc.select)"
+        )
+
+    __bool__ = __len__ = __iter__ = __getitem__ = __index__ = __float__ = __int__ = _refuse
+    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __ne__ = _refuse
+    __hash__ = object.__hash__
+
+    def __reduce__(self):
+        raise SecretBranchError("a located value cannot be copied or pickled")
+
+
+@dataclass(frozen=True)
+class Message:
+    """One declared message of a protocol: who sends what to whom, and what hides it from the receiver.
+
+    `shows` is empty where the receiver sees uniform bits only, and otherwise says what the receiver learns.
+    """
+
+    label: str
+    src: str
+    dst: str
+    mask: str
+    shows: str = ""
+
+
+@dataclass(frozen=True)
+class ProtocolSpec:
+    """What a protocol declares: its name, where it comes from, and every message that it may send."""
+
+    name: str
+    source: str
+    messages: tuple[Message, ...]
+    summary: str = ""
+
+    @property
+    def leaks(self) -> bool:
+        return any(m.shows for m in self.messages)
+
+    def message(self, label: str) -> Message:
+        for message in self.messages:
+            if message.label == label:
+                return message
+        raise UndeclaredMessageError(
+            f"protocol '{self.name}' sent '{label}', which it does not declare; it declares "
+            f"{', '.join(m.label for m in self.messages) or 'no message'}"
+        )
+
+
+PROTOCOLS: dict[str, ProtocolSpec] = {}
+"""Every protocol by name. Filled by the `protocol` decorator; documentation and tests read it."""
+
+
+def protocol(name: str, source: str, messages: Iterable[Message] = ()) -> Callable:
+    """Declare the decorated function `f(net, ...)` as a protocol. A message that is not listed here cannot be sent."""
+
+    def decorate(f):
+        summary = (f.__doc__ or "").strip().split("\n")[0]
+        spec = PROTOCOLS[name] = ProtocolSpec(name, source, tuple(messages), summary)
+
+        @functools.wraps(f)
+        def run(net: Net, *args, **kwargs):
+            net._stack.append(spec)
+            try:
+                return f(net, *args, **kwargs)
+            finally:
+                net._stack.pop()
+
+        run.spec = spec
+        return run
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One ledger line: a message as it went over an edge."""
+
+    call: int
+    path: str
+    label: str
+    src: Party
+    dst: Party
+    phase: Phase
+    round: int
+    shape: torch.Size
+    dtype: torch.dtype
+    mask: str
+    shows: str
+
+    @property
+    def bytes(self) -> int:
+        return self.shape.numel() * self.dtype.itemsize
+
+    @property
+    def protocol(self) -> str:
+        return self.path.rsplit("/", 1)[-1]
+
+
+class Runtime(Protocol):
+    """What a choreography needs of the place where it runs; see `sectorch.runtime`."""
+
+    session: bytes
+    here: frozenset[Party]
+
+    def draw(self, pair: frozenset[Party], label: str, call: int, draw: int, count: int) -> torch.Tensor: ...
+    def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor: ...
+    def install(self, pair: frozenset[Party], secret: torch.Tensor) -> None: ...
+    def computed(self, path: str, owners: frozenset[Party], phase: Phase, seconds: float) -> None: ...
+
+
+class Material(Protocol):
+    """Decides per step whether it is run, run on shapes only, or taken from what was prepared; see runtime/material."""
+
+    def step(self, phase: Phase, args: tuple, run: Callable, here: frozenset[Party]) -> tuple[Any, int | None]:
+        """Call `run(here)` to run the step, or `run(None)` to learn its result's shapes and nothing else."""
+        ...
+
+
+class Net:
+    """One call of a choreography among Q, A and S.
+
+    Args:
+        runtime: where it runs.
+        call: the number of this call in its session; addresses its randomness, and is used once.
+        Q, A, S: the parties.
+        base: the phase of values that depend on nothing.
+        material: prepared offline material, or None to run every step now.
+    """
+
+    def __init__(self, runtime: Runtime, call: int, Q: Party, A: Party, S: Party, base: Phase, material=None):
+        self.runtime = runtime
+        self.call = call
+        self.Q, self.A, self.S = Q, A, S
+        self._base = base
+        self._material: Material | None = material
+        self._draws = 0
+        self._stack: list[ProtocolSpec] = []
+
+    def __repr__(self) -> str:
+        return f"Net(call {self.call}, {self.Q}, {self.A}, {self.S})"
+
+    def locally(self, parties: Party | tuple[Party, ...], f: Callable, *values: Any):
+        """`parties` compute f(*values) on their own; plain Python values and tensors among `values` are public.
+
+        f must be a pure function of its arguments (all owners compute it and must get the same). A tuple result
+        becomes a tuple of located values.
+
+        Raises:
+            MisplacedValueError: a party lacks one of the values; raised at every party.
+        """
+        owners = frozenset(parties) if isinstance(parties, tuple) else frozenset((parties,))
+        phase, depth = self._dependence(values)
+        for value in values:
+            if type(value) is Located and not owners <= value.owners:
+                lacking = ", ".join(sorted(p.name for p in owners - value.owners))
+                holding = ", ".join(sorted(p.name for p in value.owners))
+                raise MisplacedValueError(
+                    f"{lacking} cannot compute {_name(f)}: a value of shape {tuple(value.shape)} is at {holding} only; "
+                    f"send it there first, or let {holding} compute"
+                )
+
+        def run(here: frozenset[Party] | None):
+            present = bool(here and owners & here)
+            arguments = [_content(v, present) for v in values]
+            start = time.perf_counter()
+            result = f(*arguments)
+            if present:
+                self.runtime.computed(self._path(), owners, phase, time.perf_counter() - start)
+            return result
+
+        return self._step(run, values, owners, phase, depth)
+
+    def send(self, value: Located, src: Party, dst: Party, label: str) -> Located:
+        """Send a value that `src` holds to `dst`; the result is held by both.
+
+        Raises:
+            TopologyError: neither end is S.
+            MisplacedValueError: `src` does not hold the value.
+            UndeclaredMessageError: the running protocol does not declare `label` from src to dst.
+        """
+        if src == dst or "S" not in (src.role, dst.role):
+            raise TopologyError(f"no channel from {src} to {dst}: clients talk to the server only")
+        if src not in value.owners:
+            raise MisplacedValueError(f"{src} cannot send '{label}': it does not hold the value")
+        phase, depth = self._dependence((value,))
+        declared = self._declared(label, src, dst)
+        line = Sent(
+            self.call, self._path(), label, src, dst, phase, depth + 1,
+            value.shape, value._value.dtype, declared.mask, declared.shows,
+        )  # fmt: skip
+
+        def run(here: frozenset[Party] | None):
+            if here is None:
+                return _content(value, False)
+            return self.runtime.transfer(line, _content(value, src in here))
+
+        return self._step(run, (value,), value.owners | {dst}, phase, depth + 1)
+
+    def common(self, p: Party, q: Party, shape: torch.Size | tuple, label: str, dtype=torch.int64) -> Located:
+        """Uniform int64 (or int32) values that p and q draw from their pair stream; nobody else can."""
+        shape = torch.Size(shape)
+        owners = frozenset((p, q))
+        words = -(-shape.numel() * dtype.itemsize // 8)
+        draw, self._draws = self._draws, self._draws + 1
+        name = f"{self._stack[-1].name if self._stack else 'program'}/{label}"
+
+        def run(here: frozenset[Party] | None):
+            if not (here and owners & here):
+                return torch.empty(shape, dtype=dtype, device="meta")
+            start = time.perf_counter()
+            drawn = self.runtime.draw(owners, name, self.call, draw, words)
+            self.runtime.computed(self._path(), owners, self._base, time.perf_counter() - start)
+            return drawn.view(dtype)[: shape.numel()].view(shape)
+
+        return self._step(run, (), owners, self._base, 0)
+
+    @contextmanager
+    def within(self, other: Net) -> Iterator[None]:
+        """Run as a part of the protocol that `other` is in: for protocols over several answering parties."""
+        stack, self._stack = self._stack, other._stack
+        try:
+            yield
+        finally:
+            self._stack = stack
+
+    def install(self, p: Party, q: Party, secret: Located) -> None:
+        """Make `secret` (32 bytes, held by p or q or both) the pair key of p and q where its holders are present.
+
+        Raises:
+            KeyAgreementError: the other end, present here too, installed another secret.
+        """
+        if secret.owners & self.runtime.here:
+            self.runtime.install(frozenset((p, q)), secret._value)
+
+    def own(self, party: Party, value: Any, phase: Phase = Phase.ONLINE) -> Located:
+        """A value that `party` brings into the protocol: a query (online) or a weight (setup)."""
+        return Located(value, frozenset((party,)), phase, 0, self.runtime.session)
+
+    def read(self, value: Located, party: Party) -> Any:
+        """Hand a result to the caller of the protocol on `party`'s side: the only way out of a choreography.
+
+        Where `party` is not present (a dry run, another party's process) the result has a shape and no content.
+
+        Raises:
+            MisplacedValueError: `party` does not hold the value.
+        """
+        self._dependence((value,))
+        if party not in value.owners:
+            raise MisplacedValueError(f"{party} cannot read a value held by {sorted(p.name for p in value.owners)}")
+        return _content(value, party in self.runtime.here)
+
+    def _dependence(self, values: Iterable[Any]) -> tuple[Phase, int]:
+        phase, depth = self._base, 0
+        for value in values:
+            if type(value) is Located:
+                if value._session != self.runtime.session:
+                    raise SessionMismatchError("values of two sessions cannot meet: their shares have different keys")
+                if value.phase > phase:
+                    phase, depth = value.phase, value.round
+                elif value.phase == phase and value.round > depth:
+                    depth = value.round
+        return phase, depth
+
+    def _declared(self, label: str, src: Party, dst: Party) -> Message:
+        if not self._stack:
+            raise UndeclaredMessageError(f"'{label}' was sent outside a protocol; decorate the function with @protocol")
+        message = self._stack[-1].message(label)
+        if (message.src, message.dst) != (src.role, dst.role):
+            raise UndeclaredMessageError(
+                f"protocol '{self._stack[-1].name}' declares '{label}' from {message.src} to {message.dst}, "
+                f"not from {src.role} to {dst.role}"
+            )
+        return message
+
+    def _path(self) -> str:
+        return "/".join(spec.name for spec in self._stack)
+
+    def _step(self, run: Callable, args: tuple, owners: frozenset[Party], phase: Phase, depth: int):
+        slot = None
+        if self._material is None:
+            result = run(self.runtime.here)
+        else:
+            result, slot = self._material.step(phase, args, run, self.runtime.here)
+        session = self.runtime.session
+        if isinstance(result, tuple):
+            return tuple(
+                Located(r, owners, phase, depth, session, None if slot is None else (slot, i))
+                for i, r in enumerate(result)
+            )
+        return Located(result, owners, phase, depth, session, None if slot is None else (slot, 0))
+
+
+def _content(value: Any, present: bool) -> Any:
+    """The content for a party that is present; its shape for one that is not."""
+    located = type(value) is Located
+    if located:
+        value = value._value
+    if not isinstance(value, torch.Tensor):
+        return value
+    if present:
+        if located and value.is_meta:
+            raise MaterialError("a step needs a value that was not prepared: the material is of another program")
+        return value
+    return value if value.is_meta else torch.empty_like(value, device="meta")
+
+
+def _name(f: Callable) -> str:
+    return getattr(f, "__name__", type(f).__name__)

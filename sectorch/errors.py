@@ -1,0 +1,82 @@
+"""Every exception of sectorch, one tree under `SectorchError`.
+
+Each also derives from the built-in that a PyTorch user would expect (`TypeError`, `ValueError`, `RuntimeError`), so
+`except ValueError` works as it does with torch. No message carries a share, a key or a secret value; a message about a
+value outside its range names the largest magnitude at the party that owns it, and never leaves that party.
+"""
+
+
+class SectorchError(Exception):
+    """Base of everything that sectorch raises on purpose."""
+
+
+class MisplacedValueError(SectorchError, RuntimeError):
+    """A computation was asked of a party that lacks one of its inputs."""
+
+
+class TopologyError(SectorchError, RuntimeError):
+    """A message between two parties that have no channel. Clients talk to the server S only."""
+
+
+class UndeclaredMessageError(SectorchError, RuntimeError):
+    """A protocol sent something that its declaration does not list."""
+
+
+class SecretBranchError(SectorchError, TypeError):
+    """Python control flow asked for the truth value, the length or the items of a located value."""
+
+
+class SecretAccessError(SectorchError, TypeError):
+    """Something asked a secret tensor for its values: `.numpy()`, `.item()`, `float()`, `bool()`, pickling, ..."""
+
+
+class SessionMismatchError(SectorchError, RuntimeError):
+    """Tensors of two sessions, or of two answering parties, met in one operation."""
+
+
+class StreamReuseError(SectorchError, RuntimeError):
+    """Random material was about to be used a second time."""
+
+
+class MaterialError(SectorchError, RuntimeError):
+    """Prepared offline material is missing, was used already, or belongs to another program."""
+
+
+class KeyAgreementError(SectorchError, RuntimeError):
+    """The pair keys of a session could not be agreed."""
+
+
+class UnsupportedOpError(SectorchError, TypeError):
+    """An operation that the dispatch table lacks. Nothing was computed."""
+
+
+class UnsupportedDeviceError(SectorchError, RuntimeError):
+    """A tensor on a device for which there is no exact integer kernel."""
+
+
+class FixedPointRangeError(SectorchError, ValueError):
+    """A value does not fit the fixed-point ring."""
+
+
+class NonFiniteError(SectorchError, ValueError):
+    """NaN or infinity where a number has to be encoded."""
+
+
+class DtypeError(SectorchError, TypeError):
+    """A tensor of a dtype that the operation does not take."""
+
+
+class ShapeError(SectorchError, RuntimeError):
+    """Shapes that do not fit, in torch's own words."""
+
+
+class ArgumentError(SectorchError, ValueError):
+    """An argument value that the operation does not take."""
+
+
+class TrainingModeError(SectorchError, RuntimeError):
+    """`secure()` was given a module in training mode."""
+
+
+class LeakyProtocolWarning(UserWarning):
+    """A protocol was chosen that shows a party more than the result. See docs/paper-mode.md."""

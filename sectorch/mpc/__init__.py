@@ -1,0 +1,1 @@
+"""The three-party protocols, one to a file, each a choreography."""

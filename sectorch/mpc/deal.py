@@ -1,0 +1,25 @@
+"""Dealing: Q knows a value v that A and S must hold in shares. A's half comes from k_QA, S is sent the correction."""
+
+from __future__ import annotations
+
+import torch
+
+from ..choreography import Located, Message, Net, protocol
+from .shares import Shares
+
+
+@protocol("deal", "PrivHFL, 2.3 (shares from streams)", [Message("v_S", "Q", "S", "v_A of k_QA")])
+def deal(net: Net, v: Located, dtype: torch.dtype = torch.int64) -> Shares:
+    """v = v_A + v_S, mod 2^64 (int64) or mod 2^32 (int32).
+
+    Ahead of the query; one message of 8 (or 4) bytes per element from Q to S, which is uniform to S.
+    """
+    v_A = net.common(net.Q, net.A, v.shape, "v_A", dtype)
+    return Shares(v_A, net.send(net.locally(net.Q, torch.sub, v, v_A), net.Q, net.S, "v_S"))
+
+
+@protocol("deal_bits", "PrivHFL, 2.3 (shares from streams)", [Message("v_S", "Q", "S", "v_A of k_QA")])
+def deal_bits(net: Net, v: Located) -> Shares:
+    """v = v_A xor v_S for words of packed bits; one bit per bit from Q to S."""
+    v_A = net.common(net.Q, net.A, v.shape, "v_A")
+    return Shares(v_A, net.send(net.locally(net.Q, torch.bitwise_xor, v, v_A), net.Q, net.S, "v_S"))

@@ -1,0 +1,52 @@
+"""The masked opening: A and S learn c = x + r for a mask r that is uniform to both of them and known to Q.
+
+r = r_A + r_S with r_A from k_QA and r_S from k_SQ: Q knows both, at no cost. One opening serves comparison, truncation,
+selection and multiplication of the same x: mask once, use often.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..choreography import Located, Message, Net, protocol
+from .shares import Shares
+
+
+@dataclass(frozen=True)
+class Masked:
+    """c = x + r: `c` at A and S, `r` at Q, and r's halves at A (and Q) and at S (and Q). All of one shape."""
+
+    c: Located
+    r: Located
+    r_A: Located
+    r_S: Located
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.c.shape
+
+    @property
+    def mask(self) -> Shares:
+        return Shares(self.r_A, self.r_S)
+
+
+@protocol(
+    "open_masked",
+    "DESIGN of sectorch; PrivHFL, C.4.1 (Beaver)",
+    [Message("c_A", "A", "S", "r_A of k_QA"), Message("c_S", "S", "A", "r_S of k_SQ")],
+)
+def open_masked(net: Net, x: Shares) -> Masked:
+    """Open x + r to A and S.
+
+    Rounds 1 (both directions at once), bytes 16 per element. After a linear layer S's half does not depend on the
+    query, and then the 8 bytes from S to A are sent ahead. A and S receive uniform bits.
+    """
+    Q, A, S = net.Q, net.A, net.S
+    r_A = net.common(Q, A, x.shape, "r_A")
+    r_S = net.common(Q, S, x.shape, "r_S")
+    r = net.locally(Q, torch.add, r_A, r_S)
+    c_A = net.send(net.locally(A, torch.add, x.A, r_A), A, S, "c_A")
+    c_S = net.send(net.locally(S, torch.add, x.S, r_S), S, A, "c_S")
+    return Masked(net.locally((A, S), torch.add, c_A, c_S), r, r_A, r_S)

@@ -1,0 +1,43 @@
+"""ReLU, exact and leak-free, with the truncation that follows a linear layer for free."""
+
+from __future__ import annotations
+
+import torch
+
+from ..choreography import Net, protocol
+from .compare import drelu
+from .mask import Masked, open_masked
+from .select import select
+from .shares import Shares
+
+
+@protocol("relu", "PrivHFL, 3.3 (ii), made exact and leak-free")
+def relu(net: Net, x: Shares, shift: int = 0) -> Shares:
+    """max(x, 0) >> shift.
+
+    Args:
+        shift: fraction bits to drop, 0..32; with a shift |x| < 2^62 and the result is within one unit of
+            max(x, 0) / 2^shift. Without, it is exact.
+
+    Rounds: 1 (opening) + ceil(log2 B) (tree) + 1 (bit), B = ceil((63 - shift) / 3) blocks. Nobody learns anything.
+    """
+    return relu_masked(net, open_masked(net, x), shift)
+
+
+def relu_masked(net: Net, x: Masked, shift: int = 0) -> Shares:
+    """`relu` for a value that is open under its mask already."""
+    return select(net, drelu(net, x, low=shift), x, shift)
+
+
+@protocol("maximum", "PrivHFL, 3.3 (iii)")
+def maximum(net: Net, x: Shares, y: Shares, low: int = 0) -> Shares:
+    """max(x, y) = y + ReLU(x - y), for |x - y| < 2^63.
+
+    Args:
+        low: planes to drop; two values that differ by less than 2^low may come out either way.
+    """
+    A, S = net.A, net.S
+    difference = Shares(net.locally(A, torch.sub, x.A, y.A), net.locally(S, torch.sub, x.S, y.S))
+    d = open_masked(net, difference)
+    larger = select(net, drelu(net, d, low=low), d)
+    return Shares(net.locally(A, torch.add, y.A, larger.A), net.locally(S, torch.add, y.S, larger.S))

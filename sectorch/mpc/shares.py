@@ -1,0 +1,46 @@
+"""Additive shares x = x_A + x_S mod 2^64, and what can be done on them without a message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ..choreography import Located, Net
+
+
+@dataclass(frozen=True)
+class Shares:
+    """One ring tensor (int64, any shape), half at the answering party, half at the server."""
+
+    A: Located
+    S: Located
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.A.shape
+
+
+def each(net: Net, f: Callable, *shares: Shares) -> Shares:
+    """A and S each apply f to their halves: a local map. It commutes with sharing if f is additive."""
+    return Shares(
+        net.locally(net.A, f, *(x.A for x in shares)),
+        net.locally(net.S, f, *(x.S for x in shares)),
+    )
+
+
+def add(net: Net, x: Shares, y: Shares) -> Shares:
+    """x + y, with broadcasting. No message."""
+    return each(net, torch.add, x, y)
+
+
+def sub(net: Net, x: Shares, y: Shares) -> Shares:
+    """x - y, with broadcasting. No message."""
+    return each(net, torch.sub, x, y)
+
+
+def add_at_A(net: Net, x: Shares, value) -> Shares:
+    """x + value, where value (public, or held by A) is added to A's half only. No message."""
+    y = net.locally(net.A, torch.add, x.A, value)
+    return Shares(y, x.S if y.shape == x.shape else net.locally(net.S, lambda s: s.expand(y.shape), x.S))

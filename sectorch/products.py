@@ -1,0 +1,209 @@
+"""Exact matrix products and convolutions mod 2^64 on int64 tensors.
+
+torch's own int64 kernels are exact (they wrap), but their speed depends on the shape: the inner loop is fastest when the
+contiguous side of the product is 64 wide (50 GMAC/s on two cores with AVX-512, against 6 to 25 for other widths and 17
+for a plain `@`). So both operands are brought into that form: a product `left @ tiles` with `tiles` of shape
+[tiles, K, 64], run as a 1x1 convolution, which torch also spreads over the cores. `benchmarks/products.py` prints the
+comparison.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from .errors import UnsupportedDeviceError
+
+TILE = 64
+_CHUNK_ELEMENTS = 1 << 19  # 4 MiB of unfolded columns at a time: they stay in the second-level caches
+_SMALL = 1 << 15  # products below this many multiplications gain nothing from tiling
+_scratch = threading.local()
+
+
+def _buffer(elements: int) -> torch.Tensor:
+    """A reused int64 buffer of this thread. A fresh one would cost more in page faults than the copy into it."""
+    held = getattr(_scratch, "buffer", None)
+    if held is None or held.numel() < elements:
+        held = _scratch.buffer = torch.empty(max(elements, _CHUNK_ELEMENTS), dtype=torch.int64)
+    return held[:elements]
+
+
+def _check_device(*tensors: torch.Tensor) -> bool:
+    """True where all shapes are real; False for a dry run on meta tensors."""
+    kinds = {t.device.type for t in tensors}
+    if kinds <= {"cpu"}:
+        return True
+    if kinds <= {"cpu", "meta"}:
+        return False
+    raise UnsupportedDeviceError(
+        f"ring products run on the CPU, got tensors on {', '.join(sorted(kinds))}; move the model and the input with .cpu()"
+    )
+
+
+def _times_tiles(left: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
+    """[r, K] times [tiles, K, 64] -> [tiles, r, 64]."""
+    return F.conv1d(tiles, left.unsqueeze(-1))
+
+
+def to_tiles(matrix: torch.Tensor) -> torch.Tensor:
+    """[K, n] -> [ceil(n/64), K, 64], zero padded."""
+    rows, n = matrix.shape
+    if n % TILE:
+        matrix = F.pad(matrix, (0, -n % TILE))
+    return matrix.view(rows, -1, TILE).permute(1, 0, 2).contiguous()
+
+
+def _from_tiles(tiles: torch.Tensor, n: int) -> torch.Tensor:
+    """[tiles, r, 64] -> [r, n]."""
+    rows = tiles.shape[1]
+    return tiles.permute(1, 0, 2).reshape(rows, -1)[:, :n]
+
+
+def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """`torch.matmul` mod 2^64, with its shapes: vectors, matrices, broadcast batches."""
+    if not _check_device(x, y):
+        return torch.matmul(x, y)
+    if x.dim() > 2 and y.dim() == 2:
+        return _matmul2d(x.reshape(-1, x.shape[-1]), y).view(*x.shape[:-1], y.shape[-1])
+    if x.dim() == 2 and y.dim() == 2:
+        return _matmul2d(x, y)
+    return torch.matmul(x, y)
+
+
+def _matmul2d(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    (n, k), m = x.shape, y.shape[1]
+    if n * k * m < _SMALL or min(n, m) < 8 or max(n, m) < TILE:
+        return x @ y
+    if m >= n:
+        return _from_tiles(_times_tiles(x.contiguous(), to_tiles(y)), m)
+    return _from_tiles(_times_tiles(y.t().contiguous(), to_tiles(x.t())), n).t()
+
+
+@dataclass(frozen=True)
+class Linear:
+    """The bilinear map x [..., in], weight [out, in] -> [..., out] of `F.linear`."""
+
+    def tiled(self, x: torch.Size, weight: torch.Size) -> bool:
+        """Whether the weight is worth bringing into tiles once, ahead of many products with inputs of this shape."""
+        rows = math.prod(x[:-1])
+        return 2 <= rows < 2 * TILE <= weight[0]
+
+    def prepare(self, weight: torch.Tensor) -> torch.Tensor:
+        return to_tiles(weight.t())
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, tiles: torch.Tensor | None = None) -> torch.Tensor:
+        if tiles is None or not _check_device(x, tiles):
+            return matmul(x, weight.t())
+        out = _from_tiles(_times_tiles(x.reshape(-1, x.shape[-1]), tiles), weight.shape[0])
+        return out.reshape(*x.shape[:-1], weight.shape[0])
+
+
+@dataclass(frozen=True)
+class Conv2d:
+    """The bilinear map of `F.conv2d`: x [b, c_in, h, w], weight [c_out, c_in/groups, kh, kw].
+
+    Memory: unfolded columns are made a few MiB at a time, never for the whole batch.
+    """
+
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+    def _positions(self, x: torch.Size, kernel: torch.Size) -> tuple[int, int]:
+        return tuple(
+            (x[2 + i] + 2 * self.padding[i] - self.dilation[i] * (kernel[i] - 1) - 1) // self.stride[i] + 1
+            for i in (0, 1)
+        )
+
+    def tiled(self, x: torch.Size, weight: torch.Size) -> bool:
+        """Whether the weight is worth bringing into tiles once, ahead of many products with inputs of this shape."""
+        columns = x[0] * math.prod(self._positions(x, weight[2:]))
+        return self.groups == 1 and columns < 2 * TILE <= weight[0]
+
+    def prepare(self, weight: torch.Tensor) -> torch.Tensor:
+        return to_tiles(weight.flatten(1).t())
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, tiles: torch.Tensor | None = None) -> torch.Tensor:
+        if not _check_device(x, weight):
+            return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
+        if self.groups > 1:
+            return self._grouped(x, weight)
+        windows = _windows(x, weight.shape[2:], self.stride, self.padding, self.dilation)
+        batch, oh, ow = windows.shape[0], windows.shape[4], windows.shape[5]
+        out_channels, k = weight.shape[0], weight[0].numel()
+        if tiles is not None:
+            columns = windows.permute(0, 4, 5, 1, 2, 3).reshape(batch * oh * ow, k)
+            product = _from_tiles(_times_tiles(columns, tiles), out_channels)
+            return product.view(batch, oh, ow, out_channels).permute(0, 3, 1, 2).contiguous()
+        out = torch.empty(batch, out_channels, oh, ow, dtype=torch.int64)
+        span = _chunk_images(batch, k, oh * ow)
+        for start in range(0, batch, span):
+            part = windows[start : start + span]
+            out[start : start + span] = _columns_product(part, weight.flatten(1)).view(-1, out_channels, oh, ow)
+        return out
+
+    def _grouped(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Depthwise: a sum of shifted element-wise products (torch's int64 kernel is up to ten times slower there)."""
+        if weight.shape[1] > 1:
+            return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
+        windows = _windows(x, weight.shape[2:], self.stride, self.padding, self.dilation)
+        if weight.shape[0] != self.groups:
+            windows = windows.repeat_interleave(weight.shape[0] // self.groups, dim=1)
+        out = torch.zeros(windows.shape[0], weight.shape[0], *windows.shape[4:], dtype=torch.int64)
+        for i in range(weight.shape[2]):
+            for j in range(weight.shape[3]):
+                out.addcmul_(windows[:, :, i, j], weight[:, 0, i, j].view(1, -1, 1, 1))
+        return out
+
+
+def _chunk_images(batch: int, k: int, positions: int) -> int:
+    """Images per step: about 4 MiB of columns, but an even number of tiles, so that two cores share them."""
+    tiles = max(2, _CHUNK_ELEMENTS // (k * TILE) // 2 * 2)
+    return min(batch, max(1, tiles * TILE // positions))
+
+
+def _windows(x: torch.Tensor, kernel: torch.Size, stride, padding, dilation) -> torch.Tensor:
+    """[b, c, h, w] -> a strided view [b, c, kh, kw, oh, ow] of the (padded) input."""
+    if padding != (0, 0):
+        x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+    x = x.contiguous()
+    batch, channels, height, width = x.shape
+    kh, kw = kernel
+    oh = (height - dilation[0] * (kh - 1) - 1) // stride[0] + 1
+    ow = (width - dilation[1] * (kw - 1) - 1) // stride[1] + 1
+    b, c, h, w = x.stride()
+    return x.as_strided(
+        (batch, channels, kh, kw, oh, ow), (b, c, h * dilation[0], w * dilation[1], h * stride[0], w * stride[1])
+    )
+
+
+def _columns_product(windows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """windows [b, c, kh, kw, oh, ow], weight [c_out, K] -> [b, c_out, oh*ow]."""
+    batch, c, kh, kw, oh, ow = windows.shape
+    positions, k, out_channels = oh * ow, c * kh * kw, weight.shape[0]
+    if positions % TILE == 0 and (TILE % ow == 0 or ow % TILE == 0):
+        if TILE % ow == 0:
+            cut, size = (oh * ow // TILE, TILE // ow, ow), (TILE // ow, ow)
+            source = windows.unflatten(4, cut[:2]).permute(0, 4, 1, 2, 3, 5, 6)
+        else:
+            size = (1, TILE)
+            source = windows.unflatten(5, (ow // TILE, TILE)).permute(0, 4, 5, 1, 2, 3, 6)
+        tiles = _buffer(batch * positions * k).view(source.shape)
+        tiles.copy_(source)
+        product = _times_tiles(weight, tiles.view(-1, k, TILE))
+        return product.view(batch, -1, out_channels, TILE).transpose(1, 2).reshape(batch, out_channels, positions)
+    if TILE % positions == 0 and batch % (TILE // positions) == 0:
+        images = TILE // positions
+        source = windows.unflatten(0, (-1, images)).permute(0, 2, 3, 4, 1, 5, 6)
+        tiles = _buffer(batch * positions * k).view(source.shape)
+        tiles.copy_(source)
+        product = _times_tiles(weight, tiles.view(-1, k, TILE))
+        return product.view(-1, out_channels, images, positions).transpose(1, 2).reshape(batch, out_channels, positions)
+    columns = windows.permute(1, 2, 3, 0, 4, 5).reshape(k, batch * positions)
+    product = _from_tiles(_times_tiles(weight, to_tiles(columns)), batch * positions)
+    return product.view(out_channels, batch, positions).transpose(0, 1)

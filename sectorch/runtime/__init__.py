@@ -1,0 +1,1 @@
+"""Where choreographies run, and what is written down about it."""

@@ -1,0 +1,88 @@
+"""Offline material: everything of a call that does not depend on the query, made ahead of it.
+
+`Recorder` runs a program once without its query: offline steps are executed (and their messages sent), online steps run
+on shapes only. What an online step took from an offline one is kept on the tape. `Replayer` runs the same program later
+with the query: offline steps come from the tape, online steps are executed. Both count offline steps in program order,
+so the two runs meet at the same places; a tape is used once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from ..choreography import Located, Party, Phase
+from ..errors import MaterialError
+
+
+@dataclass
+class Tape:
+    """The kept results of the offline steps of one call, in program order. Its repr shows no content."""
+
+    call: int
+    steps: list[list | None] = field(default_factory=list, repr=False)
+    plural: list[bool] = field(default_factory=list, repr=False)
+    position: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Memory that the kept results take."""
+        held = {v.untyped_storage().data_ptr(): v for s in self.steps if s for v in s if _real(v)}
+        return sum(v.untyped_storage().nbytes() for v in held.values())
+
+
+def _real(value) -> bool:
+    return isinstance(value, torch.Tensor) and not value.is_meta
+
+
+def _shape_of(value):
+    return torch.empty_like(value, device="meta") if _real(value) else value
+
+
+class Recorder:
+    """Runs the offline part of a call and fills a tape."""
+
+    def __init__(self, tape: Tape):
+        self.tape = tape
+
+    def step(self, phase: Phase, args: tuple, run: Callable, here: frozenset[Party]):
+        if phase == Phase.ONLINE:
+            for value in args:
+                if type(value) is Located and value.slot is not None:
+                    step, output = value.slot
+                    self.tape.steps[step][output] = value._value
+            return run(None), None
+        result = run(here)
+        if phase == Phase.SETUP:
+            return result, None
+        outputs = result if isinstance(result, tuple) else (result,)
+        self.tape.steps.append([_shape_of(v) for v in outputs])
+        self.tape.plural.append(isinstance(result, tuple))
+        return result, len(self.tape.steps) - 1
+
+
+class Replayer:
+    """Runs the online part of a call on a filled tape, and empties it."""
+
+    def __init__(self, tape: Tape):
+        if tape.position:
+            raise MaterialError(f"the material of call {tape.call} was used already; prepare it again")
+        self.tape = tape
+
+    def step(self, phase: Phase, args: tuple, run: Callable, here: frozenset[Party]):
+        tape = self.tape
+        if phase != Phase.OFFLINE:
+            return run(here), None
+        if tape.position >= len(tape.steps) or tape.steps[tape.position] is None:
+            raise MaterialError("the program asks for more offline steps than were prepared: it is another program")
+        outputs, tape.steps[tape.position] = tape.steps[tape.position], None
+        plural = tape.plural[tape.position]
+        tape.position += 1
+        return (tuple(outputs) if plural else outputs[0]), None
+
+    def finish(self) -> None:
+        """Raise unless the whole tape was used."""
+        if self.tape.position != len(self.tape.steps):
+            raise MaterialError("the program asked for fewer offline steps than were prepared: it is another program")

@@ -1,0 +1,104 @@
+"""A session: the parties, their pair keys, and the calls that they make together."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from .choreography import Net, Party, Phase
+from .errors import ArgumentError
+from .mpc.seed import seed
+from .runtime.local import DryRuntime, LocalRuntime
+from .runtime.material import Recorder, Replayer, Tape
+
+_CALL: ContextVar[dict[bytes, Net]] = ContextVar("sectorch_call", default={})
+
+
+class Session:
+    """Q, S and one or several answering parties with fresh pair keys.
+
+    All of them live in this process (see `runtime/local.py`): a session is for development and tests, and shows what
+    the parties would learn, compute and send. With `dry=True` nobody is present and everything runs on shapes.
+
+    Args:
+        answering: how many answering parties, each with a model of its own; they are called A, or A1 ... An.
+    """
+
+    def __init__(self, answering: int = 1, *, dry: bool = False):
+        if answering < 1:
+            raise ArgumentError(f"a session needs at least one answering party, got {answering}")
+        self.Q, self.S = Party("Q", "Q"), Party("S", "S")
+        names = ["A"] if answering == 1 else [f"A{i + 1}" for i in range(answering)]
+        self.answering = tuple(Party(name, "A") for name in names)
+        everyone = frozenset((self.Q, self.S, *self.answering))
+        self.runtime = DryRuntime() if dry else LocalRuntime(everyone)
+        self._calls = itertools.count()
+        self._setup = {party: self._net(party, Phase.SETUP) for party in self.answering}
+        for i, party in enumerate(self.answering):
+            seed(self._setup[party], first=i == 0)
+
+    def __repr__(self) -> str:
+        return f"Session({', '.join(p.name for p in (self.Q, *self.answering, self.S))}, {type(self.runtime).__name__})"
+
+    def __reduce__(self):
+        raise ArgumentError("a session holds keys and cannot be copied or pickled; open a new one")
+
+    def _net(self, party: Party, base: Phase, call: int | None = None, material=None) -> Net:
+        number = next(self._calls) if call is None else call
+        return Net(self.runtime, number, self.Q, party, self.S, base, material)
+
+    def setup(self, party: Party) -> Net:
+        """The net for what is done once a session with this answering party."""
+        return self._setup[party]
+
+    def net(self, party: Party) -> Net:
+        """The net of the running call with this party, or a new call of its own."""
+        running = _CALL.get().get(self.runtime.session)
+        if running is not None and running.A == party:
+            return running
+        return self._net(party, Phase.OFFLINE)
+
+    @contextmanager
+    def call(self, party: Party) -> Iterator[Net]:
+        """Everything inside runs as one call."""
+        with self._running(self._net(party, Phase.OFFLINE)) as net:
+            yield net
+        self.runtime.forget(net.call)
+
+    @contextmanager
+    def prepare(self, party: Party) -> Iterator[Tape]:
+        """Run the offline part of what is inside, on an input that only has a shape; yields the tape it fills."""
+        number = next(self._calls)
+        tape = Tape(number)
+        with self._running(self._net(party, Phase.OFFLINE, number, Recorder(tape))):
+            yield tape
+        self.runtime.forget(number)
+
+    @contextmanager
+    def replay(self, party: Party, tape: Tape) -> Iterator[Net]:
+        """Run the online part of what is inside on a prepared tape."""
+        replayer = Replayer(tape)
+        with self._running(self._net(party, Phase.OFFLINE, tape.call, replayer)) as net:
+            yield net
+        replayer.finish()
+
+    @contextmanager
+    def _running(self, net: Net) -> Iterator[Net]:
+        token = _CALL.set({**_CALL.get(), self.runtime.session: net})
+        try:
+            yield net
+        finally:
+            _CALL.reset(token)
+
+
+_default: Session | None = None
+
+
+def default_session() -> Session:
+    """The session of this process that `share` and `secure` use when none is named; made on first use."""
+    global _default
+    if _default is None:
+        _default = Session()
+    return _default
