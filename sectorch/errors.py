@@ -70,6 +70,10 @@ class ShapeError(SectorchError, RuntimeError):
     """Shapes that do not fit, in torch's own words."""
 
 
+class DimensionError(SectorchError, IndexError):
+    """A dimension or index that a tensor lacks, in torch's own words."""
+
+
 class ArgumentError(SectorchError, ValueError):
     """An argument value that the operation does not take."""
 

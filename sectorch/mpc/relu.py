@@ -8,7 +8,7 @@ from ..choreography import Net, protocol
 from .compare import drelu
 from .mask import Masked, open_masked
 from .select import select
-from .shares import Shares
+from .shares import Shares, each
 
 
 @protocol("relu", "PrivHFL, 3.3 (ii), made exact and leak-free")
@@ -41,3 +41,14 @@ def maximum(net: Net, x: Shares, y: Shares, low: int = 0) -> Shares:
     d = open_masked(net, difference)
     larger = select(net, drelu(net, d, low=low), d)
     return Shares(net.locally(A, torch.add, y.A, larger.A), net.locally(S, torch.add, y.S, larger.S))
+
+
+def ramps(net: Net, x: Masked, thresholds: tuple[int, ...], shift: int = 0) -> list[Shares]:
+    """max(x - t, 0) >> shift for each public threshold t: one opening and one dealing of r for all comparisons."""
+    bits = drelu(net, x, low=shift, thresholds=thresholds)
+    parts = []
+    for i, t in enumerate(thresholds):
+        chosen = each(net, lambda w, i=i: w.view(len(thresholds), -1)[i], bits)
+        moved = Masked(net.locally((net.A, net.S), torch.sub, x.c, t), x.r, x.r_A, x.r_S)
+        parts.append(select(net, chosen, moved, shift))
+    return parts

@@ -1,0 +1,29 @@
+"""Maxima over windows, by a tree of pairwise maxima. PrivHFL, 3.3 (iii)."""
+
+from __future__ import annotations
+
+import torch
+
+from ..choreography import Net, protocol
+from .relu import maximum
+from .shares import Shares, each
+
+
+@protocol("max_tree", "PrivHFL, 3.3 (iii)")
+def max_tree(net: Net, x: Shares, low: int = 0) -> Shares:
+    """The maximum along the first dimension.
+
+    Args:
+        x: [m, ...]; all values within 2^62 of zero.
+        low: planes to drop, as in `maximum`.
+
+    ceil(log2 m) levels of `maximum` on half of what is left; m - 1 comparisons per result in all.
+    """
+    while (count := x.shape[0]) > 1:
+        half = count // 2
+        top = maximum(net, each(net, lambda v: v[:half], x), each(net, lambda v: v[half : 2 * half], x), low)
+        if count % 2:
+            x = each(net, lambda a, b: torch.cat((a, b[2 * half :])), top, x)
+        else:
+            x = top
+    return each(net, lambda v: v[0], x)

@@ -1,0 +1,122 @@
+"""ReLU and what is built from it: every one from a single masked opening."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..dispatch import Context, Fixed, implements
+from ..mpc.leaky import leaky_relu_privhfl
+from ..mpc.mask import open_masked
+from ..mpc.relu import ramps, relu_masked
+from ..mpc.relu import relu as relu_protocol
+from ..mpc.shares import Shares, each
+from ..mpc.truncate import truncate_masked
+from ..tensor import SharedTensor
+from .common import encoded_public, excess, fixed, plus, refuse, scaled
+
+T = torch.Tensor
+
+
+@implements("relu", F.relu, torch.relu, T.relu, in_place=(torch.relu_, T.relu_, F.relu_),
+            note="exact; drops the extra fraction bits of a linear layer for free")  # fmt: skip
+def relu(context: Context, x: SharedTensor, inplace: bool = False) -> Fixed:
+    shift = excess(context, x.scale_bits)
+    protocol = relu_protocol if context.scheme.relu == "exact" else leaky_relu_privhfl
+    result = Fixed(protocol(context.net, x.shares, shift), x.scale_bits - shift)
+    return _stored(x, result, inplace)
+
+
+def _stored(x: SharedTensor, result: Fixed, inplace: bool) -> Fixed:
+    """For functions with an `inplace` argument."""
+    if inplace:
+        if x.aliased:
+            refuse("an in-place activation on a view", "pass inplace=False")
+        x.shares, x.scale_bits = result
+    return result
+
+
+def _pieces(context: Context, x: SharedTensor) -> tuple[Fixed, Fixed]:
+    """ReLU(x) and x, both at f fraction bits or fewer, from one opening."""
+    net, shift = context.net, excess(context, x.scale_bits)
+    masked = open_masked(net, x.shares)
+    positive = relu_masked(net, masked, shift)
+    whole = truncate_masked(net, masked, shift) if shift else x.shares
+    return Fixed(positive, x.scale_bits - shift), Fixed(whole, x.scale_bits - shift)
+
+
+@implements("leaky_relu", F.leaky_relu, in_place=(F.leaky_relu_,), note="exact")
+def leaky_relu(context: Context, x: SharedTensor, negative_slope: float = 0.01, inplace: bool = False) -> Fixed:
+    positive, whole = _pieces(context, x)
+    result = plus(context, scaled(context, whole, negative_slope), scaled(context, positive, 1 - negative_slope))
+    return _stored(x, result, inplace)
+
+
+@implements("prelu", F.prelu, torch.prelu, T.prelu, note="with A's secret slope")
+def prelu(context: Context, x: SharedTensor, weight: Any) -> Fixed:
+    positive = torch.relu(x)
+    if weight.numel() > 1 and x.dim() > 1:
+        weight = weight.view(1, -1, *([1] * (x.dim() - 2)))
+    return fixed(positive + (x - positive) * weight)
+
+
+@implements("abs", torch.abs, torch.absolute, T.abs, T.absolute, T.__abs__, in_place=(T.abs_,), note="exact")
+def absolute(context: Context, x: SharedTensor) -> Fixed:
+    positive, whole = _pieces(context, x)
+    return Fixed(each(context.net, lambda p, w: 2 * p - w, positive.shares, whole.shares), positive.scale_bits)
+
+
+def _clamped(context: Context, x: SharedTensor, low: float | None, high: float | None) -> Fixed:
+    """low + ReLU(x - low) - ReLU(x - high), both comparisons from one opening."""
+    if not all(bound is None or isinstance(bound, (int, float)) for bound in (low, high)):
+        refuse("clamp with tensor bounds", "use torch.maximum and torch.minimum")
+    if low is not None and high is not None and low >= high:
+        constant = each(context.net, torch.zeros_like, x.shares)
+        return _lifted(context, Fixed(constant, x.scale_bits), high)
+    net, shift = context.net, excess(context, x.scale_bits)
+    masked = open_masked(net, x.shares)
+    bounds = [bound for bound in (low, high) if bound is not None]
+    parts = ramps(net, masked, tuple(int(encoded_public(context, float(b), x.scale_bits)) for b in bounds), shift)
+    scale = x.scale_bits - shift
+    if high is None:
+        return _lifted(context, Fixed(parts[0], scale), low)
+    if low is None:
+        whole = truncate_masked(net, masked, shift) if shift else x.shares
+        return Fixed(each(net, torch.sub, whole, parts[0]), scale)
+    return _lifted(context, Fixed(each(net, torch.sub, *parts), scale), low)
+
+
+def _lifted(context: Context, x: Fixed, constant: float) -> Fixed:
+    offset = int(encoded_public(context, float(constant), x.scale_bits))
+    net = context.net
+    return Fixed(Shares(net.locally(net.A, lambda v: v + offset, x.shares.A), x.shares.S), x.scale_bits)
+
+
+@implements("clamp", torch.clamp, torch.clip, T.clamp, T.clip, in_place=(T.clamp_, T.clip_, torch.clamp_),
+            note="exact; public bounds")  # fmt: skip
+def clamp(context: Context, x: SharedTensor, min: float | None = None, max: float | None = None) -> Fixed:
+    return _clamped(context, x, min, max)
+
+
+@implements("clamp_min", torch.clamp_min, T.clamp_min, in_place=(T.clamp_min_, torch.clamp_min_), note="exact")
+def clamp_min(context: Context, x: SharedTensor, min: float) -> Fixed:
+    return _clamped(context, x, min, None)
+
+
+@implements("clamp_max", torch.clamp_max, T.clamp_max, in_place=(T.clamp_max_, torch.clamp_max_), note="exact")
+def clamp_max(context: Context, x: SharedTensor, max: float) -> Fixed:
+    return _clamped(context, x, None, max)
+
+
+@implements("relu6", F.relu6, note="exact")
+def relu6(context: Context, x: SharedTensor, inplace: bool = False) -> Fixed:
+    return _stored(x, _clamped(context, x, 0.0, 6.0), inplace)
+
+
+@implements("hardtanh", F.hardtanh, in_place=(F.hardtanh_,), note="exact")
+def hardtanh(context: Context, x: SharedTensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Fixed:
+    return _stored(x, _clamped(context, x, min_val, max_val), inplace)
+
+

@@ -1,0 +1,107 @@
+"""Sums and products of tensors, element by element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..dispatch import Context, Fixed, implements
+from ..errors import ArgumentError
+from ..mpc.multiply import square as square_protocol
+from ..mpc.shares import each
+from ..tensor import PrivateTensor, SharedTensor
+from .common import bilinear, excess, fixed, local, refuse, scaled, total
+
+T = torch.Tensor
+
+
+@implements("add", torch.add, T.add, T.__add__, T.__radd__, in_place=(T.add_, T.__iadd__), note="local")
+def add(context: Context, x: Any, y: Any, *, alpha: float = 1) -> Fixed:
+    return total(context, x, _times(y, alpha))
+
+
+@implements("sub", torch.sub, torch.subtract, T.sub, T.subtract, T.__sub__, in_place=(T.sub_, T.__isub__), note="local")
+def sub(context: Context, x: Any, y: Any, *, alpha: float = 1) -> Fixed:
+    return total(context, x, _times(y, alpha), -1)
+
+
+@implements("rsub", torch.rsub, T.__rsub__, note="local")
+def rsub(context: Context, x: Any, y: Any, *, alpha: float = 1) -> Fixed:
+    return total(context, y, _times(x, alpha), -1)
+
+
+def _times(value: Any, alpha: float) -> Any:
+    return value if alpha == 1 else value * alpha
+
+
+@implements("neg", torch.neg, torch.negative, T.neg, T.negative, T.__neg__, in_place=(T.neg_,), note="local")
+def neg(context: Context, x: SharedTensor) -> Fixed:
+    return local(context, torch.neg, x)
+
+
+@implements("positive", torch.positive, T.positive, T.__pos__, note="local")
+def positive(context: Context, x: SharedTensor) -> Fixed:
+    return fixed(x)
+
+
+@implements("mul", torch.mul, torch.multiply, T.mul, T.multiply, T.__mul__, T.__rmul__,
+            in_place=(T.mul_, T.__imul__), note="1 round for two secrets")  # fmt: skip
+def mul(context: Context, x: Any, y: Any) -> Fixed:
+    if x is y:
+        return square(context, x)
+    return bilinear(context, torch.mul, x, y)
+
+
+@implements("div", torch.div, torch.divide, torch.true_divide, T.div, T.divide, T.true_divide, T.__truediv__,
+            in_place=(T.div_, T.__itruediv__), note="by a public or private divisor")  # fmt: skip
+def div(context: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -> Fixed:
+    if rounding_mode is not None:
+        refuse("division that rounds", "use plain division")
+    if isinstance(y, SharedTensor):
+        refuse("division by a secret shared tensor", "multiply by a public or private reciprocal instead")
+    if isinstance(y, (int, float)):
+        if y == 0:
+            raise ArgumentError("division by zero")
+        return scaled(context, fixed(x), 1.0 / y)
+    if not isinstance(y, PrivateTensor):
+        y = torch.as_tensor(y).to(torch.float64)
+    return bilinear(context, torch.mul, x, 1.0 / y)
+
+
+@implements("square", torch.square, T.square, in_place=(T.square_,), note="1 round, truncation included")
+def square(context: Context, x: SharedTensor) -> Fixed:
+    shift = excess(context, x.scale_bits)
+    return Fixed(square_protocol(context.net, x.shares, shift), 2 * (x.scale_bits - shift))
+
+
+@implements("pow", torch.pow, T.pow, T.__pow__, torch.float_power, T.float_power, note="public exponents 0, 1, 2, ...")
+def power(context: Context, x: Any, exponent: Any) -> Fixed:
+    if not isinstance(x, SharedTensor) or not isinstance(exponent, (int, float)) or exponent != int(exponent):
+        refuse("pow with an exponent that is not a public whole number", "use square, or products")
+    n = int(exponent)
+    if n < 0:
+        refuse("a negative power", "multiply by a public reciprocal")
+    if n == 0:
+        ones = 1 << x.scale_bits
+        zeros = each(context.net, torch.zeros_like, x.shares)
+        net = context.net
+        return Fixed(type(zeros)(net.locally(net.A, lambda v: v + ones, zeros.A), zeros.S), x.scale_bits)
+    result, factor = None, x
+    while True:
+        if n & 1:
+            result = factor if result is None else result * factor
+        n >>= 1
+        if not n:
+            return fixed(result)
+        factor = factor.square()
+
+
+@implements("addcmul", torch.addcmul, T.addcmul, note="1 round for two secrets")
+def addcmul(context: Context, x: Any, a: Any, b: Any, *, value: float = 1) -> Fixed:
+    return fixed(x + (a * b) * value)
+
+
+@implements("lerp", torch.lerp, T.lerp, note="1 round for secret weights")
+def lerp(context: Context, start: Any, end: Any, weight: Any) -> Fixed:
+    return fixed(start + (end - start) * weight)

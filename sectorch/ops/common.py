@@ -1,0 +1,170 @@
+"""What handlers share: operands of four kinds, fraction bits, and products.
+
+An operand is a SharedTensor, a PrivateTensor of the answering party, a plain tensor, or a Python number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..choreography import Located
+from ..dispatch import Context, Fixed
+from ..errors import UnsupportedOpError
+from ..mpc.linear import linear
+from ..mpc.multiply import multiply
+from ..mpc.shares import Shares, add, add_at_A, each
+from ..mpc.truncate import truncate
+from ..ring import check_encodable, encode
+from ..tensor import PrivateTensor, SecretTensor, SharedTensor
+
+SLACK_BITS = 6
+"""Fraction bits above f that a factor may carry. They come free from averages; each halves the range of a product."""
+
+
+def fixed(x: SharedTensor) -> Fixed:
+    """The content of a SharedTensor as a handler's value."""
+    return Fixed(x.shares, x.scale_bits)
+
+
+def is_secret(x: Any) -> bool:
+    return isinstance(x, SecretTensor)
+
+
+def raised(context: Context, x: Fixed, scale_bits: int) -> Fixed:
+    """The same value with more fraction bits: a local shift to the left."""
+    bits = scale_bits - x.scale_bits
+    return x if bits == 0 else Fixed(each(context.net, lambda v: v << bits, x.shares), scale_bits)
+
+
+def settled(context: Context, x: Fixed) -> Fixed:
+    """The value ready to be a factor: truncated to f fraction bits unless it has at most `SLACK_BITS` more."""
+    excess = x.scale_bits - context.frac_bits
+    if excess <= SLACK_BITS:
+        return x
+    return Fixed(truncate(context.net, x.shares, excess), context.frac_bits)
+
+
+def encoded_public(context: Context, value: Any, scale_bits: int) -> torch.Tensor:
+    """A public number or tensor as ring elements."""
+    value = torch.as_tensor(value)
+    check_encodable(value, context.frac_bits, "a public operand")
+    return encode(value, scale_bits)
+
+
+def located_or_public(context: Context, value: Any, scale_bits: int) -> Located | torch.Tensor:
+    """An operand that is not shared, as ring elements: located at A for a private one."""
+    if isinstance(value, PrivateTensor):
+        return value.encoded(scale_bits)
+    return encoded_public(context, value, scale_bits)
+
+
+def shared_operand(context: Context, value: Any, scale_bits: int) -> Fixed:
+    """Any operand as shares; one that is not shared becomes A's half, with zero at S. No message."""
+    if isinstance(value, SharedTensor):
+        return fixed(value)
+    net = context.net
+    content = located_or_public(context, value, scale_bits)
+    at_A = net.locally(net.A, lambda v: v, content)
+    shape = at_A.shape
+    at_S = net.locally(net.S, lambda: torch.zeros(shape, dtype=torch.int64))
+    return Fixed(Shares(at_A, at_S), scale_bits)
+
+
+def total(context: Context, x: Any, y: Any, sign: int = 1) -> Fixed:
+    """x + sign * y with broadcasting, at the finer of the two scales. No message."""
+    net = context.net
+    if not isinstance(x, SharedTensor):
+        negative = Fixed(each(net, torch.neg, y.shares), y.scale_bits) if sign < 0 else fixed(y)
+        return _plus(context, negative, x)
+    if not isinstance(y, SharedTensor):
+        return _plus(context, fixed(x), y, sign)
+    scale = max(x.scale_bits, y.scale_bits)
+    left, right = raised(context, fixed(x), scale).shares, raised(context, fixed(y), scale).shares
+    return Fixed(each(net, torch.sub if sign < 0 else torch.add, left, right), scale)
+
+
+def _plus(context: Context, x: Fixed, value: Any, sign: int = 1) -> Fixed:
+    """x + sign * value for a value that is not shared: A adds it to its half."""
+    scale = x.scale_bits
+    if scale == 0 and _fractional(value):
+        scale = context.frac_bits
+        x = raised(context, x, scale)
+    content = located_or_public(context, value, scale)
+    if sign < 0:
+        content = context.setup.locally(context.party, torch.neg, content) if type(content) is Located else -content
+    return Fixed(add_at_A(context.net, x.shares, content), scale)
+
+
+def _fractional(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        with torch._C.DisableTorchFunctionSubclass():
+            return value.is_floating_point()
+    return isinstance(value, float)
+
+
+def bilinear(context: Context, product: Callable, x: Any, y: Any) -> Fixed:
+    """product(x, y) for a map that is linear in both, where at least one operand is shared.
+
+    A shared and a private operand run Pi_Matmul, two shared ones the masked multiplication, a public one no message.
+    `product` is called as product(x, y); for a private x the roles are exchanged.
+    """
+    if not isinstance(x, SharedTensor):
+        return bilinear(context, lambda b, a, *_: product(a, b), y, x)
+    net = context.net
+    if isinstance(y, SharedTensor):
+        left, right = settled(context, fixed(x)), settled(context, fixed(y))
+        return Fixed(multiply(net, product, left.shares, right.shares), left.scale_bits + right.scale_bits)
+    if isinstance(y, PrivateTensor):
+        left = settled(context, fixed(x))
+        accepts_tiles = hasattr(product, "tiled")
+        run = product if accepts_tiles else lambda a, w, _tiles: product(a, w)
+        shares = linear(net, context.setup, run, left.shares, y.weight())
+        return Fixed(shares, left.scale_bits + context.frac_bits)
+    return _times_public(context, product, fixed(x), y)
+
+
+def _times_public(context: Context, product: Callable, x: Fixed, value: Any) -> Fixed:
+    """Times a public operand: local. Powers of two and integers cost no fraction bits."""
+    net = context.net
+    if isinstance(value, (int, float)) and value != 0 and math.frexp(abs(value))[0] == 0.5:
+        exponent = math.frexp(abs(value))[1] - 1
+        shares = x.shares if value > 0 else each(net, torch.neg, x.shares)
+        if exponent <= 0:
+            return Fixed(shares, x.scale_bits - exponent)
+        return Fixed(each(net, lambda v: v << exponent, shares), x.scale_bits)
+    if not _fractional(value):
+        weight = encoded_public(context, value, 0)
+        return Fixed(each(net, lambda v: product(v, weight), x.shares), x.scale_bits)
+    x = settled(context, x)
+    weight = encoded_public(context, value, context.frac_bits)
+    return Fixed(each(net, lambda v: product(v, weight), x.shares), x.scale_bits + context.frac_bits)
+
+
+def scaled(context: Context, x: Fixed, factor: float) -> Fixed:
+    """x times a public number."""
+    return _times_public(context, torch.mul, x, factor)
+
+
+def plus(context: Context, x: Fixed, y: Fixed) -> Fixed:
+    """Sum of two handler values."""
+    scale = max(x.scale_bits, y.scale_bits)
+    return Fixed(add(context.net, raised(context, x, scale).shares, raised(context, y, scale).shares), scale)
+
+
+def local(context: Context, f: Callable, x: SharedTensor) -> Fixed:
+    """A linear map that each party applies to its half."""
+    return Fixed(each(context.net, f, x.shares), x.scale_bits)
+
+
+def excess(context: Context, scale_bits: int) -> int:
+    """Fraction bits above f, which a non-linear step drops at no cost."""
+    return max(0, scale_bits - context.frac_bits)
+
+
+def refuse(what: str, instead: str) -> None:
+    """Raise for an argument that a supported operation does not take."""
+    raise UnsupportedOpError(f"{what} is not supported on secret tensors; {instead}")

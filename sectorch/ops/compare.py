@@ -1,0 +1,122 @@
+"""Comparisons, and choices by a secret condition. A comparison is exact on the fixed-point values it is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..dispatch import Context, Fixed, implements
+from ..mpc.compare import drelu, is_zero
+from ..mpc.mask import open_masked
+from ..mpc.select import bit_to_ring
+from ..mpc.shares import Shares, each
+from ..tensor import SharedTensor
+from .common import fixed, refuse, total
+
+T = torch.Tensor
+
+
+def not_negative(context: Context, x: Fixed) -> Fixed:
+    """[x >= 0] as shares of 0 and 1."""
+    masked = open_masked(context.net, x.shares)
+    return Fixed(bit_to_ring(context.net, drelu(context.net, masked), x.shares.shape), 0)
+
+
+def complement(context: Context, x: Fixed) -> Fixed:
+    """1 - x for shares of 0 and 1."""
+    net = context.net
+    return Fixed(Shares(net.locally(net.A, lambda v: 1 - v, x.shares.A), net.locally(net.S, torch.neg, x.shares.S)), 0)
+
+
+@implements("ge", torch.ge, torch.greater_equal, T.ge, T.__ge__, note="exact")
+def ge(context: Context, x: Any, y: Any) -> Fixed:
+    return not_negative(context, total(context, x, y, -1))
+
+
+@implements("le", torch.le, torch.less_equal, T.le, T.__le__, note="exact")
+def le(context: Context, x: Any, y: Any) -> Fixed:
+    return not_negative(context, total(context, y, x, -1))
+
+
+@implements("gt", torch.gt, torch.greater, T.gt, T.__gt__, note="exact")
+def gt(context: Context, x: Any, y: Any) -> Fixed:
+    return complement(context, le(context, x, y))
+
+
+@implements("lt", torch.lt, torch.less, T.lt, T.__lt__, note="exact")
+def lt(context: Context, x: Any, y: Any) -> Fixed:
+    return complement(context, ge(context, x, y))
+
+
+@implements("eq", torch.eq, T.eq, T.__eq__, note="exact")
+def eq(context: Context, x: Any, y: Any) -> Fixed:
+    net, difference = context.net, total(context, x, y, -1).shares
+    return Fixed(bit_to_ring(net, is_zero(net, open_masked(net, difference)), difference.shape), 0)
+
+
+@implements("ne", torch.ne, torch.not_equal, T.ne, T.__ne__, note="exact")
+def ne(context: Context, x: Any, y: Any) -> Fixed:
+    return complement(context, eq(context, x, y))
+
+
+def _require_bool(x: Any) -> None:
+    if x.dtype != torch.bool:
+        refuse("logic on numbers", "compare them first, e.g. x > 0")
+
+
+@implements("logical_not", torch.logical_not, T.logical_not, torch.bitwise_not, T.bitwise_not, T.__invert__,
+            note="of a comparison")  # fmt: skip
+def logical_not(context: Context, x: SharedTensor) -> Fixed:
+    _require_bool(x)
+    return complement(context, fixed(x))
+
+
+@implements("logical_and", torch.logical_and, T.logical_and, torch.bitwise_and, T.bitwise_and, T.__and__, T.__rand__,
+            note="of comparisons")  # fmt: skip
+def logical_and(context: Context, x: Any, y: Any) -> Fixed:
+    _require_bool(x), _require_bool(y)
+    return fixed(x * y)
+
+
+@implements("logical_or", torch.logical_or, T.logical_or, torch.bitwise_or, T.bitwise_or, T.__or__, T.__ror__,
+            note="of comparisons")  # fmt: skip
+def logical_or(context: Context, x: Any, y: Any) -> Fixed:
+    _require_bool(x), _require_bool(y)
+    return total(context, total_tensor(context, x, y), x * y, -1)
+
+
+def total_tensor(context: Context, x: Any, y: Any) -> SharedTensor:
+    """x + y of comparisons as whole numbers."""
+    both = total(context, x, y)
+    return SharedTensor(both.shares, both.scale_bits, context.session, context.party, context.scheme, torch.int64)
+
+
+@implements("sign", torch.sign, T.sign, torch.sgn, T.sgn, note="exact")
+def sign(context: Context, x: SharedTensor) -> Fixed:
+    net, shape = context.net, x.shares.shape
+    masked = open_masked(net, x.shares)
+    bits = drelu(net, masked, thresholds=(0, 1))
+    halves = [each(net, lambda w, i=i: w.view(2, -1)[i], bits) for i in (0, 1)]
+    at_least, above = (bit_to_ring(net, half, shape) for half in halves)
+    return Fixed(
+        Shares(
+            net.locally(net.A, lambda a, b: a + b - 1, at_least.A, above.A),
+            net.locally(net.S, torch.add, at_least.S, above.S),
+        ),
+        0,
+    )
+
+
+@implements("where", torch.where, T.where, note="1 round for a secret condition")
+def where(context: Context, condition: Any, x: Any = None, y: Any = None) -> Fixed:
+    if x is None or y is None:
+        refuse("where without two choices", "it would reveal positions; give both tensors")
+    if isinstance(condition, SharedTensor):
+        _require_bool(condition)
+        return fixed(y + condition * (x - y))
+    difference = total(context, x, y, -1)
+    like = SharedTensor(
+        difference.shares, difference.scale_bits, context.session, context.party, context.scheme, torch.float32
+    )
+    return fixed(y + like * condition.to(torch.int64))

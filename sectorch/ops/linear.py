@@ -1,0 +1,124 @@
+"""Linear layers and matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .. import products
+from ..dispatch import Context, Fixed, implements
+from ..mpc.shares import each
+from ..tensor import SharedTensor
+from .common import bilinear, fixed, refuse, total
+
+T = torch.Tensor
+
+
+@implements("matmul", torch.matmul, T.matmul, T.__matmul__, T.__rmatmul__, torch.mm, T.mm, torch.bmm, T.bmm, torch.mv,
+            T.mv, torch.dot, T.dot, torch.vdot, note="1 round for two secrets")  # fmt: skip
+def matmul(context: Context, x: Any, y: Any) -> Fixed:
+    return bilinear(context, products.matmul, x, y)
+
+
+@implements("outer", torch.outer, T.outer, torch.ger, note="1 round for two secrets")
+def outer(context: Context, x: Any, y: Any) -> Fixed:
+    return bilinear(context, torch.outer, x, y)
+
+
+@implements("addmm", torch.addmm, T.addmm, torch.addbmm, torch.baddbmm, T.baddbmm, torch.addmv, T.addmv,
+            note="1 round for two secrets")  # fmt: skip
+def addmm(context: Context, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Fixed:
+    product = torch.matmul(x, y)
+    return fixed((product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta))
+
+
+@implements("linear", F.linear, note="PrivHFL, Figure 3")
+def linear(context: Context, x: Any, weight: Any, bias: Any = None) -> Fixed:
+    if isinstance(x, SharedTensor) and not isinstance(weight, SharedTensor):
+        y = bilinear(context, products.Linear(), x, weight)
+    else:
+        y = bilinear(context, lambda a, w: products.matmul(a, w.transpose(-1, -2)), x, weight)
+    return _with_bias(context, x, y, bias)
+
+
+def _with_bias(context: Context, x: Any, y: Fixed, bias: Any) -> Fixed:
+    if bias is None:
+        return y
+    like = SharedTensor(y.shares, y.scale_bits, context.session, context.party, context.scheme, torch.float32)
+    return total(context, like, bias)
+
+
+@implements("einsum", torch.einsum, note="1 round for two secrets")
+def einsum(context: Context, equation: str, *operands: Any) -> Fixed:
+    operands = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
+    if len(operands) == 1:
+        x = operands[0]
+        return Fixed(each(context.net, lambda v: torch.einsum(equation, v), x.shares), x.scale_bits)
+    if len(operands) != 2:
+        refuse(f"einsum of {len(operands)} operands", "contract two at a time")
+    return bilinear(context, lambda a, b, *_: torch.einsum(equation, a, b), *operands)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    if isinstance(value, int):
+        return value, value
+    if len(value) == 1:
+        return value[0], value[0]
+    return int(value[0]), int(value[1])
+
+
+def _padded(x: Any, padding: Any, kernel: tuple[int, ...], stride: Any, dilation: tuple[int, ...]) -> tuple[Any, tuple]:
+    """Resolve padding="same" and "valid"; an uneven "same" is padded explicitly."""
+    if not isinstance(padding, str):
+        return x, padding
+    if padding == "valid":
+        return x, (0,) * len(kernel)
+    both = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+    if all(b % 2 == 0 for b in both):
+        return x, tuple(b // 2 for b in both)
+    widths = [side for b in reversed(both) for side in (b // 2, b - b // 2)]
+    return F.pad(x, widths), (0,) * len(kernel)
+
+
+@implements("conv2d", torch.conv2d, F.conv2d, note="PrivHFL, Figure 3")
+def conv2d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
+           dilation: Any = 1, groups: int = 1) -> Fixed:  # fmt: skip
+    stride, dilation = _pair(stride), _pair(dilation)
+    x, padding = _padded(x, padding, tuple(weight.shape[2:]), stride, dilation)
+    if x.dim() == 3:
+        whole = torch.conv2d(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups)
+        return fixed(whole.squeeze(0))
+    y = bilinear(context, products.Conv2d(stride, _pair(padding), dilation, groups), x, weight)
+    return _with_bias(context, x, y, None if bias is None else bias.view(-1, 1, 1))
+
+
+@implements("conv1d", torch.conv1d, F.conv1d, note="as conv2d with height one")
+def conv1d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
+           dilation: Any = 1, groups: int = 1) -> Fixed:  # fmt: skip
+    stride, dilation = _pair(stride)[0], _pair(dilation)[0]
+    x, padding = _padded(x, padding, tuple(weight.shape[2:]), (stride,), (dilation,))
+    padding = _pair(padding)[0]
+    if x.dim() == 2:
+        return fixed(torch.conv1d(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0))
+    y = torch.conv2d(
+        x.unsqueeze(2), weight.unsqueeze(2), bias, (1, stride), (0, padding), (1, dilation), groups
+    )  # fmt: skip
+    return fixed(y.squeeze(2))
+
+
+@implements("batch_norm", F.batch_norm, torch.batch_norm, note="evaluation mode; an affine map at A's secret scale")
+def batch_norm(context: Context, x: SharedTensor, running_mean: Any, running_var: Any, weight: Any = None,
+               bias: Any = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *_: Any) -> Fixed:  # fmt: skip
+    if training or running_mean is None or running_var is None:
+        refuse("batch_norm on batch statistics", "use running statistics: call model.eval()")
+    scale = torch.rsqrt(running_var + eps)
+    if weight is not None:
+        scale = scale * weight
+    shift = -running_mean * scale
+    if bias is not None:
+        shift = shift + bias
+    shape = (1, -1) + (1,) * (x.dim() - 2)
+    return fixed(x * scale.view(shape) + shift.view(shape))
+

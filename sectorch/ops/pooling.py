@@ -1,0 +1,163 @@
+"""Pooling: averages are local, maxima a tree of comparisons."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..dispatch import Context, Fixed, implements
+from ..mpc.pool import max_tree
+from ..mpc.shares import Shares, each
+from ..tensor import SharedTensor
+from .common import bilinear, excess, fixed, refuse, scaled
+
+T = torch.Tensor
+_LOWEST = -(1 << 61)
+"""What stands for minus infinity in the padding of a maximum: below every value that a protocol takes."""
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
+
+
+def _out(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
+    """Output length of a pooling, as torch has it: a window must start inside the input or its left padding."""
+    span = size + 2 * padding - dilation * (kernel - 1) - 1
+    out = (-(-span // stride) if ceil_mode else span // stride) + 1
+    if ceil_mode and (out - 1) * stride >= size + padding:
+        out -= 1
+    return out
+
+
+def _windows(v: torch.Tensor, kernel, stride, padding, dilation, ceil_mode: bool, fill: int) -> torch.Tensor:
+    """[..., h, w] -> [kh * kw, ..., oh, ow]."""
+    out = [_out(v.shape[i - 2], kernel[i], stride[i], padding[i], dilation[i], ceil_mode) for i in (0, 1)]
+    beyond = [
+        max(0, (out[i] - 1) * stride[i] + dilation[i] * (kernel[i] - 1) + 1 - v.shape[i - 2] - padding[i])
+        for i in (0, 1)
+    ]
+    if any(padding) or any(beyond):
+        v = F.pad(v, (padding[1], beyond[1], padding[0], beyond[0]), value=fill)
+    parts = [
+        v[..., i * dilation[0] : i * dilation[0] + (out[0] - 1) * stride[0] + 1 : stride[0],
+          j * dilation[1] : j * dilation[1] + (out[1] - 1) * stride[1] + 1 : stride[1]]
+        for i in range(kernel[0]) for j in range(kernel[1])
+    ]  # fmt: skip
+    return torch.stack(parts)
+
+
+@implements("max_pool2d", F.max_pool2d, torch.max_pool2d, F._max_pool2d, note="PrivHFL, 3.3 (iii)")
+def max_pool2d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
+               dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> Fixed:  # fmt: skip
+    if return_indices:
+        refuse("max_pool2d with indices", "call it without return_indices")
+    kernel, padding, dilation = _pair(kernel_size), _pair(padding), _pair(dilation)
+    stride = kernel if stride is None or stride == [] else _pair(stride)
+    net = context.net
+    halves = [
+        net.locally(party, lambda v, fill=fill: _windows(v, kernel, stride, padding, dilation, ceil_mode, fill), half)
+        for party, half, fill in ((net.A, x.shares.A, _LOWEST), (net.S, x.shares.S, 0))
+    ]
+    return Fixed(max_tree(net, Shares(*halves), low=excess(context, x.scale_bits)), x.scale_bits)
+
+
+@implements("max_pool1d", F.max_pool1d, torch.max_pool1d, F._max_pool1d, note="as max_pool2d with height one")
+def max_pool1d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
+               dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> Fixed:  # fmt: skip
+    one = [v if v is None or isinstance(v, int) else v[0] for v in (kernel_size, stride, padding, dilation)]
+    kernel, stride, padding, dilation = one
+    stride = kernel if stride is None else stride
+    y = F.max_pool2d(
+        x.unsqueeze(-2), (1, kernel), (1, stride), (0, padding), (1, dilation), ceil_mode, return_indices
+    )  # fmt: skip
+    return fixed(y.squeeze(-2))
+
+
+def _average(context: Context, x: SharedTensor, sums: Shares, counts: torch.Tensor | int) -> Fixed:
+    """Window sums over public counts."""
+    total = Fixed(sums, x.scale_bits)
+    if isinstance(counts, torch.Tensor) and bool((counts == counts.flatten()[0]).all()):
+        counts = int(counts.flatten()[0])
+    if isinstance(counts, int):
+        return scaled(context, total, 1.0 / counts)
+    like = SharedTensor(sums, x.scale_bits, context.session, context.party, context.scheme, torch.float32)
+    return bilinear(context, torch.mul, like, 1.0 / counts.to(torch.float64))
+
+
+@implements("avg_pool2d", F.avg_pool2d, note="local; a divisor that is a power of two costs nothing")
+def avg_pool2d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
+               ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None) -> Fixed:  # fmt: skip
+    kernel, padding = _pair(kernel_size), _pair(padding)
+    stride = kernel if stride is None or stride == [] else _pair(stride)
+
+    def sums(v: torch.Tensor) -> torch.Tensor:
+        return _windows(v, kernel, stride, padding, (1, 1), ceil_mode, 0).sum(0)
+
+    if divisor_override:
+        counts = divisor_override
+    elif not (any(padding) or ceil_mode):
+        counts = kernel[0] * kernel[1]
+    else:
+        inside = torch.ones(x.shape[-2:], dtype=torch.int64)
+        if count_include_pad:
+            inside = F.pad(inside, (padding[1], padding[1], padding[0], padding[0]), value=1)
+            counts = _windows(inside, kernel, stride, (0, 0), (1, 1), ceil_mode, 0)
+            out = sums(torch.ones(x.shape[-2:], dtype=torch.int64)).shape
+            counts = counts.sum(0)[: out[0], : out[1]]
+        else:
+            counts = sums(inside)
+    return _average(context, x, each(context.net, sums, x.shares), counts)
+
+
+@implements("avg_pool1d", F.avg_pool1d, torch.avg_pool1d, note="local")
+def avg_pool1d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
+               ceil_mode: bool = False, count_include_pad: bool = True) -> Fixed:  # fmt: skip
+    kernel, stride, padding = (v if v is None or isinstance(v, int) else v[0] for v in (kernel_size, stride, padding))
+    stride = kernel if stride is None else stride
+    y = F.avg_pool2d(x.unsqueeze(-2), (1, kernel), (1, stride), (0, padding), ceil_mode, count_include_pad)
+    return fixed(y.squeeze(-2))
+
+
+def _cells(size: int, out: int) -> list[tuple[int, int]]:
+    """The input range of each output cell of an adaptive pooling."""
+    return [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
+
+
+def _adaptive_size(x: SharedTensor, output_size: Any) -> tuple[int, int]:
+    size = (output_size, output_size) if output_size is None or isinstance(output_size, int) else tuple(output_size)
+    return tuple(x.shape[i - 2] if size[i] is None else size[i] for i in (0, 1))
+
+
+@implements("adaptive_avg_pool2d", F.adaptive_avg_pool2d, note="local")
+def adaptive_avg_pool2d(context: Context, x: SharedTensor, output_size: Any) -> Fixed:
+    out = _adaptive_size(x, output_size)
+    rows, columns = _cells(x.shape[-2], out[0]), _cells(x.shape[-1], out[1])
+
+    def sums(v: torch.Tensor) -> torch.Tensor:
+        tall = torch.stack([v[..., a:b, :].sum(-2) for a, b in rows], dim=-2)
+        return torch.stack([tall[..., a:b].sum(-1) for a, b in columns], dim=-1)
+
+    counts = torch.tensor([[(b - a) * (d - c) for c, d in columns] for a, b in rows])
+    return _average(context, x, each(context.net, sums, x.shares), counts)
+
+
+@implements("adaptive_avg_pool1d", F.adaptive_avg_pool1d, torch.adaptive_avg_pool1d, note="local")
+def adaptive_avg_pool1d(context: Context, x: SharedTensor, output_size: Any) -> Fixed:
+    size = output_size if isinstance(output_size, int) else output_size[0]
+    return fixed(F.adaptive_avg_pool2d(x.unsqueeze(-2), (1, size)).squeeze(-2))
+
+
+@implements("adaptive_max_pool2d", F.adaptive_max_pool2d, F._adaptive_max_pool2d, note="PrivHFL, 3.3 (iii)")
+def adaptive_max_pool2d(context: Context, x: SharedTensor, output_size: Any, return_indices: bool = False) -> Fixed:
+    if return_indices:
+        refuse("adaptive_max_pool2d with indices", "call it without return_indices")
+    out = _adaptive_size(x, output_size)
+    cells = [_cells(x.shape[i - 2], out[i]) for i in (0, 1)]
+    if all(len({b - a for a, b in cell}) == 1 and cell[-1][1] % len(cell) == 0 for cell in cells):
+        return fixed(F.max_pool2d(x, tuple(cell[0][1] for cell in cells)))
+    rows = [torch.stack([x[..., a:b, c:d].amax((-2, -1)) for c, d in cells[1]], dim=-1) for a, b in cells[0]]
+    return fixed(torch.stack(rows, dim=-2))
+
+

@@ -1,0 +1,229 @@
+"""Operations that move elements: each party moves its half. No message, no error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..dispatch import Context, Fixed, implements
+from ..mpc.shares import Shares, add_at_A, each
+from ..tensor import SharedTensor
+from .common import encoded_public, fixed, local, raised, refuse, shared_operand
+
+T = torch.Tensor
+
+
+def _moved(func):
+    def handler(context: Context, x: SharedTensor, *args, **kwargs):
+        return local(context, lambda v: func(v, *args, **kwargs), x)
+
+    return handler
+
+
+def _moved_many(func):
+    def handler(context: Context, x: SharedTensor, *args, **kwargs):
+        net = context.net
+        at_A = net.locally(net.A, lambda v: tuple(func(v, *args, **kwargs)), x.shares.A)
+        at_S = net.locally(net.S, lambda v: tuple(func(v, *args, **kwargs)), x.shares.S)
+        return [Fixed(Shares(a, s), x.scale_bits) for a, s in zip(at_A, at_S, strict=True)]
+
+    return handler
+
+
+VIEWS = {
+    "permute": (torch.permute, T.permute),
+    "transpose": (torch.transpose, T.transpose, torch.swapaxes, T.swapaxes, torch.swapdims, T.swapdims),
+    "t": (torch.t, T.t, T.T.__get__),
+    "mT": (T.mT.__get__, T.adjoint, torch.adjoint, T.mH.__get__, T.H.__get__),
+    "movedim": (torch.movedim, T.movedim, torch.moveaxis, T.moveaxis),
+    "squeeze": (torch.squeeze, T.squeeze),
+    "unsqueeze": (torch.unsqueeze, T.unsqueeze),
+    "expand": (T.expand,),
+    "broadcast_to": (torch.broadcast_to, T.broadcast_to),
+    "narrow": (torch.narrow, T.narrow),
+    "select": (torch.select, T.select),
+    "diagonal": (torch.diagonal, T.diagonal),
+    "unfold": (T.unfold,),
+    "detach": (torch.detach, T.detach),
+}
+COPIES = {
+    "index_select": (torch.index_select, T.index_select),
+    "repeat": (T.repeat,),
+    "tile": (torch.tile, T.tile),
+    "repeat_interleave": (torch.repeat_interleave, T.repeat_interleave),
+    "flip": (torch.flip, T.flip, torch.fliplr, T.fliplr, torch.flipud, T.flipud),
+    "roll": (torch.roll, T.roll),
+    "rot90": (torch.rot90, T.rot90),
+    "gather": (torch.gather, T.gather),
+    "take_along_dim": (torch.take_along_dim, T.take_along_dim),
+    "masked_select": (torch.masked_select, T.masked_select),
+    "tril": (torch.tril, T.tril),
+    "triu": (torch.triu, T.triu),
+    "diag": (torch.diag, T.diag),
+    "diag_embed": (torch.diag_embed, T.diag_embed),
+    "pixel_shuffle": (torch.pixel_shuffle, F.pixel_shuffle),
+    "pixel_unshuffle": (torch.pixel_unshuffle, F.pixel_unshuffle),
+    "channel_shuffle": (torch.channel_shuffle, F.channel_shuffle),
+    "clone": (torch.clone, T.clone),
+    "contiguous": (T.contiguous,),
+}
+MANY = {
+    "split": (torch.split, T.split, T.split_with_sizes, torch.split_with_sizes),
+    "tensor_split": (torch.tensor_split, T.tensor_split),
+    "chunk": (torch.chunk, T.chunk),
+    "unbind": (torch.unbind, T.unbind),
+}
+for _table, _view in ((VIEWS, True), (COPIES, False)):
+    for _name, _functions in _table.items():
+        for _function in _functions:
+            implements(_name, _function, view=_view, note="local")(_moved(_function))
+for _name, _functions in MANY.items():
+    for _function in _functions:
+        implements(_name, _function, view=True, note="local")(_moved_many(_function))
+implements("unbind", T.__iter__, view=True)(_moved_many(torch.unbind))
+
+
+@implements("reshape", torch.reshape, T.reshape, T.view, T.reshape_as, T.view_as, view=True, note="local")
+def reshape(context: Context, x: SharedTensor, *shape: Any, **kwargs: Any) -> Fixed:
+    if "size" in kwargs or "shape" in kwargs:
+        shape = (kwargs.get("size", kwargs.get("shape")),)
+    if kwargs.get("dtype") or (shape and isinstance(shape[0], torch.dtype)):
+        refuse("view as another dtype", "it would reinterpret shares as numbers; use .to(dtype)")
+    if len(shape) == 1 and isinstance(shape[0], torch.Tensor):
+        shape = tuple(shape[0].shape)
+    return local(context, lambda v: v.reshape(*shape), x)
+
+
+@implements("flatten", torch.flatten, T.flatten, T.ravel, torch.ravel, view=True, note="local")
+def flatten(context: Context, x: SharedTensor, start_dim: int = 0, end_dim: int = -1) -> Fixed:
+    return local(context, lambda v: v.flatten(start_dim, end_dim), x)
+
+
+@implements("unflatten", torch.unflatten, T.unflatten, view=True, note="local")
+def unflatten(context: Context, x: SharedTensor, dim: int, sizes: Any) -> Fixed:
+    return local(context, lambda v: v.reshape(torch.unflatten(torch.empty(v.shape, device="meta"), dim, sizes).shape), x)
+
+
+@implements("expand_as", T.expand_as, view=True, note="local")
+def expand_as(context: Context, x: SharedTensor, other: torch.Tensor) -> Fixed:
+    shape = other.shape
+    return local(context, lambda v: v.expand(shape), x)
+
+
+@implements("getitem", T.__getitem__, view=True, note="local; public index")
+def getitem(context: Context, x: SharedTensor, index: Any) -> Fixed:
+    parts = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(part, SharedTensor) for part in parts):
+        refuse("indexing with a secret index", "only public positions can be taken")
+    return local(context, lambda v: v[index], x)
+
+
+@implements("cat", torch.cat, torch.concat, torch.concatenate, note="local")
+def cat(context: Context, tensors: Any, dim: int = 0) -> Fixed:
+    return _joined(context, tensors, lambda parts: torch.cat(parts, dim))
+
+
+@implements("stack", torch.stack, note="local")
+def stack(context: Context, tensors: Any, dim: int = 0) -> Fixed:
+    return _joined(context, tensors, lambda parts: torch.stack(parts, dim))
+
+
+implements("hstack", torch.hstack, note="local")(lambda context, tensors: _joined(context, tensors, torch.hstack))
+implements("vstack", torch.vstack, note="local")(lambda context, tensors: _joined(context, tensors, torch.vstack))
+
+
+def _joined(context: Context, tensors: Any, join) -> Fixed:
+    scale = max(x.scale_bits for x in tensors if isinstance(x, SharedTensor))
+    scale = max(scale, context.frac_bits if any(not isinstance(x, SharedTensor) for x in tensors) else 0)
+    parts = [raised(context, shared_operand(context, x, scale), scale).shares for x in tensors]
+    return Fixed(each(context.net, lambda *values: join(values), *parts), scale)
+
+
+@implements("pad", F.pad, note="local")
+def pad(context: Context, x: SharedTensor, pad: Any, mode: str = "constant", value: float | None = None) -> Fixed:
+    if mode != "constant":
+        index = _pad_index(x.shape, pad, mode)
+        return local(context, lambda v: v[index], x)
+    fill = int(encoded_public(context, float(value or 0), x.scale_bits))
+    net = context.net
+    return Fixed(
+        Shares(
+            net.locally(net.A, lambda v: F.pad(v, pad, value=fill), x.shares.A),
+            net.locally(net.S, lambda v: F.pad(v, pad), x.shares.S),
+        ),
+        x.scale_bits,
+    )
+
+
+def _pad_index(shape: torch.Size, pad: Any, mode: str) -> tuple:
+    """Reflected, replicated and circular padding as public positions per dimension."""
+    count = len(pad) // 2
+    index: list[Any] = [slice(None)] * (len(shape) - count)
+    for k in range(count):
+        size = shape[len(shape) - count + k]
+        before, after = pad[2 * (count - 1 - k)], pad[2 * (count - 1 - k) + 1]
+        at = torch.arange(-before, size + after)
+        if mode == "reflect":
+            at = (size - 1) - ((at.abs() - (size - 1)).abs())
+        elif mode == "replicate":
+            at = at.clamp(0, size - 1)
+        else:
+            at = at % size
+        index.append(at.view(-1, *([1] * (count - 1 - k))))
+    return tuple(index)
+
+
+@implements("masked_fill", torch.masked_fill, T.masked_fill, in_place=(T.masked_fill_,), note="local; public mask")
+def masked_fill(context: Context, x: SharedTensor, mask: torch.Tensor, value: float) -> Fixed:
+    if isinstance(mask, SharedTensor):
+        refuse("masked_fill with a secret mask", "use torch.where(mask, value, x)")
+    cleared = each(context.net, lambda v: v.masked_fill(mask, 0), x.shares)
+    fill = encoded_public(context, float(value), x.scale_bits)
+    return Fixed(add_at_A(context.net, cleared, torch.where(mask, fill, 0)), x.scale_bits)
+
+
+@implements("to", T.long, T.int, T.bool, note="local; comparisons only")
+def to_integer(context: Context, x: SharedTensor) -> Fixed:
+    if x.scale_bits:
+        refuse("rounding a secret number to an integer", "compare it, or reveal it first")
+    return fixed(x)
+
+
+@implements("to", T.to, T.type, T.float, T.double, T.half, T.bfloat16, T.cpu, T.type_as,
+            note="local; changes the dtype of what is revealed")  # fmt: skip
+def to(context: Context, x: SharedTensor, *args: Any, **kwargs: Any) -> Fixed:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.dtype) and not value.is_floating_point and x.scale_bits:
+            refuse("rounding a secret number to an integer", "compare it, or reveal it first")
+        if isinstance(value, (str, torch.device)) and torch.device(value).type != "cpu":
+            refuse(f"moving a secret tensor to {value}", "secret tensors live on the CPU")
+    return fixed(x)
+
+
+@implements("requires_grad_", T.requires_grad_, note="only False")
+def requires_grad(context: Context, x: SharedTensor, requires_grad: bool = True) -> Fixed:
+    if requires_grad:
+        refuse("a gradient through a secret tensor", "secure models are for inference")
+    return fixed(x)
+
+
+@implements("dropout", F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout,
+            F.feature_alpha_dropout, note="local; evaluation mode only")  # fmt: skip
+def dropout(context: Context, x: SharedTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Fixed:
+    if training and p > 0:
+        refuse("dropout in training mode", "call model.eval() first")
+    return fixed(x)
+
+
+def _constant(make):
+    def handler(context: Context, x: SharedTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        plain = torch.empty(x.shape, dtype=x.dtype, device="cpu")
+        return make(plain, *args, **kwargs)
+
+    return handler
+
+
+for _function in (torch.zeros_like, torch.ones_like, torch.full_like, T.new_zeros, T.new_ones, T.new_full):
+    implements("constant_like", _function, note="gives a plain tensor")(_constant(_function))

@@ -1,0 +1,206 @@
+"""SharedTensor and PrivateTensor: secrets that look like torch tensors and fail closed.
+
+Both are wrapper subclasses: they have a shape and a dtype, and no storage. `__torch_function__` hands every torch call to
+the dispatch table; `__torch_dispatch__` refuses whatever got past it. A plain subclass would run `relu` on raw shares
+without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+
+from .choreography import Located, Party, Phase
+from .errors import ArgumentError, SecretAccessError, UnsupportedOpError
+from .mpc.linear import Weight, mask_weight
+from .mpc.share import reveal, share
+from .mpc.shares import Shares
+from .ring import FRAC_BITS, check_encodable, decode, encode
+from .session import Session, default_session
+
+RELU_MODES = ("exact", "privhfl")
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How values are represented and which protocols compute on them; travels with every tensor."""
+
+    frac_bits: int = FRAC_BITS
+    relu: str = "exact"
+
+    def __post_init__(self):
+        if not 1 <= self.frac_bits <= 26:
+            raise ArgumentError(f"frac_bits must be between 1 and 26 (products need twice as many), got {self.frac_bits}")
+        if self.relu not in RELU_MODES:
+            raise ArgumentError(f"relu must be one of {', '.join(RELU_MODES)}, got {self.relu!r}")
+
+
+_dispatch: Callable | None = None
+
+
+def set_dispatch(call: Callable) -> None:
+    """The dispatch table plugs itself in here when it is imported."""
+    global _dispatch
+    _dispatch = call
+
+
+class SecretTensor(torch.Tensor):
+    """What SharedTensor and PrivateTensor have in common: no way to the content but the declared ones."""
+
+    session: Session
+    party: Party
+    scheme: Scheme
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return _dispatch(func, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise UnsupportedOpError(
+            f"{func} reached the content of a {cls.__name__} past the dispatch table; nothing was computed. "
+            f"sectorch.supported_ops() lists what works"
+        )
+
+    def __reduce_ex__(self, protocol) -> NoReturn:
+        raise SecretAccessError(f"a {type(self).__name__} cannot be pickled, copied or saved: it would carry secrets")
+
+    __deepcopy__ = __copy__ = __reduce_ex__
+
+
+class SharedTensor(SecretTensor):
+    """A tensor in additive shares mod 2^64 between an answering party and the server.
+
+    `scale_bits` is the number of fraction bits that the ring elements carry now. A linear layer leaves twice
+    `scheme.frac_bits`; the next non-linear step brings them back at no cost.
+    """
+
+    @staticmethod
+    def __new__(cls, shares: Shares, scale_bits: int, session: Session, party: Party, scheme: Scheme, dtype):
+        self = torch.Tensor._make_wrapper_subclass(cls, shares.shape, dtype=dtype)
+        self.shares = shares
+        self.scale_bits = scale_bits
+        self.session = session
+        self.party = party
+        self.scheme = scheme
+        self.aliased = False
+        return self
+
+    def __init__(self, *_args, **_kwargs):
+        super().__init__()
+
+    def __repr__(self, *, tensor_contents=None) -> str:
+        with torch._C.DisableTorchFunctionSubclass():
+            return f"SharedTensor(shape={tuple(self.shape)}, dtype={self.dtype}, scale_bits={self.scale_bits})"
+
+    def reveal(self) -> torch.Tensor:
+        """The plain tensor, learned by Q and by nobody else. Rounds 2, bytes 16 per element (`mpc/share.py`)."""
+        with torch._C.DisableTorchFunctionSubclass():
+            dtype = self.dtype
+        net = self.session.net(self.party)
+        elements = net.read(reveal(net, self.shares), self.session.Q)
+        return torch.empty_like(elements, dtype=dtype) if elements.is_meta else decode(elements, self.scale_bits, dtype)
+
+
+class PrivateTensor(SecretTensor):
+    """A plain tensor that one answering party owns: a model's weight.
+
+    Operations among private tensors of one party run at that party, on floating-point numbers, once a session. An
+    operation with a SharedTensor runs a protocol.
+    """
+
+    @staticmethod
+    def __new__(cls, value: Located, session: Session, party: Party, scheme: Scheme, dtype, name: str = "a weight"):
+        self = torch.Tensor._make_wrapper_subclass(cls, value.shape, dtype=dtype)
+        self.value = value
+        self.session = session
+        self.party = party
+        self.scheme = scheme
+        self.name = name
+        self.derived: dict = {}
+        self.origin: tuple[PrivateTensor, Callable] | None = None
+        self._weight: Weight | None = None
+        return self
+
+    def __init__(self, *_args, **_kwargs):
+        super().__init__()
+
+    def __repr__(self, *, tensor_contents=None) -> str:
+        with torch._C.DisableTorchFunctionSubclass():
+            return f"PrivateTensor(shape={tuple(self.shape)}, dtype={self.dtype}, at {self.party})"
+
+    def encoded(self, scale_bits: int) -> Located:
+        """The tensor as ring elements, at its owner."""
+        bits = self.scheme.frac_bits
+
+        def encoded(value):
+            check_encodable(value, bits, self.name)
+            return encode(value, scale_bits)
+
+        return self.session.setup(self.party).locally(self.party, encoded, self.value)
+
+    def weight(self) -> Weight:
+        """The masked operand of linear protocols at `frac_bits`, sent to S on first use and kept.
+
+        A view of a weight (a transpose, a slice) is a view of its masked form and sends nothing.
+        """
+        if self._weight is None:
+            setup = self.session.setup(self.party)
+            if self.origin is None:
+                self._weight = mask_weight(setup, self.encoded(self.scheme.frac_bits))
+            else:
+                parent, view = self.origin
+                whole = parent.weight()
+                self._weight = Weight(
+                    setup.locally(setup.A, view, whole.omega),
+                    setup.locally((setup.Q, setup.A), view, whole.a),
+                    setup.locally((setup.S, setup.A), view, whole.masked),
+                )
+        return self._weight
+
+
+def share_tensor(
+    x: torch.Tensor,
+    *,
+    session: Session | None = None,
+    party: Party | None = None,
+    scheme: Scheme | None = None,
+) -> SharedTensor:
+    """Secret-share Q's tensor between an answering party and S (Pi_Share, PrivHFL Figure 2).
+
+    Args:
+        x: any shape; floating point, integer or bool; finite and below 2^(62 - 2 frac_bits) in magnitude.
+        session: where; the process's default session if none is named.
+        party: which answering party of the session; the first if none is named.
+        scheme: the number representation; 20 fraction bits if none is named.
+
+    Rounds 1, bytes 8 per element. A learns nothing; S receives uniform bits. Error at most 2^-(frac_bits + 1).
+
+    Raises:
+        DtypeError, NonFiniteError, FixedPointRangeError: before anything is sent.
+    """
+    session = session or default_session()
+    scheme = scheme or Scheme()
+    party = party or session.answering[0]
+    if isinstance(x, SecretTensor):
+        raise ArgumentError(f"share() takes a plain tensor, got a {type(x).__name__}")
+    x = torch.as_tensor(x)
+    check_encodable(x, scheme.frac_bits, "the input")
+    scale_bits = scheme.frac_bits if x.is_floating_point() else 0
+    net = session.net(party)
+    encoded = net.locally(session.Q, lambda v: encode(v, scale_bits), net.own(session.Q, x, Phase.ONLINE))
+    return SharedTensor(share(net, encoded), scale_bits, session, party, scheme, x.dtype)
+
+
+def private_tensor(x: torch.Tensor, session: Session, party: Party, scheme: Scheme, name: str) -> PrivateTensor:
+    """A's own tensor, checked to fit the fixed-point range. Nothing is sent.
+
+    Raises:
+        DtypeError, NonFiniteError, FixedPointRangeError: naming the tensor.
+    """
+    check_encodable(x, scheme.frac_bits, name)
+    setup = session.setup(party)
+    return PrivateTensor(setup.own(party, x.detach(), Phase.SETUP), session, party, scheme, x.dtype, name)
