@@ -244,7 +244,7 @@ def _private(context: Context, func: Callable, args: tuple, kwargs: dict, meta: 
     row = _ROW_OF.get(func)
     results = []
     for i, (value, out) in enumerate(zip(located, outputs, strict=True)):
-        result = PrivateTensor(value, context.session, context.party, context.scheme, out.dtype, parent.name)
+        result = PrivateTensor(value, context.session, context.party, context.scheme, out.dtype, parent.label)
         if row is not None and row.view and len(at) == 1:
             result.origin = (parent, lambda v, i=i: run(v)[i])
         results.append(result)

@@ -71,7 +71,7 @@ class Session:
     def prepare(self, party: Party) -> Iterator[Tape]:
         """Run the offline part of what is inside, on an input that only has a shape; yields the tape it fills."""
         number = next(self._calls)
-        tape = Tape(number)
+        tape = Tape(number, self.runtime.session)
         with self._running(self._net(party, Phase.OFFLINE, number, Recorder(tape))):
             yield tape
         self.runtime.forget(number)

@@ -119,7 +119,7 @@ class PrivateTensor(SecretTensor):
         self.session = session
         self.party = party
         self.scheme = scheme
-        self.name = name
+        self.label = name
         self.derived: dict = {}
         self.origin: tuple[PrivateTensor, Callable] | None = None
         self._weight: Weight | None = None
@@ -137,7 +137,7 @@ class PrivateTensor(SecretTensor):
         bits = self.scheme.frac_bits
 
         def encoded(value):
-            check_encodable(value, bits, self.name)
+            check_encodable(value, bits, self.label)
             return encode(value, scale_bits)
 
         return self.session.setup(self.party).locally(self.party, encoded, self.value)
@@ -195,12 +195,18 @@ def share_tensor(
     return SharedTensor(share(net, encoded), scale_bits, session, party, scheme, x.dtype)
 
 
-def private_tensor(x: torch.Tensor, session: Session, party: Party, scheme: Scheme, name: str) -> PrivateTensor:
+def private_tensor(
+    x: torch.Tensor, session: Session, party: Party, scheme: Scheme, name: str, dtype: torch.dtype | None = None
+) -> PrivateTensor:
     """A's own tensor, checked to fit the fixed-point range. Nothing is sent.
+
+    Args:
+        name: how errors call it.
+        dtype: what it passes for in type promotion; its own unless named.
 
     Raises:
         DtypeError, NonFiniteError, FixedPointRangeError: naming the tensor.
     """
     check_encodable(x, scheme.frac_bits, name)
     setup = session.setup(party)
-    return PrivateTensor(setup.own(party, x.detach(), Phase.SETUP), session, party, scheme, x.dtype, name)
+    return PrivateTensor(setup.own(party, x.detach(), Phase.SETUP), session, party, scheme, dtype or x.dtype, name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from ..choreography import Message, Net, protocol
-from ..randomness import agree, keypair, random_secret
+from ..randomness import SECRET_BYTES, agree, keypair, random_secret
 
 
 def _tensor(data: bytes) -> torch.Tensor:
@@ -44,6 +44,8 @@ def seed(net: Net, *, first: bool = True) -> None:
     session = net.runtime.session
 
     def agreed(private, own, peer):
+        if peer.is_meta:
+            return torch.empty(SECRET_BYTES, dtype=torch.uint8, device="meta")
         return _tensor(agree(private, bytes(own.tolist()), bytes(peer.tolist()), session))
 
     secret_q, public_q = net.locally(Q, _keypair)

@@ -22,6 +22,7 @@ class Tape:
     """The kept results of the offline steps of one call, in program order. Its repr shows no content."""
 
     call: int
+    session: bytes
     steps: list[list | None] = field(default_factory=list, repr=False)
     plural: list[bool] = field(default_factory=list, repr=False)
     position: int = 0

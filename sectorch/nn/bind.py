@@ -1,0 +1,43 @@
+"""A model's weights become an answering party's private tensors."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from ..choreography import Party
+from ..session import Session
+from ..tensor import Scheme, private_tensor
+
+
+def bind(module: nn.Module, session: Session, party: Party, scheme: Scheme, dtype: torch.dtype) -> nn.Module:
+    """A copy of `module` whose floating-point parameters and buffers are private to `party`.
+
+    Args:
+        module: in float64, so that folding and encoding round once.
+        dtype: what the tensors pass for: the dtype of the user's model.
+
+    Integer and boolean buffers (position indices, attention masks) are part of the architecture and stay public.
+
+    Raises:
+        NonFiniteError, FixedPointRangeError: naming the parameter.
+    """
+    named = {id(t): name for name, t in (*module.named_parameters(), *module.named_buffers())}
+    meta = session.runtime.here == frozenset()
+    memo = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    bound = copy.deepcopy(module, memo)
+    made: dict[int, torch.Tensor] = {}
+    for layer in bound.modules():
+        for store in (layer._parameters, layer._buffers):
+            for name, tensor in list(store.items()):
+                if tensor is None or not tensor.is_floating_point():
+                    continue
+                if id(tensor) not in made:
+                    value = tensor.detach().to("meta") if meta else tensor.detach()
+                    label = f"weight '{named.get(id(tensor), name)}'"
+                    made[id(tensor)] = private_tensor(value, session, party, scheme, label, dtype)
+                del store[name]
+                layer.__dict__[name] = made[id(tensor)]
+    return bound

@@ -1,0 +1,255 @@
+"""`sectorch.secure(model)`: the same predictions while model, input and every value between stay secret."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from ..choreography import Party
+from ..errors import (
+    ArgumentError,
+    DtypeError,
+    LeakyProtocolWarning,
+    MaterialError,
+    SessionMismatchError,
+    TrainingModeError,
+    UnsupportedOpError,
+)
+from ..ring import check_encodable
+from ..runtime.ledger import Profile
+from ..runtime.material import Tape
+from ..session import Session, default_session
+from ..tensor import Scheme, SharedTensor, share_tensor
+from .bind import bind
+from .passes import is_samplewise, optimise
+from .trace import run, trace
+
+CHUNK_BYTES = 16 << 20
+"""A batch is cut so that its largest message stays below this: memory is bounded by the piece, not by the batch."""
+
+
+@dataclass
+class _Checked:
+    """What a dry run said about an input shape."""
+
+    rows: int
+    output: Any
+    profile: Profile = field(repr=False)
+
+
+class SecureModule(nn.Module):
+    """A module whose weights belong to an answering party and whose inputs belong to Q.
+
+    Called with a plain tensor (Q's), it gives the plain result, revealed to Q alone. Called with a SharedTensor, it
+    gives a SharedTensor. A batch is cut into pieces of bounded memory where the graph shows that rows do not meet.
+
+    Raises on a call:
+        DtypeError, NonFiniteError, FixedPointRangeError, ShapeError: a bad input; nothing was shared.
+        UnsupportedOpError: naming the operation, the layer and line, and the nearest supported one.
+    """
+
+    def __init__(self, model: nn.Module, session: Session, party: Party, scheme: Scheme, chunk: int | None):
+        super().__init__()
+        _check_model(model)
+        self.session, self.party, self.scheme = session, party, scheme
+        floating = [p.dtype for p in (*model.parameters(), *model.buffers()) if p.is_floating_point()]
+        self._dtype = floating[0] if floating else torch.float32
+        plain = copy.deepcopy(model).double().requires_grad_(False)
+        graph = trace(plain)
+        self._graph = optimise(graph) if graph is not None else None
+        source = plain if self._graph is None else self._graph
+        self._samplewise = self._graph is not None and is_samplewise(self._graph)
+        self._chunk = chunk
+        dry = Session(dry=True)
+        # Kept out of nn.Module's registry: they hold no parameters of this process, and are nobody's to train or save.
+        self.__dict__["_bound"] = bind(source, session, party, scheme, self._dtype)
+        self.__dict__["_dry"] = (dry, bind(source, dry, dry.answering[0], scheme, self._dtype))
+        self._checked: dict[Any, _Checked] = {}
+        self._material: dict[tuple[int, ...], list[Tape]] = {}
+        super().train(False)
+
+    def extra_repr(self) -> str:
+        how = "operation by operation" if self._graph is None else f"{len(self._graph.graph.nodes)} graph nodes"
+        return f"{how}, model at {self.party}, {self.scheme}"
+
+    def train(self, mode: bool = True) -> SecureModule:
+        if mode:
+            raise TrainingModeError("a secure module is for inference; train the plain model and call secure() again")
+        return self
+
+    def forward(self, x: Any) -> Any:
+        if isinstance(x, SharedTensor):
+            return self._forward_shared(x)
+        x = self._check_input(x)
+        pieces = self._pieces(x)
+        outputs = [self._predict(piece) for piece in pieces]
+        if len(outputs) == 1:
+            return outputs[0]
+        return pytree.tree_map(lambda *parts: torch.cat(parts), *outputs)
+
+    def preprocess(self, batch_size: int, sample_shape: tuple[int, ...] | None = None) -> int:
+        """Run everything that does not depend on the query, for one later call with a batch of this size.
+
+        Args:
+            batch_size: rows of the later input.
+            sample_shape: the shape of one row; that of the last call unless named.
+
+        Returns:
+            bytes of memory that the material takes until it is used.
+        """
+        if batch_size < 1:
+            raise ArgumentError(f"preprocess needs a batch of at least one row, got {batch_size}")
+        if sample_shape is None:
+            if not self._checked:
+                raise ArgumentError("name sample_shape (the shape of one row): the module has not been called yet")
+            sample_shape = next(reversed(self._checked))[0][1:]
+        x = torch.empty((batch_size, *sample_shape), dtype=self._dtype, device="meta")
+        self._check(x)
+        held = 0
+        for piece in self._pieces(x):
+            with self.session.prepare(self.party) as tape:
+                self._outputs(self._run(self._share(piece)))
+            self._material.setdefault(tuple(piece.shape), []).append(tape)
+            held += tape.bytes
+        return held
+
+    def prepared(self) -> dict[tuple[int, ...], int]:
+        """Input shapes for which offline material is at hand, and how many calls it serves."""
+        return {shape: len(tapes) for shape, tapes in self._material.items() if tapes}
+
+    def discard(self) -> None:
+        """Drop all prepared material unused."""
+        self._material.clear()
+
+    def dry_run(self, x: torch.Tensor) -> Profile:
+        """Rounds and bytes of a call with an input of this shape, without computing it. Weights count as sent."""
+        return self._check(torch.empty_like(x, device="meta")).profile
+
+    def _predict(self, x: torch.Tensor) -> Any:
+        tapes = self._material.get(tuple(x.shape))
+        if tapes:
+            tape = tapes.pop()
+            if tape.session != self.session.runtime.session:
+                raise MaterialError("the prepared material belongs to another session")
+            with self.session.replay(self.party, tape):
+                return self._outputs(self._run(self._share(x)))
+        with self.session.call(self.party):
+            return self._outputs(self._run(self._share(x)))
+
+    def _share(self, x: torch.Tensor) -> SharedTensor:
+        return share_tensor(x, session=self.session, party=self.party, scheme=self.scheme)
+
+    def _run(self, x: SharedTensor) -> Any:
+        return run(self._bound, x) if self._graph is not None else self._bound(x)
+
+    def _outputs(self, outputs: Any) -> Any:
+        return pytree.tree_map(lambda y: y.reveal() if isinstance(y, SharedTensor) else y, outputs)
+
+    def _forward_shared(self, x: SharedTensor) -> Any:
+        if x.session is not self.session or x.party != self.party:
+            raise SessionMismatchError(
+                "the tensor was shared in another session, or for another answering party, than the model's; "
+                "use sectorch.share(x, session=secure_model.session, party=secure_model.party)"
+            )
+        if x.scheme != self.scheme:
+            raise ArgumentError(f"the tensor has {x.scheme}, the model {self.scheme}; share it with the model's scheme")
+        self._check(torch.empty(x.shares.shape, dtype=x.dtype, device="meta"))
+        with self.session.call(self.party):
+            return self._run(x)
+
+    def _check_input(self, x: Any) -> torch.Tensor:
+        if not isinstance(x, torch.Tensor):
+            raise DtypeError(f"a secure module takes a torch tensor, got {type(x).__name__}")
+        if x.device.type != "cpu":
+            raise ArgumentError(f"the input is on {x.device}; secure modules run on the CPU: use x.cpu()")
+        check_encodable(x, self.scheme.frac_bits, "the input")
+        self._check(torch.empty_like(x, device="meta"))
+        return x.detach()
+
+    def _check(self, x: torch.Tensor) -> _Checked:
+        """Run on shapes: every error that depends on shapes comes from here, before anything is shared."""
+        key = (tuple(x.shape), x.dtype)
+        if key not in self._checked:
+            session, bound = self.__dict__["_dry"]
+            with Profile() as profile, session.call(session.answering[0]):
+                shared = share_tensor(x, session=session, scheme=self.scheme)
+                result = run(bound, shared) if self._graph is not None else bound(shared)
+                output = self._outputs(result)
+            self._checked[key] = _Checked(x.shape[0] if x.dim() else 1, output, profile)
+        return self._checked[key]
+
+    def _pieces(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = x.shape[0] if x.dim() else 1
+        if self._chunk is not None:
+            return x.split(self._chunk) if rows > self._chunk else (x,)
+        if not self._samplewise or rows < 2:
+            return (x,)
+        largest = max((m.bytes for m in self._check(x.to("meta")).profile.ledger if m.label != "omega_masked"), default=0)
+        span = max(1, CHUNK_BYTES * rows // max(1, largest))
+        return x.split(span) if span < rows else (x,)
+
+
+def _check_model(model: Any) -> None:
+    if isinstance(model, (SecureModule, fx.Interpreter)):
+        raise ArgumentError("the module is secure already")
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"secure() takes an nn.Module, got {type(model).__name__}")
+    training = [name or type(model).__name__ for name, layer in model.named_modules() if layer.training]
+    if training:
+        shown = ", ".join(training[:3]) + (", ..." if len(training) > 3 else "")
+        raise TrainingModeError(f"the model is in training mode ({shown}); call model.eval() first")
+    elsewhere = {str(p.device) for p in (*model.parameters(), *model.buffers())} - {"cpu"}
+    if elsewhere:
+        raise ArgumentError(f"the model is on {', '.join(sorted(elsewhere))}; secure modules run on the CPU: model.cpu()")
+    for name, p in model.named_parameters():
+        if isinstance(p, nn.parameter.UninitializedParameter):
+            raise UnsupportedOpError(f"parameter '{name}' is uninitialised (a lazy module): run the model once first")
+
+
+def secure(
+    model: nn.Module,
+    relu: str = "exact",
+    frac_bits: int = 20,
+    *,
+    session: Session | None = None,
+    party: Party | None = None,
+    chunk: int | None = None,
+) -> SecureModule:
+    """Wrap a module: its weights become A's secret, its inputs Q's, and only Q learns the result.
+
+    Args:
+        model: any nn.Module made of supported operations (`sectorch.supported_ops()`), in evaluation mode, on the CPU.
+        relu: "exact" (leak-free) or "privhfl", the paper's protocol, which shows Q the sign and the rough size of
+            every activation.
+        frac_bits: fraction bits f of the fixed-point numbers. Inputs and weights must be below 2^(62 - 2f), which is
+            2^22 for the default, and activations too; the error of each layer is of the order of 2^-f.
+        session: where it runs; the process's default session unless named. All parties are then in this process.
+        party: the answering party of the session that owns the model; the first unless named.
+        chunk: rows per piece of a batch; chosen by memory unless named.
+
+    Raises:
+        TrainingModeError, NonFiniteError, FixedPointRangeError, ArgumentError. The model is never changed.
+
+    Warns:
+        LeakyProtocolWarning: for relu="privhfl".
+    """
+    session = session or default_session()
+    party = party or session.answering[0]
+    scheme = Scheme(frac_bits, relu)
+    if chunk is not None and chunk < 1:
+        raise ArgumentError(f"chunk must be at least one row, got {chunk}")
+    secured = SecureModule(model, session, party, scheme, chunk)
+    if relu == "privhfl":
+        warnings.warn(
+            "relu='privhfl' shows the querying party the sign and the rough size of every activation; "
+            "relu='exact' shows nothing and sends fewer bytes",
+            LeakyProtocolWarning,
+            stacklevel=2,
+        )
+    return secured

@@ -1,0 +1,93 @@
+"""Capture of a module's graph with torch.fx, and a plain loop that runs it with the model's line in every error."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ..errors import SectorchError
+
+_SKIPPED = (str(Path(torch.__file__).parent), str(Path(__file__)))
+
+
+class _Tracer(fx.Tracer):
+    """fx's tracer; each node remembers the line of the model that made it."""
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_SKIPPED):
+            frame = frame.f_back
+        if frame is not None and frame.f_code.co_name == "forward":
+            node.meta["source"] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        return node
+
+
+def trace(model: nn.Module) -> fx.GraphModule | None:
+    """The graph of `model`, or None where its forward has control flow that fx cannot see through.
+
+    Such a module still runs, operation by operation; only the graph passes are lost.
+    """
+    try:
+        graph = _Tracer().trace(model)
+    except Exception:
+        return None
+    return fx.GraphModule(model, graph)
+
+
+def run(graph: fx.GraphModule, *inputs: Any) -> Any:
+    """Run the graph; a value is dropped after its last use, and an error names the node and the model's line."""
+    values: dict[fx.Node, Any] = {}
+    given = iter(inputs)
+    uses = {node: len(node.users) for node in graph.graph.nodes}
+    for node in graph.graph.nodes:
+        args = fx.node.map_arg(node.args, values.__getitem__)
+        kwargs = fx.node.map_arg(node.kwargs, values.__getitem__)
+        try:
+            if node.op == "placeholder":
+                values[node] = next(given, *node.args)
+            elif node.op == "get_attr":
+                values[node] = attribute(graph, node.target)
+            elif node.op == "call_module":
+                values[node] = graph.get_submodule(node.target)(*args, **kwargs)
+            elif node.op == "call_function":
+                values[node] = node.target(*args, **kwargs)
+            elif node.op == "call_method":
+                values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
+            else:
+                return args[0]
+        except SectorchError as error:
+            raise _located(error, node, graph) from error
+        for used in node.all_input_nodes:
+            uses[used] -= 1
+            if not uses[used]:
+                del values[used]
+    return None
+
+
+def attribute(module: nn.Module, path: str) -> Any:
+    """The parameter, buffer or constant at a dotted path."""
+    for part in path.split("."):
+        module = getattr(module, part)
+    return module
+
+
+def where(node: fx.Node, graph: fx.GraphModule) -> str:
+    """The layer's name and type and the line of the model, for people."""
+    name = node.name
+    if node.op == "call_module":
+        name = f"'{node.target}' ({type(graph.get_submodule(node.target)).__name__})"
+    source = node.meta.get("source")
+    return f"layer {name}" + (f" at {source}" if source else "")
+
+
+def _located(error: SectorchError, node: fx.Node, graph: fx.GraphModule) -> SectorchError:
+    if getattr(error, "layer", None):
+        return error
+    located = type(error)(f"{where(node, graph)}: {error}")
+    located.layer = where(node, graph)
+    return located
