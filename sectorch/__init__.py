@@ -8,6 +8,7 @@ See README.md for the parties and what they learn.
 
 from . import errors as errors
 from . import ops as ops
+from .dispatch import supported_ops as supported_ops
 from .nn.secure import SecureModule as SecureModule
 from .nn.secure import secure as secure
 from .runtime.ledger import Profile as profile
@@ -15,6 +16,7 @@ from .session import Session as Session
 from .tensor import PrivateTensor as PrivateTensor
 from .tensor import Scheme as Scheme
 from .tensor import SharedTensor as SharedTensor
+from .tensor import aggregate as aggregate
 from .tensor import share_tensor as share
 
 __version__ = "0.1.0"

@@ -60,7 +60,7 @@ class Phase(IntEnum):
 class Located:
     """A value held by its owners only. It has a shape for everybody, and a content for nobody but `Net.locally`."""
 
-    __slots__ = ("owners", "phase", "round", "slot", "_session", "_value")
+    __slots__ = ("_session", "_value", "owners", "phase", "round", "slot")
 
     def __init__(self, value, owners: frozenset[Party], phase: Phase, round: int, session: bytes, slot=None):
         self._value = value
@@ -327,10 +327,14 @@ class Net:
         Raises:
             MisplacedValueError: `party` does not hold the value.
         """
-        self._dependence((value,))
+        phase, depth = self._dependence((value,))
         if party not in value.owners:
             raise MisplacedValueError(f"{party} cannot read a value held by {sorted(p.name for p in value.owners)}")
-        return _content(value, party in self.runtime.here)
+
+        def run(here: frozenset[Party] | None):
+            return _content(value, bool(here and party in here))
+
+        return self._step(run, (value,), frozenset((party,)), phase, depth)._value
 
     def _dependence(self, values: Iterable[Any]) -> tuple[Phase, int]:
         phase, depth = self._base, 0

@@ -120,7 +120,8 @@ _T = torch.Tensor
 _METADATA = {
     getattr(_T, name).__get__
     for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "is_cuda", "is_meta",
-                 "is_sparse", "is_quantized", "is_nested", "grad", "grad_fn", "is_mps", "is_xpu", "is_mkldnn", "itemsize", "names")
+                 "is_sparse", "is_quantized", "is_nested", "grad", "grad_fn", "is_mps", "is_xpu", "is_mkldnn",
+                 "itemsize", "names")
     if hasattr(getattr(_T, name, None), "__get__")
 } | {
     _T.size, _T.dim, _T.ndimension, _T.numel, _T.nelement, _T.__len__, _T.is_floating_point, _T.is_complex,
@@ -300,7 +301,8 @@ def _in_place_target(func: Callable, args: tuple) -> SharedTensor | None:
 def _replace(target: SharedTensor, result: SharedTensor) -> SharedTensor:
     if result.shares.shape != target.shares.shape:
         raise ShapeError(
-            f"output with shape {list(target.shares.shape)} doesn't match the broadcast shape {list(result.shares.shape)}"
+            f"output with shape {list(target.shares.shape)} doesn't match the broadcast shape "
+            f"{list(result.shares.shape)}"
         )
     target.shares, target.scale_bits = result.shares, result.scale_bits
     return target
@@ -330,6 +332,20 @@ def nearest(func: Callable) -> list[str]:
     return difflib.get_close_matches(name, TABLE, n=3, cutoff=0.5)
 
 
+def supported_ops() -> list[dict[str, Any]]:
+    """The table as data: for each operation its name, the torch functions that reach it, and a note on its cost."""
+    return [
+        dict(
+            name=row.name,
+            functions=sorted({_spell(key) for key in row.keys}),
+            in_place=sorted({_spell(key) for key in row.in_place}),
+            kind=row.module,
+            note=row.note,
+        )
+        for row in sorted(TABLE.values(), key=lambda row: row.name)
+    ]
+
+
 def _unsupported(func: Callable, args: tuple, kwargs: dict) -> str:
     described = []
     for leaf in pytree.tree_leaves((args, kwargs)):
@@ -337,7 +353,9 @@ def _unsupported(func: Callable, args: tuple, kwargs: dict) -> str:
             with torch._C.DisableTorchFunctionSubclass():
                 described.append(f"{type(leaf).__name__}{tuple(leaf.shape)}")
         else:
-            described.append(repr(leaf) if isinstance(leaf, (int, float, bool, str, type(None))) else type(leaf).__name__)
+            described.append(
+                repr(leaf) if isinstance(leaf, (int, float, bool, str, type(None))) else type(leaf).__name__
+            )
     close = nearest(func)
     hint = f"nearest supported: {', '.join(close)}" if close else "no supported operation has a similar name"
     return (

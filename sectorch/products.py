@@ -1,8 +1,8 @@
 """Exact matrix products and convolutions mod 2^64 on int64 tensors.
 
-torch's own int64 kernels are exact (they wrap), but their speed depends on the shape: the inner loop is fastest when the
-contiguous side of the product is 64 wide (50 GMAC/s on two cores with AVX-512, against 6 to 25 for other widths and 17
-for a plain `@`). So both operands are brought into that form: a product `left @ tiles` with `tiles` of shape
+torch's own int64 kernels are exact (they wrap), but their speed depends on the shape: the inner loop is fastest when
+the contiguous side of the product is 64 wide (50 GMAC/s on two cores with AVX-512, against 6 to 25 for other widths
+and 17 for a plain `@`). So both operands are brought into that form: a product `left @ tiles` with `tiles` of shape
 [tiles, K, 64], run as a 1x1 convolution, which torch also spreads over the cores. `benchmarks/products.py` prints the
 comparison.
 """
@@ -40,7 +40,7 @@ def _check_device(*tensors: torch.Tensor) -> bool:
     if kinds <= {"cpu", "meta"}:
         return False
     raise UnsupportedDeviceError(
-        f"ring products run on the CPU, got tensors on {', '.join(sorted(kinds))}; move the model and the input with .cpu()"
+        f"ring products run on the CPU, got tensors on {', '.join(sorted(kinds))}; move the model and the input to it"
     )
 
 
@@ -188,10 +188,8 @@ def _columns_product(windows: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
     positions, k, out_channels = oh * ow, c * kh * kw, weight.shape[0]
     if positions % TILE == 0 and (TILE % ow == 0 or ow % TILE == 0):
         if TILE % ow == 0:
-            cut, size = (oh * ow // TILE, TILE // ow, ow), (TILE // ow, ow)
-            source = windows.unflatten(4, cut[:2]).permute(0, 4, 1, 2, 3, 5, 6)
+            source = windows.unflatten(4, (positions // TILE, TILE // ow)).permute(0, 4, 1, 2, 3, 5, 6)
         else:
-            size = (1, TILE)
             source = windows.unflatten(5, (ow // TILE, TILE)).permute(0, 4, 5, 1, 2, 3, 6)
         tiles = _buffer(batch * positions * k).view(source.shape)
         tiles.copy_(source)

@@ -1,7 +1,7 @@
 """Shared randomness: key agreement, and AES-CTR streams that two parties draw from without talking.
 
-A pair of parties holds one secret per session. From it, HKDF-SHA256 derives an AES-128 key for each label (the name of a
-protocol's random value), and a draw is the key stream at the initial counter block
+A pair of parties holds one secret per session. From it, HKDF-SHA256 derives an AES-128 key for each label (the name of
+a protocol's random value), and a draw is the key stream at the initial counter block
 
     call (32 bits) | draw within the call (32 bits) | block (64 bits)
 
@@ -15,9 +15,9 @@ from __future__ import annotations
 import os
 
 import torch
-from cryptography.hazmat.primitives.constant_time import bytes_eq
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.constant_time import bytes_eq
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 

@@ -13,7 +13,7 @@ from .mpc.seed import seed
 from .runtime.local import DryRuntime, LocalRuntime
 from .runtime.material import Recorder, Replayer, Tape
 
-_CALL: ContextVar[dict[bytes, Net]] = ContextVar("sectorch_call", default={})
+_CALL: ContextVar[dict[bytes, Net] | None] = ContextVar("sectorch_call", default=None)
 
 
 class Session:
@@ -55,8 +55,8 @@ class Session:
 
     def net(self, party: Party) -> Net:
         """The net of the running call with this party, or a new call of its own."""
-        running = _CALL.get().get(self.runtime.session)
-        if running is not None and running.A == party:
+        running = (_CALL.get() or {}).get(self.runtime.session)
+        if running is not None and party == running.A:
             return running
         return self._net(party, Phase.OFFLINE)
 
@@ -86,7 +86,7 @@ class Session:
 
     @contextmanager
     def _running(self, net: Net) -> Iterator[Net]:
-        token = _CALL.set({**_CALL.get(), self.runtime.session: net})
+        token = _CALL.set({**(_CALL.get() or {}), self.runtime.session: net})
         try:
             yield net
         finally:

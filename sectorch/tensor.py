@@ -1,23 +1,24 @@
 """SharedTensor and PrivateTensor: secrets that look like torch tensors and fail closed.
 
-Both are wrapper subclasses: they have a shape and a dtype, and no storage. `__torch_function__` hands every torch call to
-the dispatch table; `__torch_dispatch__` refuses whatever got past it. A plain subclass would run `relu` on raw shares
-without a word.
+Both are wrapper subclasses: they have a shape and a dtype, and no storage. `__torch_function__` hands every torch call
+to the dispatch table; `__torch_dispatch__` refuses whatever got past it. A plain subclass would run `relu` on raw
+shares without a word.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
 
 from .choreography import Located, Party, Phase
-from .errors import ArgumentError, SecretAccessError, UnsupportedOpError
+from .errors import ArgumentError, SecretAccessError, SessionMismatchError, ShapeError, UnsupportedOpError
 from .mpc.linear import Weight, mask_weight
+from .mpc.share import aggregate as aggregate_protocol
 from .mpc.share import reveal, share
-from .mpc.shares import Shares
+from .mpc.shares import Shares, each
 from .ring import FRAC_BITS, check_encodable, decode, encode
 from .session import Session, default_session
 
@@ -33,7 +34,9 @@ class Scheme:
 
     def __post_init__(self):
         if not 1 <= self.frac_bits <= 26:
-            raise ArgumentError(f"frac_bits must be between 1 and 26 (products need twice as many), got {self.frac_bits}")
+            raise ArgumentError(
+                f"frac_bits must be between 1 and 26 (products need twice as many), got {self.frac_bits}"
+            )
         if self.relu not in RELU_MODES:
             raise ArgumentError(f"relu must be one of {', '.join(RELU_MODES)}, got {self.relu!r}")
 
@@ -193,6 +196,38 @@ def share_tensor(
     net = session.net(party)
     encoded = net.locally(session.Q, lambda v: encode(v, scale_bits), net.own(session.Q, x, Phase.ONLINE))
     return SharedTensor(share(net, encoded), scale_bits, session, party, scheme, x.dtype)
+
+
+def aggregate(tensors: Sequence[SharedTensor]) -> torch.Tensor:
+    """The sum of several answering parties' tensors, learned by Q; a single summand is learned by nobody.
+
+    Args:
+        tensors: one of each answering party of one session, all of one shape. PrivHFL, Figure 5 (Pi_Agg).
+
+    Rounds 2, bytes 8 per element and answering party, and 8 per element from S to Q.
+
+    Raises:
+        SessionMismatchError, ArgumentError, ShapeError: nothing was sent.
+    """
+    if not tensors or not all(isinstance(x, SharedTensor) for x in tensors):
+        raise ArgumentError("aggregate() takes a non-empty list of SharedTensors")
+    first = tensors[0]
+    if any(x.session is not first.session for x in tensors):
+        raise SessionMismatchError("aggregate() adds tensors of one session; these are of several")
+    if len({x.party for x in tensors}) < len(tensors):
+        raise ArgumentError("aggregate() takes one tensor of each answering party; add a party's own tensors up first")
+    if any(x.shares.shape != first.shares.shape for x in tensors):
+        raise ShapeError(f"aggregate() needs equal shapes, got {[tuple(x.shares.shape) for x in tensors]}")
+    scale = max(x.scale_bits for x in tensors)
+    terms = []
+    for x in tensors:
+        net = x.session.net(x.party)
+        terms.append((net, each(net, lambda v, bits=scale - x.scale_bits: v << bits, x.shares)))
+    net = terms[0][0]
+    elements = net.read(aggregate_protocol(net, terms), first.session.Q)
+    with torch._C.DisableTorchFunctionSubclass():
+        dtype = first.dtype
+    return torch.empty_like(elements, dtype=dtype) if elements.is_meta else decode(elements, scale, dtype)
 
 
 def private_tensor(

@@ -201,7 +201,7 @@ def drelu(net: Net, x: Masked, low: int = 0, high: int = 63, thresholds: tuple[i
     hot, top = net.locally((A, S), public, x.c)
 
     def leaves(hot, codes, first):
-        codes = codes[:-1].view(CODES, blocks, width).repeat(1, 1, copies)
+        codes = _copied(codes[:-1].view(CODES, blocks, width), copies)
         equal = pick_equal(hot, codes)
         if first:
             equal ^= hot[0]
@@ -211,9 +211,14 @@ def drelu(net: Net, x: Masked, low: int = 0, high: int = 63, thresholds: tuple[i
     less_S, equal_S = net.locally(S, lambda h, u: leaves(h, u, False), hot, codes.S)
     less = less_than_tree(net, Shares(less_A, less_S), Shares(equal_A, equal_S))
     return Shares(
-        net.locally(A, lambda g, u, top: ~(g ^ u[-1].repeat(copies) ^ top), less.A, codes.A, top),
-        net.locally(S, lambda g, u: g ^ u[-1].repeat(copies), less.S, codes.S),
+        net.locally(A, lambda g, u, top: ~(g ^ _copied(u[-1], copies) ^ top), less.A, codes.A, top),
+        net.locally(S, lambda g, u: g ^ _copied(u[-1], copies), less.S, codes.S),
     )
+
+
+def _copied(words: torch.Tensor, copies: int) -> torch.Tensor:
+    """The same words for every threshold, along the last dimension."""
+    return words if copies == 1 else words.repeat(*[1] * (words.dim() - 1), copies)
 
 
 @protocol("is_zero", "DESIGN of sectorch", [

@@ -1,10 +1,10 @@
 """HAZARDOUS: the paper's own DReLU, which shows Q the sign and the rough size of every activation.
 
-PrivHFL, Figure 4, masks x by a random positive factor r that A and S share and opens z = r x to Q. The paper's proof of
-Theorem 3 says that z is uniform. It is not: r must be small enough that r x does not wrap (else the sign would be lost),
-so z has the sign of x, is zero exactly where x is, and its size follows |x|. Q, who knows its own query, learns about the
-model's hidden layers from every answer. Kept to compare with the paper's figures; `relu="exact"` leaks nothing and
-sends fewer bytes. See docs/paper-mode.md, and `tests/test_leaks.py` for the attack.
+PrivHFL, Figure 4, masks x by a random positive factor r that A and S share and opens z = r x to Q. The paper's proof
+of Theorem 3 says that z is uniform. It is not: r must be small enough that r x does not wrap (else the sign would be
+lost), so z has the sign of x, is zero exactly where x is, and its size follows |x|. Q, who knows its own query, learns
+about the model's hidden layers from every answer. Kept to compare with the paper's figures; `relu="exact"` leaks
+nothing and sends fewer bytes. See docs/paper-mode.md, and `tests/test_leaks.py` for the attack.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 
 from ..choreography import Message, Net, protocol
 from .multiply import multiply
-
 from .shares import Shares
 from .truncate import truncate
 
 R_BITS = 12
 """The factor is uniform in 1 .. 2^12: with |x| < 2^51 the product stays below 2^63."""
+
 
 @protocol("leaky_drelu", "PrivHFL, Figure 4", [
     Message("z_A", "A", "S", "delta of k_QA"),
@@ -47,6 +47,7 @@ def leaky_drelu(net: Net, x: Shares) -> Shares:
     y_A = net.common(Q, A, x.shape, "delta_prime")
     y_S = net.send(net.locally(Q, torch.sub, sign, y_A), Q, S, "y_S")
     return Shares(y_A, y_S)
+
 
 @protocol("leaky_relu_privhfl", "PrivHFL, Figure 4 and 3.3 (ii)")
 def leaky_relu_privhfl(net: Net, x: Shares, shift: int = 0) -> Shares:

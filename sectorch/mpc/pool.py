@@ -22,8 +22,5 @@ def max_tree(net: Net, x: Shares, low: int = 0) -> Shares:
     while (count := x.shape[0]) > 1:
         half = count // 2
         top = maximum(net, each(net, lambda v: v[:half], x), each(net, lambda v: v[half : 2 * half], x), low)
-        if count % 2:
-            x = each(net, lambda a, b: torch.cat((a, b[2 * half :])), top, x)
-        else:
-            x = top
+        x = each(net, lambda a, b: torch.cat((a, b[2 * half :])), top, x) if count % 2 else top
     return each(net, lambda v: v[0], x)

@@ -16,7 +16,7 @@ from ..choreography import Located, Message, Net, protocol
 from .deal import deal
 from .mask import Masked
 from .shares import Shares
-from .truncate import Quotient, deal_quotient, public_quotient, wrap_term
+from .truncate import deal_quotient, public_quotient, wrap_term
 
 
 @dataclass(frozen=True)

@@ -62,12 +62,12 @@ class SecureModule(nn.Module):
         self._dtype = floating[0] if floating else torch.float32
         plain = copy.deepcopy(model).double().requires_grad_(False)
         graph = trace(plain)
-        self._graph = optimise(graph) if graph is not None else None
+        # What holds weights stays out of nn.Module's registry: it is nobody's to train, to list or to save.
+        self.__dict__["_graph"] = optimise(graph) if graph is not None else None
         source = plain if self._graph is None else self._graph
         self._samplewise = self._graph is not None and is_samplewise(self._graph)
         self._chunk = chunk
         dry = Session(dry=True)
-        # Kept out of nn.Module's registry: they hold no parameters of this process, and are nobody's to train or save.
         self.__dict__["_bound"] = bind(source, session, party, scheme, self._dtype)
         self.__dict__["_dry"] = (dry, bind(source, dry, dry.answering[0], scheme, self._dtype))
         self._checked: dict[Any, _Checked] = {}
@@ -190,7 +190,9 @@ class SecureModule(nn.Module):
             return x.split(self._chunk) if rows > self._chunk else (x,)
         if not self._samplewise or rows < 2:
             return (x,)
-        largest = max((m.bytes for m in self._check(x.to("meta")).profile.ledger if m.label != "omega_masked"), default=0)
+        largest = max(
+            (m.bytes for m in self._check(x.to("meta")).profile.ledger if m.label != "omega_masked"), default=0
+        )
         span = max(1, CHUNK_BYTES * rows // max(1, largest))
         return x.split(span) if span < rows else (x,)
 
@@ -206,7 +208,9 @@ def _check_model(model: Any) -> None:
         raise TrainingModeError(f"the model is in training mode ({shown}); call model.eval() first")
     elsewhere = {str(p.device) for p in (*model.parameters(), *model.buffers())} - {"cpu"}
     if elsewhere:
-        raise ArgumentError(f"the model is on {', '.join(sorted(elsewhere))}; secure modules run on the CPU: model.cpu()")
+        raise ArgumentError(
+            f"the model is on {', '.join(sorted(elsewhere))}; secure modules run on the CPU: model.cpu()"
+        )
     for name, p in model.named_parameters():
         if isinstance(p, nn.parameter.UninitializedParameter):
             raise UnsupportedOpError(f"parameter '{name}' is uninitialised (a lazy module): run the model once first")

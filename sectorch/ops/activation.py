@@ -116,7 +116,7 @@ def relu6(context: Context, x: SharedTensor, inplace: bool = False) -> Fixed:
 
 
 @implements("hardtanh", F.hardtanh, in_place=(F.hardtanh_,), note="exact")
-def hardtanh(context: Context, x: SharedTensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Fixed:
+def hardtanh(
+    context: Context, x: SharedTensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
+) -> Fixed:
     return _stored(x, _clamped(context, x, min_val, max_val), inplace)
-
-

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from .. import products
 from ..dispatch import Context, Fixed, implements
+from ..errors import DtypeError
 from ..mpc.shares import each
 from ..tensor import SharedTensor
 from .common import bilinear, fixed, refuse, total
@@ -16,9 +17,15 @@ from .common import bilinear, fixed, refuse, total
 T = torch.Tensor
 
 
+def _same_dtype(x: Any, y: Any) -> None:
+    if x.dtype != y.dtype:
+        raise DtypeError(f"expected both operands to have the same dtype, but got {x.dtype} and {y.dtype}; use .to()")
+
+
 @implements("matmul", torch.matmul, T.matmul, T.__matmul__, T.__rmatmul__, torch.mm, T.mm, torch.bmm, T.bmm, torch.mv,
             T.mv, torch.dot, T.dot, torch.vdot, note="1 round for two secrets")  # fmt: skip
 def matmul(context: Context, x: Any, y: Any) -> Fixed:
+    _same_dtype(x, y)
     return bilinear(context, products.matmul, x, y)
 
 
@@ -36,6 +43,7 @@ def addmm(context: Context, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha
 
 @implements("linear", F.linear, note="PrivHFL, Figure 3")
 def linear(context: Context, x: Any, weight: Any, bias: Any = None) -> Fixed:
+    _same_dtype(x, weight)
     if isinstance(x, SharedTensor) and not isinstance(weight, SharedTensor):
         y = bilinear(context, products.Linear(), x, weight)
     else:
@@ -85,6 +93,7 @@ def _padded(x: Any, padding: Any, kernel: tuple[int, ...], stride: Any, dilation
 @implements("conv2d", torch.conv2d, F.conv2d, note="PrivHFL, Figure 3")
 def conv2d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
            dilation: Any = 1, groups: int = 1) -> Fixed:  # fmt: skip
+    _same_dtype(x, weight)
     stride, dilation = _pair(stride), _pair(dilation)
     x, padding = _padded(x, padding, tuple(weight.shape[2:]), stride, dilation)
     if x.dim() == 3:
@@ -109,8 +118,10 @@ def conv1d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any 
 
 
 @implements("batch_norm", F.batch_norm, torch.batch_norm, note="evaluation mode; an affine map at A's secret scale")
-def batch_norm(context: Context, x: SharedTensor, running_mean: Any, running_var: Any, weight: Any = None,
-               bias: Any = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *_: Any) -> Fixed:  # fmt: skip
+def batch_norm(
+    context: Context, x: SharedTensor, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
+    training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *_: Any,
+) -> Fixed:  # fmt: skip
     if training or running_mean is None or running_var is None:
         refuse("batch_norm on batch statistics", "use running statistics: call model.eval()")
     scale = torch.rsqrt(running_var + eps)
@@ -121,4 +132,3 @@ def batch_norm(context: Context, x: SharedTensor, running_mean: Any, running_var
         shift = shift + bias
     shape = (1, -1) + (1,) * (x.dim() - 2)
     return fixed(x * scale.view(shape) + shift.view(shape))
-

@@ -87,8 +87,10 @@ def _average(context: Context, x: SharedTensor, sums: Shares, counts: torch.Tens
 
 
 @implements("avg_pool2d", F.avg_pool2d, note="local; a divisor that is a power of two costs nothing")
-def avg_pool2d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
-               ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None) -> Fixed:  # fmt: skip
+def avg_pool2d(
+    context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
+    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Fixed:  # fmt: skip
     kernel, padding = _pair(kernel_size), _pair(padding)
     stride = kernel if stride is None or stride == [] else _pair(stride)
 
@@ -159,5 +161,3 @@ def adaptive_max_pool2d(context: Context, x: SharedTensor, output_size: Any, ret
         return fixed(F.max_pool2d(x, tuple(cell[0][1] for cell in cells)))
     rows = [torch.stack([x[..., a:b, c:d].amax((-2, -1)) for c, d in cells[1]], dim=-1) for a, b in cells[0]]
     return fixed(torch.stack(rows, dim=-2))
-
-

@@ -50,7 +50,11 @@ def cumsum(context: Context, x: SharedTensor, dim: int, *, dtype: Any = None) ->
 def _extreme(context: Context, x: SharedTensor, dim: Any, keepdim: bool, sign: int) -> Fixed:
     """The maximum (sign 1) or minimum (sign -1) over some dimensions, by a tree."""
     shape = x.shares.shape
-    dims = sorted(d % len(shape) for d in (range(len(shape)) if dim is None or dim == () else _listed(dim))) if shape else []
+    dims = (
+        sorted(d % len(shape) for d in (range(len(shape)) if dim is None or dim == () else _listed(dim)))
+        if shape
+        else []
+    )
     rest = [d for d in range(len(shape)) if d not in dims]
     if not dims:
         return fixed(x)

@@ -103,7 +103,9 @@ def flatten(context: Context, x: SharedTensor, start_dim: int = 0, end_dim: int 
 
 @implements("unflatten", torch.unflatten, T.unflatten, view=True, note="local")
 def unflatten(context: Context, x: SharedTensor, dim: int, sizes: Any) -> Fixed:
-    return local(context, lambda v: v.reshape(torch.unflatten(torch.empty(v.shape, device="meta"), dim, sizes).shape), x)
+    return local(
+        context, lambda v: v.reshape(torch.unflatten(torch.empty(v.shape, device="meta"), dim, sizes).shape), x
+    )
 
 
 @implements("expand_as", T.expand_as, view=True, note="local")

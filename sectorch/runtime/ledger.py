@@ -1,7 +1,7 @@
 """Who sent what to whom: meters, transcripts and the profile of a run.
 
-Every message of every protocol passes `Runtime.transfer`, and from there every observer. Nothing crosses an edge without
-a ledger line.
+Every message of every protocol passes `Runtime.transfer`, and from there every observer. Nothing crosses an edge
+without a ledger line.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """All parties in this process, or none.
 
 `LocalRuntime` holds every party: the default for development, and the oracle in tests. It protects nothing, since one
-process sees all shares; what it shows is what the parties would compute, send and learn. A value that two parties hold is
-one tensor here, and a computation that both would do (on a value that both hold) is done once.
+process sees all shares; what it shows is what the parties would compute, send and learn. A value that two parties hold
+is one tensor here, and a computation that both would do (on a value that both hold) is done once.
 
 `DryRuntime` holds no party: a program runs on shapes and its messages are counted.
 """
