@@ -22,7 +22,7 @@ from ..errors import (
     UnsupportedOpError,
 )
 from ..ring import check_encodable
-from ..runtime.ledger import Profile
+from ..runtime.ledger import Profile, alone
 from ..runtime.material import Tape
 from ..session import Session, default_session
 from ..tensor import Scheme, SharedTensor, share_tensor
@@ -177,7 +177,8 @@ class SecureModule(nn.Module):
         key = (tuple(x.shape), x.dtype)
         if key not in self._checked:
             session, bound = self.__dict__["_dry"]
-            with Profile() as profile, session.call(session.answering[0]):
+            profile = Profile()
+            with alone(profile), session.call(session.answering[0]):
                 shared = share_tensor(x, session=session, scheme=self.scheme)
                 result = run(bound, shared) if self._graph is not None else bound(shared)
                 output = self._outputs(result)

@@ -1,0 +1,319 @@
+"""What the tests share: a world to run programs in, ring values with their edges, and one case per protocol.
+
+A program is `f(world, *shares) -> Shares or Located at Q, or a tuple of them`. It runs unchanged in a local session, a
+dry one, on prepared material, and with one party per thread, since all of it goes through `World`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from sectorch.bitplanes import spread, unrows
+from sectorch.choreography import Located, Net, Party, Phase
+from sectorch.mpc.compare import drelu, is_zero
+from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
+from sectorch.mpc.linear import linear, mask_weight
+from sectorch.mpc.mask import open_masked
+from sectorch.mpc.multiply import multiply, square
+from sectorch.mpc.pool import max_tree
+from sectorch.mpc.relu import maximum, ramps, relu
+from sectorch.mpc.select import bit_to_ring, select
+from sectorch.mpc.share import aggregate, reveal, share
+from sectorch.mpc.shares import Shares
+from sectorch.mpc.truncate import truncate
+from sectorch.products import Conv2d, Linear, matmul
+from sectorch.session import Session
+
+LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
+SHAPES = [(), (0,), (1,), (63,), (64,), (65,), (3, 0, 2), (2, 3), (5, 13), (2, 64), (129,)]
+"""Nothing, one element, one word of packed bits, one more and one less, and several dimensions."""
+
+
+@functools.cache
+def session(answering: int = 1) -> Session:
+    """One session for all tests that need no session of their own."""
+    return Session(answering)
+
+
+def ring_values(shape, bits: int = 63, seed: int = 0) -> torch.Tensor:
+    """Signed values below 2^bits in magnitude (for 63: all of the ring), log-uniform, a third of them edges."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = torch.Size(shape)
+    values = torch.randint(LOWEST, HIGHEST, shape, generator=generator)
+    values = values >> torch.randint(63 - bits, 64, shape, generator=generator)
+    top = HIGHEST if bits == 63 else (1 << bits) - 1
+    lowest = LOWEST if bits == 63 else -top
+    near = [v for e in (20, 61) for d in (-1, 0, 1) for v in ((1 << e) + d, -(1 << e) + d)]
+    edges = torch.tensor([0, 0, 1, -1, top, lowest, *(v for v in near if lowest <= v <= top)])
+    chosen = edges[torch.randint(0, len(edges), shape, generator=generator)]
+    return torch.where(torch.rand(shape, generator=generator) < 1 / 3, chosen, values.clamp(min=lowest))
+
+
+class World:
+    """The nets of one call: one pair (setup, call) for each answering party. Weights are kept in `kept` by name."""
+
+    def __init__(self, pairs: list[tuple[Net, Net]], kept: dict | None = None):
+        self.pairs = pairs
+        self.setup, self.net = pairs[0]
+        self.kept = {} if kept is None else kept
+
+    def place(self, party: Party, value: torch.Tensor) -> torch.Tensor:
+        """The value where its owner is present, its shape elsewhere."""
+        return value if party in self.net.runtime.here else torch.empty_like(value, device="meta")
+
+    def query(self, x: torch.Tensor, answering: int = 0) -> Shares:
+        net = self.pairs[answering][1]
+        return share(net, net.own(net.Q, self.place(net.Q, x), Phase.ONLINE))
+
+    def halves(self, x: torch.Tensor) -> Shares:
+        """Shares that both depend on the query and came without a message: for counting what follows."""
+        net, mask = self.net, ring_values(x.shape, seed=17)
+        return Shares(
+            net.own(net.A, self.place(net.A, x - mask), Phase.ONLINE), net.own(net.S, self.place(net.S, mask))
+        )
+
+    def weight(self, value: torch.Tensor):
+        if "weight" not in self.kept:
+            at_A = self.setup.own(self.net.A, self.place(self.net.A, value), Phase.SETUP)
+            self.kept["weight"] = mask_weight(self.setup, at_A)
+        return self.kept["weight"]
+
+    def bits(self, words: Shares, shape: torch.Size) -> Shares:
+        return bit_to_ring(self.net, words, shape)
+
+
+def located(world: World, program: Callable, inputs, answering: int = 1) -> list[Located]:
+    """Share the inputs (with one party, or each with its own), run the program, reveal its results to Q."""
+    shares = [world.query(x, i if answering > 1 else 0) for i, x in enumerate(inputs)]
+    results = program(world, *shares)
+    results = results if isinstance(results, (tuple, list)) else (results,)
+    return [reveal(world.net, r) if isinstance(r, Shares) else r for r in results]
+
+
+def play(world: World, program: Callable, inputs, answering: int = 1) -> list[torch.Tensor]:
+    """`located`, and what Q then reads."""
+    return [world.net.read(r, world.net.Q) for r in located(world, program, inputs, answering)]
+
+
+def world_of(session: Session, net: Net, kept: dict | None = None) -> World:
+    """The world of a running call; further answering parties get calls of their own."""
+    others = [(session.setup(p), session.net(p)) for p in session.answering if p != net.A]
+    return World([(session.setup(net.A), net), *others], kept)
+
+
+def run(program: Callable, *inputs: torch.Tensor, session: Session | None = None):
+    """Run a program once in a local session: int64 inputs of Q, the int64 result (or results) that Q reads."""
+    session = session or globals()["session"]()
+    answering = len(session.answering)
+    with session.call(session.answering[0]) as net:
+        results = play(world_of(session, net), program, inputs, answering)
+    return results[0] if len(results) == 1 else results
+
+
+def open_bits(net: Net, words: Shares, shape: torch.Size) -> torch.Tensor:
+    """XOR-shared bits as booleans, put together by the test: what no party of the protocol can do."""
+    packed = net.read(words.A, net.A) ^ net.read(words.S, net.S)
+    return unrows(spread(packed), shape) != 0
+
+
+# What results have to be.
+
+
+def exact(reference: Callable) -> Callable:
+    def check(inputs, outputs):
+        expected = reference(*inputs)
+        expected = expected if isinstance(expected, tuple) else (expected,)
+        for output, wanted in zip(outputs, expected, strict=True):
+            assert output.dtype == torch.int64
+            assert output.shape == wanted.shape
+            assert torch.equal(output, wanted.to(torch.int64))
+
+    return check
+
+
+def floor_or_one_more(reference: Callable) -> Callable:
+    """The result is the reference, which is a floor, or one more: the truncation drops a carry, never more."""
+
+    def check(inputs, outputs):
+        expected = reference(*inputs)
+        expected = expected if isinstance(expected, tuple) else (expected,)
+        for output, floor in zip(outputs, expected, strict=True):
+            assert output.shape == floor.shape
+            assert ((output == floor) | (output == floor + 1)).all()
+
+    return check
+
+
+def check_relu(shift: int) -> Callable:
+    """Within one unit of max(x, 0) / 2^shift: the floor or one more, and 0 or -1 + 1 below zero.
+
+    A dropped sign plane counts x in (-2^shift, 0) as positive, and then x >> shift is -1 or 0.
+    """
+
+    def check(inputs, outputs):
+        for x, output in zip(inputs, outputs, strict=True):
+            floor = x.clamp(min=0) >> shift
+            close = (output == floor) | ((output == floor + 1) & (x > 0))
+            near = (x < 0) & (x > -(1 << shift)) & (output == -1)
+            assert (close | near).all() if shift else torch.equal(output, floor)
+
+    return check
+
+
+@dataclass(frozen=True)
+class Case:
+    """One protocol as a program. `shapes(n)`: its inputs for about n elements; |inputs| < 2^bits; `check(in, out)`."""
+
+    name: str
+    program: Callable
+    check: Callable
+    bits: int = 62
+    shapes: Callable = lambda n: [(n,)]
+    elementwise: bool = True
+    leaks: bool = False
+    answering: int = 1
+
+    def inputs(self, n: int, seed: int = 0) -> list[torch.Tensor]:
+        return [ring_values(shape, self.bits, seed + i) for i, shape in enumerate(self.shapes(n))]
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def weight_like(shape, seed: int = 99) -> torch.Tensor:
+    return ring_values(shape, 63, seed)
+
+
+def _linear(product: Callable, weight: Callable) -> Callable:
+    def program(world: World, x: Shares) -> Shares:
+        return linear(world.net, world.setup, product, x, world.weight(weight_like(weight(x.shape))))
+
+    return program
+
+
+def _masked(protocol: Callable) -> Callable:
+    """A protocol on a masked opening that gives packed bits, as one on shares that gives ring bits."""
+
+    def program(world: World, x: Shares) -> Shares:
+        return world.bits(protocol(world.net, open_masked(world.net, x)), x.shape)
+
+    return program
+
+
+THRESHOLDS = (0, 1, -1, 1 << 40, -(1 << 61))
+
+
+def _thresholds(world: World, x: Shares):
+    bits = drelu(world.net, open_masked(world.net, x), thresholds=THRESHOLDS)
+    net, count = world.net, len(THRESHOLDS)
+    each = [
+        Shares(
+            net.locally(net.A, lambda w, i=i: w.view(count, -1)[i], bits.A),
+            net.locally(net.S, lambda w, i=i: w.view(count, -1)[i], bits.S),
+        )
+        for i in range(count)
+    ]
+    return tuple(world.bits(words, x.shape) for words in each)
+
+
+def _select(shift: int) -> Callable:
+    def program(world: World, x: Shares) -> Shares:
+        masked = open_masked(world.net, x)
+        return select(world.net, drelu(world.net, masked), masked, shift)
+
+    return program
+
+
+def _aggregate(world: World, *shares: Shares) -> Located:
+    return aggregate(world.net, [(net, x) for (_, net), x in zip(world.pairs, shares, strict=True)])
+
+
+def _outside(low: int) -> Callable:
+    """Exact but for x in (-2^low, 0), where either answer may come."""
+
+    def check(inputs, outputs):
+        (x,), (bit,) = inputs, outputs
+        assert ((bit == 0) | (bit == 1)).all()
+        assert torch.equal(bit[(x >= 0) | (x <= -(1 << low))], (x >= 0).long()[(x >= 0) | (x <= -(1 << low))])
+
+    return check
+
+
+def _squares(shift: int) -> Callable:
+    def check(inputs, outputs):
+        floor = inputs[0] >> shift
+        assert ((outputs[0] == floor * floor) | (outputs[0] == (floor + 1) * (floor + 1))).all()
+
+    return check
+
+
+def two(n):
+    return [(n,), (n,)]
+
+
+def _three_ways(x, w, tiles=None):
+    return x * w
+
+
+CONV = Conv2d((2, 1), (1, 0), (1, 2))
+WIDE = Conv2d((1, 1), (1, 1))
+CASES = [
+    Case("reveal", lambda w, x: x, exact(lambda x: x), 63),
+    Case("linear_mul", _linear(_three_ways, lambda s: s), exact(lambda x: x * weight_like(x.shape)), 63),
+    Case(
+        "linear_matmul", _linear(lambda x, w, t: matmul(x, w), lambda s: (s[1], 5)),
+        exact(lambda x: x @ weight_like((x.shape[1], 5))), 63, lambda n: [(-(-n // 8), 8)], False,
+    ),
+    Case(
+        "linear_tiled", _linear(Linear(), lambda s: (130, s[1])),
+        exact(lambda x: x @ weight_like((130, x.shape[1])).T), 63, lambda n: [(4, -(-n // 4))], False,
+    ),
+    Case(
+        "conv2d", _linear(CONV, lambda s: (4, 3, 3, 2)),
+        exact(lambda x: torch.conv2d(x, weight_like((4, 3, 3, 2)), None, (2, 1), (1, 0), (1, 2))), 63,
+        lambda n: [(-(-n // 192), 3, 8, 8)], False,
+    ),
+    Case(
+        "conv2d_tiled", _linear(WIDE, lambda s: (128, s[1], 3, 3)),
+        exact(lambda x: torch.conv2d(x, weight_like((128, x.shape[1], 3, 3)), padding=1)), 63,
+        lambda n: [(1, -(-n // 64), 8, 8)], False,
+    ),
+    Case("multiply", lambda w, x, y: multiply(w.net, torch.mul, x, y), exact(torch.mul), 63, two),
+    Case(
+        "multiply_matmul", lambda w, x, y: multiply(w.net, matmul, x, y), exact(torch.matmul), 63,
+        lambda n: [(-(-n // 8), 8), (8, 3)], False,
+    ),
+    Case("square", lambda w, x: square(w.net, x), exact(torch.square), 63),
+    Case("square_20", lambda w, x: square(w.net, x, 20), _squares(20)),
+    Case("truncate_20", lambda w, x: truncate(w.net, x, 20), floor_or_one_more(lambda x: x >> 20)),
+    Case("drelu", _masked(drelu), exact(lambda x: x >= 0), 63),
+    Case("drelu_low", _masked(functools.partial(drelu, low=20)), _outside(20), 63),
+    Case("drelu_high", _masked(functools.partial(drelu, high=40)), exact(lambda x: x >= 0), 40),
+    Case("drelu_thresholds", _thresholds, exact(lambda x: tuple(x >= t for t in THRESHOLDS))),
+    Case("is_zero", _masked(is_zero), exact(lambda x: x == 0), 63),
+    Case("select", _select(0), exact(lambda x: x.clamp(min=0)), 63),
+    Case("select_20", _select(20), check_relu(20)),
+    Case("relu", lambda w, x: relu(w.net, x), check_relu(0), 63),
+    Case("relu_20", lambda w, x: relu(w.net, x, 20), check_relu(20)),
+    Case(
+        "ramps", lambda w, x: tuple(ramps(w.net, open_masked(w.net, x), (0, 1 << 30, -5))),
+        exact(lambda x: tuple((x - t).clamp(min=0) for t in (0, 1 << 30, -5))),
+    ),
+    Case("maximum", lambda w, x, y: maximum(w.net, x, y), exact(torch.maximum), 62, two),
+    Case("max_tree", lambda w, x: max_tree(w.net, x), exact(lambda x: x.amax(0)), 62, lambda n: [(5, n)]),
+    Case("leaky_drelu", lambda w, x: leaky_drelu(w.net, x), exact(lambda x: x >= 0), 50, leaks=True),
+    Case(
+        "leaky_relu", lambda w, x: leaky_relu_privhfl(w.net, x, 20), floor_or_one_more(lambda x: x.clamp(min=0) >> 20),
+        50, leaks=True,
+    ),
+    Case("aggregate", _aggregate, exact(lambda *x: sum(x)), 63, lambda n: [(n,)] * 3, True, False, 3),
+]  # fmt: skip
+SOUND = [case for case in CASES if not case.leaks]
+
+
+def case_session(case: Case) -> Session:
+    return session(case.answering)
