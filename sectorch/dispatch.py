@@ -234,7 +234,8 @@ def _private(context: Context, func: Callable, args: tuple, kwargs: dict, meta: 
         return pytree.tree_unflatten(parent.derived[key], out_spec)
 
     def run(*values):
-        filled = list(leaves)
+        absent = any(value.is_meta for value in values)
+        filled = [_to_meta(leaf, True) if absent else _in_double(leaf) for leaf in leaves]
         for i, value in zip(at, values, strict=True):
             filled[i] = value
         a, k = pytree.tree_unflatten(filled, spec)
@@ -252,6 +253,11 @@ def _private(context: Context, func: Callable, args: tuple, kwargs: dict, meta: 
     if key is not None:
         parent.derived[key] = results
     return pytree.tree_unflatten(results, out_spec)
+
+
+def _in_double(leaf: Any) -> Any:
+    """Private tensors are computed on in float64, whatever dtype they pass for; a public operand joins them."""
+    return leaf.double() if type(leaf) is torch.Tensor and leaf.is_floating_point() else leaf
 
 
 def _cache_key(func: Callable, leaves: list, at: list[int]) -> Any:

@@ -133,7 +133,7 @@ class Conv2d:
             return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
         if self.groups > 1:
             return self._grouped(x, weight)
-        windows = _windows(x, weight.shape[2:], self.stride, self.padding, self.dilation)
+        windows = windows_of(x, weight.shape[2:], self.stride, self.padding, self.dilation)
         batch, oh, ow = windows.shape[0], windows.shape[4], windows.shape[5]
         out_channels, k = weight.shape[0], weight[0].numel()
         if tiles is not None:
@@ -151,7 +151,7 @@ class Conv2d:
         """Depthwise: a sum of shifted element-wise products (torch's int64 kernel is up to ten times slower there)."""
         if weight.shape[1] > 1:
             return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
-        windows = _windows(x, weight.shape[2:], self.stride, self.padding, self.dilation)
+        windows = windows_of(x, weight.shape[2:], self.stride, self.padding, self.dilation)
         if weight.shape[0] != self.groups:
             windows = windows.repeat_interleave(weight.shape[0] // self.groups, dim=1)
         out = torch.zeros(windows.shape[0], weight.shape[0], *windows.shape[4:], dtype=torch.int64)
@@ -167,7 +167,7 @@ def _chunk_images(batch: int, k: int, positions: int) -> int:
     return min(batch, max(1, tiles * TILE // positions))
 
 
-def _windows(x: torch.Tensor, kernel: torch.Size, stride, padding, dilation) -> torch.Tensor:
+def windows_of(x: torch.Tensor, kernel: torch.Size, stride, padding, dilation) -> torch.Tensor:
     """[b, c, h, w] -> a strided view [b, c, kh, kw, oh, ow] of the (padded) input."""
     if padding != (0, 0):
         x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 
 # A deadline would make tests depend on wall time; the first example of a protocol warms caches and is slower.
 _COMMON = dict(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-settings.register_profile("default", max_examples=25, **_COMMON)
+settings.register_profile("default", max_examples=50, **_COMMON)
 settings.register_profile("long", max_examples=500, **_COMMON)
 settings.load_profile("default")
 

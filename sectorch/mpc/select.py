@@ -26,14 +26,21 @@ class BitMask:
     b: Located
     b_A: Located
     b_S: Located
+    shape: torch.Size
+    copies: int | None
+
+    def spread(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        """Two halves of words -> a mask per element."""
+        return unrows(spread(first ^ second), self.shape, self.copies)
 
 
-def random_bits(net: Net, shape: torch.Size) -> BitMask:
-    """b = b_A xor b_S from streams, for elements of this shape. No message."""
-    words = (words_for(shape.numel()),)
+def random_bits(net: Net, shape: torch.Size, copies: int | None = None) -> BitMask:
+    """b = b_A xor b_S from streams, for elements of this shape (once, or `copies` times). No message."""
+    words = (words_for(shape.numel()) * (copies or 1),)
     b_A = net.common(net.Q, net.A, words, "b_A")
     b_S = net.common(net.Q, net.S, words, "b_S")
-    return BitMask(net.locally(net.Q, lambda a, s: unrows(spread(a ^ s), shape), b_A, b_S), b_A, b_S)
+    b = net.locally(net.Q, lambda a, s: unrows(spread(a ^ s), shape, copies), b_A, b_S)
+    return BitMask(b, b_A, b_S, shape, copies)
 
 
 @protocol("open_bit", "DESIGN of sectorch", [
@@ -41,22 +48,25 @@ def random_bits(net: Net, shape: torch.Size) -> BitMask:
 ])  # fmt: skip
 def open_bit(net: Net, s: Shares, mask: BitMask) -> Located:
     """e = s xor b, known to A and S, as a mask per element. Rounds 1, two bits per element; e is uniform to both."""
-    A, S, shape = net.A, net.S, mask.b.shape
+    A, S = net.A, net.S
     e_A = net.send(net.locally(A, torch.bitwise_xor, s.A, mask.b_A), A, S, "e_A")
     e_S = net.send(net.locally(S, torch.bitwise_xor, s.S, mask.b_S), S, A, "e_S")
-    return net.locally((A, S), lambda a, s: unrows(spread(a ^ s), shape), e_A, e_S)
+    return net.locally((A, S), mask.spread, e_A, e_S)
 
 
 @protocol("bit_to_ring", "DESIGN of sectorch")
-def bit_to_ring(net: Net, s: Shares, shape: torch.Size) -> Shares:
+def bit_to_ring(net: Net, s: Shares, shape: torch.Size, copies: int | None = None) -> Shares:
     """XOR-shared bits as additive shares of 0 and 1.
 
     Args:
-        s: words [W] for the elements of `shape`.
+        s: words [W] for the elements of `shape`, or [copies * W].
+
+    Returns:
+        `shape`, or [copies, *shape].
 
     Rounds 1, online two bits per element; dealt 8 bytes.
     """
-    mask = random_bits(net, shape)
+    mask = random_bits(net, shape, copies)
     b = deal(net, net.locally(net.Q, torch.neg, mask.b))
     e = open_bit(net, s, mask)
     return Shares(

@@ -6,8 +6,10 @@ import copy
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from ..choreography import Party
+from ..errors import ArgumentError
 from ..session import Session
 from ..tensor import Scheme, private_tensor
 
@@ -40,4 +42,20 @@ def bind(module: nn.Module, session: Session, party: Party, scheme: Scheme, dtyp
                     made[id(tensor)] = private_tensor(value, session, party, scheme, label, dtype)
                 del store[name]
                 layer.__dict__[name] = made[id(tensor)]
+        if isinstance(layer, nn.RNNBase):
+            layer.__dict__["_flat_weights"] = [getattr(layer, name) for name in layer._flat_weights_names]
+        _refuse_hidden_weights(layer, made)
     return bound
+
+
+def _refuse_hidden_weights(layer: nn.Module, made: dict[int, torch.Tensor]) -> None:
+    """A parameter that is also kept in another attribute would be taken for a public constant: refuse it."""
+    for name, value in layer.__dict__.items():
+        if name.startswith("_") and name != "_flat_weights":
+            continue
+        for leaf in pytree.tree_leaves(value):
+            if type(leaf) in (torch.Tensor, nn.Parameter) and id(leaf) in made:
+                raise ArgumentError(
+                    f"{type(layer).__name__}.{name} holds a parameter outside the parameter list, where it would count "
+                    f"as public; register it as a parameter or a buffer only"
+                )

@@ -1,5 +1,16 @@
 """The handlers behind the dispatch table, by kind. Importing this package fills the table."""
 
-from . import activation, arithmetic, compare, linear, pooling, reduction, structure
-
-__all__ = ["activation", "arithmetic", "compare", "linear", "pooling", "reduction", "structure"]
+from . import activation as activation
+from . import arithmetic as arithmetic
+from . import attention as attention
+from . import compare as compare
+from . import linear as linear
+from . import losses as losses
+from . import normalization as normalization
+from . import order as order
+from . import pooling as pooling
+from . import recurrent as recurrent
+from . import reduction as reduction
+from . import resample as resample
+from . import smooth as smooth
+from . import structure as structure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -54,12 +55,12 @@ def mul(context: Context, x: Any, y: Any) -> Fixed:
 
 
 @implements("div", torch.div, torch.divide, torch.true_divide, T.div, T.divide, T.true_divide, T.__truediv__,
-            in_place=(T.div_, T.__itruediv__), note="by a public or private divisor")  # fmt: skip
+            in_place=(T.div_, T.__itruediv__), note="any divisor; a shared one with 2^-12 <= |y| < 2^20")  # fmt: skip
 def div(context: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -> Fixed:
     if rounding_mode is not None:
         refuse("division that rounds", "use plain division")
     if isinstance(y, SharedTensor):
-        refuse("division by a secret shared tensor", "multiply by a public or private reciprocal instead")
+        return fixed(x * torch.reciprocal(y))
     if isinstance(y, (int, float)):
         if y == 0:
             raise ArgumentError("division by zero")
@@ -69,19 +70,49 @@ def div(context: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -
     return bilinear(context, torch.mul, x, 1.0 / y)
 
 
+@implements("div", T.__rdiv__, T.__rtruediv__)
+def rdiv(context: Context, x: Any, y: Any) -> Fixed:
+    return fixed(torch.div(y, x) if isinstance(y, torch.Tensor) else torch.reciprocal(x) * y)
+
+
+@implements("pow", T.__rpow__)
+def rpow(context: Context, x: Any, base: Any) -> Fixed:
+    return power(context, base, x)
+
+
 @implements("square", torch.square, T.square, in_place=(T.square_,), note="1 round, truncation included")
 def square(context: Context, x: SharedTensor) -> Fixed:
     shift = excess(context, x.scale_bits)
     return Fixed(square_protocol(context.net, x.shares, shift), 2 * (x.scale_bits - shift))
 
 
-@implements("pow", torch.pow, T.pow, T.__pow__, torch.float_power, T.float_power, note="public exponents 0, 1, 2, ...")
+@implements(
+    "pow",
+    torch.pow,
+    T.pow,
+    T.__pow__,
+    torch.float_power,
+    T.float_power,
+    note="whole exponents anywhere; others as exp(y log x) for x > 0",
+)
 def power(context: Context, x: Any, exponent: Any) -> Fixed:
-    if not isinstance(x, SharedTensor) or not isinstance(exponent, (int, float)) or exponent != int(exponent):
-        refuse("pow with an exponent that is not a public whole number", "use square, or products")
+    if not isinstance(x, SharedTensor):
+        if not isinstance(x, (int, float)) or x <= 0:
+            refuse("pow with a base that is neither secret nor a positive number", "use exp and log")
+        return fixed(torch.exp(exponent * math.log(x)))
+    if not isinstance(exponent, (int, float)):
+        return fixed(torch.exp(torch.log(x) * exponent))
+    if exponent == -1:
+        return fixed(torch.reciprocal(x))
+    if exponent == 0.5:
+        return fixed(torch.sqrt(x))
+    if exponent == -0.5:
+        return fixed(torch.rsqrt(x))
+    if exponent != int(exponent):
+        return fixed(torch.exp(torch.log(x) * exponent))
     n = int(exponent)
     if n < 0:
-        refuse("a negative power", "multiply by a public reciprocal")
+        return fixed(torch.reciprocal(x) ** -n)
     if n == 0:
         ones = 1 << x.scale_bits
         zeros = each(context.net, torch.zeros_like, x.shares)

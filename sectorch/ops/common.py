@@ -11,16 +11,17 @@ from typing import Any
 
 import torch
 
-from ..choreography import Located
+from ..choreography import Located, Phase
 from ..dispatch import Context, Fixed
 from ..errors import UnsupportedOpError
 from ..mpc.linear import linear
 from ..mpc.multiply import multiply
 from ..mpc.shares import Shares, add, add_at_A, each
 from ..mpc.truncate import truncate
-from ..ring import check_encodable, encode
+from ..ring import check_encodable, encode, range_limit
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
 
+MAX_FACTOR_BITS = 10
 SLACK_BITS = 6
 """Fraction bits above f that a factor may carry. They come free from averages; each halves the range of a product."""
 
@@ -48,18 +49,25 @@ def settled(context: Context, x: Fixed) -> Fixed:
     return Fixed(truncate(context.net, x.shares, excess), context.frac_bits)
 
 
-def encoded_public(context: Context, value: Any, scale_bits: int) -> torch.Tensor:
-    """A public number or tensor as ring elements."""
+def encoded_public(context: Context, value: Any, scale_bits: int, infinite: bool = False) -> torch.Tensor:
+    """A public number or tensor as ring elements.
+
+    Args:
+        infinite: whether infinities (of an attention mask, say) stand for the ends of the fixed-point range.
+    """
     value = torch.as_tensor(value)
+    if infinite and value.is_floating_point() and not value.is_meta:
+        end = range_limit(context.frac_bits) / 4
+        value = value.clamp(-end, end)
     check_encodable(value, context.frac_bits, "a public operand")
     return encode(value, scale_bits)
 
 
 def located_or_public(context: Context, value: Any, scale_bits: int) -> Located | torch.Tensor:
-    """An operand that is not shared, as ring elements: located at A for a private one."""
+    """A summand that is not shared, as ring elements: located at A for a private one."""
     if isinstance(value, PrivateTensor):
         return value.encoded(scale_bits)
-    return encoded_public(context, value, scale_bits)
+    return encoded_public(context, value, scale_bits, infinite=True)
 
 
 def shared_operand(context: Context, value: Any, scale_bits: int) -> Fixed:
@@ -70,8 +78,13 @@ def shared_operand(context: Context, value: Any, scale_bits: int) -> Fixed:
     content = located_or_public(context, value, scale_bits)
     at_A = net.locally(net.A, lambda v: v, content)
     shape = at_A.shape
-    at_S = net.locally(net.S, lambda: torch.zeros(shape, dtype=torch.int64))
-    return Fixed(Shares(at_A, at_S), scale_bits)
+    return Fixed(Shares(at_A, zeros_at_S(context, shape)), scale_bits)
+
+
+def zeros_at_S(context: Context, shape: torch.Size) -> Located:
+    """S's half of a value that A holds alone."""
+    net = context.net
+    return net.locally(net.S, torch.zeros_like, net.own(net.S, torch.zeros(shape, dtype=torch.int64), Phase.SETUP))
 
 
 def total(context: Context, x: Any, y: Any, sign: int = 1) -> Fixed:
@@ -138,10 +151,16 @@ def _times_public(context: Context, product: Callable, x: Fixed, value: Any) -> 
         return Fixed(each(net, lambda v: v << exponent, shares), x.scale_bits)
     if not _fractional(value):
         weight = encoded_public(context, value, 0)
-        return Fixed(each(net, lambda v: product(v, weight), x.shares), x.scale_bits)
+        return Fixed(each(net, lambda v: product(v, weight.to(v.device)), x.shares), x.scale_bits)
     x = settled(context, x)
-    weight = encoded_public(context, value, context.frac_bits)
-    return Fixed(each(net, lambda v: product(v, weight), x.shares), x.scale_bits + context.frac_bits)
+    bits = context.frac_bits
+    if isinstance(value, float):
+        # A small factor keeps f significant bits: its error would otherwise grow with what it scales.
+        bits += min(MAX_FACTOR_BITS, max(0, -math.frexp(value)[1]))
+    weight = encode(torch.as_tensor(value, dtype=torch.float64), bits)
+    check_encodable(torch.as_tensor(value), context.frac_bits, "a public operand")
+    result = Fixed(each(net, lambda v: product(v, weight.to(v.device)), x.shares), x.scale_bits + bits)
+    return result if result.scale_bits <= 2 * context.frac_bits + SLACK_BITS else settled(context, result)
 
 
 def scaled(context: Context, x: Fixed, factor: float) -> Fixed:

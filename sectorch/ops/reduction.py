@@ -13,7 +13,8 @@ from ..mpc.pool import max_tree
 from ..mpc.relu import maximum as maximum_protocol
 from ..mpc.shares import Shares, each
 from ..tensor import SharedTensor
-from .common import excess, fixed, local, raised, refuse, scaled, shared_operand
+from .common import excess, fixed, local, raised, scaled, shared_operand
+from .order import with_indices
 
 T = torch.Tensor
 
@@ -98,17 +99,18 @@ def _pairwise(context: Context, x: Any, y: Any, sign: int) -> Fixed:
     return Fixed(best if sign > 0 else each(net, torch.neg, best), scale)
 
 
-def _max_or_min(sign: int, name: str):
+def _max_or_min(sign: int):
     def handler(context: Context, x: SharedTensor, *args: Any, **kwargs: Any) -> Fixed:
         other = args[0] if args else kwargs.get("other")
         if isinstance(other, torch.Tensor):
             return _pairwise(context, x, other, sign)
         if args or "dim" in kwargs:
-            refuse(f"{name} along a dimension with indices", f"use a{name}, which gives the values")
+            dim, keepdim = (*args, *([False] if len(args) == 1 else [])) if args else (kwargs["dim"], False)
+            return with_indices(context, x, dim, kwargs.get("keepdim", keepdim), sign)
         return _extreme(context, x, None, False, sign)
 
     return handler
 
 
-implements("max", torch.max, T.max, note="whole tensor, or of two tensors")(_max_or_min(1, "max"))
-implements("min", torch.min, T.min, note="whole tensor, or of two tensors")(_max_or_min(-1, "min"))
+implements("max", torch.max, T.max, note="positions stay secret")(_max_or_min(1))
+implements("min", torch.min, T.min, note="positions stay secret")(_max_or_min(-1))

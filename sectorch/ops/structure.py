@@ -148,7 +148,7 @@ def pad(context: Context, x: SharedTensor, pad: Any, mode: str = "constant", val
     if mode != "constant":
         index = _pad_index(x.shape, pad, mode)
         return local(context, lambda v: v[index], x)
-    fill = int(encoded_public(context, float(value or 0), x.scale_bits))
+    fill = int(encoded_public(context, float(value or 0), x.scale_bits, infinite=True))
     net = context.net
     return Fixed(
         Shares(
@@ -181,8 +181,8 @@ def _pad_index(shape: torch.Size, pad: Any, mode: str) -> tuple:
 def masked_fill(context: Context, x: SharedTensor, mask: torch.Tensor, value: float) -> Fixed:
     if isinstance(mask, SharedTensor):
         refuse("masked_fill with a secret mask", "use torch.where(mask, value, x)")
-    cleared = each(context.net, lambda v: v.masked_fill(mask, 0), x.shares)
-    fill = encoded_public(context, float(value), x.scale_bits)
+    cleared = each(context.net, lambda v: v.masked_fill(mask.to(v.device), 0), x.shares)
+    fill = encoded_public(context, float(value), x.scale_bits, infinite=True)
     return Fixed(add_at_A(context.net, cleared, torch.where(mask, fill, 0)), x.scale_bits)
 
 

@@ -1,0 +1,121 @@
+"""Rewrite the generated tables of docs/learned.md and docs/ops.md from the code.
+
+    python docs/generate.py            # rewrite
+    python docs/generate.py --check    # change nothing; exit 1 if a table is stale
+
+A table stands between `<!-- begin NAME -->` and `<!-- end NAME -->`; the text around it is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import sectorch
+import sectorch.mpc
+from sectorch.choreography import PROTOCOLS, Message, ProtocolSpec
+
+DOCS = Path(__file__).parent
+
+KINDS = {
+    "arithmetic": "Arithmetic",
+    "linear": "Linear layers and products",
+    "activation": "Activations",
+    "compare": "Comparison and choice",
+    "reduction": "Reductions",
+    "pooling": "Pooling",
+    "structure": "Moving elements",
+}
+"""The handler modules in the order of the document; a module that is not listed comes last under its own name."""
+
+
+def protocols() -> list[ProtocolSpec]:
+    """Every protocol that ships, by name."""
+    for module in pkgutil.iter_modules(sectorch.mpc.__path__, "sectorch.mpc."):
+        importlib.import_module(module.name)
+    return sorted(PROTOCOLS.values(), key=lambda spec: spec.name)
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table; a bar inside a cell is escaped."""
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def messages() -> str:
+    """One row per declared message, of all protocols."""
+
+    def row(spec: ProtocolSpec, message: Message) -> list[str]:
+        learns = f"**{message.shows}**" if message.shows else "nothing: uniform bits"
+        return [f"`{spec.name}`", f"`{message.label}`", f"{message.src} → {message.dst}", message.mask, learns]
+
+    return table(
+        ("protocol", "message", "from → to", "hidden by", "what the receiver learns"),
+        (row(spec, message) for spec in protocols() for message in spec.messages),
+    )
+
+
+def composed() -> str:
+    """One row per protocol that sends nothing itself."""
+    return table(
+        ("protocol", "what it computes", "source"),
+        ([f"`{spec.name}`", spec.summary, spec.source] for spec in protocols() if not spec.messages),
+    )
+
+
+def operations() -> str:
+    """The dispatch table, one section per kind of handler."""
+    rows: dict[str, list[list[str]]] = {kind: [] for kind in KINDS}
+    for op in sectorch.supported_ops():
+        reached = [*op["functions"], *op["in_place"]]
+        cells = [f"`{op['name']}`", ", ".join(f"`{name}`" for name in reached), op["note"]]
+        rows.setdefault(op["kind"], []).append(cells)
+    sections = []
+    for kind, listed in rows.items():
+        if listed:
+            sections.append(f"### {KINDS.get(kind, kind)}\n\n{table(('operation', 'reached by', 'note'), listed)}")
+    return "\n\n".join(sections)
+
+
+GENERATED: dict[str, dict[str, Callable[[], str]]] = {
+    "learned.md": {"messages": messages, "composed": composed},
+    "ops.md": {"operations": operations},
+}
+
+
+def rewritten(name: str) -> str:
+    """The text of a document with its tables made anew.
+
+    Raises:
+        ValueError: a marker is missing.
+    """
+    text = (DOCS / name).read_text(encoding="utf-8")
+    for marker, make in GENERATED[name].items():
+        begin, end = f"<!-- begin {marker} -->", f"<!-- end {marker} -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise ValueError(f"docs/{name} needs exactly one '{begin}' and one '{end}'")
+        before, after = text.split(begin)[0], text.split(end)[1]
+        text = f"{before}{begin}\n\n{make()}\n\n{end}{after}"
+    return text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a table is stale")
+    options = parser.parse_args()
+    stale = [name for name in GENERATED if rewritten(name) != (DOCS / name).read_text(encoding="utf-8")]
+    for name in stale:
+        if options.check:
+            print(f"docs/{name} is stale: run python docs/generate.py")
+        else:
+            (DOCS / name).write_text(rewritten(name), encoding="utf-8")
+            print(f"docs/{name} rewritten")
+    return 1 if stale and options.check else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

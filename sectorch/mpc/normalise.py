@@ -1,0 +1,81 @@
+"""The exponent of a shared positive number: x = m 2^e with m in [1/2, 1), and any function of e.
+
+One opening of x is compared with all powers of two of its range at once. The bits [x >= 2^k] are a unary code of the
+exponent, so every function of e is a public linear map of them, and so is the power that brings x into [1/2, 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ..choreography import Net, protocol
+from .compare import drelu
+from .mask import open_masked
+from .multiply import multiply_masked
+from .select import bit_to_ring
+from .shares import Shares, each
+
+
+@dataclass(frozen=True)
+class Normal:
+    """`mantissa`: m in [1/2, 1) at `high` fraction bits. `bits`: [T, ...], [x >= 2^k] for k = low .. high."""
+
+    mantissa: Shares
+    bits: Shares
+    low: int
+    high: int
+
+
+@protocol("normalise", "DESIGN of sectorch")
+def normalise(net: Net, x: Shares, low: int, high: int) -> Normal:
+    """The mantissa and the exponent of x, for ring values 2^low <= x < 2^high.
+
+    Below the range the mantissa is 1/2 and the exponent low + 1; above it the mantissa is 1 and the exponent high: a
+    saturation. 0 <= low < high <= 62.
+
+    Rounds: 1 + 5 (comparison) + 1 (bits) + 1 (product). Per element and threshold: 14 bytes online, 12.7 dealt.
+    """
+    thresholds = tuple(1 << k for k in range(low, high + 1))
+    masked = open_masked(net, x)
+    bits = bit_to_ring(net, drelu(net, masked, thresholds=thresholds), x.shape, len(thresholds))
+
+    # The factor 2^(high - e) is 2^(high-low-1) from the first threshold on, is halved by each further one, and is 0
+    # outside the range, where a constant mantissa takes its place.
+    steps = [1 << (high - low - 1)] + [-(1 << (high - k - 1)) for k in range(low + 1, high)] + [-1]
+    factor = each(net, lambda b: _weighted(b, steps), bits)
+    product = multiply_masked(net, torch.mul, masked, open_masked(net, factor))
+    half, whole = 1 << (high - 1), (1 << high) - 1
+    mantissa = Shares(
+        net.locally(net.A, lambda p, b: p - half * b[0] + whole * b[-1] + half, product.A, bits.A),
+        net.locally(net.S, lambda p, b: p - half * b[0] + whole * b[-1], product.S, bits.S),
+    )
+    return Normal(mantissa, bits, low, high)
+
+
+def exponent_map(net: Net, x: Normal, g: Callable[[int], int], below: int | None = None) -> Shares:
+    """g(e) for a public function g of the exponent e = low + 1 .. high, with ring values. No message.
+
+    Args:
+        below: the value for x < 2^low; g(low + 1) unless named.
+    """
+    first = g(x.low + 1)
+    start = first if below is None else below
+    steps = [first - start] + [g(e) - g(e - 1) for e in range(x.low + 2, x.high + 1)] + [0]
+    return unary_map(net, x.bits, start, steps)
+
+
+def unary_map(net: Net, bits: Shares, start: int, steps: list[int]) -> Shares:
+    """start + sum_k steps[k] bits[k]: a public step function of a value whose unary code is `bits`. No message."""
+    mapped = each(net, lambda b: _weighted(b, steps), bits)
+    return Shares(net.locally(net.A, lambda v: v + start, mapped.A), mapped.S)
+
+
+def _weighted(bits: torch.Tensor, weights: list[int]) -> torch.Tensor:
+    """sum_k weights[k] bits[k]."""
+    out = torch.zeros_like(bits[0])
+    for bit, weight in zip(bits, weights, strict=True):
+        out.add_(bit * weight)
+    return out

@@ -1,0 +1,237 @@
+"""Softmax, and layers that normalise by statistics of the input."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..dispatch import Context, Fixed, implements
+from ..mpc import series as series_of
+from ..mpc.mask import open_masked
+from ..mpc.multiply import multiply_masked
+from ..mpc.normalise import exponent_map, normalise
+from ..mpc.relu import ramps
+from ..mpc.shares import Shares, add, each
+from ..mpc.truncate import truncate
+from ..tensor import SharedTensor
+from .common import encoded_public, excess, fixed, refuse, settled
+from .smooth import lifted, positive_reciprocal, series, tensor
+
+T = torch.Tensor
+
+
+def _shifted_exp(context: Context, x: SharedTensor, dim: int) -> tuple[Fixed, Fixed]:
+    """y = max(x - max x, -14) and e^y, both at about f fraction bits."""
+    net = context.net
+    difference = x - x.amax(dim, keepdim=True)
+    floor = series_of.EXP.low
+    threshold = int(encoded_public(context, floor, difference.scale_bits))
+    shift = excess(context, difference.scale_bits)
+    (above,) = ramps(net, open_masked(net, difference.shares), (threshold,), shift)
+    y = lifted(context, Fixed(above, difference.scale_bits - shift), floor)
+    return y, settled(context, series(context, y, series_of.EXP))
+
+
+def _sum_is_below(shape: torch.Size, dim: int) -> int:
+    return math.ceil(math.log2(shape[dim] + 1)) + 1
+
+
+@implements("softmax", torch.softmax, T.softmax, F.softmax, torch.special.softmax, note="error 1e-5; 0 below e^-14")
+def softmax(
+    context: Context, x: SharedTensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
+) -> Fixed:
+    dim = _default_dim(x, dim)
+    _, e = _shifted_exp(context, x, dim)
+    total = Fixed(each(context.net, lambda v: v.sum(dim, keepdim=True), e.shares), e.scale_bits)
+    inverse = positive_reciprocal(context, total, -1, _sum_is_below(x.shares.shape, dim))
+    return fixed(tensor(context, e) * tensor(context, inverse))
+
+
+@implements("log_softmax", torch.log_softmax, T.log_softmax, F.log_softmax, torch.special.log_softmax,
+            note="error 1e-5; not below -14 - log(n)")  # fmt: skip
+def log_softmax(
+    context: Context, x: SharedTensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
+) -> Fixed:
+    dim = _default_dim(x, dim)
+    y, e = _shifted_exp(context, x, dim)
+    return fixed(tensor(context, y) - tensor(context, _log_of_sum(context, e, x.shares.shape, dim, True)))
+
+
+def _default_dim(x: SharedTensor, dim: int | None) -> int:
+    if dim is None:
+        return 0 if x.dim() in (0, 1, 3) else 1
+    return dim
+
+
+@implements("softmin", F.softmin, note="softmax of -x")
+def softmin(
+    context: Context, x: SharedTensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
+) -> Fixed:
+    return fixed(F.softmax(-x, _default_dim(x, dim)))
+
+
+def _log_of_sum(context: Context, e: Fixed, shape: torch.Size, dim: int, keepdim: bool) -> Fixed:
+    """log of the sum of e along dim, which is at least about 1."""
+    net = context.net
+    total = each(net, lambda v: v.sum(dim, keepdim=keepdim), e.shares)
+    s = e.scale_bits
+    normal = normalise(net, total, s - 1, s + _sum_is_below(shape, dim))
+    m = series(context, Fixed(normal.mantissa, normal.high), series_of.LOG)
+    whole = exponent_map(net, normal, lambda k: round((k - s) * math.log(2) * 2**m.scale_bits))
+    return Fixed(add(net, m.shares, whole), m.scale_bits)
+
+
+@implements("logsumexp", torch.logsumexp, T.logsumexp, torch.special.logsumexp, note="error 1e-5")
+def logsumexp(context: Context, x: SharedTensor, dim: Any, keepdim: bool = False) -> Fixed:
+    if not isinstance(dim, int):
+        if len(dim) != 1:
+            refuse("logsumexp over several dimensions", "flatten them into one first")
+        dim = dim[0]
+    largest = x.amax(dim, keepdim=keepdim)
+    _, e = _shifted_exp(context, x, dim)
+    return fixed(largest + tensor(context, _log_of_sum(context, e, x.shares.shape, dim, keepdim)))
+
+
+def _standardised(context: Context, x: SharedTensor, dims: tuple[int, ...], eps: float, centred: bool) -> SharedTensor:
+    """(x - mean) / sqrt(mean of squares + eps) along dims; without `centred` the mean is not taken off.
+
+    The deviation d is opened once under its mask, for the squares and for the product with the inverse root. The sum
+    of squares keeps all its fraction bits, and the inverse root six more than usual, since it multiplies large numbers.
+    """
+    net, f = context.net, context.frac_bits
+    shape = x.shares.shape
+    n = math.prod(shape[d] for d in dims)
+    deviation = x - x.mean(dims, keepdim=True) if centred else x
+    d = _exactly(context, settled(context, fixed(deviation)), f)
+    masked = open_masked(net, d)
+    squares = multiply_masked(net, torch.mul, masked, masked)
+    offset = max(1, round(n * eps * 4.0**f))
+    sums = each(net, lambda v: v.sum(dims, keepdim=True), squares)
+    sums = Shares(net.locally(net.A, lambda v: v + offset, sums.A), sums.S)
+    low = max(0, offset.bit_length() - 2)
+    normal = normalise(net, sums, low, 61)
+    m = series(context, Fixed(normal.mantissa, normal.high), series_of.RSQRT)
+    bits = f + 6
+    power = exponent_map(net, normal, lambda e: round(math.sqrt(n) * 2.0 ** (-(e - 2 * f) / 2) * 2**bits))
+    inverse = tensor(context, settled(context, m)) * tensor(context, Fixed(power, bits))
+    inverse = _exactly(context, fixed(inverse), bits)
+    product = multiply_masked(net, torch.mul, masked, open_masked(net, inverse))
+    return tensor(context, Fixed(product, f + bits))
+
+
+def _exactly(context: Context, x: Fixed, bits: int) -> Shares:
+    """The value at exactly `bits` fraction bits."""
+    if x.scale_bits > bits:
+        return truncate(context.net, x.shares, x.scale_bits - bits)
+    return each(context.net, lambda v: v << (bits - x.scale_bits), x.shares)
+
+
+def _affine(x: SharedTensor, weight: Any, bias: Any) -> Fixed:
+    if weight is not None:
+        x = x * weight
+    return fixed(x if bias is None else x + bias)
+
+
+@implements("layer_norm", F.layer_norm, torch.layer_norm, note="error 1e-5 |result|")
+def layer_norm(context: Context, x: SharedTensor, normalized_shape: Any, weight: Any = None, bias: Any = None,
+               eps: float = 1e-5, *_: Any) -> Fixed:  # fmt: skip
+    dims = tuple(range(-len(tuple(normalized_shape)), 0))
+    return _affine(_standardised(context, x, dims, eps, True), weight, bias)
+
+
+@implements("rms_norm", F.rms_norm, torch.rms_norm, note="error 1e-5 |result|")
+def rms_norm(
+    context: Context, x: SharedTensor, normalized_shape: Any, weight: Any = None, eps: float | None = None
+) -> Fixed:
+    dims = tuple(range(-len(tuple(normalized_shape)), 0))
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    return _affine(_standardised(context, x, dims, eps, False), weight, None)
+
+
+def _per_channel(parameter: Any, dims: int) -> Any:
+    return None if parameter is None else parameter.view(1, -1, *([1] * (dims - 2)))
+
+
+@implements("group_norm", F.group_norm, torch.group_norm, note="error 1e-5 |result|")
+def group_norm(context: Context, x: SharedTensor, num_groups: int, weight: Any = None, bias: Any = None,
+               eps: float = 1e-5, *_: Any) -> Fixed:  # fmt: skip
+    shape = x.shape
+    y = _standardised(context, x.reshape(shape[0], num_groups, -1), (-1,), eps, True).reshape(shape)
+    return _affine(y, _per_channel(weight, len(shape)), _per_channel(bias, len(shape)))
+
+
+@implements("instance_norm", F.instance_norm, torch.instance_norm, note="error 1e-5 |result|")
+def instance_norm(
+    context: Context, x: SharedTensor, running_mean: Any = None, running_var: Any = None, weight: Any = None,
+    bias: Any = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5, *_: Any,
+) -> Fixed:  # fmt: skip
+    if not use_input_stats:
+        return fixed(F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps))
+    y = _standardised(context, x, tuple(range(2, x.dim())), eps, True)
+    return _affine(y, _per_channel(weight, x.dim()), _per_channel(bias, x.dim()))
+
+
+@implements("local_response_norm", F.local_response_norm, note="error 1e-4 |result|")
+def local_response_norm(context: Context, x: SharedTensor, size: int, alpha: float = 1e-4, beta: float = 0.75,
+                        k: float = 1.0) -> Fixed:  # fmt: skip
+    squares = (x * x).unsqueeze(1).flatten(3)
+    padded = F.pad(squares, (0, 0, size // 2, (size - 1) // 2))
+    mean = F.avg_pool2d(padded, (size, 1), stride=1).squeeze(1).reshape(x.shape)
+    return fixed(x * (mean * alpha + k) ** -beta)
+
+
+@implements("normalize", F.normalize, note="p = 2, 1; error 1e-5 |result|")
+def normalize(
+    context: Context, x: SharedTensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None
+) -> Fixed:
+    if p == 1:
+        return fixed(x / x.abs().sum(dim, keepdim=True))
+    if p != 2:
+        refuse(f"normalize with p={p}", "use p=2 or p=1")
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    n = math.prod(x.shares.shape[d] for d in dims)
+    return fixed(
+        _standardised(context, x, dims, max(eps * eps, 4.0**-context.frac_bits) / n, False) * (1 / math.sqrt(n))
+    )
+
+
+@implements("var", torch.var, T.var, note="error 4e-6 n")
+def var(context: Context, x: SharedTensor, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *,
+        correction: Any = None) -> Fixed:  # fmt: skip
+    return fixed(_variance(x, dim, unbiased, keepdim, correction))
+
+
+def _variance(x: SharedTensor, dim: Any, unbiased: Any, keepdim: bool, correction: Any) -> SharedTensor:
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    if correction is None:
+        correction = 1 if unbiased is None else int(unbiased)
+    dims = tuple(range(x.dim())) if dim is None or dim == () else ((dim,) if isinstance(dim, int) else tuple(dim))
+    n = math.prod(x.shares.shape[d] for d in dims)
+    if n <= correction:
+        refuse("the variance of too few elements", "it is not a number")
+    deviation = x - x.mean(dims, keepdim=True)
+    return deviation.square().sum(dims, keepdim=keepdim) / (n - correction)
+
+
+@implements("std", torch.std, T.std, note="error as sqrt")
+def std(context: Context, x: SharedTensor, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *,
+        correction: Any = None) -> Fixed:  # fmt: skip
+    return fixed(torch.sqrt(_variance(x, dim, unbiased, keepdim, correction)))
+
+
+@implements("norm", torch.norm, T.norm, torch.linalg.vector_norm, torch.linalg.norm, note="p = 1, 2, inf")
+def norm(context: Context, x: SharedTensor, p: Any = 2, dim: Any = None, keepdim: bool = False, out: Any = None,
+         dtype: Any = None, ord: Any = None) -> Fixed:  # fmt: skip
+    p = ord if ord is not None else (2 if p in (None, "fro") else p)
+    dims = tuple(range(x.dim())) if dim is None else ((dim,) if isinstance(dim, int) else tuple(dim))
+    if p == 2:
+        return fixed(torch.sqrt(x.square().sum(dims, keepdim=keepdim)))
+    if p == 1:
+        return fixed(x.abs().sum(dims, keepdim=keepdim))
+    if p == math.inf:
+        return fixed(x.abs().amax(dims, keepdim=keepdim))
+    return refuse(f"a norm of order {p}", "use 1, 2 or inf")

@@ -1,0 +1,179 @@
+"""Positions and orders: argmax, max with indices, topk, sort, one-hot codes and look-ups by a secret index."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..choreography import Net
+from ..dispatch import Context, Fixed, implements
+from ..mpc.compare import drelu, is_zero
+from ..mpc.mask import open_masked
+from ..mpc.select import bit_to_ring, select
+from ..mpc.shares import Shares, each
+from ..tensor import PrivateTensor, SharedTensor
+from .common import excess, fixed, refuse
+from .smooth import tensor
+
+T = torch.Tensor
+
+
+def _exchange(
+    net: Net, x: tuple[Shares, Shares], y: tuple[Shares, Shares], low: int
+) -> tuple[Shares, Shares, Shares, Shares]:
+    """Pairs (value, position) x and y, ordered: the larger value first. One comparison, both differences selected."""
+    values, places = (each(net, torch.sub, a, b) for a, b in zip(x, y, strict=True))
+    difference = open_masked(net, values)
+    bits = drelu(net, difference, low=low)
+    value = select(net, bits, difference)
+    place = select(net, bits, open_masked(net, places))
+    first = each(net, torch.add, y[0], value), each(net, torch.add, y[1], place)
+    second = each(net, torch.sub, x[0], value), each(net, torch.sub, x[1], place)
+    return *first, *second
+
+
+def _places(net: Net, values: Shares) -> Shares:
+    """0, 1, 2, ... along the first dimension, as shares (A's half is the number, S's is zero)."""
+    shape = values.shape
+    ramp = torch.arange(shape[0]).view(-1, *[1] * (len(shape) - 1)).expand(shape)
+    return Shares(
+        net.locally(net.A, lambda v: ramp.to(v.device), values.A), net.locally(net.S, torch.zeros_like, values.S)
+    )
+
+
+def _top(context: Context, x: SharedTensor, dim: int, sign: int) -> tuple[Shares, Shares]:
+    """The largest value along dim and its position: a tree; among equals the first wins."""
+    net, low = context.net, excess(context, x.scale_bits)
+    values = each(net, lambda v: sign * v.movedim(dim, 0), x.shares)
+    pair = values, _places(net, values)
+    while (count := pair[0].shape[0]) > 1:
+        half = count // 2
+        left = tuple(each(net, lambda v: v[: 2 * half : 2], v) for v in pair)
+        right = tuple(each(net, lambda v: v[1 : 2 * half : 2], v) for v in pair)
+        best = _exchange(net, left, right, low)[:2]
+        if count % 2:
+            best = tuple(
+                each(net, lambda a, b: torch.cat((a, b[2 * half :])), b, v) for b, v in zip(best, pair, strict=True)
+            )
+        pair = best
+    return each(net, lambda v: sign * v[0], pair[0]), each(net, lambda v: v[0], pair[1])
+
+
+def _arg(sign: int):
+    def handler(context: Context, x: SharedTensor, dim: int | None = None, keepdim: bool = False) -> Fixed:
+        shape = x.shares.shape
+        source = x.reshape(-1) if dim is None else x
+        _, place = _top(context, source, 0 if dim is None else dim, sign)
+        if keepdim:
+            kept = [1] * len(shape) if dim is None else [1 if d == dim % len(shape) else n for d, n in enumerate(shape)]
+            place = each(context.net, lambda v: v.reshape(kept), place)
+        return Fixed(place, 0)
+
+    return handler
+
+
+implements("argmax", torch.argmax, T.argmax, note="the position stays secret")(_arg(1))
+implements("argmin", torch.argmin, T.argmin, note="the position stays secret")(_arg(-1))
+
+
+def with_indices(context: Context, x: SharedTensor, dim: int, keepdim: bool, sign: int) -> tuple[Fixed, Fixed]:
+    """max or min along a dimension, with secret positions."""
+    value, place = _top(context, x, dim, sign)
+    if keepdim:
+        value, place = (each(context.net, lambda v: v.unsqueeze(dim), v) for v in (value, place))
+    return Fixed(value, x.scale_bits), Fixed(place, 0)
+
+
+def _sorted(context: Context, x: SharedTensor, dim: int, descending: bool) -> tuple[Shares, Shares]:
+    """Values and positions in order along dim (moved first): a bitonic network, padded to a power of two."""
+    net, low = context.net, excess(context, x.scale_bits)
+    values = each(net, lambda v: (v if descending else -v).movedim(dim, 0), x.shares)
+    count = values.shape[0]
+    size = 1 << max(0, count - 1).bit_length()
+    places = _places(net, values)
+    if size > count:
+        beyond = -(1 << 61)
+        fill = {net.A: beyond, net.S: 0}
+        pad = lambda v, value: torch.cat(
+            (v, torch.full((size - count, *v.shape[1:]), value, dtype=v.dtype, device=v.device))
+        )
+        values = Shares(
+            net.locally(net.A, lambda v: pad(v, fill[net.A]), values.A),
+            net.locally(net.S, lambda v: pad(v, 0), values.S),
+        )
+        places = each(net, lambda v: pad(v, 0), places)
+    block = 2
+    while block <= size:
+        step = block // 2
+        while step:
+            index = torch.arange(size)
+            upper = index[(index & step) == 0]
+            lower = upper + step
+            falling = (upper & block) == 0
+            first, second = torch.where(falling, upper, lower), torch.where(falling, lower, upper)
+            x_pair = tuple(each(net, lambda v: v[first], v) for v in (values, places))
+            y_pair = tuple(each(net, lambda v: v[second], v) for v in (values, places))
+            big, big_at, small, small_at = _exchange(net, x_pair, y_pair, low)
+            order = torch.argsort(torch.cat((first, second)))
+            values = each(net, lambda a, b: torch.cat((a, b))[order], big, small)
+            places = each(net, lambda a, b: torch.cat((a, b))[order], big_at, small_at)
+            step //= 2
+        block *= 2
+    values, places = (each(net, lambda v: v[:count], v) for v in (values, places))
+    return (values if descending else each(net, torch.neg, values)), places
+
+
+@implements("sort", torch.sort, T.sort, note="bitonic; positions stay secret; not stable")
+def sort(
+    context: Context, x: SharedTensor, dim: int = -1, descending: bool = False, stable: bool = False
+) -> tuple[Fixed, Fixed]:
+    if stable:
+        refuse("a stable sort", "call it without stable=True")
+    if x.dim() == 0:
+        return fixed(x), fixed(x * 0)
+    values, places = _sorted(context, x, dim, descending)
+    back = lambda v: v.movedim(0, dim)
+    return Fixed(each(context.net, back, values), x.scale_bits), Fixed(each(context.net, back, places), 0)
+
+
+@implements("argsort", torch.argsort, T.argsort, note="bitonic; positions stay secret; not stable")
+def argsort(context: Context, x: SharedTensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Fixed:
+    return sort(context, x, dim, descending, stable)[1]
+
+
+@implements("msort", torch.msort, T.msort, note="bitonic")
+def msort(context: Context, x: SharedTensor) -> Fixed:
+    return sort(context, x, 0)[0]
+
+
+@implements("topk", torch.topk, T.topk, note="bitonic; positions stay secret")
+def topk(
+    context: Context, x: SharedTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Fixed, Fixed]:
+    values, places = sort(context, x, dim, largest)
+    keep = lambda v: v.narrow(dim, 0, k)
+    return Fixed(each(context.net, keep, values.shares), x.scale_bits), Fixed(each(context.net, keep, places.shares), 0)
+
+
+@implements("one_hot", F.one_hot, note="of a secret index; name num_classes")
+def one_hot(context: Context, x: SharedTensor, num_classes: int = -1) -> Fixed:
+    if num_classes < 0:
+        refuse("one_hot without num_classes", "the number of classes would reveal the largest index: name it")
+    net = context.net
+    differences = each(net, lambda v: v.unsqueeze(-1).expand(*v.shape, num_classes), x.shares)
+    classes = torch.arange(num_classes)
+    differences = Shares(net.locally(net.A, torch.sub, differences.A, classes), differences.S)
+    shape = differences.shape
+    return Fixed(bit_to_ring(net, is_zero(net, open_masked(net, differences)), shape), 0)
+
+
+@implements("embedding", F.embedding, torch.embedding, note="by a public or a secret index")
+def embedding(context: Context, index: Any, weight: Any, *args: Any, **kwargs: Any) -> Fixed:
+    if isinstance(weight, SharedTensor) and not isinstance(index, SharedTensor):
+        return fixed(weight[index])
+    if not isinstance(index, SharedTensor) or not isinstance(weight, (PrivateTensor, SharedTensor, torch.Tensor)):
+        refuse("this embedding", "share the index with sectorch.share(), or give plain weights")
+    code = tensor(context, one_hot(context, index, weight.shape[0]), weight.dtype)
+    return fixed(torch.matmul(code, weight))

@@ -1,0 +1,111 @@
+"""Transposed convolutions and interpolation: linear maps with a public shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .. import products
+from ..dispatch import Context, Fixed, implements
+from ..mpc.shares import each
+from ..tensor import SharedTensor
+from .common import bilinear, fixed, local, refuse, settled
+from .linear import _pair, _with_bias
+from .smooth import tensor
+
+T = torch.Tensor
+
+
+def _transposed(stride: tuple, padding: tuple, output_padding: tuple, dilation: tuple, groups: int):
+    """x [b, c_in, h, w], weight [c_in, c_out/groups, kh, kw] -> the transposed convolution, mod 2^64.
+
+    It is an ordinary convolution of the input with zeros put between its elements and the flipped, transposed kernel.
+    """
+
+    def product(x: torch.Tensor, w: torch.Tensor, *_: Any) -> torch.Tensor:
+        if x.is_meta or w.is_meta:
+            y = F.conv_transpose2d(
+                x.to("meta", torch.float32), w.to("meta", torch.float32), None, stride, padding, output_padding, groups,
+                dilation,
+            )  # fmt: skip
+            return torch.empty(y.shape, dtype=torch.int64, device="meta")
+        b, c, h, width = x.shape
+        kh, kw = w.shape[2:]
+        apart = x.new_zeros(b, c, (h - 1) * stride[0] + 1, (width - 1) * stride[1] + 1)
+        apart[:, :, :: stride[0], :: stride[1]] = x
+        sides = [(dilation[i] * (k - 1) - padding[i]) for i, k in enumerate((kh, kw))]
+        apart = F.pad(apart, (sides[1], sides[1] + output_padding[1], sides[0], sides[0] + output_padding[0]))
+        kernel = w.flip(2, 3).view(groups, c // groups, -1, kh, kw).transpose(1, 2).reshape(-1, c // groups, kh, kw)
+        return products.Conv2d((1, 1), (0, 0), dilation, groups)(apart, kernel.contiguous())
+
+    return product
+
+
+@implements("conv_transpose2d", torch.conv_transpose2d, F.conv_transpose2d, note="PrivHFL, Figure 3")
+def conv_transpose2d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
+                     output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> Fixed:  # fmt: skip
+    if x.dim() == 3:
+        y = torch.conv_transpose2d(x.unsqueeze(0), weight, bias, stride, padding, output_padding, groups, dilation)
+        return fixed(y.squeeze(0))
+    product = _transposed(_pair(stride), _pair(padding), _pair(output_padding), _pair(dilation), groups)
+    return _with_bias(context, x, bilinear(context, product, x, weight), None if bias is None else bias.view(-1, 1, 1))
+
+
+@implements("conv_transpose1d", torch.conv_transpose1d, F.conv_transpose1d, note="as conv_transpose2d")
+def conv_transpose1d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
+                     output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> Fixed:  # fmt: skip
+    one = [_pair(v)[0] for v in (stride, padding, output_padding, dilation)]
+    y = torch.conv_transpose2d(
+        x.unsqueeze(-2), weight.unsqueeze(-2), bias, (1, one[0]), (0, one[1]), (0, one[2]), groups, (1, one[3])
+    )
+    return fixed(y.squeeze(-2))
+
+
+@implements("interpolate", F.interpolate, F.upsample, F.upsample_nearest, F.upsample_bilinear, note="local")
+def interpolate(
+    context: Context, x: SharedTensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest",
+    align_corners: bool | None = None, recompute_scale_factor: Any = None, antialias: bool = False,
+) -> Fixed:  # fmt: skip
+    """Every mode acts on one dimension after the other; each is a public matrix, read off torch itself."""
+    spatial = x.dim() - 2
+    sizes = [size] * spatial if isinstance(size, int) else size
+    factors = [scale_factor] * spatial if isinstance(scale_factor, (int, float)) else scale_factor
+    if mode in ("area",):
+        refuse(f"interpolate with mode={mode}", "use adaptive_avg_pool")
+    value = fixed(x)
+    one = {"bilinear": "linear", "trilinear": "linear"}.get(mode, mode)
+    for d in range(spatial):
+        n = x.shape[2 + d]
+        eye = torch.eye(n, dtype=torch.float64).unsqueeze(0)
+        wanted = dict(size=sizes[d]) if sizes is not None else dict(scale_factor=factors[d])
+        if one == "bicubic":
+            eye = eye.unsqueeze(2)
+            wanted = dict(size=(1, sizes[d])) if sizes is not None else dict(scale_factor=(1.0, factors[d]))
+        corners = align_corners if "linear" in one or "cubic" in one else None
+        wanted.update(recompute_scale_factor=recompute_scale_factor, align_corners=corners, mode=one)
+        matrix = F.interpolate(eye, **wanted).reshape(n, -1)
+        if bool(((matrix == 0) | (matrix == 1)).all()):
+            index = matrix.argmax(0)
+            value = Fixed(
+                each(context.net, lambda v, i=index, d=d: v.index_select(2 + d, i.to(v.device)), value.shares),
+                value.scale_bits,
+            )
+        else:
+            moved = tensor(context, settled(context, value)).movedim(2 + d, -1)
+            value = fixed(torch.matmul(moved, matrix.to(moved.dtype)).movedim(-1, 2 + d))
+    return value
+
+
+@implements("unfold_patches", F.unfold, note="local")
+def unfold(
+    context: Context, x: SharedTensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
+) -> Fixed:
+    def patches(v: torch.Tensor) -> torch.Tensor:
+        batch = v if v.dim() == 4 else v.unsqueeze(0)
+        windows = products.windows_of(batch, _pair(kernel_size), _pair(stride), _pair(padding), _pair(dilation))
+        out = windows.reshape(windows.shape[0], -1, windows.shape[4] * windows.shape[5])
+        return out if v.dim() == 4 else out.squeeze(0)
+
+    return local(context, patches, x)

@@ -1,0 +1,345 @@
+"""Exponentials, logarithms, roots, quotients and the activations made of them.
+
+Every function states its domain; outside it saturates as said, and never wraps. Errors are for 20 fraction bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..dispatch import Context, Fixed, implements
+from ..mpc import series as series_of
+from ..mpc.compare import drelu
+from ..mpc.mask import open_masked
+from ..mpc.normalise import Normal, exponent_map, normalise, unary_map
+from ..mpc.relu import ramps
+from ..mpc.select import bit_to_ring
+from ..mpc.series import Series
+from ..mpc.shares import Shares, add, each
+from ..mpc.trigonometric import scales, trigonometric
+from ..tensor import SharedTensor
+from .common import encoded_public, excess, fixed, plus, refuse, scaled, settled
+
+T = torch.Tensor
+TURN = Series(-0.5, 0.5, 0, 0.0, 0.0, (1.0,), (0.0,))
+"""cos(2 pi x), of any x: the period is exact."""
+
+QUARTER = Series(-0.5, 0.5, 0, 0.0, 0.0, (0.0,), (1.0,))
+"""sin(2 pi x)."""
+
+
+def tensor(context: Context, x: Fixed, dtype: torch.dtype = torch.float32) -> SharedTensor:
+    """A handler's value as an operand of torch functions."""
+    return SharedTensor(x.shares, x.scale_bits, context.session, context.party, context.scheme, dtype)
+
+
+def series(context: Context, x: Fixed, which: Series) -> Fixed:
+    """A trigonometric series of x, which must lie in the interval of the series."""
+    shares = trigonometric(context.net, x.shares, x.scale_bits, which, context.frac_bits)
+    return Fixed(shares, sum(scales(context.frac_bits)))
+
+
+def clamped(context: Context, x: Fixed, low: float, high: float) -> tuple[Fixed, Fixed]:
+    """x clamped to [low, high], and ReLU(x - high), both at f fraction bits, from one opening."""
+    net, shift = context.net, excess(context, x.scale_bits)
+    bounds = tuple(int(encoded_public(context, bound, x.scale_bits)) for bound in (low, high))
+    above_low, above_high = ramps(net, open_masked(net, x.shares), bounds, shift)
+    scale = x.scale_bits - shift
+    inside = each(net, torch.sub, above_low, above_high)
+    return lifted(context, Fixed(inside, scale), low), Fixed(above_high, scale)
+
+
+def lifted(context: Context, x: Fixed, constant: float) -> Fixed:
+    """x plus a public number."""
+    offset = round(constant * 2**x.scale_bits)
+    net = context.net
+    return Fixed(Shares(net.locally(net.A, lambda v: v + offset, x.shares.A), x.shares.S), x.scale_bits)
+
+
+def saturated(context: Context, x: Fixed, which: Series, right_slope: float = 0.0) -> Fixed:
+    """The series on its interval; constant to the left of it, and with a slope to the right."""
+    inside, beyond = clamped(context, x, which.low, which.high)
+    y = series(context, inside, which)
+    return plus(context, y, scaled(context, beyond, right_slope)) if right_slope else y
+
+
+def unary(name: str, *keys: Any, in_place: tuple = (), note: str = "") -> Callable:
+    """Register a function of one SharedTensor that is written with torch operations on SharedTensors or with Fixed."""
+
+    def register(f):
+        @implements(name, *keys, in_place=in_place, note=note)
+        def handler(context: Context, x: SharedTensor, *args: Any, **kwargs: Any) -> Fixed:
+            result = f(context, x, *args, **kwargs)
+            return fixed(result) if isinstance(result, SharedTensor) else result
+
+        return handler
+
+    return register
+
+
+EXP_LOW, EXP_HIGH = -14, 10
+
+
+@unary("exp", torch.exp, T.exp, in_place=(T.exp_, torch.exp_), note="x <= 10; 0 below -14; error 6e-6 e^x + 2e-6")
+def exp(context: Context, x: SharedTensor) -> Fixed:
+    """x = n + u with whole n from comparisons with all whole numbers at once; e^u is a series, e^n a public map."""
+    net = context.net
+    steps = range(EXP_LOW, EXP_HIGH + 1)
+    x = settled(context, fixed(x))
+    thresholds = tuple(k << x.scale_bits for k in steps)
+    bits = bit_to_ring(net, drelu(net, open_masked(net, x.shares), thresholds=thresholds), x.shares.shape, len(steps))
+    whole = unary_map(net, bits, 0, [EXP_LOW + 1 << x.scale_bits] + [1 << x.scale_bits] * (len(steps) - 1))
+    part = Fixed(each(net, torch.sub, x.shares, whole), x.scale_bits)  # in [-1, 0)
+    f = context.frac_bits
+    powers = [round(math.exp(n + 1) * 2**f) for n in steps][:-1]
+    factor = unary_map(net, bits, 0, [b - a for a, b in zip([0, *powers], [*powers, 0], strict=True)])
+    top = unary_map(net, bits, 0, [0] * (len(steps) - 1) + [round(math.exp(EXP_HIGH) * 2**f)])
+    y = tensor(context, series(context, part, series_of.EXP)) * tensor(context, Fixed(factor, f))
+    return plus(context, fixed(y), Fixed(top, f))
+
+
+@unary("sigmoid", torch.sigmoid, T.sigmoid, F.sigmoid, torch.special.expit, in_place=(T.sigmoid_, torch.sigmoid_),
+       note="everywhere; error 4e-6")  # fmt: skip
+def sigmoid(context: Context, x: SharedTensor) -> Fixed:
+    return saturated(context, fixed(x), series_of.SIGMOID)
+
+
+@unary("tanh", torch.tanh, T.tanh, F.tanh, in_place=(T.tanh_, torch.tanh_), note="everywhere; error 8e-6")
+def tanh(context: Context, x: SharedTensor) -> Fixed:
+    y = saturated(context, Fixed(x.shares, x.scale_bits - 1), series_of.SIGMOID)
+    return lifted(context, Fixed(y.shares, y.scale_bits - 1), -1.0)
+
+
+@unary("erf", torch.erf, T.erf, torch.special.erf, in_place=(T.erf_, torch.erf_), note="everywhere; error 4e-6")
+def erf(context: Context, x: SharedTensor) -> Fixed:
+    return saturated(context, fixed(x), series_of.ERF)
+
+
+@unary("erfc", torch.erfc, T.erfc, torch.special.erfc, note="everywhere; error 4e-6")
+def erfc(context: Context, x: SharedTensor) -> SharedTensor:
+    return 1 - torch.erf(x)
+
+
+@unary("gelu", F.gelu, note="everywhere; error 4e-6")
+def gelu(context: Context, x: SharedTensor, approximate: str = "none") -> Fixed:
+    which = series_of.GELU if approximate == "none" else series_of.GELU_TANH
+    return saturated(context, fixed(x), which, 1.0)
+
+
+@unary("softplus", F.softplus, note="everywhere; error 5e-6 / beta")
+def softplus(context: Context, x: SharedTensor, beta: float = 1.0, threshold: float = 20.0) -> Fixed:
+    y = saturated(context, fixed(x) if beta == 1 else fixed(x * beta), series_of.SOFTPLUS, 1.0)
+    return y if beta == 1 else scaled(context, y, 1.0 / beta)
+
+
+@unary("logsigmoid", F.logsigmoid, note="everywhere; error 5e-6")
+def logsigmoid(context: Context, x: SharedTensor) -> SharedTensor:
+    return -F.softplus(-x)
+
+
+@unary("silu", F.silu, note="everywhere; error 4e-6 |x| + 2e-6")
+def silu(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTensor:
+    return _in_place(x, x * torch.sigmoid(x), inplace)
+
+
+@unary("mish", F.mish, note="everywhere; error 4e-6 |x| + 2e-6")
+def mish(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTensor:
+    gate = tensor(context, saturated(context, fixed(x), series_of.TANH_SOFTPLUS))
+    return _in_place(x, x * gate, inplace)
+
+
+def _in_place(x: SharedTensor, y: SharedTensor, inplace: bool) -> SharedTensor:
+    if inplace:
+        if x.aliased:
+            refuse("an in-place activation on a view", "pass inplace=False")
+        x.shares, x.scale_bits = y.shares, y.scale_bits
+    return y
+
+
+def _exp_below_zero(context: Context, x: SharedTensor) -> tuple[Fixed, Fixed]:
+    """exp(min(x, 0)) and ReLU(x)."""
+    inside, beyond = clamped(context, fixed(x), series_of.EXP.low, 0.0)
+    return series(context, inside, series_of.EXP), beyond
+
+
+@unary("elu", F.elu, in_place=(F.elu_,), note="everywhere; error 4e-6 alpha")
+def elu(context: Context, x: SharedTensor, alpha: float = 1.0, inplace: bool = False) -> SharedTensor:
+    below, positive = _exp_below_zero(context, x)
+    return _in_place(x, (tensor(context, below) - 1) * alpha + tensor(context, positive), inplace)
+
+
+@unary("celu", F.celu, torch.celu, note="everywhere; error 4e-6 alpha")
+def celu(context: Context, x: SharedTensor, alpha: float = 1.0, inplace: bool = False) -> SharedTensor:
+    return _in_place(x, F.elu(x / alpha) * alpha, inplace)
+
+
+SELU_SCALE, SELU_ALPHA = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
+
+
+@unary("selu", F.selu, torch.selu, note="everywhere; error 8e-6")
+def selu(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTensor:
+    return _in_place(x, F.elu(x, SELU_ALPHA) * SELU_SCALE, inplace)
+
+
+@unary("hardsigmoid", F.hardsigmoid, note="everywhere")
+def hardsigmoid(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTensor:
+    return _in_place(x, torch.clamp(x + 3, 0, 6) / 6, inplace)
+
+
+@unary("hardswish", F.hardswish, note="everywhere")
+def hardswish(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTensor:
+    return _in_place(x, x * (torch.clamp(x + 3, 0, 6) / 6), inplace)
+
+
+@unary("softsign", F.softsign, note="everywhere; error 1e-5")
+def softsign(context: Context, x: SharedTensor) -> SharedTensor:
+    return x / (1 + x.abs())
+
+
+@unary("tanhshrink", F.tanhshrink, note="everywhere; error 8e-6")
+def tanhshrink(context: Context, x: SharedTensor) -> SharedTensor:
+    return x - torch.tanh(x)
+
+
+@unary("softshrink", F.softshrink, torch.nn.functional.softshrink, note="exact")
+def softshrink(context: Context, x: SharedTensor, lambd: float = 0.5) -> SharedTensor:
+    return x - x.clamp(-lambd, lambd)
+
+
+@unary("hardshrink", F.hardshrink, T.hardshrink, torch.hardshrink, note="exact")
+def hardshrink(context: Context, x: SharedTensor, lambd: float = 0.5) -> SharedTensor:
+    return x * ((x > lambd) | (x < -lambd))
+
+
+@unary("threshold", F.threshold, torch.threshold, note="exact")
+def threshold(context: Context, x: SharedTensor, threshold: float, value: float, inplace: bool = False) -> SharedTensor:
+    return _in_place(x, value + (x - value) * (x > threshold), inplace)
+
+
+@unary("glu", F.glu, note="error 4e-6 |x|")
+def glu(context: Context, x: SharedTensor, dim: int = -1) -> SharedTensor:
+    a, b = x.chunk(2, dim)
+    return a * torch.sigmoid(b)
+
+
+@unary("cos", torch.cos, T.cos, in_place=(T.cos_,), note="|x| <= 1000; error 4e-6")
+def cos(context: Context, x: SharedTensor) -> Fixed:
+    return series(context, _turns(context, x), TURN)
+
+
+@unary("sin", torch.sin, T.sin, in_place=(T.sin_,), note="|x| <= 1000; error 4e-6")
+def sin(context: Context, x: SharedTensor) -> Fixed:
+    return series(context, _turns(context, x), QUARTER)
+
+
+def _turns(context: Context, x: SharedTensor) -> Fixed:
+    """x / (2 pi), with ten fraction bits more than usual: the error of the constant grows with x."""
+    x = settled(context, fixed(x))
+    bits = context.frac_bits + 10
+    factor = round(2**bits / (2 * math.pi))
+    return Fixed(each(context.net, lambda v: v * factor, x.shares), x.scale_bits + bits)
+
+
+def exponent(context: Context, x: Fixed, low: int, high: int) -> Normal:
+    """Mantissa and exponent of x for 2^low <= x < 2^high, real exponents."""
+    return normalise(context.net, x.shares, max(0, x.scale_bits + low), x.scale_bits + high)
+
+
+def _times_power(context: Context, x: Fixed, normal: Normal, mantissa: Series, power: Callable, below: float) -> Fixed:
+    """mantissa(m) * power(e) for x = m 2^e."""
+    f, s = context.frac_bits, x.scale_bits
+    m = series(context, Fixed(normal.mantissa, normal.high), mantissa)
+    g = exponent_map(context.net, normal, lambda e: round(power(e - s) * 2**f), round(below * 2**f))
+    return fixed(tensor(context, m) * tensor(context, Fixed(g, f)))
+
+
+LOG_LOW, HIGH = -14, 20
+
+
+@unary(
+    "log", torch.log, T.log, in_place=(T.log_, torch.log_), note="2^-14 <= x < 2^20; saturates; error 4e-6 + 1e-6 / x"
+)
+def log(context: Context, x: SharedTensor) -> Fixed:
+    x = settled(context, fixed(x))
+    normal = exponent(context, x, LOG_LOW, HIGH)
+    m = series(context, Fixed(normal.mantissa, normal.high), series_of.LOG)
+    s, bits = x.scale_bits, m.scale_bits
+    whole = exponent_map(context.net, normal, lambda e: round((e - s) * math.log(2) * 2**bits))
+    return Fixed(add(context.net, m.shares, whole), bits)
+
+
+@unary("log2", torch.log2, T.log2, note="as log")
+def log2(context: Context, x: SharedTensor) -> SharedTensor:
+    return torch.log(x) * (1 / math.log(2))
+
+
+@unary("log10", torch.log10, T.log10, note="as log")
+def log10(context: Context, x: SharedTensor) -> SharedTensor:
+    return torch.log(x) * (1 / math.log(10))
+
+
+@unary("log1p", torch.log1p, T.log1p, note="as log of 1 + x")
+def log1p(context: Context, x: SharedTensor) -> SharedTensor:
+    return torch.log(1 + x)
+
+
+@unary("expm1", torch.expm1, T.expm1, note="as exp")
+def expm1(context: Context, x: SharedTensor) -> SharedTensor:
+    return torch.exp(x) - 1
+
+
+@unary("exp2", torch.exp2, T.exp2, torch.special.exp2, note="as exp of x ln 2")
+def exp2(context: Context, x: SharedTensor) -> SharedTensor:
+    return torch.exp(x * math.log(2))
+
+
+@unary("sinh", torch.sinh, T.sinh, note="|x| <= 10; error as exp")
+def sinh(context: Context, x: SharedTensor) -> SharedTensor:
+    return (torch.exp(x) - torch.exp(-x)) * 0.5
+
+
+@unary("cosh", torch.cosh, T.cosh, note="|x| <= 10; error as exp")
+def cosh(context: Context, x: SharedTensor) -> SharedTensor:
+    return (torch.exp(x) + torch.exp(-x)) * 0.5
+
+
+@unary("sqrt", torch.sqrt, T.sqrt, in_place=(T.sqrt_,), note="0 <= x < 2^20; 0 below 2^-16; error 2e-6 + 1e-6 / sqrt x")
+def sqrt(context: Context, x: SharedTensor) -> Fixed:
+    x = settled(context, fixed(x))
+    normal = exponent(context, x, -16, HIGH)
+    return _times_power(context, x, normal, series_of.SQRT, lambda e: 2.0 ** (e / 2), 0.0)
+
+
+@unary("rsqrt", torch.rsqrt, T.rsqrt, in_place=(T.rsqrt_,), note="2^-14 <= x < 2^20; saturates")
+def rsqrt(context: Context, x: SharedTensor) -> Fixed:
+    x = settled(context, fixed(x))
+    normal = exponent(context, x, LOG_LOW, HIGH)
+    return _times_power(context, x, normal, series_of.RSQRT, lambda e: 2.0 ** (-e / 2), 2.0 ** (-(LOG_LOW + 1) / 2))
+
+
+RECIPROCAL_LOW = -12
+
+
+def positive_reciprocal(context: Context, x: Fixed, low: int, high: int) -> Fixed:
+    """1 / x for 2^low <= x < 2^high."""
+    normal = exponent(context, x, low, high)
+    return _times_power(context, x, normal, series_of.RECIPROCAL, lambda e: 2.0**-e, 2.0 ** -(low + 1))
+
+
+@unary("reciprocal", torch.reciprocal, T.reciprocal, in_place=(T.reciprocal_,),
+       note="2^-12 <= |x| < 2^20; saturates; error 2e-6 / |x| + 1e-6 / x^2")  # fmt: skip
+def reciprocal(context: Context, x: SharedTensor) -> SharedTensor:
+    x = tensor(context, settled(context, fixed(x)))
+    sign = (x >= 0) * 2 - 1
+    magnitude = positive_reciprocal(context, fixed(x * sign), RECIPROCAL_LOW, HIGH)
+    return tensor(context, magnitude) * sign
+
+
+def raised_power(context: Context, x: SharedTensor, y: Any) -> SharedTensor:
+    """x^y = exp(y log x) for x > 0."""
+    return torch.exp(torch.log(x) * y)

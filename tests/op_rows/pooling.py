@@ -1,0 +1,37 @@
+"""Rows of pooling."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+
+from sectorch.errors import ShapeError, UnsupportedOpError
+
+from .base import call, number, op, refused
+
+X = number(1, 2, 5, 6)
+LINE = number(2, 3, 7)
+MAX = "a maximum keeps an entry: encoding"
+MEAN = "a mean of k entries: 1/2 where k is a power of two, else |sum| / 2 + 1/2 = 4 k / 2 + 1/2; k at most 12"
+
+ROWS = (
+    op("max_pool2d", call(X, 2), call(X, (3, 2)), call(X, 3, 1), call(X, 3, 2, 1), call(X, 2, 2, 0, 2), call(X, 3, 2, 1, 1, True),
+       call(X, 2, stride=(1, 2), padding=(1, 0)), call(number(2, 4, 4), 2), call(X, 2, ceil_mode=True), call(X, 1),
+       ulps=0.5, why=MAX,
+       errors=(refused(UnsupportedOpError, "indices", X, 2, return_indices=True, key=F.max_pool2d),
+               refused(ShapeError, "pad", X, 2, 1, 2),
+               refused(ShapeError, "Output size is too small", X, 9))),
+    op("max_pool1d", call(LINE, 2), call(LINE, 3, 2, 1), call(LINE, 2, 1, 0, 2), call(LINE, 3, 2, 0, 1, True), call(LINE, (2,)),
+       call(number(3, 6), 2), ulps=0.5, why=MAX, errors=(refused(ShapeError, "pad", LINE, 2, 1, 2),)),
+    op("avg_pool2d", call(X, 2), call(X, 3), call(X, (2, 3), 1), call(X, 3, 2, 1), call(X, 3, 2, 1, False, False),
+       call(X, 3, 2, 1, True), call(X, 3, 2, 1, True, False), call(X, 2, divisor_override=3), call(number(2, 4, 4), 2),
+       call(X, 2, ceil_mode=True), ulps=24.5, why=MEAN, errors=(refused(ShapeError, "pad", X, 2, 1, 2),)),
+    op("avg_pool1d", call(LINE, 2), call(LINE, 3), call(LINE, 3, 2, 1), call(LINE, 3, 2, 1, True, False), call(LINE, (2,), (1,)),
+       call(number(3, 6), 2), ulps=6.5, why=MEAN + "; k at most 3", errors=(refused(ShapeError, "pad", LINE, 2, 1, 2),)),
+    op("adaptive_avg_pool2d", call(X, 1), call(X, (2, 3)), call(X, (None, 2)), call(X, 4), call(number(2, 4, 4), 2), call(X, (5, 6)),
+       ulps=60.5, why="4 k / 2 + 1/2 with k at most 30", errors=(refused(ShapeError, "Expected 3D or 4D", number(4), 2),)),
+    op("adaptive_avg_pool1d", call(LINE, 1), call(LINE, 3), call(number(3, 6), 2), call(LINE, (2,)), ulps=14.5,
+       why="4 k / 2 + 1/2 with k at most 7", errors=(refused(ShapeError, "Expected 2 to 3 dim", number(4), 2),)),
+    op("adaptive_max_pool2d", call(X, 1), call(X, (2, 3)), call(X, (None, 2)), call(X, 4), call(number(2, 4, 4), 2),
+       ulps=0.5, why=MAX,
+       errors=(refused(UnsupportedOpError, "indices", X, 2, return_indices=True, key=F.adaptive_max_pool2d),)),
+)  # fmt: skip

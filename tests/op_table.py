@@ -1,0 +1,12 @@
+"""The op table as data: one row for every operation of `sectorch.dispatch.TABLE`; `test_ops.py` runs templates over it.
+
+The rows are in `op_rows/`, a file for each kind of operation.
+"""
+
+from __future__ import annotations
+
+from op_rows import activation, arithmetic, compare, linear, pooling, reduction, structure
+from op_rows.base import OpRow
+
+KINDS = (activation, arithmetic, compare, linear, pooling, reduction, structure)
+ROWS: dict[str, OpRow] = {row.name: row for kind in KINDS for row in kind.ROWS}

@@ -1,0 +1,270 @@
+"""One program, three parties: what a choreography refuses, how it counts, and the ways in which it can be run."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import pickle
+
+import pytest
+import torch
+from helpers import CASES, lines_of, ring_values, run, run_with_profile
+from helpers import session as shared_session
+
+from sectorch.choreography import PROTOCOLS, Message, Net, Party, Phase, protocol
+from sectorch.errors import (
+    ArgumentError,
+    KeyAgreementError,
+    MisplacedValueError,
+    SecretBranchError,
+    SessionMismatchError,
+    StreamReuseError,
+    TopologyError,
+    UndeclaredMessageError,
+)
+from sectorch.mpc.share import share
+from sectorch.mpc.shares import add
+from sectorch.mpc.truncate import truncate
+from sectorch.runtime.ledger import Profile
+from sectorch.session import Session
+
+
+def declared(*messages: Message):
+    """A protocol of this test only: run at once, and taken off the list again."""
+
+    def decorate(f):
+        wrapped = protocol("of_a_test", "tests", messages)(f)
+        del PROTOCOLS["of_a_test"]
+        return wrapped
+
+    return decorate
+
+
+@pytest.fixture
+def net():
+    session = shared_session()
+    with session.call(session.answering[0]) as net:
+        yield net
+
+
+# What is refused.
+
+
+def test_a_party_cannot_compute_on_what_it_does_not_hold(net):
+    at_Q = net.own(net.Q, torch.ones(2, 3))
+    at_QA = net.common(net.Q, net.A, (2, 3), "r")
+    with pytest.raises(MisplacedValueError, match=r"S cannot compute add: a value of shape \(2, 3\) is at Q only"):
+        net.locally(net.S, torch.add, at_Q, 1)
+    with pytest.raises(MisplacedValueError, match="A, S cannot compute"):
+        net.locally((net.A, net.S), torch.add, at_Q, 1)
+    with pytest.raises(MisplacedValueError, match="A cannot compute"):
+        net.locally((net.Q, net.A), torch.add, at_Q, at_QA)
+    with pytest.raises(MisplacedValueError, match=r"S cannot read a value held by \['A', 'Q'\]"):
+        net.read(at_QA, net.S)
+    assert net.read(net.locally(net.Q, torch.sub, at_QA, at_QA), net.Q).count_nonzero() == 0
+
+
+@declared(
+    Message("a", "Q", "A", ""), Message("b", "A", "Q", ""), Message("c", "Q", "S", ""), Message("d", "S", "S", "")
+)
+def send(net: Net, value, src: Party, dst: Party, label: str):
+    return net.send(value, src, dst, label)
+
+
+def test_clients_have_no_channel_to_each_other(net):
+    for src, dst, label in ((net.Q, net.A, "a"), (net.A, net.Q, "b"), (net.S, net.S, "d"), (net.Q, net.Q, "c")):
+        with pytest.raises(TopologyError, match=f"no channel from {src} to {dst}"):
+            send(net, net.own(src, torch.ones(1)), src, dst, label)
+
+
+def test_only_a_holder_sends(net):
+    with pytest.raises(MisplacedValueError, match="Q cannot send 'c': it does not hold the value"):
+        send(net, net.own(net.A, torch.ones(1)), net.Q, net.S, "c")
+
+
+def test_messages_are_declared(net):
+    value = net.own(net.Q, torch.ones(1))
+    with Profile() as profile:
+        with pytest.raises(UndeclaredMessageError, match="'c' was sent outside a protocol"):
+            net.send(value, net.Q, net.S, "c")
+        with pytest.raises(UndeclaredMessageError, match="sent 'z', which it does not declare; it declares a, b, c, d"):
+            send(net, value, net.Q, net.S, "z")
+        with pytest.raises(UndeclaredMessageError, match="'c' from Q to S, not from S to Q"):
+            send(net, net.own(net.S, torch.ones(1)), net.S, net.Q, "c")
+        with pytest.raises(UndeclaredMessageError, match="declares 'c' from Q to S, not from S to A"):
+            send(net, net.own(net.S, torch.ones(1)), net.S, net.A, "c")
+    assert profile.ledger == [], "nothing was sent"
+    assert net._stack == [], "a failed protocol is left"
+
+
+def test_an_inner_protocol_does_not_send_under_the_outer_declaration(net):
+    @declared()
+    def inner(net):
+        return send.__wrapped__(net, net.own(net.Q, torch.ones(1)), net.Q, net.S, "c")
+
+    @declared(Message("c", "Q", "S", ""))
+    def outer(net):
+        return inner(net)
+
+    with pytest.raises(UndeclaredMessageError, match="declares no message"):
+        outer(net)
+
+
+BRANCHES = dict(
+    bool=bool, len=len, iter=iter, list=list, index=lambda v: [1, 2][v], float=float, int=int, item=lambda v: v[0],
+    eq=lambda v: v == v, eq_number=lambda v: v == 0, ne=lambda v: v != 0, lt=lambda v: v < 0, le=lambda v: v <= 0,
+    gt=lambda v: v > 0, ge=lambda v: v >= 0, contains=lambda v: 1 in v, unpack=lambda v: (lambda *_: 0)(*v),
+    match=lambda v: 0 if v else 1, complex=complex, range=lambda v: range(v), sum=sum, math=math.floor,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_located_value_steers_no_control_flow(name: str, net):
+    for value in (net.own(net.Q, torch.ones(1, dtype=torch.int64)), net.own(net.Q, 3)):
+        with pytest.raises(TypeError) as raised:
+            BRANCHES[name](value)
+        if name not in ("complex", "math", "contains"):  # Python refuses these with a TypeError of its own
+            assert isinstance(raised.value, SecretBranchError)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_located_value_cannot_be_taken_away(duplicate, net):
+    with pytest.raises(SecretBranchError, match="cannot be copied or pickled"):
+        duplicate(net.own(net.Q, torch.ones(1)))
+    with pytest.raises((ArgumentError, StreamReuseError, SecretBranchError, TypeError)):
+        duplicate(shared_session())
+
+
+def test_representations_show_no_content(net):
+    x = torch.tensor([123456789, 987654321])
+    shares = share(net, net.own(net.Q, x))
+    shown = [repr(v) for v in (net.own(net.Q, x), shares, shares.A, shares.S, net, shared_session())]
+    assert shown[0] == "Located((2,) at Q, online)"
+    assert shown[2] == "Located((2,) at A, Q, offline)"
+    for value in (*x, *shares.A._value, *shares.S._value):
+        assert str(value.item()) not in " ".join(shown)
+
+
+def test_values_of_two_sessions_do_not_meet(net):
+    other = Session()
+    x = ring_values((5,))
+    with other.call(other.answering[0]) as elsewhere:
+        theirs = share(elsewhere, elsewhere.own(elsewhere.Q, x))
+        ours = share(net, net.own(net.Q, x))
+        for attempt in (
+            lambda: add(net, ours, theirs),
+            lambda: truncate(net, theirs, 20),
+            lambda: net.read(theirs.A, net.A),
+            lambda: send(net, elsewhere.own(elsewhere.Q, x), net.Q, net.S, "c"),
+        ):
+            with pytest.raises(SessionMismatchError, match="two sessions"):
+                attempt()
+
+
+def test_a_session_has_an_answering_party():
+    with pytest.raises(ArgumentError, match="at least one answering party, got 0"):
+        Session(0)
+
+
+def test_two_ends_that_did_not_agree_on_a_key():
+    session = Session()
+    net = session.setup(session.answering[0])
+    with pytest.raises(KeyAgreementError, match="did not agree on one key"):
+        net.install(net.Q, net.A, net.own(net.Q, torch.arange(32, dtype=torch.uint8)))
+    fresh = Party("B", "A")
+    with pytest.raises(KeyAgreementError, match="hold no pair key yet"):
+        Net(session.runtime, 77, session.Q, fresh, session.S, Phase.OFFLINE).common(session.Q, fresh, (1,), "r")
+
+
+# Phases and rounds.
+
+
+@declared(*(Message(f"{s}{d}", s, d, "") for s, d in ("QS", "SQ", "SA", "AS")))
+def hops(net: Net, value, path: str):
+    for src, dst in itertools.pairwise(path):
+        value = net.send(value, getattr(net, src), getattr(net, dst), src + dst)
+    return value
+
+
+def test_phases_and_rounds_follow_data_dependence(net):
+    setup = shared_session().setup(net.A)
+    with Profile() as profile:
+        weight = hops(setup, setup.own(net.A, torch.ones(5), Phase.SETUP), "AS")
+        assert (weight.phase, weight.round) == (Phase.SETUP, 1)
+        # In a call the weight counts as there from the start: what depends on it alone is sent ahead of the query.
+        early = hops(net, weight, "SQ")
+        assert (early.phase, early.round) == (Phase.OFFLINE, 1)
+        mask = hops(net, net.common(net.Q, net.A, (4,), "r", torch.int32), "QSA")
+        assert (mask.phase, mask.round) == (Phase.OFFLINE, 2)
+        both = net.locally(net.S, lambda a, b: a[:4] + b, early, mask)
+        assert (both.phase, both.round) == (Phase.OFFLINE, 2)
+        assert hops(net, both, "SA").round == 3
+
+        # Three offline rounds behind a value cost the query nothing; its own rounds start anew.
+        query = hops(net, net.own(net.Q, torch.ones(3)), "QS")
+        assert (query.phase, query.round) == (Phase.ONLINE, 1)
+        mixed = net.locally(net.S, lambda a, b: a + b[:3], query, both)
+        assert (mixed.phase, mixed.round) == (Phase.ONLINE, 1)
+        answer = hops(net, mixed, "SASQ")
+        assert (answer.phase, answer.round) == (Phase.ONLINE, 4)
+        # Two messages that do not wait for each other share a round.
+        hops(net, net.own(net.A, torch.ones(1)), "AS")
+    rounds = [(line.phase.name, line.round, line.bytes) for line in profile.ledger]
+    assert rounds == [
+        ("SETUP", 1, 20), ("OFFLINE", 1, 20), ("OFFLINE", 1, 16), ("OFFLINE", 2, 16), ("OFFLINE", 3, 16),
+        ("ONLINE", 1, 12), ("ONLINE", 2, 12), ("ONLINE", 3, 12), ("ONLINE", 4, 12), ("ONLINE", 1, 4),
+    ]  # fmt: skip
+    assert [profile.rounds_of(phase) for phase in Phase] == [1, 3, 4]
+    assert profile.rounds == 4
+
+
+def test_local_work_takes_no_round(net):
+    x = net.own(net.Q, torch.ones(3))
+    for _ in range(5):
+        x = net.locally(net.Q, torch.neg, x)
+    a, b = net.locally(net.Q, lambda v: (v, v + 1), x)
+    assert (a.round, b.round, b.phase) == (0, 0, Phase.ONLINE)
+
+
+# One program run in several ways.
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("n", [1, 64, 70])
+def test_a_dry_run_sends_what_a_real_one_sends(case, n: int):
+    inputs = case.inputs(n)
+    outputs, real = run_with_profile(Session(case.answering), case, inputs)
+    shapes, dry = run_with_profile(Session(case.answering, dry=True), case, inputs)
+    case.check(inputs, outputs)
+    assert lines_of(real) == lines_of(dry)
+    assert [(s.shape, s.dtype) for s in shapes] == [(o.shape, o.dtype) for o in outputs]
+    assert all(s.is_meta for s in shapes)
+    assert (dry.rounds, dry.bytes) == (real.rounds, real.bytes)
+
+
+def test_a_dry_session_is_opened_with_the_same_messages():
+    with Profile() as real:
+        Session(2)
+    with Profile() as dry:
+        Session(2, dry=True)
+    assert lines_of(real) == lines_of(dry)
+    assert len(real.ledger) == 6 + 5, "the second answering party shares k_SQ"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_functions_of_a_protocol_leave_their_arguments_alone(case, monkeypatch):
+    inner = Net.locally
+
+    def locally(net, parties, f, *values):
+        def checked(*arguments):
+            before = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
+            result = f(*arguments)
+            for was, now in zip(before, arguments, strict=True):
+                assert not isinstance(was, torch.Tensor) or was.is_meta or torch.equal(was, now)
+            return result
+
+        return inner(net, parties, checked, *values)
+
+    monkeypatch.setattr(Net, "locally", locally)
+    run(case.program, *case.inputs(70), session=Session(case.answering))

@@ -1,0 +1,240 @@
+"""Products mod 2^64: each kernel and each of its branches against references that have no branches."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import HIGHEST, LOWEST, ring_values
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sectorch import products
+from sectorch.errors import UnsupportedDeviceError
+from sectorch.products import TILE, Conv2d, Linear, matmul
+
+
+def by_integers(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """x @ y over Python integers, reduced at the end."""
+    exact = np.matmul(x.numpy().astype(object), y.numpy().astype(object))
+    reduced = (np.asarray(exact, dtype=object) + (1 << 63)) % (1 << 64) - (1 << 63)
+    return torch.from_numpy(np.asarray(reduced, dtype=np.int64))
+
+
+def by_sums(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """x @ y for matrices as element-wise products and a sum, without a matrix kernel."""
+    return torch.stack([(row.unsqueeze(1) * y).sum(0) for row in x]) if len(x) else x.new_zeros(0, y.shape[1])
+
+
+def conv_by_slices(x: torch.Tensor, weight: torch.Tensor, conv: Conv2d) -> torch.Tensor:
+    """A convolution as a sum over kernel places and input channels of element-wise products of slices."""
+    x = F.pad(x, (conv.padding[1],) * 2 + (conv.padding[0],) * 2)
+    (b, _, h, w), (c_out, per_group, kh, kw) = x.shape, weight.shape
+    oh = (h - conv.dilation[0] * (kh - 1) - 1) // conv.stride[0] + 1
+    ow = (w - conv.dilation[1] * (kw - 1) - 1) // conv.stride[1] + 1
+    out = torch.zeros(b, c_out, oh, ow, dtype=torch.int64)
+    group_of = torch.arange(c_out) // (c_out // conv.groups)
+    for c in range(per_group):
+        source = x[:, group_of * per_group + c]
+        for i in range(kh):
+            for j in range(kw):
+                top, left = i * conv.dilation[0], j * conv.dilation[1]
+                part = source[:, :, top : top + (oh - 1) * conv.stride[0] + 1 : conv.stride[0]]
+                part = part[..., left : left + (ow - 1) * conv.stride[1] + 1 : conv.stride[1]]
+                out += part * weight[:, c, i, j].view(1, -1, 1, 1)
+    return out
+
+
+def worst(shape) -> torch.Tensor:
+    """-2^63 and 2^63 - 1 in turn."""
+    out = torch.full(torch.Size(shape), LOWEST)
+    out.view(-1)[1::2] = HIGHEST
+    return out
+
+
+SIDE = st.sampled_from([1, 2, 3, 7, 8, 9, 17])
+
+
+@given(SIDE, st.integers(0, 9), SIDE, st.integers(0, 1 << 30))
+def test_small_matrices_against_python_integers(n: int, k: int, m: int, seed: int):
+    x, y = ring_values((n, k), 63, seed), ring_values((k, m), 63, seed + 1)
+    assert torch.equal(matmul(x, y), by_integers(x, y))
+
+
+# Both tilings (wide and tall), a partial last tile, and each reason for torch's own kernel.
+@pytest.mark.parametrize(
+    ("n", "k", "m"),
+    [
+        *((8, 64, 64), (9, 70, 65), (64, 64, 8), (65, 70, 9), (130, 33, 130), (129, 5, 64), (16, 1, 4096)),
+        *((7, 90, 64), (64, 90, 7), (63, 63, 63), (1, 300, 200), (200, 300, 1)),
+    ],
+)
+def test_large_matrices(n: int, k: int, m: int):
+    x, y = ring_values((n, k), 63, 1), ring_values((k, m), 63, 2)
+    assert torch.equal(matmul(x, y), by_sums(x, y))
+    assert torch.equal(matmul(worst((n, k)), worst((k, m))), by_sums(worst((n, k)), worst((k, m))))
+    assert torch.equal(matmul(x.t().contiguous().t(), y.t().contiguous().t()), by_sums(x, y))
+
+
+BATCHED = [
+    ((5,), (5,)),
+    ((5,), (5, 3)),
+    ((3, 5), (5,)),
+    ((2, 3, 5), (5, 4)),
+    ((2, 3, 5), (2, 5, 4)),
+    ((2, 1, 3, 5), (7, 5, 4)),
+    ((4, 40, 30), (30, 70)),
+    ((4, 40, 30), (30, 9)),
+    ((2, 3, 5), (5,)),
+    ((0, 3, 5), (5, 4)),
+    ((0, 5), (5, 4)),
+]
+
+
+@pytest.mark.parametrize(("left", "right"), BATCHED)
+def test_the_shapes_of_torch_matmul(left, right):
+    x, y = ring_values(left, 63, 3), ring_values(right, 63, 4)
+    assert torch.equal(matmul(x, y), by_integers(x, y))
+    assert matmul(x.to("meta"), y.to("meta")).shape == torch.matmul(x, y).shape
+
+
+def test_a_contraction_of_length_zero():
+    assert torch.equal(matmul(ring_values((3, 0)), ring_values((0, 2))), torch.zeros(3, 2, dtype=torch.int64))
+    assert torch.equal(matmul(ring_values((2, 3, 0)), ring_values((0, 5))), torch.zeros(2, 3, 5, dtype=torch.int64))
+
+
+LINEAR = [((6,), 3), ((4, 6), 3), ((2, 3, 6), 5), ((2, 40), 128), ((127, 5), 200), ((3, 4, 9), 131), ((128, 4), 128)]
+
+
+@pytest.mark.parametrize(("x_shape", "out"), LINEAR)
+@pytest.mark.parametrize("fill", [lambda s: ring_values(s, 63, 5), worst])
+def test_linear_plain_and_prepared(x_shape, out: int, fill):
+    x, weight = fill(x_shape), fill((out, x_shape[-1]))
+    product, expected = Linear(), by_integers(x, weight.t())
+    assert torch.equal(product(x, weight), expected)
+    assert torch.equal(product(x, weight, product.prepare(weight)), expected)
+
+
+def test_which_linear_layers_are_prepared():
+    assert Linear().tiled(torch.Size((2, 40)), torch.Size((128, 40)))
+    assert not Linear().tiled(torch.Size((1, 40)), torch.Size((128, 40)))
+    assert not Linear().tiled(torch.Size((128, 40)), torch.Size((128, 40)))
+    assert not Linear().tiled(torch.Size((2, 40)), torch.Size((127, 40)))
+
+
+@st.composite
+def convolutions(draw):
+    groups = draw(st.sampled_from([1, 1, 2, 3]))
+    c_in = groups * draw(st.sampled_from([1, 2]))
+    c_out = groups * draw(st.integers(1, 3))
+    kernel = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
+    pair = lambda low, high: draw(st.tuples(st.integers(low, high), st.integers(low, high)))
+    conv = Conv2d(pair(1, 3), pair(0, 2), pair(1, 2), groups)
+    size = [conv.dilation[i] * (kernel[i] - 1) + 1 + draw(st.integers(0, 7)) for i in (0, 1)]
+    shape = (draw(st.integers(1, 4)), c_in, *size)
+    return conv, shape, (c_out, c_in // groups, *kernel), draw(st.integers(0, 1 << 30))
+
+
+@given(convolutions())
+def test_convolutions(case):
+    conv, x_shape, w_shape, seed = case
+    x, weight = ring_values(x_shape, 63, seed), ring_values(w_shape, 63, seed + 1)
+    expected = conv_by_slices(x, weight, conv)
+    assert torch.equal(conv(x, weight), expected)
+    assert torch.equal(F.conv2d(x, weight, None, conv.stride, conv.padding, conv.dilation, conv.groups), expected)
+    assert conv(x.to("meta"), weight.to("meta")).shape == expected.shape
+    if conv.groups == 1:
+        assert torch.equal(conv(x, weight, conv.prepare(weight)), expected)
+
+
+def branch(batch: int, oh: int, ow: int) -> str:
+    """Which way `_columns_product` takes, from its description: whole tiles of rows, of parts of rows, of images."""
+    positions = oh * ow
+    if positions % TILE == 0 and TILE % ow == 0:
+        return "rows"
+    if positions % TILE == 0 and ow % TILE == 0:
+        return "parts of a row"
+    if TILE % positions == 0 and batch % (TILE // positions) == 0:
+        return "images"
+    return "columns"
+
+
+# Output sizes with a 3x3 kernel and padding 1: the same as the input's.
+SIZES = {
+    "rows": [(1, 8, 8), (3, 16, 16), (2, 32, 2), (1, 64, 1), (2, 4, 32), (1, 3, 64)],
+    "parts of a row": [(1, 1, 128), (2, 3, 128), (1, 5, 192)],
+    "images": [(4, 4, 4), (64, 1, 1), (16, 2, 2), (32, 1, 2), (2, 4, 8), (128, 1, 1)],
+    "columns": [(1, 4, 4), (3, 5, 7), (1, 1, 1), (63, 1, 1), (2, 10, 12), (5, 4, 4), (1, 2, 96)],
+}
+
+
+@pytest.mark.parametrize(("name", "size"), [(name, size) for name, sizes in SIZES.items() for size in sizes])
+@pytest.mark.parametrize("fill", [lambda s: ring_values(s, 63, 6), worst])
+def test_every_way_to_make_columns(name: str, size, fill):
+    assert branch(*size) == name
+    conv, (batch, h, w) = Conv2d((1, 1), (1, 1)), size
+    x, weight = fill((batch, 3, h, w)), fill((5, 3, 3, 3))
+    assert torch.equal(conv(x, weight), conv_by_slices(x, weight, conv))
+
+
+@pytest.mark.parametrize("size", [size for sizes in SIZES.values() for size in sizes] + [(13, 4, 4), (7, 8, 8)])
+def test_batches_cut_into_pieces(size, monkeypatch):
+    # A limit of nine columns of 27 leaves two tiles a piece, and a ragged last piece for most batches.
+    monkeypatch.setattr(products, "_CHUNK_ELEMENTS", 9 * 27)
+    conv, (batch, h, w) = Conv2d((1, 1), (1, 1)), size
+    x, weight = ring_values((batch, 3, h, w), 63, 7), ring_values((4, 3, 3, 3), 63, 8)
+    assert torch.equal(conv(x, weight), conv_by_slices(x, weight, conv))
+
+
+@pytest.mark.parametrize("multiplier", [1, 2, 3])
+@pytest.mark.parametrize("conv", [Conv2d(groups=6), Conv2d((2, 1), (1, 2), (1, 2), 6)])
+def test_depthwise(multiplier: int, conv: Conv2d):
+    for fill in (lambda s: ring_values(s, 63, 9), worst):
+        x, weight = fill((2, 6, 9, 8)), fill((6 * multiplier, 1, 3, 2))
+        assert torch.equal(conv(x, weight), conv_by_slices(x, weight, conv))
+
+
+def test_an_empty_batch():
+    x, weight = torch.zeros(0, 3, 8, 8, dtype=torch.int64), ring_values((4, 3, 3, 3))
+    assert Conv2d()(x, weight).shape == F.conv2d(x, weight).shape == (0, 4, 6, 6)
+
+
+def test_an_input_that_is_not_contiguous():
+    conv = Conv2d((1, 1), (0, 0))
+    x, weight = ring_values((2, 8, 8, 3)).permute(0, 3, 1, 2), ring_values((3, 3, 4, 3)).permute(2, 0, 1, 3)
+    assert torch.equal(conv(x, weight), conv_by_slices(x, weight, conv))
+
+
+def test_which_convolutions_are_prepared():
+    x, weight = torch.Size((1, 8, 8, 8)), torch.Size((128, 8, 3, 3))
+    assert Conv2d((1, 1), (1, 1)).tiled(x, weight)
+    assert not Conv2d((1, 1), (1, 1)).tiled(torch.Size((2, 8, 8, 8)), weight)
+    assert not Conv2d((1, 1), (1, 1)).tiled(x, torch.Size((127, 8, 3, 3)))
+    assert not Conv2d((1, 1), (1, 1), groups=2).tiled(x, torch.Size((128, 4, 3, 3)))
+
+
+def test_results_do_not_share_the_scratch_buffer():
+    conv = Conv2d((1, 1), (1, 1))
+    for _, h, w in (size for sizes in SIZES.values() for size in sizes):
+        x, weight = ring_values((64, 2, h, w), 63, 10), ring_values((3, 2, 3, 3))
+        first = conv(x, weight)
+        kept = first.clone()
+        conv(x + 1, weight)
+        assert torch.equal(first, kept)
+
+
+@given(st.integers(1, 9), st.integers(1, 200), st.integers(0, 1 << 30))
+def test_tiles_there_and_back(k: int, n: int, seed: int):
+    matrix = ring_values((k, n), 63, seed)
+    tiles = products.to_tiles(matrix)
+    assert tiles.shape == (-(-n // TILE), k, TILE)
+    assert torch.equal(products._from_tiles(tiles, n), matrix)
+
+
+def test_a_device_without_an_integer_kernel():
+    elsewhere = SimpleNamespace(device=torch.device("cuda:0"))
+    with pytest.raises(UnsupportedDeviceError, match="run on the CPU, got tensors on cuda"):
+        products._check_device(elsewhere)

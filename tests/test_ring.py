@@ -1,0 +1,162 @@
+"""Fixed point and ring elements, against exact fractions and Python integers mod 2^64."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import torch
+from helpers import HIGHEST, LOWEST, ring_values
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sectorch.errors import DtypeError, FixedPointRangeError, NonFiniteError, SectorchError
+from sectorch.ring import (
+    FRAC_BITS,
+    HEADROOM_BITS,
+    MSB,
+    check_encodable,
+    decode,
+    encode,
+    logical_shift,
+    range_limit,
+    sign_mask,
+    signed,
+)
+
+MODULUS = 1 << 64
+INT64 = st.integers(LOWEST, HIGHEST) | st.sampled_from([0, 1, -1, LOWEST, HIGHEST])
+
+
+@given(st.integers(-(1 << 130), 1 << 130))
+@example(1 << 63)
+@example((1 << 63) - 1)
+def test_signed_is_the_representative_that_torch_uses(value: int):
+    assert signed(value) % MODULUS == value % MODULUS
+    assert LOWEST <= signed(value) <= HIGHEST
+
+
+def test_constants():
+    assert MSB == LOWEST == signed(1 << 63)
+    assert 2.0 ** (HEADROOM_BITS - 2 * FRAC_BITS) == range_limit(FRAC_BITS) == 2.0**22
+
+
+@given(INT64, INT64)
+def test_int64_arithmetic_is_arithmetic_mod_two_to_the_64(a: int, b: int):
+    x, y = torch.tensor(a), torch.tensor(b)
+    assert (x + y).item() == signed(a + b)
+    assert (x - y).item() == signed(a - b)
+    assert (x * y).item() == signed(a * b)
+    assert (-x).item() == signed(-a)
+    assert torch.addcmul(x, x, y).item() == signed(a + a * b)
+
+
+@given(INT64, st.integers(1, 63))
+def test_logical_shift_is_unsigned_division(a: int, bits: int):
+    x = torch.tensor([a])
+    assert logical_shift(x, bits).item() == signed((a % MODULUS) >> bits)
+    assert x.item() == a, "the argument is left alone"
+
+
+@given(INT64)
+def test_sign_mask(a: int):
+    assert sign_mask(torch.tensor(a)).item() == (-1 if a < 0 else 0)
+
+
+@given(st.integers(0, 26).flatmap(lambda s: st.tuples(st.just(s), st.floats(-(2.0 ** (62 - s)), 2.0 ** (62 - s)))))
+def test_encoding_is_off_by_at_most_half_a_unit(case):
+    bits, value = case
+    encoded = encode(torch.tensor(value, dtype=torch.float64), bits)
+    assert encoded.dtype == torch.int64
+    assert abs(Fraction(encoded.item()) - Fraction(value) * (1 << bits)) <= Fraction(1, 2)
+    # |v| 2^s >= 2^53 is an integer already, and below that the quotient by 2^s is exact in float64, so decoding adds
+    # nothing: 2^-(s+1) is the whole error of the round trip.
+    back = decode(encoded, bits, torch.float64).item()
+    assert abs(Fraction(back) - Fraction(value)) <= Fraction(1, 1 << (bits + 1))
+
+
+@given(st.floats(-1e5, 1e5, width=32))
+def test_round_trip_of_float32_at_the_default_scale(value: float):
+    back = decode(encode(torch.tensor(value), FRAC_BITS), FRAC_BITS)
+    assert back.dtype == torch.float32
+    # Half a unit of the encoding, and half a unit in the last of 24 bits for the result's own rounding.
+    bound = Fraction(1, 1 << (FRAC_BITS + 1)) * (1 + Fraction(1, 1 << 24)) + abs(Fraction(value)) / (1 << 24)
+    assert abs(Fraction(back.item()) - Fraction(value)) <= bound
+
+
+def test_ties_go_to_even():
+    assert encode(torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5]), 0).tolist() == [0, 2, 2, 0, -2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_every_float_dtype_is_encoded_from_its_exact_value(dtype):
+    values = torch.tensor([0.1, -3.7, 100.0], dtype=dtype)
+    assert encode(values, 20).tolist() == [round(Fraction(v.item()) * (1 << 20)) for v in values]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64])
+def test_integers_are_encoded_exactly(dtype):
+    values = torch.tensor([0, 1, 77], dtype=dtype)
+    assert encode(values, 20).tolist() == [0, 1 << 20, 77 << 20]
+
+
+def test_bools():
+    assert encode(torch.tensor([True, False]), 3).tolist() == [8, 0]
+    assert decode(torch.tensor([8, 0, -1]), 3, torch.bool).tolist() == [True, False, True]
+
+
+@given(INT64, st.integers(0, 26))
+def test_decoding_to_integers_is_floor(a: int, bits: int):
+    assert decode(torch.tensor(a), bits, torch.int64).item() == a // (1 << bits)
+
+
+def test_a_tensor_that_needs_grad_can_be_encoded():
+    assert not encode(torch.ones(2, requires_grad=True), 4).requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64])
+def test_values_below_the_limit_pass_and_the_limit_does_not(dtype):
+    limit = range_limit(24)  # 2^14, which all five dtypes hold
+    top = torch.tensor([limit], dtype=dtype)
+    below = top - 1 if dtype == torch.int64 else torch.nextafter(top, torch.zeros(1, dtype=dtype))
+    check_encodable(below, 24, "x")
+    check_encodable(-below, 24, "x")
+    for bad in (top, -top):
+        with pytest.raises(FixedPointRangeError, match=r"my input reaches magnitude 16384, .* 24 fraction bits"):
+            check_encodable(bad, 24, "my input")
+
+
+def test_the_lowest_integer_is_out_of_range():
+    with pytest.raises(FixedPointRangeError):
+        check_encodable(torch.tensor([LOWEST]), 20, "x")
+
+
+def test_not_finite():
+    values = torch.tensor([1.0, float("nan"), float("inf"), -float("inf")])
+    with pytest.raises(NonFiniteError, match=r"the input holds 1 NaN and 2 infinite entries of 4"):
+        check_encodable(values, 20, "the input")
+    with pytest.raises(ValueError):
+        check_encodable(values[2:], 20, "the input")
+
+
+# torch itself warns that its quantised dtypes will go.
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize(
+    "make", [lambda v: v.to(torch.complex64), lambda v: torch.quantize_per_tensor(v, 0.1, 0, torch.quint8)]
+)
+def test_dtypes_without_an_encoding(make):
+    with pytest.raises(DtypeError, match="real floating-point or integer"):
+        check_encodable(make(torch.ones(2)), 20, "x")
+    assert issubclass(DtypeError, (SectorchError, TypeError))
+
+
+def test_nothing_to_check():
+    check_encodable(torch.empty(0), 20, "x")
+    check_encodable(torch.empty(3, device="meta"), 20, "x")
+
+
+def test_shapes_are_kept():
+    for shape in [(), (0,), (2, 0, 3), (4, 5)]:
+        x = ring_values(shape)
+        assert encode(decode(x >> 20, 20, torch.float64), 20).shape == torch.Size(shape)
+        assert logical_shift(x, 7).shape == torch.Size(shape)

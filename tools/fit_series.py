@@ -1,0 +1,107 @@
+"""Fit the trigonometric series of sectorch/mpc/series.py and write that file.
+
+    python tools/fit_series.py
+
+Least squares on a Chebyshev-like grid over [low, high], inside a longer period that leaves the series free to close
+smoothly outside (a Fourier extension); a small penalty keeps the coefficients small, because their sum multiplies the
+rounding of the protocol. The error printed beside each function is the largest on a dense grid.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+erf = np.vectorize(math.erf)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+# name: function, low, high, log2 of the period, terms, penalty
+FUNCTIONS = {
+    "exp": (np.exp, -14, 0, 5, 12, 1e-6),
+    "sigmoid": (sigmoid, -14, 14, 5, 32, 1e-6),
+    "tanh_softplus": (lambda x: np.tanh(np.log1p(np.exp(x))), -14, 14, 5, 36, 1e-6),
+    "softplus": (lambda x: np.log1p(np.exp(x)), -14, 14, 5, 38, 1e-6),
+    "erf": (erf, -4, 4, 4, 13, 1e-5),
+    "gelu": (lambda x: x * 0.5 * (1 + erf(x / math.sqrt(2))), -5.25, 5.25, 4, 13, 1e-6),
+    "gelu_tanh": (
+        lambda x: x * 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))), -5.25, 5.25, 4, 16, 1e-6
+    ),
+    "reciprocal": (lambda x: 1 / x, 0.5, 1, 0, 10, 1e-6),
+    "rsqrt": (lambda x: x**-0.5, 0.5, 1, 0, 9, 1e-6),
+    "sqrt": (np.sqrt, 0.5, 1, 0, 9, 1e-6),
+    "log": (np.log, 0.5, 1, 0, 9, 1e-6),
+}  # fmt: skip
+
+
+def basis(x: np.ndarray, period: float, terms: int) -> np.ndarray:
+    angles = 2 * math.pi / period * np.outer(x, np.arange(1, terms + 1))
+    return np.concatenate([np.ones((len(x), 1)), np.cos(angles), np.sin(angles)], axis=1)
+
+
+def fit(f, low: float, high: float, period_bits: int, terms: int, penalty: float):
+    n, period = 8000, 2.0**period_bits
+    nodes = (low + high) / 2 + (high - low) / 2 * np.cos(np.pi * (np.arange(n) + 0.5) / n)
+    x = np.concatenate([nodes, np.linspace(low, high, n)])
+    a = basis(x, period, terms)
+    stacked = np.concatenate([a, penalty * math.sqrt(len(x)) * 1e-2 * np.eye(a.shape[1])])
+    c = np.linalg.lstsq(stacked, np.concatenate([f(x), np.zeros(a.shape[1])]), rcond=None)[0]
+    dense = np.linspace(low, high, 100_003)
+    return c, float(np.abs(basis(dense, period, terms) @ c - f(dense)).max())
+
+
+def main() -> None:
+    out = [
+        '"""Trigonometric series of common functions. Written by tools/fit_series.py; do not edit.',
+        "",
+        "The coefficients are data and not computed on import: A and S must multiply by the same public numbers, to",
+        'the last bit, on any machine.\n"""',
+        "",
+        "from __future__ import annotations",
+        "",
+        "from dataclasses import dataclass",
+        "",
+        "",
+        "@dataclass(frozen=True)",
+        "class Series:",
+        '    """constant + sum_j cos[j] cos(j w x) + sin[j] sin(j w x), w = 2 pi / 2^period_bits, on [low, high].',
+        "",
+        "    `error` is the largest distance from the function on that interval, before any rounding.",
+        '    """',
+        "",
+        "    low: float",
+        "    high: float",
+        "    period_bits: int",
+        "    error: float",
+        "    constant: float",
+        "    cos: tuple[float, ...]",
+        "    sin: tuple[float, ...]",
+        "",
+        "    @property",
+        "    def weight(self) -> float:",
+        '        """Sum of the magnitudes of the coefficients: what multiplies a rounding error of the terms."""',
+        "        return sum(abs(c) for c in (*self.cos, *self.sin))",
+        "",
+        "",
+    ]
+    for name, (f, low, high, period_bits, terms, penalty) in FUNCTIONS.items():
+        c, error = fit(f, low, high, period_bits, terms, penalty)
+        rounded = [float(f"{v:.17g}") for v in c]
+        print(f"{name:15s} {terms:3d} terms  error {error:.1e}  sum of coefficients {np.abs(c[1:]).sum():.1f}")
+        head = f"{float(low)!r}, {float(high)!r}, {period_bits}, {error:.2e}, {rounded[0]!r}"
+        out += [f"{name.upper()} = Series(", f"    {head},"]
+        for part in (rounded[1 : terms + 1], rounded[terms + 1 :]):
+            lines = [", ".join(repr(v) for v in part[i : i + 4]) for i in range(0, len(part), 4)]
+            out += ["    (", *(f"        {line}," for line in lines), "    ),"]
+        out += [")  # fmt: skip", ""]
+    path = Path(__file__).parent.parent / "sectorch" / "mpc" / "series.py"
+    path.write_text("\n".join(out).rstrip() + "\n")
+
+
+if __name__ == "__main__":
+    main()
