@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -23,10 +24,17 @@ DOCS = Path(__file__).parent
 KINDS = {
     "arithmetic": "Arithmetic",
     "linear": "Linear layers and products",
-    "activation": "Activations",
+    "resample": "Transposed convolutions and interpolation",
+    "activation": "Piecewise linear activations",
+    "smooth": "Smooth functions and activations",
+    "normalization": "Softmax and normalisation layers",
+    "attention": "Attention",
+    "recurrent": "Recurrent layers",
+    "pooling": "Pooling",
     "compare": "Comparison and choice",
     "reduction": "Reductions",
-    "pooling": "Pooling",
+    "order": "Order and positions",
+    "losses": "Losses",
     "structure": "Moving elements",
 }
 """The handler modules in the order of the document; a module that is not listed comes last under its own name."""
@@ -71,7 +79,7 @@ def operations() -> str:
     """The dispatch table, one section per kind of handler."""
     rows: dict[str, list[list[str]]] = {kind: [] for kind in KINDS}
     for op in sectorch.supported_ops():
-        reached = [*op["functions"], *op["in_place"]]
+        reached = [n for n in (*op["functions"], *op["in_place"]) if not re.search(r"\._(?!_)", n)]  # private names
         cells = [f"`{op['name']}`", ", ".join(f"`{name}`" for name in reached), op["note"]]
         rows.setdefault(op["kind"], []).append(cells)
     sections = []

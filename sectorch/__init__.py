@@ -9,6 +9,8 @@ See README.md for the parties and what they learn.
 from . import errors as errors
 from . import ops as ops
 from .dispatch import supported_ops as supported_ops
+from .nn.explain import diff as diff
+from .nn.explain import explain as explain
 from .nn.secure import SecureModule as SecureModule
 from .nn.secure import secure as secure
 from .runtime.ledger import Profile as profile

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -218,6 +219,8 @@ class Net:
         self._material: Material | None = material
         self._draws = 0
         self._stack: list[ProtocolSpec] = []
+        self.opened: WeakKeyDictionary = WeakKeyDictionary()
+        """What this call has opened under a mask, by the shares that were opened: mask once, use often."""
 
     def __repr__(self) -> str:
         return f"Net(call {self.call}, {self.Q}, {self.A}, {self.S})"

@@ -31,6 +31,8 @@ class Scheme:
 
     frac_bits: int = FRAC_BITS
     relu: str = "exact"
+    value_bits: int | None = None
+    """Every activation is known to lie below 2^value_bits in magnitude; None assumes nothing."""
 
     def __post_init__(self):
         if not 1 <= self.frac_bits <= 26:

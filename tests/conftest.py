@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, settings
 
 # A deadline would make tests depend on wall time; the first example of a protocol warms caches and is slower.
 _COMMON = dict(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-settings.register_profile("default", max_examples=50, **_COMMON)
-settings.register_profile("long", max_examples=500, **_COMMON)
+settings.register_profile("default", max_examples=100, **_COMMON)
+settings.register_profile("long", max_examples=1000, **_COMMON)
 settings.load_profile("default")
 
 

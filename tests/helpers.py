@@ -12,18 +12,22 @@ from dataclasses import dataclass
 
 import torch
 
+import sectorch  # noqa: F401 - all of it, so that every protocol is declared
 from sectorch.bitplanes import spread, unrows
-from sectorch.choreography import Located, Net, Party, Phase
+from sectorch.choreography import PROTOCOLS, Located, Net, Party, Phase
 from sectorch.mpc.compare import drelu, is_zero
 from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
 from sectorch.mpc.linear import linear, mask_weight
 from sectorch.mpc.mask import open_masked
 from sectorch.mpc.multiply import multiply, square
+from sectorch.mpc.normalise import exponent_map, normalise
 from sectorch.mpc.pool import max_tree
 from sectorch.mpc.relu import maximum, ramps, relu
 from sectorch.mpc.select import bit_to_ring, select
+from sectorch.mpc.series import SIGMOID
 from sectorch.mpc.share import aggregate, reveal, share
-from sectorch.mpc.shares import Shares
+from sectorch.mpc.shares import Shares, each
+from sectorch.mpc.trigonometric import scales, trigonometric
 from sectorch.mpc.truncate import truncate
 from sectorch.products import Conv2d, Linear, matmul
 from sectorch.runtime.ledger import Profile
@@ -32,6 +36,9 @@ from sectorch.session import Session
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 SHAPES = [(), (0,), (1,), (63,), (64,), (65,), (3, 0, 2), (2, 3), (5, 13), (2, 64), (129,)]
 """Nothing, one element, one word of packed bits, one more and one less, and several dimensions."""
+
+SHIPPED = dict(PROTOCOLS)
+"""The protocols of the package itself, before a test or an example in the documentation adds one."""
 
 
 @functools.cache
@@ -210,15 +217,12 @@ THRESHOLDS = (0, 1, -1, 1 << 40, -(1 << 61))
 
 def _thresholds(world: World, x: Shares):
     bits = drelu(world.net, open_masked(world.net, x), thresholds=THRESHOLDS)
-    net, count = world.net, len(THRESHOLDS)
-    each = [
-        Shares(
-            net.locally(net.A, lambda w, i=i: w.view(count, -1)[i], bits.A),
-            net.locally(net.S, lambda w, i=i: w.view(count, -1)[i], bits.S),
-        )
-        for i in range(count)
-    ]
-    return tuple(world.bits(words, x.shape) for words in each)
+    return tuple(world.bits(part(world.net, bits, i, len(THRESHOLDS)), x.shape) for i in range(len(THRESHOLDS)))
+
+
+def part(net: Net, words: Shares, i: int, count: int) -> Shares:
+    """The words of the i-th of several thresholds."""
+    return each(net, lambda w: w.view(count, -1)[i], words)
 
 
 def _select(shift: int) -> Callable:
@@ -244,12 +248,38 @@ def _outside(low: int) -> Callable:
     return check
 
 
-def _squares(shift: int) -> Callable:
+def squares(shift: int) -> Callable:
     def check(inputs, outputs):
         floor = inputs[0] >> shift
         assert ((outputs[0] == floor * floor) | (outputs[0] == (floor + 1) * (floor + 1))).all()
 
     return check
+
+
+LOW, HIGH = 3, 9
+
+
+def _normalise(world: World, x: Shares):
+    normal = normalise(world.net, x, LOW, HIGH)
+    return normal.mantissa, exponent_map(world.net, normal, lambda e: e)
+
+
+def _check_normal(inputs, outputs):
+    (x,), (mantissa, exponent) = inputs, outputs
+    length = sum((x >= 1 << k).long() for k in range(62))  # the bit length of a positive x
+    inside = (x >= 1 << LOW) & (x < 1 << HIGH)
+    assert torch.equal(exponent, length.clamp(LOW + 1, HIGH))
+    assert torch.equal(mantissa[inside], (x << (HIGH - length))[inside])
+    assert (mantissa[x < 1 << LOW] == 1 << (HIGH - 1)).all()
+    assert (((1 << HIGH) - mantissa[x >= 1 << HIGH]) <= 1).all(), "one, to a unit in the last place"
+
+
+def _check_sigmoid(inputs, outputs):
+    x, y = inputs[0].double() * 2.0**-20, outputs[0].double() * 2.0 ** -sum(scales(20))
+    # The bound of the docstring; the slope of the series is that of the sigmoid, at most 1/4, to a few millionths.
+    bound = SIGMOID.error + SIGMOID.weight * 2.0**-25 + 2.0**-22 * len(SIGMOID.cos) + 2.0**-31 * 32 * 0.26
+    assert y.shape == x.shape
+    assert ((y - torch.sigmoid(x)).abs() <= bound).all()
 
 
 def two(n):
@@ -289,7 +319,7 @@ CASES = [
         lambda n: [(-(-n // 8), 8), (8, 3)], False,
     ),
     Case("square", lambda w, x: square(w.net, x), exact(torch.square), 63),
-    Case("square_20", lambda w, x: square(w.net, x, 20), _squares(20)),
+    Case("square_20", lambda w, x: square(w.net, x, 20), squares(20)),
     Case("truncate_20", lambda w, x: truncate(w.net, x, 20), floor_or_one_more(lambda x: x >> 20)),
     Case("drelu", _masked(drelu), exact(lambda x: x >= 0), 63),
     Case("drelu_low", _masked(functools.partial(drelu, low=20)), _outside(20)),
@@ -306,6 +336,8 @@ CASES = [
     ),
     Case("maximum", lambda w, x, y: maximum(w.net, x, y), exact(torch.maximum), 62, two),
     Case("max_tree", lambda w, x: max_tree(w.net, x), exact(lambda x: x.amax(0)), 62, lambda n: [(5, n)]),
+    Case("normalise", _normalise, _check_normal),
+    Case("trigonometric", lambda w, x: trigonometric(w.net, x, 20, SIGMOID, 20), _check_sigmoid, 23),
     Case("leaky_drelu", lambda w, x: leaky_drelu(w.net, x), exact(lambda x: x >= 0), 50, leaks=True),
     Case(
         "leaky_relu", lambda w, x: leaky_relu_privhfl(w.net, x, 20), floor_or_one_more(lambda x: x.clamp(min=0) >> 20),

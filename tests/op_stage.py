@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from op_rows.base import Data, OpRow, Sample, tolerance
+from op_rows.base import Data, OpRow, Sample, tolerance, whole_numbers
 from torch.utils import _pytree as pytree
 
 import sectorch
@@ -52,7 +52,7 @@ class Stage:
 
 def scale_0(at: Stage, plain: torch.Tensor) -> SharedTensor:
     """Whole numbers are shared without fraction bits, and may then pass for floats."""
-    return at.share(plain.round().long()).to(plain.dtype) if plain.is_floating_point() else at.share(plain)
+    return at.share(plain.long()).to(plain.dtype) if plain.is_floating_point() else at.share(plain)
 
 
 def scale_3(at: Stage, plain: torch.Tensor) -> SharedTensor:
@@ -90,7 +90,7 @@ def plain_arguments(
     def make(leaf: Any) -> Any:
         if isinstance(leaf, Data):
             plain = leaf.make(f"{row.name} {number} {next(count)}", grid)
-            leaf = plain.round() if rounded and leaf.role == "shared" and plain.is_floating_point() else plain
+            leaf = whole_numbers(leaf, plain) if rounded and leaf.role == "shared" else plain
         return leaf.double() if double and isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
     return pytree.tree_map(make, (sample.args, dict(sample.kwargs)))
@@ -111,7 +111,9 @@ def secret_arguments(
     def make(leaf: Any) -> Any:
         if not isinstance(leaf, Data):
             return leaf
-        return at.place(leaf.role, leaf.make(f"{row.name} {number} {next(count)}", grid), arrange)
+        plain = leaf.make(f"{row.name} {number} {next(count)}", grid)
+        plain = whole_numbers(leaf, plain) if arrange is scale_0 and leaf.role == "shared" else plain
+        return at.place(leaf.role, plain, arrange)
 
     return pytree.tree_map(make, (sample.args, dict(sample.kwargs)))
 
@@ -123,10 +125,10 @@ def reference(
     args, kwargs = plain_arguments(row, number, sample, grid, True, rounded)
     exact = key(*args, **kwargs)
     args, kwargs = plain_arguments(row, number, sample, grid, False, rounded)
-    return _listed(exact), _listed(key(*args, **kwargs))
+    return listed(exact), listed(key(*args, **kwargs))
 
 
-def _listed(result: Any) -> Any:
+def listed(result: Any) -> Any:
     """An iterator (`Tensor.__iter__`) as a tuple."""
     return tuple(result) if hasattr(result, "__next__") else result
 
@@ -140,25 +142,25 @@ def revealed(x: Any) -> Any:
     return x
 
 
-def check(result: Any, expected: tuple[Any, Any], ulps: float, what: str, plain: bool = False) -> None:
-    """Shape, dtype, container and, within `ulps`, the values are torch's."""
+def check(result: Any, expected: tuple[Any, Any], row: OpRow, ulps: float, relative: float, what: str) -> None:
+    """Shape, dtype, container and, within ulps + relative |y|, the values y are torch's."""
     exact, typed = expected
-    outputs, spec = pytree.tree_flatten(_listed(result))
+    outputs, spec = pytree.tree_flatten(listed(result))
     wanted, wanted_spec = pytree.tree_flatten(exact)
     assert spec == wanted_spec, f"{what} gave {spec}, torch {wanted_spec}"
     for output, value, like in zip(outputs, wanted, pytree.tree_leaves(typed), strict=True):
-        assert isinstance(output, SecretTensor) != plain, f"{what} gave a {type(output).__name__}"
+        assert isinstance(output, SecretTensor) != row.plain, f"{what} gave a {type(output).__name__}"
         assert output.shape == like.shape, f"{what} gave shape {output.shape}, torch {like.shape}"
         assert output.dtype == like.dtype, f"{what} gave {output.dtype}, torch {like.dtype}"
-        close(revealed(output), value, ulps, what)
+        close(revealed(output), value, ulps, what, relative)
 
 
-def close(output: torch.Tensor, value: torch.Tensor, ulps: float, what: str) -> None:
+def close(output: torch.Tensor, value: torch.Tensor, ulps: float, what: str, relative: float = 0.0) -> None:
     assert output.shape == value.shape, f"{what} revealed shape {output.shape}, torch {value.shape}"
     if value.is_floating_point():
-        error, bound = (output.double() - value.double()).abs(), tolerance(ulps, value)
+        error, bound = (output.double() - value.double()).abs(), tolerance(ulps, relative, value)
         assert bool((error <= bound).all()), (
-            f"{what} errs by {float(error.max()) * 2**20:.2f} ulps, allowed {ulps}:\n{output}\ninstead of\n{value}"
+            f"{what} errs by {float(error.max()) * 2**20:.2f} ulps, allowed {ulps} + {relative} |y|:\n{output}\ninstead of\n{value}"
         )
     else:
         assert torch.equal(output, value), f"{what} gave\n{output}\ninstead of\n{value}"
@@ -190,7 +192,7 @@ def by_name(key: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict] | No
     except TypeError:
         return None
     kinds = signature.parameters
-    if any(kinds[name].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD for name in bound.arguments):
+    if "out" in bound.arguments or any(kinds[name].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD for name in bound.arguments):
         return None
     named = dict(bound.arguments)
     first = (named.pop("self"),) if "self" in named else ()
@@ -205,4 +207,4 @@ def spelled(key: Callable) -> str:
     owner = getattr(key, "__qualname__", "") + str(getattr(key, "__objclass__", ""))
     if "Tensor" in owner:
         return f"Tensor.{name}"
-    return f"F.{name}" if (getattr(key, "__module__", "") or "").endswith("functional") else f"torch.{name}"
+    return f"F.{name}" if (getattr(key, "__module__", "") or "").endswith("nn.functional") else f"torch.{name}"

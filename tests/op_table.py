@@ -5,8 +5,22 @@ The rows are in `op_rows/`, a file for each kind of operation.
 
 from __future__ import annotations
 
-from op_rows import activation, arithmetic, compare, linear, pooling, reduction, structure
+from op_rows import (
+    activation,
+    arithmetic,
+    compare,
+    linear,
+    losses,
+    networks,
+    normalization,
+    order,
+    pooling,
+    reduction,
+    smooth,
+    structure,
+)
 from op_rows.base import OpRow
 
-KINDS = (activation, arithmetic, compare, linear, pooling, reduction, structure)
+KINDS = (activation, arithmetic, compare, linear, losses, networks, normalization, order, pooling, reduction, smooth,
+         structure)  # fmt: skip
 ROWS: dict[str, OpRow] = {row.name: row for kind in KINDS for row in kind.ROWS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from op_stage import (
     check,
     close,
     lines,
+    listed,
     plain_arguments,
     reference,
     revealed,
@@ -40,7 +42,11 @@ from sectorch.session import Session
 from sectorch.tensor import SharedTensor
 
 ROLES = {"s": "shared", "p": "private", ".": "public"}
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
+TORCH_SAYS = ("Using padding='same' with even kernel", "An output with one or more elements was resized", "torch.ger is",
+              "`nn.functional.upsample", "reduction. 'mean' divides", "size_average and reduce args")  # fmt: skip
+"""Warnings of torch itself about the samples' arguments."""
+
+pytestmark = [pytest.mark.filterwarnings(f"ignore:{text}:UserWarning") for text in TORCH_SAYS]
 
 
 @dataclass(frozen=True)
@@ -69,8 +75,9 @@ class Called:
     def expected(self, **how: Any) -> tuple[Any, Any]:
         return reference(self.key, self.row, self.number, self.sample, **how)
 
-    def check(self, result: Any, expected: tuple[Any, Any], ulps: float | None = None) -> None:
-        check(result, expected, self.bound if ulps is None else ulps, repr(self), self.row.plain)
+    def check(self, result: Any, expected: tuple[Any, Any], factor: float = 1, ulps: float = 0) -> None:
+        """Within factor times the row's bound, and `ulps` more."""
+        check(result, expected, self.row, factor * self.bound + ulps, factor * self.row.relative, repr(self))
 
     def __repr__(self) -> str:
         return f"{self.row.name}-{spelled(self.key)}-{self.number}"
@@ -125,12 +132,16 @@ def test_result_is_torchs(case: Called, grid: bool):
 def test_in_place_forms_change_their_first_argument_or_nothing(case: Called):
     args, kwargs = case.secret()
     if not isinstance(args[0], SharedTensor):
-        with pytest.raises(SectorchError):
-            case.key(*args, **kwargs)
+        before = args[0].clone()
+        with contextlib.suppress(SectorchError):  # an operator may also give way to the one that is not in place
+            assert case.key(*args, **kwargs) is NotImplemented
+        assert torch.equal(args[0], before), "a secret was written into a plain tensor"
         return
     try:
         expected = case.expected()
-    except (RuntimeError, TypeError):  # torch refuses: another dtype, or a larger shape, than the target has
+    except TypeError:
+        return  # the in-place function does not take these arguments
+    except RuntimeError:  # torch refuses: another dtype, or a larger shape, than the target has
         before = args[0].reveal()
         with pytest.raises(SectorchError):
             case.key(*args, **kwargs)
@@ -145,8 +156,8 @@ def test_in_place_forms_change_their_first_argument_or_nothing(case: Called):
 def test_arguments_may_be_named(case: Called):
     named = by_name(case.key, *case.plain())
     try:
-        if named is not None:
-            case.key(*named[0], **named[1])
+        if named is not None and case.key(*named[0], **named[1]) is NotImplemented:
+            return
     except (TypeError, RuntimeError):
         named = None  # torch's own function does not take these names
     if named is not None:
@@ -160,7 +171,8 @@ def test_out_arguments_are_refused(case: Called):
     out = outputs[0] if len(outputs) == 1 else tuple(outputs)
     args, kwargs = case.plain()
     try:
-        case.key(*args, **kwargs, out=out)
+        if case.key(*args, **kwargs, out=out) is NotImplemented:
+            return
     except (TypeError, RuntimeError):
         return  # torch's own function has no such argument
     for leaf in outputs:
@@ -178,14 +190,14 @@ def test_any_number_of_fraction_bits(case: Called, arrange):
     """Entries come from the grid, which all of these scales hold exactly; but a truncation of an operand errs by one
     ulp where an encoding errs by a half, so the bound doubles."""
     args, kwargs = case.secret(arrange=arrange)
-    case.check(case.key(*args, **kwargs), case.expected(), 2 * case.bound)
+    case.check(case.key(*args, **kwargs), case.expected(), factor=2)
 
 
-@every_sample
+@pytest.mark.parametrize("case", [c for c in ONCE if not c.writes and c.row.whole], ids=repr)
 def test_whole_numbers_that_pass_for_floats(case: Called):
     """Comparisons and integers have no fraction bits. Public operands must not be rounded to that."""
     args, kwargs = case.secret(arrange=scale_0)
-    case.check(case.key(*args, **kwargs), case.expected(rounded=True), 2 * case.bound)
+    case.check(case.key(*args, **kwargs), case.expected(rounded=True), factor=2)
 
 
 @pytest.mark.parametrize("arrange", [transposed, strided, strided_before], ids=lambda f: f.__name__)
@@ -221,7 +233,7 @@ def test_operands_of_every_party(case: Called, roles: str):
     case = replace(case, sample=replace(case.sample, args=tuple(placed)))
     args, kwargs = case.secret(grid=False)
     # A private operand may be prepared in float32 by its owner: at most 8 in magnitude, 8 2^-24 = 1/2 ulp a step.
-    case.check(case.key(*args, **kwargs), case.expected(grid=False), case.bound + 2)
+    case.check(case.key(*args, **kwargs), case.expected(grid=False), ulps=2)
 
 
 @every_sample
@@ -230,7 +242,7 @@ def test_dry_run_has_the_ledger_of_the_local_run(case: Called):
     for at in (stage(), Stage(Session(dry=True))):
         args, kwargs = case.secret(at=at)
         with sectorch.profile() as profile:
-            result = case.key(*args, **kwargs)
+            result = listed(case.key(*args, **kwargs))
             shapes = [tuple(revealed(leaf).shape) for leaf in pytree.tree_leaves(result)]
         ledgers.append((shapes, lines(profile)))
     assert ledgers[0] == ledgers[1]

@@ -14,9 +14,9 @@ The blocks are then combined, the more significant one first, in a tree:
     lt = lt_hi xor eq_hi lt_lo,         eq = eq_hi eq_lo,
 
 two ANDs a node by XOR Beaver triples that Q deals. Planes below the fraction may be dropped: the sign is then exact for
-all but those x in (-2^low, 0), which count as non-negative; with the truncation that follows this is less than one unit
-in the last place. The dealt blocks cost nothing online, so the tree has a third of the leaves that single bits would
-give, and two levels less.
+all but those x in (-2^low, 0), which may come out either way; with the truncation that follows this is less than one
+unit in the last place. The dealt blocks cost nothing online, so the tree has a third of the leaves that single bits would
+give, and up to two levels less.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def pick_equal(hot: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     return xor_all((hot[:CODES] ^ hot[1:]).bitwise_and_(codes))
 
 
-@protocol("less_than_tree", "DESIGN of sectorch", [
+@protocol("less_than_tree", "docs/protocols.md", [
     Message("masked_A", "A", "S", "alpha_A of k_QA"), Message("masked_S", "S", "A", "alpha_S of k_SQ"),
 ])  # fmt: skip
 def less_than_tree(net: Net, less: Shares, equal: Shares) -> Shares:
@@ -175,8 +175,8 @@ def drelu(net: Net, x: Masked, low: int = 0, high: int = 63, thresholds: tuple[i
 
     Args:
         x: a masked opening of N elements.
-        low: planes below are dropped: exact for x - t outside (-2^low, 0), which counts as non-negative.
-        high: x - t is known to lie in [-2^high, 2^high); 63 assumes nothing.
+        low: planes below are dropped: exact for x - t outside (-2^low, 0), where either answer may come.
+        high: x - t is known to lie in [-2^high, 2^high - 2^low); 63 assumes nothing.
         thresholds: ring elements; one opening and one dealing of r serves them all.
 
     Returns:
@@ -221,7 +221,7 @@ def _copied(words: torch.Tensor, copies: int) -> torch.Tensor:
     return words if copies == 1 else words.repeat(*[1] * (words.dim() - 1), copies)
 
 
-@protocol("is_zero", "DESIGN of sectorch", [
+@protocol("is_zero", "docs/protocols.md", [
     Message("masked_A", "A", "S", "alpha_A of k_QA"), Message("masked_S", "S", "A", "alpha_S of k_SQ"),
 ])  # fmt: skip
 def is_zero(net: Net, x: Masked) -> Shares:

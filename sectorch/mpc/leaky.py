@@ -23,7 +23,7 @@ R_BITS = 12
 @protocol("leaky_drelu", "PrivHFL, Figure 4", [
     Message("z_A", "A", "S", "delta of k_QA"),
     Message("z", "S", "Q", "a positive factor r < 2^12 of k_SA",
-            "the sign, the zeros and the rough size of every activation"),
+            "the sign, the zeros and, over several queries, the value of every activation"),
     Message("y_S", "Q", "S", "delta' of k_QA"),
 ])  # fmt: skip
 def leaky_drelu(net: Net, x: Shares) -> Shares:

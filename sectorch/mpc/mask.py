@@ -32,17 +32,25 @@ class Masked:
         return Shares(self.r_A, self.r_S)
 
 
-@protocol(
-    "open_masked",
-    "DESIGN of sectorch; PrivHFL, C.4.1 (Beaver)",
-    [Message("c_A", "A", "S", "r_A of k_QA"), Message("c_S", "S", "A", "r_S of k_SQ")],
-)
 def open_masked(net: Net, x: Shares) -> Masked:
-    """Open x + r to A and S.
+    """Open x + r to A and S, or use the opening that this call has made of the same shares already.
 
     Rounds 1 (both directions at once), bytes 16 per element. After a linear layer S's half does not depend on the
     query, and then the 8 bytes from S to A are sent ahead. A and S receive uniform bits.
     """
+    masked = net.opened.get(x)
+    if masked is None:
+        masked = net.opened[x] = _open_masked(net, x)
+    return masked
+
+
+@protocol(
+    "open_masked",
+    "docs/protocols.md; PrivHFL, C.4.1 (Beaver)",
+    [Message("c_A", "A", "S", "r_A of k_QA"), Message("c_S", "S", "A", "r_S of k_SQ")],
+)
+def _open_masked(net: Net, x: Shares) -> Masked:
+    """x + r becomes known to A and S for a mask r that only Q knows."""
     Q, A, S = net.Q, net.A, net.S
     r_A = net.common(Q, A, x.shape, "r_A")
     r_S = net.common(Q, S, x.shape, "r_S")

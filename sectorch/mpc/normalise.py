@@ -29,7 +29,7 @@ class Normal:
     high: int
 
 
-@protocol("normalise", "DESIGN of sectorch")
+@protocol("normalise", "docs/protocols.md")
 def normalise(net: Net, x: Shares, low: int, high: int) -> Normal:
     """The mantissa and the exponent of x, for ring values 2^low <= x < 2^high.
 

@@ -43,7 +43,7 @@ def random_bits(net: Net, shape: torch.Size, copies: int | None = None) -> BitMa
     return BitMask(b, b_A, b_S, shape, copies)
 
 
-@protocol("open_bit", "DESIGN of sectorch", [
+@protocol("open_bit", "docs/protocols.md", [
     Message("e_A", "A", "S", "b_A of k_QA"), Message("e_S", "S", "A", "b_S of k_SQ"),
 ])  # fmt: skip
 def open_bit(net: Net, s: Shares, mask: BitMask) -> Located:
@@ -54,7 +54,7 @@ def open_bit(net: Net, s: Shares, mask: BitMask) -> Located:
     return net.locally((A, S), mask.spread, e_A, e_S)
 
 
-@protocol("bit_to_ring", "DESIGN of sectorch")
+@protocol("bit_to_ring", "docs/protocols.md")
 def bit_to_ring(net: Net, s: Shares, shape: torch.Size, copies: int | None = None) -> Shares:
     """XOR-shared bits as additive shares of 0 and 1.
 
@@ -75,7 +75,7 @@ def bit_to_ring(net: Net, s: Shares, shape: torch.Size, copies: int | None = Non
     )
 
 
-@protocol("select", "DESIGN of sectorch")
+@protocol("select", "docs/protocols.md")
 def select(net: Net, s: Shares, x: Masked, shift: int = 0) -> Shares:
     """s * (x >> shift) for XOR-shared bits s and a masked x; the shift rounds as in `truncate`.
 

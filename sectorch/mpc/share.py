@@ -27,8 +27,8 @@ def share(net: Net, x: Located) -> Shares:
     "reveal",
     "PrivHFL, Figure 5, n = 1",
     [
-        Message("masked_A", "A", "S", "rho of k_QA"),
-        Message("result", "S", "Q", "rho of k_QA", "the result, which is Q's to learn"),
+        Message("masked_A", "A", "S", "r of k_QA"),
+        Message("result", "S", "Q", "r of k_QA", "the result, which is Q's to learn"),
     ],
 )
 def reveal(net: Net, x: Shares) -> Located:

@@ -10,9 +10,9 @@ import torch
 from ..choreography import Located, Net
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Shares:
-    """One ring tensor (int64, any shape), half at the answering party, half at the server."""
+    """One ring tensor (int64, any shape), half at the answering party, half at the server. Equal to itself only."""
 
     A: Located
     S: Located

@@ -77,7 +77,7 @@ def _top_bits(half: torch.Tensor, width: int) -> torch.Tensor:
     return (half << (64 - width)).bitwise_right_shift_(32).to(torch.int32)
 
 
-@protocol("trigonometric", "DESIGN of sectorch; Fourier extension", [
+@protocol("trigonometric", "docs/protocols.md; Fourier extension", [
     Message("c_A", "A", "S", "r_A of k_QA"), Message("c_S", "S", "A", "r_S of k_SQ"),
 ])  # fmt: skip
 def trigonometric(net: Net, x: Shares, scale_bits: int, series: Series, frac_bits: int) -> Shares:

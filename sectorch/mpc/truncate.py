@@ -70,7 +70,7 @@ def wrap_term(wrap: torch.Tensor, shift: int) -> torch.Tensor:
     return wrap.to(torch.int64).bitwise_left_shift_(64 - shift)
 
 
-@protocol("truncate", "DESIGN of sectorch")
+@protocol("truncate", "docs/protocols.md")
 def truncate(net: Net, x: Shares, shift: int) -> Shares:
     """x >> shift, for |x| < 2^62; the result is floor(x / 2^shift) or one more.
 

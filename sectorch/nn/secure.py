@@ -27,6 +27,7 @@ from ..runtime.material import Tape
 from ..session import Session, default_session
 from ..tensor import Scheme, SharedTensor, share_tensor
 from .bind import bind
+from .calibrate import calibrate as calibrated
 from .passes import is_samplewise, optimise
 from .trace import run, trace
 
@@ -59,23 +60,23 @@ class SecureModule(nn.Module):
         _check_model(model)
         self.session, self.party, self.scheme = session, party, scheme
         floating = [p.dtype for p in (*model.parameters(), *model.buffers()) if p.is_floating_point()]
-        self._dtype = floating[0] if floating else torch.float32
+        self.dtype = floating[0] if floating else torch.float32
         plain = copy.deepcopy(model).double().requires_grad_(False)
         graph = trace(plain)
         # What holds weights stays out of nn.Module's registry: it is nobody's to train, to list or to save.
-        self.__dict__["_graph"] = optimise(graph) if graph is not None else None
-        source = plain if self._graph is None else self._graph
-        self._samplewise = self._graph is not None and is_samplewise(self._graph)
+        self.__dict__["graph"] = optimise(graph) if graph is not None else None
+        source = self.__dict__["source"] = plain if self.graph is None else self.graph
+        self._samplewise = self.graph is not None and is_samplewise(self.graph)
         self._chunk = chunk
         dry = Session(dry=True)
-        self.__dict__["_bound"] = bind(source, session, party, scheme, self._dtype)
-        self.__dict__["_dry"] = (dry, bind(source, dry, dry.answering[0], scheme, self._dtype))
+        self.__dict__["bound"] = bind(source, session, party, scheme, self.dtype)
+        self.__dict__["_dry"] = (dry, bind(source, dry, dry.answering[0], scheme, self.dtype))
         self._checked: dict[Any, _Checked] = {}
         self._material: dict[tuple[int, ...], list[Tape]] = {}
         super().train(False)
 
     def extra_repr(self) -> str:
-        how = "operation by operation" if self._graph is None else f"{len(self._graph.graph.nodes)} graph nodes"
+        how = "operation by operation" if self.graph is None else f"{len(self.graph.graph.nodes)} graph nodes"
         return f"{how}, model at {self.party}, {self.scheme}"
 
     def train(self, mode: bool = True) -> SecureModule:
@@ -87,7 +88,7 @@ class SecureModule(nn.Module):
         if isinstance(x, SharedTensor):
             return self._forward_shared(x)
         x = self._check_input(x)
-        pieces = self._pieces(x)
+        pieces = self.pieces(x)
         outputs = [self._predict(piece) for piece in pieces]
         if len(outputs) == 1:
             return outputs[0]
@@ -109,10 +110,10 @@ class SecureModule(nn.Module):
             if not self._checked:
                 raise ArgumentError("name sample_shape (the shape of one row): the module has not been called yet")
             sample_shape = next(reversed(self._checked))[0][1:]
-        x = torch.empty((batch_size, *sample_shape), dtype=self._dtype, device="meta")
+        x = torch.empty((batch_size, *sample_shape), dtype=self.dtype, device="meta")
         self._check(x)
         held = 0
-        for piece in self._pieces(x):
+        for piece in self.pieces(x):
             with self.session.prepare(self.party) as tape:
                 self._outputs(self._run(self._share(piece)))
             self._material.setdefault(tuple(piece.shape), []).append(tape)
@@ -126,10 +127,6 @@ class SecureModule(nn.Module):
     def discard(self) -> None:
         """Drop all prepared material unused."""
         self._material.clear()
-
-    def dry_run(self, x: torch.Tensor) -> Profile:
-        """Rounds and bytes of a call with an input of this shape, without computing it. Weights count as sent."""
-        return self._check(torch.empty_like(x, device="meta")).profile
 
     def _predict(self, x: torch.Tensor) -> Any:
         tapes = self._material.get(tuple(x.shape))
@@ -146,7 +143,7 @@ class SecureModule(nn.Module):
         return share_tensor(x, session=self.session, party=self.party, scheme=self.scheme)
 
     def _run(self, x: SharedTensor) -> Any:
-        return run(self._bound, x) if self._graph is not None else self._bound(x)
+        return run(self.bound, x) if self.graph is not None else self.bound(x)
 
     def _outputs(self, outputs: Any) -> Any:
         return pytree.tree_map(lambda y: y.reveal() if isinstance(y, SharedTensor) else y, outputs)
@@ -180,12 +177,13 @@ class SecureModule(nn.Module):
             profile = Profile()
             with alone(profile), session.call(session.answering[0]):
                 shared = share_tensor(x, session=session, scheme=self.scheme)
-                result = run(bound, shared) if self._graph is not None else bound(shared)
+                result = run(bound, shared) if self.graph is not None else bound(shared)
                 output = self._outputs(result)
             self._checked[key] = _Checked(x.shape[0] if x.dim() else 1, output, profile)
         return self._checked[key]
 
-    def _pieces(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def pieces(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The pieces in which a batch is run: all rows at once unless rows do not meet and memory asks for less."""
         rows = x.shape[0] if x.dim() else 1
         if self._chunk is not None:
             return x.split(self._chunk) if rows > self._chunk else (x,)
@@ -225,18 +223,21 @@ def secure(
     session: Session | None = None,
     party: Party | None = None,
     chunk: int | None = None,
+    calibrate: torch.Tensor | None = None,
 ) -> SecureModule:
     """Wrap a module: its weights become A's secret, its inputs Q's, and only Q learns the result.
 
     Args:
         model: any nn.Module made of supported operations (`sectorch.supported_ops()`), in evaluation mode, on the CPU.
-        relu: "exact" (leak-free) or "privhfl", the paper's protocol, which shows Q the sign and the rough size of
-            every activation.
+        relu: "exact" (leak-free) or "privhfl", the paper's protocol, which shows Q the sign and the size of every
+            activation. Only `relu` itself changes: maxima and clamps stay exact. Activations below 2^(51 - 2f).
         frac_bits: fraction bits f of the fixed-point numbers. Inputs and weights must be below 2^(62 - 2f), which is
             2^22 for the default, and activations too; the error of each layer is of the order of 2^-f.
         session: where it runs; the process's default session unless named. All parties are then in this process.
         party: the answering party of the session that owns the model; the first unless named.
         chunk: rows per piece of a batch; chosen by memory unless named.
+        calibrate: a batch of typical inputs. The fraction bits (at most `frac_bits`) and the planes that comparisons
+            look at are chosen from the values it gives; see `sectorch.nn.calibrate`.
 
     Raises:
         TrainingModeError, NonFiniteError, FixedPointRangeError, ArgumentError. The model is never changed.
@@ -247,13 +248,16 @@ def secure(
     session = session or default_session()
     party = party or session.answering[0]
     scheme = Scheme(frac_bits, relu)
+    if calibrate is not None:
+        _check_model(model)
+        scheme = calibrated(model, calibrate, relu, frac_bits)
     if chunk is not None and chunk < 1:
         raise ArgumentError(f"chunk must be at least one row, got {chunk}")
     secured = SecureModule(model, session, party, scheme, chunk)
     if relu == "privhfl":
         warnings.warn(
-            "relu='privhfl' shows the querying party the sign and the rough size of every activation; "
-            "relu='exact' shows nothing and sends fewer bytes",
+            "relu='privhfl' shows the querying party the sign and the size of every activation (and, asked the same "
+            "thing often enough, its value); relu='exact' shows nothing and sends fewer bytes",
             LeakyProtocolWarning,
             stacklevel=2,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,12 @@ def trace(model: nn.Module) -> fx.GraphModule | None:
     return fx.GraphModule(model, graph)
 
 
-def run(graph: fx.GraphModule, *inputs: Any) -> Any:
-    """Run the graph; a value is dropped after its last use, and an error names the node and the model's line."""
+def run(graph: fx.GraphModule, *inputs: Any, step: Callable | None = None) -> Any:
+    """Run the graph; a value is dropped after its last use, and an error names the node and the model's line.
+
+    Args:
+        step: called as step(node, compute, args, kwargs) in place of compute(*args, **kwargs), for whoever watches.
+    """
     values: dict[fx.Node, Any] = {}
     given = iter(inputs)
     uses = {node: len(node.users) for node in graph.graph.nodes}
@@ -52,14 +57,11 @@ def run(graph: fx.GraphModule, *inputs: Any) -> Any:
                 values[node] = next(given, *node.args)
             elif node.op == "get_attr":
                 values[node] = attribute(graph, node.target)
-            elif node.op == "call_module":
-                values[node] = graph.get_submodule(node.target)(*args, **kwargs)
-            elif node.op == "call_function":
-                values[node] = node.target(*args, **kwargs)
-            elif node.op == "call_method":
-                values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
-            else:
+            elif node.op == "output":
                 return args[0]
+            else:
+                compute = computation(graph, node)
+                values[node] = compute(*args, **kwargs) if step is None else step(node, compute, args, kwargs)
         except SectorchError as error:
             raise _located(error, node, graph) from error
         for used in node.all_input_nodes:
@@ -67,6 +69,15 @@ def run(graph: fx.GraphModule, *inputs: Any) -> Any:
             if not uses[used]:
                 del values[used]
     return None
+
+
+def computation(graph: fx.GraphModule, node: fx.Node) -> Callable:
+    """What a call node calls."""
+    if node.op == "call_module":
+        return graph.get_submodule(node.target)
+    if node.op == "call_function":
+        return node.target
+    return lambda x, *args, **kwargs: getattr(x, node.target)(*args, **kwargs)
 
 
 def attribute(module: nn.Module, path: str) -> Any:

@@ -15,7 +15,7 @@ from ..mpc.relu import relu as relu_protocol
 from ..mpc.shares import Shares, each
 from ..mpc.truncate import truncate_masked
 from ..tensor import SharedTensor
-from .common import encoded_public, excess, fixed, plus, refuse, scaled
+from .common import bound, encoded_public, excess, fixed, plus, refuse, scaled
 
 T = torch.Tensor
 
@@ -24,8 +24,11 @@ T = torch.Tensor
             note="exact; drops the extra fraction bits of a linear layer for free")  # fmt: skip
 def relu(context: Context, x: SharedTensor, inplace: bool = False) -> Fixed:
     shift = excess(context, x.scale_bits)
-    protocol = relu_protocol if context.scheme.relu == "exact" else leaky_relu_privhfl
-    result = Fixed(protocol(context.net, x.shares, shift), x.scale_bits - shift)
+    if context.scheme.relu == "exact":
+        shares = relu_protocol(context.net, x.shares, shift, bound(context, x.scale_bits))
+    else:
+        shares = leaky_relu_privhfl(context.net, x.shares, shift)
+    result = Fixed(shares, x.scale_bits - shift)
     return _stored(x, result, inplace)
 
 
@@ -42,7 +45,7 @@ def _pieces(context: Context, x: SharedTensor) -> tuple[Fixed, Fixed]:
     """ReLU(x) and x, both at f fraction bits or fewer, from one opening."""
     net, shift = context.net, excess(context, x.scale_bits)
     masked = open_masked(net, x.shares)
-    positive = relu_masked(net, masked, shift)
+    positive = relu_masked(net, masked, shift, bound(context, x.scale_bits))
     whole = truncate_masked(net, masked, shift) if shift else x.shares
     return Fixed(positive, x.scale_bits - shift), Fixed(whole, x.scale_bits - shift)
 

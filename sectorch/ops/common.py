@@ -17,7 +17,7 @@ from ..errors import UnsupportedOpError
 from ..mpc.linear import linear
 from ..mpc.multiply import multiply
 from ..mpc.shares import Shares, add, add_at_A, each
-from ..mpc.truncate import truncate
+from ..mpc.truncate import MAX_SHIFT, truncate
 from ..ring import check_encodable, encode, range_limit
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
 
@@ -43,10 +43,10 @@ def raised(context: Context, x: Fixed, scale_bits: int) -> Fixed:
 
 def settled(context: Context, x: Fixed) -> Fixed:
     """The value ready to be a factor: truncated to f fraction bits unless it has at most `SLACK_BITS` more."""
-    excess = x.scale_bits - context.frac_bits
-    if excess <= SLACK_BITS:
-        return x
-    return Fixed(truncate(context.net, x.shares, excess), context.frac_bits)
+    while x.scale_bits - context.frac_bits > SLACK_BITS:
+        shift = excess(context, x.scale_bits)
+        x = Fixed(truncate(context.net, x.shares, shift), x.scale_bits - shift)
+    return x
 
 
 def encoded_public(context: Context, value: Any, scale_bits: int, infinite: bool = False) -> torch.Tensor:
@@ -180,8 +180,15 @@ def local(context: Context, f: Callable, x: SharedTensor) -> Fixed:
 
 
 def excess(context: Context, scale_bits: int) -> int:
-    """Fraction bits above f, which a non-linear step drops at no cost."""
-    return max(0, scale_bits - context.frac_bits)
+    """Fraction bits above f, which a non-linear step drops at no cost: at most what one truncation can."""
+    return min(MAX_SHIFT, max(0, scale_bits - context.frac_bits))
+
+
+def bound(context: Context, scale_bits: int, extra: int = 0) -> int:
+    """Planes that a comparison of an activation has to look at: 63, or fewer where the scheme bounds the values."""
+    if context.scheme.value_bits is None:
+        return 63
+    return min(63, scale_bits + context.scheme.value_bits + extra)
 
 
 def refuse(what: str, instead: str) -> None:

@@ -94,7 +94,7 @@ def _sorted(context: Context, x: SharedTensor, dim: int, descending: bool) -> tu
     size = 1 << max(0, count - 1).bit_length()
     places = _places(net, values)
     if size > count:
-        beyond = -(1 << 61)
+        beyond = -(1 << 62)
         fill = {net.A: beyond, net.S: 0}
         pad = lambda v, value: torch.cat(
             (v, torch.full((size - count, *v.shape[1:]), value, dtype=v.dtype, device=v.device))

@@ -11,11 +11,11 @@ from ..dispatch import Context, Fixed, implements
 from ..mpc.pool import max_tree
 from ..mpc.shares import Shares, each
 from ..tensor import SharedTensor
-from .common import bilinear, excess, fixed, refuse, scaled
+from .common import bilinear, bound, excess, fixed, refuse, scaled
 
 T = torch.Tensor
-_LOWEST = -(1 << 61)
-"""What stands for minus infinity in the padding of a maximum: below every value that a protocol takes."""
+_LOWEST = -(1 << 62)
+"""What stands for minus infinity in the padding of a maximum: no protocol takes a value below it."""
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -56,11 +56,12 @@ def max_pool2d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any 
     kernel, padding, dilation = _pair(kernel_size), _pair(padding), _pair(dilation)
     stride = kernel if stride is None or stride == [] else _pair(stride)
     net = context.net
+    high = 63 if any(padding) or ceil_mode else bound(context, x.scale_bits, 1)
     halves = [
         net.locally(party, lambda v, fill=fill: _windows(v, kernel, stride, padding, dilation, ceil_mode, fill), half)
         for party, half, fill in ((net.A, x.shares.A, _LOWEST), (net.S, x.shares.S, 0))
     ]
-    return Fixed(max_tree(net, Shares(*halves), low=excess(context, x.scale_bits)), x.scale_bits)
+    return Fixed(max_tree(net, Shares(*halves), excess(context, x.scale_bits), high), x.scale_bits)
 
 
 @implements("max_pool1d", F.max_pool1d, torch.max_pool1d, F._max_pool1d, note="as max_pool2d with height one")

@@ -29,7 +29,8 @@ BOUND = 4.0
 class Data:
     """One tensor argument: its shape, its domain, and whose it is (shared, private to A, or public).
 
-    Kinds: `number` (float32; uniform, or multiples of 1/8), `whole` (int64 in low .. high - 1), `flags` (bool).
+    Kinds: `number` (float32; uniform, or multiples of 1/8), `whole` (int64 in low .. high - 1), `flags` (bool), `signs`
+    (float32, -1 or 1), `distinct` (float32 multiples of 1/8, no two alike).
     """
 
     shape: tuple[int, ...]
@@ -53,8 +54,22 @@ class Data:
             return torch.randint(0, 2, self.shape, generator=generator).bool()
         if self.kind == "whole":
             return torch.randint(int(self.low), int(self.high), self.shape, generator=generator)
+        if self.kind == "signs":
+            return torch.randint(0, 2, self.shape, generator=generator) * 2.0 - 1
+        if self.kind == "distinct":
+            count = torch.Size(self.shape).numel()
+            return ((torch.randperm(count, generator=generator) - count // 2) / 8.0).view(self.shape)
         uniform = torch.rand(self.shape, generator=generator) * (self.high - self.low) + self.low
         return (uniform * 8).round() / 8 if grid else uniform
+
+
+def whole_numbers(data: Data, plain: torch.Tensor) -> torch.Tensor:
+    """The nearest whole numbers inside the domain; distinct ones stay distinct."""
+    if not plain.is_floating_point():
+        return plain
+    if data.kind == "distinct":
+        return plain * 8
+    return plain.ceil() if data.low > 0 else plain.floor() if data.high < 0 else plain.round()
 
 
 def number(*shape: int, low: float = -BOUND, high: float = BOUND) -> Data:
@@ -67,6 +82,10 @@ def whole(*shape: int, low: int = -4, high: int = 5) -> Data:
 
 def flags(*shape: int) -> Data:
     return Data(shape, "flags", 0, 1)
+
+
+def distinct(*shape: int) -> Data:
+    return Data(shape, "distinct")
 
 
 def index(*shape: int, below: int) -> Data:
@@ -109,10 +128,11 @@ class OpRow:
     """One operation.
 
     name: the name in `sectorch.dispatch.TABLE`.
-    ulps, why: the error bound of a result entry and its derivation.
+    ulps, relative, why: the error bound of a result entry y, ulps + relative |y|, and its derivation.
     pairs: for two operands, who may hold which ("sp": the first shared, the second private; "." is public).
     operands: how many tensor operands an element-wise operation has: 1 or 2; 0 for others. They get the templates for
         broadcasting, empty tensors and tensors without dimensions.
+    whole: the domain has whole numbers.
     plain: the result is not secret (it depends on shapes only).
     """
 
@@ -124,6 +144,8 @@ class OpRow:
     pairs: str = ""
     operands: int = 0
     plain: bool = False
+    whole: bool = True
+    relative: float = 0.0
 
     def samples_of(self, key: Callable) -> list[tuple[int, Sample]]:
         """The samples that a spelling takes, with their numbers."""
@@ -148,6 +170,7 @@ def op(name: str, *samples: Sample, ulps: float, why: str, errors: tuple = (), *
     return OpRow(name, samples, ulps, why, tuple(errors), **more)
 
 
-def tolerance(ulps: float, reference: torch.Tensor) -> torch.Tensor:
+def tolerance(ulps: float, relative: float, reference: torch.Tensor) -> torch.Tensor:
     """The bound per entry: the row's, second-order terms (below 2^-10 of it), and float32 rounding when revealed."""
-    return ulps * ULP * (1 + 2.0**-10) + reference.to(torch.float64).abs() * 2.0**-24
+    size = reference.to(torch.float64).abs()
+    return (ulps + relative * size) * ULP * (1 + 2.0**-10) + size * 2.0**-24

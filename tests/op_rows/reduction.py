@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sectorch.errors import ArgumentError, DimensionError, ShapeError, UnsupportedOpError
+from sectorch.errors import ArgumentError, DimensionError, ShapeError
 
 from .base import call, flags, number, op, refused, whole
 
@@ -24,11 +24,6 @@ def larger(name: str):
               errors=(refused(ShapeError, "roadcast", X, number(2, 3, 5)),))  # fmt: skip
 
 
-def extreme(name: str, key):
-    return op(name, call(X), call(X, X), call(X, X.public), call(X.public, X), call(whole(3)), call(number()), ulps=0.5,
-              why=CHOICE, errors=(refused(UnsupportedOpError, "indices", X, 1, key=key),))  # fmt: skip
-
-
 ROWS = (
     op("sum", call(X), *OVER, call(whole(2, 3)), call(flags(2, 3), 0), call(number(0, 3), 0), call(number()),
        call(X, dtype=torch.float64), ulps=12, why="24 entries of 1/2", errors=(NO_DIM,)),
@@ -40,6 +35,4 @@ ROWS = (
     tree("amin"),
     larger("maximum"),
     larger("minimum"),
-    extreme("max", torch.max),
-    extreme("min", torch.min),
 )  # fmt: skip

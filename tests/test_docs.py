@@ -1,0 +1,119 @@
+"""The documents: every Python block runs, every example runs, generated tables are fresh, links and paths exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from sectorch.choreography import PROTOCOLS
+from sectorch.errors import LeakyProtocolWarning
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+EXAMPLES = sorted(ROOT.glob("examples/*.py"))
+FENCE = re.compile(r"^(?P<before>[^\n]*)\n```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+NOT_RUN = "<!-- not run -->"
+PATHS = re.compile(r"`((?:sectorch|examples|benchmarks|docs|tests|tools)/[\w/.-]*\w/?)`")
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(page: Path) -> list[tuple[int, str]]:
+    """The Python blocks that are to be run, each with its first line's number."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        (text.count("\n", 0, found.start("code")) + 1, found["code"])
+        for found in FENCE.finditer(text)
+        if found["before"].strip() != NOT_RUN
+    ]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as code hosts make them."""
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def run(*arguments: str) -> None:
+    """A Python program in a process of its own, with one thread: more would only get in the way of other tests."""
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=one_thread, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def protocols_as_before():
+    """A page may declare protocols of its own; other tests read the registry of those that ship."""
+    before = dict(PROTOCOLS)
+    yield
+    PROTOCOLS.clear()
+    PROTOCOLS.update(before)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
+def test_python_blocks_run(page: Path, protocols_as_before):
+    """All blocks of a page run in order in one namespace. Only the page on the leaky mode may warn, and it must."""
+    namespace = {"__name__": "__main__"}
+    with warnings.catch_warnings(record=True) as leaks:
+        warnings.simplefilter("error")
+        warnings.simplefilter("always", LeakyProtocolWarning)
+        for line, code in blocks(page):
+            exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
+    assert bool(leaks) == (page.name == "paper-mode.md")
+
+
+def test_blocks_are_found():
+    """The search for blocks sees every fence of the pages."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert text.count("```python") == len(FENCE.findall(text)), name(page)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=name)
+def test_example_runs(example: Path):
+    run("-W", "error", str(example))
+
+
+def test_generated_tables_are_fresh():
+    run("docs/generate.py", "--check")
+
+
+def test_worked_example_is_the_example():
+    example = (ROOT / "examples/new_protocol.py").read_text(encoding="utf-8")
+    assert f"```python\n{example}```\n" in (ROOT / "docs/writing-a-protocol.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_resolve(page: Path):
+    """Links to files and headings of the repository; others are not followed."""
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\[[^\]]+\]\(([^)\s]+)\)", prose):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.is_file(), f"{name(page)} links to {target}"
+        assert not anchor or anchor in anchors(linked), f"{name(page)} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_named_paths_exist(page: Path):
+    for path in PATHS.findall(page.read_text(encoding="utf-8")):
+        assert (ROOT / path).exists(), f"{name(page)} names {path}"
+
+
+def test_every_page_is_in_the_index():
+    index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    for page in ROOT.glob("docs/*.md"):
+        assert page.name == "index.md" or f"({page.name})" in index, name(page)

@@ -1,0 +1,288 @@
+"""What the parties see: uniform bytes, the same for every secret, and no two of them related.
+
+The randomness is cryptographic and cannot be seeded, so bounds are set for sound protocols to fail less than once in
+10^7 runs of this file: each chi-square and Kolmogorov-Smirnov p-value is compared with 10^-12, and fewer than 2000 of
+them are computed (Bonferroni); each correlation of two bits with eight standard deviations (10^-15), and fewer than
+4 * 10^7 pairs are formed. Leaks that matter are far beyond: the paper's DReLU gives p-values of 10^-100 and less.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import torch
+from helpers import CASES, SHIPPED, SOUND, play, ring_values, run, world_of
+from scipy import stats
+
+from sectorch.bitplanes import planes, rows
+from sectorch.choreography import Net
+from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
+from sectorch.mpc.relu import relu
+from sectorch.runtime.ledger import Transcript
+from sectorch.session import Session
+
+P_VALUE = 1e-12
+SIGMAS = 8.0
+
+# Bytes of every message.
+
+
+def zeros(shape, bits: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+def structured(shape, bits: int) -> torch.Tensor:
+    """As far from zeros as can be: both ends of the range in turn, so that signs, sizes and low bits all differ."""
+    top = (1 << bits) - 1
+    return torch.where(torch.arange(shape.numel()) % 2 == 0, top, -top + 2).view(shape)
+
+
+def received(case, secret, runs: int, n: int) -> dict[tuple[str, str], np.ndarray]:
+    """All that Q, the A's and S are sent in several fresh sessions, but for what is theirs to learn."""
+    view = defaultdict(list)
+    for _ in range(runs):
+        inputs = [secret(torch.Size(shape), case.bits) for shape in case.shapes(n)]
+        transcript = Transcript()
+        with transcript:
+            run(case.program, *inputs, session=Session(case.answering))
+        for role in "QAS":
+            for line, value in transcript.received(role):
+                if not line.shows:
+                    view[role, f"{line.path}/{line.label} ({value.dtype})"].append(value.numpy().reshape(-1))
+    return {key: np.concatenate(values) for key, values in view.items()}
+
+
+def histogram(values: np.ndarray) -> np.ndarray:
+    return np.bincount(values.view(np.uint8), minlength=256)
+
+
+def findings(first: dict, second: dict) -> list[str]:
+    """How two views, of runs on two secrets, give something away; empty for a sound protocol."""
+    found = [f"only one secret has {key}" for key in first.keys() ^ second.keys()]
+    for key in first.keys() & second.keys():
+        a, b = histogram(first[key]), histogram(second[key])
+        for name, counts in (("the first", a), ("the second", b)):
+            if stats.chisquare(counts).pvalue < P_VALUE:
+                found.append(f"{key} is not uniform on {name} secret")
+        used = (a + b) > 0
+        if used.sum() > 1 and stats.chi2_contingency(np.stack([a, b])[:, used]).pvalue < P_VALUE:
+            found.append(f"bytes of {key} tell the secrets apart")
+        samples = (v[: 1 << 17].astype(np.float64) for v in (first[key], second[key]))
+        if stats.ks_2samp(*samples, method="asymp").pvalue < P_VALUE:
+            found.append(f"values of {key} tell the secrets apart")
+    return found
+
+
+@pytest.mark.parametrize("case", SOUND, ids=str)
+def test_messages_are_uniform_and_the_same_for_every_secret(case):
+    n = 1 << 15 if case.elementwise else 1 << 12
+    views = [received(case, secret, 6, n) for secret in (zeros, structured)]
+    for view in views:
+        size = {role: sum(v.nbytes for (r, _), v in view.items() if r == role) for role in "QAS"}
+        assert size["Q"] == 0, "Q is sent nothing but results"
+        assert size["S"] >= 1e5
+        assert size["A"] == 0 or size["A"] >= 1e5, "A is sent nothing by share and reveal, and enough by the others"
+    assert findings(*views) == []
+
+
+def test_every_protocol_is_among_the_cases():
+    ran = set()
+    for case in SOUND:
+        transcript = Transcript()
+        with transcript:
+            run(case.program, *case.inputs(64), session=Session(case.answering))
+        ran |= {name for line, _ in transcript.lines for name in line.path.split("/")}
+    assert ran == {name for name in SHIPPED if not name.startswith("leaky_")}
+
+
+def test_nothing_but_results_keys_and_paper_mode_is_shown_to_anybody():
+    shown = {(spec.name, m.label, m.dst) for spec in SHIPPED.values() for m in spec.messages if m.shows}
+    assert {entry for entry in shown if entry[0] != "seed"} == {
+        ("reveal", "result", "Q"),
+        ("aggregate", "sum", "Q"),
+        ("leaky_drelu", "z", "Q"),
+    }
+
+
+# The joint view. All elements hold the same secret, so that each is a sample of the same experiment.
+
+
+class Bits:
+    """The bits of everything that each party drew or was sent, as vectors over the elements."""
+
+    def __init__(self, n: int):
+        self.n = n
+        self.items: dict[str, list[torch.Tensor]] = defaultdict(list)
+
+    def add(self, party: str, value: torch.Tensor) -> None:
+        if value.numel():
+            self.items[party].append(value)
+
+    def vectors(self, party: str, chosen: slice | list[int]) -> dict[int, np.ndarray]:
+        """By length: rows of packed bits. Of ring elements the `chosen` planes, of packed words all rows."""
+        found = defaultdict(list)
+        for value in self.items[party]:
+            if value.shape[-1] == self.n:
+                width = 32 if value.dtype == torch.int32 else 64
+                packed = planes(rows(value.to(torch.int64)))[:width][chosen]
+            else:
+                packed = value.reshape(-1, value.shape[-1])
+            found[64 * packed.shape[-1]].append(packed.numpy())
+        return {length: np.concatenate(parts) for length, parts in found.items()}
+
+
+def joint_view(program, inputs, monkeypatch, session: Session, n: int) -> Bits:
+    bits, common = Bits(n), Net.common
+
+    def recorded(net, p, q, *args, **kwargs):
+        drawn = common(net, p, q, *args, **kwargs)
+        for party in (p, q):
+            bits.add(party.name, drawn._value.clone())
+        return drawn
+
+    transcript = Transcript()
+    with monkeypatch.context() as patch, transcript:
+        patch.setattr(Net, "common", recorded)
+        run(program, *inputs, session=session)
+    for line, value in transcript.lines:
+        if not line.shows:
+            bits.add(line.dst.name, value)
+    return bits
+
+
+def dependent(vectors: np.ndarray) -> int:
+    """How many vectors are sums mod 2 of others and of a constant: what a set of independent masks never is.
+
+    n random vectors of m bits are dependent with probability 2^(n - m).
+    """
+    length = 8 * vectors[0].nbytes
+    basis: dict[int, int] = {}
+    count = 0
+    for vector in [(1 << length) - 1, *(int.from_bytes(v.tobytes(), "little") for v in vectors)]:
+        while vector and (top := vector.bit_length()) in basis:
+            vector ^= basis[top]
+        if vector:
+            basis[top] = vector
+        else:
+            count += 1
+    return count
+
+
+def largest_correlation(vectors: np.ndarray) -> float:
+    """Between any two bits, or of any bit with a constant, in standard deviations."""
+    signs = np.unpackbits(vectors.view(np.uint8), axis=1).astype(np.float32) * 2 - 1
+    signs = np.concatenate([signs, np.ones((1, signs.shape[1]), np.float32)])
+    return float(np.abs(np.triu(signs @ signs.T, 1)).max()) / signs.shape[1] ** 0.5
+
+
+def relations(bits: Bits, party: str) -> list[str]:
+    found = []
+    for length, vectors in bits.vectors(party, slice(None)).items():
+        if len(vectors) + 64 < length and (count := dependent(vectors)):
+            found.append(f"{count} of {len(vectors)} bits follow from others")
+    for length, vectors in bits.vectors(party, [0, 1, 2, 3, -2, -1]).items():
+        if (sigmas := largest_correlation(vectors)) > SIGMAS:
+            found.append(f"two bits over {length} elements are correlated by {sigmas:.0f} standard deviations")
+    return found
+
+
+ELEMENTWISE = [case for case in SOUND if case.elementwise]
+
+
+@pytest.mark.parametrize("case", ELEMENTWISE, ids=str)
+def test_no_bits_of_a_view_are_related(case, monkeypatch):
+    n = 1 << 13
+    secret = ((1 << case.bits) - 1) // 3 * 2 + 1
+    inputs = [torch.full(shape, secret) for shape in case.shapes(n)]
+    session = Session(case.answering)
+    bits = joint_view(case.program, inputs, monkeypatch, session, n)
+    for party in (*session.answering, session.S):
+        assert relations(bits, party.name) == []
+
+
+def test_a_mask_used_twice_would_be_found(monkeypatch):
+    """Masks of one pair that repeat leave every message uniform; only the joint view tells."""
+    n, session = 1 << 13, Session()
+    held: dict = {}
+    inner = session.runtime.draw
+
+    def draw(pair, label, call, draw, count):
+        if pair not in held:
+            held[pair] = inner(pair, label, call, draw, 1 << 20)
+        return held[pair][:count].clone()
+
+    session.runtime.draw = draw
+    bits = joint_view(lambda w, x: relu(w.net, x), [torch.full((n,), 5)], monkeypatch, session, n)
+    assert all(any("follow from others" in f for f in relations(bits, party)) for party in "AS")
+
+
+# The paper's DReLU.
+
+
+def seen_by_Q(session: Session, program, x: torch.Tensor) -> torch.Tensor:
+    """Q's view of the paper's DReLU: the message z, and the mask delta that Q draws itself."""
+    deltas, inner = [], session.runtime.draw
+
+    def draw(pair, label, call, draw, count):
+        words = inner(pair, label, call, draw, count)
+        if label == "leaky_drelu/delta":
+            assert session.Q in pair
+            deltas.append(words.clone())
+        return words
+
+    session.runtime.draw = draw
+    transcript = Transcript()
+    with transcript, session.call(session.answering[0]) as net:
+        play(world_of(session, net), program, [x])
+    (z,) = [value for line, value in transcript.received("Q") if line.label == "z"]
+    return z.view(-1) + deltas[0]
+
+
+@pytest.mark.parametrize("program", [lambda w, x: leaky_drelu(w.net, x), lambda w, x: leaky_relu_privhfl(w.net, x, 20)])
+def test_paper_mode_does_not_pass(program):
+    n = 1 << 14
+    first, second = (
+        {("Q", "z + delta"): seen_by_Q(Session(), program, secret(torch.Size((n,)), 50)).numpy()}
+        for secret in (zeros, structured)
+    )
+    found = findings(first, second)
+    assert any("not uniform on the first" in f for f in found)
+    assert any("not uniform on the second" in f for f in found)
+    assert any("bytes of" in f and "apart" in f for f in found)
+    assert any("values of" in f and "apart" in f for f in found)
+
+
+def test_two_ordinary_activations_are_told_apart_in_paper_mode():
+    """Not only extremes: the same layer on two inputs that differ by a factor of two in size."""
+    activations = ring_values((1 << 14,), 48, seed=3)
+    program = lambda w, x: leaky_drelu(w.net, x)
+    views = [{("Q", "z + delta"): seen_by_Q(Session(), program, x).numpy()} for x in (activations, 2 * activations)]
+    assert any("apart" in f for f in findings(*views))
+
+
+def test_the_attack_on_paper_mode():
+    """Q recovers the sign and the zeros of every hidden activation, and their size but for a factor of at most 2^12."""
+    generator = torch.Generator().manual_seed(1)
+    # Activations as after a linear layer: normal with 40 fraction bits, a tenth of them zero.
+    x = (torch.randn(20_000, generator=generator, dtype=torch.float64) * 2.0**40).to(torch.int64)
+    x[torch.rand(x.shape, generator=generator) < 0.1] = 0
+    z = seen_by_Q(Session(), lambda w, x: leaky_relu_privhfl(w.net, x, 20), x)
+    assert torch.equal(z > 0, x > 0)
+    assert torch.equal(z < 0, x < 0)
+    assert torch.equal(z == 0, x == 0)
+    # log|z| = log|x| + log r: the two have about the same spread (1.1 and 1.0 for a normal x and a uniform r), so the
+    # correlation is near 1 / sqrt(2); 20,000 samples leave it an uncertainty of 0.01.
+    nonzero = x != 0
+    assert stats.spearmanr(z[nonzero].abs().numpy(), x[nonzero].abs().numpy()).statistic > 0.5
+    assert ((z.abs() >= x.abs()) & (z.abs() <= x.abs() << 12)).all()
+
+
+def test_the_exact_relu_shows_Q_nothing_of_it():
+    transcript = Transcript()
+    with transcript:
+        run(lambda w, x: relu(w.net, x, 20), ring_values((100,), 50), session=Session())
+    after_seeding = [line for line, _ in transcript.received("Q") if line.protocol != "seed"]
+    assert [(line.protocol, line.label) for line in after_seeding] == [("reveal", "result")]
+    assert {case.name for case in CASES} - {case.name for case in SOUND} == {"leaky_drelu", "leaky_relu"}

@@ -1,0 +1,311 @@
+"""What is written down: every message declared, every cost in a docstring true, every figure of a profile right."""
+
+from __future__ import annotations
+
+from math import ceil, log2
+
+import pytest
+import torch
+from helpers import CASES, SHIPPED, World, case_session, ring_values, run, session, weight_like, world_of
+
+from sectorch.choreography import Phase
+from sectorch.mpc.compare import block_count, drelu, is_zero, less_than_tree, tree_levels
+from sectorch.mpc.deal import deal, deal_bits
+from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
+from sectorch.mpc.linear import linear, mask_weight
+from sectorch.mpc.mask import open_masked
+from sectorch.mpc.multiply import multiply, square
+from sectorch.mpc.normalise import normalise
+from sectorch.mpc.pool import max_tree
+from sectorch.mpc.relu import maximum, ramps, relu
+from sectorch.mpc.select import bit_to_ring, select
+from sectorch.mpc.series import SIGMOID
+from sectorch.mpc.share import aggregate, reveal, share
+from sectorch.mpc.shares import Shares
+from sectorch.mpc.trigonometric import trigonometric
+from sectorch.mpc.truncate import truncate
+from sectorch.products import Linear
+from sectorch.runtime.ledger import Profile, Transcript, alone
+from sectorch.session import Session
+
+# Declarations.
+
+
+def sent_by(case) -> Transcript:
+    with Transcript() as transcript:
+        run(case.program, *case.inputs(70), session=Session(case.answering))
+    return transcript
+
+
+def test_every_message_is_declared_and_every_declaration_used():
+    used = set()
+    for case in CASES:
+        for line, value in sent_by(case).lines:
+            spec = SHIPPED[line.protocol]
+            (message,) = [m for m in spec.messages if m.label == line.label]
+            assert (message.src, message.dst) == (line.src.role, line.dst.role)
+            assert (message.mask, message.shows) == (line.mask, line.shows)
+            assert all(name in SHIPPED for name in line.path.split("/"))
+            assert (value.shape, value.dtype) == (line.shape, line.dtype)
+            assert line.bytes == value.numel() * value.element_size()
+            used.add((line.protocol, line.label))
+    assert used == {(spec.name, m.label) for spec in SHIPPED.values() for m in spec.messages}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_declarations_are_complete(name: str):
+    spec = SHIPPED[name]
+    assert spec.name == name
+    assert spec.summary.endswith((".", ":"))
+    assert spec.source
+    labels = [m.label for m in spec.messages]
+    assert len(labels) == len(set(labels))
+    for message in spec.messages:
+        assert {message.src, message.dst} in ({"Q", "S"}, {"A", "S"}), "clients have no channel to each other"
+        assert message.mask
+    assert spec.leaks == any(m.shows for m in spec.messages)
+
+
+# Costs. Both halves of the inputs are at hand and depend on the query, so that "online" is what a protocol opens and
+# "offline" what it deals, whatever came before.
+
+N = 6400
+
+
+def cost(program, shape=(N,)) -> tuple[int, float, float]:
+    """Online rounds, bytes opened and bytes dealt per element."""
+    held = session()
+    with held.call(held.answering[0]) as net:
+        world = world_of(held, net, {})
+        with Profile() as profile:
+            program(world, world.halves(ring_values(shape, 40)))
+    n = torch.Size(shape).numel()
+    return profile.rounds, profile.online_bytes / n, (profile.offline_bytes - profile.setup_bytes) / n
+
+
+def words(world: World, *leading: int) -> Shares:
+    net, shape = world.net, (*leading, N // 64)
+    return Shares(net.own(net.A, ring_values(shape)), net.own(net.S, ring_values(shape, seed=1)))
+
+
+def tree(low: int, high: int) -> tuple[int, float, float]:
+    """Rounds, and bytes opened and dealt per element and threshold, of the comparison as its docstring counts them."""
+    blocks = block_count(low, high)
+    levels = ceil(log2(blocks)) if blocks > 1 else 0
+    assert levels == len(tree_levels(blocks))
+    return levels, 2 * (3 * (blocks - 1) - levels) / 8, (2 * blocks - 2 - levels) / 8
+
+
+def codes(low: int, high: int) -> float:
+    return (7 * block_count(low, high) + 1) / 8
+
+
+def masked_drelu(**options):
+    return lambda w, x: drelu(w.net, open_masked(w.net, x), **options)
+
+
+def relu_cost(shift: int, high: int = 63) -> tuple[int, float, float]:
+    rounds, opened, dealt = tree(shift, high)
+    return 1 + rounds + 1, 16 + opened + 0.25, codes(shift, high) + dealt + (32 if shift else 16)
+
+
+def compared(low: int, high: int, thresholds: int = 1) -> tuple[int, float, float]:
+    rounds, opened, dealt = tree(low, high)
+    return 1 + rounds, 16 + thresholds * opened, codes(low, high) + thresholds * dealt
+
+
+COSTS = {
+    "open_masked": (lambda w, x: open_masked(w.net, x), (1, 16, 0)),
+    "opened_once": (lambda w, x: (truncate(w.net, x, 20), relu(w.net, x, 20)), (6, 25.75, 60.25)),
+    "deal": (lambda w, x: deal(w.net, w.net.common(w.net.Q, w.net.S, x.shape, "v")), (0, 0, 8)),
+    "deal_int32": (
+        lambda w, x: deal(w.net, w.net.common(w.net.Q, w.net.S, x.shape, "v", torch.int32), torch.int32),
+        (0, 0, 4),
+    ),
+    "deal_bits": (lambda w, x: deal_bits(w.net, w.net.common(w.net.Q, w.net.S, (N // 64,), "v")), (0, 0, 1 / 8)),
+    "truncate": (lambda w, x: truncate(w.net, x, 20), (1, 16, 12)),
+    "multiply": (lambda w, x: multiply(w.net, torch.mul, x, w.halves(ring_values((N,)))), (1, 32, 8)),
+    "multiply_by_one": (lambda w, x: multiply(w.net, torch.mul, x, w.halves(ring_values((1,)))), (1, 16 + 16 / N, 8)),
+    "square": (lambda w, x: square(w.net, x), (1, 16, 8)),
+    "square_20": (lambda w, x: square(w.net, x, 20), (1, 16, 24)),
+    "drelu": (masked_drelu(), compared(0, 63)),
+    "drelu_low": (masked_drelu(low=20), compared(20, 63)),
+    "drelu_high": (masked_drelu(low=10, high=31), compared(10, 31)),
+    "drelu_one_block": (masked_drelu(high=3), (1, 16, 1)),
+    "drelu_thresholds": (masked_drelu(thresholds=(0, 1, 2, 3, 4)), compared(0, 63, 5)),
+    "is_zero": (lambda w, x: is_zero(w.net, open_masked(w.net, x)), (1 + 5, 16 + 84 / 8, (154 + 21) * 1.0 / 8)),
+    "tree": (lambda w, x: less_than_tree(w.net, words(w, 15), words(w, 14)), tree(20, 63)),
+    "bit_to_ring": (lambda w, x: bit_to_ring(w.net, words(w), x.shape), (1, 0.25, 8)),
+    "select": (lambda w, x: select(w.net, words(w), open_masked(w.net, x)), (1, 16.25, 16)),
+    "select_20": (lambda w, x: select(w.net, words(w), open_masked(w.net, x), 20), (1, 16.25, 24 + 8)),
+    "relu": (lambda w, x: relu(w.net, x), relu_cost(0)),
+    "relu_20": (lambda w, x: relu(w.net, x, 20), (6, 25.75, 48.25)),
+    "relu_32": (lambda w, x: relu(w.net, x, 32), relu_cost(32)),
+    "relu_bounded": (lambda w, x: relu(w.net, x, 20, 41), relu_cost(20, 41)),
+    "maximum": (lambda w, x: maximum(w.net, x, w.halves(ring_values((N,)))), relu_cost(0)),
+    "ramps": (
+        lambda w, x: ramps(w.net, open_masked(w.net, x), (0, 1, 2)),
+        (7, 16 + 3 * (tree(0, 63)[1] + 0.25), codes(0, 63) + 3 * (tree(0, 63)[2] + 16)),
+    ),
+    "leaky_drelu": (lambda w, x: leaky_drelu(w.net, x), (3, 24, 0)),
+    # A's half of the sign comes from a stream, so that its 8 bytes of the product's opening go ahead.
+    "leaky_relu": (lambda w, x: leaky_relu_privhfl(w.net, x, 20), (3 + 1 + 1, 24 + 16 + 8 + 16, 8 + 8 + 12)),
+    "trigonometric": (lambda w, x: trigonometric(w.net, x, 20, SIGMOID, 20), (1, 8, 16 * len(SIGMOID.cos))),
+    "reveal": (lambda w, x: reveal(w.net, x), (2, 16, 0)),
+}  # fmt: skip
+
+
+def test_the_figures_of_the_design():
+    assert relu_cost(20) == (6, 25.75, 48.25)
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_costs_are_as_declared(name: str):
+    program, expected = COSTS[name]
+    assert cost(program) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("thresholds", [2, 7, 20])
+def test_costs_of_normalising(thresholds: int):
+    once_opened, once_dealt = 16 + 16, codes(0, 63) + 8
+    _, opened, dealt = tree(0, 63)
+    assert cost(lambda w, x: normalise(w.net, x, 5, 5 + thresholds - 1)) == pytest.approx(
+        (1 + 5 + 1 + 1, once_opened + thresholds * (opened + 0.25), once_dealt + thresholds * (dealt + 8))
+    )
+    # "Per element and threshold: 14 bytes online", and what the openings of x and of the factor take.
+    assert opened + 0.25 == 14
+
+
+@pytest.mark.parametrize("count", range(1, 10))
+def test_a_maximum_of_many_takes_one_comparison_less(count: int):
+    rounds, opened, dealt = cost(lambda w, x: max_tree(w.net, x), (count, N))
+    each = relu_cost(0)
+    assert rounds == ceil(log2(count)) * each[0]
+    assert (opened * count, dealt * count) == pytest.approx(((count - 1) * each[1], (count - 1) * each[2]))
+
+
+def test_costs_of_sharing_and_linear_layers():
+    held = session()
+    x, weight = ring_values((5, 12)), weight_like((7, 12))
+    setup = held.setup(held.answering[0])
+    with held.call(held.answering[0]) as net:
+        with Profile() as sharing:
+            shares = share(net, net.own(net.Q, x))
+        assert (sharing.rounds, sharing.online_bytes, sharing.bytes) == (1, 8 * 60, 8 * 60)
+        with Profile() as masking:
+            masked = mask_weight(setup, setup.own(net.A, weight, Phase.SETUP))
+        assert (masking.rounds_of(Phase.SETUP), masking.setup_bytes, masking.bytes) == (1, 8 * 84, 8 * 84)
+        with Profile() as product:
+            y = linear(net, setup, Linear(), shares, masked)
+        assert product.online_bytes == product.bytes_between("S", "A") == 8 * 60
+        assert product.offline_bytes == product.bytes_between("Q", "S") == 8 * 35
+        assert (y.A.phase, y.S.phase) == (Phase.ONLINE, Phase.OFFLINE), "S's half is ready before the query"
+        with Profile() as opening:
+            open_masked(net, y)
+        assert {(m.label, m.phase.name, m.bytes) for m in opening.ledger} == {
+            ("c_A", "ONLINE", 8 * 35), ("c_S", "OFFLINE", 8 * 35)
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("parties", [1, 2, 5])
+def test_costs_of_aggregation(parties: int):
+    held = session(parties)
+    nets = [held.net(party) for party in held.answering]
+    terms = [(net, share(net, net.own(net.Q, ring_values((9,))))) for net in nets]
+    with Profile() as profile:
+        total = aggregate(nets[0], terms)
+    assert torch.equal(nets[0].read(total, held.Q), parties * ring_values((9,)))
+    assert profile.bytes == 8 * 9 * parties + 8 * 9
+    # The halves from the streams are ahead of the query; x_S came in one round.
+    assert total.round == 2
+
+
+# Profiles.
+
+
+def small_program(held: Session, x: torch.Tensor):
+    with held.call(held.answering[0]) as net:
+        setup = held.setup(net.A)
+        weight = mask_weight(setup, setup.own(net.A, ring_values((3, 4), 20, seed=1), Phase.SETUP))
+        y = relu(net, linear(net, setup, Linear(), share(net, net.own(net.Q, x)), weight), 20)
+        return net.read(reveal(net, y), net.Q)
+
+
+def test_a_profile_of_a_small_program_counted_by_hand():
+    held, x = Session(), ring_values((2, 4), 40)
+    with Profile() as profile:
+        small_program(held, x)
+    # x: 2 x 4, weight: 3 x 4, y: 2 x 3 = 6 elements in one word of bits; 15 blocks of planes.
+    setup = 12 * 8
+    to_S_ahead = 6 * 8 + (106 + 24) * 8 + 6 * (8 + 8 + 4 + 8 + 4)  # c_S; codes and triples; b, r >> f, its bit, times b
+    to_A_ahead = 6 * 8  # c_S of the opening: S's half of y does not wait for the query
+    tree_each_way = (3 * 14 - 4) * 8
+    online_QS = 2 * 4 * 8 + 6 * 8  # x_S, result
+    online_SA = 2 * 4 * 8 + 6 * 8 + 2 * tree_each_way + 2 * 8 + 6 * 8  # m; c_A; tree; e; masked result
+    assert profile.setup_bytes == setup
+    assert profile.offline_bytes == setup + to_S_ahead + to_A_ahead
+    assert profile.online_bytes == online_QS + online_SA
+    assert profile.bytes == profile.offline_bytes + profile.online_bytes
+    assert profile.bytes_between("Q", "S") == profile.bytes_between("S", "Q") == to_S_ahead + online_QS
+    assert profile.bytes_between("S", "A") == setup + to_A_ahead + online_SA
+    assert profile.bytes_between("Q", "A") == 0
+    assert profile.bytes_between("A", "S", Phase.SETUP) == setup
+    assert profile.bytes_between("A", "S", Phase.ONLINE) == online_SA
+    # share, m, c_A, four levels, e, masked result, result.
+    assert profile.rounds == 1 + 1 + 1 + 4 + 1 + 1 + 1
+    assert [profile.rounds_of(phase) for phase in Phase] == [1, 2, 10]
+    rows = profile.by_protocol()
+    assert sum(row["messages"] for row in rows.values()) == len(profile.ledger) == 25
+    assert sum(row["online_bytes"] for row in rows.values()) == profile.online_bytes
+    assert sum(row["offline_bytes"] for row in rows.values()) == profile.offline_bytes
+    assert rows["linear"]["online_bytes"] == 64
+    figures = profile.as_dict()
+    assert (figures["bytes"], figures["rounds"], figures["offline_rounds"]) == (profile.bytes, 10, 2)
+    # Local work is a part of the whole, and is split between ahead and online.
+    assert 0 < profile.online_seconds + profile.offline_seconds <= profile.seconds
+
+
+def test_rounds_and_bytes_of_calls_add_up():
+    held, x = Session(), ring_values((2, 4), 40)
+    with Profile() as once:
+        small_program(held, x)
+    with Profile() as thrice:
+        for _ in range(3):
+            small_program(held, x)
+    assert (thrice.rounds, thrice.bytes) == (3 * once.rounds, 3 * once.bytes)
+
+
+def test_observers_see_what_happens_inside_their_block_only():
+    held, x = Session(), ring_values((2, 4), 40)
+    with Profile() as outer:
+        with Transcript() as inner:
+            small_program(held, x)
+        with alone(Profile()):
+            small_program(held, x)
+    small_program(held, x)
+    assert [line for line, _ in inner.lines] == outer.ledger
+    assert len(outer.ledger) == 25
+    received = [inner.received(role) for role in "QAS"]
+    assert sum(map(len, received)) == 25
+    assert [line.label for line, _ in received[0]] == ["result"]
+
+
+def test_the_table_shows_no_content():
+    held, x = Session(), ring_values((2, 4), 62, seed=4)
+    with Profile() as profile, Transcript() as transcript:
+        small_program(held, x)
+    text = profile.table()
+    for phrase in ("Q-S", "A-S", "10 online rounds", "nothing (uniform bits)", "less_than_tree", "r_A of k_QA"):
+        assert phrase in text
+    assert "the result, which is Q's to learn" in " ".join(text.split())
+    secrets = [x, *(value for _, value in transcript.lines)]
+    shown = [str(v) for t in secrets for v in t.reshape(-1).tolist() if abs(v) > 1_000_000]
+    assert len(shown) > 100
+    assert not any(v in text or v in repr(profile) for v in shown)
+
+
+def test_parties_are_found_by_name_and_by_role():
+    held = case_session(CASES[-1])
+    with Profile() as profile:
+        run(CASES[-1].program, *CASES[-1].inputs(10), session=held)
+    assert profile.bytes_between("A", "S") == sum(profile.bytes_between(f"A{i}", "S") for i in (1, 2, 3)) == 3 * 80

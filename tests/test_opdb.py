@@ -1,0 +1,243 @@
+"""PyTorch's own samples for its own operators (`op_db`), run on secret tensors and compared with plain torch.
+
+`python tests/test_opdb.py` prints which part of op_db is claimed (at least one sample gives the right result), refused
+(with a typed error) or wrong; with `--all`, for all samples.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from op_stage import revealed, spelled, stage
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
+
+from sectorch.dispatch import row_of
+from sectorch.errors import SectorchError
+from sectorch.ring import FRAC_BITS, range_limit
+from sectorch.tensor import SecretTensor, SharedTensor
+
+TOLERANCE = 2e-3
+"""Relative to max(1, |reference|). PyTorch draws from [-9, 9] and sums up to a few hundred products: 2^-20 9 500."""
+
+FEW = 12
+"""Samples of an operator in the default profile: the first ones, and then every so many-th."""
+
+RIGHT, REFUSED, WRONG, FOREIGN, OUT_OF_RANGE, INVALID = (
+    "right", "refused", "wrong", "foreign error", "out of range", "invalid",
+)  # fmt: skip
+
+
+@dataclass
+class Survey:
+    """What happened to one operator's samples."""
+
+    name: str
+    counts: Counter = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    reasons: Counter = field(default_factory=Counter)
+
+    @property
+    def claimed(self) -> bool:
+        return self.counts[RIGHT] > 0
+
+    @property
+    def ran(self) -> int:
+        return sum(self.counts.values()) - self.counts[INVALID]
+
+
+def full_name(info) -> str:
+    return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else info.name
+
+
+def functions(info) -> list[tuple[str, Callable]]:
+    """The operator, its method, its in-place form and its aliases, without repetitions."""
+    found = [("op", info.op), ("method", info.method_variant), ("in place", info.inplace_variant)]
+    for alias in info.aliases:
+        found += [(f"alias {alias.name}", alias.op), ("alias method", alias.method_variant)]
+    kept: dict[Any, str] = {}
+    for name, function in found:
+        if function is not None:
+            kept.setdefault(function, name)
+    return [(name, function) for function, name in kept.items()]
+
+
+def in_table(info) -> bool:
+    return any(row_of(function) is not None for _, function in functions(info))
+
+
+def dtype_of(info) -> torch.dtype | None:
+    """float32, or for operators on other things bool or int64."""
+    return next((t for t in (torch.float32, torch.bool, torch.int64) if t in info.dtypes), None)
+
+
+def samples_of(info, dtype: torch.dtype, few: int | None) -> list[Any]:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        every = list(itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=False), 2000))
+    if few is None or len(every) <= few:
+        return every
+    head = few // 2
+    step = max(1, (len(every) - head) // (few - head))
+    return every[:head] + every[head::step][: few - head]
+
+
+def shared(tree: Any, dtype: torch.dtype, which: Callable[[int], bool]) -> Any:
+    """Share the tensors of the sample's dtype; `which` takes their numbers."""
+    count = itertools.count()
+
+    def place(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.dtype == dtype and which(next(count)):
+            return stage().share(leaf.detach())
+        return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+    return pytree.tree_map(place, tree)
+
+
+PATTERNS = {"all shared": lambda i: True, "first shared": lambda i: i == 0, "others shared": lambda i: i > 0}
+
+
+def runs_of(info, few: int | None) -> Iterator[tuple[str, Callable, tuple, dict, Callable]]:
+    """Every sample, in every form of the operator, with every choice of what is shared."""
+    dtype = dtype_of(info)
+    if dtype is None:
+        return
+    for number, sample in enumerate(samples_of(info, dtype, few)):
+        args, kwargs = (sample.input, *sample.args), sample.kwargs
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dtype == dtype]
+        for name, function in functions(info):
+            for pattern, which in PATTERNS.items():
+                if not tensors or (pattern != "all shared" and len(tensors) < 2):
+                    continue
+                yield f"sample {number}, {name}, {pattern}", function, args, kwargs, which
+
+
+def outcome(info, function: Callable, args: tuple, kwargs: dict, which: Callable) -> tuple[str, str]:
+    """How one call went, and what is to be said about it."""
+    dtype = dtype_of(info)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain = pytree.tree_map(lambda v: v.detach().clone() if isinstance(v, torch.Tensor) else v, (args, kwargs))
+        torch.manual_seed(0)
+        try:
+            expected = function(*plain[0], **plain[1])
+        except Exception as error:
+            return INVALID, f"torch itself: {error}"
+        try:
+            secret = shared((args, kwargs), dtype, which)
+            result = function(*secret[0], **secret[1])
+            outputs = [revealed(leaf) for leaf in pytree.tree_leaves(_listed(result))]
+        except SectorchError as error:
+            return REFUSED, f"{type(error).__name__}: {error}"
+        except Exception as error:
+            return FOREIGN, f"{type(error).__name__}: {error}"
+    wanted = pytree.tree_leaves(_listed(expected))
+    if any(_out_of_range(leaf) for leaf in (*wanted, *pytree.tree_leaves((args, kwargs)))):
+        return OUT_OF_RANGE, "torch's result, or an operand, is not a number of the fixed-point range"
+    return _compared(result, outputs, wanted)
+
+
+def _listed(result: Any) -> Any:
+    return tuple(result) if hasattr(result, "__next__") else result
+
+
+def _out_of_range(leaf: Any) -> bool:
+    if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point() or not leaf.numel():
+        return False
+    largest = leaf.detach().abs().amax()
+    return not bool(largest < range_limit(FRAC_BITS))
+
+
+def _compared(result: Any, outputs: list[Any], wanted: list[Any]) -> tuple[str, str]:
+    if len(outputs) != len(wanted):
+        return WRONG, f"{len(outputs)} results instead of {len(wanted)}"
+    for output, value in zip(outputs, wanted, strict=True):
+        if not isinstance(value, torch.Tensor):
+            if output != value:
+                return WRONG, f"{output!r} instead of {value!r}"
+            continue
+        if not isinstance(output, torch.Tensor) or output.shape != value.shape or output.dtype != value.dtype:
+            return WRONG, f"{_described(output)} instead of {_described(value)}"
+        error = (output.double() - value.double()).abs() / value.double().abs().clamp(min=1)
+        if output.numel() and not bool((error <= TOLERANCE).all()):
+            return WRONG, f"off by {float(error.max()):.3g}:\n{output}\ninstead of\n{value}"
+    secret = any(isinstance(leaf, SecretTensor) for leaf in pytree.tree_leaves(_listed(result)))
+    return RIGHT, "" if secret else "a plain result"
+
+
+def _described(value: Any) -> str:
+    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+
+
+def survey(info, few: int | None = FEW) -> Survey:
+    found = Survey(full_name(info))
+    for what, function, args, kwargs, which in runs_of(info, few):
+        kind, text = outcome(info, function, args, kwargs, which)
+        found.counts[kind] += 1
+        if kind in (WRONG, FOREIGN):
+            found.failures.append(f"{found.name} ({what}, {spelled(function)}): {kind}: {text}")
+        if kind == REFUSED:
+            found.reasons[text.split("\n")[0][:160]] += 1
+    return found
+
+
+def main(few: int | None) -> None:
+    surveys = [survey(info, few) for info in op_db]
+    claimed = [s for s in surveys if s.claimed]
+    counts = sum((s.counts for s in surveys), Counter())
+    width = max(len(s.name) for s in claimed)
+    print(f"{'claimed operator':{width}}  {RIGHT:>7} {REFUSED:>8} {OUT_OF_RANGE:>13} {WRONG:>6} {FOREIGN:>14}")
+    for s in claimed:
+        row = [s.counts[kind] for kind in (RIGHT, REFUSED, OUT_OF_RANGE, WRONG, FOREIGN)]
+        print(f"{s.name:{width}}  {row[0]:7} {row[1]:8} {row[2]:13} {row[3]:6} {row[4]:14}")
+    tried = [s for s in surveys if s.ran]
+    table = [s for s, info in zip(surveys, op_db, strict=True) if in_table(info)]
+    print(f"\nin the table but not claimed: {', '.join(s.name for s in table if not s.claimed) or 'none'}")
+    print(f"op_db: {len(surveys)} operators, {len(tried)} with a tensor that can be shared; claimed {len(claimed)}, ")
+    print(f"  {len(claimed) / len(surveys):.1%} of all, {len(claimed) / len(tried):.1%} of those that can be")
+    total = sum(counts.values()) - counts[INVALID]
+    print(f"calls: {total}; " + ", ".join(f"{kind} {counts[kind]} ({counts[kind] / total:.1%})" for kind in list(counts)))
+    for failure in (f for s in surveys for f in s.failures):
+        print(failure)
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Survey]:
+    return {}
+
+
+SUPPORTED = [info for info in op_db if in_table(info)]
+OTHERS = [info for info in op_db if not in_table(info)]
+
+
+@pytest.mark.parametrize("info", SUPPORTED, ids=full_name)
+def test_no_sample_of_a_supported_operator_is_wrong(info):
+    found = survey(info)
+    assert not found.failures, f"{len(found.failures)} failures:\n" + "\n".join(found.failures[:5])
+
+
+@pytest.mark.parametrize("info", OTHERS, ids=full_name)
+def test_other_operators_are_right_or_refused(info):
+    found = survey(info, 2)
+    assert not found.failures, f"{len(found.failures)} failures:\n" + "\n".join(found.failures[:5])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("info", op_db, ids=full_name)
+def test_no_sample_at_all_is_wrong(info):
+    found = survey(info, None)
+    assert not found.failures, f"{len(found.failures)} failures:\n" + "\n".join(found.failures[:5])
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(None if "--all" in sys.argv else FEW)
