@@ -29,5 +29,8 @@ lint: $(READY)
 bench: $(READY)  ## secure against plain for the papers' nets, in one run
 	$(BIN)/python benchmarks/models.py
 
+docs: $(READY)  ## rewrite the generated tables in docs/
+	$(BIN)/python docs/generate.py
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -75,14 +75,14 @@ def measure(name: str, batch: int, repeats: int, relu: str) -> dict:
 def measure_relu() -> dict:
     """100,000 exact ReLUs with truncation, all parties together."""
     from sectorch.mpc.relu import relu
-    from sectorch.mpc.share import share
+    from sectorch.mpc.shares import Shares
 
     session = sectorch.Session()
     seconds = []
     for _ in range(21):
         with session.call(session.answering[0]) as net:
-            x = torch.randint(-(2**50), 2**50, (RELUS,))
-            shared = share(net, net.own(session.Q, x))
+            halves = (net.own(p, torch.randint(-(2**49), 2**49, (RELUS,))) for p in (net.A, net.S))
+            shared = Shares(*halves)
             with sectorch.profile() as profile:
                 relu(net, shared, 20)
         seconds.append(profile.seconds)

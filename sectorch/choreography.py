@@ -257,7 +257,9 @@ class Net:
         return self._step(run, values, owners, phase, depth)
 
     def send(self, value: Located, src: Party, dst: Party, label: str) -> Located:
-        """Send a value that `src` holds to `dst`; the result is held by both.
+        """Send a value that `src` holds to `dst`; the result is held by both, and has arrived: it is a round later.
+
+        A sender that goes on with what it had before, and not with the result, waits for nothing.
 
         Raises:
             TopologyError: neither end is S.

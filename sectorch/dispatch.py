@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch.overrides import resolve_name
 from torch.utils import _pytree as pytree
 
 from .choreography import Net, Party
@@ -160,7 +161,8 @@ def call(func: Callable, types: tuple, args: tuple, kwargs: dict) -> Any:
     if not shared:
         return _private(context, func, args, kwargs, meta)
     target = _in_place_target(func, args)
-    result = _HANDLER[func](context, *args, **kwargs)
+    with context.session.operation(context.party):
+        result = _HANDLER[func](context, *args, **kwargs)
     wrapped = _wrap(context, row, result, meta)
     if row.view:
         _mark_aliased(args, wrapped)
@@ -322,6 +324,9 @@ def _mark_aliased(args: Any, result: Any) -> None:
 
 def _spell(func: Callable) -> str:
     """The name under which a user knows a torch function."""
+    known = resolve_name(func)
+    if known:
+        return known.replace("torch.nn.functional.", "F.").replace("torch.Tensor.", "Tensor.")
     name = getattr(func, "__name__", str(func))
     owner = getattr(func, "__qualname__", name)
     if name == "__get__":

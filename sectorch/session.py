@@ -68,6 +68,16 @@ class Session:
         self.runtime.forget(net.call)
 
     @contextmanager
+    def operation(self, party: Party) -> Iterator[Net]:
+        """The running call with this party; where none is running, what is inside is a call of its own."""
+        running = (_CALL.get() or {}).get(self.runtime.session)
+        if running is not None and party == running.A:
+            yield running
+        else:
+            with self.call(party) as net:
+                yield net
+
+    @contextmanager
     def prepare(self, party: Party) -> Iterator[Tape]:
         """Run the offline part of what is inside, on an input that only has a shape; yields the tape it fills."""
         number = next(self._calls)

@@ -8,17 +8,19 @@ shares without a word.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
 
-from .choreography import Located, Party, Phase
+from .choreography import Located, Net, Party, Phase
 from .errors import ArgumentError, SecretAccessError, SessionMismatchError, ShapeError, UnsupportedOpError
 from .mpc.linear import Weight, mask_weight
 from .mpc.share import aggregate as aggregate_protocol
 from .mpc.share import reveal, share
 from .mpc.shares import Shares, each
+from .mpc.truncate import MAX_SHIFT, truncate
 from .ring import FRAC_BITS, check_encodable, decode, encode
 from .session import Session, default_session
 
@@ -102,12 +104,25 @@ class SharedTensor(SecretTensor):
             return f"SharedTensor(shape={tuple(self.shape)}, dtype={self.dtype}, scale_bits={self.scale_bits})"
 
     def reveal(self) -> torch.Tensor:
-        """The plain tensor, learned by Q and by nobody else. Rounds 2, bytes 16 per element (`mpc/share.py`)."""
+        """The plain tensor, learned by Q and by nobody else. Rounds 2, bytes 16 per element (`mpc/share.py`).
+
+        More than `frac_bits` fraction bits are rounded away first (`mpc/truncate.py`, one round more): they would show
+        the exact sums of a last linear layer.
+        """
         with torch._C.DisableTorchFunctionSubclass():
             dtype = self.dtype
-        net = self.session.net(self.party)
-        elements = net.read(reveal(net, self.shares), self.session.Q)
-        return torch.empty_like(elements, dtype=dtype) if elements.is_meta else decode(elements, self.scale_bits, dtype)
+        with self.session.operation(self.party) as net:
+            shares, scale_bits = _rounded(net, self.shares, self.scale_bits, self.scheme.frac_bits)
+            elements = net.read(reveal(net, shares), self.session.Q)
+        return torch.empty_like(elements, dtype=dtype) if elements.is_meta else decode(elements, scale_bits, dtype)
+
+
+def _rounded(net: Net, shares: Shares, scale_bits: int, frac_bits: int) -> tuple[Shares, int]:
+    """At most `frac_bits` fraction bits."""
+    while scale_bits > frac_bits:
+        shift = min(MAX_SHIFT, scale_bits - frac_bits)
+        shares, scale_bits = truncate(net, shares, shift), scale_bits - shift
+    return shares, scale_bits
 
 
 class PrivateTensor(SecretTensor):
@@ -195,16 +210,17 @@ def share_tensor(
     x = torch.as_tensor(x)
     check_encodable(x, scheme.frac_bits, "the input")
     scale_bits = scheme.frac_bits if x.is_floating_point() else 0
-    net = session.net(party)
-    encoded = net.locally(session.Q, lambda v: encode(v, scale_bits), net.own(session.Q, x, Phase.ONLINE))
-    return SharedTensor(share(net, encoded), scale_bits, session, party, scheme, x.dtype)
+    with session.operation(party) as net:
+        encoded = net.locally(session.Q, lambda v: encode(v, scale_bits), net.own(session.Q, x, Phase.ONLINE))
+        return SharedTensor(share(net, encoded), scale_bits, session, party, scheme, x.dtype)
 
 
 def aggregate(tensors: Sequence[SharedTensor]) -> torch.Tensor:
-    """The sum of several answering parties' tensors, learned by Q; a single summand is learned by nobody.
+    """The sum of several answering parties' tensors, learned by Q, who learns nothing else about the summands.
 
     Args:
-        tensors: one of each answering party of one session, all of one shape. PrivHFL, Figure 5 (Pi_Agg).
+        tensors: one of each answering party of one session, all of one shape. PrivHFL, Figure 5 (Pi_Agg). Of a single
+            one the sum is the tensor itself, as with `reveal`.
 
     Rounds 2, bytes 8 per element and answering party, and 8 per element from S to Q.
 
@@ -220,13 +236,17 @@ def aggregate(tensors: Sequence[SharedTensor]) -> torch.Tensor:
         raise ArgumentError("aggregate() takes one tensor of each answering party; add a party's own tensors up first")
     if any(x.shares.shape != first.shares.shape for x in tensors):
         raise ShapeError(f"aggregate() needs equal shapes, got {[tuple(x.shares.shape) for x in tensors]}")
-    scale = max(x.scale_bits for x in tensors)
-    terms = []
-    for x in tensors:
-        net = x.session.net(x.party)
-        terms.append((net, each(net, lambda v, bits=scale - x.scale_bits: v << bits, x.shares)))
-    net = terms[0][0]
-    elements = net.read(aggregate_protocol(net, terms), first.session.Q)
+    terms, scales = [], []
+    with ExitStack() as calls:
+        for x in tensors:
+            net = calls.enter_context(x.session.call(x.party))
+            shares, bits = _rounded(net, x.shares, x.scale_bits, x.scheme.frac_bits)
+            terms.append((net, shares))
+            scales.append(bits)
+        scale = max(scales)
+        terms = [(n, each(n, lambda v, b=scale - b: v << b, s)) for (n, s), b in zip(terms, scales, strict=True)]
+        net = terms[0][0]
+        elements = net.read(aggregate_protocol(net, terms), first.session.Q)
     with torch._C.DisableTorchFunctionSubclass():
         dtype = first.dtype
     return torch.empty_like(elements, dtype=dtype) if elements.is_meta else decode(elements, scale, dtype)

@@ -106,68 +106,72 @@ def test_nothing_but_results_keys_and_paper_mode_is_shown_to_anybody():
     }
 
 
-# The joint view. All elements hold the same secret, so that each is a sample of the same experiment.
+# The joint view. All elements of a run hold the same secret, so that each is a sample of the same experiment.
 
 
-class Bits:
-    """The bits of everything that each party drew or was sent, as vectors over the elements."""
+class View:
+    """The bits of all that a party drew, was sent and sent itself, as vectors over the elements of one run."""
 
     def __init__(self, n: int):
         self.n = n
-        self.items: dict[str, list[torch.Tensor]] = defaultdict(list)
+        self.drawn_and_received: list[torch.Tensor] = []
+        self.sent: list[torch.Tensor] = []
 
-    def add(self, party: str, value: torch.Tensor) -> None:
-        if value.numel():
-            self.items[party].append(value)
-
-    def vectors(self, party: str, chosen: slice | list[int]) -> dict[int, np.ndarray]:
-        """By length: rows of packed bits. Of ring elements the `chosen` planes, of packed words all rows."""
+    def vectors(self, planes_of_ring: list[int] | slice, sent: bool = False) -> dict[int, np.ndarray]:
+        """Rows of packed bits, by length: of ring elements the named planes, of packed words every row."""
         found = defaultdict(list)
-        for value in self.items[party]:
+        for value in self.drawn_and_received + (self.sent if sent else []):
+            if value.numel() == 0:
+                continue
             if value.shape[-1] == self.n:
                 width = 32 if value.dtype == torch.int32 else 64
-                packed = planes(rows(value.to(torch.int64)))[:width][chosen]
+                packed = planes(rows(value.to(torch.int64)))[:width][planes_of_ring]
             else:
                 packed = value.reshape(-1, value.shape[-1])
             found[64 * packed.shape[-1]].append(packed.numpy())
         return {length: np.concatenate(parts) for length, parts in found.items()}
 
 
-def joint_view(program, inputs, monkeypatch, session: Session, n: int) -> Bits:
-    bits, common = Bits(n), Net.common
+def views_of(program, inputs, monkeypatch, session: Session, n: int) -> dict[str, View]:
+    """Run a program once; what each party knows of it, but for results that are shown to it."""
+    views, common = defaultdict(lambda: View(n)), Net.common
 
     def recorded(net, p, q, *args, **kwargs):
         drawn = common(net, p, q, *args, **kwargs)
         for party in (p, q):
-            bits.add(party.name, drawn._value.clone())
+            views[party.name].drawn_and_received.append(drawn._value.clone())
         return drawn
 
-    transcript = Transcript()
-    with monkeypatch.context() as patch, transcript:
+    with monkeypatch.context() as patch, Transcript() as transcript:
         patch.setattr(Net, "common", recorded)
         run(program, *inputs, session=session)
     for line, value in transcript.lines:
+        views[line.src.name].sent.append(value)
         if not line.shows:
-            bits.add(line.dst.name, value)
-    return bits
+            views[line.dst.name].drawn_and_received.append(value)
+    return views
 
 
-def dependent(vectors: np.ndarray) -> int:
-    """How many vectors are sums mod 2 of others and of a constant: what a set of independent masks never is.
+class Span:
+    """Sums mod 2 of bit vectors, the constant one among them."""
 
-    n random vectors of m bits are dependent with probability 2^(n - m).
-    """
-    length = 8 * vectors[0].nbytes
-    basis: dict[int, int] = {}
-    count = 0
-    for vector in [(1 << length) - 1, *(int.from_bytes(v.tobytes(), "little") for v in vectors)]:
-        while vector and (top := vector.bit_length()) in basis:
-            vector ^= basis[top]
+    def __init__(self, vectors: np.ndarray):
+        self.basis: dict[int, int] = {}
+        self.rank = 0
+        self.add((1 << 8 * vectors[0].nbytes) - 1)
+        for vector in vectors:
+            self.rank += self.add(int.from_bytes(vector.tobytes(), "little"))
+
+    def reduced(self, vector: int) -> int:
+        while vector and (top := vector.bit_length()) in self.basis:
+            vector ^= self.basis[top]
+        return vector
+
+    def add(self, vector: int) -> bool:
+        vector = self.reduced(vector)
         if vector:
-            basis[top] = vector
-        else:
-            count += 1
-    return count
+            self.basis[vector.bit_length()] = vector
+        return vector != 0
 
 
 def largest_correlation(vectors: np.ndarray) -> float:
@@ -177,45 +181,92 @@ def largest_correlation(vectors: np.ndarray) -> float:
     return float(np.abs(np.triu(signs @ signs.T, 1)).max()) / signs.shape[1] ** 0.5
 
 
-def relations(bits: Bits, party: str) -> list[str]:
+def relations(view: View) -> list[str]:
+    """Bits drawn and received that are not independent and uniform.
+
+    v random vectors of m bits are dependent with probability 2^(v - m), here below 2^-64.
+    """
     found = []
-    for length, vectors in bits.vectors(party, slice(None)).items():
-        if len(vectors) + 64 < length and (count := dependent(vectors)):
-            found.append(f"{count} of {len(vectors)} bits follow from others")
-    for length, vectors in bits.vectors(party, [0, 1, 2, 3, -2, -1]).items():
+    for length, vectors in view.vectors(slice(None)).items():
+        assert len(vectors) + 64 < length
+        if missing := len(vectors) - Span(vectors).rank:
+            found.append(f"{missing} of {len(vectors)} bits follow from others")
+    for vectors in view.vectors([0, 1, 2, 3, -2, -1]).values():
         if (sigmas := largest_correlation(vectors)) > SIGMAS:
-            found.append(f"two bits over {length} elements are correlated by {sigmas:.0f} standard deviations")
+            found.append(f"two bits are correlated by {sigmas:.0f} standard deviations")
+    return found
+
+
+def distinctions(first: View, second: View) -> list[str]:
+    """Sums mod 2 of bits that a party knows, its own messages included, that tell two secrets apart.
+
+    What it sends follows in part from what it knows. But the number of such relations may not depend on the secret, and
+    over both runs together no sum may be 0 for one secret and 1 for the other.
+    """
+    found = []
+    both = [view.vectors(slice(None), sent=True) for view in (first, second)]
+    for length in both[0].keys() | both[1].keys():
+        one, other = (vectors[length] for vectors in both)
+        assert len(one) + 64 < length
+        if (ranks := (Span(one).rank, Span(other).rank)) and ranks[0] != ranks[1]:
+            found.append(f"{ranks} independent bits for two secrets")
+        # Which run an element belongs to: zeros for the first, ones for the second.
+        if Span(np.concatenate([one, other], axis=1)).reduced((1 << 2 * length) - (1 << length)) == 0:
+            found.append(f"a sum of {len(one)} bits is the secret")
     return found
 
 
 ELEMENTWISE = [case for case in SOUND if case.elementwise]
+WIDE = ("drelu_thresholds", "ramps", "normalise", "trigonometric", "max_tree")
 
 
 @pytest.mark.parametrize("case", ELEMENTWISE, ids=str)
 def test_no_bits_of_a_view_are_related(case, monkeypatch):
-    n = 1 << 13
-    secret = ((1 << case.bits) - 1) // 3 * 2 + 1
-    inputs = [torch.full(shape, secret) for shape in case.shapes(n)]
-    session = Session(case.answering)
-    bits = joint_view(case.program, inputs, monkeypatch, session, n)
+    n = 1 << (14 if case.name in WIDE else 12)
+    session, secret = Session(case.answering), ((1 << case.bits) - 1) // 3 * 2 + 1
+    zero, other = (
+        views_of(case.program, [torch.full(s, v) for s in case.shapes(n)], monkeypatch, session, n)
+        for v in (0, -secret)
+    )
     for party in (*session.answering, session.S):
-        assert relations(bits, party.name) == []
+        assert relations(other[party.name]) == []
+        assert distinctions(zero[party.name], other[party.name]) == []
+
+
+def relu_views(monkeypatch, session: Session, n: int) -> list[dict[str, View]]:
+    secrets = (torch.full((n,), 5), torch.full((n,), -(1 << 50)))
+    return [views_of(lambda w, x: relu(w.net, x), [x], monkeypatch, session, n) for x in secrets]
 
 
 def test_a_mask_used_twice_would_be_found(monkeypatch):
     """Masks of one pair that repeat leave every message uniform; only the joint view tells."""
-    n, session = 1 << 13, Session()
-    held: dict = {}
+    n, session, held = 1 << 13, Session(), {}
     inner = session.runtime.draw
 
     def draw(pair, label, call, draw, count):
-        if pair not in held:
-            held[pair] = inner(pair, label, call, draw, 1 << 20)
-        return held[pair][:count].clone()
+        if (pair, call) not in held:
+            held[pair, call] = inner(pair, label, call, draw, 1 << 20)
+        return held[pair, call][:count].clone()
 
     session.runtime.draw = draw
-    bits = joint_view(lambda w, x: relu(w.net, x), [torch.full((n,), 5)], monkeypatch, session, n)
-    assert all(any("follow from others" in f for f in relations(bits, party)) for party in "AS")
+    views = relu_views(monkeypatch, session, n)[1]
+    assert all(any("follow from others" in f for f in relations(views[party])) for party in "AS")
+
+
+@pytest.mark.parametrize(("label", "party"), [("select/b_A", "S"), ("select/b_S", "A")])
+def test_a_mask_left_out_would_be_found(label: str, party: str, monkeypatch):
+    """Without b, the message e is a share of the sign: uniform, until the party adds its own share."""
+    session = Session()
+    inner = session.runtime.draw
+
+    def draw(pair, name, call, draw, count):
+        words = inner(pair, name, call, draw, count)
+        return words.zero_() if name == label else words
+
+    session.runtime.draw = draw
+    views = relu_views(monkeypatch, session, 1 << 12)
+    found = distinctions(*(view[party] for view in views))
+    assert any("is the secret" in f for f in found)
 
 
 # The paper's DReLU.

@@ -15,8 +15,8 @@ The blocks are then combined, the more significant one first, in a tree:
 
 two ANDs a node by XOR Beaver triples that Q deals. Planes below the fraction may be dropped: the sign is then exact for
 all but those x in (-2^low, 0), which may come out either way; with the truncation that follows this is less than one
-unit in the last place. The dealt blocks cost nothing online, so the tree has a third of the leaves that single bits would
-give, and up to two levels less.
+unit in the last place. The dealt blocks cost nothing online, so the tree has a third of the leaves that single bits
+would give, and up to two levels less.
 """
 
 from __future__ import annotations
