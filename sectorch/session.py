@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 
 from .choreography import Net, Party, Phase
 from .errors import ArgumentError
 from .mpc.seed import seed
+from .runtime.ledger import Observer, alone
 from .runtime.local import DryRuntime, LocalRuntime
 from .runtime.material import Recorder, Replayer, Tape
 
@@ -36,8 +37,9 @@ class Session:
         self.runtime = DryRuntime() if dry else LocalRuntime(everyone)
         self._calls = itertools.count()
         self._setup = {party: self._net(party, Phase.SETUP) for party in self.answering}
-        for i, party in enumerate(self.answering):
-            seed(self._setup[party], first=i == 0)
+        with alone(Observer()) if dry else nullcontext():
+            for i, party in enumerate(self.answering):
+                seed(self._setup[party], first=i == 0)
 
     def __repr__(self) -> str:
         return f"Session({', '.join(p.name for p in (self.Q, *self.answering, self.S))}, {type(self.runtime).__name__})"

@@ -3,11 +3,16 @@
 - `fold_batchnorm`: a BatchNorm after a convolution or linear layer becomes part of it (A's own arithmetic).
 - `pool_before_relu`: max-pool and ReLU commute; pooling first leaves a fraction of the activations to the ReLU, which
   then truncates them for free.
+- `fold_scales`: a number that multiplies, and the odd divisor of an average pool, move into the weights of a layer
+  before or after; what is left is a power of two, which costs nothing.
 - `drop_identities`: dropout in evaluation mode, Identity.
+
+One opening for several uses is no pass: `mpc/mask.py` opens the same shares once in a call.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 
 import torch
@@ -27,6 +32,11 @@ _MODULE_OPS: dict[type[nn.Module], str] = {
     nn.Dropout3d: "dropout",
     nn.AlphaDropout: "dropout",
     nn.Identity: "identity",
+    nn.AvgPool1d: "avg_pool1d",
+    nn.AvgPool2d: "avg_pool2d",
+    nn.AdaptiveAvgPool1d: "adaptive_avg_pool1d",
+    nn.AdaptiveAvgPool2d: "adaptive_avg_pool2d",
+    nn.Flatten: "flatten",
 }
 
 
@@ -47,6 +57,7 @@ def optimise(graph: fx.GraphModule) -> fx.GraphModule:
     """All passes, in order, on the given graph."""
     drop_identities(graph)
     fold_batchnorm(graph)
+    fold_scales(graph)
     pool_before_relu(graph)
     graph.graph.lint()
     graph.delete_all_unused_submodules()
@@ -113,6 +124,81 @@ def _wants_indices(pool: fx.Node, graph: fx.GraphModule) -> bool:
     if pool.op == "call_module":
         return bool(getattr(graph.get_submodule(pool.target), "return_indices", False))
     return bool(pool.kwargs.get("return_indices", False))
+
+
+_PASSES_SCALE = ("relu", "max_pool1d", "max_pool2d", "adaptive_max_pool2d", "reshape", "flatten", "avg_pool2d",
+                 "adaptive_avg_pool2d", "avg_pool1d", "adaptive_avg_pool1d", "dropout", "identity", "neg")  # fmt: skip
+_FOLDABLE = (nn.Linear, nn.Conv1d, nn.Conv2d)
+
+
+def fold_scales(graph: fx.GraphModule) -> None:
+    """Move public factors into weights, where A's own arithmetic takes them."""
+    users: dict[str, int] = {}
+    for node in graph.graph.nodes:
+        if node.op == "call_module":
+            users[node.target] = users.get(node.target, 0) + 1
+
+    def layer_of(node: fx.Node) -> nn.Module | None:
+        if node.op != "call_module" or users[node.target] > 1:
+            return None
+        module = graph.get_submodule(node.target)
+        return module if type(module) in _FOLDABLE else None
+
+    for node in list(graph.graph.nodes):
+        factor = _factor(node)
+        if factor is not None:
+            source = node.args[0]
+            before = layer_of(source) if len(source.users) == 1 else None
+            after = None if before is not None else _layer_after(node, factor > 0, graph, layer_of)
+            if before is not None:
+                before.weight.mul_(factor)
+                if before.bias is not None:
+                    before.bias.mul_(factor)
+            elif after is not None:
+                after.weight.mul_(factor)
+            else:
+                continue
+            node.replace_all_uses_with(source)
+            graph.graph.erase_node(node)
+        elif node.op == "call_module" and type(pool := graph.get_submodule(node.target)) is nn.AvgPool2d:
+            kernel = (pool.kernel_size,) * 2 if isinstance(pool.kernel_size, int) else pool.kernel_size
+            count = kernel[0] * kernel[1]
+            plain = pool.divisor_override is None and not pool.ceil_mode and pool.count_include_pad
+            after = _layer_after(node, True, graph, layer_of) if plain and users[node.target] == 1 else None
+            if after is not None and count & (count - 1):
+                even = 1 << count.bit_length()
+                after.weight.mul_(even / count)
+                pool.divisor_override = even
+
+
+def _factor(node: fx.Node) -> float | None:
+    """The public number by which a node multiplies its first argument, or None. Powers of two cost nothing anyway."""
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    if node.op not in ("call_function", "call_method") or name not in ("mul", "div", "truediv") or len(node.args) != 2:
+        return None
+    x, number = node.args
+    if name == "mul" and isinstance(x, (int, float)):
+        x, number = number, x
+        node.args = (x, number)
+    if not isinstance(x, fx.Node) or not isinstance(number, (int, float)) or number == 0 or node.kwargs:
+        return None
+    factor = float(number) if name == "mul" else 1.0 / number
+    return None if abs(math.frexp(factor)[0]) == 0.5 else factor
+
+
+def _layer_after(node: fx.Node, positive: bool, graph: fx.GraphModule, layer_of) -> nn.Module | None:
+    """The linear layer that alone reads `node`, through steps with which a (positive) factor commutes."""
+    while len(node.users) == 1:
+        node = next(iter(node.users))
+        layer = layer_of(node)
+        if layer is not None:
+            return layer
+        name = op_name(node, graph)
+        if name not in _PASSES_SCALE or (not positive and "max" in name) or (not positive and name == "relu"):
+            return None
+        if len(node.all_input_nodes) != 1:
+            return None
+    return None
 
 
 _SAMPLEWISE_MODULES = (

@@ -1,0 +1,89 @@
+"""explain() tells before a run what profile() measures in it; diff() finds the layer that diverges."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import sectorch
+from sectorch import errors
+from sectorch.nn.models import ZOO
+
+SMALL = ["lenet", "cryptonets", "cryptonets_relu", "mlp", "vgg7", "resnet8", "resnet10"]
+
+
+def measured(model: nn.Module, x: torch.Tensor) -> sectorch.profile:
+    secured = sectorch.secure(model, session=sectorch.Session())
+    with sectorch.profile() as p:
+        secured(x)
+    return p
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in SMALL else pytest.param(n, marks=pytest.mark.long) for n in ZOO]
+)  # fmt: skip
+def test_explained_is_measured(name):
+    construct, shape = ZOO[name]
+    model, x = construct().eval(), torch.randn(2, *shape)
+    said, seen = sectorch.explain(model, x), measured(model, x)
+    for figure in ("bytes", "rounds", "setup_bytes", "offline_bytes", "online_bytes"):
+        assert getattr(said, figure) == getattr(seen, figure), figure
+    assert [(m.path, m.label, m.shape, m.phase, m.round) for m in said.profile.ledger] == [
+        (m.path, m.label, m.shape, m.phase, m.round) for m in seen.ledger
+    ]
+
+
+def test_a_batch_in_pieces_is_counted_whole():
+    model, x = ZOO["resnet8"][0]().eval(), torch.randn(34, 3, 32, 32)
+    said, seen = sectorch.explain(model, x), measured(model, x)
+    assert len(sectorch.secure(model).pieces(x)) == 2
+    assert (said.bytes, said.rounds) == (seen.bytes, seen.rounds)
+
+
+def test_explain_goes_on_after_an_unsupported_layer():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(5, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.b(torch.erfinv(self.a(x)))
+
+    said = sectorch.explain(Model().eval(), torch.randn(3, 5))
+    assert not said.supported
+    assert [layer.name for layer in said.layers] == ["a", "erfinv", "b"]
+    assert said.layers[1].source.endswith(".py:" + said.layers[0].source.rsplit(":", 1)[1])
+    text = str(said)
+    assert "not supported: erfinv" in text and "LAN" in text and "WAN" in text
+
+
+def test_network_estimate_by_hand():
+    """One linear layer: 3 messages online (share, m, and the two of reveal), with the bytes of their tensors."""
+    said = sectorch.explain(nn.Linear(4, 3, bias=False).eval(), torch.randn(2, 4))
+    # share 1, product 1, rounding 1, reveal 2
+    assert said.rounds == 5
+    # A-S: m 8 * 8, c_A 6 * 8 (c_S is ahead), masked 6 * 8; Q-S: x_S 8 * 8, the result 6 * 8
+    assert said.online_bytes == 8 * 8 + 6 * 8 + 6 * 8 + 8 * 8 + 6 * 8
+    assert said.seconds("WAN")["online"] == pytest.approx((8 * 8 + 12 * 8) / 12.5e6 + 5 * 0.05)
+
+
+def test_diff_finds_the_layer():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval().requires_grad_(False)
+    report = sectorch.diff(model, torch.randn(3, 4))
+    assert report.first is None and "no layer diverges" in str(report)
+    # 2^-21 is the best that 20 fraction bits can do for a weight; 1e-8 is out of reach from the first layer on.
+    strict = sectorch.diff(model, torch.randn(3, 4), tolerance=1e-8)
+    assert strict.first.name == "'0' (Linear)"
+
+
+def test_untraceable_modules_are_explained_whole_and_not_compared():
+    class Branches(nn.Module):
+        def forward(self, x):
+            return x * 2 if x.shape[0] > 1 else x
+
+    said = sectorch.explain(Branches().eval(), torch.randn(2, 2))
+    assert not said.traced and len(said.layers) == 1
+    with pytest.raises(errors.ArgumentError, match="could not trace"):
+        sectorch.diff(Branches().eval(), torch.randn(2, 2))

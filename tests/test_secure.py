@@ -1,0 +1,334 @@
+"""secure(): the papers' nets and ordinary modules against plain torch, batches in pieces, material, and bad input."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import nn
+
+import sectorch
+from sectorch import errors
+from sectorch.nn.models import ZOO, randomize_batchnorm
+
+# The zoo's logits are below one in magnitude. Every layer adds rounding of the order of 2^-20 times the norm of a
+# weight row; 1e-4 is the project's promise for these nets, a hundred times that.
+ZOO_TOLERANCE = 1e-4
+
+
+def built(name: str) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    construct, shape = ZOO[name]
+    model = construct().eval()
+    randomize_batchnorm(model, torch.Generator().manual_seed(0))
+    return model, torch.randn(2, *shape)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """A small CNN trained on half of the digits, and the other half."""
+    data = load_digits()
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
+    labels = torch.tensor(data.target)
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10)
+    )
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[:900]), labels[:900]).backward()
+        optimizer.step()
+    return model.eval().requires_grad_(False), images[900:]
+
+
+@pytest.mark.parametrize("name", [n for n in ZOO if n not in ("resnet14", "resnet16", "resnet18")])
+def test_zoo(name):
+    model, x = built(name)
+    with torch.no_grad():
+        expected = model(x)
+    assert (sectorch.secure(model)(x) - expected).abs().max() < ZOO_TOLERANCE
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["resnet14", "resnet16", "resnet18"])
+def test_zoo_at_64(name):
+    model, x = built(name)
+    with torch.no_grad():
+        expected = model(x)
+    assert (sectorch.secure(model)(x) - expected).abs().max() < ZOO_TOLERANCE
+
+
+def test_all_digits_get_the_plain_label(digits):
+    model, images = digits
+    assert torch.equal(sectorch.secure(model)(images).argmax(1), model(images).argmax(1))
+
+
+def test_a_batch_in_pieces_is_the_same(digits):
+    model, images = digits
+    whole, pieces = sectorch.secure(model), sectorch.secure(model, chunk=7)
+    x = images[:30]
+    assert (whole(x) - pieces(x)).abs().max() < 1e-4
+    assert len(pieces.pieces(x)) == 5
+
+
+def test_shared_in_shared_out(digits):
+    model, images = digits
+    secured = sectorch.secure(model)
+    z = secured(sectorch.share(images[:4]))
+    assert isinstance(z, sectorch.SharedTensor)
+    assert (z.reveal() - model(images[:4])).abs().max() < 1e-4
+
+
+def test_preprocessing_leaves_only_the_online_phase(digits):
+    model, images = digits
+    secured = sectorch.secure(model, session=sectorch.Session())
+    secured(images[:3])
+    with sectorch.profile() as together:
+        secured(images[:3])
+    with sectorch.profile() as ahead:
+        assert secured.preprocess(3) > 0
+    assert secured.prepared() == {(3, 1, 8, 8): 1}
+    with sectorch.profile() as online:
+        y = secured(images[:3])
+    assert secured.prepared() == {}
+    assert (y - model(images[:3])).abs().max() < 1e-4
+    assert ahead.online_bytes == 0 and online.offline_bytes == 0
+    assert (ahead.offline_bytes, online.online_bytes) == (together.offline_bytes, together.online_bytes)
+    assert online.rounds == together.rounds
+
+
+def test_paper_mode_warns_and_agrees(digits):
+    model, images = digits
+    with pytest.warns(errors.LeakyProtocolWarning):
+        secured = sectorch.secure(model, relu="privhfl")
+    with sectorch.profile() as p:
+        y = secured(images[:3])
+    assert (y - model(images[:3])).abs().max() < 1e-4
+    assert any("sign" in line.shows for line in p.ledger)
+
+
+def test_calibration_saves_bytes_and_agrees(digits):
+    model, images = digits
+    plain, bounded = sectorch.secure(model), sectorch.secure(model, calibrate=images[:50])
+    for secured in (plain, bounded):
+        secured(images[:5])
+    with sectorch.profile() as p:
+        plain(images[:5])
+    with sectorch.profile() as q:
+        y = bounded(images[:5])
+    assert q.bytes < p.bytes
+    assert (y - model(images[:5])).abs().max() < 1e-4
+
+
+def test_calibration_names_the_layer_that_cannot_fit():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).eval()
+    with torch.no_grad():
+        model[1].weight.fill_(1e12)
+    with pytest.raises(errors.FixedPointRangeError, match=r"layer '1' \(Linear\)"):
+        sectorch.secure(model, calibrate=torch.ones(1, 2))
+
+
+class Odd(nn.Module):
+    """Glue code: shapes in Python, a parameter used twice, a dictionary and a list as output."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.scale = nn.Parameter(torch.randn(6))
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        if batch > 1:  # fx cannot trace this: the module runs operation by operation
+            x = x * 2
+        y = self.linear(x).view(batch, -1)
+        return {"a": y.relu() + self.scale.repeat(length), "b": [x[:, 0] * self.scale.sigmoid()]}
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.body = kind(6, 8, batch_first=True, **options)
+        self.head = nn.Linear(16 if options.get("bidirectional") else 8, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x)[0][:, -1])
+
+
+ORDINARY = {
+    "odd": (Odd, (2, 3, 6)),
+    "gru": (lambda: Recurrent(nn.GRU), (2, 4, 6)),
+    "gru two layers, both ways": (lambda: Recurrent(nn.GRU, num_layers=2, bidirectional=True), (2, 3, 6)),
+    "lstm": (lambda: Recurrent(nn.LSTM), (2, 4, 6)),
+    "rnn": (lambda: Recurrent(nn.RNN), (2, 4, 6)),
+    "transformer": (
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, activation="gelu"), 2),
+        (2, 5, 16),
+    ),
+    "transformer, norm first": (
+        lambda: nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(16, 4, 32, norm_first=True), 2, enable_nested_tensor=False
+        ),
+        (5, 2, 16),
+    ),
+    "linear and BatchNorm1d": (lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.SiLU()), (3, 6)),
+    "shared layer": (lambda: nn.Sequential(*[nn.Linear(6, 6)] * 3, nn.Tanh()), (3, 6)),
+    "weight norm": (
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)), nn.ReLU(), nn.Linear(4, 2)),
+        (3, 6),
+    ),
+    "transposed convolution": (lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 3, 2, 1), nn.ELU()), (1, 2, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+def test_ordinary_modules(name):
+    torch.manual_seed(0)
+    construct, shape = ORDINARY[name]
+    model = construct().eval().requires_grad_(False)
+    x = torch.randn(*shape)
+    got, expected = sectorch.secure(model)(x), model(x)
+    for y, z in zip(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(expected), strict=True):
+        # The project's promise for ordinary models: a thousandth of the largest output.
+        assert (y - z).abs().max() < 1e-3 * z.abs().max()
+
+
+def test_recurrent_weights_are_private():
+    """nn.GRU keeps its weights in a second list; none of them may pass for a public constant."""
+    secured = sectorch.secure(Recurrent(nn.GRU).eval(), session=sectorch.Session())
+    with sectorch.profile() as p:
+        secured(torch.randn(1, 2, 6))
+    weights = sum(p.numel() for p in Recurrent(nn.GRU).parameters() if p.dim() > 1)
+    first_step = 3 * 8  # the gates of the zero state are A's own numbers, and multiply the reset gate
+    assert p.setup_bytes == 8 * (weights + first_step)
+
+
+def test_a_weight_outside_the_parameter_list_is_refused():
+    class Hidden(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2, 2))
+            self.alias = [self.weight]
+
+        def forward(self, x):
+            return F.linear(x, self.alias[0]) if x.shape[0] > 1 else x
+
+    with pytest.raises(errors.ArgumentError, match=r"Hidden\.alias holds a parameter"):
+        sectorch.secure(Hidden().eval())
+
+
+class Unsupported(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.erfinv(self.linear(x))
+
+
+def test_unsupported_operation_names_itself_its_line_and_the_nearest():
+    secured = sectorch.secure(Unsupported().eval())
+    with sectorch.profile() as p, pytest.raises(errors.UnsupportedOpError) as caught:
+        secured(torch.randn(2, 4))
+    text = str(caught.value)
+    assert "erfinv" in text and "test_secure.py:" in text and "nearest supported: erf" in text
+    assert not p.ledger
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "text"),
+    [
+        (torch.tensor([[float("nan"), 1.0]]), errors.NonFiniteError, "1 NaN and 0 infinite"),
+        (torch.tensor([[float("inf"), 1.0]]), errors.NonFiniteError, "0 NaN and 1 infinite"),
+        (torch.tensor([[5e6, 1.0]]), errors.FixedPointRangeError, r"5e\+06.*4\.1943e\+06"),
+        (torch.zeros(1, 3), errors.ShapeError, r"\[1, 3\] X \[2, 2\]"),
+        (torch.zeros(1, 2, dtype=torch.float64), errors.DtypeError, "same dtype"),
+        (torch.zeros(1, 2, dtype=torch.complex64), errors.DtypeError, "complex64"),
+        ([[1.0, 2.0]], errors.DtypeError, "got list"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_sent(x, error, text):
+    secured = sectorch.secure(nn.Linear(2, 2).eval())
+    with sectorch.profile() as p, pytest.raises(error, match=text):
+        secured(x)
+    assert not p.ledger
+    assert secured(torch.zeros(1, 2)).shape == (1, 2)
+
+
+def test_bad_models_are_refused():
+    with pytest.raises(errors.TrainingModeError, match="training mode"):
+        sectorch.secure(nn.Linear(2, 2))
+    half = nn.Sequential(nn.Linear(2, 2), nn.Dropout()).eval()
+    half[1].train()
+    with pytest.raises(errors.TrainingModeError, match=r"\(1\)"):
+        sectorch.secure(half)
+    bad = nn.Linear(2, 2).eval()
+    with torch.no_grad():
+        bad.weight[0, 0] = float("nan")
+    with pytest.raises(errors.NonFiniteError, match="weight 'weight'"):
+        sectorch.secure(bad)
+    with torch.no_grad():
+        bad.weight.fill_(1e9)
+    with pytest.raises(errors.FixedPointRangeError, match=r"weight 'weight' reaches magnitude 1e\+09"):
+        sectorch.secure(bad)
+    with pytest.raises(errors.ArgumentError, match="takes an nn"):
+        sectorch.secure(lambda x: x)
+    with pytest.raises(errors.ArgumentError, match="relu must be one of"):
+        sectorch.secure(nn.Linear(2, 2).eval(), relu="fast")
+    with pytest.raises(errors.ArgumentError, match="frac_bits"):
+        sectorch.secure(nn.Linear(2, 2).eval(), frac_bits=40)
+    with pytest.raises(errors.ArgumentError, match="secure already"):
+        sectorch.secure(sectorch.secure(nn.Linear(2, 2).eval()))
+
+
+def test_the_model_is_not_changed(digits):
+    model, images = digits
+    before = copy.deepcopy(model.state_dict())
+    sectorch.secure(model)(images[:2])
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_a_secure_module_gives_no_weights_away():
+    secured = sectorch.secure(nn.Linear(2, 2).eval())
+    assert not list(secured.parameters()) and not secured.state_dict()
+    assert "tensor" not in repr(secured)
+    with pytest.raises(errors.TrainingModeError):
+        secured.train()
+    for take in (pickle.dumps, lambda m: torch.save(m, io.BytesIO()), copy.deepcopy):
+        with pytest.raises(errors.SectorchError):
+            take(secured)
+
+
+def test_tensors_of_another_session_are_refused():
+    secured = sectorch.secure(nn.Linear(2, 2).eval(), session=sectorch.Session())
+    with pytest.raises(errors.SessionMismatchError):
+        secured(sectorch.share(torch.zeros(1, 2)))
+
+
+def test_aggregate_over_three_models():
+    session = sectorch.Session(answering=3)
+    torch.manual_seed(0)
+    models = [nn.Linear(4, 3).eval().requires_grad_(False) for _ in range(3)]
+    x = torch.randn(5, 4)
+    answers = [
+        sectorch.secure(m, session=session, party=p)(sectorch.share(x, session=session, party=p))
+        for m, p in zip(models, session.answering, strict=True)
+    ]
+    with sectorch.profile() as p:
+        total = sectorch.aggregate(answers)
+    # Three sums, each within a few units of 2^-20 of its own.
+    assert (total - sum(m(x) for m in models)).abs().max() < 3 * 1e-5
+    assert {line.protocol for line in p.ledger if line.dst.role == "Q"} == {"aggregate"}
+    assert {line.shape for line in p.ledger if line.dst.role == "Q"} == {torch.Size((5, 3))}
+    with pytest.raises(errors.SessionMismatchError, match="aggregate"):
+        answers[0] + answers[1]
+    with pytest.raises(errors.ArgumentError):
+        sectorch.aggregate([])
+    with pytest.raises(errors.ArgumentError, match="one tensor of each"):
+        sectorch.aggregate([answers[0], answers[0]])
