@@ -254,6 +254,8 @@ def _private(context: Context, func: Callable, args: tuple, kwargs: dict, meta: 
         results.append(result)
     if key is not None:
         parent.derived[key] = results
+        for result in results:
+            result.lasting = True
     return pytree.tree_unflatten(results, out_spec)
 
 
@@ -263,10 +265,14 @@ def _in_double(leaf: Any) -> Any:
 
 
 def _cache_key(func: Callable, leaves: list, at: list[int]) -> Any:
-    """Names a derived weight, so that it is derived and sent once. Needs every other argument to be hashable."""
-    key = (func, tuple(id(leaf) if i in at else leaf for i, leaf in enumerate(leaves)))
-    if any(isinstance(leaf, torch.Tensor) and i not in at for i, leaf in enumerate(leaves)):
+    """Names a derived weight, so that it is derived and sent once.
+
+    Only of lasting private tensors (a model's, or derived from those by the cache itself): an id of a passing one could
+    be another's later. Every other argument must be hashable.
+    """
+    if any(isinstance(leaf, torch.Tensor) and (i not in at or not leaf.lasting) for i, leaf in enumerate(leaves)):
         return None
+    key = (func, tuple(id(leaf) if i in at else (type(leaf), leaf) for i, leaf in enumerate(leaves)))
     try:
         hash(key)
     except TypeError:

@@ -141,6 +141,7 @@ class PrivateTensor(SecretTensor):
         self.scheme = scheme
         self.label = name
         self.derived: dict = {}
+        self.lasting = False
         self.origin: tuple[PrivateTensor, Callable] | None = None
         self._weight: Weight | None = None
         return self
@@ -266,4 +267,6 @@ def private_tensor(
     """
     check_encodable(x, scheme.frac_bits, name)
     setup = session.setup(party)
-    return PrivateTensor(setup.own(party, x.detach(), Phase.SETUP), session, party, scheme, dtype or x.dtype, name)
+    made = PrivateTensor(setup.own(party, x.detach(), Phase.SETUP), session, party, scheme, dtype or x.dtype, name)
+    made.lasting = True
+    return made

@@ -232,7 +232,8 @@ def secure(
         relu: "exact" (leak-free) or "privhfl", the paper's protocol, which shows Q the sign and the size of every
             activation. Only `relu` itself changes: maxima and clamps stay exact. Activations below 2^(51 - 2f).
         frac_bits: fraction bits f of the fixed-point numbers. Inputs and weights must be below 2^(62 - 2f), which is
-            2^22 for the default, and activations too; the error of each layer is of the order of 2^-f.
+            2^22 for the default, and activations below 2^(56 - 2f), which is 2^16: beyond it they wrap around without
+            an error, since nobody sees them. The error of each layer is of the order of 2^-f.
         session: where it runs; the process's default session unless named. All parties are then in this process.
         party: the answering party of the session that owns the model; the first unless named.
         chunk: rows per piece of a batch; chosen by memory unless named.

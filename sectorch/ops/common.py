@@ -13,15 +13,16 @@ import torch
 
 from ..choreography import Located, Phase
 from ..dispatch import Context, Fixed
-from ..errors import UnsupportedOpError
+from ..errors import FixedPointRangeError, UnsupportedOpError
 from ..mpc.linear import linear
 from ..mpc.multiply import multiply
 from ..mpc.shares import Shares, add, add_at_A, each
 from ..mpc.truncate import MAX_SHIFT, truncate
-from ..ring import check_encodable, encode, range_limit
+from ..ring import HEADROOM_BITS, check_encodable, encode
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
 
 MAX_FACTOR_BITS = 10
+INFINITE = 2.0**29
 SLACK_BITS = 6
 """Fraction bits above f that a factor may carry. They come free from averages; each halves the range of a product."""
 
@@ -53,13 +54,22 @@ def encoded_public(context: Context, value: Any, scale_bits: int, infinite: bool
     """A public number or tensor as ring elements.
 
     Args:
-        infinite: whether infinities (of an attention mask, say) stand for the ends of the fixed-point range.
+        infinite: whether infinities, and magnitudes from 2^29 on (of an attention mask, say), stand for the largest
+            summand that the scale allows, 2^(60 - scale_bits).
+
+    Raises:
+        FixedPointRangeError: a value that does not fit, in general or at this scale.
     """
     value = torch.as_tensor(value)
     if infinite and value.is_floating_point() and not value.is_meta:
-        end = range_limit(context.frac_bits) / 4
-        value = value.clamp(-end, end)
+        end = 2.0 ** (HEADROOM_BITS - 2 - scale_bits)
+        value = torch.where(value.abs() >= INFINITE, value.sign() * end, value)
     check_encodable(value, context.frac_bits, "a public operand")
+    if not value.is_meta and value.numel() and float(value.abs().max()) >= 2.0 ** (HEADROOM_BITS - scale_bits):
+        raise FixedPointRangeError(
+            f"a public operand reaches magnitude {float(value.abs().max()):.6g}, but beside a tensor of {scale_bits} "
+            f"fraction bits the range is below {2.0 ** (HEADROOM_BITS - scale_bits):g}"
+        )
     return encode(value, scale_bits)
 
 
