@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import functools
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -32,65 +32,13 @@ import torch
 from .errors import (
     MaterialError,
     MisplacedValueError,
-    SecretBranchError,
     SessionMismatchError,
     TopologyError,
     UndeclaredMessageError,
 )
-
-
-@dataclass(frozen=True)
-class Party:
-    """One participant. `role` is Q (querying), A (answering) or S (server); a session may have several A."""
-
-    name: str
-    role: str
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-class Phase(IntEnum):
-    """What a value depends on; a value computed from several takes the latest."""
-
-    SETUP = 0
-    OFFLINE = 1
-    ONLINE = 2
-
-
-class Located:
-    """A value held by its owners only. It has a shape for everybody, and a content for nobody but `Net.locally`."""
-
-    __slots__ = ("_session", "_value", "owners", "phase", "round", "slot")
-
-    def __init__(self, value, owners: frozenset[Party], phase: Phase, round: int, session: bytes, slot=None):
-        self._value = value
-        self.owners = owners
-        self.phase = phase
-        self.round = round
-        self.slot = slot
-        self._session = session
-
-    @property
-    def shape(self) -> torch.Size:
-        return self._value.shape
-
-    def __repr__(self) -> str:
-        names = ", ".join(sorted(p.name for p in self.owners))
-        return f"Located({tuple(self.shape)} at {names}, {self.phase.name.lower()})"
-
-    def _refuse(self, *_):
-        raise SecretBranchError(
-            "a located value cannot steer Python control flow or be unpacked: most parties do not hold it. "
-            "Compute on it inside net.locally(...), or write the choice as arithmetic (sectorch.mpc.select)"
-        )
-
-    __bool__ = __len__ = __iter__ = __getitem__ = __index__ = __float__ = __int__ = _refuse
-    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __ne__ = _refuse
-    __hash__ = object.__hash__
-
-    def __reduce__(self):
-        raise SecretBranchError("a located value cannot be copied or pickled")
+from .located import Located as Located
+from .located import Party as Party
+from .located import Phase as Phase
 
 
 @dataclass(frozen=True)
@@ -144,6 +92,7 @@ def protocol(name: str, source: str, messages: Iterable[Message] = ()) -> Callab
         @functools.wraps(f)
         def run(net: Net, *args, **kwargs):
             net._stack.append(spec)
+            net.note(spec.name, args, kwargs)
             try:
                 return f(net, *args, **kwargs)
             finally:
@@ -195,7 +144,9 @@ class Runtime(Protocol):
 class Material(Protocol):
     """Decides per step whether it is run, run on shapes only, or taken from what was prepared; see runtime/material."""
 
-    def step(self, phase: Phase, args: tuple, run: Callable, here: frozenset[Party]) -> tuple[Any, int | None]:
+    def step(
+        self, phase: Phase, args: tuple, run: Callable, here: frozenset[Party], fingerprint: int
+    ) -> tuple[Any, int | None]:
         """Call `run(here)` to run the step, or `run(None)` to learn its result's shapes and nothing else."""
         ...
 
@@ -219,6 +170,12 @@ class Net:
         self._material: Material | None = material
         self._draws = 0
         self._stack: list[ProtocolSpec] = []
+        self.shapes: list[Any] | None = None
+        """Known results, as meta tensors, of the steps of this program in order: nobody need work them out again."""
+        self.recorded: list[Any] | None = None
+        """Where to write them down during a dry run."""
+        self._steps = 0
+        self._fingerprint = 0
         self.opened: WeakKeyDictionary = WeakKeyDictionary()
         """What this call has opened under a mask, by the shares that were opened: mask once, use often."""
 
@@ -280,9 +237,10 @@ class Net:
         def run(here: frozenset[Party] | None):
             if here is None:
                 return _content(value, False)
-            return self.runtime.transfer(line, _content(value, src in here))
+            moved = self.runtime.transfer(line, _content(value, src in here))
+            return value._value if value.owners & here else moved
 
-        return self._step(run, (value,), value.owners | {dst}, phase, depth + 1)
+        return self._step(run, (value,), value.owners | {dst}, phase, depth + 1, sent=True)
 
     def common(self, p: Party, q: Party, shape: torch.Size | tuple, label: str, dtype=torch.int64) -> Located:
         """Uniform int64 (or int32) values that p and q draw from their pair stream; nobody else can."""
@@ -310,6 +268,13 @@ class Net:
             yield
         finally:
             self._stack = stack
+
+    def note(self, name: str, args: tuple, kwargs: dict) -> None:
+        """Add a protocol's public arguments to the fingerprint that prepared material is checked against."""
+        if self._material is not None:
+            public = [getattr(a, "shape", a if isinstance(a, (int, str, tuple)) else None) for a in args]
+            said = repr((name, public, sorted((k, v) for k, v in kwargs.items() if isinstance(v, (int, str, tuple)))))
+            self._fingerprint = zlib.crc32(said.encode(), self._fingerprint)
 
     def install(self, p: Party, q: Party, secret: Located) -> None:
         """Make `secret` (32 bytes, held by p or q or both) the pair key of p and q where its holders are present.
@@ -339,6 +304,8 @@ class Net:
         def run(here: frozenset[Party] | None):
             return _content(value, bool(here and party in here))
 
+        if phase != Phase.ONLINE:
+            return run(self.runtime.here)
         return self._step(run, (value,), frozenset((party,)), phase, depth)._value
 
     def _dependence(self, values: Iterable[Any]) -> tuple[Phase, int]:
@@ -367,12 +334,18 @@ class Net:
     def _path(self) -> str:
         return "/".join(spec.name for spec in self._stack)
 
-    def _step(self, run: Callable, args: tuple, owners: frozenset[Party], phase: Phase, depth: int):
+    def _step(self, run: Callable, args: tuple, owners: frozenset[Party], phase: Phase, depth: int, sent: bool = False):
         slot = None
+        number, self._steps = self._steps, self._steps + 1
+        if self.shapes is not None and not sent and not owners & self.runtime.here:
+            known = self.shapes[number]
+            run = lambda here: known
         if self._material is None:
             result = run(self.runtime.here)
         else:
-            result, slot = self._material.step(phase, args, run, self.runtime.here)
+            result, slot = self._material.step(phase, args, run, self.runtime.here, self._fingerprint)
+        if self.recorded is not None:
+            self.recorded.append(result)
         session = self.runtime.session
         if isinstance(result, tuple):
             return tuple(

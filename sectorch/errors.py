@@ -46,6 +46,34 @@ class KeyAgreementError(SectorchError, RuntimeError):
     """The pair keys of a session could not be agreed."""
 
 
+class NetworkError(SectorchError, ConnectionError):
+    """Something between the parties' processes went wrong; nothing was revealed."""
+
+
+class FrameError(NetworkError):
+    """A frame that is malformed, or does not belong where it came."""
+
+
+class PeerLostError(NetworkError):
+    """A party's process died, hangs, or closed the connection."""
+
+
+class AbortedError(NetworkError):
+    """Another party stopped the session; the text is its reason."""
+
+
+class IdentityError(NetworkError, PermissionError):
+    """A certificate or a long-term identity key that is not the expected one."""
+
+
+class UnknownModelError(NetworkError, LookupError):
+    """No answering party of that name is connected."""
+
+
+class ProgramError(SectorchError, ValueError):
+    """A model description that is malformed, or asks for something outside the closed list of operations."""
+
+
 class UnsupportedOpError(SectorchError, TypeError):
     """An operation that the dispatch table lacks. Nothing was computed."""
 

@@ -68,7 +68,7 @@ def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if not _check_device(x, y):
         return torch.matmul(x, y)
     if x.dim() > 2 and y.dim() == 2:
-        return _matmul2d(x.reshape(-1, x.shape[-1]), y).view(*x.shape[:-1], y.shape[-1])
+        return _matmul2d(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), y).view(*x.shape[:-1], y.shape[-1])
     if x.dim() == 2 and y.dim() == 2:
         return _matmul2d(x, y)
     return torch.matmul(x, y)
@@ -98,7 +98,7 @@ class Linear:
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, tiles: torch.Tensor | None = None) -> torch.Tensor:
         if tiles is None or not _check_device(x, tiles):
             return matmul(x, weight.t())
-        out = _from_tiles(_times_tiles(x.reshape(-1, x.shape[-1]), tiles), weight.shape[0])
+        out = _from_tiles(_times_tiles(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), tiles), weight.shape[0])
         return out.reshape(*x.shape[:-1], weight.shape[0])
 
 
@@ -164,7 +164,7 @@ class Conv2d:
 def _chunk_images(batch: int, k: int, positions: int) -> int:
     """Images per step: about 4 MiB of columns, but an even number of tiles, so that two cores share them."""
     tiles = max(2, _CHUNK_ELEMENTS // (k * TILE) // 2 * 2)
-    return min(batch, max(1, tiles * TILE // positions))
+    return max(1, min(batch, tiles * TILE // max(1, positions)))
 
 
 def windows_of(x: torch.Tensor, kernel: torch.Size, stride, padding, dilation) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 
-from .choreography import Net, Party, Phase
+from .choreography import Net, Party, Phase, Runtime
 from .errors import ArgumentError
 from .mpc.seed import seed
 from .runtime.ledger import Observer, alone
@@ -15,6 +15,10 @@ from .runtime.local import DryRuntime, LocalRuntime
 from .runtime.material import Recorder, Replayer, Tape
 
 _CALL: ContextVar[dict[bytes, Net] | None] = ContextVar("sectorch_call", default=None)
+
+
+Q, A, S = Party("Q", "Q"), Party("A", "A"), Party("S", "S")
+"""The parties of a session with one answering party."""
 
 
 class Session:
@@ -25,16 +29,17 @@ class Session:
 
     Args:
         answering: how many answering parties, each with a model of its own; they are called A, or A1 ... An.
+        runtime: where it runs, instead of this process: a `PartyRuntime` of Q, A or S.
     """
 
-    def __init__(self, answering: int = 1, *, dry: bool = False):
+    def __init__(self, answering: int = 1, *, dry: bool = False, runtime: Runtime | None = None):
         if answering < 1:
             raise ArgumentError(f"a session needs at least one answering party, got {answering}")
-        self.Q, self.S = Party("Q", "Q"), Party("S", "S")
+        self.Q, self.S = Q, S
         names = ["A"] if answering == 1 else [f"A{i + 1}" for i in range(answering)]
         self.answering = tuple(Party(name, "A") for name in names)
         everyone = frozenset((self.Q, self.S, *self.answering))
-        self.runtime = DryRuntime() if dry else LocalRuntime(everyone)
+        self.runtime = runtime or (DryRuntime() if dry else LocalRuntime(everyone))
         self._calls = itertools.count()
         self._setup = {party: self._net(party, Phase.SETUP) for party in self.answering}
         with alone(Observer()) if dry else nullcontext():
@@ -51,6 +56,15 @@ class Session:
         number = next(self._calls) if call is None else call
         return Net(self.runtime, number, self.Q, party, self.S, base, material)
 
+    def present(self, party: Party) -> bool:
+        """Whether this process holds that party's values."""
+        return party in self.runtime.here
+
+    @property
+    def complete(self) -> bool:
+        """Whether all parties are in this process."""
+        return all(self.present(p) for p in (self.Q, self.S, *self.answering))
+
     def setup(self, party: Party) -> Net:
         """The net for what is done once a session with this answering party."""
         return self._setup[party]
@@ -63,11 +77,18 @@ class Session:
         return self._net(party, Phase.OFFLINE)
 
     @contextmanager
-    def call(self, party: Party) -> Iterator[Net]:
-        """Everything inside runs as one call."""
+    def call(self, party: Party, shapes: list | None = None) -> Iterator[Net]:
+        """Everything inside runs as one call.
+
+        Args:
+            shapes: the results' shapes of the same program from a dry run, so that absent parties' need not be derived.
+        """
         with self._running(self._net(party, Phase.OFFLINE)) as net:
-            yield net
-        self.runtime.forget(net.call)
+            net.shapes = shapes
+            try:
+                yield net
+            finally:
+                self.runtime.forget(net.call)
 
     @contextmanager
     def operation(self, party: Party) -> Iterator[Net]:
@@ -80,19 +101,23 @@ class Session:
                 yield net
 
     @contextmanager
-    def prepare(self, party: Party) -> Iterator[Tape]:
+    def prepare(self, party: Party, shapes: list | None = None) -> Iterator[Tape]:
         """Run the offline part of what is inside, on an input that only has a shape; yields the tape it fills."""
         number = next(self._calls)
         tape = Tape(number, self.runtime.session)
-        with self._running(self._net(party, Phase.OFFLINE, number, Recorder(tape))):
-            yield tape
-        self.runtime.forget(number)
+        with self._running(self._net(party, Phase.OFFLINE, number, Recorder(tape))) as net:
+            net.shapes = shapes
+            try:
+                yield tape
+            finally:
+                self.runtime.forget(number)
 
     @contextmanager
-    def replay(self, party: Party, tape: Tape) -> Iterator[Net]:
+    def replay(self, party: Party, tape: Tape, shapes: list | None = None) -> Iterator[Net]:
         """Run the online part of what is inside on a prepared tape."""
-        replayer = Replayer(tape)
+        replayer = Replayer(tape, self.runtime.session)
         with self._running(self._net(party, Phase.OFFLINE, tape.call, replayer)) as net:
+            net.shapes = shapes
             yield net
         replayer.finish()
 

@@ -23,6 +23,7 @@ from sectorch.errors import (
     TopologyError,
     UndeclaredMessageError,
 )
+from sectorch.mpc.seed import seed
 from sectorch.mpc.share import share
 from sectorch.mpc.shares import add
 from sectorch.mpc.truncate import truncate
@@ -243,13 +244,17 @@ def test_a_dry_run_sends_what_a_real_one_sends(case, n: int):
     assert (dry.rounds, dry.bytes) == (real.rounds, real.bytes)
 
 
-def test_a_dry_session_is_opened_with_the_same_messages():
+def test_the_seeding_of_a_session():
     with Profile() as real:
         Session(2)
-    with Profile() as dry:
-        Session(2, dry=True)
-    assert lines_of(real) == lines_of(dry)
     assert len(real.ledger) == 6 + 5, "the second answering party shares k_SQ"
+    with Profile() as opened:
+        dry = Session(2, dry=True)
+    assert opened.ledger == [], "a dry session stands for one that is open already"
+    with Profile() as again:
+        for i, party in enumerate(dry.answering):
+            seed(dry.setup(party), first=i == 0)
+    assert lines_of(again) == lines_of(real)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -19,6 +19,7 @@ LEVELS = (
     "products",
     "bitplanes",
     "randomness",
+    "located",
     "choreography",
     "runtime",
     "mpc",

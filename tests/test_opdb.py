@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 import sys
 import warnings
 from collections import Counter
@@ -23,13 +25,20 @@ from torch.utils import _pytree as pytree
 from sectorch.dispatch import row_of
 from sectorch.errors import SectorchError
 from sectorch.ring import FRAC_BITS, range_limit
-from sectorch.tensor import SecretTensor, SharedTensor
+from sectorch.tensor import SecretTensor
 
 TOLERANCE = 2e-3
 """Relative to max(1, |reference|). PyTorch draws from [-9, 9] and sums up to a few hundred products: 2^-20 9 500."""
 
 FEW = 12
 """Samples of an operator in the default profile: the first ones, and then every so many-th."""
+
+GROW = ("exp", "exp2", "expm1", "sinh", "cosh", "pow", "float_power", "__rpow__")
+SATURATE = {
+    **dict.fromkeys(GROW, (-math.inf, math.exp(10))),
+    **dict.fromkeys(("log_softmax", "masked.log_softmax"), (-14.0, math.inf)),
+}
+"""Operators that are documented to saturate, and the results between which they do not."""
 
 RIGHT, REFUSED, WRONG, FOREIGN, OUT_OF_RANGE, INVALID = (
     "right", "refused", "wrong", "foreign error", "out of range", "invalid",
@@ -71,12 +80,17 @@ def functions(info) -> list[tuple[str, Callable]]:
 
 
 def in_table(info) -> bool:
-    return any(row_of(function) is not None for _, function in functions(info))
+    """Whether the operator, or the torch function or method of its name (op_db wraps some in a lambda), has a row."""
+    named = [functools.reduce(lambda at, part: getattr(at, part, None), info.name.split("."), torch)]
+    named.append(getattr(torch.Tensor, info.name, None))
+    return any(row_of(function) is not None for function in (*named, *(f for _, f in functions(info))))
 
 
-def dtype_of(info) -> torch.dtype | None:
-    """float32, or for operators on other things bool or int64."""
-    return next((t for t in (torch.float32, torch.bool, torch.int64) if t in info.dtypes), None)
+def dtypes_of(info) -> list[torch.dtype]:
+    """float32, or for operators on other things bool or int64; both for logic and for conversions to whole numbers."""
+    either = info.name.startswith("logical") or info.name in ("bool", "int", "long")
+    found = [t for t in (torch.float32, torch.bool, torch.int64) if t in info.dtypes]
+    return found[:2] if either else found[:1]
 
 
 def samples_of(info, dtype: torch.dtype, few: int | None) -> list[Any]:
@@ -106,24 +120,33 @@ def shared(tree: Any, dtype: torch.dtype, which: Callable[[int], bool]) -> Any:
 PATTERNS = {"all shared": lambda i: True, "first shared": lambda i: i == 0, "others shared": lambda i: i > 0}
 
 
-def runs_of(info, few: int | None) -> Iterator[tuple[str, Callable, tuple, dict, Callable]]:
+@dataclass(frozen=True)
+class Run:
+    """One call of a sample."""
+
+    what: str
+    function: Callable
+    args: tuple
+    kwargs: dict
+    dtype: torch.dtype
+    which: Callable[[int], bool]
+
+
+def runs_of(info, few: int | None) -> Iterator[Run]:
     """Every sample, in every form of the operator, with every choice of what is shared."""
-    dtype = dtype_of(info)
-    if dtype is None:
-        return
-    for number, sample in enumerate(samples_of(info, dtype, few)):
-        args, kwargs = (sample.input, *sample.args), sample.kwargs
-        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dtype == dtype]
-        for name, function in functions(info):
-            for pattern, which in PATTERNS.items():
-                if not tensors or (pattern != "all shared" and len(tensors) < 2):
-                    continue
-                yield f"sample {number}, {name}, {pattern}", function, args, kwargs, which
+    for dtype in dtypes_of(info):
+        for number, sample in enumerate(samples_of(info, dtype, few)):
+            args, kwargs = (sample.input, *sample.args), sample.kwargs
+            leaves = pytree.tree_leaves((args, kwargs))
+            count = sum(isinstance(leaf, torch.Tensor) and leaf.dtype == dtype for leaf in leaves)
+            for name, function in functions(info):
+                for pattern, which in list(PATTERNS.items())[: 0 if count == 0 else 1 if count == 1 else 3]:
+                    yield Run(f"sample {number}, {name}, {pattern}", function, args, kwargs, dtype, which)
 
 
-def outcome(info, function: Callable, args: tuple, kwargs: dict, which: Callable) -> tuple[str, str]:
+def outcome(info, run: Run) -> tuple[str, str]:
     """How one call went, and what is to be said about it."""
-    dtype = dtype_of(info)
+    function, args, kwargs = run.function, run.args, run.kwargs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plain = pytree.tree_map(lambda v: v.detach().clone() if isinstance(v, torch.Tensor) else v, (args, kwargs))
@@ -133,16 +156,21 @@ def outcome(info, function: Callable, args: tuple, kwargs: dict, which: Callable
         except Exception as error:
             return INVALID, f"torch itself: {error}"
         try:
-            secret = shared((args, kwargs), dtype, which)
+            secret = shared((args, kwargs), run.dtype, run.which)
             result = function(*secret[0], **secret[1])
             outputs = [revealed(leaf) for leaf in pytree.tree_leaves(_listed(result))]
         except SectorchError as error:
             return REFUSED, f"{type(error).__name__}: {error}"
         except Exception as error:
             return FOREIGN, f"{type(error).__name__}: {error}"
+    if result is NotImplemented:
+        return REFUSED, "NotImplemented, which Python makes a TypeError"
     wanted = pytree.tree_leaves(_listed(expected))
+    low, high = SATURATE.get(info.name, (-math.inf, math.inf))
     if any(_out_of_range(leaf) for leaf in (*wanted, *pytree.tree_leaves((args, kwargs)))):
         return OUT_OF_RANGE, "torch's result, or an operand, is not a number of the fixed-point range"
+    if any(bool(((leaf < low) | (leaf > high)).any()) for leaf in wanted if isinstance(leaf, torch.Tensor)):
+        return OUT_OF_RANGE, "the operator saturates"
     return _compared(result, outputs, wanted)
 
 
@@ -180,11 +208,11 @@ def _described(value: Any) -> str:
 
 def survey(info, few: int | None = FEW) -> Survey:
     found = Survey(full_name(info))
-    for what, function, args, kwargs, which in runs_of(info, few):
-        kind, text = outcome(info, function, args, kwargs, which)
+    for run in runs_of(info, few):
+        kind, text = outcome(info, run)
         found.counts[kind] += 1
         if kind in (WRONG, FOREIGN):
-            found.failures.append(f"{found.name} ({what}, {spelled(function)}): {kind}: {text}")
+            found.failures.append(f"{found.name} ({run.what}, {spelled(run.function)}): {kind}: {text}")
         if kind == REFUSED:
             found.reasons[text.split("\n")[0][:160]] += 1
     return found
@@ -200,19 +228,21 @@ def main(few: int | None) -> None:
         row = [s.counts[kind] for kind in (RIGHT, REFUSED, OUT_OF_RANGE, WRONG, FOREIGN)]
         print(f"{s.name:{width}}  {row[0]:7} {row[1]:8} {row[2]:13} {row[3]:6} {row[4]:14}")
     tried = [s for s in surveys if s.ran]
+    refused = sum((s.reasons for s in surveys if s.claimed), Counter())
     table = [s for s, info in zip(surveys, op_db, strict=True) if in_table(info)]
     print(f"\nin the table but not claimed: {', '.join(s.name for s in table if not s.claimed) or 'none'}")
     print(f"op_db: {len(surveys)} operators, {len(tried)} with a tensor that can be shared; claimed {len(claimed)}, ")
     print(f"  {len(claimed) / len(surveys):.1%} of all, {len(claimed) / len(tried):.1%} of those that can be")
     total = sum(counts.values()) - counts[INVALID]
-    print(f"calls: {total}; " + ", ".join(f"{kind} {counts[kind]} ({counts[kind] / total:.1%})" for kind in list(counts)))
+    print(
+        f"calls: {total}; " + ", ".join(f"{kind} {counts[kind]} ({counts[kind] / total:.1%})" for kind in list(counts))
+    )
+    print("\nrefused in claimed operators, most frequent first:")
+    for reason, times in refused.most_common(25):
+        print(f"  {times:5} {reason}")
+    print()
     for failure in (f for s in surveys for f in s.failures):
         print(failure)
-
-
-@pytest.fixture(scope="module")
-def seen() -> dict[str, Survey]:
-    return {}
 
 
 SUPPORTED = [info for info in op_db if in_table(info)]

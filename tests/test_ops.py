@@ -42,8 +42,14 @@ from sectorch.session import Session
 from sectorch.tensor import SharedTensor
 
 ROLES = {"s": "shared", "p": "private", ".": "public"}
-TORCH_SAYS = ("Using padding='same' with even kernel", "An output with one or more elements was resized", "torch.ger is",
-              "`nn.functional.upsample", "reduction. 'mean' divides", "size_average and reduce args")  # fmt: skip
+TORCH_SAYS = (
+    "Using padding='same' with even kernel",
+    "An output with one or more elements was resized",
+    "torch.ger is",
+    "`nn.functional.upsample",
+    "reduction. 'mean' divides",
+    "size_average and reduce args",
+)
 """Warnings of torch itself about the samples' arguments."""
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{text}:UserWarning") for text in TORCH_SAYS]
@@ -224,7 +230,9 @@ def test_broadcasting_empty_tensors_and_no_dimensions(row: OpRow, shapes):
         case.check(key(*args, **kwargs), case.expected())
 
 
-PAIRED = [(c, roles) for c in ONCE for roles in c.row.pairs.split() if sum(isinstance(a, Data) for a in c.sample.args) > 1]
+PAIRED = [
+    (c, roles) for c in ONCE for roles in c.row.pairs.split() if sum(isinstance(a, Data) for a in c.sample.args) > 1
+]
 
 
 @pytest.mark.parametrize(("case", "roles"), PAIRED, ids=[f"{c!r}-{roles}" for c, roles in PAIRED])

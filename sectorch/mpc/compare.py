@@ -25,6 +25,7 @@ import torch
 
 from ..bitplanes import planes, rows, words_for
 from ..choreography import Message, Net, protocol
+from ..errors import ArgumentError
 from .deal import deal_bits
 from .mask import Masked
 from .shares import Shares
@@ -38,6 +39,12 @@ CODES = (1 << BLOCK) - 1
 def _top(bit_planes: torch.Tensor, high: int) -> torch.Tensor:
     """The plane that decides the sign once the borrow from the planes below `high` is known: [1, W]."""
     return bit_planes[high : high + 1]
+
+
+def check_planes(low: int, high: int) -> None:
+    """Raise `ArgumentError` unless 0 <= low < high <= 63."""
+    if not 0 <= low < high <= 63:
+        raise ArgumentError(f"a comparison looks at planes low..high-1 with 0 <= low < high <= 63, got {low}..{high}")
 
 
 def block_count(low: int, high: int) -> int:
@@ -186,6 +193,7 @@ def drelu(net: Net, x: Masked, low: int = 0, high: int = 63, thresholds: tuple[i
     2 B - 2 - levels per element and threshold; online 2 (3 (B - 1) - levels) bits per element and threshold.
     Nobody learns anything: all messages are uniform to their receivers.
     """
+    check_planes(low, high)
     Q, A, S = net.Q, net.A, net.S
     blocks, width, copies = block_count(low, high), words_for(x.shape.numel()), len(thresholds)
 

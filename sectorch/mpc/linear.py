@@ -60,8 +60,8 @@ def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight) -
     """y = product(x, omega) for a map that is linear in both arguments, mod 2^64.
 
     Args:
-        product: exact integer kernel `f(x, w)`; one with `tiled` and `prepare` (see `sectorch.products`) is also given
-            the prepared weight.
+        product: exact integer kernel `f(x, w, tiles)`; `tiles` is the weight as its `prepare` made it where its `tiled`
+            asks for that (see `sectorch.products`), and None else.
         x: shares, any shape that the product takes.
         weight: A's masked weight.
 

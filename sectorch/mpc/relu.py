@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from ..choreography import Net, protocol
-from .compare import drelu
+from .compare import check_planes, drelu
 from .mask import Masked, open_masked
 from .select import select
 from .shares import Shares, each
+from .truncate import check_shift
 
 
 @protocol("relu", "PrivHFL, 3.3 (ii), made exact and leak-free")
@@ -18,10 +19,12 @@ def relu(net: Net, x: Shares, shift: int = 0, high: int = 63) -> Shares:
     Args:
         shift: fraction bits to drop, 0..32; with a shift |x| < 2^62 and the result is within one unit of
             max(x, 0) / 2^shift. Without, it is exact.
-        high: x is known to lie in [-2^high, 2^high); fewer planes are compared.
+        high: x is known to lie in [-2^high, 2^high - 2^shift); fewer planes are compared.
 
     Rounds: 1 (opening) + ceil(log2 B) (tree) + 1 (bit), B = ceil((63 - shift) / 3) blocks. Nobody learns anything.
     """
+    check_shift(shift)
+    check_planes(shift, high)
     return relu_masked(net, open_masked(net, x), shift, high)
 
 
@@ -32,12 +35,13 @@ def relu_masked(net: Net, x: Masked, shift: int = 0, high: int = 63) -> Shares:
 
 @protocol("maximum", "PrivHFL, 3.3 (iii)")
 def maximum(net: Net, x: Shares, y: Shares, low: int = 0, high: int = 63) -> Shares:
-    """max(x, y) = y + ReLU(x - y), for |x - y| < 2^63.
+    """max(x, y) = y + ReLU(x - y), for |x - y| < 2^63 - 2^low.
 
     Args:
         low: planes to drop; two values that differ by less than 2^low may come out either way.
-        high: x - y is known to lie in [-2^high, 2^high).
+        high: x - y is known to lie in [-2^high, 2^high - 2^low).
     """
+    check_planes(low, high)
     A, S = net.A, net.S
     difference = Shares(net.locally(A, torch.sub, x.A, y.A), net.locally(S, torch.sub, x.S, y.S))
     d = open_masked(net, difference)

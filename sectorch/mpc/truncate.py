@@ -38,18 +38,19 @@ class Quotient:
 
 
 def deal_quotient(net: Net, x: Masked, shift: int) -> Quotient:
-    """Deal r >> shift and msb(r): 8 + 4 bytes per element, or nothing for shift 0, where r's halves serve.
-
-    Raises:
-        ArgumentError: a shift outside 0..32.
-    """
-    if not 0 <= shift <= MAX_SHIFT:
-        raise ArgumentError(f"a truncation shifts by 0 to {MAX_SHIFT} bits, got {shift}")
+    """Deal r >> shift and msb(r): 8 + 4 bytes per element, or nothing for shift 0, where r's halves serve."""
+    check_shift(shift)
     if shift == 0:
         return Quotient(x.r, None, x.mask, None)
     value = net.locally(net.Q, lambda r: logical_shift(r, shift), x.r)
     wrap = net.locally(net.Q, lambda r: (r < 0).to(torch.int32), x.r)
     return Quotient(value, wrap, deal(net, value), deal(net, wrap, torch.int32))
+
+
+def check_shift(shift: int, least: int = 0) -> None:
+    """Raise `ArgumentError` unless least <= shift <= 32."""
+    if not least <= shift <= MAX_SHIFT:
+        raise ArgumentError(f"a truncation shifts by {least} to {MAX_SHIFT} bits, got {shift}")
 
 
 def public_quotient(net: Net, x: Masked, shift: int) -> tuple[Located, Located]:
@@ -79,6 +80,7 @@ def truncate(net: Net, x: Shares, shift: int) -> Shares:
 
     Rounds 1, bytes 16 online (8 of them ahead after a linear layer), 12 dealt, per element. Nobody learns anything.
     """
+    check_shift(shift, least=1)
     return truncate_masked(net, open_masked(net, x), shift)
 
 

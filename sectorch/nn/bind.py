@@ -27,7 +27,7 @@ def bind(module: nn.Module, session: Session, party: Party, scheme: Scheme, dtyp
         NonFiniteError, FixedPointRangeError: naming the parameter.
     """
     named = {id(t): name for name, t in (*module.named_parameters(), *module.named_buffers())}
-    meta = session.runtime.here == frozenset()
+    meta = not session.present(party)
     memo = {id(t): t for t in (*module.parameters(), *module.buffers())}
     bound = copy.deepcopy(module, memo)
     made: dict[int, torch.Tensor] = {}

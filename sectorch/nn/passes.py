@@ -207,6 +207,7 @@ _SAMPLEWISE_MODULES = (
     nn.AdaptiveMaxPool2d, nn.Dropout, nn.Dropout2d, nn.Identity, nn.ZeroPad2d, nn.PixelShuffle,
 )  # fmt: skip
 _SAMPLEWISE_OPS = (
+    "conv2d", "conv1d", "linear", "batch_norm",
     "relu", "relu6", "leaky_relu", "hardtanh", "abs", "sign", "square", "clamp", "max_pool1d", "max_pool2d",
     "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "dropout", "neg",
 )  # fmt: skip
@@ -243,6 +244,8 @@ def is_samplewise(graph: fx.GraphModule) -> bool:
             dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
             if not isinstance(dim, int) or dim < 1:
                 return False
-        elif name not in _SAMPLEWISE_OPS:
+        elif node.op == "get_attr":
+            continue
+        elif name not in _SAMPLEWISE_OPS or any(a.op == "get_attr" for a in node.args[:1] if isinstance(a, fx.Node)):
             return False
     return inputs == 1

@@ -16,7 +16,6 @@ from ..errors import (
     ArgumentError,
     DtypeError,
     LeakyProtocolWarning,
-    MaterialError,
     SessionMismatchError,
     TrainingModeError,
     UnsupportedOpError,
@@ -39,9 +38,8 @@ CHUNK_BYTES = 16 << 20
 class _Checked:
     """What a dry run said about an input shape."""
 
-    rows: int
-    output: Any
     profile: Profile = field(repr=False)
+    shapes: list = field(repr=False)
 
 
 class SecureModule(nn.Module):
@@ -114,7 +112,7 @@ class SecureModule(nn.Module):
         self._check(x)
         held = 0
         for piece in self.pieces(x):
-            with self.session.prepare(self.party) as tape:
+            with self.session.prepare(self.party, self._shapes(piece)) as tape:
                 self._outputs(self._run(self._share(piece)))
             self._material.setdefault(tuple(piece.shape), []).append(tape)
             held += tape.bytes
@@ -132,12 +130,16 @@ class SecureModule(nn.Module):
         tapes = self._material.get(tuple(x.shape))
         if tapes:
             tape = tapes.pop()
-            if tape.session != self.session.runtime.session:
-                raise MaterialError("the prepared material belongs to another session")
-            with self.session.replay(self.party, tape):
+            with self.session.replay(self.party, tape, self._shapes(x)):
                 return self._outputs(self._run(self._share(x)))
-        with self.session.call(self.party):
+        with self.session.call(self.party, self._shapes(x)):
             return self._outputs(self._run(self._share(x)))
+
+    def _shapes(self, x: torch.Tensor) -> list | None:
+        """For a session with absent parties; with all of them here nothing has to be known ahead."""
+        if self.session.complete:
+            return None
+        return self._check(torch.empty_like(x, device="meta")).shapes
 
     def _share(self, x: torch.Tensor) -> SharedTensor:
         return share_tensor(x, session=self.session, party=self.party, scheme=self.scheme)
@@ -175,11 +177,11 @@ class SecureModule(nn.Module):
         if key not in self._checked:
             session, bound = self.__dict__["_dry"]
             profile = Profile()
-            with alone(profile), session.call(session.answering[0]):
+            with alone(profile), session.call(session.answering[0]) as net:
+                net.recorded = []
                 shared = share_tensor(x, session=session, scheme=self.scheme)
-                result = run(bound, shared) if self.graph is not None else bound(shared)
-                output = self._outputs(result)
-            self._checked[key] = _Checked(x.shape[0] if x.dim() else 1, output, profile)
+                self._outputs(run(bound, shared) if self.graph is not None else bound(shared))
+            self._checked[key] = _Checked(profile, net.recorded)
         return self._checked[key]
 
     def pieces(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -117,7 +117,7 @@ def conv1d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any 
     return fixed(y.squeeze(2))
 
 
-@implements("batch_norm", F.batch_norm, torch.batch_norm, note="evaluation mode; an affine map at A's secret scale")
+@implements("batch_norm", F.batch_norm, note="evaluation mode; an affine map at A's secret scale")
 def batch_norm(
     context: Context, x: SharedTensor, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
     training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *_: Any,
@@ -132,3 +132,12 @@ def batch_norm(
         shift = shift + bias
     shape = (1, -1) + (1,) * (x.dim() - 2)
     return fixed(x * scale.view(shape) + shift.view(shape))
+
+
+@implements("batch_norm", torch.batch_norm)
+def native_batch_norm(
+    context: Context, x: SharedTensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool,
+    momentum: float, eps: float, cudnn_enabled: bool = True,
+) -> Fixed:  # fmt: skip
+    """torch.batch_norm has the weights before the statistics."""
+    return batch_norm(context, x, running_mean, running_var, weight, bias, training, momentum, eps)

@@ -163,7 +163,7 @@ def group_norm(context: Context, x: SharedTensor, num_groups: int, weight: Any =
     return _affine(y, _per_channel(weight, len(shape)), _per_channel(bias, len(shape)))
 
 
-@implements("instance_norm", F.instance_norm, torch.instance_norm, note="error 1e-5 |result|")
+@implements("instance_norm", F.instance_norm, note="error 1e-5 |result|")
 def instance_norm(
     context: Context, x: SharedTensor, running_mean: Any = None, running_var: Any = None, weight: Any = None,
     bias: Any = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5, *_: Any,
@@ -172,6 +172,15 @@ def instance_norm(
         return fixed(F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps))
     y = _standardised(context, x, tuple(range(2, x.dim())), eps, True)
     return _affine(y, _per_channel(weight, x.dim()), _per_channel(bias, x.dim()))
+
+
+@implements("instance_norm", torch.instance_norm)
+def native_instance_norm(
+    context: Context, x: SharedTensor, weight: Any, bias: Any, running_mean: Any, running_var: Any,
+    use_input_stats: bool, momentum: float, eps: float, cudnn_enabled: bool = True,
+) -> Fixed:  # fmt: skip
+    """torch.instance_norm has the weights before the statistics."""
+    return instance_norm(context, x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
 @implements("local_response_norm", F.local_response_norm, note="error 1e-4 |result|")

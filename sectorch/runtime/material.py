@@ -25,6 +25,7 @@ class Tape:
     session: bytes
     steps: list[list | None] = field(default_factory=list, repr=False)
     plural: list[bool] = field(default_factory=list, repr=False)
+    fingerprints: list[int] = field(default_factory=list, repr=False)
     position: int = 0
 
     @property
@@ -48,7 +49,7 @@ class Recorder:
     def __init__(self, tape: Tape):
         self.tape = tape
 
-    def step(self, phase: Phase, args: tuple, run: Callable, here: frozenset[Party]):
+    def step(self, phase: Phase, args: tuple, run: Callable, here: frozenset[Party], fingerprint: int):
         if phase == Phase.ONLINE:
             for value in args:
                 if type(value) is Located and value.slot is not None:
@@ -61,23 +62,28 @@ class Recorder:
         outputs = result if isinstance(result, tuple) else (result,)
         self.tape.steps.append([_shape_of(v) for v in outputs])
         self.tape.plural.append(isinstance(result, tuple))
+        self.tape.fingerprints.append(fingerprint)
         return result, len(self.tape.steps) - 1
 
 
 class Replayer:
     """Runs the online part of a call on a filled tape, and empties it."""
 
-    def __init__(self, tape: Tape):
+    def __init__(self, tape: Tape, session: bytes):
+        if tape.session != session:
+            raise MaterialError("the prepared material belongs to another session")
         if tape.position:
             raise MaterialError(f"the material of call {tape.call} was used already; prepare it again")
         self.tape = tape
 
-    def step(self, phase: Phase, args: tuple, run: Callable, here: frozenset[Party]):
+    def step(self, phase: Phase, args: tuple, run: Callable, here: frozenset[Party], fingerprint: int):
         tape = self.tape
         if phase != Phase.OFFLINE:
             return run(here), None
         if tape.position >= len(tape.steps) or tape.steps[tape.position] is None:
             raise MaterialError("the program asks for more offline steps than were prepared: it is another program")
+        if tape.fingerprints[tape.position] != fingerprint:
+            raise MaterialError("the material was prepared for another program, other shapes or other arguments")
         outputs, tape.steps[tape.position] = tape.steps[tape.position], None
         plural = tape.plural[tape.position]
         tape.position += 1

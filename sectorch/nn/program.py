@@ -1,0 +1,319 @@
+"""A model's architecture as data: what S and Q receive instead of A's code.
+
+`describe` exports a module with torch.export and writes its graph as JSON: nodes from a closed list of ATen operations
+with their public arguments, and the names, shapes and dtypes of the weights. `ProgramModule` reads it back, checks
+every part, and runs it through ordinary torch functions, that is through the dispatch table. Nothing in a description
+is executed but the operations of that list; weights never enter it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from ..dispatch import row_of
+from ..errors import ProgramError, SectorchError
+from .passes import optimise
+from .trace import trace
+
+MAX_NODES = 20_000
+MAX_CONSTANT = 100_000
+VERSION = 1
+_SCALARS = (bool, int, float, str, type(None))
+_DTYPES = {str(d): d for d in (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)}
+_WHOLE = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv,
+    "getitem": operator.getitem,
+}  # fmt: skip
+
+
+def _slice(x: torch.Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
+    end = None if end is None or end >= 1 << 62 else end
+    return x[(slice(None),) * (dim % x.dim()) + (slice(start, end, step),)]
+
+
+def _size(x: torch.Tensor, dim: int) -> int:
+    return x.size(dim)
+
+
+def _to(x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return x
+
+
+def _index(x: torch.Tensor, indices: list) -> Any:
+    return x[tuple(slice(None) if i is None else i for i in indices)]
+
+
+_SPECIAL: dict[str, Callable] = {
+    "index": _index,
+    "slice": _slice, "sym_size": _size, "_to_copy": _to, "alias": _to, "lift_fresh_copy": _to,
+    "dropout_": torch.dropout,
+    "hardswish_": F.hardswish, "hardsigmoid_": F.hardsigmoid, "silu_": F.silu, "mish_": F.mish, "relu6_": F.relu6,
+    "upsample_nearest2d": lambda x, size=None, scale=None: F.interpolate(x, size, scale),
+    "upsample_bilinear2d": lambda x, size=None, corners=False, scale=None: F.interpolate(
+        x, size, scale, "bilinear", corners
+    ),
+    "max_pool2d": F.max_pool2d, "max_pool1d": F.max_pool1d, "adaptive_avg_pool2d": F.adaptive_avg_pool2d,
+    "embedding": lambda weight, index, *_: F.embedding(index, weight),
+}  # fmt: skip
+
+
+def operation(name: str) -> Callable:
+    """The torch function of an ATen name (`conv2d.default`) or of an operation on sizes (`size.mul`).
+
+    Raises:
+        ProgramError: outside the closed list.
+    """
+    base, _, overload = name.partition(".")
+    if base == "size" and overload in _WHOLE:
+        return _WHOLE[overload]
+    if base in _SPECIAL:
+        return _SPECIAL[base]
+    for place in (torch, F, torch.Tensor):
+        found = getattr(place, base, None)
+        if found is not None and row_of(found) is not None:
+            return found
+    raise ProgramError(f"'{name}' is not in the list of operations; sectorch.supported_ops() lists them")
+
+
+def describe(model: nn.Module, x: torch.Tensor) -> tuple[dict, dict[str, torch.Tensor]]:
+    """The public description of a module, and its weights by name.
+
+    Args:
+        model: in evaluation mode; graph passes are applied where fx can trace it.
+        x: an example batch of at least two rows; the description holds for any number of rows where torch.export finds
+            that it does, and else for this shape.
+
+    What the description reveals: operations, their order and public arguments, and every weight's shape.
+
+    Raises:
+        ProgramError: torch.export cannot export the module, or it uses an operation outside the list.
+    """
+    plain = copy.deepcopy(model).requires_grad_(False)
+    graph = trace(plain)
+    source = plain if graph is None else optimise(graph)
+    try:
+        try:
+            exported = torch.export.export(source, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+        except Exception:
+            exported = torch.export.export(source, (x,))
+    except Exception as error:
+        raise ProgramError(f"torch.export cannot export this module: {str(error).splitlines()[0]}") from None
+    return describe_exported(exported.module().graph, exported.module(), x)
+
+
+def describe_exported(graph: fx.Graph, module: nn.Module, x: torch.Tensor) -> tuple[dict, dict[str, torch.Tensor]]:
+    """The description of an exported graph with its parameters as attributes of `module`."""
+    nodes: list[dict] = []
+    number: dict[fx.Node, int] = {}
+    weights: dict[str, torch.Tensor] = {}
+    for node in graph.nodes:
+        made: dict[str, Any]
+        if node.op == "placeholder":
+            made = {"op": "input"}
+        elif node.op == "get_attr":
+            value = module
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            made = _attribute(str(node.target), value, weights)
+        elif node.op == "call_function":
+            name = _aten_name(node.target)
+            operation(name)
+            made = {
+                "op": "call",
+                "name": name,
+                "args": [_written(a, number) for a in node.args],
+                "kwargs": {k: _written(v, number) for k, v in node.kwargs.items() if k not in ("device", "layout")},
+            }
+        elif node.op == "output":
+            result = node.args[0]
+            result = result[0] if isinstance(result, (tuple, list)) and len(result) == 1 else result
+            made = {"op": "output", "value": _written(result, number)}
+        else:
+            continue  # the export's own guards; the shapes are checked by a dry run
+        number[node] = len(nodes)
+        nodes.append(made)
+    row = list(x.shape[1:])
+    return {"version": VERSION, "row": row, "dtype": str(x.dtype), "nodes": nodes}, weights
+
+
+def _attribute(name: str, value: torch.Tensor, weights: dict[str, torch.Tensor]) -> dict:
+    if value.is_floating_point():
+        weights[name] = value.detach()
+        return {"op": "weight", "name": name, "shape": list(value.shape), "dtype": str(value.dtype)}
+    return {"op": "constant", "shape": list(value.shape), "dtype": str(value.dtype), "data": value.flatten().tolist()}
+
+
+def _aten_name(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
+        return f"{target._schema.name.split('::')[1]}.{target._overloadname}"
+    for name, function in _WHOLE.items():
+        if target is function:
+            return f"size.{name}"
+    raise ProgramError(f"{target} is not in the list of operations")
+
+
+def _written(value: Any, number: dict[fx.Node, int]) -> Any:
+    """An argument as JSON: a reference, a list, or a scalar."""
+    if isinstance(value, fx.Node):
+        return {"ref": number[value]}
+    if isinstance(value, (list, tuple)):
+        return [_written(v, number) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value)}
+    if isinstance(value, _SCALARS):
+        return value
+    if isinstance(value, (torch.device, torch.layout, torch.memory_format)):
+        return None
+    raise ProgramError(f"an argument of type {type(value).__name__} cannot be described")
+
+
+class ProgramModule(nn.Module):
+    """A described architecture as a module.
+
+    Args:
+        description: from another party; checked here.
+        weights: by name, where this process owns them; shapes without content otherwise.
+
+    Raises:
+        ProgramError: anything outside the closed lists, a reference to a later node, or sizes beyond the limits.
+    """
+
+    def __init__(self, description: dict, weights: dict[str, torch.Tensor] | None = None):
+        super().__init__()
+        try:
+            self._build(description, weights)
+        except SectorchError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+            raise ProgramError(f"the model description is malformed ({type(error).__name__})") from None
+        self.eval()
+
+    def _build(self, description: dict, weights: dict[str, torch.Tensor] | None) -> None:
+        if description["version"] != VERSION:
+            raise ProgramError(f"a model description of version {description['version']}, expected {VERSION}")
+        nodes = description["nodes"]
+        if not isinstance(nodes, list) or not 0 < len(nodes) <= MAX_NODES:
+            raise ProgramError(f"a model description has 1 to {MAX_NODES} nodes")
+        self.row = tuple(_whole(n) for n in description["row"])
+        self.input_dtype = _DTYPES[description["dtype"]]
+        self.program: list[tuple[str, Any, Any, Any]] = []
+        self.names: dict[str, str] = {}
+        for index, node in enumerate(nodes):
+            kind = node["op"]
+            if kind == "input":
+                self.program.append(("input", None, None, None))
+            elif kind == "weight":
+                self.program.append(("weight", self._weight(node, weights), None, None))
+            elif kind == "constant":
+                shape = [_whole(n) for n in node["shape"]]
+                if math.prod(shape) > MAX_CONSTANT:
+                    raise ProgramError(f"a public constant of more than {MAX_CONSTANT} entries")
+                constant = torch.tensor(node["data"], dtype=_DTYPES[node["dtype"]]).reshape(shape)
+                self.program.append(("constant", constant, None, None))
+            elif kind == "call":
+                args = [_checked(a, index) for a in node["args"]]
+                kwargs = {str(k): _checked(v, index) for k, v in node["kwargs"].items()}
+                self.program.append(("call", operation(str(node["name"])), args, kwargs))
+            elif kind == "output":
+                self.program.append(("output", _checked(node["value"], index), None, None))
+            else:
+                raise ProgramError(f"a model description holds a node of kind {kind!r}")
+        kinds = [kind for kind, *_ in self.program]
+        if kinds.count("output") != 1 or kinds[-1] != "output" or kinds.count("input") != 1:
+            raise ProgramError("a model description has one input, and ends with its one output")
+
+    def _weight(self, node: dict, weights: dict[str, torch.Tensor] | None) -> str:
+        name, shape, dtype = str(node["name"]), [_whole(n) for n in node["shape"]], _DTYPES[node["dtype"]]
+        if math.prod(shape) > 1 << 32:
+            raise ProgramError(f"weight '{name}' is too large")
+        attribute = self.names.setdefault(name, f"weight_{len(self.names)}")
+        value = torch.empty(shape, dtype=dtype, device="meta") if weights is None else weights[name]
+        if list(value.shape) != shape:
+            raise ProgramError(f"weight '{name}' has shape {tuple(value.shape)}, the description says {tuple(shape)}")
+        if not hasattr(self, attribute):
+            self.register_parameter(attribute, nn.Parameter(value, requires_grad=False))
+        return attribute
+
+    def forward(self, x: Any) -> Any:
+        values: list[Any] = []
+        for kind, what, args, kwargs in self.program:
+            if kind == "input":
+                values.append(x)
+            elif kind == "weight":
+                values.append(getattr(self, what))
+            elif kind == "constant":
+                values.append(what)
+            elif kind == "call":
+                values.append(what(*_read(args, values), **_read(kwargs, values)))
+            else:
+                return _read(what, values)
+        return None
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 40:
+        raise ProgramError(f"expected a size, got {value!r}"[:80])
+    return value
+
+
+class _Ref(int):
+    """The number of an earlier node."""
+
+
+def _checked(value: Any, index: int) -> Any:
+    """A written argument, with references that point backwards."""
+    if isinstance(value, list):
+        return [_checked(v, index) for v in value]
+    if isinstance(value, dict):
+        ((kind, content),) = value.items()
+        if kind == "ref" and type(content) is int and 0 <= content < index:
+            return _Ref(content)
+        if kind == "float" and content in ("inf", "-inf", "nan"):
+            return float(content)
+        if kind == "dtype":
+            return _DTYPES[content]
+        raise ProgramError("a model description refers to what is not there")
+    if isinstance(value, _SCALARS):
+        return value
+    raise ProgramError("a model description holds an unknown kind of argument")
+
+
+def _read(value: Any, values: list[Any]) -> Any:
+    if type(value) is _Ref:
+        return values[value]
+    if isinstance(value, list):
+        return [_read(v, values) for v in value]
+    if isinstance(value, dict):
+        return {k: _read(v, values) for k, v in value.items()}
+    return value
+
+
+def to_json(description: dict) -> bytes:
+    """A description as it travels."""
+    return json.dumps(description, separators=(",", ":")).encode()
+
+
+def from_json(data: bytes) -> dict:
+    """Bytes as a description; `ProgramModule` checks the content.
+
+    Raises:
+        ProgramError: not JSON, or not an object.
+    """
+    try:
+        description = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ProgramError("the model description is not JSON") from None
+    if not isinstance(description, dict):
+        raise ProgramError("the model description is not an object")
+    return description

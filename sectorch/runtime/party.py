@@ -1,0 +1,111 @@
+"""This process is one party: its values are here, the others' are absent, messages cross the network.
+
+Every message is checked against the program before it is used: session, call, place in the sequence, protocol, label,
+shape and dtype. A party that diverges is an error and not garbage.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from ..choreography import Party, Phase, Sent
+from ..errors import FrameError, KeyAgreementError
+from ..randomness import PairKey
+from .frames import Frame, Kind, parts_of
+from .ledger import observers
+
+
+class Channel(Protocol):
+    """One end of an edge, for one session: frames in order."""
+
+    def send(self, frame: bytes) -> None: ...
+    def receive(self) -> Frame: ...
+
+
+class PartyRuntime:
+    """The runtime of `me`.
+
+    Args:
+        session: 16 bytes that the parties agreed on.
+        channels: for each party that `me` has an edge to.
+        wanted: called before each message with the session's state, and raises to stop it (Ctrl-C, an abort).
+    """
+
+    def __init__(
+        self, me: Party, session: bytes, channels: dict[Party, Channel], wanted: Callable[[], None] | None = None
+    ):
+        self.me = me
+        self.session = session
+        self.here = frozenset((me,))
+        self._channels = channels
+        self._wanted = wanted
+        self._keys: dict[frozenset[Party], PairKey] = {}
+        self._sent = {party: itertools.count() for party in channels}
+        self._received = {party: itertools.count() for party in channels}
+
+    def draw(self, pair: frozenset[Party], label: str, call: int, draw: int, count: int) -> torch.Tensor:
+        key = self._keys.get(pair)
+        if key is None:
+            raise KeyAgreementError(f"{sorted(p.name for p in pair)} hold no pair key yet: run the seed protocol first")
+        return key.words(label, call, draw, count)
+
+    def install(self, pair: frozenset[Party], secret: torch.Tensor) -> None:
+        if self.me in pair:
+            self._keys[pair] = PairKey(bytes(secret.tolist()), self.session)
+
+    def forget(self, call: int) -> None:
+        for key in self._keys.values():
+            key.forget(call)
+
+    def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor:
+        if self._wanted is not None:
+            self._wanted()
+        if line.src == self.me:
+            self._send(line, value)
+        elif line.dst == self.me:
+            value = self._receive(line)
+        for observer in observers():
+            observer.message(line, value)
+        return value
+
+    def computed(self, path: str, owners: frozenset[Party], phase: Phase, seconds: float) -> None:
+        for observer in observers():
+            observer.computed(path, owners, phase, seconds)
+
+    def _send(self, line: Sent, value: torch.Tensor) -> None:
+        number = next(self._sent[line.dst])
+        frame = Frame(Kind.DATA, self.session, line.call, number, line.path, line.label)
+        for part in parts_of(frame, value):
+            self._channels[line.dst].send(part)
+
+    def _receive(self, line: Sent) -> torch.Tensor:
+        number = next(self._received[line.src])
+        out = torch.empty(line.shape, dtype=line.dtype)
+        into = memoryview(out.reshape(-1).view(torch.uint8).numpy())
+        done, part, parts = 0, 0, 1
+        while part < parts:
+            frame = self._channels[line.src].receive()
+            self._check(frame, line, number, part)
+            if done + len(frame.payload) > len(into):
+                raise FrameError(f"{line.src} sent more bytes for {line.path}/{line.label} than its shape holds")
+            into[done : done + len(frame.payload)] = frame.payload
+            done += len(frame.payload)
+            part, parts = part + 1, frame.parts
+        if done != len(into):
+            raise FrameError(f"{line.src} sent {done} bytes for {line.path}/{line.label}, expected {len(into)}")
+        return out
+
+    def _check(self, frame: Frame, line: Sent, number: int, part: int) -> None:
+        came = (frame.session, frame.call, frame.number, frame.path, frame.label, frame.shape, frame.dtype, frame.part)
+        wanted = (self.session, line.call, number, line.path, line.label, tuple(line.shape), line.dtype, part)
+        if came != wanted:
+            names = ("session", "call", "number", "protocol", "label", "shape", "dtype", "part")
+            wrong = ", ".join(n for n, c, w in zip(names, came, wanted, strict=True) if c != w)
+            raise FrameError(
+                f"{line.src} sent a frame that does not belong here (wrong {wrong}): expected {line.path}/{line.label} "
+                f"{tuple(line.shape)} in call {line.call}; both sides must run the same version on the same model"
+            )
