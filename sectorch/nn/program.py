@@ -1,8 +1,8 @@
 """A model's architecture as data: what S and Q receive instead of A's code.
 
 `describe` exports a module with torch.export and writes its graph as JSON: nodes from a closed list of ATen operations
-with their public arguments, and the names, shapes and dtypes of the weights. `ProgramModule` reads it back, checks
-every part, and runs it through ordinary torch functions, that is through the dispatch table. Nothing in a description
+with their public arguments, and the names, shapes and dtypes of the weights. `load_program` reads it back, checks
+every part, and makes a graph of ordinary torch functions, which reach the dispatch table. Nothing in a description
 is executed but the operations of that list; weights never enter it.
 """
 
@@ -13,6 +13,7 @@ import json
 import math
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from .trace import trace
 
 MAX_NODES = 20_000
 MAX_CONSTANT = 100_000
+MAX_WEIGHT = 1 << 32
 VERSION = 1
 _SCALARS = (bool, int, float, str, type(None))
 _DTYPES = {str(d): d for d in (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)}
@@ -178,8 +180,17 @@ def _written(value: Any, number: dict[fx.Node, int]) -> Any:
     raise ProgramError(f"an argument of type {type(value).__name__} cannot be described")
 
 
-class ProgramModule(nn.Module):
-    """A described architecture as a module.
+@dataclass(frozen=True)
+class Program:
+    """A description read back: its graph as a module, the shape of an input row, and the input's dtype."""
+
+    module: fx.GraphModule
+    row: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def load_program(description: dict, weights: dict[str, torch.Tensor] | None = None) -> Program:
+    """Check a description and build its graph, node by node; no code is run or traced.
 
     Args:
         description: from another party; checked here.
@@ -188,114 +199,90 @@ class ProgramModule(nn.Module):
     Raises:
         ProgramError: anything outside the closed lists, a reference to a later node, or sizes beyond the limits.
     """
+    try:
+        return _Reader(description, weights).program
+    except SectorchError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        raise ProgramError(f"the model description is malformed ({type(error).__name__})") from None
 
-    def __init__(self, description: dict, weights: dict[str, torch.Tensor] | None = None):
-        super().__init__()
-        try:
-            self._build(description, weights)
-        except SectorchError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-            raise ProgramError(f"the model description is malformed ({type(error).__name__})") from None
-        self.eval()
 
-    def _build(self, description: dict, weights: dict[str, torch.Tensor] | None) -> None:
+class _Reader:
+    def __init__(self, description: dict, weights: dict[str, torch.Tensor] | None):
         if description["version"] != VERSION:
             raise ProgramError(f"a model description of version {description['version']}, expected {VERSION}")
         nodes = description["nodes"]
         if not isinstance(nodes, list) or not 0 < len(nodes) <= MAX_NODES:
             raise ProgramError(f"a model description has 1 to {MAX_NODES} nodes")
-        self.row = tuple(_whole(n) for n in description["row"])
-        self.input_dtype = _DTYPES[description["dtype"]]
-        self.program: list[tuple[str, Any, Any, Any]] = []
-        self.names: dict[str, str] = {}
-        for index, node in enumerate(nodes):
-            kind = node["op"]
-            if kind == "input":
-                self.program.append(("input", None, None, None))
-            elif kind == "weight":
-                self.program.append(("weight", self._weight(node, weights), None, None))
-            elif kind == "constant":
-                shape = [_whole(n) for n in node["shape"]]
-                if math.prod(shape) > MAX_CONSTANT:
-                    raise ProgramError(f"a public constant of more than {MAX_CONSTANT} entries")
-                constant = torch.tensor(node["data"], dtype=_DTYPES[node["dtype"]]).reshape(shape)
-                self.program.append(("constant", constant, None, None))
-            elif kind == "call":
-                args = [_checked(a, index) for a in node["args"]]
-                kwargs = {str(k): _checked(v, index) for k, v in node["kwargs"].items()}
-                self.program.append(("call", operation(str(node["name"])), args, kwargs))
-            elif kind == "output":
-                self.program.append(("output", _checked(node["value"], index), None, None))
-            else:
-                raise ProgramError(f"a model description holds a node of kind {kind!r}")
-        kinds = [kind for kind, *_ in self.program]
+        kinds = [node["op"] for node in nodes]
         if kinds.count("output") != 1 or kinds[-1] != "output" or kinds.count("input") != 1:
             raise ProgramError("a model description has one input, and ends with its one output")
+        self._graph = fx.Graph()
+        self._root = nn.Module()
+        self._weights = weights
+        self._names: dict[str, str] = {}
+        self._nodes: list[fx.Node] = []
+        row, dtype = tuple(_whole(n) for n in description["row"]), _DTYPES[description["dtype"]]
+        for node in nodes:
+            self._nodes.append(self._node(node))
+        module = fx.GraphModule(self._root, self._graph).eval()
+        self.program = Program(module, row, dtype)
 
-    def _weight(self, node: dict, weights: dict[str, torch.Tensor] | None) -> str:
+    def _node(self, node: dict) -> fx.Node:
+        kind, graph = node["op"], self._graph
+        if kind == "input":
+            return graph.placeholder("x")
+        if kind == "weight":
+            return graph.get_attr(self._weight(node))
+        if kind == "constant":
+            shape = [_whole(n) for n in node["shape"]]
+            if math.prod(shape) > MAX_CONSTANT:
+                raise ProgramError(f"a public constant of more than {MAX_CONSTANT} entries")
+            name = f"constant_{len(self._nodes)}"
+            constant = torch.tensor(node["data"], dtype=_DTYPES[node["dtype"]]).reshape(shape)
+            self._root.register_buffer(name, constant)
+            return graph.get_attr(name)
+        if kind == "call":
+            args = tuple(self._argument(a) for a in node["args"])
+            kwargs = {str(k): self._argument(v) for k, v in node["kwargs"].items()}
+            return graph.call_function(operation(str(node["name"])), args, kwargs)
+        if kind == "output":
+            return graph.output(self._argument(node["value"]))
+        raise ProgramError(f"a model description holds a node of kind {str(kind)[:40]!r}")
+
+    def _weight(self, node: dict) -> str:
         name, shape, dtype = str(node["name"]), [_whole(n) for n in node["shape"]], _DTYPES[node["dtype"]]
-        if math.prod(shape) > 1 << 32:
-            raise ProgramError(f"weight '{name}' is too large")
-        attribute = self.names.setdefault(name, f"weight_{len(self.names)}")
-        value = torch.empty(shape, dtype=dtype, device="meta") if weights is None else weights[name]
+        if math.prod(shape) > MAX_WEIGHT:
+            raise ProgramError(f"weight '{name[:80]}' is too large")
+        attribute = self._names.setdefault(name, f"weight_{len(self._names)}")
+        value = torch.empty(shape, dtype=dtype, device="meta") if self._weights is None else self._weights[name]
         if list(value.shape) != shape:
             raise ProgramError(f"weight '{name}' has shape {tuple(value.shape)}, the description says {tuple(shape)}")
-        if not hasattr(self, attribute):
-            self.register_parameter(attribute, nn.Parameter(value, requires_grad=False))
+        if not hasattr(self._root, attribute):
+            self._root.register_parameter(attribute, nn.Parameter(value, requires_grad=False))
         return attribute
 
-    def forward(self, x: Any) -> Any:
-        values: list[Any] = []
-        for kind, what, args, kwargs in self.program:
-            if kind == "input":
-                values.append(x)
-            elif kind == "weight":
-                values.append(getattr(self, what))
-            elif kind == "constant":
-                values.append(what)
-            elif kind == "call":
-                values.append(what(*_read(args, values), **_read(kwargs, values)))
-            else:
-                return _read(what, values)
-        return None
+    def _argument(self, value: Any) -> Any:
+        """A written argument, with references to nodes that stand before."""
+        if isinstance(value, list):
+            return [self._argument(v) for v in value]
+        if isinstance(value, dict):
+            ((kind, content),) = value.items()
+            if kind == "ref" and type(content) is int and 0 <= content < len(self._nodes):
+                return self._nodes[content]
+            if kind == "float" and content in ("inf", "-inf", "nan"):
+                return float(content)
+            if kind == "dtype":
+                return _DTYPES[content]
+            raise ProgramError("a model description refers to what is not there")
+        if isinstance(value, _SCALARS):
+            return value
+        raise ProgramError("a model description holds an unknown kind of argument")
 
 
 def _whole(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 40:
         raise ProgramError(f"expected a size, got {value!r}"[:80])
-    return value
-
-
-class _Ref(int):
-    """The number of an earlier node."""
-
-
-def _checked(value: Any, index: int) -> Any:
-    """A written argument, with references that point backwards."""
-    if isinstance(value, list):
-        return [_checked(v, index) for v in value]
-    if isinstance(value, dict):
-        ((kind, content),) = value.items()
-        if kind == "ref" and type(content) is int and 0 <= content < index:
-            return _Ref(content)
-        if kind == "float" and content in ("inf", "-inf", "nan"):
-            return float(content)
-        if kind == "dtype":
-            return _DTYPES[content]
-        raise ProgramError("a model description refers to what is not there")
-    if isinstance(value, _SCALARS):
-        return value
-    raise ProgramError("a model description holds an unknown kind of argument")
-
-
-def _read(value: Any, values: list[Any]) -> Any:
-    if type(value) is _Ref:
-        return values[value]
-    if isinstance(value, list):
-        return [_read(v, values) for v in value]
-    if isinstance(value, dict):
-        return {k: _read(v, values) for k, v in value.items()}
     return value
 
 
@@ -305,7 +292,7 @@ def to_json(description: dict) -> bytes:
 
 
 def from_json(data: bytes) -> dict:
-    """Bytes as a description; `ProgramModule` checks the content.
+    """Bytes as a description; `load_program` checks the content.
 
     Raises:
         ProgramError: not JSON, or not an object.

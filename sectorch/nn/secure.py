@@ -55,7 +55,7 @@ class SecureModule(nn.Module):
 
     def __init__(self, model: nn.Module, session: Session, party: Party, scheme: Scheme, chunk: int | None):
         super().__init__()
-        _check_model(model)
+        _check_model(model, session.present(party))
         self.session, self.party, self.scheme = session, party, scheme
         floating = [p.dtype for p in (*model.parameters(), *model.buffers()) if p.is_floating_point()]
         self.dtype = floating[0] if floating else torch.float32
@@ -165,7 +165,7 @@ class SecureModule(nn.Module):
     def _check_input(self, x: Any) -> torch.Tensor:
         if not isinstance(x, torch.Tensor):
             raise DtypeError(f"a secure module takes a torch tensor, got {type(x).__name__}")
-        if x.device.type != "cpu":
+        if x.device.type != ("cpu" if self.session.present(self.session.Q) else "meta"):
             raise ArgumentError(f"the input is on {x.device}; secure modules run on the CPU: use x.cpu()")
         check_encodable(x, self.scheme.frac_bits, "the input")
         self._check(torch.empty_like(x, device="meta"))
@@ -198,7 +198,7 @@ class SecureModule(nn.Module):
         return x.split(span) if span < rows else (x,)
 
 
-def _check_model(model: Any) -> None:
+def _check_model(model: Any, owned: bool = True) -> None:
     if isinstance(model, (SecureModule, fx.Interpreter)):
         raise ArgumentError("the module is secure already")
     if not isinstance(model, nn.Module):
@@ -207,7 +207,7 @@ def _check_model(model: Any) -> None:
     if training:
         shown = ", ".join(training[:3]) + (", ..." if len(training) > 3 else "")
         raise TrainingModeError(f"the model is in training mode ({shown}); call model.eval() first")
-    elsewhere = {str(p.device) for p in (*model.parameters(), *model.buffers())} - {"cpu"}
+    elsewhere = {str(p.device) for p in (*model.parameters(), *model.buffers())} - ({"cpu"} if owned else {"meta"})
     if elsewhere:
         raise ArgumentError(
             f"the model is on {', '.join(sorted(elsewhere))}; secure modules run on the CPU: model.cpu()"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from torch import fx, nn
 from ..errors import SectorchError
 
 _SKIPPED = (str(Path(torch.__file__).parent), str(Path(__file__)))
+
+
+_TRACING = threading.Lock()
+"""fx replaces methods of nn.Module while it traces: one at a time."""
 
 
 class _Tracer(fx.Tracer):
@@ -33,8 +38,11 @@ def trace(model: nn.Module) -> fx.GraphModule | None:
 
     Such a module still runs, operation by operation; only the graph passes are lost.
     """
+    if isinstance(model, fx.GraphModule):
+        return model
     try:
-        graph = _Tracer().trace(model)
+        with _TRACING:
+            graph = _Tracer().trace(model)
     except Exception:
         return None
     return fx.GraphModule(model, graph)

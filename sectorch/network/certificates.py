@@ -1,0 +1,147 @@
+"""Certificates: a small CA for trying it out, and the files that a party starts with.
+
+A server's certificate is good for serving only and a client's for calling only (extended key usage), so a client cannot
+pose as the server; a client's common name is the name it goes by.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ..errors import ArgumentError, IdentityError
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """PEM bytes: this party's certificate and key, and the CA that the other side's certificate must come from."""
+
+    certificate: bytes
+    key: bytes
+    authority: bytes
+
+    def __repr__(self) -> str:
+        return f"Credentials({self.name})"
+
+    @property
+    def name(self) -> str:
+        """The common name of the certificate."""
+        try:
+            certificate = x509.load_pem_x509_certificate(self.certificate)
+        except ValueError:
+            raise IdentityError("the certificate file does not hold a PEM certificate") from None
+        return common_name(certificate)
+
+    @classmethod
+    def read(cls, certificate: str | Path, key: str | Path, authority: str | Path) -> Credentials:
+        """From three files.
+
+        Raises:
+            ArgumentError: a file is not there (says which).
+        """
+        contents = []
+        for what, path in (("certificate", certificate), ("key", key), ("CA certificate", authority)):
+            try:
+                contents.append(Path(path).read_bytes())
+            except OSError as error:
+                raise ArgumentError(f"cannot read the {what} {path}: {error.strerror}") from None
+        return cls(*contents)
+
+
+def common_name(certificate: x509.Certificate) -> str:
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if names else ""
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _private_pem(key) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def make_authority(folder: str | Path, days: int = 365) -> Path:
+    """A new CA in `folder`: ca.pem and ca-key.pem. For trying it out; a deployment uses its own.
+
+    Raises:
+        ArgumentError: there is a CA already.
+    """
+    folder = Path(folder)
+    if (folder / "ca.pem").exists():
+        raise ArgumentError(f"{folder} holds a CA already")
+    folder.mkdir(parents=True, exist_ok=True)
+    key = generate_private_key(SECP256R1())
+    now = datetime.datetime.now(datetime.timezone.utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(_named("sectorch trial CA"))
+        .issuer_name(_named("sectorch trial CA"))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, SHA256())
+    )
+    (folder / "ca.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
+    _write_secret(folder / "ca-key.pem", _private_pem(key))
+    return folder / "ca.pem"
+
+
+def issue(
+    folder: str | Path, name: str, *, server: bool = False, hosts: tuple[str, ...] = (), days: float = 90
+) -> Credentials:
+    """A certificate of the CA in `folder` for a client's name, or for a server and its host names.
+
+    Writes NAME.pem and NAME-key.pem beside the CA.
+    """
+    folder = Path(folder)
+    try:
+        authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+        authority_key = load_pem_private_key((folder / "ca-key.pem").read_bytes(), None)
+    except OSError:
+        raise ArgumentError(f"{folder} holds no CA; make one with `sectorch keys init {folder}`") from None
+    key = generate_private_key(SECP256R1())
+    now = datetime.datetime.now(datetime.timezone.utc)
+    usage = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
+    end = now + datetime.timedelta(days=days)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(_named(name))
+        .issuer_name(authority.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(now, end) - datetime.timedelta(minutes=5))
+        .not_valid_after(end)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=True)
+    )
+    if hosts:
+        builder = builder.add_extension(x509.SubjectAlternativeName([_host(h) for h in hosts]), critical=False)
+    certificate = builder.sign(authority_key, SHA256())
+    pem = certificate.public_bytes(Encoding.PEM)
+    (folder / f"{name}.pem").write_bytes(pem)
+    _write_secret(folder / f"{name}-key.pem", _private_pem(key))
+    return Credentials(pem, _private_pem(key), authority.public_bytes(Encoding.PEM))
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _write_secret(path: Path, data: bytes) -> None:
+    path.touch(mode=0o600)
+    path.write_bytes(data)

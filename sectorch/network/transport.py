@@ -1,0 +1,96 @@
+"""gRPC: one bidirectional stream a client, raw frames in both directions, mutual TLS, keep-alive."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import grpc
+
+from ..errors import IdentityError, NetworkError, PeerLostError
+from .certificates import Credentials
+from .link import Link
+
+METHOD = "/sectorch.Star/Connect"
+_KEEPALIVE = [
+    ("grpc.keepalive_time_ms", 1500),
+    ("grpc.keepalive_timeout_ms", 1500),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", 8 << 20),
+    ("grpc.max_send_message_length", 8 << 20),
+]
+_SERVER = [
+    *_KEEPALIVE,
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),
+]
+
+
+def listen(
+    address: str, credentials: Credentials, welcome: Callable[[str], Link], workers: int = 64
+) -> tuple[grpc.Server, int]:
+    """Start serving. `welcome` is called with the common name of each client's certificate.
+
+    Raises:
+        PeerLostError: the address cannot be bound.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    def handle(incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        names = context.auth_context().get("x509_common_name", [b""])
+        link = welcome(names[0].decode())
+        context.add_callback(lambda: link.close(PeerLostError(f"the connection to {link.peer} was closed")))
+        threading.Thread(target=link.pump, args=(incoming,), daemon=True, name=f"from {link.peer}").start()
+        yield from link.outgoing()
+
+    server = grpc.server(ThreadPoolExecutor(workers), options=_SERVER, maximum_concurrent_rpcs=workers)
+    method = grpc.stream_stream_rpc_method_handler(handle)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("sectorch.Star", {"Connect": method})])
+    tls = grpc.ssl_server_credentials(
+        [(credentials.key, credentials.certificate)], credentials.authority, require_client_auth=True
+    )
+    try:
+        port = server.add_secure_port(address, tls)
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise PeerLostError(f"cannot listen on {address}: the address is in use or the certificate is not usable")
+    server.start()
+    return server, port
+
+
+def dial(address: str, credentials: Credentials, link: Link, patience: float = 5.0) -> grpc.Channel:
+    """Connect a client's link to the server.
+
+    Raises:
+        IdentityError: a certificate was refused, by this side or by the server.
+        PeerLostError: nobody answers there.
+    """
+    tls = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
+    channel = grpc.secure_channel(address, tls, options=_KEEPALIVE)
+    call = channel.stream_stream(METHOD)(link.outgoing())
+    try:
+        grpc.channel_ready_future(channel).result(timeout=patience)
+    except grpc.FutureTimeoutError:
+        detail = _why(call)
+        channel.close()
+        refused = any(word in detail.lower() for word in ("certificate", "handshake", "ssl", "tls", "verif"))
+        error = IdentityError if refused else PeerLostError
+        raise error(f"cannot connect to {address}: {detail or 'nobody answers'}") from None
+    threading.Thread(target=_pump, args=(link, call), daemon=True, name=f"from {link.peer}").start()
+    return channel
+
+
+def _pump(link: Link, call: grpc.Call) -> None:
+    link.pump(call)
+
+
+def _why(call: grpc.Call) -> str:
+    """What the call's status says, if it has one already."""
+    call.cancel() if call.is_active() and not call.done() else None
+    try:
+        return (call.details() or "") if call.done() else ""
+    except (grpc.RpcError, NetworkError):
+        return ""
