@@ -99,17 +99,27 @@ def describe(model: nn.Module, x: torch.Tensor) -> tuple[dict, dict[str, torch.T
     Raises:
         ProgramError: torch.export cannot export the module, or it uses an operation outside the list.
     """
+    exported = optimised_export(model, x)
+    module = exported.module()
+    return describe_exported(module.graph, module, x)
+
+
+def optimised_export(model: nn.Module, x: torch.Tensor) -> torch.export.ExportedProgram:
+    """`torch.export.export` of the module after the graph passes, with any number of rows where that is possible.
+
+    Raises:
+        ProgramError: torch.export cannot export the module.
+    """
     plain = copy.deepcopy(model).requires_grad_(False)
     graph = trace(plain)
     source = plain if graph is None else optimise(graph)
     try:
         try:
-            exported = torch.export.export(source, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+            return torch.export.export(source, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
         except Exception:
-            exported = torch.export.export(source, (x,))
+            return torch.export.export(source, (x,))
     except Exception as error:
         raise ProgramError(f"torch.export cannot export this module: {str(error).splitlines()[0]}") from None
-    return describe_exported(exported.module().graph, exported.module(), x)
 
 
 def describe_exported(graph: fx.Graph, module: nn.Module, x: torch.Tensor) -> tuple[dict, dict[str, torch.Tensor]]:

@@ -1,0 +1,1 @@
+"""Perturbed-model federated learning of sectorch as a Flower app."""

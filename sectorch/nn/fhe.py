@@ -1,0 +1,159 @@
+"""From an ordinary network to one that homomorphic encryption can evaluate: polynomials in place of ReLU and maxima."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+
+import torch
+from torch import fx, nn
+
+from ..ckks import CKKSTensor, polynomial
+from ..errors import ArgumentError
+from .passes import fold_batchnorm, op_name
+from .trace import trace
+
+GELU = (0.0711, 0.5, 0.2576, 0.0, -0.0128)
+"""CaPriDe, section 4.4: 0.0711 + 0.5 x + 0.2576 x^2 - 0.0128 x^4, close to GELU for |x| below about 3."""
+
+
+class Polynomial(nn.Module):
+    """sum_k coefficients[k] x^k, on plain and on encrypted tensors. Any shape in, the same shape out.
+
+    Encrypted: ceil(log2) of the degree levels (`sectorch.ckks.polynomial`); the GELU above takes two.
+    """
+
+    def __init__(self, coefficients: Iterable[float]):
+        super().__init__()
+        self.coefficients = tuple(float(c) for c in coefficients)
+
+    def extra_repr(self) -> str:
+        return f"{self.coefficients}"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(x, CKKSTensor):
+            return polynomial(x, list(self.coefficients))
+        result = torch.full_like(x, self.coefficients[-1])
+        for c in reversed(self.coefficients[:-1]):
+            result = result * x + c
+        return result
+
+
+ACTIVATIONS = {"gelu": GELU, "square": (0.0, 0.0, 1.0)}
+_RELUS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Hardtanh, nn.PReLU, nn.Softplus, nn.Tanh)
+
+
+class _Leaves(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, name: str) -> bool:
+        return isinstance(m, Polynomial) or super().is_leaf_module(m, name)
+
+
+def fhe_friendly(model: nn.Module, activation: str = "gelu") -> nn.Module:
+    """A copy of a network made of operations that CKKS has; the model itself is not changed.
+
+    ReLU and its relatives become a polynomial, max-pooling becomes average pooling of the same windows, BatchNorm is
+    folded into the layer before it (in evaluation mode, where fx can trace the network), dropout is dropped with it. The
+    copy's predictions differ from the model's: fine-tune it (`fine_tune`) before use.
+
+    Args:
+        activation: "gelu" (CaPriDe's polynomial, two levels) or "square" (one level).
+
+    Raises:
+        ArgumentError: another activation.
+    """
+    if activation not in ACTIVATIONS:
+        raise ArgumentError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    coefficients = ACTIVATIONS[activation]
+    friendly = copy.deepcopy(model)
+    if isinstance(friendly, (*_RELUS, nn.MaxPool1d, nn.MaxPool2d, nn.AdaptiveMaxPool2d)):
+        return _replacement(friendly, coefficients)
+    for module in list(friendly.modules()):
+        for name, child in list(module.named_children()):
+            new = _replacement(child, coefficients)
+            if new is not child:
+                setattr(module, name, new)
+    graph = trace_leaves(friendly)
+    if graph is None:
+        return friendly
+    _functional(graph, coefficients)
+    if not any(m.training for m in model.modules()):
+        with torch.no_grad():
+            fold_batchnorm(graph)
+    graph.graph.lint()
+    graph.recompile()
+    graph.delete_all_unused_submodules()
+    return graph.train(model.training)
+
+
+def trace_leaves(model: nn.Module) -> fx.GraphModule | None:
+    """The graph with `Polynomial` as a leaf, or None where fx cannot see through the forward."""
+    try:
+        return fx.GraphModule(model, _Leaves().trace(model))
+    except Exception:
+        return trace(model)
+
+
+def _replacement(module: nn.Module, coefficients: tuple[float, ...]) -> nn.Module:
+    if isinstance(module, _RELUS):
+        return Polynomial(coefficients)
+    if isinstance(module, nn.MaxPool2d):
+        return nn.AvgPool2d(
+            module.kernel_size, module.stride, module.padding, module.ceil_mode, count_include_pad=False
+        )
+    if isinstance(module, nn.MaxPool1d):
+        return nn.AvgPool1d(
+            module.kernel_size, module.stride, module.padding, module.ceil_mode, count_include_pad=False
+        )
+    if isinstance(module, nn.AdaptiveMaxPool2d):
+        return nn.AdaptiveAvgPool2d(module.output_size)
+    return module
+
+
+def _functional(graph: fx.GraphModule, coefficients: tuple[float, ...]) -> None:
+    """F.relu, torch.relu, x.relu() and F.max_pool2d in a forward."""
+    for node in list(graph.graph.nodes):
+        if node.op not in ("call_function", "call_method"):
+            continue
+        name = op_name(node, graph)
+        if name in ("relu", "relu6", "leaky_relu", "gelu"):
+            target = f"polynomial_{node.name}"
+            graph.add_submodule(target, Polynomial(coefficients))
+            with graph.graph.inserting_after(node):
+                new = graph.graph.call_module(target, (node.args[0] if node.args else node.kwargs["input"],))
+        elif name == "max_pool2d":
+            settings = dict(zip(("input", "kernel_size", "stride", "padding"), node.args, strict=False)) | dict(
+                node.kwargs
+            )
+            kept = {k: v for k, v in settings.items() if k in ("kernel_size", "stride", "padding") and v is not None}
+            with graph.graph.inserting_after(node):
+                new = graph.graph.call_function(nn.functional.avg_pool2d, (settings["input"],), kept)
+        else:
+            continue
+        node.replace_all_uses_with(new)
+        graph.graph.erase_node(node)
+
+
+def fine_tune(
+    model: nn.Module,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    *,
+    epochs: int = 5,
+    rate: float = 1e-3,
+    batch: int = 64,
+) -> nn.Module:
+    """Train a few epochs with Adam, clipped gradients and cross entropy, in place; gives the model in evaluation mode.
+
+    Polynomials explode where inputs grow: the clipping, and a penalty-free small rate, keep activations in their range.
+    """
+    if len(images) != len(labels) or not len(images):
+        raise ArgumentError(f"fine_tune needs as many labels as images, got {len(labels)} and {len(images)}")
+    optimiser = torch.optim.Adam(model.parameters(), rate)
+    model.train()
+    for _ in range(epochs):
+        for part in torch.randperm(len(labels)).split(batch):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(images[part]), labels[part]).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimiser.step()
+    return model.eval()

@@ -1,0 +1,42 @@
+"""A server and an answering party with real TLS on loopback, in threads of this process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from sectorch.network import Server, answer
+from sectorch.network.certificates import issue, make_authority
+
+
+@pytest.fixture(scope="session")
+def small_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 4)
+    ).eval().requires_grad_(False)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def pki(tmp_path_factory):
+    """A folder with a CA, and the certificates of a server and two clients."""
+    folder = tmp_path_factory.mktemp("pki")
+    make_authority(folder)
+    made = {"server": issue(folder, "server", server=True, hosts=("localhost",))}
+    for name in ("hospital-b", "alice", "bob"):
+        made[name] = issue(folder, name)
+    return folder, made
+
+
+@pytest.fixture(scope="module")
+def star(pki, small_model):
+    """(address, credentials by name, the model): a running server with 'hospital-b' answering."""
+    _, made = pki
+    server = Server("localhost:0", made["server"])
+    address = f"localhost:{server.port}"
+    model = small_model
+    party = answer(address, made["hospital-b"], model, torch.randn(2, 1, 8, 8))
+    yield address, made, model
+    party.close()
+    server.stop()

@@ -1,0 +1,130 @@
+"""Frames: what is packed is unpacked, what is mutated is refused or is another frame, and a runtime refuses that."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sectorch.choreography import Phase, Sent
+from sectorch.errors import FrameError
+from sectorch.network.link import Link
+from sectorch.runtime.frames import Frame, Kind, pack, parts_of, unpack
+from sectorch.runtime.party import PartyRuntime
+from sectorch.session import A, Q, S
+
+SESSION = bytes(range(16))
+
+
+@given(
+    st.sampled_from(Kind), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.text(max_size=20),
+    st.lists(st.integers(0, 2**40), max_size=6), st.binary(max_size=64),
+)  # fmt: skip
+def test_round_trip(kind, call, number, path, shape, payload):
+    frame = Frame(kind, SESSION, call, number, path, "label", torch.int32, tuple(shape), payload=payload)
+    back = unpack(pack(frame))
+    assert bytes(back.payload) == payload
+    assert (back.kind, back.session, back.call, back.number, back.path, back.shape, back.dtype) == (
+        kind, SESSION, call, number, path, tuple(shape), torch.int32,
+    )  # fmt: skip
+
+
+class Given:
+    """A channel that gives prepared frames."""
+
+    def __init__(self, frames):
+        self.frames = [unpack(f) for f in frames]
+        self.sent = []
+
+    def send(self, data):
+        self.sent.append(data)
+
+    def receive(self):
+        if not self.frames:
+            raise FrameError("no more frames")
+        return self.frames.pop(0)
+
+
+LINE = Sent(7, "relu/open_masked", "c_A", A, S, Phase.ONLINE, 1, torch.Size((4, 300)), torch.int64, "", "")
+VALUE = torch.arange(1200).view(4, 300)
+
+
+def frames_of(value: torch.Tensor) -> list[bytes]:
+    channel = Given([])
+    PartyRuntime(A, SESSION, {S: channel}).transfer(LINE, value)
+    return channel.sent
+
+
+def received(frames: list[bytes]) -> torch.Tensor:
+    return PartyRuntime(S, SESSION, {A: Given(frames), Q: Given([])}).transfer(LINE, torch.empty(4, 300, device="meta"))
+
+
+def test_a_tensor_crosses_in_parts(monkeypatch):
+    monkeypatch.setattr("sectorch.runtime.frames.PART_BYTES", 1000)
+    frames = frames_of(VALUE)
+    assert len(frames) == 10
+    assert torch.equal(received(frames), VALUE)
+    for broken in (frames[1:], frames[:-1], [frames[1], frames[0], *frames[2:]], [frames[0], *frames]):
+        with pytest.raises(FrameError):
+            received(broken)
+
+
+@pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.long)])
+def test_mutated_frames_never_pass_for_another_message(count):
+    """A frame with flipped, cut or added bytes is refused, or differs from the original in the payload only.
+
+    What changes the payload cannot be noticed here: the transport's TLS is what protects it.
+    """
+    rng = random.Random(0)
+    (frame,) = frames_of(VALUE)
+    head = len(frame) - 8 * VALUE.numel()
+    link = Link("a peer", lambda *_: None)
+    link.open(SESSION)
+    refused = 0
+    for _ in range(count):
+        data = bytearray(frame)
+        kind = rng.randrange(3)
+        if kind == 0:
+            data[rng.randrange(len(data) if rng.random() < 0.2 else head)] ^= 1 << rng.randrange(8)
+        elif kind == 1:
+            del data[rng.randrange(len(data)) :]
+        else:
+            data += rng.randbytes(rng.randrange(1, 9))
+        if bytes(data) == frame:
+            continue
+        try:
+            y = received([bytes(data)])
+        except FrameError:
+            refused += 1
+            continue
+        assert y.shape == VALUE.shape and (y != VALUE).any()
+        assert data[:head] == frame[:head] and len(data) == len(frame)
+    assert refused > 0.7 * count
+
+
+def test_a_link_ends_on_garbage_with_a_typed_error():
+    link = Link("a peer", lambda *_: None)
+    channel = link.open(SESSION)
+    link.pump([b"garbage"])
+    with pytest.raises(FrameError):
+        channel.receive()
+    with pytest.raises(FrameError):
+        link.send(b"")
+
+
+@pytest.mark.parametrize("payload", [b"{", b"[1]", b"\xff\xfe", b"[" * 100_000])
+def test_requests_must_be_objects(payload):
+    link = Link("a peer", lambda *_: None)
+    link.pump([pack(Frame(Kind.CONTROL, bytes(16), payload=payload))])
+    assert isinstance(link.closed, FrameError)
+
+
+def test_frames_of_another_session_are_not_delivered():
+    link = Link("a peer", lambda *_: None)
+    channel = link.open(SESSION)
+    link.pump(parts_of(Frame(Kind.DATA, bytes(16)), VALUE))
+    with pytest.raises(Exception, match="closed"):
+        channel.receive()

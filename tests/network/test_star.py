@@ -1,0 +1,187 @@
+"""Queries through three parties over mutual TLS: the local runtime's results and bytes, and what can go wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+import sectorch
+from sectorch import errors
+from sectorch.network import Server, answer, connect
+from sectorch.network.certificates import Credentials, issue, make_authority
+from sectorch.runtime.ledger import Transcript
+
+X = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def test_a_query_is_the_local_run(star):
+    address, made, model = star
+    local = sectorch.secure(model, session=sectorch.Session())
+    local(X)
+    with sectorch.profile() as here:
+        local(X)
+    with connect(address, made["alice"]) as connection:
+        assert connection.models() == ["hospital-b"]
+        remote = connection.model("hospital-b")
+        remote(X)
+        with sectorch.profile() as there:
+            y = remote(X)
+        remote.close()
+    assert (y - model(X)).abs().max() < 1e-4
+    assert (there.bytes, there.online_bytes, there.rounds) == (here.bytes, here.online_bytes, here.rounds)
+
+
+def test_prepared_queries_need_the_online_phase_only(star):
+    address, made, model = star
+    with connect(address, made["alice"]) as connection:
+        remote = connection.model("hospital-b")
+        remote(X)
+        remote.prepare(3)
+        assert remote.prepared() == {(3, 1, 8, 8): 1}
+        with sectorch.profile() as p:
+            y = remote(X)
+        assert remote.prepared() == {}
+    assert (y - model(X)).abs().max() < 1e-4
+    assert p.offline_bytes == 0
+
+
+def test_several_queries_at_once(star):
+    address, made, model = star
+    results: dict[int, torch.Tensor] = {}
+
+    def ask(i: int) -> None:
+        with connect(address, made["alice" if i % 2 else "bob"]) as connection:
+            results[i] = connection.model("hospital-b")(X + i)
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i in range(6):
+        assert (results[i] - model(X + i)).abs().max() < 1e-3
+
+
+def test_what_a_client_receives_is_uniform(star):
+    """Q receives nothing but the result under its own mask; over the wire that is uniform too."""
+    address, made, _ = star
+    with connect(address, made["alice"]) as connection:
+        remote = connection.model("hospital-b")
+        remote(X)
+        with Transcript() as transcript:
+            remote(X)
+    received = transcript.received("Q")
+    assert {line.path for line, _ in received} == {"reveal"}
+
+
+@pytest.mark.parametrize(
+    ("x", "error"),
+    [
+        (torch.zeros(1, 1, 7, 8), errors.ShapeError),
+        (torch.zeros(1, 1, 8, 8, dtype=torch.float64), errors.DtypeError),
+        (torch.full((1, 1, 8, 8), float("nan")), errors.NonFiniteError),
+        (torch.full((1, 1, 8, 8), 1e9), errors.FixedPointRangeError),
+        ([1.0], errors.DtypeError),
+    ],
+)
+def test_bad_input_is_refused_here_and_the_session_goes_on(star, x, error):
+    address, made, model = star
+    with connect(address, made["alice"]) as connection:
+        remote = connection.model("hospital-b")
+        with pytest.raises(error):
+            remote(x)
+        assert (remote(X) - model(X)).abs().max() < 1e-4
+
+
+def test_unknown_model(star):
+    address, made, _ = star
+    with connect(address, made["alice"]) as connection, pytest.raises(errors.UnknownModelError, match="hospital-b"):
+        connection.model("hospital-c")
+
+
+def test_one_name_cannot_answer_as_another(star):
+    address, made, model = star
+    with pytest.raises(errors.IdentityError, match="cannot answer as 'hospital-c'"):
+        answer(address, made["alice"], model, X, name="hospital-c")
+    with pytest.raises(errors.IdentityError, match="answering already"):
+        answer(address, made["hospital-b"], model, X)
+
+
+def test_a_client_of_another_ca_is_refused(star, tmp_path):
+    address, made, _ = star
+    make_authority(tmp_path)
+    stranger = issue(tmp_path, "alice")
+    with pytest.raises(errors.NetworkError):
+        connect(address, Credentials(stranger.certificate, stranger.key, made["alice"].authority), patience=2).models()
+    with pytest.raises(errors.NetworkError):
+        connect(address, Credentials(made["alice"].certificate, made["alice"].key, stranger.authority), patience=2)
+
+
+def test_an_expired_certificate_is_refused(star, pki):
+    address, _, _ = star
+    folder, _ = pki
+    expired = issue(folder, "late", days=-1 / 24)
+    with pytest.raises(errors.NetworkError):
+        connect(address, expired, patience=2).models()
+
+
+def test_a_client_cannot_pose_as_the_server(pki):
+    _, made = pki
+    posing = Server("localhost:0", made["alice"])
+    try:
+        with pytest.raises(errors.NetworkError):
+            connect(f"localhost:{posing.port}", made["bob"], patience=2)
+    finally:
+        posing.stop()
+
+
+@pytest.mark.parametrize("after", [0, 1, 5, 10])
+def test_an_answering_party_that_dies_is_an_error_and_the_next_query_works(pki, small_model, after):
+    """A's connection is cut after so many of its messages: Q gets a typed error at once, S lives."""
+    _, made = pki
+    server = Server("localhost:0", made["server"])
+    address = f"localhost:{server.port}"
+    model = small_model
+    party = answer(address, made["hospital-b"], model, torch.randn(2, 1, 8, 8))
+    link, sent = party.connection.link, [0]
+    send = link.send
+
+    def dying(data: bytes) -> None:
+        sent[0] += 1
+        if sent[0] > after:
+            party.close()
+        send(data)
+
+    link.send = dying
+    try:
+        with connect(address, made["alice"]) as connection:
+            start = time.monotonic()
+            with pytest.raises(errors.NetworkError):
+                connection.model("hospital-b")(X)
+            assert time.monotonic() - start < 60  # a bound against hanging for ever; typical is well under a second
+            again = answer(address, made["hospital-b"], model, torch.randn(2, 1, 8, 8))
+            assert (connection.model("hospital-b")(X) - model(X)).abs().max() < 1e-4
+            again.close()
+    finally:
+        server.stop()
+
+
+def test_a_querying_party_that_leaves_does_not_harm_the_others(star):
+    address, made, model = star
+    leaving = connect(address, made["alice"])
+    remote = leaving.model("hospital-b")
+    remote(X)
+    leaving.close()
+    with pytest.raises(errors.NetworkError):
+        remote(X)
+    with connect(address, made["bob"]) as connection:
+        assert (connection.model("hospital-b")(X) - model(X)).abs().max() < 1e-4
+
+
+def test_nobody_listens(pki):
+    _, made = pki
+    with pytest.raises(errors.PeerLostError, match="cannot connect to localhost:1"):
+        connect("localhost:1", made["alice"], patience=1)
