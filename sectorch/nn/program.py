@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import copy
 import json
+import keyword
 import math
 import operator
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -254,7 +256,7 @@ class _Reader:
             return graph.get_attr(name)
         if kind == "call":
             args = tuple(self._argument(a) for a in node["args"])
-            kwargs = {str(k): self._argument(v) for k, v in node["kwargs"].items()}
+            kwargs = {_keyword(k): self._argument(v) for k, v in node["kwargs"].items()}
             return graph.call_function(operation(str(node["name"])), args, kwargs)
         if kind == "output":
             return graph.output(self._argument(node["value"]))
@@ -288,6 +290,13 @@ class _Reader:
         if isinstance(value, _SCALARS):
             return value
         raise ProgramError("a model description holds an unknown kind of argument")
+
+
+def _keyword(name: Any) -> str:
+    """An argument's name. torch.fx writes it into generated Python source, so nothing else may pass."""
+    if not isinstance(name, str) or not re.fullmatch("[a-z][a-z0-9_]{0,40}", name) or keyword.iskeyword(name):
+        raise ProgramError("a model description holds an argument of an impossible name")
+    return name
 
 
 def _whole(value: Any) -> int:

@@ -100,10 +100,30 @@ class PartyRuntime:
         return out
 
     def _check(self, frame: Frame, line: Sent, number: int, part: int) -> None:
-        came = (frame.session, frame.call, frame.number, frame.path, frame.label, frame.shape, frame.dtype, frame.part)
-        wanted = (self.session, line.call, number, line.path, line.label, tuple(line.shape), line.dtype, part)
+        came = (
+            frame.kind,
+            frame.session,
+            frame.call,
+            frame.number,
+            frame.path,
+            frame.label,
+            frame.shape,
+            frame.dtype,
+            frame.part,
+        )
+        wanted = (
+            Kind.DATA,
+            self.session,
+            line.call,
+            number,
+            line.path,
+            line.label,
+            tuple(line.shape),
+            line.dtype,
+            part,
+        )
         if came != wanted:
-            names = ("session", "call", "number", "protocol", "label", "shape", "dtype", "part")
+            names = ("kind", "session", "call", "number", "protocol", "label", "shape", "dtype", "part")
             wrong = ", ".join(n for n, c, w in zip(names, came, wanted, strict=True) if c != w)
             raise FrameError(
                 f"{line.src} sent a frame that does not belong here (wrong {wrong}): expected {line.path}/{line.label} "

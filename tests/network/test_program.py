@@ -43,6 +43,12 @@ def test_only_listed_operations():
             operation(name)
 
 
+@pytest.mark.parametrize("name", ["", "a b", "a=print(1), b", "lambda", "x\ny", "A", "a" * 99, "__class__", "é"])
+def test_argument_names_cannot_carry_code(name):
+    with pytest.raises(ProgramError, match="impossible name"):
+        load_program(changed(["nodes", CALL, "kwargs"], {name: 0}))
+
+
 def changed(path: list, value) -> dict:
     description = copy.deepcopy(DESCRIPTION)
     at = description
