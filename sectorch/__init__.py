@@ -8,13 +8,13 @@ See README.md for the parties and what they learn.
 
 from . import errors as errors
 from . import ops as ops
-from .dispatch import supported_ops as supported_ops
 from .nn.explain import diff as diff
 from .nn.explain import explain as explain
 from .nn.secure import SecureModule as SecureModule
 from .nn.secure import secure as secure
 from .runtime.ledger import Profile as profile
 from .session import Session as Session
+from .table import supported_ops as supported_ops
 from .tensor import PrivateTensor as PrivateTensor
 from .tensor import Scheme as Scheme
 from .tensor import SharedTensor as SharedTensor

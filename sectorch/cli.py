@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from .dispatch import supported_ops
 from .errors import ArgumentError, SectorchError
 from .network.answer import Answering
 from .network.certificates import Credentials, issue, make_authority
@@ -25,6 +24,7 @@ from .network.client import connect
 from .network.server import Server
 from .nn.program import describe_exported
 from .runtime.ledger import Profile
+from .table import supported_ops
 
 app = typer.Typer(help="Secure tensors for PyTorch: predictions without showing model or input.", no_args_is_help=True)
 keys = typer.Typer(help="A small certificate authority for trying it out.", no_args_is_help=True)

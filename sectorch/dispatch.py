@@ -11,16 +11,15 @@ Nothing is computed or sent before steps 1 and 2 have passed, so a refused call 
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch.overrides import resolve_name
+from torch.overrides import get_testing_overrides
 from torch.utils import _pytree as pytree
 
-from .choreography import Net, Party
 from .errors import (
     ArgumentError,
     DimensionError,
@@ -31,91 +30,9 @@ from .errors import (
     ShapeError,
     UnsupportedOpError,
 )
-from .mpc.shares import Shares
-from .session import Session
-from .tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, set_dispatch
-
-
-class Fixed(NamedTuple):
-    """A handler's result: shares and the fraction bits that they carry. The dispatcher wraps it."""
-
-    shares: Shares
-    scale_bits: int
-
-
-@dataclass(frozen=True)
-class Context:
-    """Where a handler computes: the session, the answering party and the scheme of its operands."""
-
-    session: Session
-    party: Party
-    scheme: Scheme
-
-    @property
-    def net(self) -> Net:
-        return self.session.net(self.party)
-
-    @property
-    def setup(self) -> Net:
-        return self.session.setup(self.party)
-
-    @property
-    def frac_bits(self) -> int:
-        return self.scheme.frac_bits
-
-
-@dataclass
-class Row:
-    """One operation of the table."""
-
-    name: str
-    handler: Callable
-    keys: list[Any] = field(default_factory=list)
-    in_place: list[Any] = field(default_factory=list)
-    note: str = ""
-    view: bool = False
-
-    @property
-    def module(self) -> str:
-        return self.handler.__module__.rsplit(".", 1)[-1]
-
-
-TABLE: dict[str, Row] = {}
-_ROW_OF: dict[Any, Row] = {}
-_HANDLER: dict[Any, Callable] = {}
-_IN_PLACE: set[Any] = set()
-
-
-def implements(name: str, *keys, in_place: Iterable = (), note: str = "", view: bool = False) -> Callable:
-    """Register a handler `f(context, *args, **kwargs) -> Fixed` (or a list or tuple of them).
-
-    Args:
-        keys: the torch functions that it computes.
-        in_place: their in-place forms; the result replaces the content of the first argument.
-        view: whether torch's result shares memory with its argument.
-    """
-
-    def register(handler):
-        row = TABLE.setdefault(name, Row(name, handler, note=note, view=view))
-        for key in (*keys, *in_place):
-            _ROW_OF[key] = row
-            _HANDLER[key] = handler
-        row.keys.extend(keys)
-        for key in in_place:
-            _IN_PLACE.add(key)
-            row.in_place.append(key)
-        return handler
-
-    return register
-
-
-def row_of(func: Any) -> Row | None:
-    """The row of a torch function, or None."""
-    try:
-        return _ROW_OF.get(func)
-    except TypeError:
-        return None
-
+from .mpc.shares import each
+from .table import HANDLER, IN_PLACE, ROW_OF, Context, Fixed, Row, spell, unsupported
+from .tensor import PrivateTensor, SecretTensor, SharedTensor, set_dispatch
 
 _T = torch.Tensor
 _METADATA = {
@@ -139,6 +56,7 @@ _SECRETS = {
 
 def call(func: Callable, types: tuple, args: tuple, kwargs: dict) -> Any:
     """What `__torch_function__` of every secret tensor does."""
+    kwargs = dict(kwargs)
     if func in _METADATA:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
@@ -146,7 +64,7 @@ def call(func: Callable, types: tuple, args: tuple, kwargs: dict) -> Any:
     secrets = [leaf for leaf in flat if isinstance(leaf, SecretTensor)]
     if func in _SECRETS:
         raise SecretAccessError(
-            f"{_spell(func)} would take the content out of a {type(secrets[0]).__name__}; "
+            f"{spell(func)} would take the content out of a {type(secrets[0]).__name__}; "
             f"use .reveal(), which gives a SharedTensor's value to the querying party"
         )
     if not secrets:
@@ -154,19 +72,86 @@ def call(func: Callable, types: tuple, args: tuple, kwargs: dict) -> Any:
             return func(*args, **kwargs)
     context = _context(secrets)
     shared = any(isinstance(leaf, SharedTensor) for leaf in secrets)
-    row = _ROW_OF.get(func)
-    if shared and row is None:
-        raise UnsupportedOpError(_unsupported(func, args, kwargs))
+    if kwargs.pop("out", None) is not None:
+        raise UnsupportedOpError(f"{spell(func)} with out= would write a secret into given memory; leave it out")
+    if shared and func not in ROW_OF:
+        raise UnsupportedOpError(unsupported(func, args, kwargs))
+    if func in _CONVERSIONS:
+        args, kwargs = _on_cpu(args, kwargs)
     meta = _on_meta(func, args, kwargs)
     if not shared:
         return _private(context, func, args, kwargs, meta)
     target = _in_place_target(func, args)
-    with context.session.operation(context.party):
-        result = _HANDLER[func](context, *args, **kwargs)
-    wrapped = _wrap(context, row, result, meta)
-    if row.view:
+    result = _handled(context, func, args, kwargs)
+    wrapped = _wrap(context, ROW_OF[func], result, meta, secrets)
+    if ROW_OF[func].view:
         _mark_aliased(args, wrapped)
     return wrapped if target is None else _replace(target, wrapped)
+
+
+def _handled(context: Context, func: Callable, args: tuple, kwargs: dict) -> Any:
+    """Run the handler as one call. What it does not expect is a typed refusal."""
+    handler = HANDLER[func]
+    try:
+        with context.session.operation(context.party):
+            return handler(context, *args, **_renamed(func, handler, len(args), kwargs))
+    except SectorchError:
+        raise
+    except (TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+        raise UnsupportedOpError(
+            f"this form of {spell(func)} is not supported on secret tensors ({type(error).__name__}: {error})"
+        ) from None
+
+
+def _renamed(func: Callable, handler: Callable, given: int, kwargs: dict) -> dict:
+    """Keyword arguments under the names of the handler, which has torch's order but not always torch's names."""
+    known = _parameters(handler)
+    if not kwargs or known is None or all(name in known for name in kwargs):
+        return kwargs
+    torch_names = _torch_parameters(func)
+    renamed = {}
+    for name, value in kwargs.items():
+        if name in known:
+            renamed[name] = value
+            continue
+        name = {"axis": "dim", "self": "input"}.get(name, name)
+        at = torch_names.index(name) if name in torch_names else -1
+        new = name if name in known else known[at] if given <= at < len(known) else None
+        if new is None:
+            raise UnsupportedOpError(f"{spell(func)} with the argument '{name}' is not supported on secret tensors")
+        renamed[new] = value
+    return renamed
+
+
+@functools.cache
+def _parameters(handler: Callable) -> tuple[str, ...] | None:
+    """Names that a handler takes after its context; None where it takes any."""
+    parameters = inspect.signature(handler).parameters.values()
+    if any(p.kind == p.VAR_KEYWORD for p in parameters):
+        return None
+    return tuple(p.name for p in parameters)[1:]
+
+
+@functools.cache
+def _torch_parameters(func: Callable) -> tuple[str, ...]:
+    stand_in = get_testing_overrides().get(func)
+    return tuple(inspect.signature(stand_in).parameters) if stand_in is not None else ()
+
+
+_CONVERSIONS = {_T.to, _T.cpu}
+
+
+def _on_cpu(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """`.cpu()` and `.to("cpu")` change nothing; another device is refused."""
+    for value in (*args[1:], *kwargs.values()):
+        if isinstance(value, (str, torch.device)) and torch.device(value).type != "cpu":
+            raise UnsupportedOpError(
+                f"moving a secret tensor to {value} is not supported: secret tensors live on the CPU"
+            )
+    keep = lambda v: not isinstance(v, (str, torch.device))
+    args = (args[0], *(v for v in args[1:] if keep(v)))
+    kwargs = {k: v for k, v in kwargs.items() if keep(v)}
+    return (args if len(args) > 1 or kwargs else (args[0], args[0].dtype)), kwargs
 
 
 def _context(secrets: list[SecretTensor]) -> Context:
@@ -199,6 +184,7 @@ def _to_meta(leaf: Any, public_too: bool) -> Any:
 
 def _on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
     """torch's own result on shapes; its errors become ours, in its words."""
+    func = _T.to if func in _CONVERSIONS else func
     public_too = func not in _READS_CONTENT
     try:
         if not any(isinstance(a, (list, tuple, dict)) for a in args) and not kwargs:
@@ -210,7 +196,7 @@ def _on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
     except SectorchError:
         raise
     except NotImplementedError as error:
-        raise UnsupportedOpError(f"{_spell(func)}: {error}") from None
+        raise UnsupportedOpError(f"{spell(func)}: {error}") from None
     except IndexError as error:
         raise DimensionError(str(error)) from None
     except TypeError as error:
@@ -227,11 +213,11 @@ def _private(context: Context, func: Callable, args: tuple, kwargs: dict, meta: 
     at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PrivateTensor)]
     outputs, out_spec = pytree.tree_flatten(meta)
     if not outputs or not all(isinstance(leaf, torch.Tensor) for leaf in outputs):
-        raise SecretAccessError(f"{_spell(func)} would take a value out of a PrivateTensor")
+        raise SecretAccessError(f"{spell(func)} would take a value out of a PrivateTensor")
     if _in_place_name(func):
-        raise UnsupportedOpError(f"{_spell(func)} would change a weight in place; write it out of place")
+        raise UnsupportedOpError(f"{spell(func)} would change a weight in place; write it out of place")
     parent = leaves[at[0]]
-    key = _cache_key(func, leaves, at)
+    key = _cache_key(func, leaves, at, spec)
     if key is not None and key in parent.derived:
         return pytree.tree_unflatten(parent.derived[key], out_spec)
 
@@ -245,7 +231,7 @@ def _private(context: Context, func: Callable, args: tuple, kwargs: dict, meta: 
             return tuple(pytree.tree_leaves(func(*a, **k)))
 
     located = context.setup.locally(context.party, run, *(leaves[i].value for i in at))
-    row = _ROW_OF.get(func)
+    row = ROW_OF.get(func)
     results = []
     for i, (value, out) in enumerate(zip(located, outputs, strict=True)):
         result = PrivateTensor(value, context.session, context.party, context.scheme, out.dtype, parent.label)
@@ -264,7 +250,7 @@ def _in_double(leaf: Any) -> Any:
     return leaf.double() if type(leaf) is torch.Tensor and leaf.is_floating_point() else leaf
 
 
-def _cache_key(func: Callable, leaves: list, at: list[int]) -> Any:
+def _cache_key(func: Callable, leaves: list, at: list[int], spec: Any) -> Any:
     """Names a derived weight, so that it is derived and sent once.
 
     Only of lasting private tensors (a model's, or derived from those by the cache itself): an id of a passing one could
@@ -272,7 +258,7 @@ def _cache_key(func: Callable, leaves: list, at: list[int]) -> Any:
     """
     if any(isinstance(leaf, torch.Tensor) and (i not in at or not leaf.lasting) for i, leaf in enumerate(leaves)):
         return None
-    key = (func, tuple(id(leaf) if i in at else (type(leaf), leaf) for i, leaf in enumerate(leaves)))
+    key = (func, repr(spec), tuple(id(leaf) if i in at else (type(leaf), leaf) for i, leaf in enumerate(leaves)))
     try:
         hash(key)
     except TypeError:
@@ -280,34 +266,57 @@ def _cache_key(func: Callable, leaves: list, at: list[int]) -> Any:
     return key
 
 
-def _wrap(context: Context, row: Row, result: Any, meta: Any) -> Any:
-    """Give each `Fixed` the dtype that torch gave, after checking that the shapes agree."""
+def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list[SecretTensor]) -> Any:
+    """Give each `Fixed` the dtype that torch gave, after checking that the shapes agree.
+
+    A floating-point tensor carries at least f fraction bits and a whole-number one none. Where nothing changed, torch
+    returns its argument, and so does this.
+    """
     if isinstance(result, Fixed):
         if not isinstance(meta, torch.Tensor) or result.shares.shape != meta.shape:
-            raise ShapeError(f"internal error: '{row.name}' gave shape {tuple(result.shares.shape)}, torch {meta}")
-        return SharedTensor(
-            result.shares, result.scale_bits, context.session, context.party, context.scheme, meta.dtype
-        )
+            shape = getattr(meta, "shape", None)
+            raise ShapeError(f"internal error: '{row.name}' gave shape {tuple(result.shares.shape)}, torch {shape}")
+        for x in given:
+            same = isinstance(x, SharedTensor) and x.shares is result.shares and x.scale_bits == result.scale_bits
+            if same and _plain_dtype(x) == meta.dtype:
+                return x
+        if meta.dtype.is_complex or (not meta.dtype.is_floating_point and result.scale_bits):
+            raise UnsupportedOpError(
+                f"'{row.name}' would round a secret number to {meta.dtype}; compare it, or reveal it first"
+            )
+        shares, scale_bits = result
+        if meta.dtype.is_floating_point and scale_bits < context.frac_bits:
+            bits = context.frac_bits - scale_bits
+            with context.session.operation(context.party) as net:
+                shares, scale_bits = each(net, lambda v: v << bits, shares), context.frac_bits
+        return SharedTensor(shares, scale_bits, context.session, context.party, context.scheme, meta.dtype)
     if isinstance(result, (list, tuple)):
-        wrapped = [_wrap(context, row, r, m) for r, m in zip(result, meta, strict=True)]
-        return wrapped if isinstance(meta, list) else tuple(wrapped)
+        wrapped = [_wrap(context, row, r, m, given) for r, m in zip(result, meta, strict=True)]
+        if isinstance(meta, list):
+            return wrapped
+        return type(meta)(wrapped) if type(meta).__module__ == "torch.return_types" else tuple(wrapped)
     return result
+
+
+def _plain_dtype(x: SecretTensor) -> torch.dtype:
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.dtype
 
 
 def _in_place_name(func: Callable) -> bool:
     name = getattr(func, "__name__", "")
-    return func in _IN_PLACE or (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__",)
+    return func in IN_PLACE or (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__",)
 
 
 def _in_place_target(func: Callable, args: tuple) -> SharedTensor | None:
-    if func not in _IN_PLACE:
+    if func not in IN_PLACE:
         return None
     target = args[0]
     if not isinstance(target, SharedTensor):
-        raise UnsupportedOpError(f"{_spell(func)} would write a secret into a plain tensor; write it out of place")
+        raise UnsupportedOpError(f"{spell(func)} would write a secret into a plain tensor; write it out of place")
     if target.aliased:
         raise UnsupportedOpError(
-            f"{_spell(func)} would change a tensor that others are views of (or that is a view); write it out of place"
+            f"{spell(func)} would change a tensor that others are views of (or that is a view); write it out of place"
         )
     return target
 
@@ -326,59 +335,6 @@ def _mark_aliased(args: Any, result: Any) -> None:
     for leaf in pytree.tree_leaves((args, result)):
         if isinstance(leaf, SharedTensor):
             leaf.aliased = True
-
-
-def _spell(func: Callable) -> str:
-    """The name under which a user knows a torch function."""
-    known = resolve_name(func)
-    if known:
-        return known.replace("torch.nn.functional.", "F.").replace("torch.Tensor.", "Tensor.")
-    name = getattr(func, "__name__", str(func))
-    owner = getattr(func, "__qualname__", name)
-    if name == "__get__":
-        return f"Tensor.{getattr(getattr(func, '__self__', None), '__name__', 'property')}"
-    if "Tensor" in owner or "_TensorBase" in owner:
-        return f"Tensor.{name}"
-    module = getattr(func, "__module__", "") or ""
-    return f"F.{name}" if module.endswith("nn.functional") else f"torch.{name}"
-
-
-def nearest(func: Callable) -> list[str]:
-    """Rows whose names come nearest to that of an unsupported function."""
-    name = getattr(func, "__name__", str(func)).strip("_").split(".")[-1]
-    return difflib.get_close_matches(name, TABLE, n=3, cutoff=0.5)
-
-
-def supported_ops() -> list[dict[str, Any]]:
-    """The table as data: for each operation its name, the torch functions that reach it, and a note on its cost."""
-    return [
-        dict(
-            name=row.name,
-            functions=sorted({_spell(key) for key in row.keys}),
-            in_place=sorted({_spell(key) for key in row.in_place}),
-            kind=row.module,
-            note=row.note,
-        )
-        for row in sorted(TABLE.values(), key=lambda row: row.name)
-    ]
-
-
-def _unsupported(func: Callable, args: tuple, kwargs: dict) -> str:
-    described = []
-    for leaf in pytree.tree_leaves((args, kwargs)):
-        if isinstance(leaf, torch.Tensor):
-            with torch._C.DisableTorchFunctionSubclass():
-                described.append(f"{type(leaf).__name__}{tuple(leaf.shape)}")
-        else:
-            described.append(
-                repr(leaf) if isinstance(leaf, (int, float, bool, str, type(None))) else type(leaf).__name__
-            )
-    close = nearest(func)
-    hint = f"nearest supported: {', '.join(close)}" if close else "no supported operation has a similar name"
-    return (
-        f"{_spell(func)}({', '.join(described)}) is not supported on secret tensors; {hint}. "
-        f"sectorch.supported_ops() lists all"
-    )
 
 
 set_dispatch(call)

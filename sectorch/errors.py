@@ -74,8 +74,11 @@ class ProgramError(SectorchError, ValueError):
     """A model description that is malformed, or asks for something outside the closed list of operations."""
 
 
-class UnsupportedOpError(SectorchError, TypeError):
-    """An operation that the dispatch table lacks. Nothing was computed."""
+class UnsupportedOpError(SectorchError, NotImplementedError):
+    """An operation, or a form of one, that the dispatch table lacks.
+
+    Not a TypeError: Python's operators would take that for "try the other operand", and go on.
+    """
 
 
 class UnsupportedDeviceError(SectorchError, RuntimeError):

@@ -77,10 +77,6 @@ def strided(at: Stage, plain: torch.Tensor) -> SharedTensor:
     return at.share(torch.stack([plain, torch.zeros_like(plain)], -1).flatten(-2))[..., ::2]
 
 
-def strided_before(at: Stage, plain: torch.Tensor) -> SharedTensor:
-    return at.share(torch.stack([plain, torch.zeros_like(plain)], -1)[..., 0])
-
-
 def plain_arguments(
     row: OpRow, number: int, sample: Sample, grid: bool = True, double: bool = False, rounded: bool = False
 ) -> tuple[tuple, dict]:
@@ -160,7 +156,8 @@ def close(output: torch.Tensor, value: torch.Tensor, ulps: float, what: str, rel
     if value.is_floating_point():
         error, bound = (output.double() - value.double()).abs(), tolerance(ulps, relative, value)
         assert bool((error <= bound).all()), (
-            f"{what} errs by {float(error.max()) * 2**20:.2f} ulps, allowed {ulps} + {relative} |y|:\n{output}\ninstead of\n{value}"
+            f"{what} errs by {float(error.max()) * 2**20:.2f} ulps, allowed {ulps:.2f} + {relative:.2f} |y|:\n"
+            f"{output}\ninstead of\n{value}"
         )
     else:
         assert torch.equal(output, value), f"{what} gave\n{output}\ninstead of\n{value}"
@@ -192,7 +189,9 @@ def by_name(key: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict] | No
     except TypeError:
         return None
     kinds = signature.parameters
-    if "out" in bound.arguments or any(kinds[name].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD for name in bound.arguments):
+    if "out" in bound.arguments or any(
+        kinds[name].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD for name in bound.arguments
+    ):
         return None
     named = dict(bound.arguments)
     first = (named.pop("self"),) if "self" in named else ()

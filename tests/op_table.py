@@ -21,6 +21,18 @@ from op_rows import (
 )
 from op_rows.base import OpRow
 
-KINDS = (activation, arithmetic, compare, linear, losses, networks, normalization, order, pooling, reduction, smooth,
-         structure)  # fmt: skip
+KINDS = (
+    activation,
+    arithmetic,
+    compare,
+    linear,
+    losses,
+    networks,
+    normalization,
+    order,
+    pooling,
+    reduction,
+    smooth,
+    structure,
+)
 ROWS: dict[str, OpRow] = {row.name: row for kind in KINDS for row in kind.ROWS}

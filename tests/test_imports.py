@@ -25,6 +25,7 @@ LEVELS = (
     "mpc",
     "session",
     "tensor",
+    "table",
     "dispatch",
     "ops",
     "ckks",

@@ -22,15 +22,15 @@ from op_stage import revealed, spelled, stage
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
-from sectorch.dispatch import row_of
 from sectorch.errors import SectorchError
 from sectorch.ring import FRAC_BITS, range_limit
+from sectorch.table import row_of
 from sectorch.tensor import SecretTensor
 
 TOLERANCE = 2e-3
 """Relative to max(1, |reference|). PyTorch draws from [-9, 9] and sums up to a few hundred products: 2^-20 9 500."""
 
-FEW = 12
+FEW = 8
 """Samples of an operator in the default profile: the first ones, and then every so many-th."""
 
 GROW = ("exp", "exp2", "expm1", "sinh", "cosh", "pow", "float_power", "__rpow__")

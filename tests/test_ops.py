@@ -29,16 +29,15 @@ from op_stage import (
     spelled,
     stage,
     strided,
-    strided_before,
     transposed,
 )
 from op_table import KINDS, ROWS
 from torch.utils import _pytree as pytree
 
 import sectorch
-from sectorch.dispatch import TABLE
 from sectorch.errors import SectorchError, SessionMismatchError
 from sectorch.session import Session
+from sectorch.table import TABLE
 from sectorch.tensor import SharedTensor
 
 ROLES = {"s": "shared", "p": "private", ".": "public"}
@@ -207,7 +206,7 @@ def test_whole_numbers_that_pass_for_floats(case: Called):
     case.check(case.key(*args, **kwargs), case.expected(rounded=True), factor=2)
 
 
-@pytest.mark.parametrize("arrange", [transposed, strided, strided_before], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("arrange", [transposed, strided], ids=lambda f: f.__name__)
 @every_sample
 def test_strides_do_not_matter(case: Called, arrange):
     args, kwargs = case.secret(arrange=arrange)

@@ -19,7 +19,7 @@ import torch
 from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-from ..dispatch import row_of
+from ..table import row_of
 
 _MODULE_OPS: dict[type[nn.Module], str] = {
     nn.ReLU: "relu",

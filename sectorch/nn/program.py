@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from ..dispatch import row_of
 from ..errors import ProgramError, SectorchError
+from ..table import row_of
 from .passes import optimise
 from .trace import trace
 
@@ -66,7 +66,7 @@ _SPECIAL: dict[str, Callable] = {
         x, size, scale, "bilinear", corners
     ),
     "max_pool2d": F.max_pool2d, "max_pool1d": F.max_pool1d, "adaptive_avg_pool2d": F.adaptive_avg_pool2d,
-    "embedding": lambda weight, index, *_: F.embedding(index, weight),
+    "embedding": torch.embedding,
 }  # fmt: skip
 
 

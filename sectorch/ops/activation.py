@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from ..dispatch import Context, Fixed, implements
+from ..errors import ArgumentError
 from ..mpc.leaky import leaky_relu_privhfl
 from ..mpc.mask import open_masked
 from ..mpc.relu import ramps, relu_masked
 from ..mpc.relu import relu as relu_protocol
 from ..mpc.shares import Shares, each
 from ..mpc.truncate import truncate_masked
+from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .common import bound, encoded_public, excess, fixed, plus, refuse, scaled
 
@@ -75,6 +77,11 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
     """low + ReLU(x - low) - ReLU(x - high), both comparisons from one opening."""
     if not all(bound is None or isinstance(bound, (int, float)) for bound in (low, high)):
         refuse("clamp with tensor bounds", "use torch.maximum and torch.minimum")
+    low, high = (None if b is not None and b == inf else b for b, inf in ((low, -math.inf), (high, math.inf)))
+    if any(isinstance(b, float) and math.isnan(b) for b in (low, high)):
+        raise ArgumentError("clamp to NaN")
+    if low is None and high is None:
+        return fixed(x)
     if low is not None and high is not None and low >= high:
         constant = each(context.net, torch.zeros_like, x.shares)
         return _lifted(context, Fixed(constant, x.scale_bits), high)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from ..dispatch import Context, Fixed, implements
 from ..errors import ArgumentError
 from ..mpc.multiply import square as square_protocol
 from ..mpc.shares import each
-from ..tensor import PrivateTensor, SharedTensor
+from ..table import Context, Fixed, implements
+from ..tensor import PrivateTensor, SecretTensor, SharedTensor
 from .common import bilinear, excess, fixed, local, refuse, scaled, total
 
 T = torch.Tensor
@@ -19,6 +19,8 @@ T = torch.Tensor
 
 @implements("add", torch.add, T.add, T.__add__, T.__radd__, in_place=(T.add_, T.__iadd__), note="local")
 def add(context: Context, x: Any, y: Any, *, alpha: float = 1) -> Fixed:
+    if getattr(x, "dtype", None) == getattr(y, "dtype", None) == torch.bool:
+        return fixed(torch.logical_or(x, y))
     return total(context, x, _times(y, alpha))
 
 
@@ -100,6 +102,9 @@ def power(context: Context, x: Any, exponent: Any) -> Fixed:
         if not isinstance(x, (int, float)) or x <= 0:
             refuse("pow with a base that is neither secret nor a positive number", "use exp and log")
         return fixed(torch.exp(exponent * math.log(x)))
+    public = isinstance(exponent, torch.Tensor) and not isinstance(exponent, SecretTensor)
+    if public and bool((exponent == exponent.to(torch.float64).round()).any()):
+        refuse("whole exponents in a tensor", "they are exact for negative bases too: use x ** n with a number")
     if not isinstance(exponent, (int, float)):
         return fixed(torch.exp(torch.log(x) * exponent))
     if exponent == -1:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..dispatch import Context, Fixed, implements
 from ..errors import ArgumentError
+from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .common import fixed, refuse
 

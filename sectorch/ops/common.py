@@ -6,19 +6,20 @@ An operand is a SharedTensor, a PrivateTensor of the answering party, a plain te
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..choreography import Located, Phase
-from ..dispatch import Context, Fixed
 from ..errors import FixedPointRangeError, UnsupportedOpError
 from ..mpc.linear import linear
 from ..mpc.multiply import multiply
 from ..mpc.shares import Shares, add, add_at_A, each
 from ..mpc.truncate import MAX_SHIFT, truncate
 from ..ring import HEADROOM_BITS, check_encodable, encode
+from ..table import Context, Fixed
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
 
 MAX_FACTOR_BITS = 10
@@ -42,12 +43,23 @@ def raised(context: Context, x: Fixed, scale_bits: int) -> Fixed:
     return x if bits == 0 else Fixed(each(context.net, lambda v: v << bits, x.shares), scale_bits)
 
 
-def settled(context: Context, x: Fixed) -> Fixed:
-    """The value ready to be a factor: truncated to f fraction bits unless it has at most `SLACK_BITS` more."""
-    while x.scale_bits - context.frac_bits > SLACK_BITS:
+def settled(context: Context, x: Fixed, slack: int = SLACK_BITS) -> Fixed:
+    """The value ready to be a factor: truncated to f fraction bits unless it has at most `slack` more."""
+    while x.scale_bits - context.frac_bits > slack:
         shift = excess(context, x.scale_bits)
         x = Fixed(truncate(context.net, x.shares, shift), x.scale_bits - shift)
     return x
+
+
+def aligned(context: Context, *values: Fixed) -> list[Fixed]:
+    """The values at one scale, the finest; but one with more than 2 f bits is truncated before others are raised to it.
+
+    Raising to more than 2 f bits would take the range that the project promises away from them.
+    """
+    if len({x.scale_bits for x in values}) > 1:
+        values = tuple(settled(context, x, 0) if x.scale_bits > 2 * context.frac_bits else x for x in values)
+    scale = max(x.scale_bits for x in values)
+    return [raised(context, x, scale) for x in values]
 
 
 def encoded_public(context: Context, value: Any, scale_bits: int, infinite: bool = False) -> torch.Tensor:
@@ -65,9 +77,10 @@ def encoded_public(context: Context, value: Any, scale_bits: int, infinite: bool
         end = 2.0 ** (HEADROOM_BITS - 2 - scale_bits)
         value = torch.where(value.abs() >= INFINITE, value.sign() * end, value)
     check_encodable(value, context.frac_bits, "a public operand")
-    if not value.is_meta and value.numel() and float(value.abs().max()) >= 2.0 ** (HEADROOM_BITS - scale_bits):
+    largest = 0.0 if value.is_meta or not value.numel() else float(value.to(torch.float64).abs().max())
+    if largest >= 2.0 ** (HEADROOM_BITS - scale_bits):
         raise FixedPointRangeError(
-            f"a public operand reaches magnitude {float(value.abs().max()):.6g}, but beside a tensor of {scale_bits} "
+            f"a public operand reaches magnitude {largest:.6g}, but beside a tensor of {scale_bits} "
             f"fraction bits the range is below {2.0 ** (HEADROOM_BITS - scale_bits):g}"
         )
     return encode(value, scale_bits)
@@ -105,9 +118,8 @@ def total(context: Context, x: Any, y: Any, sign: int = 1) -> Fixed:
         return _plus(context, negative, x)
     if not isinstance(y, SharedTensor):
         return _plus(context, fixed(x), y, sign)
-    scale = max(x.scale_bits, y.scale_bits)
-    left, right = raised(context, fixed(x), scale).shares, raised(context, fixed(y), scale).shares
-    return Fixed(each(net, torch.sub if sign < 0 else torch.add, left, right), scale)
+    left, right = aligned(context, fixed(x), fixed(y))
+    return Fixed(each(net, torch.sub if sign < 0 else torch.add, left.shares, right.shares), left.scale_bits)
 
 
 def _plus(context: Context, x: Fixed, value: Any, sign: int = 1) -> Fixed:
@@ -126,7 +138,7 @@ def _fractional(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             return value.is_floating_point()
-    return isinstance(value, float)
+    return isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral)
 
 
 def bilinear(context: Context, product: Callable, x: Any, y: Any) -> Fixed:
@@ -140,6 +152,8 @@ def bilinear(context: Context, product: Callable, x: Any, y: Any) -> Fixed:
     net = context.net
     if isinstance(y, SharedTensor):
         left, right = settled(context, fixed(x)), settled(context, fixed(y))
+        if left.scale_bits + right.scale_bits > 2 * context.frac_bits + SLACK_BITS:
+            left, right = settled(context, left, 0), settled(context, right, 0)
         return Fixed(multiply(net, product, left.shares, right.shares), left.scale_bits + right.scale_bits)
     if isinstance(y, PrivateTensor):
         left = settled(context, fixed(x))
@@ -153,20 +167,22 @@ def bilinear(context: Context, product: Callable, x: Any, y: Any) -> Fixed:
 def _times_public(context: Context, product: Callable, x: Fixed, value: Any) -> Fixed:
     """Times a public operand: local. Powers of two and integers cost no fraction bits."""
     net = context.net
-    if isinstance(value, (int, float)) and value != 0 and math.frexp(abs(value))[0] == 0.5:
+    if isinstance(value, numbers.Real) and value != 0 and math.frexp(abs(value))[0] == 0.5:
+        check_encodable(torch.tensor(float(value)), context.frac_bits, "a public operand")
         exponent = math.frexp(abs(value))[1] - 1
         shares = x.shares if value > 0 else each(net, torch.neg, x.shares)
         if exponent <= 0:
-            return Fixed(shares, x.scale_bits - exponent)
+            finer = Fixed(shares, x.scale_bits - exponent)
+            return finer if finer.scale_bits <= 2 * context.frac_bits + SLACK_BITS else settled(context, finer)
         return Fixed(each(net, lambda v: v << exponent, shares), x.scale_bits)
     if not _fractional(value):
         weight = encoded_public(context, value, 0)
         return Fixed(each(net, lambda v: product(v, weight.to(v.device)), x.shares), x.scale_bits)
     x = settled(context, x)
     bits = context.frac_bits
-    if isinstance(value, float):
+    if not isinstance(value, torch.Tensor):
         # A small factor keeps f significant bits: its error would otherwise grow with what it scales.
-        bits += min(MAX_FACTOR_BITS, max(0, -math.frexp(value)[1]))
+        bits += min(MAX_FACTOR_BITS, max(0, -math.frexp(float(value))[1]))
     weight = encode(torch.as_tensor(value, dtype=torch.float64), bits)
     check_encodable(torch.as_tensor(value), context.frac_bits, "a public operand")
     result = Fixed(each(net, lambda v: product(v, weight.to(v.device)), x.shares), x.scale_bits + bits)
@@ -180,8 +196,8 @@ def scaled(context: Context, x: Fixed, factor: float) -> Fixed:
 
 def plus(context: Context, x: Fixed, y: Fixed) -> Fixed:
     """Sum of two handler values."""
-    scale = max(x.scale_bits, y.scale_bits)
-    return Fixed(add(context.net, raised(context, x, scale).shares, raised(context, y, scale).shares), scale)
+    x, y = aligned(context, x, y)
+    return Fixed(add(context.net, x.shares, y.shares), x.scale_bits)
 
 
 def local(context: Context, f: Callable, x: SharedTensor) -> Fixed:

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from ..dispatch import Context, Fixed, implements
 from ..mpc.compare import drelu, is_zero
 from ..mpc.mask import open_masked
 from ..mpc.select import bit_to_ring
 from ..mpc.shares import Shares, each
+from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .common import fixed, refuse, total
 
@@ -108,7 +108,7 @@ def sign(context: Context, x: SharedTensor) -> Fixed:
     )
 
 
-@implements("where", torch.where, T.where, note="1 round for a secret condition")
+@implements("where", torch.where, note="1 round for a secret condition")
 def where(context: Context, condition: Any, x: Any = None, y: Any = None) -> Fixed:
     if x is None or y is None:
         refuse("where without two choices", "it would reveal positions; give both tensors")
@@ -120,3 +120,9 @@ def where(context: Context, condition: Any, x: Any = None, y: Any = None) -> Fix
         difference.shares, difference.scale_bits, context.session, context.party, context.scheme, torch.float32
     )
     return fixed(y + like * condition.to(torch.int64))
+
+
+@implements("where", T.where)
+def where_method(context: Context, x: Any, condition: Any, y: Any = None) -> Fixed:
+    """x.where(condition, y)."""
+    return where(context, condition, x, y)

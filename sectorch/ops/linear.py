@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from .. import products
-from ..dispatch import Context, Fixed, implements
 from ..errors import DtypeError
 from ..mpc.shares import each
+from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .common import bilinear, fixed, refuse, total
 
@@ -22,7 +22,7 @@ def _same_dtype(x: Any, y: Any) -> None:
         raise DtypeError(f"expected both operands to have the same dtype, but got {x.dtype} and {y.dtype}; use .to()")
 
 
-@implements("matmul", torch.matmul, T.matmul, T.__matmul__, T.__rmatmul__, torch.mm, T.mm, torch.bmm, T.bmm, torch.mv,
+@implements("matmul", torch.matmul, T.matmul, T.__matmul__, torch.mm, T.mm, torch.bmm, T.bmm, torch.mv,
             T.mv, torch.dot, T.dot, torch.vdot, note="1 round for two secrets")  # fmt: skip
 def matmul(context: Context, x: Any, y: Any) -> Fixed:
     _same_dtype(x, y)
@@ -34,7 +34,7 @@ def outer(context: Context, x: Any, y: Any) -> Fixed:
     return bilinear(context, torch.outer, x, y)
 
 
-@implements("addmm", torch.addmm, T.addmm, torch.addbmm, torch.baddbmm, T.baddbmm, torch.addmv, T.addmv,
+@implements("addmm", torch.addmm, T.addmm, torch.baddbmm, T.baddbmm, torch.addmv, T.addmv,
             note="1 round for two secrets")  # fmt: skip
 def addmm(context: Context, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Fixed:
     product = torch.matmul(x, y)
@@ -141,3 +141,15 @@ def native_batch_norm(
 ) -> Fixed:  # fmt: skip
     """torch.batch_norm has the weights before the statistics."""
     return batch_norm(context, x, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+@implements("matmul", T.__rmatmul__)
+def reflected_matmul(context: Context, x: Any, y: Any) -> Fixed:
+    """y @ x."""
+    return matmul(context, y, x)
+
+
+@implements("addbmm", torch.addbmm, T.addbmm, note="1 round for two secrets")
+def addbmm(context: Context, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Fixed:
+    product = torch.matmul(x, y).sum(0)
+    return fixed((product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta))

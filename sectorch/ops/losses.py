@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..dispatch import Context, Fixed, implements
+from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .common import fixed, refuse
 
@@ -135,6 +135,8 @@ def soft_margin_loss(context: Context, x: Any, target: Any, size_average: Any = 
 def hinge_embedding_loss(context: Context, x: SharedTensor, target: Any, margin: float = 1.0, size_average: Any = None,
                          reduce: Any = None, reduction: str = "mean") -> Fixed:  # fmt: skip
     _plain_options(size_average, reduce)
+    if bool((target.abs() != 1).any()):
+        refuse("hinge_embedding_loss with targets other than 1 and -1", "use those")
     return _reduced(torch.where(target == 1, x, torch.relu(margin - x)), reduction)
 
 
@@ -158,5 +160,6 @@ def poisson_nll_loss(
 
 @implements("cosine_similarity", F.cosine_similarity, torch.cosine_similarity, note="error 1e-5")
 def cosine_similarity(context: Context, a: Any, b: Any, dim: int = 1, eps: float = 1e-8) -> Fixed:
-    a, b = (F.normalize(v, dim=dim) for v in (a, b))
+    shape = torch.broadcast_shapes(a.shape, b.shape)
+    a, b = (F.normalize(v.expand(shape), dim=dim) for v in (a, b))
     return fixed((a * b).sum(dim))

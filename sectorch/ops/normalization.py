@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..dispatch import Context, Fixed, implements
 from ..mpc import series as series_of
 from ..mpc.mask import open_masked
 from ..mpc.multiply import multiply_masked
@@ -16,6 +15,7 @@ from ..mpc.normalise import exponent_map, normalise
 from ..mpc.relu import ramps
 from ..mpc.shares import Shares, add, each
 from ..mpc.truncate import truncate
+from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .common import encoded_public, excess, fixed, refuse, settled
 from .smooth import lifted, positive_reciprocal, series, tensor
@@ -101,6 +101,8 @@ def _standardised(context: Context, x: SharedTensor, dims: tuple[int, ...], eps:
     The deviation d is opened once under its mask, for the squares and for the product with the inverse root. The sum
     of squares keeps all its fraction bits, and the inverse root six more than usual, since it multiplies large numbers.
     """
+    if eps < 0:
+        refuse("a negative eps", "use a positive one")
     net, f = context.net, context.frac_bits
     shape = x.shares.shape
     n = math.prod(shape[d] for d in dims)
@@ -232,7 +234,17 @@ def std(context: Context, x: SharedTensor, dim: Any = None, unbiased: Any = None
     return fixed(torch.sqrt(_variance(x, dim, unbiased, keepdim, correction)))
 
 
-@implements("norm", torch.norm, T.norm, torch.linalg.vector_norm, torch.linalg.norm, note="p = 1, 2, inf")
+@implements("norm", torch.linalg.norm)
+def linalg_norm(context: Context, x: SharedTensor, ord: Any = None, dim: Any = None, keepdim: bool = False, *,
+                dtype: Any = None) -> Fixed:  # fmt: skip
+    """Of a matrix only the Frobenius norm; other orders are norms of operators."""
+    matrix = len(dim) == 2 if isinstance(dim, (list, tuple)) else dim is None and x.dim() == 2
+    if matrix and ord not in (None, "fro"):
+        refuse(f"the matrix norm of order {ord}", "use the Frobenius norm, or vector_norm")
+    return norm(context, x, 2 if ord is None else ord, dim, keepdim)
+
+
+@implements("norm", torch.norm, T.norm, torch.linalg.vector_norm, note="p = 1, 2, inf")
 def norm(context: Context, x: SharedTensor, p: Any = 2, dim: Any = None, keepdim: bool = False, out: Any = None,
          dtype: Any = None, ord: Any = None) -> Fixed:  # fmt: skip
     p = ord if ord is not None else (2 if p in (None, "fro") else p)

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from ..choreography import Net
-from ..dispatch import Context, Fixed, implements
 from ..mpc.compare import drelu, is_zero
 from ..mpc.mask import open_masked
 from ..mpc.select import bit_to_ring, select
 from ..mpc.shares import Shares, each
+from ..table import Context, Fixed, implements
 from ..tensor import PrivateTensor, SharedTensor
 from .common import excess, fixed, refuse
 from .smooth import tensor
@@ -169,8 +169,19 @@ def one_hot(context: Context, x: SharedTensor, num_classes: int = -1) -> Fixed:
     return Fixed(bit_to_ring(net, is_zero(net, open_masked(net, differences)), shape), 0)
 
 
-@implements("embedding", F.embedding, torch.embedding, note="by a public or a secret index")
-def embedding(context: Context, index: Any, weight: Any, *args: Any, **kwargs: Any) -> Fixed:
+@implements("embedding", torch.embedding)
+def native_embedding(context: Context, weight: Any, index: Any, *_: Any) -> Fixed:
+    """torch.embedding has the weight first."""
+    return embedding(context, index, weight)
+
+
+@implements("embedding", F.embedding, note="by a public or a secret index")
+def embedding(
+    context: Context, index: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Fixed:  # fmt: skip
+    if max_norm is not None:
+        refuse("embedding with max_norm", "normalise the table first")
     if isinstance(weight, SharedTensor) and not isinstance(index, SharedTensor):
         return fixed(weight[index])
     if not isinstance(index, SharedTensor) or not isinstance(weight, (PrivateTensor, SharedTensor, torch.Tensor)):

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..dispatch import Context, Fixed, implements
 from ..mpc.pool import max_tree
 from ..mpc.shares import Shares, each
+from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .common import bilinear, bound, excess, fixed, refuse, scaled
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from ..dispatch import Context, Fixed, implements
 from ..errors import ArgumentError
 from ..mpc.pool import max_tree
 from ..mpc.relu import maximum as maximum_protocol
 from ..mpc.shares import Shares, each
+from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import excess, fixed, local, raised, scaled, shared_operand
+from .common import aligned, excess, fixed, local, scaled, shared_operand
 from .order import with_indices
 
 T = torch.Tensor
@@ -90,9 +90,9 @@ def minimum(context: Context, x: Any, y: Any) -> Fixed:
 
 
 def _pairwise(context: Context, x: Any, y: Any, sign: int) -> Fixed:
-    scale = max(v.scale_bits for v in (x, y) if isinstance(v, SharedTensor))
     net = context.net
-    left, right = (raised(context, shared_operand(context, v, scale), scale).shares for v in (x, y))
+    operands = aligned(context, *(shared_operand(context, v, context.frac_bits) for v in (x, y)))
+    (left, scale), (right, _) = operands
     shape = torch.broadcast_shapes(left.shape, right.shape)
     left, right = (each(net, lambda v: (v if sign > 0 else -v).expand(shape), v) for v in (left, right))
     best: Shares = maximum_protocol(net, left, right, low=excess(context, scale))

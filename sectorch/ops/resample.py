@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from .. import products
-from ..dispatch import Context, Fixed, implements
 from ..mpc.shares import each
+from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .common import bilinear, fixed, local, refuse, settled
 from .linear import _pair, _with_bias

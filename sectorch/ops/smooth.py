@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..dispatch import Context, Fixed, implements
 from ..mpc import series as series_of
 from ..mpc.compare import drelu
 from ..mpc.mask import open_masked
@@ -22,6 +21,7 @@ from ..mpc.select import bit_to_ring
 from ..mpc.series import Series
 from ..mpc.shares import Shares, add, each
 from ..mpc.trigonometric import scales, trigonometric
+from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .common import encoded_public, excess, fixed, plus, refuse, scaled, settled
 
@@ -133,6 +133,8 @@ def gelu(context: Context, x: SharedTensor, approximate: str = "none") -> Fixed:
 
 @unary("softplus", F.softplus, note="everywhere; error 5e-6 / beta")
 def softplus(context: Context, x: SharedTensor, beta: float = 1.0, threshold: float = 20.0) -> Fixed:
+    if threshold < series_of.SOFTPLUS.high:
+        refuse(f"softplus with threshold={threshold}", f"use {series_of.SOFTPLUS.high} or more")
     y = saturated(context, fixed(x) if beta == 1 else fixed(x * beta), series_of.SOFTPLUS, 1.0)
     return y if beta == 1 else scaled(context, y, 1.0 / beta)
 

@@ -7,17 +7,24 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..dispatch import Context, Fixed, implements
 from ..mpc.shares import Shares, add_at_A, each
+from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import encoded_public, fixed, local, raised, refuse, shared_operand
+from .common import aligned, encoded_public, fixed, local, refuse, shared_operand
 
 T = torch.Tensor
 
 
 def _moved(func):
     def handler(context: Context, x: SharedTensor, *args, **kwargs):
-        return local(context, lambda v: func(v, *args, **kwargs), x)
+        if not isinstance(x, SharedTensor) or any(isinstance(a, SharedTensor) for a in (*args, *kwargs.values())):
+            refuse("moving elements by a secret index", "only public positions can be taken")
+        placed = lambda a, v: a.to(v.device) if isinstance(a, torch.Tensor) else a
+
+        def move(v: torch.Tensor) -> torch.Tensor:
+            return func(v, *(placed(a, v) for a in args), **{k: placed(a, v) for k, a in kwargs.items()})
+
+        return local(context, move, x)
 
     return handler
 
@@ -58,7 +65,6 @@ COPIES = {
     "rot90": (torch.rot90, T.rot90),
     "gather": (torch.gather, T.gather),
     "take_along_dim": (torch.take_along_dim, T.take_along_dim),
-    "masked_select": (torch.masked_select, T.masked_select),
     "tril": (torch.tril, T.tril),
     "triu": (torch.triu, T.triu),
     "diag": (torch.diag, T.diag),
@@ -137,14 +143,15 @@ implements("vstack", torch.vstack, note="local")(lambda context, tensors: _joine
 
 
 def _joined(context: Context, tensors: Any, join) -> Fixed:
-    scale = max(x.scale_bits for x in tensors if isinstance(x, SharedTensor))
-    scale = max(scale, context.frac_bits if any(not isinstance(x, SharedTensor) for x in tensors) else 0)
-    parts = [raised(context, shared_operand(context, x, scale), scale).shares for x in tensors]
-    return Fixed(each(context.net, lambda *values: join(values), *parts), scale)
+    operands = [shared_operand(context, x, context.frac_bits) for x in tensors]
+    parts = aligned(context, *operands)
+    return Fixed(each(context.net, lambda *values: join(values), *(x.shares for x in parts)), parts[0].scale_bits)
 
 
 @implements("pad", F.pad, note="local")
 def pad(context: Context, x: SharedTensor, pad: Any, mode: str = "constant", value: float | None = None) -> Fixed:
+    if mode != "constant" and min(pad) < 0:
+        refuse(f"negative padding with mode={mode}", "cut the tensor by indexing")
     if mode != "constant":
         index = _pad_index(x.shape, pad, mode)
         return local(context, lambda v: v[index], x)
@@ -182,11 +189,18 @@ def masked_fill(context: Context, x: SharedTensor, mask: torch.Tensor, value: fl
     if isinstance(mask, SharedTensor):
         refuse("masked_fill with a secret mask", "use torch.where(mask, value, x)")
     cleared = each(context.net, lambda v: v.masked_fill(mask.to(v.device), 0), x.shares)
+    if isinstance(value, SharedTensor):
+        refuse("masked_fill with a secret value", "use torch.where(mask, value, x)")
     fill = encoded_public(context, float(value), x.scale_bits, infinite=True)
     return Fixed(add_at_A(context.net, cleared, torch.where(mask, fill, 0)), x.scale_bits)
 
 
-@implements("to", T.long, T.int, T.bool, note="local; comparisons only")
+@implements("to", T.bool)
+def to_bool(context: Context, x: SharedTensor) -> Fixed:
+    return fixed(x) if x.dtype == torch.bool else fixed(x != 0)
+
+
+@implements("to", T.long, T.int)
 def to_integer(context: Context, x: SharedTensor) -> Fixed:
     if x.scale_bits:
         refuse("rounding a secret number to an integer", "compare it, or reveal it first")
@@ -217,6 +231,13 @@ def dropout(context: Context, x: SharedTensor, p: float = 0.5, training: bool = 
     if training and p > 0:
         refuse("dropout in training mode", "call model.eval() first")
     return fixed(x)
+
+
+@implements("masked_select", torch.masked_select, T.masked_select, note="local; public mask")
+def masked_select(context: Context, x: SharedTensor, mask: torch.Tensor) -> Fixed:
+    shape = torch.broadcast_shapes(x.shares.shape, mask.shape)
+    chosen = mask.expand(shape).flatten().nonzero().squeeze(1)
+    return local(context, lambda v: v.expand(shape).flatten().index_select(0, chosen.to(v.device)), x)
 
 
 def _constant(make):

@@ -8,7 +8,7 @@ the rows starts from the same four facts:
 - a product of x and y with errors d and e errs by |x| e + |y| d (and d e 2^-20, which `tolerance` covers);
 - a sum of n terms adds up n errors.
 
-On top, the result is rounded to float32 when it is revealed: |y| 2^-24.
+On top, `reveal` truncates what has more than f fraction bits, 1 ulp, and rounds to float32: |y| 2^-24.
 """
 
 from __future__ import annotations
@@ -171,6 +171,7 @@ def op(name: str, *samples: Sample, ulps: float, why: str, errors: tuple = (), *
 
 
 def tolerance(ulps: float, relative: float, reference: torch.Tensor) -> torch.Tensor:
-    """The bound per entry: the row's, second-order terms (below 2^-10 of it), and float32 rounding when revealed."""
+    """The bound per entry: the row's, second-order terms (below 2^-10 of it), and what `reveal` adds."""
     size = reference.to(torch.float64).abs()
-    return (ulps + relative * size) * ULP * (1 + 2.0**-10) + size * 2.0**-24
+    revealed = 1 if ulps else 0
+    return (revealed + ulps + relative * size) * ULP * (1 + 2.0**-10) + size * 2.0**-24

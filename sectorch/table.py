@@ -1,0 +1,151 @@
+"""The dispatch table: a torch function -> the handler that computes it on secret tensors, and its texts for people."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import resolve_name
+from torch.utils import _pytree as pytree
+
+from .choreography import Net, Party
+from .mpc.shares import Shares
+from .session import Session
+from .tensor import Scheme
+
+
+class Fixed(NamedTuple):
+    """A handler's result: shares and the fraction bits that they carry. The dispatcher wraps it."""
+
+    shares: Shares
+    scale_bits: int
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a handler computes: the session, the answering party and the scheme of its operands."""
+
+    session: Session
+    party: Party
+    scheme: Scheme
+
+    @property
+    def net(self) -> Net:
+        return self.session.net(self.party)
+
+    @property
+    def setup(self) -> Net:
+        return self.session.setup(self.party)
+
+    @property
+    def frac_bits(self) -> int:
+        return self.scheme.frac_bits
+
+
+@dataclass
+class Row:
+    """One operation of the table."""
+
+    name: str
+    handler: Callable
+    keys: list[Any] = field(default_factory=list)
+    in_place: list[Any] = field(default_factory=list)
+    note: str = ""
+    view: bool = False
+
+    @property
+    def module(self) -> str:
+        return self.handler.__module__.rsplit(".", 1)[-1]
+
+
+TABLE: dict[str, Row] = {}
+ROW_OF: dict[Any, Row] = {}
+HANDLER: dict[Any, Callable] = {}
+IN_PLACE: set[Any] = set()
+
+
+def implements(name: str, *keys, in_place: Iterable = (), note: str = "", view: bool = False) -> Callable:
+    """Register a handler `f(context, *args, **kwargs) -> Fixed` (or a list or tuple of them).
+
+    Args:
+        keys: the torch functions that it computes.
+        in_place: their in-place forms; the result replaces the content of the first argument.
+        view: whether torch's result shares memory with its argument.
+    """
+
+    def register(handler):
+        row = TABLE.setdefault(name, Row(name, handler, note=note, view=view))
+        for key in (*keys, *in_place):
+            ROW_OF[key] = row
+            HANDLER[key] = handler
+        row.keys.extend(keys)
+        for key in in_place:
+            IN_PLACE.add(key)
+            row.in_place.append(key)
+        return handler
+
+    return register
+
+
+def row_of(func: Any) -> Row | None:
+    """The row of a torch function, or None."""
+    try:
+        return ROW_OF.get(func)
+    except TypeError:
+        return None
+
+
+def spell(func: Callable) -> str:
+    """The name under which a user knows a torch function."""
+    known = resolve_name(func)
+    if known:
+        return known.replace("torch.nn.functional.", "F.").replace("torch.Tensor.", "Tensor.")
+    name = getattr(func, "__name__", str(func))
+    owner = getattr(func, "__qualname__", name)
+    if name == "__get__":
+        return f"Tensor.{getattr(getattr(func, '__self__', None), '__name__', 'property')}"
+    if "Tensor" in owner or "_TensorBase" in owner:
+        return f"Tensor.{name}"
+    module = getattr(func, "__module__", "") or ""
+    return f"F.{name}" if module.endswith("nn.functional") else f"torch.{name}"
+
+
+def nearest(func: Callable) -> list[str]:
+    """Rows whose names come nearest to that of an unsupported function."""
+    name = getattr(func, "__name__", str(func)).strip("_").split(".")[-1]
+    return difflib.get_close_matches(name, TABLE, n=3, cutoff=0.5)
+
+
+def supported_ops() -> list[dict[str, Any]]:
+    """The table as data: for each operation its name, the torch functions that reach it, and a note on its cost."""
+    return [
+        dict(
+            name=row.name,
+            functions=sorted({spell(key) for key in row.keys}),
+            in_place=sorted({spell(key) for key in row.in_place}),
+            kind=row.module,
+            note=row.note,
+        )
+        for row in sorted(TABLE.values(), key=lambda row: row.name)
+    ]
+
+
+def unsupported(func: Callable, args: tuple, kwargs: dict) -> str:
+    described = []
+    for leaf in pytree.tree_leaves((args, kwargs)):
+        if isinstance(leaf, torch.Tensor):
+            with torch._C.DisableTorchFunctionSubclass():
+                described.append(f"{type(leaf).__name__}{tuple(leaf.shape)}")
+        else:
+            described.append(
+                repr(leaf) if isinstance(leaf, (int, float, bool, str, type(None))) else type(leaf).__name__
+            )
+    close = nearest(func)
+    hint = f"nearest supported: {', '.join(close)}" if close else "no supported operation has a similar name"
+    return (
+        f"{spell(func)}({', '.join(described)}) is not supported on secret tensors; {hint}. "
+        f"sectorch.supported_ops() lists all"
+    )
