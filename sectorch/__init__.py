@@ -6,8 +6,10 @@
 See README.md for the parties and what they learn.
 """
 
+from . import ckks as ckks
 from . import errors as errors
 from . import ops as ops
+from .ckks import encrypt as encrypt
 from .nn.explain import diff as diff
 from .nn.explain import explain as explain
 from .nn.secure import SecureModule as SecureModule

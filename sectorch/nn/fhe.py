@@ -52,8 +52,8 @@ def fhe_friendly(model: nn.Module, activation: str = "gelu") -> nn.Module:
     """A copy of a network made of operations that CKKS has; the model itself is not changed.
 
     ReLU and its relatives become a polynomial, max-pooling becomes average pooling of the same windows, BatchNorm is
-    folded into the layer before it (in evaluation mode, where fx can trace the network), dropout is dropped with it. The
-    copy's predictions differ from the model's: fine-tune it (`fine_tune`) before use.
+    folded into the layer before it (in evaluation mode, where fx can trace the network), dropout is dropped with it.
+    The copy's predictions differ from the model's: fine-tune it (`fine_tune`) before use.
 
     Args:
         activation: "gelu" (CaPriDe's polynomial, two levels) or "square" (one level).

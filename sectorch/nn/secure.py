@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..choreography import Party
+from ..ckks import CKKSModule
 from ..errors import (
     ArgumentError,
     DtypeError,
@@ -226,7 +227,9 @@ def secure(
     party: Party | None = None,
     chunk: int | None = None,
     calibrate: torch.Tensor | None = None,
-) -> SecureModule:
+    backend: str = "shares",
+    keys: Any = None,
+) -> SecureModule | CKKSModule:
     """Wrap a module: its weights become A's secret, its inputs Q's, and only Q learns the result.
 
     Args:
@@ -241,6 +244,8 @@ def secure(
         chunk: rows per piece of a batch; chosen by memory unless named.
         calibrate: a batch of typical inputs. The fraction bits (at most `frac_bits`) and the planes that comparisons
             look at are chosen from the values it gives; see `sectorch.nn.calibrate`.
+        backend: "shares", or "ckks": Q encrypts under `keys` (`sectorch.ckks.keygen`), A evaluates the model in plain
+            on ciphertexts, one message each way; for FHE-friendly modules (`sectorch.nn.fhe_friendly`).
 
     Raises:
         TrainingModeError, NonFiniteError, FixedPointRangeError, ArgumentError. The model is never changed.
@@ -248,6 +253,10 @@ def secure(
     Warns:
         LeakyProtocolWarning: for relu="privhfl".
     """
+    if backend not in ("shares", "ckks"):
+        raise ArgumentError(f"backend must be 'shares' or 'ckks', got {backend!r}")
+    if backend == "ckks":
+        return CKKSModule(model, keys)
     session = session or default_session()
     party = party or session.answering[0]
     scheme = Scheme(frac_bits, relu)

@@ -1,0 +1,208 @@
+"""CKKSTensor against TenSEAL's own `ckks_tensor.mm`, CryptoNets, an FHE-friendly CNN, and encrypted matrix products.
+
+    python benchmarks/ckks.py linear        # 64 -> 32 on an encrypted batch of 4096, N = 8192
+    python benchmarks/ckks.py cryptonets    # 28x28 digits, batch 2048 (PrivHFL, Table 4: HE-Transformer 17.6 s)
+    python benchmarks/ckks.py cnn           # five layers on 32x32 digits, a batch of the slot count
+    python benchmarks/ckks.py matrices      # Matrix Squaring and Matrix Reducing, SecSV's Table 4 shapes
+
+Each command prints a table; --json FILE appends its row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from sectorch import ckks
+
+
+def best(f: Callable, repeats: int) -> float:
+    """Seconds of the fastest of some runs: other processes only ever add to it."""
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        f()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def linear(repeats: int) -> dict:
+    """One linear layer 64 -> 32 on a batch of 4096; both results decrypted and compared with plain torch."""
+    import tenseal
+
+    torch.manual_seed(0)
+    x, layer = torch.randn(4096, 64, dtype=torch.float64), nn.Linear(64, 32).double()
+    keys = ckks.keygen(depth=1, degree=8192, scale_bits=40, integer_bits=10)
+    small = ckks.keygen(depth=1, degree=8192, scale_bits=30)
+    context = tenseal.context(tenseal.SCHEME_TYPE.CKKS, 8192, coeff_mod_bit_sizes=[50, 40, 54], n_threads=2)
+    context.global_scale = 2.0**40
+    theirs = tenseal.ckks_tensor(context, tenseal.plain_tensor(x.unsqueeze(1).numpy()), batch=True)
+    weight = tenseal.plain_tensor(layer.weight.detach().t().contiguous().numpy())
+    with torch.no_grad():
+        expected = layer(x)
+        tenseal_seconds = best(lambda: theirs.mm(weight), max(1, repeats // 3))
+        result = torch.tensor(theirs.mm(weight).decrypt().tolist()).squeeze(1) + layer.bias
+        row = {"tenseal_s": tenseal_seconds, "tenseal_error": float((result - expected).abs().max())}
+        for name, each in (("2^40", keys), ("2^30", small)):
+            e = ckks.encrypt(x, each)
+            row[f"sectorch_s {name}"] = ours = best(lambda e=e: layer(e), repeats)
+            row[f"with_rescale_s {name}"] = best(lambda e=e: layer(e).settled(), repeats)
+            row[f"error {name}"] = float((layer(e).decrypt(each.secret) - expected).abs().max())
+            row[f"apart {name}"] = float((layer(e).decrypt(each.secret) - result).abs().max())
+            row[f"ratio {name}"] = tenseal_seconds / ours
+    return row
+
+
+def digits(size: int, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """scikit-learn's digits resized; (training images, labels, test images, labels), the test set repeated to
+    `count`.
+    """
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
+    images = torch.nn.functional.interpolate(images, (size, size), mode="bilinear", align_corners=False)
+    labels = torch.tensor(data.target)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    train, test = order[:1397], order[1397:]
+    picked = test[torch.arange(count) % len(test)]
+    return images[train], labels[train], images[picked], labels[picked]
+
+
+def train(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, epochs: int) -> nn.Module:
+    torch.manual_seed(0)
+    optimiser = torch.optim.Adam(model.parameters(), 1e-3)
+    for _ in range(epochs):
+        for part in torch.randperm(len(labels)).split(64):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(images[part]), labels[part]).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimiser.step()
+    return model.eval()
+
+
+def inference(model: nn.Module, x: torch.Tensor, labels: torch.Tensor, keys: ckks.Keys) -> dict:
+    """Q encrypts, A evaluates, Q decrypts; all three timed."""
+    start = time.perf_counter()
+    e = ckks.encrypt(x, keys)
+    encrypted = time.perf_counter()
+    with torch.no_grad():
+        y = model(e).settled()
+    evaluated = time.perf_counter()
+    logits = y.decrypt(keys.secret)
+    end = time.perf_counter()
+    with torch.no_grad():
+        expected = model(x)
+    return {
+        "keys": str(keys.parameters),
+        "batch": len(x),
+        "encrypt_s": encrypted - start,
+        "evaluate_s": evaluated - encrypted,
+        "decrypt_s": end - evaluated,
+        "total_s": end - start,
+        "labels_as_plain": float((logits.argmax(1) == expected.argmax(1)).double().mean()),
+        "accuracy": float((logits.argmax(1) == labels).double().mean()),
+        "plain_accuracy": float((expected.argmax(1) == labels).double().mean()),
+        "error": float((logits - expected).abs().max()),
+        "largest_logit": float(expected.abs().max()),
+        "peak_GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+    }
+
+
+def cryptonets(repeats: int) -> dict:
+    """CryptoNets with squares, batch 2048."""
+    from sectorch.nn.models import cryptonets as build
+
+    images, labels, x, y = digits(28, 2048)
+    torch.manual_seed(0)
+    model = train(build(), images, labels, 15)
+    keys = ckks.keygen(depth=5, slots=2048)
+    rows = [inference(model, x, y, keys) for _ in range(repeats)]
+    return min(rows, key=lambda row: row["total_s"])
+
+
+def cnn(_: int) -> dict:
+    """Three convolutions and two linear layers with squares on 32x32 digits, a batch that fills the slots."""
+    from sectorch.nn.models.small import Square
+
+    torch.manual_seed(0)
+    layers = [
+        nn.Conv2d(1, 3, 5, 2, 2),
+        Square(),
+        nn.Conv2d(3, 6, 3, 2, 1),
+        Square(),
+        nn.Conv2d(6, 8, 3, 2, 1),
+        Square(),
+    ]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 32), Square(), nn.Linear(32, 10))
+    parameters = ckks.choose(9, scale_bits=30, degree=16384)
+    images, labels, x, y = digits(32, parameters.slots)
+    model = train(model, images, labels, 40)
+    report = ckks.explain(model, x, parameters)
+    if report.peak_bytes > ckks.memory.limit():
+        raise ckks.MemoryBudgetError(f"the run would take {report.peak_bytes / 2**30:.1f} GiB of ciphertexts")
+    row = inference(model, x, y, ckks.keygen(9, scale_bits=30, degree=16384))
+    return {"estimated_peak_GB": report.peak_bytes / 1e9} | row
+
+
+def matrices(repeats: int) -> dict:
+    """Reducing against Squaring, time a column of B, each at its largest batch m that fits the slots (SecSV, 7.2)."""
+    row: dict = {}
+    # The matrices of SecSV's classifiers: logistic, CNN, DNN and RNN sizes (its Table 4), N = 4096.
+    for d_out, d_in in ((4, 300), (10, 784), (2, 48), (64, 256), (10, 64), (32, 64), (2, 32)):
+        seconds = {}
+        for name, kind in (("reducing", ckks.MatrixReducing), ("squaring", ckks.MatrixSquaring)):
+            slots = 2048
+            m = slots // d_out if name == "reducing" else min(d_in, int(slots**0.5))
+            plan = kind(d_out, d_in, m, slots)
+            keys = ckks.keygen(1, degree=4096, rotations=plan.rotations())
+            a, b = torch.randn(d_out, d_in, dtype=torch.float64), torch.randn(d_in, m, dtype=torch.float64)
+            left = plan.left(a, keys)
+            for how, right in (("c2c", plan.right(b, keys)), ("c2p", plan.right(b, None))):
+                result = plan.multiply(left, right)
+                error = float((result.decrypt(keys.secret) - a @ b).abs().max())
+                if error > 0.05:
+                    raise ValueError(f"{name} {d_out}x{d_in} is off by {error}")
+                spent = best(lambda p=plan, x=left, y=right: p.multiply(x, y), repeats) / m
+                seconds[name, how] = spent
+                c = result.counts
+                row[f"{d_out}x{d_in} {name} {how}"] = (
+                    f"m={m} {c.products}*, {c.rotations} rot, {1e6 * spent:.0f} us/sample"
+                )
+        for how in ("c2c", "c2p"):
+            row[f"{d_out}x{d_in} speed-up {how}"] = seconds["squaring", how] / seconds["reducing", how]
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=list(BENCHMARKS))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, help="torch threads")
+    parser.add_argument("--json", help="append the row to this file")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    row = BENCHMARKS[options.what](options.repeats)
+    for name, value in row.items():
+        print(f"{name:24} {value:.6g}" if isinstance(value, float) else f"{name:24} {value}")
+    if options.json:
+        with open(options.json, "a") as file:
+            file.write(json.dumps({"what": options.what} | row) + "\n")
+
+
+BENCHMARKS: dict[str, Callable[[int], dict]] = {
+    "linear": linear,
+    "cryptonets": cryptonets,
+    "cnn": cnn,
+    "matrices": matrices,
+}
+
+if __name__ == "__main__":
+    main()

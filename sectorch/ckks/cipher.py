@@ -1,0 +1,286 @@
+"""Ciphertexts as one tensor of residues, and the evaluator's arithmetic on them.
+
+A `Cipher` is n ciphertexts of one form. `data` is int64 [n, size, level + 1, N], residues in NTT form and SEAL's order.
+What a linear layer or a product leaves to be rescaled is kept pending and done when a product needs it, so a layer that
+reduces 845 ciphertexts to 100 is rescaled as 100. With t = level - pending the scale is exactly D_t q_(t+1) .. q_level
+(`parameters.py`), and t is how many more multiplications there are.
+
+`factor` is a public number that the decoded values are to be multiplied by: averages and scalar factors cost no level,
+because the next layer's weights take them in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from .errors import LevelError, ScaleError
+from .keys import PublicKeys
+from .memory import check_memory
+from .modular import minus_, plus_, reduce_, times_
+from .ntt import transform
+from .workers import spread
+
+_PIECE = 16  # ciphertexts rescaled at a time
+
+
+@dataclass(frozen=True)
+class Cipher:
+    """n ciphertexts under one key. See the module's docstring."""
+
+    data: torch.Tensor
+    keys: PublicKeys
+    pending: int = 0
+    factor: float = 1.0
+
+    @property
+    def count(self) -> int:
+        return self.data.shape[0]
+
+    @property
+    def size(self) -> int:
+        return self.data.shape[1]
+
+    @property
+    def level(self) -> int:
+        """Index of the highest prime that the residues still have."""
+        return self.data.shape[2] - 1
+
+    @property
+    def left(self) -> int:
+        """Multiplications that the chain still allows."""
+        return self.level - self.pending
+
+    @property
+    def primes(self) -> tuple[int, ...]:
+        return self.keys.parameters.primes[: self.level + 1]
+
+    @property
+    def scale(self) -> float:
+        scale = self.keys.parameters.scales[self.left]
+        return scale * math.prod(float(q) for q in self.primes[self.left + 1 :])
+
+    def __repr__(self) -> str:
+        return f"Cipher(count={self.count}, size={self.size}, level={self.level}, pending={self.pending})"
+
+
+def empty(count: int, size: int, primes: int, degree: int, meta: bool, what: str) -> torch.Tensor:
+    """Room for ciphertexts, after asking whether memory allows it."""
+    shape = (count, size, primes, degree)
+    check_memory(8 * math.prod(shape), what, dry=meta)
+    return torch.empty(shape, dtype=torch.int64, device="meta" if meta else "cpu")
+
+
+def _need_level(c: Cipher, what: str) -> None:
+    if c.left < 1:
+        raise LevelError(
+            f"{what} needs one more level, and the modulus chain (depth {c.keys.parameters.depth}) is used up. Make "
+            f"keys with a larger depth (sectorch.ckks.explain(model, x) says which), fold layers, or lower a "
+            f"polynomial's degree"
+        )
+
+
+def weight_scale(c: Cipher) -> float:
+    """The scale of a plain factor with which the product, rescaled once, has the canonical scale of the next level."""
+    p = c.keys.parameters
+    return p.scales[c.left - 1] * p.primes[c.left] / p.scales[c.left]
+
+
+def rescale(c: Cipher) -> Cipher:
+    """Divide by the last prime and drop it, rounding: SEAL's `rescale_to_next`, bit for bit.
+
+    Cost: one inverse transform and `level` forward ones for each polynomial. Adds a rounding error of at most 1/2 per
+    coefficient and polynomial, that is, for a ternary key, below 8 sqrt(N (1 + 2N/3) / 12) / scale in a slot (8 sigma).
+    """
+    if c.size > 2:
+        c = relinearise(c)
+    n, size, primes, degree = c.data.shape
+    out = empty(n, size, primes - 1, degree, c.data.is_meta, "rescaling")
+    result = replace(c, data=out, pending=c.pending - 1)
+    if c.data.is_meta:
+        return result
+    *rest, last = c.primes
+    half = last // 2
+    for source, target in zip(c.data.split(_PIECE), out.split(_PIECE), strict=True):
+        # SEAL rounds by adding half the prime, taking the remainder, and taking half off again in the other primes.
+        tail = transform(degree, last).inverse(source[:, :, -1])
+        tail = plus_(tail, torch.tensor(half), last)
+        for j, q in enumerate(rest):
+            shifted = tail.clone() if last <= q else reduce_(tail.clone(), q)
+            shifted = minus_(shifted, torch.tensor(half % q), q)
+            lowered = minus_(source[:, :, j].clone(), transform(degree, q).forward(shifted), q)
+            target[:, :, j] = times_(lowered, pow(last, -1, q), q)
+    return result
+
+
+def settle(c: Cipher, pending: int = 0) -> Cipher:
+    """Rescale until only so much is pending; relinearise first, while the scale is large and the error small."""
+    while c.pending > pending:
+        c = rescale(c)
+    return c
+
+
+def relinearise(c: Cipher) -> Cipher:
+    """From three polynomials to two, by SEAL and the relinearisation key. Serialises each ciphertext both ways."""
+    if c.size == 2:
+        return c
+    out = empty(c.count, 2, c.level + 1, c.data.shape[3], c.data.is_meta, "relinearising")
+    if not c.data.is_meta:
+        context, key, scale = c.keys.context, c.keys.relin, c.scale
+
+        def one(i: int):
+            if not c.data[i, 2].any():  # a product with zero: SEAL refuses to work on it, and there is nothing to do
+                return c.data[i, :2].numpy()
+            ciphertext = context.write(c.data[i], scale)
+            context.evaluator.relinearize_inplace(ciphertext, key)
+            return context.read(ciphertext)[0]
+
+        spread(one, out)
+    return replace(c, data=out)
+
+
+def drop_to(c: Cipher, level: int) -> Cipher:
+    """Forget the highest primes (SEAL's `mod_switch_to`): exact and free. For ciphertexts with nothing pending."""
+    if c.pending:
+        raise ScaleError("internal error: primes that a rescale still needs cannot be dropped")
+    if c.level == level:
+        return c
+    dropped = replace(c, data=c.data[:, :, : level + 1])
+    # The residues keep their scale; what differs from the canonical one of the lower level goes into the public factor.
+    return replace(dropped, factor=c.factor * dropped.scale / c.scale)
+
+
+def times_integers(c: Cipher, integers: Sequence[int] | int) -> Cipher:
+    """Each ciphertext times an integer of any size, mod every prime; scale and level stay as they are."""
+    if integers == 1:
+        return c
+    out = empty(*c.data.shape, c.data.is_meta, "a product with plain numbers")
+    if not c.data.is_meta:
+        out.copy_(c.data)
+        for j, q in enumerate(c.primes):
+            part = out[:, :, j].contiguous()
+            if isinstance(integers, int):
+                times_(part, integers % q, q)
+            else:
+                times_(part, torch.tensor([k % q for k in integers]).view(-1, 1, 1), q)
+            out[:, :, j] = part
+    return replace(c, data=out)
+
+
+def times_numbers(c: Cipher, numbers: Sequence[float], what: str) -> Cipher:
+    """Ciphertext i times the number i; one level. Error: 2^-scale_bits of the value, relative to 1."""
+    _need_level(c, what)
+    scale = weight_scale(c) * c.factor
+    return replace(times_integers(c, [round(v * scale) for v in numbers]), pending=c.pending + 1, factor=1.0)
+
+
+def aligned(a: Cipher, b: Cipher) -> tuple[Cipher, Cipher]:
+    """Both at one level, scale and factor, so that they can be added."""
+    if a.factor != b.factor:
+        ratio = b.factor / a.factor
+        if ratio.is_integer() and abs(ratio) < 1 << 12:
+            b = replace(times_integers(b, int(ratio)), factor=a.factor)
+        elif (1 / ratio).is_integer() and abs(1 / ratio) < 1 << 12:
+            a = replace(times_integers(a, int(1 / ratio)), factor=b.factor)
+        else:
+            one, other = (a, b) if a.left >= b.left else (b, a)
+            one = replace(one, factor=one.factor / other.factor)
+            one = replace(
+                times_numbers(one, [1.0] * one.count, "an addition of differently scaled terms"), factor=other.factor
+            )
+            a, b = (one, other) if a.left >= b.left else (other, one)
+    if a.left < b.left:
+        b, a = aligned(b, a)
+        return a, b
+    if a.left > b.left:
+        goal = b
+        while goal.level > a.left:
+            goal = rescale(goal)
+        if goal.pending == 0 and goal.level < a.left:
+            # Land one above with a rescale pending: the constant then keeps scale_bits of precision.
+            a = settle(_lowered(a, goal.level + 1, goal.left))
+        else:
+            a = _lowered(a, goal.level, goal.left)
+        return a, goal
+    least = min(a.pending, b.pending)
+    return settle(a, least), settle(b, least)
+
+
+def _lowered(c: Cipher, level: int, left: int) -> Cipher:
+    """c, settled, brought to a level and to a smaller number of multiplications left."""
+    c = settle(c)
+    current = c.scale
+    p = c.keys.parameters
+    goal = p.scales[left] * math.prod(float(q) for q in p.primes[left + 1 : level + 1])
+    return replace(
+        times_integers(replace(c, data=c.data[:, :, : level + 1]), round(goal / current)), pending=level - left
+    )
+
+
+def add(a: Cipher, b: Cipher, sign: int = 1) -> Cipher:
+    """a + sign * b, ciphertext by ciphertext. The error is the sum of both errors."""
+    a, b = aligned(a, b)
+    large = b if a.size <= b.size else a
+    out = empty(*large.data.shape, a.data.is_meta, "an addition")
+    if not a.data.is_meta:
+        for j, q in enumerate(a.primes):
+            for k in range(large.size):
+                left = a.data[:, k, j].clone() if k < a.size else torch.zeros_like(b.data[:, k, j])
+                if k < b.size:
+                    left = (plus_ if sign > 0 else minus_)(left, b.data[:, k, j], q)
+                out[:, k, j] = left
+    return replace(a, data=out)
+
+
+def negate(c: Cipher) -> Cipher:
+    """-c. Free."""
+    return replace(c, factor=-c.factor)
+
+
+def multiply(a: Cipher, b: Cipher, what: str = "a product") -> Cipher:
+    """a * b, slot by slot: three polynomials, one rescale pending. Relinearised when something needs two.
+
+    Error: |a| e_b + |b| e_a + e_a e_b.
+    """
+    same = a is b
+    a = settle(relinearise(a))
+    b = a if same else settle(relinearise(b))
+    if a.left > b.left:
+        a = settle(_lowered(a, b.left + 1, b.left))
+    elif b.left > a.left:
+        b = settle(_lowered(b, a.left + 1, a.left))
+    _need_level(a, what)
+    n, _, primes, degree = a.data.shape
+    out = empty(n, 3, primes, degree, a.data.is_meta, what)
+    if not a.data.is_meta:
+        for j, q in enumerate(a.primes):
+            for x, y, z in zip(
+                a.data[:, :, j].split(8), b.data[:, :, j].split(8), out[:, :, :, :].split(8), strict=True
+            ):
+                first = times_(x[:, 0].clone(), y[:, 0], q)
+                last = times_(x[:, 1].clone(), y[:, 1], q)
+                cross = times_(x[:, 0].clone(), y[:, 1], q)
+                cross = plus_(cross, cross.clone() if same else times_(x[:, 1].clone(), y[:, 0], q), q)
+                z[:, 0, j], z[:, 1, j], z[:, 2, j] = first, cross, last
+    return replace(a, data=out, pending=1, factor=a.factor * b.factor)
+
+
+def add_numbers(c: Cipher, numbers: Sequence[float], fresh: bool = False) -> Cipher:
+    """Ciphertext i plus the number i in every slot. A constant polynomial has one value at every point: no encoding.
+
+    Args:
+        fresh: whether nobody else holds `c.data`, which is then changed in place.
+    """
+    out = c.data if fresh else empty(*c.data.shape, c.data.is_meta, "an addition")
+    if not c.data.is_meta:
+        if not fresh:
+            out.copy_(c.data)
+        scale = c.scale / c.factor
+        integers = [round(float(v) * scale) for v in numbers]
+        for j, q in enumerate(c.primes):
+            constants = torch.tensor([k % q for k in integers]).view(-1, 1)
+            out[:, 0, j] = plus_(out[:, 0, j].clone(), constants, q)
+    return replace(c, data=out)

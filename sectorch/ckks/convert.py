@@ -1,0 +1,220 @@
+"""From encrypted to secret-shared and back: linear layers under CKKS, ReLUs on shares.
+
+Both directions mask statistically (CaPC 4.1; MP2ML). A CKKS message is a polynomial m whose slots are sum_k m_k
+cos(...), a real linear map; with that map as a fixed matrix of integers, both sides apply it to their own masked
+integers, exactly mod 2^64 or mod the primes, so that masks of any size cancel to the last bit and only the matrix's
+rounding is left as an error.
+
+CKKS -> shares: A adds a polynomial r of uniform coefficients (and a fresh encryption of zero), Q decrypts m + r and
+sends its half to S. Shares -> CKKS: A and S open x + r to Q, who encrypts it, and A takes r off under encryption.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import torch
+from tenseal import sealapi
+
+from .. import products
+from ..choreography import Located, Message, Net, Party, Phase, protocol
+from ..errors import ArgumentError
+from ..mpc.shares import Shares
+from ..randomness import PairKey, random_secret
+from ..session import Session, default_session
+from ..tensor import Scheme, SharedTensor
+from .cipher import Cipher, drop_to, settle
+from .errors import KeyMismatchError, ScaleError, SlotError
+from .keys import Keys, PublicKeys, SecretKey
+from .modular import dot, minus_, plus_, times_
+from .ntt import transform
+from .rerandomise import zeros
+from .tensor import CKKSTensor
+
+EXTRA_BITS = 8
+"""Fraction bits of converted shares beyond 2f: the matrix of the map is rounded to them."""
+_LOW = 62
+
+
+def random_words(count: int) -> torch.Tensor:
+    """Uniform int64 of one party's own, from a stream under a fresh key of the operating system."""
+    return PairKey(random_secret(), random_secret()).words("ckks mask", 0, 0, count)
+
+
+def _cosines(degree: int, slots: int) -> torch.Tensor:
+    """cos(pi k 3^j / N), float64 [slots, N]: how coefficient k enters slot j."""
+    powers, value = [], 1
+    for _ in range(slots):
+        powers.append(value)
+        value = value * 3 % (2 * degree)
+    angles = torch.tensor(powers)[:, None] * torch.arange(degree) % (2 * degree)
+    return torch.cos(angles.double() * (math.pi / degree))
+
+
+def _mask(shape: tuple[int, int], bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Uniform integers of so many bits as (high, low): high 2^62 + low."""
+    words = random_words(2 * math.prod(shape)).view(2, *shape)
+    low = words[0] & ((1 << min(bits, _LOW)) - 1)
+    high = words[1] & ((1 << (bits - _LOW)) - 1) if bits > _LOW else torch.zeros_like(low)
+    return high, low
+
+
+@protocol(
+    "ckks_to_shares",
+    "CaPC, 4.1",
+    [
+        Message("masked", "A", "S", "encrypted; r of A"),
+        Message("forwarded", "S", "Q", "r of A, statistically"),
+        Message("half", "Q", "S", "r of A, statistically"),
+    ],
+)
+def _open_masked(net: Net, masked: Located, decrypt) -> Located:
+    """A's masked ciphertexts go to Q by way of S; Q decrypts and sends S its half."""
+    at_Q = net.send(net.send(masked, net.A, net.S, "masked"), net.S, net.Q, "forwarded")
+    return net.send(net.locally(net.Q, decrypt, at_Q), net.Q, net.S, "half")
+
+
+def to_shares(
+    e: CKKSTensor,
+    secret: SecretKey,
+    *,
+    session: Session | None = None,
+    party: Party | None = None,
+    scheme: Scheme | None = None,
+    value_bits: int = 7,
+    security_bits: int = 40,
+) -> SharedTensor:
+    """An encrypted tensor at A becomes shares of A and S. Q's secret key is used at Q only.
+
+    Args:
+        value_bits: every value is below 2^value_bits in magnitude (a larger one is masked less well, and wraps).
+        security_bits: what Q and S see of a message is within 2^-security_bits of independent of it, a coefficient.
+
+    Rounds 3; bytes: the ciphertexts from A to S and on to Q, 8 an element from Q to S. Q and S learn nothing but
+    shapes; the fresh encryption of zero hides A's weights from Q. Error: |x| 2^-(f + EXTRA_BITS) beside that of the
+    ciphertext.
+
+    Raises:
+        ScaleError: the modulus that is left has no room for the mask; keep a level or two (keygen with more depth).
+        KeyMismatchError: the secret key of another set.
+    """
+    if secret.identity != e.keys.identity:
+        raise KeyMismatchError(f"the tensor is under keys {e.keys.identity[:8]}, the key is of {secret.identity[:8]}")
+    session, scheme = session or default_session(), scheme or Scheme()
+    party = party or session.answering[0]
+    c = settle(e.cipher)
+    bits = math.ceil(math.log2(c.scale)) + value_bits + security_bits
+    offset_bits = bits - security_bits
+    while c.level and math.log2(math.prod(c.primes[: c.level])) > bits + 2:
+        c = drop_to(c, c.level - 1)
+    if math.log2(math.prod(c.primes)) <= bits + 2:
+        raise ScaleError(
+            f"a mask of {bits} bits does not fit the {math.log2(math.prod(c.primes)):.0f} bits of modulus that are "
+            f"left; make keys with more depth, so that two or three levels remain, or lower value_bits or security_bits"
+        )
+    scale_bits = 2 * scheme.frac_bits + EXTRA_BITS
+    context, p = c.keys.context, c.keys.parameters
+    matrix = (_cosines(p.degree, e.batch) * (2.0**scale_bits * c.factor / c.scale)).round_().to(torch.int64).t()
+    shape = e.full_shape
+
+    def shared(integers: torch.Tensor) -> torch.Tensor:
+        return products.matmul(integers, matrix).t().reshape(shape).contiguous()
+
+    high, low = _mask((c.count, p.degree), bits)
+    word = (high << _LOW) + low + (1 << offset_bits)  # mod 2^64; the offset keeps m + r above zero
+    data = c.data.clone()
+    fresh = zeros(c)
+    for j, q in enumerate(c.primes):
+        residues = times_(high.remainder(q), (1 << _LOW) % q, q)
+        residues = plus_(plus_(residues, low.remainder(q), q), torch.tensor((1 << offset_bits) % q), q)
+        data[:, :, j] = plus_(data[:, :, j].contiguous(), fresh[:, :, j], q)
+        data[:, 0, j] = plus_(data[:, 0, j].contiguous(), transform(p.degree, q).forward(residues), q)
+
+    def decrypted(masked: torch.Tensor) -> torch.Tensor:
+        plain, rows = sealapi.Plaintext(), []
+        for one in masked:
+            secret.decryptor.decrypt(context.write(one, c.scale), plain)
+            rows.append(torch.from_numpy(np.array(context.parse_plain(plain, c.level))))
+        values = torch.stack(rows)
+        return shared(_lifted([transform(p.degree, q).inverse(values[:, j]) for j, q in enumerate(c.primes)], c.primes))
+
+    with session.operation(party) as net:
+        at_S = _open_masked(net, net.own(net.A, data, Phase.ONLINE), decrypted)
+        at_A = net.locally(net.A, lambda r: shared(-r), net.own(net.A, word, Phase.ONLINE))
+        return SharedTensor(Shares(at_A, at_S), scale_bits, session, party, scheme, e.float_dtype)
+
+
+def _lifted(residues: list[torch.Tensor], primes: tuple[int, ...]) -> torch.Tensor:
+    """The integer in [0, product of the primes) with these residues, mod 2^64 (Garner: mixed radix digits)."""
+    digits: list[torch.Tensor] = []
+    for j, q in enumerate(primes):
+        rest = residues[j].clone()
+        weight = 1
+        for digit, below in zip(digits, primes, strict=False):
+            rest = minus_(rest, times_(digit.remainder(q), weight % q, q), q)
+            weight *= below
+        digits.append(times_(rest, pow(weight, -1, q), q))
+    total, weight = torch.zeros_like(residues[0]), 1
+    for digit, q in zip(digits, primes, strict=True):
+        wrapped = weight % (1 << 64)
+        total += digit * (wrapped - (1 << 64) if wrapped >= 1 << 63 else wrapped)
+        weight *= q
+    return total
+
+
+@protocol(
+    "shares_to_ckks",
+    "CaPC, 4.1",
+    [Message("masked_half", "A", "S", "r of A, uniform"), Message("masked", "S", "Q", "r of A, statistically")],
+)
+def _masked_to_Q(net: Net, x: Shares, r: Located) -> Located:
+    half = net.send(net.locally(net.A, torch.add, x.A, r), net.A, net.S, "masked_half")
+    return net.send(net.locally(net.S, torch.add, half, x.S), net.S, net.Q, "masked")
+
+
+def from_shares(
+    x: SharedTensor, keys: PublicKeys | Keys, *, value_bits: int = 8, security_bits: int = 30
+) -> CKKSTensor:
+    """Shares of A and S become a tensor encrypted under Q's key, at A; one level of the chain is used.
+
+    Args:
+        value_bits: every value is below 2^value_bits in magnitude.
+        security_bits: what S and Q see is within 2^-security_bits of independent of x, an element; x + r stays below
+            2^62.
+
+    Rounds 2, and Q's ciphertexts to A. Error: |x| 2^-20 beside that of a fresh encryption.
+
+    Raises:
+        ScaleError: value_bits, the fraction bits and security_bits are more than 61 together.
+        SlotError: more samples than slots.
+    """
+    public = keys.public if isinstance(keys, Keys) else keys
+    p = public.parameters
+    with torch._C.DisableTorchFunctionSubclass():
+        shape, dtype = x.shares.shape, x.dtype
+    if not len(shape) or not shape[0] or shape[0] > p.slots:
+        raise SlotError(f"a tensor of shape {tuple(shape)} does not fit {p.slots} slots, a batch in dimension 0")
+    width = x.scale_bits + value_bits
+    if width + security_bits > 61:
+        raise ScaleError(
+            f"{value_bits} value bits, {x.scale_bits} fraction bits and {security_bits} security bits exceed 61 "
+            f"together; truncate first (multiply by one) or lower them"
+        )
+    if p.depth < 1:
+        raise ArgumentError("the keys need a depth of at least one")
+    scale = p.scales[p.depth - 1] * p.primes[p.depth]
+    matrix = (_cosines(p.degree, shape[0]) * (scale / 2.0**x.scale_bits * 2 / p.degree)).round_().to(torch.int64).t()
+    with x.session.operation(x.party) as net:
+        r = (random_words(math.prod(shape)).view(shape) & ((1 << (width + security_bits)) - 1)) + (1 << width)
+        opened = net.read(_masked_to_Q(net, x.shares, net.own(net.A, r, Phase.ONLINE)), net.Q)
+    rows = math.prod(shape[1:])
+    blank = Cipher(torch.empty(rows, 2, p.depth + 1, p.degree, dtype=torch.int64), public)
+    data = zeros(blank).contiguous()  # Q's encryption of zero; what follows adds Q's message, and takes A's mask off
+    for j, q in enumerate(p.primes):
+        for value, change in ((opened, plus_), (r, minus_)):
+            columns = value.reshape(shape[0], rows).remainder(q).contiguous()
+            message = dot(matrix.contiguous(), columns, q).t().contiguous()
+            data[:, 0, j] = change(data[:, 0, j].contiguous(), transform(p.degree, q).forward(message), q)
+    return CKKSTensor(replace(blank, data=data, pending=1), shape[0], tuple(shape[1:]), dtype)

@@ -1,0 +1,132 @@
+"""Before anything is encrypted: what a model takes of the modulus chain, layer by layer, and how much memory."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from ..errors import ArgumentError, SectorchError
+from .cipher import Cipher
+from .errors import LevelError, SecurityLevelError
+from .keys import Keys, PublicKeys
+from .parameters import Parameters, choose
+from .table import observed
+from .tensor import CKKSTensor
+
+_UNBOUNDED = 38
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of the model on encrypted values."""
+
+    layer: str
+    operation: str
+    shape: tuple[int, ...]
+    ciphertexts: int
+    levels_left: int
+    bytes: int
+
+
+@dataclass
+class Report:
+    """What `explain` found.
+
+    Attributes:
+        depth: levels that the model takes; None if it does not run to its end.
+        parameters: those that were asked about, or the smallest that fit.
+        problem: why the model does not run on them, naming the layer; empty if it does.
+        peak_bytes: the largest sum of an operation's operand and result, an estimate of the memory of a run.
+    """
+
+    steps: list[Step]
+    parameters: Parameters | None
+    depth: int | None
+    problem: str = ""
+    peak_bytes: int = 0
+    runs_out: str = field(default="")
+
+    @property
+    def supported(self) -> bool:
+        return not self.problem
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=140)
+        console.print(str(self.parameters) if self.parameters else "no secure parameters fit")
+        table = Table(title="level by level")
+        for column in ("layer", "operation", "result", "ciphertexts", "levels left", "MB"):
+            table.add_column(column, justify="left" if column in ("layer", "operation", "result") else "right")
+        for s in self.steps:
+            row = (s.layer, s.operation, str(s.shape), str(s.ciphertexts), str(s.levels_left), f"{s.bytes / 1e6:.1f}")
+            table.add_row(*row)
+        console.print(table)
+        if self.depth is not None:
+            console.print(f"depth {self.depth}; about {self.peak_bytes / 2**30:.2f} GiB of ciphertexts at the peak")
+        if self.problem:
+            console.print(f"does not run: {self.problem}", style="red")
+        return console.file.getvalue()
+
+
+def _dry_run(
+    model: nn.Module, x: torch.Tensor, parameters: Any
+) -> tuple[list[Step], CKKSTensor | None, SectorchError | None]:
+    """The model on shapes alone: the handlers run, and no ciphertext exists."""
+    keys = SimpleNamespace(parameters=parameters, identity="dry run", context=None, relin=None)
+    rows = math.prod(x.shape[1:])
+    data = torch.empty(rows, 2, parameters.depth + 1, parameters.degree, dtype=torch.int64, device="meta")
+    e = CKKSTensor(Cipher(data, keys), x.shape[0], tuple(x.shape[1:]), x.dtype)
+    steps = [Step("input", "encrypt", tuple(x.shape), rows, parameters.depth, e.ciphertext_bytes)]
+
+    def watch(name: str, layer: str | None, result: Any) -> None:
+        if isinstance(result, CKKSTensor):
+            c, shape = result.cipher, tuple(result.full_shape)
+            steps.append(
+                Step((layer or "").removeprefix("layer "), name, shape, c.count, c.left, result.ciphertext_bytes)
+            )
+
+    try:
+        with observed(watch), torch.no_grad():
+            return steps, model(e), None
+    except SectorchError as error:
+        return steps, None, error
+
+
+def explain(model: nn.Module, x: torch.Tensor, keys: Keys | PublicKeys | Parameters | None = None) -> Report:
+    """What `model(encrypt(x, keys))` takes of the chain, without keys, ciphertexts or values.
+
+    Args:
+        x: only its shape and dtype are used; the batch is dimension 0.
+        keys: whose chain is asked about; without, the smallest secure parameters that the model needs are chosen.
+
+    A model that is not supported, or whose chain runs out, gives a report with `problem`, naming the layer.
+    """
+    if x.dim() < 1:
+        raise ArgumentError("explain() needs an input with a batch dimension")
+    if keys is None:
+        fake = SimpleNamespace(
+            degree=8192, primes=(1 << 28,) * (_UNBOUNDED + 1), scales=(2.0**28,) * (_UNBOUNDED + 1), depth=_UNBOUNDED,
+            slots=1 << 20,
+        )  # fmt: skip
+        steps, _, error = _dry_run(model, x, fake)
+        if error is not None:
+            return Report(steps, None, None, str(error))
+        depth = _UNBOUNDED - min((s.levels_left for s in steps), default=_UNBOUNDED)
+        try:
+            parameters = choose(max(1, depth), slots=x.shape[0])
+        except SecurityLevelError as refused:
+            return Report(steps, None, depth, str(refused))
+    else:
+        parameters = keys if isinstance(keys, Parameters) else keys.parameters
+    steps, _, error = _dry_run(model, x, parameters)
+    peak = max(a.bytes + b.bytes for a, b in zip(steps, steps[1:] or steps, strict=False))
+    layer = str(getattr(error, "layer", "") or "") if isinstance(error, LevelError) else ""
+    used = parameters.depth - min(s.levels_left for s in steps) if error is None else None
+    return Report(steps, parameters, used, "" if error is None else str(error), peak, layer)

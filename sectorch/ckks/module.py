@@ -1,0 +1,108 @@
+"""A model at A that is queried under encryption: one message each way. Q encrypts, A evaluates, Q decrypts.
+
+Source: CaPriDe (section 2.1), PrivHFL (Appendix B.2, where HE-Transformer does the same).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..errors import ArgumentError, ShapeError, TrainingModeError
+from .errors import LevelError, MemoryBudgetError
+from .explain import Report, explain
+from .keys import Keys, keygen
+from .memory import limit
+from .rerandomise import rerandomised
+from .tensor import CKKSTensor, encrypt
+
+
+@dataclass(frozen=True)
+class Query:
+    """What one call took: seconds of Q's and A's work, and the bytes of the two messages (ciphertexts as words)."""
+
+    encrypt_seconds: float
+    evaluate_seconds: float
+    decrypt_seconds: float
+    query_bytes: int
+    answer_bytes: int
+
+
+class CKKSModule(nn.Module):
+    """Called with Q's plain tensor [batch, ...], gives the plain result, as Q decrypts it; with a CKKSTensor, a
+    CKKSTensor.
+
+    Q learns the result with its error, A the shapes; the answer is rerandomised, so that its ciphertexts show Q nothing
+    of the weights beyond the result and the size of its error (`rerandomise.py`). A batch beyond the slots is cut.
+
+    Args:
+        model: FHE-friendly, in evaluation mode; its weights stay with A in plain.
+        keys: Q's; made on the first call, to the depth that `explain` finds, unless given.
+
+    Raises on a call, before anything is encrypted:
+        LevelError: the chain is too short; the layer is named.
+        MemoryBudgetError: with the estimate.
+    """
+
+    def __init__(self, model: nn.Module, keys: Keys | None = None):
+        super().__init__()
+        if any(m.training for m in model.modules()):
+            raise TrainingModeError("the model is in training mode; call model.eval() first")
+        self.__dict__["model"], self.__dict__["keys"] = model, keys
+        self.queries: list[Query] = []
+        super().train(False)
+
+    def train(self, mode: bool = True) -> CKKSModule:
+        if mode:
+            raise TrainingModeError("an encrypted model is for inference; train the plain model")
+        return self
+
+    def explain(self, x: torch.Tensor) -> Report:
+        """Depth, levels and memory of a call with such an input; runs nothing."""
+        return explain(self.model, x, self.keys)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(x, CKKSTensor):
+            with torch.no_grad():
+                return rerandomised(self.model(x))
+        if not isinstance(x, torch.Tensor) or x.dim() < 1 or not len(x):
+            raise ShapeError(
+                "an encrypted model takes a tensor whose first dimension is the batch, of at least one sample"
+            )
+        if self.keys is None:
+            report = self.explain(x[: 1 << 14])
+            self._check(report)
+            self.__dict__["keys"] = keygen(max(1, report.depth), slots=min(len(x), 1 << 14))
+        self._check(self.explain(x[: self.keys.parameters.slots]))
+        return torch.cat([self._query(part) for part in x.split(self.keys.parameters.slots)])
+
+    def _check(self, report: Report) -> None:
+        if report.runs_out:
+            raise LevelError(report.problem)
+        if report.problem:
+            raise ArgumentError(report.problem)
+        if report.peak_bytes > limit():
+            raise MemoryBudgetError(
+                f"the run would take about {report.peak_bytes / 2**30:.1f} GiB of ciphertexts, more than the "
+                f"{limit() / 2**30:.1f} GiB allowed; use a smaller input or network, or "
+                f"sectorch.ckks.memory_limit(bytes)"
+            )
+
+    def _query(self, x: torch.Tensor) -> torch.Tensor:
+        times = [time.perf_counter()]
+        e = encrypt(x, self.keys)
+        asked = e.ciphertext_bytes
+        times.append(time.perf_counter())
+        with torch.no_grad():
+            answer = rerandomised(self.model(e))
+        del e
+        times.append(time.perf_counter())
+        y = answer.decrypt(self.keys.secret)
+        times.append(time.perf_counter())
+        spent = [b - a for a, b in itertools.pairwise(times)]
+        self.queries.append(Query(*spent, asked, answer.ciphertext_bytes))
+        return y

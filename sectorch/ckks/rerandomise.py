@@ -1,0 +1,51 @@
+"""A fresh encryption of zero added to an answer: its ciphertexts then no longer show how they were computed.
+
+Q holds the secret key and knows the ciphertexts that it sent; the second polynomial of an untouched answer is a known
+combination of those, with A's weights as coefficients. SEAL's public-key encryption of zero makes it pseudo-random.
+What is left to Q is the result and its error, whose size depends on the weights; `flood_bits` hides that too
+(`flood.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from tenseal import sealapi
+
+from .cipher import Cipher, empty, settle
+from .flood import flooded
+from .modular import plus_
+from .tensor import CKKSTensor
+from .workers import spread
+
+
+def zeros(c: Cipher) -> torch.Tensor:
+    """Fresh encryptions of zero by SEAL, of the level of c: int64 [n, 2, level + 1, N]."""
+    keys = c.keys
+    fresh = empty(c.count, 2, len(keys.parameters.primes), keys.parameters.degree, False, "encryptions of zero")
+
+    def one(_: int):
+        ciphertext = sealapi.Ciphertext(keys.context.seal)
+        keys.encryptor.encrypt_zero(ciphertext)
+        return keys.context.read(ciphertext)[0]
+
+    spread(one, fresh)
+    return fresh[:, :, : c.level + 1]
+
+
+def rerandomised(y: CKKSTensor, flood_bits: int | None = None) -> CKKSTensor:
+    """y settled, with a fresh encryption of zero (and noise) added. Error: that of a fresh encryption (and of the
+    noise).
+    """
+    lowest = y.settled() if flood_bits is None else CKKSTensor(settle(y.cipher), y.batch, y.row_shape, y.float_dtype)
+    c = lowest.cipher
+    if not c.data.is_meta:
+        data = c.data.clone()
+        fresh = zeros(c)
+        for j, q in enumerate(c.primes):
+            data[:, :, j] = plus_(data[:, :, j].contiguous(), fresh[:, :, j], q)
+        c = replace(c, data=data)
+    if flood_bits is not None:
+        c = flooded(c, flood_bits)
+    return CKKSTensor(c, y.batch, y.row_shape, y.float_dtype)

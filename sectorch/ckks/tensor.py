@@ -1,0 +1,242 @@
+"""CKKSTensor: an encrypted tensor that looks like a torch tensor, its batch in the slots, and fails closed.
+
+Batch packing: dimension 0 lies in the slots, and every element of a row is one ciphertext; [B, 1, 28, 28] is 784
+ciphertexts for any B up to the slot count. No operation moves a sample to another slot, so none needs a rotation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from os import PathLike
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from tenseal import sealapi
+
+from ..errors import ArgumentError, DtypeError, NonFiniteError, SecretAccessError, ShapeError, UnsupportedOpError
+from .cipher import Cipher, drop_to, empty, settle
+from .container import read_container, write_container
+from .errors import KeyMismatchError, ScaleError, SerialisationError, SlotError
+from .flood import flooded
+from .keys import Keys, PublicKeys, SecretKey, parameters_meta
+from .workers import spread
+
+_dispatch: Callable | None = None
+
+
+def set_dispatch(call: Callable) -> None:
+    """The table plugs itself in here when it is imported."""
+    global _dispatch
+    _dispatch = call
+
+
+class CKKSTensor(torch.Tensor):
+    """An encrypted [batch, ...] tensor. Everything but shape, dtype, level and scale takes the secret key."""
+
+    @staticmethod
+    def __new__(cls, cipher: Cipher, batch: int, shape: tuple[int, ...], dtype: torch.dtype):
+        self = torch.Tensor._make_wrapper_subclass(cls, (batch, *shape), dtype=dtype)
+        self.cipher, self.batch, self.row_shape, self.float_dtype = cipher, batch, tuple(shape), dtype
+        return self
+
+    def __init__(self, *_args: Any, **_kwargs: Any):
+        super().__init__()
+
+    @property
+    def full_shape(self) -> torch.Size:
+        return torch.Size((self.batch, *self.row_shape))
+
+    @property
+    def keys(self) -> PublicKeys:
+        return self.cipher.keys
+
+    @property
+    def levels_left(self) -> int:
+        """Multiplications in sequence that the modulus chain still allows."""
+        return self.cipher.left
+
+    @property
+    def ciphertext_bytes(self) -> int:
+        return 8 * math.prod(self.cipher.data.shape)
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return _dispatch(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise UnsupportedOpError(
+            f"{func} reached the content of a CKKSTensor past the dispatch table; nothing was computed. "
+            f"sectorch.ckks.supported_ops() lists what works"
+        )
+
+    def __reduce_ex__(self, protocol) -> NoReturn:
+        raise SecretAccessError("a CKKSTensor cannot be pickled or copied; .save(path) writes it")
+
+    __deepcopy__ = __copy__ = __reduce_ex__
+
+    def __repr__(self, *, tensor_contents=None) -> str:
+        return f"CKKSTensor(shape={tuple(self.full_shape)}, dtype={self.float_dtype}, levels_left={self.levels_left})"
+
+    def settled(self) -> CKKSTensor:
+        """Relinearised and rescaled, with the primes dropped that a result does not need: the smallest to send."""
+        cipher = settle(self.cipher)
+        return CKKSTensor(drop_to(cipher, min(cipher.level, 1)), self.batch, self.row_shape, self.float_dtype)
+
+    def decrypt(self, secret: SecretKey, *, flood_bits: int | None = None) -> torch.Tensor:
+        """The plain tensor [batch, ...], learned by the holder of the secret key.
+
+        Args:
+            secret: the key of the same key set.
+            flood_bits: before the result is handed to anyone else, noise of this many bits over the ciphertext's own
+                error is added (`flood.py`); needed where decrypted results are shared (docs/ckks.md, IND-CPA-D).
+
+        Error: what the operations left; see each operation, and docs/ckks.md for the bound.
+
+        Raises:
+            KeyMismatchError: the key of another set.
+        """
+        if not isinstance(secret, SecretKey):
+            raise ArgumentError(f"decrypt() takes keys.secret, got {type(secret).__name__}")
+        if secret.identity != self.keys.identity or secret.parameters != self.keys.parameters:
+            raise KeyMismatchError(
+                f"the tensor was encrypted under keys {self.keys.identity[:8]}, the key is of {secret.identity[:8]}"
+            )
+        cipher = self.cipher if flood_bits is None else flooded(settle(self.cipher), flood_bits)
+        if cipher.data.is_meta:
+            return torch.empty(self.full_shape, dtype=self.float_dtype, device="meta")
+        if cipher.pending == 0:
+            cipher = drop_to(cipher, min(cipher.level, 1))
+        context, scale = self.keys.context, cipher.scale
+        out = torch.empty(cipher.count, self.batch, dtype=torch.float64)
+        plain = sealapi.Plaintext()
+        for i in range(cipher.count):
+            secret.decryptor.decrypt(context.write(cipher.data[i], scale), plain)
+            out[i] = torch.from_numpy(np.asarray(context.encoder.decode_double(plain)[: self.batch]))
+        return (out * cipher.factor).t().reshape(self.full_shape).to(self.float_dtype)
+
+    def save(self, path: str | PathLike, *, keys: bool = False) -> None:
+        """Write the ciphertexts, with the public keys if asked. The file shows shapes and parameters to its readers."""
+        c = self.cipher
+        meta = parameters_meta(self.keys.parameters) | {
+            "identity": self.keys.identity, "batch": self.batch, "shape": list(self.row_shape), "pending": c.pending,
+            "factor": c.factor, "size": c.size, "primes_left": c.level + 1, "dtype": str(self.float_dtype),
+        }  # fmt: skip
+        blobs = {f"q{j}": _packed(c.data[:, :, j], q) for j, q in enumerate(c.primes)}
+        write_container(path, "ciphertexts", meta, blobs | (self.keys.blobs() if keys else {}))
+
+
+def load(path: str | PathLike, keys: PublicKeys | Keys | None = None) -> CKKSTensor:
+    """Read what `CKKSTensor.save` wrote.
+
+    Args:
+        keys: the public keys of the same set; may be left out if the file has them.
+
+    Raises:
+        SerialisationError: damaged, or a residue beyond its prime.
+        KeyMismatchError: no keys, or those of another set.
+    """
+    meta, blobs = read_container(path, "ciphertexts")
+    keys = keys.public if isinstance(keys, Keys) else keys
+    try:
+        if keys is None:
+            if "public" not in blobs:
+                raise KeyMismatchError(f"{path} was saved without keys; name them: load(path, keys.public)")
+            keys = PublicKeys.from_blobs(meta, blobs)
+        if meta["identity"] != keys.identity or any(
+            meta.get(k) != v for k, v in parameters_meta(keys.parameters).items()
+        ):
+            raise KeyMismatchError(
+                f"{path} belongs to keys {str(meta['identity'])[:8]}, given were {keys.identity[:8]}"
+            )
+        batch, shape = int(meta["batch"]), tuple(int(d) for d in meta["shape"])
+        size, primes, pending = int(meta["size"]), int(meta["primes_left"]), int(meta["pending"])
+        dtype, factor = (
+            {"torch.float32": torch.float32, "torch.float64": torch.float64}[meta["dtype"]],
+            float(meta["factor"]),
+        )
+        blobs = [blobs[f"q{j}"] for j in range(primes)]
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, SerialisationError):
+            raise
+        raise SerialisationError(f"{path} is damaged: {error}") from None
+    p = keys.parameters
+    bad = not 1 <= batch <= p.slots or min(shape, default=1) < 0 or size not in (2, 3) or not 1 <= primes <= p.depth + 1
+    if bad or not 0 <= pending < primes or not math.isfinite(factor) or factor == 0:
+        raise SerialisationError(f"{path} is damaged: its head does not describe ciphertexts")
+    data = empty(math.prod(shape), size, primes, p.degree, False, "loading")
+    for j, q in enumerate(p.primes[:primes]):
+        data[:, :, j] = _unpacked(blobs[j], data[:, :, j].shape, q)
+    return CKKSTensor(Cipher(data, keys, pending, factor), batch, shape, dtype)
+
+
+def _packed(residues: torch.Tensor, q: int) -> bytes:
+    """Residues as little-endian words of 4 bytes below 2^32, else of 8."""
+    return residues.contiguous().numpy().astype("<u4" if q < 1 << 32 else "<u8").tobytes()
+
+
+def _unpacked(content: bytes, shape: torch.Size, q: int) -> torch.Tensor:
+    kind = np.dtype("<u4" if q < 1 << 32 else "<u8")
+    if len(content) != kind.itemsize * math.prod(shape):
+        raise SerialisationError("the file is damaged: residues of another length than its head says")
+    words = np.frombuffer(content, dtype=kind)
+    if words.size and int(words.max()) >= q:
+        raise SerialisationError("the file is damaged: a residue is not below its prime")
+    return torch.from_numpy(words.astype(np.int64)).view(shape)
+
+
+def encrypt(x: torch.Tensor, keys: PublicKeys | Keys) -> CKKSTensor:
+    """Encrypt [batch, ...] with the batch in the slots: one ciphertext for each element of a row.
+
+    Args:
+        x: floating point, finite, the batch at most the number of slots.
+        keys: `keys.public`; or the whole `keys`, whose holder encrypts with the secret key, which is twice as fast.
+
+    Error: below 8 sqrt(N (1 + 2N/3) / 12 + 16 N) / scale in every slot (8 sigma; the rounding of SEAL's last step and
+    an error of standard deviation 3.2). Whoever holds no secret key learns the shape.
+
+    Raises:
+        SlotError, DtypeError, NonFiniteError, ScaleError, MemoryBudgetError: before anything is encrypted.
+    """
+    public = keys.public if isinstance(keys, Keys) else keys
+    if not isinstance(public, PublicKeys):
+        raise ArgumentError(f"encrypt() takes keys.public (or keys), got {type(keys).__name__}")
+    if isinstance(x, CKKSTensor) or not isinstance(x, torch.Tensor) or not x.dtype.is_floating_point:
+        raise DtypeError(f"encrypt() takes a floating-point tensor, got {getattr(x, 'dtype', type(x).__name__)}")
+    if x.dim() < 1 or x.shape[0] < 1:
+        raise ShapeError("encrypt() takes a tensor whose first dimension is the batch, of at least one sample")
+    p = public.parameters
+    if x.shape[0] > p.slots:
+        raise SlotError(
+            f"a batch of {x.shape[0]} does not fit {p.slots} slots; keygen(depth, slots={x.shape[0]}) or cut it"
+        )
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    rows = x.detach().to(torch.float64).reshape(x.shape[0], -1)
+    out = empty(rows.shape[1], 2, p.depth + 1, p.degree, x.is_meta, "encrypting")
+    if not x.is_meta:
+        if not bool(torch.isfinite(rows).all()):
+            raise NonFiniteError("the input holds NaN or infinity")
+        if rows.numel() and float(rows.abs().max()) >= p.primes[0] / p.scales[0] / 2:
+            raise ScaleError(
+                f"the input reaches 2^{math.log2(p.primes[0] / p.scales[0]) - 1:.0f}, the end of what the last level "
+                f"holds; scale it down, or keygen(..., integer_bits=)"
+            )
+        _encrypt_rows(rows, public, keys.secret if isinstance(keys, Keys) else None, out)
+    return CKKSTensor(Cipher(out, public), x.shape[0], tuple(x.shape[1:]), dtype)
+
+
+def _encrypt_rows(rows: torch.Tensor, public: PublicKeys, secret: SecretKey | None, out: torch.Tensor) -> None:
+    context, p = public.context, public.parameters
+    columns, scale = rows.t().contiguous(), p.scales[p.depth]
+
+    def one(i: int) -> np.ndarray:
+        plain, ciphertext = context.encode(columns[i].tolist(), p.depth, scale), sealapi.Ciphertext(context.seal)
+        if secret is None:
+            public.encryptor.encrypt(plain, ciphertext)
+        else:
+            secret.encryptor.encrypt_symmetric(plain, ciphertext)
+        return context.read(ciphertext)[0]
+
+    spread(one, out)

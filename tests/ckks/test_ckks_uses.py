@@ -1,0 +1,247 @@
+"""Keys and files, encrypted matrices, conversion to shares and back, networks, explain, noise flooding."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import sectorch
+from sectorch import ckks
+from sectorch.ckks.flood import flood_cost
+from sectorch.errors import TrainingModeError
+from sectorch.nn.fhe import Polynomial, fhe_friendly, fine_tune
+from sectorch.nn.models import lenet
+from sectorch.nn.models.small import Square
+
+DOUBLE = torch.float64
+
+
+@pytest.mark.parametrize("with_keys", [True, False])
+def test_tensors_are_saved_with_and_without_keys(keys, tmp_path, with_keys):
+    x = torch.randn(4, 2, dtype=DOUBLE)
+    e = torch.nn.functional.linear(ckks.encrypt(x, keys), torch.eye(2, dtype=DOUBLE)) * 3
+    e.save(tmp_path / "e", keys=with_keys)
+    if not with_keys:
+        with pytest.raises(ckks.KeyMismatchError, match="without keys"):
+            ckks.load(tmp_path / "e")
+    back = ckks.load(tmp_path / "e", None if with_keys else keys.public)
+    assert torch.equal(back.cipher.data, e.cipher.data) and back.levels_left == e.levels_left
+    assert torch.equal(back.decrypt(keys.secret), e.decrypt(keys.secret))
+    with pytest.raises(ckks.KeyMismatchError):
+        ckks.load(tmp_path / "e", ckks.keygen(1).public)
+
+
+def test_keys_are_saved_apart(keys, tmp_path):
+    keys.public.save(tmp_path / "public")
+    keys.secret.save(tmp_path / "secret")
+    assert (tmp_path / "secret").stat().st_mode & 0o077 == 0
+    public, secret = ckks.PublicKeys.load(tmp_path / "public"), ckks.SecretKey.load(tmp_path / "secret")
+    x = torch.randn(3, 1, dtype=DOUBLE)
+    square = ckks.encrypt(x, public) ** 2
+    assert torch.allclose(square.decrypt(secret), x * x, atol=1e-2)
+    with pytest.raises(ckks.SerialisationError, match="holds"):
+        ckks.SecretKey.load(tmp_path / "public")
+
+
+@given(data=st.data())
+@settings(max_examples=40)
+def test_damaged_files_are_refused(keys, tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("ckks") / "e"
+    ckks.encrypt(torch.ones(2, 1), keys).save(path)
+    whole = bytearray(path.read_bytes())
+    if data.draw(st.booleans()):
+        whole = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    else:
+        at = data.draw(st.integers(0, 400))
+        whole[at] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(bytes(whole))
+    # A flipped bit of the head may leave a valid file; it then loads as what it says. Nothing else may happen.
+    try:
+        e = ckks.load(path, keys.public)
+    except (ckks.SerialisationError, ckks.KeyMismatchError):
+        return
+    assert isinstance(e, ckks.CKKSTensor)
+
+
+def test_seal_bytes_are_checked(keys):
+    context = keys.public.context
+    good = sectorch.ckks.seal.saved(context.write(ckks.encrypt(torch.ones(2, 1), keys).cipher.data[0], 2.0**28))
+    context.parse(good)
+    swapped = [b"\0\0" + good[2:], good[:5] + b"\x01" + good[6:], good[:40] + b"x" * 20 + good[60:]]
+    for bad in (b"", good[:10], good[:-1], *swapped):
+        with pytest.raises(ckks.SerialisationError):
+            context.parse(bad)
+
+
+SHAPES = [(4, 8, 6), (8, 4, 5), (3, 7, 9), (1, 1, 1), (2, 60, 50), (6, 50, 3)]
+
+
+@pytest.mark.parametrize("kind", [ckks.MatrixReducing, ckks.MatrixSquaring])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_encrypted_matrix_products(kind, shape):
+    torch.manual_seed(0)
+    d_out, d_in, m = shape
+    plan = kind(*shape, 2048)
+    keys = ckks.keygen(1, rotations=plan.rotations())
+    a, b = torch.randn(d_out, d_in, dtype=DOUBLE), torch.randn(d_in, m, dtype=DOUBLE)
+    left = plan.left(a, keys)
+    # d_in products of values below 4.5, each with two errors of 8 sigma; rotations add a key switch each.
+    n, scale = keys.parameters.degree, 2.0**keys.parameters.scale_bits
+    each = 8 * math.sqrt(n * ((1 + 2 * n / 3) / 12 + 11)) / scale
+    for right in (plan.right(b, keys), plan.right(b, None)):
+        y = plan.multiply(left, right)
+        assert float((y.decrypt(keys.secret) - a @ b).abs().max()) < 9 * d_in * each + 30 * each
+        blocks = len(y.blocks) * -(-d_in // plan.inner)
+        assert y.counts.products == blocks * plan.terms
+        if kind is ckks.MatrixReducing:
+            assert plan.terms == d_in and y.counts.rotations == 0
+        else:
+            # SecSV, Table 1: d' products with d_out <= d' < 2 d_out at best, rotations about log2(d_in / d').
+            parts = plan.inner // plan.tile[0]
+            assert plan.inner % plan.tile[0] == 0
+            assert y.counts.rotations <= len(y.blocks) * 2 * math.ceil(math.log2(max(2, parts)))
+
+
+def test_rotations_need_keys(keys):
+    plan = ckks.MatrixSquaring(2, 8, 2, keys.parameters.slots)
+    with pytest.raises(ckks.MissingKeyError, match="rotations"):
+        plan.multiply(plan.left(torch.ones(2, 8), keys), plan.right(torch.ones(8, 2), keys))
+
+
+@given(seed=st.integers(0, 100), batch=st.integers(1, 9), factor=st.sampled_from([1.0, 0.3]))
+@settings(max_examples=6)
+def test_to_shares_and_back(keys, seed, batch, factor):
+    x = 5 * torch.randn(batch, 3, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
+    shared = ckks.to_shares(ckks.encrypt(x, keys) * factor, keys.secret)
+    n = keys.parameters.degree
+    # The ciphertext's error and that of the encryption of zero, 8 sigma each; one unit of 2^-20 a truncation.
+    each = 8 * math.sqrt(n * ((1 + 2 * n / 3) / 12 + 11)) / 2.0**28
+    assert float((shared.reveal() - factor * x).abs().max()) < 2 * each + 2.0**-18
+    rectified = torch.relu(shared)
+    again = ckks.from_shares(rectified, keys.public)
+    expected = torch.relu(factor * x)
+    assert float((again.decrypt(keys.secret) - expected).abs().max()) < 3 * each + 2.0**-16
+    assert again.levels_left == keys.parameters.depth - 1
+
+
+def test_what_q_and_s_see_of_a_conversion_is_masked(keys):
+    """S's halves of two conversions of zeros are spread over the whole ring; masks without room are refused."""
+    e = ckks.encrypt(torch.zeros(64, 1, dtype=DOUBLE), keys)
+    session = sectorch.Session()
+    halves = []
+    for _ in range(2):
+        shared = ckks.to_shares(e, keys.secret, session=session)
+        net = session.net(shared.party)
+        halves.append(net.read(shared.shares.S, net.S))
+    assert float((halves[0] - halves[1]).double().abs().min()) > 0
+    # 64 uniform words: fewer than 8 below a quarter of the range has a chance below 10^-25.
+    assert all(int((h.abs() > 1 << 60).sum()) > 32 for h in halves)
+    with pytest.raises(ckks.ScaleError, match="more depth"):
+        ckks.to_shares(e, keys.secret, security_bits=400)
+    with pytest.raises(ckks.ScaleError, match="61"):
+        ckks.from_shares(sectorch.share(torch.ones(2, 1)), keys.public, security_bits=60)
+
+
+def small_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)
+    ).eval()
+
+
+def test_fhe_friendly_copies_and_folds():
+    model = small_net()
+    friendly = fhe_friendly(model)
+    kinds = [type(m) for m in friendly.modules()]
+    assert Polynomial in kinds and nn.AvgPool2d in kinds and nn.BatchNorm2d not in kinds and nn.ReLU not in kinds
+    assert isinstance(model[2], nn.ReLU)
+    x = torch.randn(2, 1, 4, 4)
+    g = model[1](model[0](x))
+    g = 0.0711 + 0.5 * g + 0.2576 * g**2 - 0.0128 * g**4
+    assert torch.allclose(friendly(x), model[5](nn.functional.avg_pool2d(g, 2).flatten(1)), atol=1e-5)
+
+    class Functional(nn.Module):
+        def forward(self, x):
+            return nn.functional.max_pool2d(torch.relu(x), 2)
+
+    square = fhe_friendly(Functional().eval(), "square")
+    assert torch.allclose(square(x), nn.functional.avg_pool2d(x * x, 2))
+    tuned = fine_tune(fhe_friendly(model), torch.randn(8, 1, 4, 4), torch.arange(8) % 3, epochs=1)
+    assert not tuned.training
+    with pytest.raises(sectorch.errors.ArgumentError):
+        fhe_friendly(model, "cube")
+
+
+def test_a_model_is_queried_with_one_message_each_way():
+    friendly = fhe_friendly(small_net())
+    module = ckks.CKKSModule(friendly)
+    x = torch.randn(6, 1, 4, 4)
+    with torch.no_grad():
+        assert float((module(x) - friendly(x)).abs().max()) < 1e-3
+    assert module.keys.parameters.depth == module.explain(x).depth == 4
+    assert module.queries[0].query_bytes > module.queries[0].answer_bytes > 0
+    with ckks.memory_limit(1 << 20), pytest.raises(ckks.MemoryBudgetError, match="would take about"):
+        module(x)
+    with pytest.raises(TrainingModeError):
+        module.train()
+
+
+def test_explain_names_the_layer_before_anything_is_encrypted():
+    model, x = fhe_friendly(small_net()), torch.empty(10, 1, 4, 4)
+    report = ckks.explain(model, x)
+    assert report.supported and report.depth == 4 and [s.levels_left for s in report.steps][-1] == 0
+    assert "levels left" in str(report)
+    short = ckks.explain(model, x, ckks.choose(3))
+    assert not short.supported and "layer '5' (Linear)" in short.problem and short.runs_out == "layer '5' (Linear)"
+    assert "ReLU" in ckks.explain(small_net(), x).problem
+    assert not ckks.explain(lenet().eval(), torch.empty(1, 1, 28, 28)).supported
+    assert ckks.explain(nn.Sequential(Square(), Square()), torch.empty(2, 3)).depth == 2
+
+
+def test_explain_counts_what_a_run_takes(keys):
+    model, x = fhe_friendly(small_net()), torch.randn(3, 1, 4, 4)
+    report = ckks.explain(model, x, keys)
+    with torch.no_grad():
+        y = model(ckks.encrypt(x, keys))
+    last = report.steps[-1]
+    assert (last.levels_left, last.bytes, last.ciphertexts) == (y.levels_left, y.ciphertext_bytes, y.cipher.count)
+
+
+def test_flooding_costs_what_it_says_and_no_more(keys):
+    x = torch.randn(8, 2, dtype=DOUBLE)
+    e = ckks.encrypt(x, keys)
+    p = keys.parameters
+    for bits in (2, 6):
+        error = float((e.decrypt(keys.secret, flood_bits=bits) - x).abs().max())
+        cost = flood_cost(p.degree, 2.0**p.scale_bits, bits)
+        assert cost / 200 < error < 1.1 * cost
+    with pytest.raises(ckks.ScaleError, match="does not fit"):
+        e.decrypt(keys.secret, flood_bits=60)
+
+
+def test_a_rerandomised_answer_shows_no_combination_of_the_query(keys):
+    """The second polynomial of an untouched answer is the query's times the integer weight; of a rerandomised one,
+    not.
+    """
+    e = ckks.encrypt(torch.ones(2, 1, dtype=DOUBLE), keys)
+    answer = e + e
+    assert torch.equal(answer.cipher.data[0, 1, 0], (2 * e.cipher.data[0, 1, 0]) % keys.parameters.primes[0])
+    fresh = ckks.rerandomised(answer)
+    assert not torch.equal(fresh.cipher.data[0, 1, 0], answer.cipher.data[0, 1, 0])
+    assert torch.allclose(fresh.decrypt(keys.secret), torch.full((2, 1), 2.0, dtype=DOUBLE), atol=1e-2)
+
+
+@pytest.mark.long
+def test_cryptonets_on_digits():
+    """Labels as plain for a whole batch; about a minute."""
+    from sectorch.nn.models import cryptonets
+
+    torch.manual_seed(0)
+    model, x = cryptonets().eval(), torch.rand(64, 1, 28, 28)
+    with torch.no_grad():
+        assert float((ckks.CKKSModule(model)(x) - model(x)).abs().max()) < 1e-2
