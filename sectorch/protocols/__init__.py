@@ -1,0 +1,3 @@
+"""Whole protocols of the literature, each a package that reads beside its paper."""
+
+from . import perturbation as perturbation

@@ -1,0 +1,24 @@
+"""Perturbed-model federated learning: clients train on a noised model, the server recovers the exact gradient."""
+
+from .errors import BatchMismatchError as BatchMismatchError
+from .errors import DroppedClientError as DroppedClientError
+from .errors import ExchangeError as ExchangeError
+from .errors import MaskError as MaskError
+from .errors import NoiseError as NoiseError
+from .errors import NonFiniteGradientError as NonFiniteGradientError
+from .errors import NotPerturbableError as NotPerturbableError
+from .errors import PerturbationError as PerturbationError
+from .errors import StaleKeyError as StaleKeyError
+from .errors import StateMismatchError as StateMismatchError
+from .errors import WeightError as WeightError
+from .masks import ClientMasks as ClientMasks
+from .masks import Opening as Opening
+from .masks import cohort as cohort
+from .messages import NoisyModel as NoisyModel
+from .messages import Reply as Reply
+from .messages import Request as Request
+from .messages import Update as Update
+from .noise import Key as Key
+from .noise import Noise as Noise
+from .recover import Recovered as Recovered
+from .scheme import Scheme as Scheme

@@ -1,0 +1,155 @@
+"""What an honest-but-curious client or server can work out. Each claim of docs/perturbation.md has a function here.
+
+These are not tools to be used on others: they say what the scheme does not hide, and the tests run them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from .errors import BatchMismatchError
+from .messages import Reply, Request
+from .noise import Key
+
+
+def canonical(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """A chain of layers' weights with every channel's incoming weights scaled to length 1, and the next layer's columns
+    by the inverse. Positive channel scales do not change it, so a noised chain and the true one give the same result
+    (but for the last layer, which takes additive noise and is left out). Weights [out, in, ...]."""
+    result, above = [], None
+    for weight in weights[:-1]:
+        if above is not None:
+            weight = weight * above.reshape(1, -1, *(1,) * (weight.dim() - 2))
+        above = weight.flatten(1).norm(dim=1)
+        result.append(weight / above.reshape(-1, *(1,) * (weight.dim() - 1)))
+    return result
+
+
+def distinguish(noisy: Sequence[torch.Tensor], first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> int:
+    """The game of Definition 2: which of two models, 0 or 1, was perturbed. Wins always when their canonical forms
+    differ, so the scheme is not semantically secure and Lemma 6 is false: its proof takes multiples of a fixed vector
+    for uniform."""
+    seen = canonical(noisy)
+    distances = [
+        sum(float((a - b).square().sum()) for a, b in zip(seen, canonical(candidate), strict=True))
+        for candidate in (first, second)
+    ]
+    return int(distances[1] < distances[0])
+
+
+def prediction_from_reply(prediction: torch.Tensor, reply: Reply, partition: torch.Tensor) -> torch.Tensor:
+    """Client: the true softmax of every sample, from the paper's cross-entropy exchange with at least m samples.
+
+    y*_i (1 - c_i xi_s) = p_i sums to one, which is linear in the m unknown xi_s. Against Lemma 7.
+
+    Args:
+        prediction: y* of Eq. 24, float64 [B, n_L]. reply: the server's. partition: I_s of each output [n_L].
+
+    Returns:
+        float64 [B, n_L].
+    """
+    members = torch.nn.functional.one_hot(partition).to(prediction)
+    weighted = prediction * reply.factor
+    if len(prediction) < members.shape[1]:
+        raise BatchMismatchError(f"{members.shape[1]} unknown xi need as many samples, got {len(prediction)}")
+    xi = torch.linalg.lstsq(weighted @ members, prediction.sum(1, keepdim=True) - 1).solution
+    return prediction - weighted * (members @ xi).T
+
+
+def prediction_from_request(key: Key, request: Request) -> torch.Tensor:
+    """Server: the true softmax of every sample of a client, from mu_ij and alpha; n_L of at least 4.
+
+    mu_ij - mu_ik = (e_j - e_k) / e_i with e = exp(y^): the lambda_i falls out, and two rows i give e_i' / e_i. Against
+    "the server only sees the aggregate".
+
+    Returns:
+        float64 [B, n_L].
+    """
+    outputs = request.log_mu.shape[1]
+    if outputs < 4:
+        raise BatchMismatchError(f"two rows need two columns besides them: n_L is at least 4, got {outputs}")
+    largest = request.log_mu.masked_fill(torch.eye(outputs, dtype=torch.bool), -torch.inf).amax(2)
+    mu = torch.exp(request.log_mu - largest[:, :, None])  # each row over exp(largest_i)
+    log_ratio = torch.zeros(len(mu), outputs, dtype=torch.float64)
+    for other in range(1, outputs):  # y^_other - y^_0, from the widest pair of columns that both rows have
+        columns = [c for c in range(outputs) if c not in (0, other)]
+        rows = mu[:, :, columns]
+        high = rows[:, other].argmax(1, keepdim=True)
+        low = rows[:, other].argmin(1, keepdim=True)
+        gap = [(rows[:, i].gather(1, high) - rows[:, i].gather(1, low))[:, 0] for i in (0, other)]
+        log_ratio[:, other] = torch.log(gap[0]) + largest[:, 0] - torch.log(gap[1]) - largest[:, other]
+    return torch.softmax(log_ratio - request.alpha[:, None] * key.shift, 1)
+
+
+def gamma_from_targets(
+    logits: torch.Tensor, alpha: torch.Tensor, targets: torch.Tensor, additive: torch.Tensor, partition: torch.Tensor
+) -> torch.Tensor:
+    """Client, MSE: least squares of y^ - target on alpha r_a, part by part. As the model learns the targets this tends
+    to gamma, and y^ - alpha gamma r_a to the true prediction. float64 [m]."""
+    residual = (logits - targets).double()
+    found = []
+    for part in range(int(partition.max()) + 1):
+        chosen = partition == part
+        direction = alpha.double()[:, None] * additive[chosen]
+        found.append((residual[:, chosen] * direction).sum() / direction.square().sum())
+    return torch.stack(found)
+
+
+def known_part(logits: torch.Tensor, additive: torch.Tensor, partition: torch.Tensor) -> torch.Tensor:
+    """Client, MSE: the part of the true prediction that is visible at once, whatever gamma is: in each I_s the noise
+    lies along r_a, so all that is orthogonal to it is exact. n_L - m of n_L dimensions; [B, n_L]."""
+    out = logits.clone()
+    for part in range(int(partition.max()) + 1):
+        chosen = partition == part
+        axis = (additive[chosen] / additive[chosen].norm()).to(logits)
+        out[:, chosen] -= (logits[:, chosen] @ axis)[:, None] * axis
+    return out
+
+
+def input_from_gradient(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """The input of a first linear layer with bias from the gradient of one sample: dL/dW_i = dL/db_i x. Exact."""
+    row = int(bias.abs().argmax())
+    return weight[row] / bias[row]
+
+
+def deep_leakage(
+    model: nn.Module,
+    loss_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    gradient: Mapping[str, torch.Tensor],
+    shape: tuple[int, ...],
+    classes: int,
+    steps: int = 100,
+) -> tuple[torch.Tensor, float]:
+    """DLG (Zhu et al. 2019): an input and soft label whose gradient on the known model matches a seen one, by L-BFGS.
+
+    Args:
+        gradient: parameter name -> what was seen. shape: of one input, without the batch.
+
+    Returns:
+        The input found [1, *shape], and the last distance between the gradients.
+    """
+    names = list(gradient)
+    parameters = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    seen = [gradient[name] for name in names]
+    guess = torch.rand(1, *shape, dtype=seen[0].dtype).requires_grad_()
+    label = torch.zeros(1, classes, dtype=seen[0].dtype).requires_grad_()
+    optimizer = torch.optim.LBFGS([guess, label], lr=1.0, max_iter=20, line_search_fn="strong_wolfe")
+
+    def distance() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = loss_fn(functional_call(model, parameters, (guess,)), torch.softmax(label, 1))
+        found = torch.autograd.grad(value, [parameters[name] for name in names], create_graph=True)
+        gap = sum((a - b).square().sum() for a, b in zip(found, seen, strict=True))
+        gap.backward(inputs=[guess, label])
+        return gap
+
+    gap = float("inf")
+    for _ in range(max(1, steps // 20)):
+        gap = float(optimizer.step(distance).detach())
+        if not gap < float("inf"):
+            break
+    return guess.detach(), gap

@@ -1,0 +1,205 @@
+"""A plain loop over rounds in one process, FedAvg or perturbed, from the same seed: what the command and tests run.
+
+One round is one server step on the weighted mean gradient of the clients' current batches (Eq. 3); momentum and weight
+decay act at the server. Both methods draw the same batches, so their curves can be compared step by step.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from .data import Data
+from .errors import WeightError
+from .masks import cohort
+from .messages import Update
+from .recover import Recovered
+from .scheme import Scheme
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run. `local_batches` are averaged before an update is sent."""
+
+    clients: int = 5
+    rounds: int = 100
+    batch_size: int = 32
+    local_batches: int = 1
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    loss: str = "cross_entropy"
+    partitions: int = 1
+    exchange: str | None = None
+    masked: bool = True
+    seed: int = 0
+
+
+@dataclass
+class History:
+    """What a run shows: per round the training loss before the step; at the end the test score, seconds and bytes."""
+
+    losses: list[float] = field(default_factory=list)
+    score: float = float("nan")
+    client_seconds: float = 0.0
+    server_seconds: float = 0.0
+    down_bytes: int = 0
+    up_bytes: int = 0
+    model: nn.Module | None = field(default=None, repr=False)
+
+
+def shards(count: int, clients: int, seed: int) -> list[torch.Tensor]:
+    """Sample numbers of each client: shuffled, sizes in proportion 1 : 2 : 1 : 2 ... so that weights differ."""
+    if not 1 <= clients <= count // 2:
+        raise WeightError(f"{clients} clients for {count} samples; between 1 and {count // 2} are possible")
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    parts = torch.tensor([1 + client % 2 for client in range(clients)]).cumsum(0)
+    cuts = [int(count * part / parts[-1]) for part in parts[:-1]]
+    return list(torch.tensor_split(order, cuts))
+
+
+def batch_of(shard: torch.Tensor, client: int, turn: int, size: int, seed: int) -> torch.Tensor:
+    """The `turn`-th batch of a client's shard; the epoch's order depends on the seed, client and epoch alone."""
+    per_epoch = max(1, len(shard) // size)
+    generator = torch.Generator().manual_seed(hash((seed, client, turn // per_epoch)) % (1 << 62))
+    order = torch.randperm(len(shard), generator=generator)
+    return shard[order[(turn % per_epoch) * size :][:size]]
+
+
+def score_of(model: nn.Module, data: Data) -> float:
+    """Test accuracy in percent, or the mean squared error of a regression."""
+    model.eval()
+    with torch.no_grad():
+        outputs = model(data.test[0])
+    model.train()
+    if data.regression:
+        return float((outputs - data.test[1]).square().mean())
+    return 100 * float((outputs.argmax(1) == data.test[1]).double().mean())
+
+
+def train(
+    data: Data, model: nn.Module, settings: Settings, perturbed: bool, watch: Callable[[int], None] | None = None
+) -> History:
+    """Train a copy of `model`, which keeps its weights. `watch` is called after each round with its number."""
+    model = copy.deepcopy(model).train()
+    scheme = Scheme(model, settings.loss, settings.partitions, exchange=settings.exchange)
+    optimizer = torch.optim.SGD(
+        model.parameters(), settings.learning_rate, settings.momentum, weight_decay=settings.weight_decay
+    )
+    parts = shards(len(data.train[0]), settings.clients, settings.seed)
+    weights = [len(part) for part in parts]
+    masks = cohort(settings.clients) if perturbed and settings.masked and settings.clients > 1 else None
+    history = History(model=model)
+    dtype = next(model.parameters()).dtype
+    for number in range(settings.rounds):
+        batches = []
+        for client, part in enumerate(parts):
+            chosen = [
+                batch_of(part, client, number * settings.local_batches + b, settings.batch_size, settings.seed)
+                for b in range(settings.local_batches)
+            ]
+            pick = lambda index: (data.train[0][index], data.targets(data.train[1][index], settings.loss, dtype))
+            batches.append([pick(index) for index in chosen])
+        history.losses.append(_mean_loss(model, scheme, batches, weights))
+        if perturbed:
+            recovered = _perturbed_round(scheme, model, batches, weights, masks, history)
+        else:
+            recovered = _plain_round(scheme, model, batches, weights, history)
+        begun = time.perf_counter()
+        scheme.step(model, optimizer, recovered)
+        history.server_seconds += time.perf_counter() - begun
+        if watch is not None:
+            watch(number)
+    history.score = score_of(model, data)
+    return history
+
+
+def _perturbed_round(scheme, model, batches, weights, masks, history) -> Recovered:
+    begun = time.perf_counter()
+    noisy, key = scheme.perturb(model.state_dict())
+    history.server_seconds += time.perf_counter() - begun
+    updates: list[Update] = []
+    begun = time.perf_counter()
+    for client, mine in enumerate(batches):
+        mask = None if masks is None else masks[client]
+        updates.append(scheme.client_step(noisy, mine, masks=mask, share=weights[client] / sum(weights)))
+    history.client_seconds += time.perf_counter() - begun
+    history.down_bytes += noisy.nbytes * len(batches)
+    history.up_bytes += sum(update.nbytes for update in updates)
+    begun = time.perf_counter()
+    recovered = scheme.recover(key, updates, weights)
+    history.server_seconds += time.perf_counter() - begun
+    return recovered
+
+
+def plain_update(
+    scheme: Scheme, model: nn.Module, batches: list[tuple]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """What a FedAvg client computes: mean gradient over its batches, and its batch norms' statistics."""
+    names = [n for n, p in model.named_parameters() if p.requires_grad]
+    parameters = dict(model.named_parameters())
+    norms = [model.get_submodule(name) for name, own in scheme.plan.batch_norms.items() if own]
+    total = sum(len(x) for x, _ in batches)
+    gradients, statistics = [torch.zeros_like(parameters[n]) for n in names], []
+    seen: list[torch.Tensor] = []
+    hooks = [
+        norm.register_forward_pre_hook(lambda _, inputs: seen.extend(_moments(inputs[0].detach()))) for norm in norms
+    ]
+    try:
+        for x, y in batches:
+            seen.clear()
+            running = {id(b): b.clone() for norm in norms for b in norm.buffers()}
+            value = scheme.loss_fn(model(x), y)
+            for into, new in zip(gradients, torch.autograd.grad(value, [parameters[n] for n in names]), strict=True):
+                into.add_(new, alpha=len(x) / total)
+            for norm in norms:
+                for buffer in norm.buffers():
+                    buffer.copy_(running[id(buffer)])
+            weighted = [s * (len(x) / total) for s in seen]
+            statistics = [a + b for a, b in zip(statistics, weighted, strict=True)] if statistics else weighted
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return gradients, statistics
+
+
+def _moments(x: torch.Tensor) -> list[torch.Tensor]:
+    dims = [d for d in range(x.dim()) if d != 1]
+    return [x.mean(dims), x.var(dims)]
+
+
+def _plain_round(scheme, model, batches, weights, history) -> Recovered:
+    names = [n for n, p in model.named_parameters() if p.requires_grad]
+    size = sum(p.nbytes for p in model.parameters())
+    begun = time.perf_counter()
+    found = [plain_update(scheme, model, mine) for mine in batches]
+    history.client_seconds += time.perf_counter() - begun
+    begun = time.perf_counter()
+    shares = [weight / sum(weights) for weight in weights]
+    recovered = Recovered()
+    for index, name in enumerate(names):
+        recovered[name] = sum(share * gradients[index] for share, (gradients, _) in zip(shares, found, strict=True))
+    mixed = [
+        sum(share * s for share, s in zip(shares, column, strict=True))
+        for column in zip(*(s for _, s in found), strict=True)
+    ]
+    norms = [name for name, own in scheme.plan.batch_norms.items() if own]
+    recovered.statistics = {name: (mixed[2 * i], mixed[2 * i + 1]) for i, name in enumerate(norms)}
+    history.server_seconds += time.perf_counter() - begun
+    history.down_bytes += size * len(batches)
+    history.up_bytes += size * len(batches)
+    return recovered
+
+
+def _mean_loss(model: nn.Module, scheme: Scheme, batches: list, weights: list[int]) -> float:
+    """The joint training loss on this round's batches at the true weights, in eval mode (no statistics change)."""
+    model.eval()
+    with torch.no_grad():
+        means = [sum(float(scheme.loss_fn(model(x), y)) for x, y in mine) / len(mine) for mine in batches]
+    model.train()
+    return sum(mean * weight for mean, weight in zip(means, weights, strict=True)) / sum(weights)

@@ -1,0 +1,95 @@
+"""The paper's nets at the sizes of its Tables: MLP-3/5/7, ResNet-20/32/56, and a small DenseNet."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def mlp(layers: int, inputs: int, outputs: int, width: int = 64) -> nn.Sequential:
+    """An MLP of `layers` linear layers with ReLU between them."""
+    widths = [inputs, *[width] * (layers - 1), outputs]
+    parts: list[nn.Module] = []
+    for a, b in pairwise(widths):
+        parts += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*parts[:-1])
+
+
+class _Block(nn.Module):
+    """Two 3x3 convolutions and the sum with a shortcut, which is 1x1 where the size changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: bool):
+        super().__init__()
+        make = (lambda: nn.BatchNorm2d(outputs)) if norm else nn.Identity
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=not norm)
+        self.norm1 = make()
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=not norm)
+        self.norm2 = make()
+        same = inputs == outputs and stride == 1
+        self.shortcut = (
+            nn.Identity() if same else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=not norm), make())
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(out + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """ResNet-20, 32, 56 of He et al. for small images: 6n + 2 layers, 16, 32 and 64 channels."""
+
+    def __init__(self, depth: int, classes: int, channels: int = 3, norm: bool = True, width: int = 16):
+        super().__init__()
+        self.stem = nn.Conv2d(channels, width, 3, 1, 1, bias=not norm)
+        self.norm = nn.BatchNorm2d(width) if norm else nn.Identity()
+        blocks: list[nn.Module] = []
+        inputs = width
+        for stage in range(3):
+            for index in range((depth - 2) // 6):
+                outputs = width << stage
+                blocks.append(_Block(inputs, outputs, 2 if stage and not index else 1, norm))
+                inputs = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.head = nn.Linear(inputs, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.blocks(F.relu(self.norm(self.stem(x))))
+        return self.head(torch.flatten(self.pool(x), 1))
+
+
+class _Dense(nn.Module):
+    def __init__(self, inputs: int, growth: int, norm: bool):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(inputs) if norm else nn.Identity()
+        self.conv = nn.Conv2d(inputs, growth, 3, 1, 1, bias=not norm)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, self.conv(F.relu(self.norm(x)))], 1)
+
+
+class DenseNet(nn.Module):
+    """A small DenseNet: blocks of concatenated layers, with a 1x1 convolution and pooling between them."""
+
+    def __init__(
+        self, classes: int, channels: int = 3, growth: int = 8, blocks: tuple[int, ...] = (3, 3), norm: bool = True
+    ):
+        super().__init__()
+        width = 2 * growth
+        parts: list[nn.Module] = [nn.Conv2d(channels, width, 3, 1, 1)]
+        for index, layers in enumerate(blocks):
+            for _ in range(layers):
+                parts.append(_Dense(width, growth, norm))
+                width += growth
+            if index < len(blocks) - 1:
+                parts += [nn.Conv2d(width, width // 2, 1), nn.AvgPool2d(2)]
+                width //= 2
+        parts += [nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        self.features = nn.Sequential(*parts)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x))

@@ -1,0 +1,191 @@
+"""The server's side of a round's end: aggregate, remove the noise terms, undo R (III-C, Eqs. 28 and 29)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ...ring import decode
+from .errors import (
+    DroppedClientError,
+    MaskError,
+    NonFiniteGradientError,
+    StaleKeyError,
+    StateMismatchError,
+    WeightError,
+)
+from .masks import Opening, unmask
+from .messages import Update
+from .noise import Key
+
+
+class Recovered(dict):
+    """parameter name -> the true gradient of the weighted mean loss, in the model's dtype.
+
+    Attributes:
+        statistics: batch norm -> (mean, unbiased variance) of the batches, weighted by N_k / N. What enters such a norm
+            has scale 1, so these are the true statistics.
+    """
+
+    statistics: dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+    @classmethod
+    def split(
+        cls,
+        flat: torch.Tensor,
+        statistics: torch.Tensor,
+        names: Sequence[str],
+        shapes: Mapping[str, torch.Size],
+        norms: Mapping[str, tuple[int, float | None]],
+    ) -> Recovered:
+        """Cut the flat vectors into tensors.
+
+        Raises:
+            NonFiniteGradientError: names the gradients that hold NaN or infinity.
+        """
+        parts = flat.split([shapes[name].numel() for name in names])
+        found = cls({name: part.reshape(shapes[name]) for name, part in zip(names, parts, strict=True)})
+        if bad := [name for name, gradient in found.items() if not gradient.isfinite().all()]:
+            raise NonFiniteGradientError(f"the recovered gradient is not finite at {', '.join(bad[:5])}")
+        widths = [width for width, _ in norms.values() for _ in range(2)]
+        pieces = iter(statistics.split(widths) if widths else ())
+        found.statistics = {name: (next(pieces), next(pieces)) for name in norms}
+        return found
+
+
+def aggregate(
+    key: Key,
+    updates: Sequence[Update],
+    weights: Sequence[float],
+    openings: Sequence[Opening],
+    shape: tuple[int, int],
+    statistic_count: int,
+    frac_bits: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eq. 28: sum_k N_k / N of every term; [T, P] and the statistics.
+
+    Masked updates already hold N_k / N and are summed in the ring, exactly.
+
+    Raises:
+        StaleKeyError, StateMismatchError, WeightError, MaskError, DroppedClientError, NonFiniteGradientError.
+    """
+    shares = _check(key, updates, weights, shape, statistic_count)
+    if not updates[0].masked:
+        if openings:
+            raise MaskError("openings were given for updates without masks")
+        terms = torch.zeros_like(updates[0].terms)
+        statistics = torch.zeros_like(updates[0].statistics)
+        for share, update in zip(shares, updates, strict=True):
+            terms.add_(update.terms, alpha=share)
+            statistics.add_(update.statistics, alpha=share)
+        return terms, statistics
+    _check_cohort(updates, openings)
+    present = math.fsum(update.share for update in updates)
+    for share, update in zip(shares, updates, strict=True):
+        if not math.isclose(update.share / present, share, rel_tol=1e-9):
+            raise WeightError(
+                f"client {update.client} masked its update for a share of {update.share:.6g}, but its weight makes "
+                f"{share * present:.6g}; the weights have to be those announced with the round"
+            )
+    total = torch.zeros(shape[0] * shape[1] + statistic_count, dtype=torch.int64)
+    terms, statistics = total[: shape[0] * shape[1]], total[shape[0] * shape[1] :]
+    for update in updates:
+        terms += update.terms.reshape(-1)
+        statistics += update.statistics
+    if openings:
+        total = unmask(total, openings, len(total))
+    real = decode(total, frac_bits, torch.float64) / present
+    return real[: shape[0] * shape[1]].reshape(shape), real[shape[0] * shape[1] :]
+
+
+def _check(
+    key: Key, updates: Sequence[Update], weights: Sequence[float], shape: tuple[int, int], statistic_count: int
+) -> list[float]:
+    if not updates:
+        raise DroppedClientError("no client sent an update")
+    if len(updates) != len(weights):
+        raise WeightError(f"{len(updates)} updates and {len(weights)} weights; one weight N_k a client is expected")
+    for weight in weights:
+        if not (math.isfinite(weight) and weight > 0):
+            raise WeightError(f"a weight N_k is a positive number, got {weight}")
+    for place, update in enumerate(updates):
+        if update.round != key.round:
+            raise StaleKeyError(f"update {place} was made on another round's noisy model; it has to be made again")
+        if update.terms.shape != shape or update.statistics.shape != (statistic_count,):
+            raise StateMismatchError(
+                f"update {place} has terms {list(update.terms.shape)} and {len(update.statistics)} statistics; this "
+                f"scheme takes {list(shape)} and {statistic_count}"
+            )
+        if update.masked != updates[0].masked:
+            raise MaskError("some updates are masked and some are not; all or none have to be")
+        if update.masked != (update.terms.dtype == torch.int64):
+            raise StateMismatchError(f"update {place} is of {update.terms.dtype}, which does not fit its masks")
+        if not update.masked and not (_finite(update.terms) and _finite(update.statistics)):
+            raise NonFiniteGradientError(f"update {place} holds NaN or infinity")
+    total = math.fsum(weights)
+    return [weight / total for weight in weights]
+
+
+def _finite(values: torch.Tensor) -> bool:
+    """Whether every entry is finite; the sum tells in one pass but where it overflows itself."""
+    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
+
+
+def _check_cohort(updates: Sequence[Update], openings: Sequence[Opening]) -> None:
+    """Every mask has to cancel or be opened."""
+    first = updates[0]
+    present = [update.client for update in updates]
+    if len(set(present)) != len(present) or any(u.cohort != first.cohort or u.double != first.double for u in updates):
+        raise MaskError(f"updates of clients {present} do not form one cohort {list(first.cohort)}, each once")
+    dropped = [client for client in first.cohort if client not in present]
+    if not first.double:
+        if openings:
+            raise MaskError("openings were given for masks that were made without double=True")
+        if dropped:
+            raise DroppedClientError(
+                f"clients {dropped} sent nothing, so the others' masks do not cancel; redo the round without them, "
+                f"with a new noisy model and new batches, or use double masks"
+            )
+        return
+    opened = sorted(opening.client for opening in openings)
+    if opened != sorted(present) or any(sorted(o.pairs) != dropped or o.round != first.round for o in openings):
+        raise DroppedClientError(
+            f"double masks need this round's opening of each of the clients {sorted(present)} with the dropped "
+            f"{dropped}; got openings of {opened}"
+        )
+
+
+def coefficients(key: Key, loss: str, exchange: str | None) -> torch.Tensor:
+    """What each term is multiplied by, float64 [T]: 1, then -gamma_s and v (Eq. 29), or -gamma_s, gamma_s xi_s and
+    -xi_s (the cross-entropy form, whose printed bracket has the wrong sign at xi_s gamma_s; its second line is right).
+    """
+    one = torch.ones(1, dtype=torch.float64)
+    if loss == "mse":
+        return torch.cat([one, -key.gamma, torch.tensor([key.energy], dtype=torch.float64)])
+    if exchange == "shift":
+        return one
+    return torch.cat([one, -key.gamma, key.gamma * key.xi, -key.xi])
+
+
+def combine(key: Key, terms: torch.Tensor, loss: str, exchange: str | None) -> torch.Tensor:
+    """R o (noisy gradient - noise terms), flat [P], in the weights' dtype."""
+    factors = coefficients(key, loss, exchange).to(terms)
+    total = factors @ terms if len(factors) > 1 else terms[0]
+    return (total * key.ratios).to(key.ratios.dtype)
+
+
+def statistics_state(
+    norms: Mapping[str, tuple[int, float | None]], state: Mapping[str, torch.Tensor], recovered: Recovered
+) -> dict[str, torch.Tensor]:
+    """The running statistics after this round: (1 - momentum) old + momentum new, as nn.BatchNorm has it."""
+    out: dict[str, torch.Tensor] = {}
+    for name, (_, momentum) in norms.items():
+        count = state[f"{name}.num_batches_tracked"] + 1
+        factor = 1.0 / float(count) if momentum is None else momentum
+        for kind, new in zip(("running_mean", "running_var"), recovered.statistics[name], strict=True):
+            old = state[f"{name}.{kind}"]
+            out[f"{name}.{kind}"] = (1 - factor) * old + factor * new.to(old)
+        out[f"{name}.num_batches_tracked"] = count
+    return out

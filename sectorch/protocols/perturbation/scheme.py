@@ -1,0 +1,234 @@
+"""The scheme: the server perturbs a model, clients send noisy gradients and noise terms, the server recovers.
+
+Source: Feng, Yang, Fang, Xia, Tang, Shao, Xiong, "A Practical Privacy-preserving Method in Federated Deep Learning"
+(../shared/papers/perturbation.txt), section III. docs/perturbation.md says what it hides, and what it does not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from . import exchange as exchanging
+from . import masks as masking
+from .client import ClientWork
+from .errors import NotPerturbableError, StaleKeyError, StateMismatchError, WeightError
+from .losses import EXCHANGES, LOSSES, loss_of
+from .masks import FRAC_BITS, ClientMasks, Opening
+from .messages import NoisyModel, Reply, Request, Update
+from .noise import Key, Noise, check_noise, draw_additive, draw_scales, random_partition
+from .perturb import check_state, head_size, inference_copy, perturbed_state, ratio_vector
+from .plan import make_plan
+from .recover import Recovered, aggregate, combine, statistics_state
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class Scheme:
+    """Perturbed-model federated learning of one architecture. Server and clients make one each from the same model.
+
+    Args:
+        model: an nn.Module of positively homogeneous layers that ends in nn.Linear. Its weights are not used, only its
+            structure and, for each batch norm and dropout, whether it is in training mode *now*.
+        loss: "cross_entropy", or "mse", the paper's sum_i (y_i - target_i)^2 / 2; the mean over samples of either.
+        partitions: m of Lemma 7, 1 .. n_L: how many independent gamma there are.
+        exchange: for cross-entropy only. "shift" puts the same noise on every logit of a sample; softmax does not
+            change, so the noisy gradient needs no correction (m = 1 only). "paper" is Lemmas 4 and 5 with one more
+            exchange with the server. None means "shift" for m = 1, where the paper's exchange shows the client no less
+            and the server far more (see `exchange`), and "paper" for m > 1.
+        noise: how large the noise is. frac_bits: fraction bits under client masks. channels: width of the input's
+            dimension 1, for a model that concatenates its input before a layer tells that.
+
+    Raises:
+        NotPerturbableError: a layer cannot carry a scale; names it. ValueError: an unknown loss, exchange or m.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: str = "cross_entropy",
+        partitions: int = 1,
+        *,
+        exchange: str | None = None,
+        noise: Noise | None = None,
+        frac_bits: int = FRAC_BITS,
+        channels: int | None = None,
+    ):
+        if loss not in LOSSES:
+            raise NotPerturbableError(f"loss {loss!r} is not known; there are {', '.join(LOSSES)}")
+        plan = make_plan(model, channels)
+        if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= plan.outputs:
+            raise StateMismatchError(f"partitions (m) is a number from 1 to n_L = {plan.outputs}, got {partitions!r}")
+        if exchange is None:
+            exchange = "shift" if partitions == 1 else "paper"
+        if exchange not in EXCHANGES:
+            raise NotPerturbableError(f"exchange {exchange!r} is not known; there are {', '.join(EXCHANGES)}")
+        if loss == "cross_entropy" and exchange == "shift" and partitions > 1:
+            raise StateMismatchError("the shift exchange has one noise for all classes; use partitions=1 or 'paper'")
+        if not 1 <= frac_bits <= 60:
+            raise StateMismatchError(f"frac_bits is a number from 1 to 60, got {frac_bits}")
+        self.plan = plan
+        self.loss = loss
+        self.exchange = exchange if loss == "cross_entropy" else None
+        self.partitions = partitions
+        self.noise = noise or Noise()
+        self.frac_bits = frac_bits
+        self._model, self._channels = model, channels
+        self._names = [name for name, p in model.named_parameters() if p.requires_grad]
+        self._shapes = {name: p.shape for name, p in model.state_dict(keep_vars=True).items()}
+        self._client = ClientWork(plan, self._names, self.loss, self.exchange, model)
+
+    @property
+    def term_count(self) -> int:
+        """T: the noisy gradient and the noise terms; 1, m + 2 or 3m + 1."""
+        if self.loss == "mse":
+            return self.partitions + 2
+        return 1 if self.exchange == "shift" else 3 * self.partitions + 1
+
+    def loss_fn(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The plain loss whose gradient is recovered: what FedAvg would compute on [N, n_L] outputs. A scalar."""
+        return loss_of(self.loss, outputs, targets)
+
+    # --- server ---------------------------------------------------------------------------------------------------
+
+    def perturb(self, state_dict: Mapping[str, torch.Tensor]) -> tuple[NoisyModel, Key]:
+        """One round's noisy model, for every client alike, and its key (III-A). Fresh noise every time; one pass over
+        the weights.
+
+        Clients learn what docs/perturbation.md lists: signs, zeros, ratios inside a row behind the first layer's input,
+        and more. Bytes: those of the model, and n_L float64.
+
+        Raises:
+            StateMismatchError: names or shapes that are not the model's. NonFiniteGradientError: NaN in the weights.
+            NoiseError: the noise is not positive.
+        """
+        check_state(state_dict, self._shapes)
+        plan = self.plan
+        common = self.exchange == "shift"
+        scales = draw_scales(plan.roots, plan.scale_count, self.noise)
+        size = head_size(plan, state_dict, scales)
+        gamma, xi, additive = draw_additive(plan.outputs, self.partitions, size, self.noise, common)
+        check_noise(scales, gamma, xi, additive)
+        partition = random_partition(plan.outputs, self.partitions)
+        ratios = ratio_vector(plan, self._names, self._shapes, scales, state_dict)
+        key = Key(os.urandom(16), scales, gamma, xi, additive, partition, ratios)
+        state = perturbed_state(plan, self._model, state_dict, key)
+        public = torch.ones_like(additive) if common else additive  # the shift exchange has no use for r_a
+        noisy = NoisyModel(
+            state, public, partition, key.round, self.frac_bits, lambda request: self.answer(key, request)
+        )
+        return noisy, key
+
+    def answer(self, key: Key, request: Request) -> Reply:
+        """The server's part of the paper's cross-entropy exchange (Eq. 23). The server learns every sample's true
+        prediction and alpha from the request, and the client the prediction from the reply: see `exchange`.
+
+        Raises:
+            StaleKeyError: the request belongs to another round. ExchangeError: see `exchange.answer`.
+        """
+        if request.round != key.round:
+            raise StaleKeyError("the request was made for another round's noisy model; fetch the current one")
+        return exchanging.answer(key, request)
+
+    def recover(
+        self,
+        key: Key,
+        updates: Sequence[Update],
+        weights: Sequence[float],
+        openings: Sequence[Opening] = (),
+    ) -> Recovered:
+        """The true gradient of the weighted mean loss, sum_k N_k/N grad F_k (Eq. 29 and its cross-entropy form).
+
+        Args:
+            updates: one a client. weights: N_k, in the same order. openings: of every survivor, if masks are double.
+
+        Returns:
+            parameter name -> gradient, with the batch norms' averaged statistics in `.statistics`.
+
+        Numeric error: rounding of float32 or float64 times the size of the noise terms over that of the gradient; under
+        masks also at most K 2^-(frac_bits + 1) times the sum of the coefficients. The server learns the weighted mean
+        gradient, and each client's own if the updates are unmasked.
+
+        Raises:
+            StaleKeyError, StateMismatchError, WeightError, MaskError, DroppedClientError, NonFiniteGradientError.
+            Nothing is changed by a failed call.
+        """
+        shape = (self.term_count, len(key.ratios))
+        terms, statistics = aggregate(
+            key, updates, weights, openings, shape, self._client.statistic_count, self.frac_bits
+        )
+        flat = combine(key, terms, self.loss, self.exchange)
+        return Recovered.split(flat, statistics, self._names, self._shapes, self._client.norms)
+
+    def update_statistics(
+        self, state_dict: Mapping[str, torch.Tensor], recovered: Recovered
+    ) -> dict[str, torch.Tensor]:
+        """The batch norms' next running means, variances and counts: what plain training on the joint weights gives
+        when the clients' running statistics are averaged by N_k / N. Only names that change."""
+        return statistics_state(self._client.norms, state_dict, recovered)
+
+    def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, recovered: Recovered) -> None:
+        """Give the recovered gradient to a torch optimiser (momentum and weight decay act at the server, on the true
+        weights), and the statistics to the model's batch norms."""
+        parameters = dict(model.named_parameters())
+        wrong = [n for n, g in recovered.items() if n not in parameters or parameters[n].shape != g.shape]
+        if wrong:
+            raise StateMismatchError(f"the gradient does not fit the model at {', '.join(wrong[:5])}")
+        changed = self.update_statistics(model.state_dict(), recovered)
+        for name, gradient in recovered.items():
+            parameters[name].grad = gradient.to(parameters[name])
+        optimizer.step()
+        if changed:
+            model.load_state_dict(changed, strict=False)
+
+    def inference_model(self, state_dict: Mapping[str, torch.Tensor]) -> nn.Module:
+        """A module in eval mode with perturbed weights that gives the true outputs (III-D): channel scales, but no
+        additive noise. Batch norms pass their scales on through their running statistics.
+
+        Raises:
+            StateMismatchError, NonFiniteGradientError: as `perturb`.
+        """
+        check_state(state_dict, self._shapes)
+        return inference_copy(self._model, state_dict, self.noise, self._channels)
+
+    # --- client ---------------------------------------------------------------------------------------------------
+
+    def client_step(
+        self,
+        noisy: NoisyModel,
+        batch: Batch | Sequence[Batch],
+        *,
+        masks: ClientMasks | None = None,
+        share: float = 1.0,
+        server: Callable[[Request], Reply] | None = None,
+    ) -> Update:
+        """A client's work in a round: one forward pass, and one backward pass a term (III-B).
+
+        Args:
+            batch: (inputs [B, ...], targets); targets are class numbers [B] or probabilities [B, n_L] for
+                cross-entropy, and [B, n_L] for mse. A list of batches gives the mean over all their samples at the
+                same weights (a noisy model cannot be stepped locally: its gradient is the noisy one).
+            masks: the client's pairwise masks; without them the server sees this client's gradient. share: N_k / N,
+                needed with masks. server: where to send the paper's exchange, if not in this process.
+
+        Bytes: T P numbers of the model's dtype, or of 8 bytes under masks; T is `term_count`.
+
+        Raises:
+            BatchMismatchError, StateMismatchError, NonFiniteGradientError, ExchangeError, MaskError, WeightError,
+            FixedPointRangeError. Nothing was sent then, and no mask was used.
+        """
+        batches = [batch] if isinstance(batch, tuple) else list(batch)
+        terms, statistics, samples = self._client.terms(noisy, batches, server or noisy.server)
+        if masks is None:
+            return Update(noisy.round, terms, statistics, samples)
+        if not 0 < share <= 1:
+            raise WeightError(f"a masked update needs share = N_k / N in (0, 1], got {share}")
+        flat = torch.cat([terms.flatten().double(), statistics.double()])
+        encoded = masking.encode_share(flat, share, noisy.frac_bits)
+        masked = encoded + masks.words(noisy.round, len(flat))
+        split = masked.split([terms.numel(), statistics.numel()])
+        ids = dict(client=masks.client, cohort=masks.cohort, double=masks.double)
+        return Update(noisy.round, split[0].reshape(terms.shape), split[1], samples, share, **ids)

@@ -1,0 +1,156 @@
+"""docs/perturbation.md's claims on security, each shown: what holds, and what does not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from perturbation_cases import NETS, batches, plain_gradient
+from torch import nn
+
+from sectorch.protocols.perturbation import Scheme, attacks, cohort
+from sectorch.protocols.perturbation.exchange import ask, finish
+
+
+def chain(model: nn.Module, state: dict) -> list[torch.Tensor]:
+    return [state[name] for name, p in model.named_parameters() if name.endswith("weight")]
+
+
+def test_signs_zeros_and_row_ratios_survive():
+    """First layer: W^_ij / W^_ik = W_ij / W_ik. Every hidden layer: signs and zeros."""
+    torch.manual_seed(0)
+    model = NETS["mlp5"][0]().double()
+    with torch.no_grad():
+        model[2].weight[model[2].weight.abs() < 0.05] = 0
+    state = model.state_dict()
+    noisy, _ = Scheme(model).perturb(state)
+    torch.testing.assert_close(
+        noisy.state["0.weight"] / noisy.state["0.weight"][:, :1], state["0.weight"] / state["0.weight"][:, :1]
+    )
+    for name in ("0.weight", "2.weight", "4.weight", "6.weight", "0.bias"):
+        assert torch.equal(noisy.state[name].sign(), state[name].sign())
+    assert (noisy.state["2.weight"] == 0).sum() > 10
+
+
+def test_the_game_of_definition_2_is_won_every_time():
+    """Semantic security (Lemma 6) fails: of two models of the same shape, the perturbed one is told."""
+    torch.manual_seed(0)
+    models = [NETS["mlp5"][0]().double() for _ in range(2)]
+    candidates = [chain(model, model.state_dict()) for model in models]
+    for index in (0, 1) * 10:
+        noisy, _ = Scheme(models[index], "mse").perturb(models[index].state_dict())
+        assert attacks.distinguish(chain(models[index], noisy.state), *candidates) == index
+
+
+def test_hidden_layers_are_known_up_to_a_harmless_scale():
+    model = NETS["mlp7"][0]().double()
+    noisy, _ = Scheme(model).perturb(model.state_dict())
+    seen = attacks.canonical(chain(model, noisy.state))
+    true = attacks.canonical(chain(model, model.state_dict()))
+    for a, b in zip(seen, true, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def exchange_of(m: int, samples: int):
+    torch.manual_seed(m)
+    scheme = Scheme(NETS["mlp3"][0]().double(), "cross_entropy", m, exchange="paper")
+    _, key = scheme.perturb(NETS["mlp3"][0]().double().state_dict())
+    true = 3 * torch.randn(samples, 4, dtype=torch.float64)
+    alpha = torch.rand(samples, dtype=torch.float64) * 8 + 1
+    request, secret = ask(key.round, true + alpha[:, None] * key.shift, alpha)
+    return key, true, request, secret, scheme.answer(key, request)
+
+
+@pytest.mark.parametrize("m", [1, 2, 4])
+def test_the_papers_exchange_shows_the_client_the_prediction(m):
+    """Against Lemma 7: m samples of a batch (8 here) give every sample's softmax."""
+    key, true, _, secret, reply = exchange_of(m, 8)
+    noisy, helper = finish(reply, secret)
+    torch.testing.assert_close(helper, noisy * reply.factor)
+    found = attacks.prediction_from_reply(noisy, reply, key.partition)
+    torch.testing.assert_close(found, torch.softmax(true, 1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("m", [1, 2, 4])
+def test_the_papers_exchange_shows_the_server_the_prediction(m):
+    """Against "the server only sees the aggregate": one sample is enough, whatever lambda is."""
+    key, true, request, _, _ = exchange_of(m, 8)
+    found = attacks.prediction_from_request(key, request)
+    torch.testing.assert_close(found, torch.softmax(true, 1), rtol=1e-4, atol=1e-5)
+
+
+def test_the_shift_exchange_shows_the_client_the_softmax_but_not_the_logits():
+    torch.manual_seed(0)
+    model = NETS["mlp3"][0]().double()
+    scheme = Scheme(model)
+    x = torch.randn(5, 12, dtype=torch.float64)
+    noisy, key = scheme.perturb(model.state_dict())
+    seen, true = torch.func.functional_call(model, noisy.state, (x,)), model(x)
+    torch.testing.assert_close(torch.softmax(seen, 1), torch.softmax(true, 1))
+    gap = seen - true
+    torch.testing.assert_close(gap, gap[:, :1].expand_as(gap))
+    assert gap.abs().min() > 0
+    assert torch.equal(noisy.additive, torch.ones(4, dtype=torch.float64)), "r_a is not sent"
+    assert key.shift.unique().numel() == 1
+
+
+def test_mse_hides_one_direction_a_partition():
+    """n_L - m of the n_L dimensions of the true prediction are seen at once."""
+    torch.manual_seed(0)
+    model = NETS["mlp3"][0]().double()
+    x = torch.randn(5, 12, dtype=torch.float64)
+    for m in (1, 2, 4):
+        noisy, key = Scheme(model, "mse", m).perturb(model.state_dict())
+        seen, true = torch.func.functional_call(model, noisy.state, (x,)), model(x)
+        a, b = (attacks.known_part(y, key.additive, key.partition) for y in (seen, true))
+        torch.testing.assert_close(a, b)
+        assert torch.linalg.matrix_rank(b, tol=1e-9) == 4 - m
+        assert (seen - true).abs().min() > 0
+
+
+def test_mse_gamma_is_found_once_the_model_fits():
+    """With residuals of size e, least squares gives gamma within about e / (alpha r_a): the better the model, the less
+    is hidden."""
+    torch.manual_seed(0)
+    model = NETS["mlp3"][0]().double()
+    x = torch.randn(64, 12, dtype=torch.float64)
+    targets = model(x).detach() + 1e-3 * torch.randn(64, 4, dtype=torch.float64)
+    noisy, key = Scheme(model, "mse", 2).perturb(model.state_dict())
+    logits = torch.func.functional_call(model, noisy.state, (x,)).detach()
+    hidden = torch.func.functional_call(model[:-1], {n: t for n, t in noisy.state.items() if n[0] != "4"}, (x,))
+    alpha = hidden.detach().sum(1) + 1
+    found = attacks.gamma_from_targets(logits, alpha, targets, noisy.additive, noisy.partition)
+    assert ((found - key.gamma) / key.gamma).abs().max() < 0.05
+
+
+def test_an_unmasked_update_gives_the_server_the_input():
+    """One sample, first layer with bias: dL/dW = dL/db x. The masks are what stands between."""
+    torch.manual_seed(0)
+    model = NETS["mlp3"][0]().double()
+    scheme = Scheme(model)
+    part = batches((12,), 4, "cross_entropy", 1, torch.float64)[0]
+    x, y = part[0][:1], part[1][:1]
+    noisy, key = scheme.perturb(model.state_dict())
+    gradient = scheme.recover(key, [scheme.client_step(noisy, (x, y))], [1])
+    torch.testing.assert_close(attacks.input_from_gradient(gradient["0.weight"], gradient["0.bias"]), x[0])
+    masked = scheme.client_step(noisy, (x, y), masks=cohort(2)[0], share=0.5)
+    size = model[0].weight.numel()
+    seen = masked.terms[0].double() * 2.0**-40 * key.ratios
+    guess = attacks.input_from_gradient(seen[:size].reshape(16, 12), seen[size : size + 16])
+    assert torch.corrcoef(torch.stack([guess, x[0]]))[0, 1].abs() < 0.95
+
+
+def test_deep_leakage_on_plain_gradients_and_on_masked_ones():
+    """Table IV's attack: L-BFGS finds the input behind a plain gradient, and not behind a masked update."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(16, 32), nn.LeakyReLU(0.3), nn.Linear(32, 4)).double()
+    scheme = Scheme(model)
+    x, y = torch.rand(1, 16, dtype=torch.float64), torch.tensor([2])
+    gradient = plain_gradient(scheme, model, [(x, y)], [1])
+    found, _ = attacks.deep_leakage(model, scheme.loss_fn, gradient, (16,), 4, 200)
+    assert (found - x).square().mean() < 1e-3
+    noisy, key = scheme.perturb(model.state_dict())
+    update = scheme.client_step(noisy, (x, y), masks=cohort(2)[0], share=0.5)
+    seen = (update.terms[0].double() * 2.0**-40 * key.ratios).split([g.numel() for g in gradient.values()])
+    hidden = {name: s.reshape(g.shape) for (name, g), s in zip(gradient.items(), seen, strict=True)}
+    found, _ = attacks.deep_leakage(model, scheme.loss_fn, hidden, (16,), 4, 200)
+    assert not (found - x).square().mean() < 0.05

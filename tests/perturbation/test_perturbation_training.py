@@ -1,0 +1,105 @@
+"""Whole runs: the loss curve follows FedAvg's, noised inference is the true one, the command and its files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from perturbation_cases import NETS
+from torch import nn
+
+from sectorch.protocols.perturbation import BatchMismatchError, Scheme, WeightError
+from sectorch.protocols.perturbation.cli import build, main
+from sectorch.protocols.perturbation.data import load
+from sectorch.protocols.perturbation.federated import Settings, shards, train
+
+
+def curves(data_name: str, model_name: str, **settings) -> float:
+    data = load(data_name)
+    model = build(model_name, data, torch.float64, 0)
+    chosen = Settings(**settings)
+    plain, ours = (train(data, model, chosen, perturbed) for perturbed in (False, True))
+    assert len(plain.losses) == chosen.rounds
+    assert plain.losses[-1] < plain.losses[0]
+    assert ours.score == pytest.approx(plain.score, abs=1e-4)
+    return max(abs(a - b) for a, b in zip(plain.losses, ours.losses, strict=True))
+
+
+BASE = dict(rounds=200, batch_size=16, clients=3, learning_rate=0.05)
+
+
+@pytest.mark.parametrize(
+    "data, model, settings",
+    [
+        ("digits", "mlp3", dict(loss="cross_entropy", weight_decay=1e-4)),
+        ("breast-cancer", "mlp3", dict(loss="cross_entropy", partitions=2)),
+        ("diabetes", "mlp5", dict(loss="mse", local_batches=2)),
+    ],
+)
+def test_200_steps_follow_fedavg(data, model, settings):
+    """Within 1e-4 (issue 9). Under masks a gradient is off by at most about K 2^-41 |r|^2, and 200 steps of a rate of
+    0.05 at momentum 0.9 add up to a hundred of that: 1e-9, before the training itself amplifies it."""
+    assert curves(data, model, **BASE | settings) <= 1e-4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["cnn", "resnet20", "densenet"])
+@pytest.mark.parametrize("loss, exchange", [("mse", None), ("cross_entropy", "shift"), ("cross_entropy", "paper")])
+def test_200_steps_of_deep_nets_follow_fedavg(model, loss, exchange):
+    assert curves("digits", model, **BASE | dict(loss=loss, exchange=exchange, clients=2)) <= 1e-4
+
+
+@pytest.mark.parametrize("name", list(NETS))
+def test_noised_inference_is_the_true_one(name):
+    torch.manual_seed(0)
+    make, shape = NETS[name]
+    model = make().double()
+    model(torch.randn(16, *shape, dtype=torch.float64))  # running statistics other than the first
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias)
+    noised = Scheme(model).inference_model(model.state_dict())
+    x = torch.randn(8, *shape, dtype=torch.float64)
+    true = model(x).detach()
+    assert (noised(x) - true).abs().max() <= 1e-6 * max(1.0, float(true.abs().max()))
+    different = [n for n, p in noised.named_parameters() if not torch.equal(p, dict(model.named_parameters())[n])]
+    assert len(different) >= len(list(model.parameters())) - 1, "but for the head's bias"
+
+
+def test_shards_cover_every_sample_once():
+    parts = shards(100, 5, 0)
+    assert sorted(torch.cat(parts).tolist()) == list(range(100))
+    assert len({len(part) for part in parts}) > 1
+    with pytest.raises(WeightError, match="60 clients for 100 samples"):
+        shards(100, 60, 0)
+
+
+def test_the_command_writes_its_results(tmp_path, capsys):
+    assert main(["--rounds", "3", "--clients", "2", "--out", str(tmp_path)]) == 0
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert written["settings"]["clients"] == 2
+    assert len(written["runs"]["perturbed"]["losses"]) == 3
+    assert "largest difference of the two loss curves" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--data", "breast-cancer", "--model", "cnn"], "takes images"),
+        (["--data", "diabetes", "--loss", "cross_entropy"], "is a regression"),
+        (["--data", "cifar100"], "a folder that is there already"),
+        (["--clients", "100000"], "clients for"),
+        (["--partitions", "11"], "from 1 to n_L = 10"),
+    ],
+)
+def test_the_command_says_what_does_not_fit(arguments, words, capsys):
+    assert main([*arguments, "--rounds", "1"]) == 2
+    assert words in " ".join(capsys.readouterr().out.split())
+
+
+def test_unknown_data():
+    with pytest.raises(BatchMismatchError, match="digits, breast-cancer"):
+        load("mnist")
