@@ -9,6 +9,7 @@ See README.md for the parties and what they learn.
 from . import ckks as ckks
 from . import errors as errors
 from . import ops as ops
+from . import protocols as protocols
 from .ckks import encrypt as encrypt
 from .nn.explain import diff as diff
 from .nn.explain import explain as explain

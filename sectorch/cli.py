@@ -23,6 +23,7 @@ from .network.certificates import Credentials, issue, make_authority
 from .network.client import connect
 from .network.server import Server
 from .nn.program import describe_exported
+from .protocols.perturbation.cli import main as perturbed_main
 from .runtime.ledger import Profile
 from .table import supported_ops
 
@@ -145,6 +146,12 @@ def ops(as_json: Annotated[bool, typer.Option("--json", help="the whole table as
     for row in rows:
         table.add_row(row["name"], row["kind"], row["note"])
     Console().print(table)
+
+
+@app.command("perturbed-fl", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def perturbed_fl(context: typer.Context) -> None:
+    """Perturbed-model federated learning. Example: sectorch perturbed-fl --data digits --clients 5 --rounds 20"""
+    raise typer.Exit(perturbed_main(context.args))
 
 
 @keys.command("init")

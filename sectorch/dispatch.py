@@ -219,7 +219,7 @@ def _private(context: Context, func: Callable, args: tuple, kwargs: dict, meta: 
     parent = leaves[at[0]]
     key = _cache_key(func, leaves, at, spec)
     if key is not None and key in parent.derived:
-        return pytree.tree_unflatten(parent.derived[key], out_spec)
+        return pytree.tree_unflatten(parent.derived[key][0], out_spec)
 
     def run(*values):
         absent = any(value.is_meta for value in values)
@@ -239,7 +239,7 @@ def _private(context: Context, func: Callable, args: tuple, kwargs: dict, meta: 
             result.origin = (parent, lambda v, i=i: run(v)[i])
         results.append(result)
     if key is not None:
-        parent.derived[key] = results
+        parent.derived[key] = results, [leaves[i] for i in at]  # holding them keeps their ids theirs
         for result in results:
             result.lasting = True
     return pytree.tree_unflatten(results, out_spec)

@@ -45,6 +45,8 @@ def check_encodable(values: torch.Tensor, frac_bits: int, what: str) -> None:
     """
     if values.is_complex() or values.is_quantized:
         raise DtypeError(f"{what} has dtype {values.dtype}; sectorch takes real floating-point or integer tensors")
+    if values.layout != torch.strided:
+        raise DtypeError(f"{what} has layout {values.layout}; sectorch takes dense tensors: use .to_dense()")
     if values.is_meta or values.numel() == 0:
         return
     if values.is_floating_point():

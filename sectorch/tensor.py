@@ -75,7 +75,10 @@ class SecretTensor(torch.Tensor):
     def __reduce_ex__(self, protocol) -> NoReturn:
         raise SecretAccessError(f"a {type(self).__name__} cannot be pickled, copied or saved: it would carry secrets")
 
-    __deepcopy__ = __copy__ = __reduce_ex__
+    __deepcopy__ = __reduce_ex__
+
+    def __copy__(self) -> NoReturn:
+        self.__reduce_ex__(2)
 
 
 class SharedTensor(SecretTensor):
@@ -267,6 +270,4 @@ def private_tensor(
     """
     check_encodable(x, scheme.frac_bits, name)
     setup = session.setup(party)
-    made = PrivateTensor(setup.own(party, x.detach(), Phase.SETUP), session, party, scheme, dtype or x.dtype, name)
-    made.lasting = True
-    return made
+    return PrivateTensor(setup.own(party, x.detach(), Phase.SETUP), session, party, scheme, dtype or x.dtype, name)

@@ -40,6 +40,7 @@ def bind(module: nn.Module, session: Session, party: Party, scheme: Scheme, dtyp
                     value = tensor.detach().to("meta") if meta else tensor.detach()
                     label = f"weight '{named.get(id(tensor), name)}'"
                     made[id(tensor)] = private_tensor(value, session, party, scheme, label, dtype)
+                    made[id(tensor)].lasting = True
                 del store[name]
                 layer.__dict__[name] = made[id(tensor)]
         if isinstance(layer, nn.RNNBase):

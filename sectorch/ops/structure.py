@@ -73,7 +73,6 @@ COPIES = {
     "pixel_unshuffle": (torch.pixel_unshuffle, F.pixel_unshuffle),
     "channel_shuffle": (torch.channel_shuffle, F.channel_shuffle),
     "clone": (torch.clone, T.clone),
-    "contiguous": (T.contiguous,),
 }
 MANY = {
     "split": (torch.split, T.split, T.split_with_sizes, torch.split_with_sizes),
@@ -146,6 +145,11 @@ def _joined(context: Context, tensors: Any, join) -> Fixed:
     operands = [shared_operand(context, x, context.frac_bits) for x in tensors]
     parts = aligned(context, *operands)
     return Fixed(each(context.net, lambda *values: join(values), *(x.shares for x in parts)), parts[0].scale_bits)
+
+
+@implements("contiguous", T.contiguous, note="the tensor itself")
+def contiguous(context: Context, x: SharedTensor, memory_format: Any = None) -> Fixed:
+    return fixed(x)
 
 
 @implements("pad", F.pad, note="local")
