@@ -92,6 +92,7 @@ def call(func: Callable, types: tuple, args: tuple, kwargs: dict) -> Any:
 def _handled(context: Context, func: Callable, args: tuple, kwargs: dict) -> Any:
     """Run the handler as one call. What it does not expect is a typed refusal."""
     handler = HANDLER[func]
+    args, kwargs = _positional(func, args, kwargs)
     try:
         with context.session.operation(context.party):
             return handler(context, *args, **_renamed(func, handler, len(args), kwargs))
@@ -101,6 +102,16 @@ def _handled(context: Context, func: Callable, args: tuple, kwargs: dict) -> Any
         raise UnsupportedOpError(
             f"this form of {spell(func)} is not supported on secret tensors ({type(error).__name__}: {error})"
         ) from None
+
+
+def _positional(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Keyword arguments that stand where the next positional one would become positional."""
+    names, known, kwargs = _torch_parameters(func) if kwargs else (), _parameters(HANDLER[func]), dict(kwargs)
+    while len(args) < len(names) and (name := names[len(args)]) in kwargs:
+        if (known is None and args) or (known is not None and name in known):
+            break
+        args = (*args, kwargs.pop(name))
+    return args, kwargs
 
 
 def _renamed(func: Callable, handler: Callable, given: int, kwargs: dict) -> dict:
@@ -182,9 +193,30 @@ def _to_meta(leaf: Any, public_too: bool) -> Any:
         return leaf
 
 
+_MASKED_SELECT = {torch.masked_select, _T.masked_select}
+_MASKED_FILL = {torch.masked_fill, _T.masked_fill, _T.masked_fill_}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, SecretTensor) and value.dim() == 0
+
+
+def _selected_on_meta(input: SecretTensor, mask: torch.Tensor) -> torch.Tensor:
+    """The shape of a masked_select, which torch does not tell on meta tensors."""
+    if isinstance(mask, SecretTensor) or isinstance(input, PrivateTensor):
+        raise UnsupportedOpError("masked_select with a secret mask, or of a private tensor, is not supported")
+    with torch._C.DisableTorchFunctionSubclass():
+        shape = torch.broadcast_shapes(input.shape, mask.shape)
+        return torch.empty(int(mask.expand(shape).sum()), dtype=input.dtype, device="meta")
+
+
 def _on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
     """torch's own result on shapes; its errors become ours, in its words."""
     func = _T.to if func in _CONVERSIONS else func
+    if func in _MASKED_SELECT:
+        return _selected_on_meta(*args, **kwargs)
+    if func in _MASKED_FILL:
+        args = tuple(a.item() if _is_number(a) else a for a in args)
     public_too = func not in _READS_CONTENT
     try:
         if not any(isinstance(a, (list, tuple, dict)) for a in args) and not kwargs:
@@ -225,7 +257,7 @@ def _private(context: Context, func: Callable, args: tuple, kwargs: dict, meta: 
         absent = any(value.is_meta for value in values)
         filled = [_to_meta(leaf, True) if absent else _in_double(leaf) for leaf in leaves]
         for i, value in zip(at, values, strict=True):
-            filled[i] = value
+            filled[i] = value if absent else _in_double(value)
         a, k = pytree.tree_unflatten(filled, spec)
         with torch.no_grad():
             return tuple(pytree.tree_leaves(func(*a, **k)))
@@ -282,7 +314,7 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list[Secret
                 return x
         if meta.dtype.is_complex or (not meta.dtype.is_floating_point and result.scale_bits):
             raise UnsupportedOpError(
-                f"'{row.name}' would round a secret number to {meta.dtype}; compare it, or reveal it first"
+                f"'{row.name}': rounding a secret number to {meta.dtype} is not supported; compare it, or reveal it"
             )
         shares, scale_bits = result
         if meta.dtype.is_floating_point and scale_bits < context.frac_bits:

@@ -166,15 +166,21 @@ class PrivateTensor(SecretTensor):
 
         return self.session.setup(self.party).locally(self.party, encoded, self.value)
 
+    @property
+    def weight_bits(self) -> int:
+        """Fraction bits as an operand: those of the scheme, or none for whole numbers."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.scheme.frac_bits if self.dtype.is_floating_point else 0
+
     def weight(self) -> Weight:
-        """The masked operand of linear protocols at `frac_bits`, sent to S on first use and kept.
+        """The masked operand of linear protocols at `weight_bits`, sent to S on first use and kept.
 
         A view of a weight (a transpose, a slice) is a view of its masked form and sends nothing.
         """
         if self._weight is None:
             setup = self.session.setup(self.party)
             if self.origin is None:
-                self._weight = mask_weight(setup, self.encoded(self.scheme.frac_bits))
+                self._weight = mask_weight(setup, self.encoded(self.weight_bits))
             else:
                 parent, view = self.origin
                 whole = parent.weight()

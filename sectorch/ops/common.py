@@ -33,6 +33,11 @@ def fixed(x: SharedTensor) -> Fixed:
     return Fixed(x.shares, x.scale_bits)
 
 
+def summand(context: Context, value: Any) -> Fixed:
+    """Any operand as shares at its own scale: whole numbers carry no fraction bits."""
+    return shared_operand(context, value, context.frac_bits if _fractional(value) else 0)
+
+
 def is_secret(x: Any) -> bool:
     return isinstance(x, SecretTensor)
 
@@ -148,6 +153,8 @@ def bilinear(context: Context, product: Callable, x: Any, y: Any) -> Fixed:
     `product` is called as product(x, y); for a private x the roles are exchanged.
     """
     if not isinstance(x, SharedTensor):
+        if not isinstance(y, SharedTensor):
+            refuse("a secret summand to a product without one", "add it to the product's result")
         return bilinear(context, lambda b, a, *_: product(a, b), y, x)
     net = context.net
     if isinstance(y, SharedTensor):
@@ -160,7 +167,7 @@ def bilinear(context: Context, product: Callable, x: Any, y: Any) -> Fixed:
         accepts_tiles = hasattr(product, "tiled")
         run = product if accepts_tiles else lambda a, w, _tiles: product(a, w)
         shares = linear(net, context.setup, run, left.shares, y.weight())
-        return Fixed(shares, left.scale_bits + context.frac_bits)
+        return Fixed(shares, left.scale_bits + y.weight_bits)
     return _times_public(context, product, fixed(x), y)
 
 

@@ -116,9 +116,8 @@ def where(context: Context, condition: Any, x: Any = None, y: Any = None) -> Fix
         _require_bool(condition)
         return fixed(y + condition * (x - y))
     difference = total(context, x, y, -1)
-    like = SharedTensor(
-        difference.shares, difference.scale_bits, context.session, context.party, context.scheme, torch.float32
-    )
+    dtype = next(v.dtype for v in (x, y) if isinstance(v, SharedTensor))
+    like = SharedTensor(difference.shares, difference.scale_bits, context.session, context.party, context.scheme, dtype)
     return fixed(y + like * condition.to(torch.int64))
 
 

@@ -44,7 +44,11 @@ def addmm(context: Context, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha
 @implements("linear", F.linear, note="PrivHFL, Figure 3")
 def linear(context: Context, x: Any, weight: Any, bias: Any = None) -> Fixed:
     _same_dtype(x, weight)
-    if isinstance(x, SharedTensor) and not isinstance(weight, SharedTensor):
+    if not isinstance(x, SharedTensor) and not isinstance(weight, SharedTensor):
+        return total(context, F.linear(x, weight), bias)
+    if weight.dim() == 1:
+        y = bilinear(context, lambda a, w, *_: products.matmul(a, w), x, weight)
+    elif isinstance(x, SharedTensor) and not isinstance(weight, SharedTensor):
         y = bilinear(context, products.Linear(), x, weight)
     else:
         y = bilinear(context, lambda a, w: products.matmul(a, w.transpose(-1, -2)), x, weight)

@@ -239,6 +239,10 @@ def linalg_norm(context: Context, x: SharedTensor, ord: Any = None, dim: Any = N
                 dtype: Any = None) -> Fixed:  # fmt: skip
     """Of a matrix only the Frobenius norm; other orders are norms of operators."""
     matrix = len(dim) == 2 if isinstance(dim, (list, tuple)) else dim is None and x.dim() == 2
+    rows, columns = dim if isinstance(dim, (list, tuple)) and matrix else (-2, -1)
+    if matrix and ord in (1, math.inf):
+        sums = x.abs().sum(rows if ord == 1 else columns, keepdim=True)
+        return fixed(sums.amax((rows, columns), keepdim=keepdim))
     if matrix and ord not in (None, "fro"):
         refuse(f"the matrix norm of order {ord}", "use the Frobenius norm, or vector_norm")
     return norm(context, x, 2 if ord is None else ord, dim, keepdim)

@@ -13,7 +13,7 @@ from ..mpc.relu import maximum as maximum_protocol
 from ..mpc.shares import Shares, each
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import aligned, excess, fixed, local, scaled, shared_operand
+from .common import aligned, excess, fixed, local, scaled, summand
 from .order import with_indices
 
 T = torch.Tensor
@@ -91,7 +91,7 @@ def minimum(context: Context, x: Any, y: Any) -> Fixed:
 
 def _pairwise(context: Context, x: Any, y: Any, sign: int) -> Fixed:
     net = context.net
-    operands = aligned(context, *(shared_operand(context, v, context.frac_bits) for v in (x, y)))
+    operands = aligned(context, *(summand(context, v) for v in (x, y)))
     (left, scale), (right, _) = operands
     shape = torch.broadcast_shapes(left.shape, right.shape)
     left, right = (each(net, lambda v: (v if sign > 0 else -v).expand(shape), v) for v in (left, right))

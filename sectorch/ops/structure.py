@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from ..mpc.shares import Shares, add_at_A, each
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import aligned, encoded_public, fixed, local, refuse, shared_operand
+from .common import aligned, encoded_public, fixed, local, refuse, summand
 
 T = torch.Tensor
 
@@ -19,7 +19,8 @@ def _moved(func):
     def handler(context: Context, x: SharedTensor, *args, **kwargs):
         if not isinstance(x, SharedTensor) or any(isinstance(a, SharedTensor) for a in (*args, *kwargs.values())):
             refuse("moving elements by a secret index", "only public positions can be taken")
-        placed = lambda a, v: a.to(v.device) if isinstance(a, torch.Tensor) else a
+        moves = func in (torch.gather, T.gather, torch.take_along_dim, T.take_along_dim)
+        placed = lambda a, v: a.to(v.device) if moves and isinstance(a, torch.Tensor) else a
 
         def move(v: torch.Tensor) -> torch.Tensor:
             return func(v, *(placed(a, v) for a in args), **{k: placed(a, v) for k, a in kwargs.items()})
@@ -142,7 +143,7 @@ implements("vstack", torch.vstack, note="local")(lambda context, tensors: _joine
 
 
 def _joined(context: Context, tensors: Any, join) -> Fixed:
-    operands = [shared_operand(context, x, context.frac_bits) for x in tensors]
+    operands = [summand(context, x) for x in tensors]
     parts = aligned(context, *operands)
     return Fixed(each(context.net, lambda *values: join(values), *(x.shares for x in parts)), parts[0].scale_bits)
 
@@ -154,7 +155,7 @@ def contiguous(context: Context, x: SharedTensor, memory_format: Any = None) -> 
 
 @implements("pad", F.pad, note="local")
 def pad(context: Context, x: SharedTensor, pad: Any, mode: str = "constant", value: float | None = None) -> Fixed:
-    if mode != "constant" and min(pad) < 0:
+    if mode == "circular" and min(pad) < 0:
         refuse(f"negative padding with mode={mode}", "cut the tensor by indexing")
     if mode != "constant":
         index = _pad_index(x.shape, pad, mode)
