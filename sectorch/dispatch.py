@@ -31,7 +31,7 @@ from .errors import (
     UnsupportedOpError,
 )
 from .mpc.shares import each
-from .table import HANDLER, IN_PLACE, ROW_OF, Context, Fixed, Row, spell, unsupported
+from .table import BEFORE, HANDLER, IN_PLACE, ROW_OF, Context, Fixed, Row, spell, unsupported
 from .tensor import PrivateTensor, SecretTensor, SharedTensor, set_dispatch
 
 _T = torch.Tensor
@@ -76,6 +76,8 @@ def call(func: Callable, types: tuple, args: tuple, kwargs: dict) -> Any:
         raise UnsupportedOpError(f"{spell(func)} with out= would write a secret into given memory; leave it out")
     if shared and func not in ROW_OF:
         raise UnsupportedOpError(unsupported(func, args, kwargs))
+    if func in BEFORE:
+        BEFORE[func](*args, **kwargs)
     if func in _CONVERSIONS:
         args, kwargs = _on_cpu(args, kwargs)
     meta = _on_meta(func, args, kwargs)
@@ -98,7 +100,11 @@ def _handled(context: Context, func: Callable, args: tuple, kwargs: dict) -> Any
             return handler(context, *args, **_renamed(func, handler, len(args), kwargs))
     except SectorchError:
         raise
-    except (TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+    except IndexError as error:
+        raise DimensionError(str(error)) from None
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        if type(error) is RuntimeError and not isinstance(error, (NotImplementedError, RecursionError)):
+            raise ShapeError(str(error)) from None
         raise UnsupportedOpError(
             f"this form of {spell(func)} is not supported on secret tensors ({type(error).__name__}: {error})"
         ) from None
@@ -217,6 +223,7 @@ def _on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
         return _selected_on_meta(*args, **kwargs)
     if func in _MASKED_FILL:
         args = tuple(a.item() if _is_number(a) else a for a in args)
+        kwargs = {k: v.item() if _is_number(v) else v for k, v in kwargs.items()}
     public_too = func not in _READS_CONTENT
     try:
         if not any(isinstance(a, (list, tuple, dict)) for a in args) and not kwargs:

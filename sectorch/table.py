@@ -65,6 +65,8 @@ TABLE: dict[str, Row] = {}
 ROW_OF: dict[Any, Row] = {}
 HANDLER: dict[Any, Callable] = {}
 IN_PLACE: set[Any] = set()
+BEFORE: dict[Any, Callable] = {}
+"""Checks of a call's form that come before torch's own, where torch's words would not help."""
 
 
 def implements(name: str, *keys, in_place: Iterable = (), note: str = "", view: bool = False) -> Callable:

@@ -33,6 +33,7 @@ LEVELS = (
     "data",
     "privacy",
     "protocols",
+    "network",
     "cli",
 )
 """A module may import from its own level and from those above it in this list."""

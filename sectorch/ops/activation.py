@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..errors import ArgumentError
+from ..errors import NonFiniteError
 from ..mpc.leaky import leaky_relu_privhfl
 from ..mpc.mask import open_masked
 from ..mpc.relu import ramps, relu_masked
@@ -79,16 +79,17 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
         refuse("clamp with tensor bounds", "use torch.maximum and torch.minimum")
     low, high = (None if b is not None and b == inf else b for b, inf in ((low, -math.inf), (high, math.inf)))
     if any(isinstance(b, float) and math.isnan(b) for b in (low, high)):
-        raise ArgumentError("clamp to NaN")
+        raise NonFiniteError("clamp has a bound that is not a number")
     if low is None and high is None:
         return fixed(x)
     if low is not None and high is not None and low >= high:
         constant = each(context.net, torch.zeros_like, x.shares)
         return _lifted(context, Fixed(constant, x.scale_bits), high)
     net, shift = context.net, excess(context, x.scale_bits)
-    masked = open_masked(net, x.shares)
     bounds = [bound for bound in (low, high) if bound is not None]
-    parts = ramps(net, masked, tuple(int(encoded_public(context, float(b), x.scale_bits)) for b in bounds), shift)
+    thresholds = tuple(int(encoded_public(context, float(b), x.scale_bits)) for b in bounds)
+    masked = open_masked(net, x.shares)
+    parts = ramps(net, masked, thresholds, shift)
     scale = x.scale_bits - shift
     if high is None:
         return _lifted(context, Fixed(parts[0], scale), low)

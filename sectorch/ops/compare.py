@@ -10,7 +10,7 @@ from ..mpc.compare import drelu, is_zero
 from ..mpc.mask import open_masked
 from ..mpc.select import bit_to_ring
 from ..mpc.shares import Shares, each
-from ..table import Context, Fixed, implements
+from ..table import BEFORE, Context, Fixed, implements
 from ..tensor import SharedTensor
 from .common import fixed, refuse, total
 
@@ -108,10 +108,16 @@ def sign(context: Context, x: SharedTensor) -> Fixed:
     )
 
 
+def _two_choices(condition: Any, *choices: Any, **named: Any) -> None:
+    if len(choices) + len(named) < 2:
+        refuse("where without two choices", "it would reveal positions; give both tensors")
+
+
+BEFORE[torch.where] = _two_choices
+
+
 @implements("where", torch.where, note="1 round for a secret condition")
 def where(context: Context, condition: Any, x: Any = None, y: Any = None) -> Fixed:
-    if x is None or y is None:
-        refuse("where without two choices", "it would reveal positions; give both tensors")
     if isinstance(condition, SharedTensor):
         _require_bool(condition)
         return fixed(y + condition * (x - y))

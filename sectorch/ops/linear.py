@@ -153,7 +153,7 @@ def reflected_matmul(context: Context, x: Any, y: Any) -> Fixed:
     return matmul(context, y, x)
 
 
-@implements("addbmm", torch.addbmm, T.addbmm, note="1 round for two secrets")
+@implements("addmm", torch.addbmm, T.addbmm)
 def addbmm(context: Context, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Fixed:
     product = torch.matmul(x, y).sum(0)
     return fixed((product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta))

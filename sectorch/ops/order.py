@@ -12,7 +12,7 @@ from ..mpc.compare import drelu, is_zero
 from ..mpc.mask import open_masked
 from ..mpc.select import bit_to_ring, select
 from ..mpc.shares import Shares, each
-from ..table import Context, Fixed, implements
+from ..table import BEFORE, Context, Fixed, implements
 from ..tensor import PrivateTensor, SharedTensor
 from .common import excess, fixed, refuse
 from .smooth import tensor
@@ -157,10 +157,16 @@ def topk(
     return Fixed(each(context.net, keep, values.shares), x.scale_bits), Fixed(each(context.net, keep, places.shares), 0)
 
 
-@implements("one_hot", F.one_hot, note="of a secret index; name num_classes")
-def one_hot(context: Context, x: SharedTensor, num_classes: int = -1) -> Fixed:
+def _classes_named(x: Any, num_classes: int = -1) -> None:
     if num_classes < 0:
         refuse("one_hot without num_classes", "the number of classes would reveal the largest index: name it")
+
+
+BEFORE[F.one_hot] = _classes_named
+
+
+@implements("one_hot", F.one_hot, note="of a secret index; name num_classes")
+def one_hot(context: Context, x: SharedTensor, num_classes: int = -1) -> Fixed:
     net = context.net
     differences = each(net, lambda v: v.unsqueeze(-1).expand(*v.shape, num_classes), x.shares)
     classes = torch.arange(num_classes)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import products
+from ..errors import ShapeError
 from ..mpc.shares import each
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
@@ -49,6 +50,11 @@ def conv_transpose2d(context: Context, x: Any, weight: Any, bias: Any = None, st
     if x.dim() == 3:
         y = torch.conv_transpose2d(x.unsqueeze(0), weight, bias, stride, padding, output_padding, groups, dilation)
         return fixed(y.squeeze(0))
+    if x.shape[1] != weight.shape[0]:
+        raise ShapeError(
+            f"Given transposed=1, weight of size {list(weight.shape)}, expected input{list(x.shape)} to have "
+            f"{weight.shape[0]} channels, but got {x.shape[1]} channels instead"
+        )
     product = _transposed(_pair(stride), _pair(padding), _pair(output_padding), _pair(dilation), groups)
     return _with_bias(context, x, bilinear(context, product, x, weight), None if bias is None else bias.view(-1, 1, 1))
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from ..mpc.shares import Shares, add_at_A, each
-from ..table import Context, Fixed, implements
+from ..table import BEFORE, Context, Fixed, implements
 from ..tensor import SharedTensor
 from .common import aligned, encoded_public, fixed, local, refuse, summand
 
@@ -23,7 +23,11 @@ def _moved(func):
         placed = lambda a, v: a.to(v.device) if moves and isinstance(a, torch.Tensor) else a
 
         def move(v: torch.Tensor) -> torch.Tensor:
-            return func(v, *(placed(a, v) for a in args), **{k: placed(a, v) for k, a in kwargs.items()})
+            return func(
+                v.contiguous() if moves else v,
+                *(placed(a, v) for a in args),
+                **{k: placed(a, v) for k, a in kwargs.items()},
+            )
 
         return local(context, move, x)
 
@@ -91,15 +95,19 @@ for _name, _functions in MANY.items():
 implements("unbind", T.__iter__, view=True)(_moved_many(torch.unbind))
 
 
-@implements("reshape", torch.reshape, T.reshape, T.view, T.reshape_as, T.view_as, view=True, note="local")
+@implements("reshape", torch.reshape, T.reshape, T.view, view=True, note="local")
 def reshape(context: Context, x: SharedTensor, *shape: Any, **kwargs: Any) -> Fixed:
     if "size" in kwargs or "shape" in kwargs:
         shape = (kwargs.get("size", kwargs.get("shape")),)
     if kwargs.get("dtype") or (shape and isinstance(shape[0], torch.dtype)):
         refuse("view as another dtype", "it would reinterpret shares as numbers; use .to(dtype)")
-    if len(shape) == 1 and isinstance(shape[0], torch.Tensor):
-        shape = tuple(shape[0].shape)
     return local(context, lambda v: v.reshape(*shape), x)
+
+
+@implements("reshape", T.reshape_as, T.view_as, view=True)
+def reshape_as(context: Context, x: SharedTensor, other: torch.Tensor) -> Fixed:
+    shape = tuple(other.shape)
+    return local(context, lambda v: v.reshape(shape), x)
 
 
 @implements("flatten", torch.flatten, T.flatten, T.ravel, torch.ravel, view=True, note="local")
@@ -120,11 +128,16 @@ def expand_as(context: Context, x: SharedTensor, other: torch.Tensor) -> Fixed:
     return local(context, lambda v: v.expand(shape), x)
 
 
+def _public_index(x: Any, index: Any) -> None:
+    if any(isinstance(part, SharedTensor) for part in (index if isinstance(index, tuple) else (index,))):
+        refuse("indexing with a secret index", "only public positions can be taken")
+
+
+BEFORE[T.__getitem__] = _public_index
+
+
 @implements("getitem", T.__getitem__, view=True, note="local; public index")
 def getitem(context: Context, x: SharedTensor, index: Any) -> Fixed:
-    parts = index if isinstance(index, tuple) else (index,)
-    if any(isinstance(part, SharedTensor) for part in parts):
-        refuse("indexing with a secret index", "only public positions can be taken")
     return local(context, lambda v: v[index], x)
 
 

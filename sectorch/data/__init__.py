@@ -1,0 +1,21 @@
+"""Data sets, partitions among clients, expansion of a private data set, and selection of queries.
+
+Nothing here is secret-shared or sent: it is what a client does with its own data before it asks. The randomness is
+seeded and reproducible, and none of it protects a secret.
+"""
+
+from __future__ import annotations
+
+from .datasets import DATASETS as DATASETS
+from .datasets import Dataset as Dataset
+from .datasets import load as load
+from .errors import DataError as DataError
+from .errors import DatasetMissingError as DatasetMissingError
+from .errors import PartitionError as PartitionError
+from .errors import SelectionError as SelectionError
+from .expansion import EXPANSIONS as EXPANSIONS
+from .expansion import expand as expand
+from .partition import PARTITIONS as PARTITIONS
+from .partition import partition as partition
+from .selection import SELECTIONS as SELECTIONS
+from .selection import select as select

@@ -1,0 +1,119 @@
+"""Who owns which samples: disjoint shares of a training split for the clients of an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from .errors import PartitionError
+from .seeds import generator
+
+
+def partition(
+    labels: torch.Tensor,
+    clients: int,
+    samples: int | None = None,
+    *,
+    kind: str = "iid",
+    alpha: float = 0.5,
+    classes_each: int = 2,
+    seed: int = 0,
+) -> list[torch.Tensor]:
+    """Disjoint indices for each client, sorted.
+
+    Args:
+        labels: [N] int64.
+        clients: how many.
+        samples: for each client; all samples divided as evenly as they can be unless named.
+        kind: "iid", each client alike with classes as even as they can be; "dirichlet", class proportions of each
+            client from Dir(alpha) (PrivHFL, appendix B.3, after Lin et al., 2020); "skew", `classes_each` classes only.
+        alpha: 100 is close to "iid", 0.5 very uneven.
+        classes_each: for "skew".
+        seed: the same seed gives the same partition.
+
+    Returns:
+        `clients` index tensors of `samples` each. Where a class runs out, other classes of the client's own (or, for
+        "dirichlet", any class that is left) fill up.
+
+    Raises:
+        PartitionError: too few samples, unknown kind, or an option out of range.
+    """
+    if kind not in PARTITIONS:
+        raise PartitionError(f"there is no partition {kind!r}; there are {', '.join(PARTITIONS)}")
+    if labels.dim() != 1 or labels.is_floating_point():
+        raise PartitionError(f"labels must be a vector of integers, got {labels.dtype} of shape {tuple(labels.shape)}")
+    if clients < 1:
+        raise PartitionError(f"a partition needs at least one client, got {clients}")
+    each = len(labels) // clients if samples is None else samples
+    if each < 1 or each * clients > len(labels):
+        raise PartitionError(
+            f"{clients} clients with {each} samples each need {each * clients}, but there are {len(labels)}; "
+            f"take fewer clients or fewer samples each"
+        )
+    names = labels.unique()
+    if kind == "dirichlet" and not alpha > 0:
+        raise PartitionError(f"alpha must be above 0 (100 is nearly even, 0.5 very uneven), got {alpha}")
+    if kind == "skew" and not 1 <= classes_each <= len(names):
+        raise PartitionError(
+            f"classes_each must be between 1 and the {len(names)} classes there are, got {classes_each}"
+        )
+    draw = generator(seed, "partition", kind)
+    proportions = PARTITIONS[kind](clients, len(names), draw, alpha, classes_each)
+    return _deal(labels, names, proportions, each, draw, closed=kind == "skew")
+
+
+def _deal(
+    labels: torch.Tensor,
+    names: torch.Tensor,
+    proportions: torch.Tensor,
+    each: int,
+    draw: torch.Generator,
+    closed: bool,
+) -> list[torch.Tensor]:
+    """Hand out shuffled samples of each class by the clients' proportions, [clients, classes]."""
+    left = [torch.nonzero(labels == name).flatten() for name in names]
+    left = [pool[torch.randperm(len(pool), generator=draw)].tolist() for pool in left]
+    hands: list[list[int]] = [[] for _ in proportions]
+    have = torch.zeros_like(proportions)
+    room = torch.tensor([bool(pool) for pool in left])
+    # In turn, one sample at a time to the client's class that is furthest behind: nobody empties a class first.
+    for turn in range(each):
+        for i, wanted in enumerate(proportions):
+            allowed = room & (wanted > 0)
+            if not bool(allowed.any()):
+                if closed:
+                    raise PartitionError(
+                        f"client {i} ran out of its classes {names[wanted > 0].tolist()} after {turn} of {each} "
+                        f"samples; take fewer samples, fewer clients or a larger classes_each"
+                    )
+                allowed = room
+            behind = wanted * (turn + 1) - have[i]
+            chosen = int(behind.masked_fill(~allowed, -torch.inf).argmax())
+            hands[i].append(left[chosen].pop())
+            have[i, chosen] += 1
+            room[chosen] = bool(left[chosen])
+    return [torch.tensor(sorted(hand)) for hand in hands]
+
+
+def _iid(clients: int, classes: int, draw: torch.Generator, alpha: float, classes_each: int) -> torch.Tensor:
+    return torch.full((clients, classes), 1 / classes) + 1e-6 * torch.rand(clients, classes, generator=draw)
+
+
+def _dirichlet(clients: int, classes: int, draw: torch.Generator, alpha: float, classes_each: int) -> torch.Tensor:
+    # Logarithms, since for a small alpha all of a row's gamma variables may underflow.
+    gamma = torch._standard_gamma(torch.full((clients, classes), float(alpha), dtype=torch.float64), generator=draw)
+    return (gamma.clamp_min(1e-300) / gamma.clamp_min(1e-300).sum(1, keepdim=True)).float()
+
+
+def _skew(clients: int, classes: int, draw: torch.Generator, alpha: float, classes_each: int) -> torch.Tensor:
+    # Round robin over a shuffled list, so that every class has an owner where clients * classes_each allows it.
+    order = torch.randperm(classes, generator=draw)
+    proportions = torch.zeros(clients, classes)
+    for i in range(clients):
+        for k in range(classes_each):
+            proportions[i, order[(i * classes_each + k) % classes]] = 1 / classes_each
+    return proportions
+
+
+PARTITIONS: dict[str, Callable[..., torch.Tensor]] = {"iid": _iid, "dirichlet": _dirichlet, "skew": _skew}

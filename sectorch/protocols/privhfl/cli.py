@@ -1,0 +1,200 @@
+"""`sectorch privhfl`: a run from the command line.
+
+python -m sectorch.protocols.privhfl.cli --data digits --clients 10 --queries 500
+python -m sectorch.protocols.privhfl.cli --queries 100 250 500 --out runs/sweep
+python -m sectorch.protocols.privhfl.cli --data cifar10 --data-root ~/data --clients 50 --queries 10000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ...data.datasets import DATASETS
+from ...data.expansion import EXPANSIONS
+from ...data.partition import PARTITIONS
+from ...data.selection import SELECTIONS
+from ...errors import SectorchError
+from . import plots
+from .algorithm import PrivHFL
+from .federation import federation
+from .report import Result, accuracy_table, add_client
+from .settings import Client, Settings
+from .statement import table as received_table
+from .training import PRESETS
+from .watch import Watch
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options; `sectorch privhfl` takes the same."""
+    p = argparse.ArgumentParser(
+        prog="sectorch privhfl",
+        description="Heterogeneous federated learning without an auxiliary data set (PrivHFL), all parties in this "
+        "process: a simulation, which protects nothing. A run that was stopped goes on when started again.",
+    )
+    p.add_argument("--data", default="digits", choices=list(DATASETS))
+    p.add_argument("--data-root", type=Path, help="where data sets lie; else $SECTORCH_DATA, else ~/.cache/sectorch")
+    p.add_argument("--clients", type=int, default=10)
+    p.add_argument("--samples", type=int, help="private samples of each client (default: Table 7; digits 30)")
+    p.add_argument("--architectures", nargs="+", metavar="NAME", help="in turn; n/3 clients each if there are three")
+    p.add_argument("--partition", default="iid", choices=list(PARTITIONS))
+    p.add_argument("--alpha", type=float, default=0.5, help="of the Dirichlet partition")
+    p.add_argument("--classes-each", type=int, default=2, help="of the skewed partition")
+    p.add_argument("--queries", type=int, nargs="+", help="of each client; several make a sweep (default 500)")
+    p.add_argument("--pool", type=int, help="images in the expanded pool")
+    p.add_argument("--fraction", "-C", type=float, default=1.0, help="C, of the other clients that answer")
+    p.add_argument("--iterations", type=int, default=1)
+    p.add_argument("--expansion", default="mixup", choices=list(EXPANSIONS))
+    p.add_argument("--selection", default="random", choices=list(SELECTIONS))
+    p.add_argument("--normalise", action="store_true", help="aggregate softmax outputs and not logits (Figure 13)")
+    p.add_argument("--plain", action="store_true", help="the same in the clear, as an ablation; protects nothing")
+    p.add_argument("--local-epochs", type=int)
+    p.add_argument("--epochs", type=int, help="of retraining (paper: 50)")
+    p.add_argument("--frac-bits", type=int, default=24)
+    p.add_argument("--chunk", type=int, help="queries that cross a session at once (default: by memory)")
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--out", type=Path, default=Path("runs/privhfl"), help="results and checkpoints")
+    p.add_argument("--json", action="store_true", help="print results.json and nothing else")
+    p.add_argument("--no-plots", action="store_true")
+    return p
+
+
+class Screen(Watch):
+    """A live bar and the table of accuracies."""
+
+    def __init__(self, clients: Sequence[Client], iterations: int):
+        self.clients, self.iterations = clients, iterations
+        self.records: dict[str, list[dict]] = {}
+        self.progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        )
+        self.whole = self.progress.add_task("clients and rounds", total=len(clients) * (1 + iterations))
+        self.part = self.progress.add_task("", total=None)
+
+    def __rich__(self) -> Group:
+        shown = accuracy_table(self.iterations)
+        for client in self.clients:
+            add_client(shown, client, self.records.get(client.name, []))
+        return Group(shown, self.progress)
+
+    def step(self, what: str, parts: int | None) -> Callable[[], None]:
+        self.progress.remove_task(self.part)
+        self.part = self.progress.add_task(what, total=parts)
+        return lambda: self.progress.advance(self.part)
+
+    def finished(self, client: Client, records: list[dict]) -> None:
+        self.records[client.name] = list(records)
+        self.progress.advance(self.whole)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, and return the exit status: 0, 1 for an error in data or settings, 130 when stopped by Ctrl-C."""
+    options = parser().parse_args(arguments)
+    console = Console(stderr=options.json)
+    try:
+        return _run(options, console)
+    except SectorchError as error:
+        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        Console(stderr=True).print(
+            f"stopped; what is finished is in {options.out}, and the same command goes on from there"
+        )
+        return 130
+
+
+def _run(options: argparse.Namespace, console: Console) -> int:
+    plotting = not options.no_plots
+    if plotting:
+        try:
+            plots.require()
+        except plots.PlotError as error:
+            plotting = False
+            console.print(f"no plots: {error}", style="yellow", markup=False)
+    clients, test, classes = federation(
+        options.data,
+        options.clients,
+        samples=options.samples,
+        architectures=options.architectures,
+        kind=options.partition,
+        alpha=options.alpha,
+        classes_each=options.classes_each,
+        seed=options.seed,
+        root=options.data_root,
+    )
+    counts = options.queries or [None]
+    runs = [
+        PrivHFL(
+            clients,
+            test,
+            classes,
+            _settings(options, count),
+            out=options.out if len(counts) == 1 else options.out / f"queries-{count}",
+            local=options.out / "local",
+        )
+        for count in counts
+    ]
+    results = []
+    for run in runs:
+        results.append(_watched(run, console, options))
+        results[-1].write(run.store.folder)
+    last = results[-1]
+    if len(results) > 1:
+        summary = {r.records[clients[0].name][1]["queries"]: r.mean(-1) for r in results}
+        (options.out / "queries.json").write_text(json.dumps({"alone": last.mean(0), **summary}, indent=2) + "\n")
+    files = plots.plot(results, options.out) if plotting else []
+    if options.json:
+        sys.stdout.write(json.dumps(last.as_dict(), indent=2) + "\n")
+        return 0
+    console.print(last.table())
+    console.print(received_table(last.received))
+    for sentence in last.statement:
+        console.print(f"- {sentence}", markup=False)
+    seconds = ", ".join(f"{name} {value:.1f}" for name, value in last.seconds().items())
+    console.print(f"seconds, all clients and parties one after another: {seconds}")
+    console.print(f"written: {options.out}: results.json, accuracy.csv{''.join(f', {f.name}' for f in files)}")
+    return 0
+
+
+def _settings(options: argparse.Namespace, queries: int | None) -> Settings:
+    preset = PRESETS[options.data]
+    local, retraining = preset.local, preset.retraining
+    if options.local_epochs is not None:
+        local = replace(local, epochs=options.local_epochs)
+    if options.epochs is not None:
+        retraining = replace(retraining, epochs=options.epochs, milestones=(max(1, options.epochs // 2),))
+    return Settings(
+        queries=queries,
+        pool=options.pool,
+        fraction=options.fraction,
+        iterations=options.iterations,
+        expansion=options.expansion,
+        selection=options.selection,
+        local=local,
+        retraining=retraining,
+        normalise=options.normalise,
+        secure=not options.plain,
+        frac_bits=options.frac_bits,
+        chunk=options.chunk,
+        seed=options.seed,
+    )
+
+
+def _watched(run: PrivHFL, console: Console, options: argparse.Namespace) -> Result:
+    screen = Screen(run.clients, run.settings.iterations)
+    if not console.is_terminal:
+        return run.run(screen)
+    with Live(screen, console=console, transient=True, refresh_per_second=4):
+        return run.run(screen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

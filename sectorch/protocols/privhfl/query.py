@@ -1,0 +1,116 @@
+"""Secure querying: lines 8 to 13 of Algorithm 1 (PrivHFL, section 3.3), on the secure tensors.
+
+One session has Q, the server and all answering parties. A query crosses it in three steps, timed apart as in Table 2:
+sharing (Pi_Share, Figure 2), secure prediction (Figures 3 and 4, our exact ReLU), and aggregation (Pi_Agg, Figure 5).
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ...nn.secure import secure
+from ...session import Session
+from ...tensor import SharedTensor, aggregate, share_tensor
+from .errors import PrivHFLError
+
+
+@dataclass
+class Steps:
+    """Seconds of the three steps of Table 2, all parties' work in one process; and the rows that went at once."""
+
+    share: float = 0.0
+    predict: float = 0.0
+    aggregate: float = 0.0
+    chunk: int = 0
+
+
+def secure_query(
+    queries: torch.Tensor,
+    models: Sequence[nn.Module],
+    *,
+    frac_bits: int = 20,
+    relu: str = "exact",
+    normalise: bool = False,
+    chunk: int | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> tuple[torch.Tensor, Steps]:
+    """The sum of the answering parties' logits, which Q learns, and no single party's.
+
+    Args:
+        queries: Q's [B, C, H, W]; finite and below 2^(62 - 2 frac_bits).
+        models: one of each answering party, in evaluation mode.
+        frac_bits: fraction bits of the shares.
+        relu: "exact", or the paper's leaky "privhfl".
+        normalise: sum the softmax of the logits instead, computed on shares (appendix B.3, Figure 13).
+        chunk: queries that go at once; by memory unless named. Shares of a chunk are dropped before the next one
+            starts; what stays is one masked model at a time, and shares of the logits.
+        tick: called after each chunk of each answering party.
+
+    Returns:
+        [B, classes] float64: the sum, with an error of the order of 2^-frac_bits for each layer and party; and the
+        seconds of the steps.
+
+    Rounds and bytes: those of `secure` for each chunk and party, and 2 rounds for the sum of a chunk. A and S receive
+    uniform bits. With a single answering party the sum is its own logits, and Q learns them.
+
+    Raises:
+        PrivHFLError: no models. What `sectorch.secure` and `sectorch.share` raise on models and queries.
+    """
+    if not models:
+        raise PrivHFLError("a query needs at least one answering party, got none")
+    session = Session(answering=len(models))
+    steps = Steps()
+    answers: list[list[SharedTensor]] = []
+    with torch.no_grad():
+        for model, party in zip(models, session.answering, strict=True):
+            secured = secure(model, relu, frac_bits, session=session, party=party)
+            # All parties cut the batch in the same places, so that their answers can be added up.
+            steps.chunk = steps.chunk or chunk or min(len(piece) for piece in secured.pieces(queries)[:1])
+            answers.append([])
+            for piece in queries.split(steps.chunk):
+                start = time.perf_counter()
+                shared = share_tensor(piece, session=session, party=party, scheme=secured.scheme)
+                shared_at = time.perf_counter()
+                logits = secured(shared)
+                answers[-1].append(torch.softmax(logits, 1) if normalise else logits)
+                steps.share += shared_at - start
+                steps.predict += time.perf_counter() - shared_at
+                tick()
+            del secured
+        start = time.perf_counter()
+        total = torch.cat([aggregate(terms).double() for terms in zip(*answers, strict=True)])
+        steps.aggregate = time.perf_counter() - start
+    return total, steps
+
+
+@torch.no_grad()
+def plain_query(queries: torch.Tensor, models: Sequence[nn.Module], normalise: bool = False) -> torch.Tensor:
+    """What `secure_query` computes, in the clear and in float64: for tests and ablations. Protects nothing."""
+    total = 0
+    for model in models:
+        model = copy.deepcopy(model).double()
+        logits = torch.cat([model(piece.double()) for piece in queries.split(512)])
+        total = total + (logits.softmax(1) if normalise else logits)
+    return total
+
+
+def soft_labels(total: torch.Tensor, parties: int, normalise: bool, bits: int | None) -> torch.Tensor:
+    """y <- softmax(y) at Q (Figure 5), or the mean of normalised answers; [B, classes] float64 that add up to one.
+
+    Args:
+        bits: probabilities are rounded to multiples of 2^-bits; None leaves them. The last bit of a sum of truncated
+            shares is random, and training multiplies such a difference; rounding makes a run repeatable. 2^-bits must
+            be at most 1 / classes, so that some class is left.
+    """
+    labels = total / parties if normalise else total.softmax(1)
+    if bits is None:
+        return labels
+    # At least one whole unit for the likeliest class, which otherwise could be rounded away among many.
+    rounded = (labels.clamp_min(0) * 2**bits).round()
+    return rounded / rounded.sum(1, keepdim=True)

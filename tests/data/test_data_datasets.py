@@ -1,0 +1,98 @@
+"""Loaders: the bundled digits, a picture folder, torchvision's classes, and what is said when a data set is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sectorch.data import DataError, DatasetMissingError, load
+from sectorch.data.datasets import ROOT_VARIABLE
+from sectorch.data.seeds import derive, generator
+
+
+def test_digits():
+    data = load("digits")
+    assert (len(data.train), len(data.test), data.classes, data.shape) == (1347, 450, 10, (1, 8, 8))
+    images, labels = data.train.take(torch.tensor([3, 5]))
+    assert images.dtype == torch.float32 and images.shape == (2, 1, 8, 8) and labels.shape == (2,)
+    everything, _ = data.test.take()
+    assert float(everything.min()) == 0 and float(everything.max()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "looked", "way_out"),
+    [
+        ("cifar10", "cifar-10-batches-py", "CIFAR10.*download=True"),
+        ("svhn", "", "SVHN.*download=True"),
+        ("tiny-imagenet", "tiny-imagenet-200/wnids.txt", "tiny-imagenet-200.zip"),
+    ],
+)
+def test_missing_says_where_it_looked_and_how_to_get_it(tmp_path: Path, name, looked, way_out):
+    with pytest.raises(DatasetMissingError, match=way_out) as caught:
+        load(name, tmp_path)
+    assert str(tmp_path / looked) in str(caught.value) and ROOT_VARIABLE in str(caught.value)
+    assert isinstance(caught.value, FileNotFoundError)
+
+
+def test_the_root_may_come_from_the_environment(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path))
+    with pytest.raises(DatasetMissingError, match=str(tmp_path)):
+        load("tiny-imagenet")
+
+
+def test_unknown():
+    with pytest.raises(DataError, match="there is no data set 'mnist'; there are digits, svhn"):
+        load("mnist")
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_tiny_imagenet_folder(tmp_path: Path, inside: bool):
+    folder = tmp_path / "tiny-imagenet-200" if inside else tmp_path
+    for name in ("n01", "n02"):
+        (folder / "train" / name / "images").mkdir(parents=True)
+        for i in range(3):
+            grey = Image.fromarray(np.full((64, 64), 10 * i, dtype=np.uint8))
+            grey.save(folder / "train" / name / "images" / f"{name}_{i}.png")
+    (folder / "wnids.txt").write_text("n02\nn01\n")
+    (folder / "val" / "images").mkdir(parents=True)
+    red = np.zeros((64, 64, 3), dtype=np.uint8)
+    red[..., 0] = 255
+    Image.fromarray(red).save(folder / "val" / "images" / "val_0.png")
+    (folder / "val" / "val_annotations.txt").write_text("val_0.png\tn01\t0\t0\t63\t63\n")
+    data = load("tiny-imagenet", tmp_path)
+    assert data.train.labels.tolist() == [0, 0, 0, 1, 1, 1] and data.classes == 2 and data.shape == (3, 64, 64)
+    assert data.train.pixels[2].unique().tolist() == [20]
+    image, label = data.test.take()
+    assert label.tolist() == [1] and image[0].amax((1, 2)).tolist() == [1, 0, 0]
+
+
+def test_torchvision_layouts(tmp_path: Path, monkeypatch):
+    """What torchvision's classes give is put in our layout: CIFAR10 has its channels last, SVHN first."""
+    import torchvision.datasets as sets
+
+    class Cifar:
+        def __init__(self, root, train):
+            self.data = np.zeros((4 if train else 2, 32, 32, 3), dtype=np.uint8)
+            self.data[..., 2] = 255
+            self.targets = [1] * len(self.data)
+
+    class Svhn:
+        def __init__(self, root, split):
+            self.data, self.labels = np.zeros((3, 3, 32, 32), dtype=np.uint8), np.array([0, 9, 1])
+
+    monkeypatch.setattr(sets, "CIFAR10", Cifar)
+    monkeypatch.setattr(sets, "SVHN", Svhn)
+    cifar, svhn = load("cifar10", tmp_path), load("svhn", tmp_path)
+    assert cifar.shape == svhn.shape == (3, 32, 32) and (len(cifar.train), len(cifar.test)) == (4, 2)
+    assert cifar.train.take()[0][0].amax((1, 2)).tolist() == [0, 0, 1]
+    assert svhn.test.labels.tolist() == [0, 9, 1] and svhn.test.labels.dtype == torch.int64
+
+
+def test_seeds_are_apart_and_repeatable():
+    assert derive(0, "a", 1) == derive(0, "a", 1) and 0 <= derive(0, "a") < 2**63
+    assert len({derive(s, *p) for s in range(3) for p in ((), ("a",), ("b",), ("a", 1), ("a", 2))}) == 15
+    assert torch.equal(torch.rand(3, generator=generator(1, "x")), torch.rand(3, generator=generator(1, "x")))

@@ -1,0 +1,223 @@
+"""Algorithm 1 end to end on digits: what it learns, what it leaves alone, how it is taken up after a stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from sectorch.errors import FixedPointRangeError
+from sectorch.protocols.privhfl import (
+    CheckpointError,
+    Client,
+    PrivHFL,
+    Settings,
+    Training,
+    Watch,
+    federation,
+)
+
+QUICK = Settings(
+    queries=24, local=Training("sgd", 0.1, 10, 3), retraining=Training("adam", 2e-3, 16, 2, (1,)), chunk=10
+)
+
+
+def digits(clients: int = 3, **options):
+    return federation("digits", clients, **{"samples": 20, "test_samples": 100, **options})
+
+
+def outcome(result) -> dict:
+    """What a run gives, without its seconds."""
+    found = result.as_dict()
+    return {name: found[name] for name in ("clients", "mean", "by_architecture", "statement", "received", "bytes")}
+
+
+def test_a_run_and_its_shape():
+    clients, test, classes = digits(4)
+    before = [[p.clone() for p in c.model.state_dict().values()] for c in clients]
+    calls = []
+
+    class Log(Watch):
+        def finished(self, client, records):
+            calls.append((client.name, len(records)))
+
+    how = replace(QUICK, iterations=2, fraction=0.5)
+    result = PrivHFL(clients, test, classes, how).run(Log())
+    names = ["c1", "c2", "c3", "c4"]
+    assert calls == [(name, stage) for stage in (1, 2, 3) for name in names]
+    assert result.architectures == ["vgg7-small", "resnet8-small", "resnet10-small"]
+    for name in names:
+        rounds = result.records[name][1:]
+        assert all(len(r["answering"]) == 2 and name not in r["answering"] and r["queries"] == 24 for r in rounds)
+    for client, tensors in zip(clients, before, strict=True):  # the user's own models are as they were
+        assert all(torch.equal(a, b) for a, b in zip(client.model.state_dict().values(), tensors, strict=True))
+    accuracies = [r["accuracy"] for records in result.records.values() for r in records]
+    assert all(0 <= a <= 1 for a in accuracies) and result.mean(-1) == pytest.approx(sum(accuracies[2::3]) / 4)
+
+
+def test_secure_and_plain_give_the_same():
+    """Six-bit labels hide the last bit of the shares, so training sees the same numbers."""
+    clients, test, classes = digits()
+    results = [PrivHFL(clients, test, classes, replace(QUICK, secure=flag)).run() for flag in (True, False)]
+    assert results[0].accuracies(-1) == results[1].accuracies(-1)
+    states = [[p for m in r.models.values() for p in m.state_dict().values()] for r in results]
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+    assert results[0].received and not results[1].received
+
+
+def test_order_matters_only_when_sequential():
+    clients, test, classes = digits(samples=20)
+    how = replace(QUICK, secure=False)
+    there = PrivHFL(clients, test, classes, how).run()
+    back = PrivHFL(clients[::-1], test, classes, how).run()
+    assert {n: r[-1]["accuracy"] for n, r in there.records.items()} == {
+        n: r[-1]["accuracy"] for n, r in back.records.items()
+    }
+    asked = []
+
+    class Spy(PrivHFL):
+        def _answers(self, t, client, queries, models, watch):
+            asked.append([sum(float(p.detach().double().sum()) for p in m.parameters()) for m in models.values()])
+            return super()._answers(t, client, queries, models, watch)
+
+    Spy(clients, test, classes, how).run()
+    assert asked[0] == asked[1] == asked[2]
+    asked.clear()
+    Spy(clients, test, classes, replace(how, sequential=True)).run()
+    assert asked[0] != asked[1] and asked[0][1:] == asked[1][1:]
+
+
+@pytest.mark.parametrize("expansion", ["mixup", "cutmix", "cutout", "flip", "noise", "private"])
+@pytest.mark.parametrize("selection", ["random", "icd"])
+def test_every_expansion_runs(expansion, selection):
+    clients, test, classes = digits()
+    queries = None if expansion == "private" else 20
+    how = replace(QUICK, queries=queries, expansion=expansion, selection=selection, secure=False)
+    assert len(PrivHFL(clients, test, classes, how).run().records["c1"]) == 2
+
+
+@pytest.mark.parametrize("selection", ["margin", "entropy", "kcenter"])
+def test_every_selection_runs(selection):
+    clients, test, classes = digits()
+    run = PrivHFL(clients, test, classes, replace(QUICK, selection=selection, secure=False))
+    assert run.settings.budget(20) == (24, 96)
+    assert run.run().records["c3"][1]["queries"] == 24
+
+
+def test_your_own_clients():
+    def client(name: str, width: int) -> Client:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 2))
+        draw = torch.Generator().manual_seed(width)
+        images = torch.rand(12, 1, 2, 3, generator=draw)
+        return Client(name, f"mlp{width}", model, images, (images.mean((1, 2, 3)) > 0.5).long())
+
+    clients = [client("left", 4), client("right", 7)]
+    how = replace(QUICK, normalise=True, frac_bits=20)
+    result = PrivHFL(clients, (clients[0].images, clients[0].labels), 2, how).run()
+    assert "IS that party's normalised predictions" in " ".join(result.statement)
+
+
+def test_a_model_out_of_range_is_refused_by_its_owner():
+    """Weights fit, but an activation does not: 2000 * 2000 is above 2^(62 - 48), and nobody could see it later."""
+
+    class Large(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+            for layer in (self.first, self.second):
+                nn.init.constant_(layer.weight, 2000.0)
+
+        def forward(self, x):
+            return self.second(self.first(x.flatten(1)))
+
+    images, labels = torch.rand(12, 1, 2, 2), torch.arange(12) % 2
+    clients = [Client(n, "large", Large(), images, labels) for n in ("a", "b")]
+    how = replace(QUICK, local=Training("sgd", 1e-9, 10, 1))
+    with pytest.raises(FixedPointRangeError, match=r"b's model reaches .* choose fewer fraction bits"):
+        PrivHFL(clients, (images, labels), 2, how).run()
+
+
+def test_taken_up_without_doing_anything_again(tmp_path: Path):
+    clients, test, classes = digits()
+    first = PrivHFL(clients, test, classes, QUICK, out=tmp_path).run()
+    steps = []
+
+    class Steps(Watch):
+        def step(self, what, parts):
+            steps.append(what)
+            return lambda: None
+
+    again = PrivHFL(clients, test, classes, QUICK, out=tmp_path).run(Steps())
+    assert steps == [] and outcome(again) == outcome(first)
+    (tmp_path / "round-1" / "c2.json").unlink()  # killed before retraining was finished: labels are still there
+    assert outcome(PrivHFL(clients, test, classes, QUICK, out=tmp_path).run(Steps())) == outcome(first)
+    assert steps == ["c2: retraining, round 1"]
+
+
+def test_local_training_is_shared(tmp_path: Path):
+    clients, test, classes = digits()
+    steps = []
+
+    class Steps(Watch):
+        def step(self, what, parts):
+            steps.append(what)
+            return lambda: None
+
+    for queries in (5, 9):
+        how = replace(QUICK, queries=queries, secure=False)
+        out = tmp_path / str(queries)
+        PrivHFL(clients, test, classes, how, out=out, local=tmp_path / "local").run(Steps())
+    assert sum("local training" in step for step in steps) == 3
+
+
+def test_another_run_in_the_folder_is_refused(tmp_path: Path):
+    clients, test, classes = digits()
+    PrivHFL(clients, test, classes, QUICK, out=tmp_path)
+    with pytest.raises(CheckpointError, match=r"another run, which differs in queries \(24 there, 25 now\)"):
+        PrivHFL(clients, test, classes, replace(QUICK, queries=25), out=tmp_path)
+    with pytest.raises(CheckpointError, match="differs in clients"):
+        PrivHFL(clients[:2], test, classes, QUICK, out=tmp_path)
+
+
+def test_a_broken_file_is_named(tmp_path: Path):
+    clients, test, classes = digits()
+    PrivHFL(clients, test, classes, QUICK, out=tmp_path).run()
+    (tmp_path / "round-1" / "c1.pt").write_bytes(b"not a checkpoint")
+    with pytest.raises(CheckpointError, match=r"c1.pt cannot be read .*remove it"):
+        PrivHFL(clients, test, classes, QUICK, out=tmp_path).run()
+
+
+def program(out: Path) -> list[str]:
+    options = "--clients 3 --samples 20 --queries 24 --local-epochs 3 --epochs 2 --no-plots"
+    return [sys.executable, "-m", "sectorch.protocols.privhfl.cli", *options.split(), "--out", str(out)]
+
+
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def test_kill_in_the_middle_and_start_again(tmp_path: Path):
+    """SIGKILL once the first client has asked; the same command then gives the table of a run that nobody killed."""
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = subprocess.Popen(program(killed), env=ONE_THREAD, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (killed / "round-1" / "c1.labels.json").is_file():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (killed / "results.json").exists()
+    for out in (killed, whole):
+        subprocess.run(program(out), env=ONE_THREAD, stdout=subprocess.DEVNULL, check=True, timeout=300)
+    found = [json.loads((out / "results.json").read_text()) for out in (killed, whole)]
+    same = ("clients", "mean", "by_architecture", "statement", "received")
+    assert [found[0][name] for name in same] == [found[1][name] for name in same]
+    assert (killed / "accuracy.csv").read_text() == (whole / "accuracy.csv").read_text()

@@ -1,0 +1,95 @@
+"""The command: its output, its files, its errors, and Ctrl-C."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sectorch.protocols.privhfl import PlotError, PrivHFL, Settings, Training, cli, federation, plots
+
+QUICK = ["--clients", "3", "--samples", "20", "--local-epochs", "1", "--epochs", "1"]
+
+
+def test_json_and_files(tmp_path: Path, capsys):
+    assert cli.main([*QUICK, "--queries", "6", "--json", "--no-plots", "--out", str(tmp_path)]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "results.json").read_text())
+    assert [client["architecture"] for client in printed["clients"]] == [
+        "vgg7-small",
+        "resnet8-small",
+        "resnet10-small",
+    ]
+    rows = list(csv.DictReader((tmp_path / "accuracy.csv").read_text().splitlines()))
+    assert len(rows) == 6 and float(rows[1]["accuracy"]) == printed["clients"][0]["accuracy"][1]
+    assert printed["bytes"] > 0 and printed["settings"]["queries"] == 6
+
+
+def test_table_and_statement(tmp_path: Path, capsys):
+    assert cli.main([*QUICK, "--queries", "6", "8", "--no-plots", "--out", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    for part in ("Test accuracy", "c3", "What each role received", "no summand", "this is a simulation"):
+        assert part in " ".join(text.split())
+    assert set(json.loads((tmp_path / "queries.json").read_text())) == {"alone", "6", "8"}
+    assert (tmp_path / "queries-8" / "results.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["-C", "0"], "C, the fraction of the others"),
+        (["--data", "cifar10"], "cifar10 is not on disk: looked in"),
+        (["--architectures", "alexnet"], "no architecture 'alexnet'"),
+        (["--samples", "5"], "c1 has 5 samples, fewer than one batch of 10"),
+        (["--partition", "skew", "--classes-each", "1"], "c1 has samples of class"),
+        (["--queries", "9", "--pool", "8"], "9 queries of a pool of 8"),
+    ],
+)
+def test_errors_are_one_line(tmp_path: Path, capsys, options, text):
+    assert cli.main([*QUICK, "--no-plots", "--data-root", str(tmp_path), "--out", str(tmp_path / "o"), *options]) == 1
+    shown = capsys.readouterr()
+    assert text in " ".join(shown.err.split()) and "Traceback" not in shown.err and shown.out == ""
+
+
+def test_ctrl_c_stops_cleanly(tmp_path: Path):
+    options = ["--clients", "3", "--samples", "20", "--local-epochs", "2000", "--no-plots", "--out"]
+    command = [sys.executable, "-m", "sectorch.protocols.privhfl.cli", *options, str(tmp_path / "run")]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "run" / "run.json").is_file() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, text = process.communicate(timeout=60)
+    assert process.returncode == 130 and "the same command goes on from there" in " ".join(text.split())
+    assert "Traceback" not in text
+    assert not list((tmp_path / "run").rglob("*.part"))
+
+
+def results(tmp_path: Path) -> list:
+    clients, test, classes = federation("digits", 3, samples=20, test_samples=20)
+    how = dict(local=Training("sgd", 0.1, 10, 0), retraining=Training("adam", 2e-3, 16, 0), secure=False)
+    return [PrivHFL(clients, test, classes, Settings(queries=q, **how)).run() for q in (4, 6)]
+
+
+def test_plots(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    paths = plots.plot(results(tmp_path), tmp_path)
+    names = ["accuracy_per_round.png", "accuracy_per_architecture.png", "accuracy_per_queries.png"]
+    assert [path.name for path in paths] == names
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_plots_without_matplotlib(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(PlotError, match="pip install matplotlib"):
+        plots.plot(results(tmp_path), tmp_path)
+    assert cli.main([*QUICK, "--queries", "4", "--out", str(tmp_path)]) == 0
+    assert "no plots: plots need matplotlib" in " ".join(capsys.readouterr().out.split())

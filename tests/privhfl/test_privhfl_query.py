@@ -1,0 +1,124 @@
+"""Secure querying against the clear: the sum of logits, its chunks, what each role receives, and soft labels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import sectorch
+from sectorch.protocols.privhfl import PrivHFLError, plain_query, secure_query, soft_labels
+from sectorch.protocols.privhfl.architectures import build
+from sectorch.protocols.privhfl.statement import Received, merged, sentences
+from sectorch.runtime.ledger import Transcript
+
+NETS = ("vgg7-small", "resnet8-small", "resnet10-small")
+
+
+def small(seed: int, classes: int = 3) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, classes)).eval()
+
+
+@settings(max_examples=15)
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 10), st.booleans(), st.integers(0, 1000))
+def test_equals_the_clear(parties, rows, chunk, normalise, seed):
+    """With 24 bits a layer errs by about 2^-24 for each term of its sums; 1e-5 leaves a factor of ten for two layers of
+    at most nine terms, four parties, and the trigonometric series in softmax (about 1e-6 each)."""
+    models = [small(seed + i) for i in range(parties)]
+    queries = torch.rand(rows, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
+    options = dict(frac_bits=24 if not normalise else 20, normalise=normalise, chunk=chunk)
+    total, steps = secure_query(queries, models, **options)
+    expected = plain_query(queries, models, normalise)
+    assert torch.allclose(total, expected, atol=1e-5 if not normalise else 1e-4)
+    assert steps.chunk == chunk and steps.predict > 0
+
+
+def test_three_architectures_soft_labels_within_a_thousandth():
+    """The must-show of issue 5, on untrained networks with random batch statistics; trained ones: benchmarks."""
+    models = [build(name, (1, 8, 8), 10, seed).eval() for seed, name in enumerate(NETS)]
+    for model in models:
+        sectorch.nn.models.randomize_batchnorm(model, torch.Generator().manual_seed(0))
+    queries = torch.rand(12, 1, 8, 8)
+    for bits in (20, 24):
+        total, _ = secure_query(queries, models, frac_bits=bits)
+        assert float((total.softmax(1) - plain_query(queries, models).softmax(1)).abs().max()) < 1e-3
+
+
+def test_q_receives_the_sum_and_nothing_else_that_depends_on_the_models():
+    models = [small(i) for i in range(3)]
+    with Received() as received, sectorch.profile() as profile:
+        secure_query(torch.rand(5, 1, 4, 4), models, chunk=2)
+    rows = received.rows()
+    assert sum(row["bytes"] for row in rows) == profile.bytes
+    assert {row["protocol"] for row in rows if row["role"] == "Q"} == {"seed", "aggregate"}
+    sums = next(row for row in rows if row["role"] == "Q" and row["protocol"] == "aggregate")
+    assert sums["messages"] == 3 and sums["bytes"] == 5 * 3 * 8  # chunks 2, 2, 1: a sum of three logits for each row
+    # A and S: uniform bits, but for the public keys of the seed protocol and A's own key with S.
+    assert {row["protocol"] for row in rows if row["role"] != "Q" and row["shows"]} == {"seed"}
+
+
+def test_what_a_and_s_receive_does_not_repeat():
+    """The same question twice gives no message twice, so none shows it. (Public keys go to each answering party.)"""
+    model, queries = small(0), torch.rand(2, 1, 4, 4)
+    seen: set[bytes] = set()
+    for _ in range(2):
+        with Transcript() as transcript:
+            secure_query(queries, [model, small(1)])
+        for role in ("A", "S"):
+            for line, value in transcript.received(role):
+                content = value.numpy().tobytes()
+                if line.protocol == "seed" or len(content) < 16:
+                    continue
+                assert content not in seen, line
+                seen.add(content)
+
+
+def test_statement():
+    with Received() as received:
+        secure_query(torch.rand(2, 1, 4, 4), [small(0), small(1)])
+    rows = merged([received.rows(), received.rows()])
+    assert [row["messages"] for row in rows] == [2 * row["messages"] for row in received.rows()]
+    text = sentences(rows, secure=True, answering=2, normalise=False)
+    assert "the sum over the answering parties" in text[2] and "no summand" in text[3]
+    assert "IS that party's logits" in sentences(rows, secure=True, answering=1, normalise=False)[3]
+    assert "in the clear" in sentences([], secure=False, answering=2, normalise=False)[0]
+
+
+def test_the_chunk_bounds_what_is_in_flight():
+    """The largest message does not grow with the number of queries. Memory itself: the long profile."""
+    model, largest = build("vgg7-small", (1, 8, 8), 10, 0).eval(), []
+    for rows in (4, 16):
+        with sectorch.profile() as profile:
+            secure_query(torch.rand(rows, 1, 8, 8), [model], chunk=4)
+        largest.append(max(line.bytes for line in profile.ledger if line.label != "omega_masked"))
+    assert largest[0] == largest[1]
+
+
+def test_no_answering_party():
+    with pytest.raises(PrivHFLError, match="at least one answering party, got none"):
+        secure_query(torch.rand(1, 1, 4, 4), [])
+
+
+@given(st.integers(2, 12), st.integers(4, 12), st.integers(0, 1000), st.booleans())
+def test_soft_labels(classes, bits, seed, normalise):
+    """Rounded labels add up to one. Each is within 2^-(bits + 1) of the softmax before they are divided by their sum,
+    which is within classes / 2^(bits + 1) of one."""
+    total = 5 * torch.randn(7, classes, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    if normalise:
+        total = 3 * total.softmax(1)
+    exact = soft_labels(total, 3, normalise, None)
+    rounded = soft_labels(total, 3, normalise, bits)
+    assert torch.allclose(exact.sum(1), torch.ones(7).double()) and torch.allclose(rounded.sum(1), exact.sum(1))
+    assert float((rounded - exact).abs().max()) <= (1 + classes) * 2.0 ** -(bits + 1) / (
+        1 - classes * 2.0 ** -(bits + 1)
+    )
+
+
+def test_rounding_makes_labels_repeatable():
+    """A random last bit of the shares (2^-24, times some tens) almost never reaches a label of six bits."""
+    total = 5 * torch.randn(2000, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noisy = total + 2.0**-24 * torch.randn(2000, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert torch.equal(soft_labels(total, 1, False, 6), soft_labels(noisy, 1, False, 6))
