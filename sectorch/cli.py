@@ -24,6 +24,7 @@ from .network.client import connect
 from .network.server import Server
 from .nn.program import describe_exported
 from .protocols.perturbation.cli import main as perturbed_main
+from .protocols.privhfl.cli import main as privhfl_main
 from .runtime.ledger import Profile
 from .table import supported_ops
 
@@ -152,6 +153,12 @@ def ops(as_json: Annotated[bool, typer.Option("--json", help="the whole table as
 def perturbed_fl(context: typer.Context) -> None:
     """Perturbed-model federated learning. Example: sectorch perturbed-fl --data digits --clients 5 --rounds 20"""
     raise typer.Exit(perturbed_main(context.args))
+
+
+@app.command("privhfl", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def privhfl(context: typer.Context) -> None:
+    """PrivHFL: learning from secure queries. Example: sectorch privhfl --data digits --clients 10 --queries 500"""
+    raise typer.Exit(privhfl_main(context.args) or 0)
 
 
 @keys.command("init")

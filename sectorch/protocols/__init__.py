@@ -1,3 +1,4 @@
 """Whole protocols of the literature, each a package that reads beside its paper."""
 
 from . import perturbation as perturbation
+from . import privhfl as privhfl
