@@ -103,7 +103,9 @@ def _handled(context: Context, func: Callable, args: tuple, kwargs: dict) -> Any
     except IndexError as error:
         raise DimensionError(str(error)) from None
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-        if type(error) is RuntimeError and not isinstance(error, (NotImplementedError, RecursionError)):
+        if type(error) is RuntimeError:
+            if "bounds" in str(error):
+                raise DimensionError(f"index out of range: {error}") from None
             raise ShapeError(str(error)) from None
         raise UnsupportedOpError(
             f"this form of {spell(func)} is not supported on secret tensors ({type(error).__name__}: {error})"
@@ -194,7 +196,7 @@ def _to_meta(leaf: Any, public_too: bool) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     with torch._C.DisableTorchFunctionSubclass():
-        if isinstance(leaf, SecretTensor) or (public_too and leaf.dim() > 0):
+        if isinstance(leaf, SecretTensor) or public_too:
             return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
         return leaf
 

@@ -79,7 +79,7 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
         refuse("clamp with tensor bounds", "use torch.maximum and torch.minimum")
     low, high = (None if b is not None and b == inf else b for b, inf in ((low, -math.inf), (high, math.inf)))
     if any(isinstance(b, float) and math.isnan(b) for b in (low, high)):
-        raise NonFiniteError("clamp has a bound that is not a number")
+        raise NonFiniteError("clamp has a bound of NaN")
     if low is None and high is None:
         return fixed(x)
     if low is not None and high is not None and low >= high:
