@@ -310,14 +310,20 @@ def cosh(context: Context, x: SharedTensor) -> SharedTensor:
     return (torch.exp(x) + torch.exp(-x)) * 0.5
 
 
-@unary("sqrt", torch.sqrt, T.sqrt, in_place=(T.sqrt_,), note="0 <= x < 2^20; 0 below 2^-16; error 2e-6 + 1e-6 / sqrt x")
+@unary("sqrt", torch.sqrt, T.sqrt, in_place=(T.sqrt_,), note="x < 2^20; 0 below 2^-16; error 2e-6 + 1e-6 / y + 4e-6 y")
 def sqrt(context: Context, x: SharedTensor) -> Fixed:
     x = settled(context, fixed(x))
     normal = exponent(context, x, -16, HIGH)
     return _times_power(context, x, normal, series_of.SQRT, lambda e: 2.0 ** (e / 2), 0.0)
 
 
-@unary("rsqrt", torch.rsqrt, T.rsqrt, in_place=(T.rsqrt_,), note="2^-14 <= x < 2^20; saturates")
+@unary(
+    "rsqrt",
+    torch.rsqrt,
+    T.rsqrt,
+    in_place=(T.rsqrt_,),
+    note="2^-14 <= x < 2^20; saturates; error 2e-6 + 4e-6 y + 1e-6 y^3",
+)
 def rsqrt(context: Context, x: SharedTensor) -> Fixed:
     x = settled(context, fixed(x))
     normal = exponent(context, x, LOG_LOW, HIGH)
@@ -334,7 +340,7 @@ def positive_reciprocal(context: Context, x: Fixed, low: int, high: int) -> Fixe
 
 
 @unary("reciprocal", torch.reciprocal, T.reciprocal, in_place=(T.reciprocal_,),
-       note="2^-12 <= |x| < 2^20; saturates; error 2e-6 / |x| + 1e-6 / x^2")  # fmt: skip
+       note="2^-12 <= |x| < 2^20; saturates; error 2e-6 (1 + |y|) + 1e-6 y^2")  # fmt: skip
 def reciprocal(context: Context, x: SharedTensor) -> SharedTensor:
     x = tensor(context, settled(context, fixed(x)))
     sign = (x >= 0) * 2 - 1
