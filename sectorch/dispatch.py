@@ -35,7 +35,7 @@ from .table import BEFORE, HANDLER, IN_PLACE, ROW_OF, Context, Fixed, Row, spell
 from .tensor import PrivateTensor, SecretTensor, SharedTensor, set_dispatch
 
 _T = torch.Tensor
-_METADATA = {
+METADATA = {
     getattr(_T, name).__get__
     for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "is_cuda", "is_meta",
                  "is_sparse", "is_quantized", "is_nested", "grad", "grad_fn", "is_mps", "is_xpu", "is_mkldnn",
@@ -46,7 +46,7 @@ _METADATA = {
     _T.is_contiguous, _T.get_device, _T.element_size, _T.is_signed, _T.__hash__, _T.stride, torch.is_floating_point,
     torch.is_complex, torch.numel, torch.is_tensor, _T.is_same_size,
 }  # fmt: skip
-_SECRETS = {
+SECRETS = {
     _T.numpy, _T.item, _T.tolist, _T.__float__, _T.__int__, _T.__bool__, _T.__index__, _T.__complex__, _T.__array__,
     _T.data_ptr, _T.storage, _T.untyped_storage, _T.__contains__, _T.__format__, _T.is_nonzero, _T.equal, _T.allclose,
     torch.equal, torch.allclose, torch.is_nonzero, _T.nonzero, torch.nonzero, _T.share_memory_,
@@ -57,12 +57,12 @@ _SECRETS = {
 def call(func: Callable, types: tuple, args: tuple, kwargs: dict) -> Any:
     """What `__torch_function__` of every secret tensor does."""
     kwargs = dict(kwargs)
-    if func in _METADATA:
+    if func in METADATA:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     flat = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor)]
     secrets = [leaf for leaf in flat if isinstance(leaf, SecretTensor)]
-    if func in _SECRETS:
+    if func in SECRETS:
         raise SecretAccessError(
             f"{spell(func)} would take the content out of a {type(secrets[0]).__name__}; "
             f"use .reveal(), which gives a SharedTensor's value to the querying party"
@@ -227,11 +227,16 @@ def _on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
         args = tuple(a.item() if _is_number(a) else a for a in args)
         kwargs = {k: v.item() if _is_number(v) else v for k, v in kwargs.items()}
     public_too = func not in _READS_CONTENT
+    if not any(isinstance(a, (list, tuple, dict)) for a in args) and not kwargs:
+        args = tuple(_to_meta(a, public_too) for a in args)
+    else:
+        args, kwargs = pytree.tree_map(lambda leaf: _to_meta(leaf, public_too), (args, kwargs))
+    return torch_on_meta(func, args, kwargs)
+
+
+def torch_on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """torch's own result on meta tensors; what it refuses is a typed error in its words."""
     try:
-        if not any(isinstance(a, (list, tuple, dict)) for a in args) and not kwargs:
-            args = tuple(_to_meta(a, public_too) for a in args)
-        else:
-            args, kwargs = pytree.tree_map(lambda leaf: _to_meta(leaf, public_too), (args, kwargs))
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             return func(*args, **kwargs)
     except SectorchError:

@@ -42,6 +42,14 @@ class MaterialError(SectorchError, RuntimeError):
     """Prepared offline material is missing, was used already, or belongs to another program."""
 
 
+class StoreFullError(MaterialError):
+    """Offline material does not fit the disk budget of a party; the text says how much does."""
+
+
+class StoreInUseError(MaterialError):
+    """Another process has the folder in which offline material is kept."""
+
+
 class KeyAgreementError(SectorchError, RuntimeError):
     """The pair keys of a session could not be agreed."""
 
@@ -68,6 +76,10 @@ class IdentityError(NetworkError, PermissionError):
 
 class UnknownModelError(NetworkError, LookupError):
     """No answering party of that name is connected."""
+
+
+class BusyError(NetworkError):
+    """The server has as much to do as it takes on; asking again later helps."""
 
 
 class ProgramError(SectorchError, ValueError):

@@ -61,45 +61,6 @@ class Row:
         return self.handler.__module__.rsplit(".", 1)[-1]
 
 
-TABLE: dict[str, Row] = {}
-ROW_OF: dict[Any, Row] = {}
-HANDLER: dict[Any, Callable] = {}
-IN_PLACE: set[Any] = set()
-BEFORE: dict[Any, Callable] = {}
-"""Checks of a call's form that come before torch's own, where torch's words would not help."""
-
-
-def implements(name: str, *keys, in_place: Iterable = (), note: str = "", view: bool = False) -> Callable:
-    """Register a handler `f(context, *args, **kwargs) -> Fixed` (or a list or tuple of them).
-
-    Args:
-        keys: the torch functions that it computes.
-        in_place: their in-place forms; the result replaces the content of the first argument.
-        view: whether torch's result shares memory with its argument.
-    """
-
-    def register(handler):
-        row = TABLE.setdefault(name, Row(name, handler, note=note, view=view))
-        for key in (*keys, *in_place):
-            ROW_OF[key] = row
-            HANDLER[key] = handler
-        row.keys.extend(keys)
-        for key in in_place:
-            IN_PLACE.add(key)
-            row.in_place.append(key)
-        return handler
-
-    return register
-
-
-def row_of(func: Any) -> Row | None:
-    """The row of a torch function, or None."""
-    try:
-        return ROW_OF.get(func)
-    except TypeError:
-        return None
-
-
 def spell(func: Callable) -> str:
     """The name under which a user knows a torch function."""
     known = resolve_name(func)
@@ -115,10 +76,80 @@ def spell(func: Callable) -> str:
     return f"F.{name}" if module.endswith("nn.functional") else f"torch.{name}"
 
 
-def nearest(func: Callable) -> list[str]:
-    """Rows whose names come nearest to that of an unsupported function."""
-    name = getattr(func, "__name__", str(func)).strip("_").split(".")[-1]
-    return difflib.get_close_matches(name, TABLE, n=3, cutoff=0.5)
+@dataclass(frozen=True)
+class OpTable:
+    """The operations of one kind of encrypted tensor: canonical names, and the torch functions that reach them.
+
+    Attributes:
+        tensors: what the errors call the tensors.
+        remedy: what they say about operations that are missing.
+    """
+
+    tensors: str
+    remedy: str
+    rows: dict[str, Row] = field(default_factory=dict)
+    row_of: dict[Any, Row] = field(default_factory=dict)
+    handler: dict[Any, Callable] = field(default_factory=dict)
+    in_place: set[Any] = field(default_factory=set)
+
+    def implements(self, name: str, *keys, in_place: Iterable = (), note: str = "", view: bool = False) -> Callable:
+        """Register a handler.
+
+        Args:
+            keys: the torch functions that it computes.
+            in_place: their in-place forms; the result replaces the content of the first argument.
+            view: whether torch's result shares memory with its argument.
+        """
+
+        def register(handler):
+            row = self.rows.setdefault(name, Row(name, handler, note=note, view=view))
+            for key in (*keys, *in_place):
+                self.row_of[key] = row
+                self.handler[key] = handler
+            row.keys.extend(keys)
+            for key in in_place:
+                self.in_place.add(key)
+                row.in_place.append(key)
+            return handler
+
+        return register
+
+    def nearest(self, func: Callable) -> list[str]:
+        """Rows whose names come nearest to that of an unsupported function."""
+        name = getattr(func, "__name__", str(func)).strip("_").split(".")[-1]
+        return difflib.get_close_matches(name, self.rows, n=3, cutoff=0.5)
+
+    def unsupported(self, func: Callable, args: tuple, kwargs: dict) -> str:
+        """What an error says of an operation that is missing: function, arguments, the nearest that there is."""
+        described = []
+        for leaf in pytree.tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor):
+                with torch._C.DisableTorchFunctionSubclass():
+                    described.append(f"{type(leaf).__name__}{tuple(leaf.shape)}")
+            else:
+                described.append(
+                    repr(leaf) if isinstance(leaf, (int, float, bool, str, type(None))) else type(leaf).__name__
+                )
+        close = self.nearest(func)
+        hint = f"nearest supported: {', '.join(close)}" if close else "no supported operation has a similar name"
+        return f"{spell(func)}({', '.join(described)}) is not supported on {self.tensors}; {hint}. {self.remedy}"
+
+
+SHARES = OpTable("secret tensors", "sectorch.supported_ops() lists all")
+"""The operations of SharedTensors. Handlers are f(context, *args, **kwargs) -> Fixed, or a list or tuple of them."""
+
+TABLE, ROW_OF, HANDLER, IN_PLACE = SHARES.rows, SHARES.row_of, SHARES.handler, SHARES.in_place
+implements, nearest, unsupported = SHARES.implements, SHARES.nearest, SHARES.unsupported
+BEFORE: dict[Any, Callable] = {}
+"""Checks of a call's form that come before torch's own, where torch's words would not help."""
+
+
+def row_of(func: Any) -> Row | None:
+    """The row of a torch function, or None."""
+    try:
+        return ROW_OF.get(func)
+    except TypeError:
+        return None
 
 
 def supported_ops() -> list[dict[str, Any]]:
@@ -133,21 +164,3 @@ def supported_ops() -> list[dict[str, Any]]:
         )
         for row in sorted(TABLE.values(), key=lambda row: row.name)
     ]
-
-
-def unsupported(func: Callable, args: tuple, kwargs: dict) -> str:
-    described = []
-    for leaf in pytree.tree_leaves((args, kwargs)):
-        if isinstance(leaf, torch.Tensor):
-            with torch._C.DisableTorchFunctionSubclass():
-                described.append(f"{type(leaf).__name__}{tuple(leaf.shape)}")
-        else:
-            described.append(
-                repr(leaf) if isinstance(leaf, (int, float, bool, str, type(None))) else type(leaf).__name__
-            )
-    close = nearest(func)
-    hint = f"nearest supported: {', '.join(close)}" if close else "no supported operation has a similar name"
-    return (
-        f"{spell(func)}({', '.join(described)}) is not supported on secret tensors; {hint}. "
-        f"sectorch.supported_ops() lists all"
-    )

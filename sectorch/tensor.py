@@ -25,6 +25,7 @@ from .ring import FRAC_BITS, check_encodable, decode, encode
 from .session import Session, default_session
 
 RELU_MODES = ("exact", "privhfl")
+NETWORKS = ("lan", "wan")
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Scheme:
     relu: str = "exact"
     value_bits: int | None = None
     """Every activation is known to lie below 2^value_bits in magnitude; None assumes nothing."""
+    network: str = "lan"
+    """What the parties' network is like: "lan" sends the fewest bytes, "wan" waits for the fewest rounds."""
 
     def __post_init__(self):
         if not 1 <= self.frac_bits <= 26:
@@ -43,6 +46,13 @@ class Scheme:
             )
         if self.relu not in RELU_MODES:
             raise ArgumentError(f"relu must be one of {', '.join(RELU_MODES)}, got {self.relu!r}")
+        if self.network not in NETWORKS:
+            raise ArgumentError(f"network must be one of {', '.join(NETWORKS)}, got {self.network!r}")
+
+    @property
+    def fss(self) -> bool:
+        """Whether comparisons are made by function secret sharing: no round, and some twenty times the dealt bytes."""
+        return self.network == "wan"
 
 
 _dispatch: Callable | None = None

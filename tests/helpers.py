@@ -27,6 +27,7 @@ from sectorch.mpc.select import bit_to_ring, select
 from sectorch.mpc.series import SIGMOID
 from sectorch.mpc.share import aggregate, reveal, share
 from sectorch.mpc.shares import Shares, each
+from sectorch.mpc.sign import at_least
 from sectorch.mpc.trigonometric import scales, trigonometric
 from sectorch.mpc.truncate import truncate
 from sectorch.products import Conv2d, Linear, matmul
@@ -220,6 +221,11 @@ def _thresholds(world: World, x: Shares):
     return tuple(world.bits(part(world.net, bits, i, len(THRESHOLDS)), x.shape) for i in range(len(THRESHOLDS)))
 
 
+def _signs(world: World, x: Shares):
+    bits = at_least(world.net, open_masked(world.net, x), THRESHOLDS, fss=True)
+    return tuple(each(world.net, lambda b, i=i: b[i], bits) for i in range(len(THRESHOLDS)))
+
+
 def part(net: Net, words: Shares, i: int, count: int) -> Shares:
     """The words of the i-th of several thresholds."""
     return each(net, lambda w: w.view(count, -1)[i], words)
@@ -334,7 +340,18 @@ CASES = [
         "ramps", lambda w, x: tuple(ramps(w.net, open_masked(w.net, x), (0, 1 << 30, -5))),
         exact(lambda x: tuple((x - t).clamp(min=0) for t in (0, 1 << 30, -5))),
     ),
+    Case("relu_fss", lambda w, x: relu(w.net, x, fss=True), check_relu(0), 63),
+    Case("relu_fss_20", lambda w, x: relu(w.net, x, 20, fss=True), check_relu(20)),
+    Case("gate_high", lambda w, x: relu(w.net, x, 28, 41, fss=True), check_relu(28), 40),
+    Case(
+        "ramps_fss", lambda w, x: tuple(ramps(w.net, open_masked(w.net, x), (0, 1 << 30, -5), fss=True)),
+        exact(lambda x: tuple((x - t).clamp(min=0) for t in (0, 1 << 30, -5))),
+    ),
+    Case(
+        "signs", _signs, exact(lambda x: tuple(x >= t for t in THRESHOLDS)),
+    ),
     Case("maximum", lambda w, x, y: maximum(w.net, x, y), exact(torch.maximum), 62, two),
+    Case("maximum_fss", lambda w, x, y: maximum(w.net, x, y, fss=True), exact(torch.maximum), 62, two),
     Case("max_tree", lambda w, x: max_tree(w.net, x), exact(lambda x: x.amax(0)), 62, lambda n: [(5, n)]),
     Case("normalise", _normalise, _check_normal),
     Case("trigonometric", lambda w, x: trigonometric(w.net, x, 20, SIGMOID, 20), _check_sigmoid, 23),

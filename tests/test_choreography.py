@@ -247,7 +247,7 @@ def test_a_dry_run_sends_what_a_real_one_sends(case, n: int):
 def test_the_seeding_of_a_session():
     with Profile() as real:
         Session(2)
-    assert len(real.ledger) == 6 + 5, "the second answering party shares k_SQ"
+    assert len(real.ledger) == 8 + 7, "the second answering party shares k_SQ"
     with Profile() as opened:
         dry = Session(2, dry=True)
     assert opened.ledger == [], "a dry session stands for one that is open already"

@@ -23,6 +23,7 @@ LEVELS = (
     "choreography",
     "runtime",
     "mpc",
+    "garbled",
     "session",
     "tensor",
     "table",

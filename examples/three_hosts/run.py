@@ -2,6 +2,7 @@
 
     python examples/three_hosts/run.py             # LeNet on digits
     python examples/three_hosts/run.py --net vgg7 --rows 64 --batch 32
+    python examples/three_hosts/run.py --prepare   # offline phase first, and the online phase after a restart of S
 
 Makes a trial CA, starts `sectorch server` and `sectorch answer`, and runs `sectorch query`, over TLS on loopback. On
 three hosts the same commands run with each party's own certificate and the server's host name.
@@ -54,6 +55,12 @@ def build(net: str, rows: int) -> tuple[torch.nn.Module, torch.Tensor]:
     return model.eval(), images[1500 : 1500 + rows]
 
 
+def answers(options: list[str]) -> bool:
+    """Whether the server lists the model."""
+    listed = subprocess.run([*SECTORCH, "models", *options], capture_output=True, text=True)
+    return "hospital-b" in listed.stdout
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--net", default="lenet", choices=list(ZOO))
@@ -73,26 +80,32 @@ def main() -> None:
         np.save(here / "images.npy", x.numpy())
         address = f"localhost:{free_port()}"
 
-        def client(name: str) -> list[str]:
+        def client(name: str, pins: bool = True) -> list[str]:
             files = ("--cert", here / f"{name}.pem", "--key", here / f"{name}-key.pem", "--ca", here / "ca.pem")
-            return [*map(str, files), "--server", address]
+            known = ("--pins", here / f"pins-{name}", "--store", here / f"store-{name}") if pins else ()
+            return [*map(str, (*files, *known)), "--server", address]
 
-        serve = ("--cert", here / "server.pem", "--key", here / "server-key.pem", "--clients-ca", here / "ca.pem")
-        processes = [subprocess.Popen([*SECTORCH, "server", "--listen", address, *map(str, serve)])]
+        files = ("--cert", here / "server.pem", "--key", here / "server-key.pem", "--clients-ca", here / "ca.pem")
+        serve = [*SECTORCH, "server", "--listen", address, *map(str, files), "--store", str(here / "store-server")]
+        processes = [subprocess.Popen(serve)]
         try:
-            time.sleep(3)
             answer = [*SECTORCH, "answer", str(here / "model.pt2"), "--name", "hospital-b", *client("hospital-b")]
-            processes.append(subprocess.Popen(answer))
-            for _ in range(60):
-                if "hospital-b" in run("models", *client("alice")).stdout:
-                    break
-            ahead = ("--prepare", options.rows) if options.prepare else ()
-            asked = run("query", "hospital-b", here / "images.npy", *client("alice"), "--out", here / "logits.npy",
-                        "--batch", options.batch, "--json", *ahead)  # fmt: skip
+            while not answers(client("alice", pins=False)):
+                if len(processes) == 1 or processes[1].poll() is not None:  # S may not listen yet
+                    processes[1:] = [subprocess.Popen(answer)]
+            ask = ("query", "hospital-b", *client("alice"), "--batch", options.batch)
+            if options.prepare:
+                print(run(*ask, "--prepare", options.rows).stderr.strip().splitlines()[-1])
+                processes[0].terminate()
+                processes[0].wait(timeout=20)
+                processes[0] = subprocess.Popen(serve)
+                while not answers(client("alice", pins=False)):
+                    time.sleep(0.2)
+            asked = run(*ask, here / "images.npy", "--out", here / "logits.npy", "--json")
         finally:
             for process in reversed(processes):
                 process.terminate()
-                process.wait(timeout=10)
+                process.wait(timeout=20)
         figures = json.loads(asked.stdout)
         logits = torch.from_numpy(np.load(here / "logits.npy"))
     with torch.no_grad():
@@ -104,6 +117,8 @@ def main() -> None:
     print(f"same labels as plain: {int((logits.argmax(1) == plain.argmax(1)).sum())} of {len(x)}")
     print(f"largest error {float((logits - plain).abs().max()):.1e}")
     print(f"three processes: {figures['seconds']:.2f} s, {figures['bytes']} bytes; all parties here: {p.bytes} bytes")
+    if options.prepare:
+        print(f"of {figures['prepared_calls']} prepared calls; online bytes of all parties here: {p.online_bytes}")
 
 
 if __name__ == "__main__":

@@ -15,16 +15,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
+from . import kernels, sums
 from .errors import LevelError, ScaleError
-from .keys import PublicKeys
-from .memory import check_memory
-from .modular import minus_, plus_, reduce_, times_
-from .ntt import transform
-from .workers import spread
+from .keys import PublicKeys, SwitchingKey
+from .memory import room
+from .modular import minus_, plus_, times_
+from .ntt import tables
 
-_PIECE = 16  # ciphertexts rescaled at a time
+_PIECE = 32
+"""Ciphertexts prepared for a product at a time: what is rescaled for it alone is never there as a whole."""
+_SPAN = 512  # coefficients of an inner product at a time
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,12 @@ class Cipher:
 
 def empty(count: int, size: int, primes: int, degree: int, meta: bool, what: str) -> torch.Tensor:
     """Room for ciphertexts, after asking whether memory allows it."""
-    shape = (count, size, primes, degree)
-    check_memory(8 * math.prod(shape), what, dry=meta)
-    return torch.empty(shape, dtype=torch.int64, device="meta" if meta else "cpu")
+    return room((count, size, primes, degree), meta, what)
+
+
+def words(data: torch.Tensor) -> np.ndarray:
+    """Residues as the compiled loops take them: contiguous."""
+    return data.contiguous().numpy()
 
 
 def _need_level(c: Cipher, what: str) -> None:
@@ -95,50 +101,52 @@ def rescale(c: Cipher) -> Cipher:
     Cost: one inverse transform and `level` forward ones for each polynomial. Adds a rounding error of at most 1/2 per
     coefficient and polynomial, that is, for a ternary key, below 8 sqrt(N (1 + 2N/3) / 12) / scale in a slot (8 sigma).
     """
-    if c.size > 2:
-        c = relinearise(c)
-    n, size, primes, degree = c.data.shape
-    out = empty(n, size, primes - 1, degree, c.data.is_meta, "rescaling")
-    result = replace(c, data=out, pending=c.pending - 1)
-    if c.data.is_meta:
-        return result
-    *rest, last = c.primes
-    half = last // 2
-    for source, target in zip(c.data.split(_PIECE), out.split(_PIECE), strict=True):
-        # SEAL rounds by adding half the prime, taking the remainder, and taking half off again in the other primes.
-        tail = transform(degree, last).inverse(source[:, :, -1])
-        tail = plus_(tail, torch.tensor(half), last)
-        for j, q in enumerate(rest):
-            shifted = tail.clone() if last <= q else reduce_(tail.clone(), q)
-            shifted = minus_(shifted, torch.tensor(half % q), q)
-            lowered = minus_(source[:, :, j].clone(), transform(degree, q).forward(shifted), q)
-            target[:, :, j] = times_(lowered, pow(last, -1, q), q)
-    return result
+    return settle(c, c.pending - 1)
 
 
 def settle(c: Cipher, pending: int = 0) -> Cipher:
     """Rescale until only so much is pending; relinearise first, while the scale is large and the error small."""
-    while c.pending > pending:
-        c = rescale(c)
-    return c
+    drops = c.pending - pending
+    if drops < 1:
+        return c
+    n, _, primes, degree = c.data.shape
+    out = empty(n, 2, primes - drops, degree, c.data.is_meta, "rescaling")
+    if not c.data.is_meta:
+        for source, target in zip(c.data.split(_PIECE), out.split(_PIECE), strict=True):
+            part = relinearise(replace(c, data=source)).data
+            while part.shape[2] > target.shape[2]:
+                lower = target if part.shape[2] == target.shape[2] + 1 else torch.empty_like(part[:, :, 1:])
+                _rescale_into(part, lower, c.primes)
+                part = lower
+    return replace(c, data=out, pending=pending)
+
+
+def _rescale_into(source: torch.Tensor, target: torch.Tensor, primes: tuple[int, ...]) -> None:
+    # SEAL rounds by adding half the prime, taking the remainder, and taking half off again in the other primes: what it
+    # takes off is the remainder nearest to zero, which is what the inverse transform gives here.
+    primes = primes[: source.shape[2]]
+    t = tables(source.shape[3], primes)
+    inverses = np.array([pow(primes[-1], -1, q) for q in primes[:-1]], np.float64)
+    kernels.over(len(source), kernels.rescaled, words(source), target.numpy(), t.roots, t.scales, t.primes, inverses)
 
 
 def relinearise(c: Cipher) -> Cipher:
-    """From three polynomials to two, by SEAL and the relinearisation key. Serialises each ciphertext both ways."""
-    if c.size == 2:
-        return c
-    out = empty(c.count, 2, c.level + 1, c.data.shape[3], c.data.is_meta, "relinearising")
+    """From three polynomials to two, with the relinearisation key: SEAL's `relinearize`, bit for bit."""
+    return c if c.size == 2 else switch(c, c.keys.relin)
+
+
+def switch(c: Cipher, key: SwitchingKey) -> Cipher:
+    """c0 + c1 s + c2 s' -> two polynomials, with a key that takes s' to s. SEAL's hybrid key switching, bit for bit.
+
+    Cost: about (level + 1)^2 transforms a ciphertext. Error: below that of a rescale, for the special prime is larger.
+    """
+    out = empty(c.count, 2, c.level + 1, c.data.shape[3], c.data.is_meta, "key switching")
     if not c.data.is_meta:
-        context, key, scale = c.keys.context, c.keys.relin, c.scale
-
-        def one(i: int):
-            if not c.data[i, 2].any():  # a product with zero: SEAL refuses to work on it, and there is nothing to do
-                return c.data[i, :2].numpy()
-            ciphertext = context.write(c.data[i], scale)
-            context.evaluator.relinearize_inplace(ciphertext, key)
-            return context.read(ciphertext)[0]
-
-        spread(one, out)
+        p = c.keys.parameters
+        t = tables(p.degree, (*p.primes, p.special))
+        inverses = np.array([pow(p.special, -1, q) for q in p.primes], np.float64)
+        arguments = (words(c.data), key.residues, out.numpy(), t.roots, t.scales, t.primes, inverses)
+        kernels.over(c.count, kernels.switched, *arguments)
     return replace(c, data=out)
 
 
@@ -246,40 +254,66 @@ def multiply(a: Cipher, b: Cipher, what: str = "a product") -> Cipher:
     Error: |a| e_b + |b| e_a + e_a e_b.
     """
     same = a is b
-    a = settle(relinearise(a))
-    b = a if same else settle(relinearise(b))
-    if a.left > b.left:
-        a = settle(_lowered(a, b.left + 1, b.left))
-    elif b.left > a.left:
-        b = settle(_lowered(b, a.left + 1, a.left))
-    _need_level(a, what)
-    n, _, primes, degree = a.data.shape
-    out = empty(n, 3, primes, degree, a.data.is_meta, what)
+    left = min(a.left, b.left)
+    if left < 1:
+        _need_level(a if a.left <= b.left else b, what)
+    n, _, _, degree = a.data.shape
+    out = empty(n, 3, left + 1, degree, a.data.is_meta, what)
+    factor = a.factor * b.factor
     if not a.data.is_meta:
-        for j, q in enumerate(a.primes):
-            for x, y, z in zip(
-                a.data[:, :, j].split(8), b.data[:, :, j].split(8), out[:, :, :, :].split(8), strict=True
-            ):
-                first = times_(x[:, 0].clone(), y[:, 0], q)
-                last = times_(x[:, 1].clone(), y[:, 1], q)
-                cross = times_(x[:, 0].clone(), y[:, 1], q)
-                cross = plus_(cross, cross.clone() if same else times_(x[:, 1].clone(), y[:, 0], q), q)
-                z[:, 0, j], z[:, 1, j], z[:, 2, j] = first, cross, last
-    return replace(a, data=out, pending=1, factor=a.factor * b.factor)
+        primes = tables(degree, a.keys.parameters.primes[: left + 1]).primes
+        for start in range(0, n, _PIECE):
+            x = _factor_of(a, slice(start, start + _PIECE), left)
+            y = x if same else _factor_of(b, slice(start, start + _PIECE), left)
+            target = out[start : start + _PIECE].numpy()
+            kernels.over(len(x), sums.multiplied, x, y, target, primes)
+    return replace(a, data=out, pending=1, factor=factor)
 
 
-def add_numbers(c: Cipher, numbers: Sequence[float], fresh: bool = False) -> Cipher:
-    """Ciphertext i plus the number i in every slot. A constant polynomial has one value at every point: no encoding.
-
-    Args:
-        fresh: whether nobody else holds `c.data`, which is then changed in place.
+def inner(a: Cipher, b: Cipher, what: str = "an inner product") -> Cipher:
+    """sum_i a_i * b_i as one ciphertext of three polynomials, one rescale pending, in one pass. Error: the products'
+    added up.
     """
-    out = c.data if fresh else empty(*c.data.shape, c.data.is_meta, "an addition")
+    left = min(a.left, b.left)
+    if left < 1:
+        _need_level(a if a.left <= b.left else b, what)
+    if a.data.is_meta:
+        data = empty(1, 3, left + 1, a.data.shape[3], True, what)
+    else:
+        x, y = (_factor_of(c, slice(None), left) for c in (a, b))
+        data = inner_products(a, x, y, what)
+    return replace(a, data=data, pending=1, factor=a.factor * b.factor)
+
+
+def inner_products(c: Cipher, x: np.ndarray, y: np.ndarray, what: str) -> torch.Tensor:
+    """sum_i x[i] y[i] for ciphertexts [n, 2, P, N] under c's keys and others, or plaintexts [n, 1, P, N]."""
+    primes, degree = x.shape[2:]
+    out = empty(1, 1 + y.shape[1], primes, degree, False, what)
+    q = np.array(c.keys.parameters.primes[:primes], np.float64)
+    kernels.over(primes * degree // _SPAN, sums.inner, x, y, out.numpy(), q, _SPAN)
+    return out
+
+
+def _factor_of(c: Cipher, part: slice, left: int) -> np.ndarray:
+    """Some ciphertexts relinearised, rescaled and with so many levels left, as a product takes them."""
+    c = settle(relinearise(replace(c, data=c.data[part])))
+    return words((c if c.left == left else settle(_lowered(c, left + 1, left))).data)
+
+
+def integer_constants(c: Cipher, numbers: Sequence[float]) -> list[int]:
+    """The integer that a number is in every slot, at the scale of c. A constant polynomial has one value at every
+    point: no encoding.
+    """
+    scale = c.scale / c.factor
+    return [round(float(v) * scale) for v in numbers]
+
+
+def add_numbers(c: Cipher, numbers: Sequence[float]) -> Cipher:
+    """Ciphertext i plus the number i in every slot."""
+    out = empty(*c.data.shape, c.data.is_meta, "an addition")
     if not c.data.is_meta:
-        if not fresh:
-            out.copy_(c.data)
-        scale = c.scale / c.factor
-        integers = [round(float(v) * scale) for v in numbers]
+        out.copy_(c.data)
+        integers = integer_constants(c, numbers)
         for j, q in enumerate(c.primes):
             constants = torch.tensor([k % q for k in integers]).view(-1, 1)
             out[:, 0, j] = plus_(out[:, 0, j].clone(), constants, q)

@@ -17,6 +17,7 @@ from ..errors import ArgumentError, SectorchError
 from .cipher import Cipher
 from .errors import LevelError, SecurityLevelError
 from .keys import Keys, PublicKeys
+from .memory import metered, room
 from .parameters import Parameters, choose
 from .table import observed
 from .tensor import CKKSTensor
@@ -44,7 +45,8 @@ class Report:
         depth: levels that the model takes; None if it does not run to its end.
         parameters: those that were asked about, or the smallest that fit.
         problem: why the model does not run on them, naming the layer; empty if it does.
-        peak_bytes: the largest sum of an operation's operand and result, an estimate of the memory of a run.
+        peak_bytes: the most bytes of ciphertexts that exist at a time from encryption to the result, as the same
+            program makes and drops them on shapes. The process itself (torch, SEAL, keys) takes some hundred MB beside.
     """
 
     steps: list[Step]
@@ -81,7 +83,7 @@ def _dry_run(
     """The model on shapes alone: the handlers run, and no ciphertext exists."""
     keys = SimpleNamespace(parameters=parameters, identity="dry run", context=None, relin=None)
     rows = math.prod(x.shape[1:])
-    data = torch.empty(rows, 2, parameters.depth + 1, parameters.degree, dtype=torch.int64, device="meta")
+    data = room((rows, 2, parameters.depth + 1, parameters.degree), True, "encrypting")
     e = CKKSTensor(Cipher(data, keys), x.shape[0], tuple(x.shape[1:]), x.dtype)
     steps = [Step("input", "encrypt", tuple(x.shape), rows, parameters.depth, e.ciphertext_bytes)]
 
@@ -125,8 +127,8 @@ def explain(model: nn.Module, x: torch.Tensor, keys: Keys | PublicKeys | Paramet
             return Report(steps, None, depth, str(refused))
     else:
         parameters = keys if isinstance(keys, Parameters) else keys.parameters
-    steps, _, error = _dry_run(model, x, parameters)
-    peak = max(a.bytes + b.bytes for a, b in zip(steps, steps[1:] or steps, strict=False))
+    with metered() as meter:
+        steps, _, error = _dry_run(model, x, parameters)
     layer = str(getattr(error, "layer", "") or "") if isinstance(error, LevelError) else ""
     used = parameters.depth - min(s.levels_left for s in steps) if error is None else None
-    return Report(steps, parameters, used, "" if error is None else str(error), peak, layer)
+    return Report(steps, parameters, used, "" if error is None else str(error), meter.peak, layer)

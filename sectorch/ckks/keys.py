@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from typing import Any
 
+import numpy as np
 from tenseal import sealapi
 
 from ..errors import SecretAccessError
@@ -29,6 +31,17 @@ def parameters_meta(p: Parameters) -> dict:
     return {"degree": p.degree, "primes": list(p.primes), "special": p.special, "scale_bits": p.scale_bits}
 
 
+class SwitchingKey:
+    """A key of SEAL that takes another polynomial's secret to the holder's, as residues for the compiled loops.
+
+    Attributes:
+        residues: int64 [primes, 2, primes + 1, N], the special prime's last.
+    """
+
+    def __init__(self, residues: np.ndarray):
+        self.residues = residues
+
+
 class PublicKeys:
     """What A and whoever encrypts to Q hold. Nothing in it helps to decrypt."""
 
@@ -37,27 +50,36 @@ class PublicKeys:
         self.context: Context = context_of(parameters)
         self.identity = hashlib.sha256(public).hexdigest()[:32]
         self._public = loaded(sealapi.PublicKey(), self.context, public, "public key")
-        self._relin = relin and loaded(sealapi.RelinKeys(), self.context, relin, "relinearisation key")
-        self._galois = galois and loaded(sealapi.GaloisKeys(), self.context, galois, "rotation keys")
+        for key, blob, what in (
+            (sealapi.RelinKeys(), relin, "relinearisation key"),
+            (sealapi.GaloisKeys(), galois, "rotation keys"),
+        ):
+            if blob:
+                loaded(key, self.context, blob, what)
         self._bytes = {"public": public, "relin": relin, "galois": galois}
         self.encryptor = sealapi.Encryptor(self.context.seal, self._public)
 
     def __repr__(self) -> str:
         return f"PublicKeys({self.identity[:8]}, {self.parameters})"
 
-    @property
-    def relin(self) -> Any:
-        """SEAL's relinearisation key."""
-        if not self._relin:
+    @cached_property
+    def relin(self) -> SwitchingKey:
+        """The relinearisation key."""
+        if not self._bytes["relin"]:
             raise MissingKeyError("products of two ciphertexts need the relinearisation key, which was not included")
-        return self._relin
+        return SwitchingKey(self.context.parse_switching_keys(self._bytes["relin"])[0])
 
-    @property
-    def galois(self) -> Any:
-        """SEAL's rotation keys."""
-        if not self._galois:
+    @cached_property
+    def _rotations(self) -> dict[int, np.ndarray]:
+        blob = self._bytes["galois"]
+        return self.context.parse_switching_keys(blob) if blob else {}
+
+    def rotation(self, element: int) -> SwitchingKey:
+        """The key of the automorphism X -> X^element."""
+        found = self._rotations.get((element - 1) // 2)
+        if found is None:
             raise MissingKeyError("rotations need rotation keys: sectorch.ckks.keygen(..., rotations=steps)")
-        return self._galois
+        return SwitchingKey(found)
 
     @property
     def nbytes(self) -> int:
@@ -116,6 +138,22 @@ class SecretKey:
         parameters = _parameters_of(meta)
         key = loaded(sealapi.SecretKey(), context_of(parameters), blobs["secret"], "secret key")
         return cls(parameters, str(meta["identity"]), key)
+
+
+class OwnerKeys(PublicKeys):
+    """The public keys of `encrypt(x)` without keys, with the secret beside them, for the process that made them.
+
+    What it writes (`save`, `blobs`) is the public half; `.secret.save(path)` writes the other, if that is wanted.
+    """
+
+    def __init__(self, keys: Keys):
+        self.__dict__.update(keys.public.__dict__)
+        self.secret = keys.secret
+
+    def __reduce_ex__(self, protocol):
+        raise SecretAccessError("keys with a secret cannot be pickled or copied; .save(path) writes the public ones")
+
+    __deepcopy__ = __copy__ = __reduce_ex__
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import DtypeError, UnsupportedOpError
-from .cipher import Cipher, add_numbers, times_numbers
+from .cipher import add_numbers, times_numbers
 from .packing import index_of, plain, taken
 from .table import implements, wrap
 from .tensor import CKKSTensor
@@ -26,10 +26,8 @@ def _weights(weight: Any, bias: Any) -> tuple[torch.Tensor, torch.Tensor | None]
     return plain(weight), None if bias is None else plain(bias)
 
 
-def _biased(c: Cipher, bias: torch.Tensor | None, positions: int) -> Cipher:
-    if bias is None or c.data.is_meta:
-        return c
-    return add_numbers(c, bias.repeat_interleave(positions).tolist(), fresh=True)
+def _listed(bias: torch.Tensor | None) -> list[float] | None:
+    return None if bias is None or bias.is_meta else bias.tolist()
 
 
 @implements("linear", F.linear)
@@ -40,7 +38,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> CKKSTensor:
         raise UnsupportedOpError("linear over the batch dimension would mix samples; the input needs a batch in front")
     lead, positions = x.row_shape[:-1], torch.Size(x.row_shape[:-1]).numel()
     gather = index_of(x).reshape(positions, -1) if lead else None
-    c = _biased(weighted(x.cipher, weight, gather), bias, positions)
+    c = weighted(x.cipher, weight, gather, bias=_listed(bias))
     if positions > 1:
         c = taken(c, torch.arange(c.count).view(-1, positions).t())
     return wrap(x, c, (*lead, weight.shape[0]))
@@ -111,14 +109,14 @@ def _conv(
     for g in range(groups):
         columns = windows.narrow(rank, g * per_in, per_in).reshape(positions, -1)
         if groups == 1:
-            parts.append(weighted(x.cipher, weight.flatten(1), columns, f"a conv{rank}d"))
+            parts.append(weighted(x.cipher, weight.flatten(1), columns, f"a conv{rank}d", _listed(bias)))
             continue
         used = torch.unique(columns[columns >= 0])
         inner = torch.where(columns < 0, -1, torch.searchsorted(used, columns.clamp(min=0)))
-        own = weight[g * per_out : (g + 1) * per_out].flatten(1)
-        parts.append(weighted(taken(x.cipher, used), own, inner, f"a conv{rank}d"))
+        own, mine = (None if v is None else v[g * per_out : (g + 1) * per_out] for v in (weight, bias))
+        parts.append(weighted(taken(x.cipher, used), own.flatten(1), inner, f"a conv{rank}d", _listed(mine)))
     c = parts[0] if groups == 1 else replace(parts[0], data=torch.cat([p.data for p in parts]))
-    return wrap(x, _biased(c, bias, positions), (weight.shape[0], *out_shape))
+    return wrap(x, c, (weight.shape[0], *out_shape))
 
 
 def _pooled(x: CKKSTensor, groups: torch.Tensor, divisors: list[float], shape: tuple) -> CKKSTensor:
@@ -204,4 +202,5 @@ def batch_norm(x: Any, running_mean: Any, running_var: Any, weight: Any = None, 
     each = torch.Size(x.row_shape[1:]).numel()
     c = x.cipher
     spread_factor = factor.repeat_interleave(each).tolist() if not factor.is_meta else [0.0] * c.count
-    return wrap(x, _biased(times_numbers(c, spread_factor, "a batch_norm"), offset, each), x.row_shape)
+    c = times_numbers(c, spread_factor, "a batch_norm")
+    return wrap(x, c if c.data.is_meta else add_numbers(c, offset.repeat_interleave(each).tolist()), x.row_shape)

@@ -24,12 +24,23 @@ import numpy as np
 import torch
 
 from ..errors import ShapeError
-from .cipher import Cipher, _need_level, add, empty, multiply, relinearise, settle, weight_scale
+from .cipher import (
+    Cipher,
+    _need_level,
+    add,
+    empty,
+    inner,
+    inner_products,
+    relinearise,
+    settle,
+    switch,
+    weight_scale,
+    words,
+)
 from .errors import SlotError
 from .keys import Keys, PublicKeys, SecretKey
-from .modular import times_
+from .ntt import reversed_bits
 from .tensor import CKKSTensor, encrypt
-from .weighted import summed
 
 
 @dataclass
@@ -52,14 +63,14 @@ class Operand:
     blocks: dict[tuple[int, int], torch.Tensor | Cipher]
     encoded: dict = field(default_factory=dict, repr=False)
 
-    def residues(self, at: tuple[int, int], c: Cipher) -> list[torch.Tensor]:
-        """A plain block as SEAL encodes it for products with c, a prime each [copies, N]; encoded once and kept."""
+    def residues(self, at: tuple[int, int], c: Cipher) -> np.ndarray:
+        """A plain block as SEAL encodes it for products with c, int64 [copies, 1, primes, N]; encoded once and kept."""
         key = (*at, c.level, c.left)
         if key not in self.encoded:
             context, scale = c.keys.context, weight_scale(c)
             plains = (context.encode(row.tolist(), c.level, scale) for row in self.blocks[at])
-            self.encoded[key] = torch.stack([torch.from_numpy(context.parse_plain(p, c.level).copy()) for p in plains])
-        return list(self.encoded[key].unbind(1))
+            self.encoded[key] = np.stack([context.parse_plain(p, c.level) for p in plains])[:, None]
+        return self.encoded[key]
 
 
 @dataclass
@@ -176,15 +187,10 @@ class MatrixProduct(ABC):
         counts.products += self.terms
         y = right.blocks[at]
         if isinstance(y, Cipher):
-            product = multiply(x, y, "a matrix product")
-        else:
-            _need_level(x, "a matrix product")
-            data = x.data.clone()
-            for j, (q, encoded) in enumerate(zip(x.primes, right.residues(at, x), strict=True)):
-                for k in range(x.size):
-                    data[:, k, j] = times_(data[:, k, j].contiguous(), encoded, q)
-            product = replace(x, data=data, pending=x.pending + 1)
-        return summed(product, torch.arange(self.terms).view(1, -1))
+            return inner(x, y, "a matrix product")
+        _need_level(x, "a matrix product")
+        data = inner_products(x, words(x.data), right.residues(at, x), "a matrix product")
+        return replace(x, data=data, pending=x.pending + 1)
 
 
 class MatrixReducing(MatrixProduct):
@@ -257,14 +263,18 @@ def rotate(c: Cipher, steps: int) -> Cipher:
         MissingKeyError: no rotation keys; keygen(..., rotations=[...]).
     """
     c = settle(relinearise(c))
-    out = empty(*c.data.shape, c.data.is_meta, "a rotation")
-    if not c.data.is_meta:
-        context, galois = c.keys.context, c.keys.galois
-        for i in range(c.count):
-            ciphertext = context.write(c.data[i], c.scale)
-            context.evaluator.rotate_vector_inplace(ciphertext, steps, galois)
-            out[i] = torch.from_numpy(np.array(context.read(ciphertext)[0]))
-    return replace(c, data=out)
+    degree = c.data.shape[3]
+    element = pow(3, steps % (degree // 2), 2 * degree)
+    key = c.keys.rotation(element)
+    if c.data.is_meta or element == 1:
+        return c
+    # In SEAL's order place i holds the value at psi^(2 br(i) + 1); the automorphism takes it from that root's power.
+    order = reversed_bits(degree)
+    moved = torch.from_numpy(order[(element * (2 * order + 1) % (2 * degree) - 1) // 2])
+    turned = empty(c.count, 3, c.level + 1, degree, False, "a rotation")
+    turned[:, 0], turned[:, 2] = c.data[:, 0][..., moved], c.data[:, 1][..., moved]
+    turned[:, 1] = 0
+    return switch(replace(c, data=turned), key)
 
 
 __all__ = [

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+from ..choreography import Located, Message, Net, Party, protocol
 from ..errors import ArgumentError, ShapeError, TrainingModeError
+from ..session import Session, default_session
 from .errors import LevelError, MemoryBudgetError
 from .explain import Report, explain
 from .keys import Keys, keygen
@@ -32,6 +35,23 @@ class Query:
     answer_bytes: int
 
 
+@protocol(
+    "ckks_query",
+    "CaPriDe, 2.1; PrivHFL, B.2",
+    [
+        Message("query", "Q", "S", "encrypted"),
+        Message("query_forwarded", "S", "A", "encrypted"),
+        Message("answer", "A", "S", "encrypted"),
+        Message("answer_forwarded", "S", "Q", "rerandomised", shows="the result, with the size of its error"),
+    ],
+)
+def _asked(net: Net, query: Located, evaluate: Callable) -> Located:
+    """Q's ciphertexts go to A and A's back, by way of S."""
+    at_A = net.send(net.send(query, net.Q, net.S, "query"), net.S, net.A, "query_forwarded")
+    answer = net.send(net.locally(net.A, evaluate, at_A), net.A, net.S, "answer")
+    return net.send(answer, net.S, net.Q, "answer_forwarded")
+
+
 class CKKSModule(nn.Module):
     """Called with Q's plain tensor [batch, ...], gives the plain result, as Q decrypts it; with a CKKSTensor, a
     CKKSTensor.
@@ -42,17 +62,25 @@ class CKKSModule(nn.Module):
     Args:
         model: FHE-friendly, in evaluation mode; its weights stay with A in plain.
         keys: Q's; made on the first call, to the depth that `explain` finds, unless given.
+        session, party: where the messages are counted (`sectorch.profile`) and who answers; the process's default
+            session unless named. All parties are in this process.
 
     Raises on a call, before anything is encrypted:
         LevelError: the chain is too short; the layer is named.
         MemoryBudgetError: with the estimate.
     """
 
-    def __init__(self, model: nn.Module, keys: Keys | None = None):
+    def __init__(
+        self, model: nn.Module, keys: Keys | None = None, *, session: Session | None = None, party: Party | None = None
+    ):
         super().__init__()
         if any(m.training for m in model.modules()):
             raise TrainingModeError("the model is in training mode; call model.eval() first")
         self.__dict__["model"], self.__dict__["keys"] = model, keys
+        self.session = session or default_session()
+        if not self.session.complete:
+            raise ArgumentError("an encrypted model needs a session with all parties in this process")
+        self.party = party or self.session.answering[0]
         self.queries: list[Query] = []
         super().train(False)
 
@@ -94,15 +122,30 @@ class CKKSModule(nn.Module):
 
     def _query(self, x: torch.Tensor) -> torch.Tensor:
         times = [time.perf_counter()]
-        e = encrypt(x, self.keys)
-        asked = e.ciphertext_bytes
-        times.append(time.perf_counter())
-        with torch.no_grad():
-            answer = rerandomised(self.model(e))
-        del e
-        times.append(time.perf_counter())
-        y = answer.decrypt(self.keys.secret)
+        made: dict[str, CKKSTensor] = {}  # what is public beside the residues: levels and shapes
+
+        def encrypted(values: torch.Tensor) -> torch.Tensor:
+            made["query"] = encrypt(values, self.keys)
+            times.append(time.perf_counter())
+            return made["query"].cipher.data
+
+        def evaluate(residues: torch.Tensor) -> torch.Tensor:
+            asked = made["query"]
+            cipher = replace(asked.cipher, data=residues, keys=self.keys.public)
+            with torch.no_grad():
+                made["answer"] = rerandomised(
+                    self.model(CKKSTensor(cipher, asked.batch, asked.row_shape, asked.float_dtype))
+                )
+            times.append(time.perf_counter())
+            return made["answer"].cipher.data
+
+        with self.session.operation(self.party) as net:
+            query = net.locally(net.Q, encrypted, net.own(net.Q, x))
+            received = net.read(_asked(net, query, evaluate), net.Q)
+        answer = made["answer"]
+        cipher = replace(answer.cipher, data=received)
+        y = CKKSTensor(cipher, answer.batch, answer.row_shape, answer.float_dtype).decrypt(self.keys.secret)
         times.append(time.perf_counter())
         spent = [b - a for a, b in itertools.pairwise(times)]
-        self.queries.append(Query(*spent, asked, answer.ciphertext_bytes))
+        self.queries.append(Query(*spent, made["query"].ciphertext_bytes, answer.ciphertext_bytes))
         return y

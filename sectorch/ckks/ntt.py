@@ -1,33 +1,20 @@
-"""SEAL's negacyclic number-theoretic transform as two exact integer matrix products.
+"""SEAL's negacyclic number-theoretic transform: its tables, and the transform of int64 tensors.
 
 SEAL's transform of a polynomial c of degree below N has at place i the value c(psi^(2 br(i) + 1)), psi the smallest
-primitive 2N-th root of unity mod q and br the reversal of log2 N bits. With N = A B, c split as c[u, v] (coefficient of
-X^(u B + v)) and i = (j, k), that is
-
-    c(x_jk) = sum_v x_jk^v sum_u z_j^u c[u, v],   z_j = psi^(B (2 br_A(j) + 1)),
-    x_jk^v = psi^(v (2 br_A(j) + 1)) * psi^(2 A br_B(k) v),
-
-a product with the A x A matrix z_j^u, an element-wise twist, and a product with a B x B matrix: no permutation is left
-over, and both products run at the speed of `products.py`. The results are SEAL's bit for bit (tests).
+primitive 2N-th root of unity mod q and br the reversal of log2 N bits. Its steps (Cooley and Tukey, Gentleman and Sande
+back) are in `kernels.py`; the results are SEAL's bit for bit (tests).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 
+from . import kernels
 from .errors import SecurityLevelError
-from .modular import dot, plus_, row_sum, times_
-
-_SIDE = 64
-_PIECE = 8  # polynomials at a time
-
-
-def _reversed_bits(count: int) -> list[int]:
-    bits = count.bit_length() - 1
-    return [int(format(i, f"0{bits}b")[::-1], 2) if bits else 0 for i in range(count)]
 
 
 def smallest_root(q: int, order: int) -> int:
@@ -42,91 +29,82 @@ def smallest_root(q: int, order: int) -> int:
     return best
 
 
+def reversed_bits(count: int) -> np.ndarray:
+    """The numbers below a power of two with their bits in reverse."""
+    out = np.zeros(1, np.int64)
+    while len(out) < count:
+        out = np.concatenate([2 * out, 2 * out + 1])
+    return out
+
+
+def centred(value: int, q: int) -> float:
+    """A residue as the double nearest to zero."""
+    value %= q
+    return float(value - q if value > q // 2 else value)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What the compiled loops need of some primes.
+
+    Attributes:
+        primes: float64 [P].
+        roots: float64 [P, 4, N]: the roots of the steps in the order in which `kernels.py` meets them, their quotients
+            by q, and both again for the way back.
+        scales: float64 [P], 1/N mod q.
+    """
+
+    primes: np.ndarray
+    roots: np.ndarray
+    scales: np.ndarray
+
+
+@lru_cache(maxsize=64)
+def _roots(degree: int, q: int) -> np.ndarray:
+    psi = smallest_root(q, 2 * degree)
+    powers = [1]
+    for _ in range(2 * degree - 1):
+        powers.append(powers[-1] * psi % q)
+    table = np.array([centred(p, q) for p in powers])
+    rows = degree // kernels.COLUMNS
+    order, groups = [np.arange(rows)], 1
+    while groups < kernels.COLUMNS:  # within a row: [groups, rows] roots of this step
+        order.append((rows * groups + np.arange(groups)[:, None] + np.arange(rows) * groups).ravel())
+        groups *= 2
+    exponents = reversed_bits(degree)[np.concatenate(order)]
+    forward, backward = table[exponents], table[-exponents % (2 * degree)]
+    return np.stack([forward, forward / q, backward, backward / q])
+
+
+@lru_cache(maxsize=32)
+def tables(degree: int, primes: tuple[int, ...]) -> Tables:
+    """The tables of a degree (a power of two from 4096) and primes = 1 mod 2 degree below 2^50; kept."""
+    scales = np.array([centred(pow(degree, -1, q), q) for q in primes])
+    return Tables(np.array(primes, np.float64), np.stack([_roots(degree, q) for q in primes]), scales)
+
+
 class Transform:
-    """The transform of one degree and prime, on int64 tensors [..., N] of residues. Holds its tables: 4 N words."""
+    """The transform of one degree and prime, on int64 tensors [..., N] of residues."""
 
     def __init__(self, degree: int, q: int):
         self.degree, self.q = degree, q
-        self.rows, self.columns = degree // _SIDE, _SIDE
-        psi = smallest_root(q, 2 * degree)
-        powers = [1]
-        for _ in range(2 * degree - 1):
-            powers.append(powers[-1] * psi % q)
-        table = torch.tensor(powers)
-        order = 2 * degree
-        outer = torch.tensor([2 * r + 1 for r in _reversed_bits(self.rows)])
-        inner = torch.tensor([2 * r for r in _reversed_bits(self.columns)])
-        u, v = torch.arange(self.rows), torch.arange(self.columns)
-        first = outer[:, None] * u * self.columns % order
-        twist = outer[:, None] * v % order
-        second = inner[:, None] * self.rows * v % order
-        scale_rows, scale_columns = pow(self.rows, -1, q), pow(self.columns, -1, q)
-        self._first, self._twist, self._second = _Matrix(table[first], q), table[twist], _Matrix(table[second], q)
-        # The inverses are the conjugate transposes over the number of points.
-        self._first_back = _Matrix(times_(table[-first.t() % order].contiguous(), scale_rows, q), q)
-        self._twist_back = table[-twist % order]
-        self._second_back = _Matrix(times_(table[-second.t() % order].contiguous(), scale_columns, q), q)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Coefficients [..., N] -> values in SEAL's order [..., N]."""
-
-        def part(piece: torch.Tensor) -> torch.Tensor:
-            y = times_(self._first(piece), self._twist, self.q)
-            return _by_rows(self._second, y)
-
-        return self._in_pieces(part, x)
+        return self._run(x, False)
 
     def inverse(self, y: torch.Tensor) -> torch.Tensor:
         """Values in SEAL's order [..., N] -> coefficients [..., N]."""
+        return self._run(y, True)
 
-        def part(piece: torch.Tensor) -> torch.Tensor:
-            x = times_(_by_rows(self._second_back, piece), self._twist_back, self.q)
-            return self._first_back(x)
-
-        return self._in_pieces(part, y)
-
-    def _in_pieces(self, f: Callable, x: torch.Tensor) -> torch.Tensor:
-        """f on a few polynomials at a time, so that what passes between its steps stays in cache."""
-        polynomials = x.reshape(-1, self.rows, self.columns)
-        out = torch.empty_like(polynomials)
-        for target, piece in zip(out.split(_PIECE), polynomials.split(_PIECE), strict=True):
-            target.copy_(f(piece.contiguous()))
-        return out.view(x.shape)
-
-
-class _Matrix:
-    """A square matrix mod q that multiplies [p, A, B] from the left, with what exactness needs computed once.
-
-    Entries are centred, |entry| <= q/2, and cut into as few digits as leave the residues whole, row sums times q being
-    at most 2^62: one for primes near 2^28 and A = 128, two for 36 bits, three for 41.
-    """
-
-    def __init__(self, entries: torch.Tensor, q: int):
-        self.q = q
-        entries = torch.where(entries > q // 2, entries - q, entries)
-        for count in range(1, 6):
-            self.width = -(-q.bit_length() // count)
-            digits = [entries >> (self.width * i) for i in range(count)]
-            digits = [d & ((1 << self.width) - 1) for d in digits[:-1]] + digits[-1:]
-            if count == 5 or max(row_sum(d) for d in digits) * q <= 2.0**62:
-                break
-        self.parts = [(digit.unsqueeze(-1).contiguous(), row_sum(digit)) for digit in reversed(digits)]
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        result = None
-        for weight, total in self.parts:
-            term = dot(weight, x, self.q, lambda w, v: torch.nn.functional.conv1d(v, w), total)
-            result = term if result is None else plus_(times_(result, (1 << self.width) % self.q, self.q), term, self.q)
-        return result
-
-
-def _by_rows(matrix: _Matrix, x: torch.Tensor) -> torch.Tensor:
-    """Each row of x [p, A, B] times the transpose of a matrix [B, B]: in tiles of 64 rows, transposed."""
-    tiles = x.view(-1, _SIDE, _SIDE).transpose(1, 2).contiguous()
-    return matrix(tiles).transpose(1, 2).reshape(x.shape)
+    def _run(self, x: torch.Tensor, backwards: bool) -> torch.Tensor:
+        out = x.clone(memory_format=torch.contiguous_format)
+        rows, t = out.view(-1, self.degree).numpy(), tables(self.degree, (self.q,))
+        kernels.over(len(rows), kernels.transformed, rows, t.roots[0], t.scales[0], t.primes[0], backwards)
+        return out
 
 
 @lru_cache(maxsize=64)
 def transform(degree: int, q: int) -> Transform:
-    """The transform of a degree (a power of two from 4096) and a prime q = 1 mod 2 degree; kept."""
+    """The transform of a degree and prime; kept."""
     return Transform(degree, q)

@@ -30,10 +30,10 @@ def taken(c: Cipher, index: torch.Tensor) -> Cipher:
     flat = index.reshape(-1)
     if flat.numel() == c.count and torch.equal(flat, torch.arange(c.count)):
         return c
-    if c.data.is_meta:
-        return replace(c, data=empty(flat.numel(), *c.data.shape[1:], True, "a selection"))
-    empty(0, *c.data.shape[1:], False, "a selection")
-    return replace(c, data=c.data.index_select(0, flat))
+    out = empty(flat.numel(), *c.data.shape[1:], c.data.is_meta, "a selection")
+    if not c.data.is_meta:
+        torch.index_select(c.data, 0, flat, out=out)
+    return replace(c, data=out)
 
 
 def spread_to(x: CKKSTensor, row_shape: tuple[int, ...]) -> Cipher:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from tenseal import sealapi
 
-from .cipher import Cipher, empty, settle
+from .cipher import Cipher, settle
 from .flood import flooded
 from .modular import plus_
 from .tensor import CKKSTensor
@@ -23,15 +23,14 @@ from .workers import spread
 def zeros(c: Cipher) -> torch.Tensor:
     """Fresh encryptions of zero by SEAL, of the level of c: int64 [n, 2, level + 1, N]."""
     keys = c.keys
-    fresh = empty(c.count, 2, len(keys.parameters.primes), keys.parameters.degree, False, "encryptions of zero")
+    shape = (c.count, 2, len(keys.parameters.primes), keys.parameters.degree)
 
     def one(_: int):
         ciphertext = sealapi.Ciphertext(keys.context.seal)
         keys.encryptor.encrypt_zero(ciphertext)
         return keys.context.read(ciphertext)[0]
 
-    spread(one, fresh)
-    return fresh[:, :, : c.level + 1]
+    return spread(one, shape, "encryptions of zero")[:, :, : c.level + 1]
 
 
 def rerandomised(y: CKKSTensor, flood_bits: int | None = None) -> CKKSTensor:

@@ -135,6 +135,34 @@ class Context:
         count = (level + 1) * self.parameters.degree
         return _words(body, len(body) - 8 * count - _HEADER.size - 8, count).reshape(level + 1, -1)
 
+    def parse_switching_keys(self, content: bytes) -> dict[int, np.ndarray]:
+        """SEAL's serialised RelinKeys or GaloisKeys -> by index the residues [primes, 2, primes + 1, N], special last.
+
+        Raises:
+            SerialisationError: another length or shape than keys of these parameters have.
+        """
+        count, degree = len(self.parameters.primes), self.parameters.degree
+        words = 2 * (count + 1) * degree
+        each = _HEADER.size + _BODY.size + _HEADER.size + 8 + 8 * words
+        body = _inflated(content, 64 + degree * 8 + degree * count * each)
+        (entries,) = struct.unpack_from("<Q", body, 32)
+        found, at = {}, 40
+        for index in range(entries):
+            if at + 8 > len(body):
+                raise SerialisationError("the bytes are too short for the keys that they state")
+            (pieces,) = struct.unpack_from("<Q", body, at)
+            at += 8
+            if pieces not in (0, count) or at + pieces * each > len(body):
+                raise SerialisationError(f"switching keys of {pieces} pieces do not belong to {self.parameters}")
+            if pieces:
+                starts = [at + i * each + each - 8 * words for i in range(pieces)]
+                rows = [np.frombuffer(body, "<i8", words, start).reshape(2, count + 1, degree) for start in starts]
+                found[index] = np.stack(rows)
+                at += pieces * each
+        if at != len(body):
+            raise SerialisationError("the length of the bytes does not fit the keys that they state")
+        return found
+
     @property
     def _largest(self) -> int:
         return 3 * len(self.parameters.primes) * self.parameters.degree * 8 + 4096

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedOpError
+from ..table import spell
 from .cipher import aligned, empty, settle
 from .packing import index_of, taken
-from .table import implements, spelled, wrap
+from .table import implements, wrap
 from .tensor import CKKSTensor
 
 _T = torch.Tensor
@@ -19,7 +20,7 @@ _T = torch.Tensor
 
 def _refuse(func: Any) -> UnsupportedOpError:
     return UnsupportedOpError(
-        f"{spelled(func)} would move samples between slots or take some away; the batch (dimension 0) stays as it is. "
+        f"{spell(func)} would move samples between slots or take some away; the batch (dimension 0) stays as it is. "
         f"Encrypt the batch that is meant, or decrypt first"
     )
 
@@ -85,7 +86,8 @@ _reshaper("flatten", torch.flatten, _T.flatten)
 _reshaper("squeeze", torch.squeeze, _T.squeeze)
 
 
-@implements("expand", _T.expand, torch.broadcast_to, _T.broadcast_to)
+@implements("expand", _T.expand)
+@implements("broadcast_to", torch.broadcast_to, _T.broadcast_to)
 def expand(x: CKKSTensor, *sizes: Any) -> CKKSTensor:
     sizes = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
     if len(sizes) != len(x.full_shape) or sizes[0] not in (-1, x.batch):
@@ -94,9 +96,10 @@ def expand(x: CKKSTensor, *sizes: Any) -> CKKSTensor:
     return wrap(x, taken(x.cipher, index), index.shape)
 
 
-@implements(
-    "contiguous", _T.contiguous, _T.detach, torch.detach, _T.clone, torch.clone, _T.to, _T.float, _T.double, _T.cpu
-)
+@implements("contiguous", _T.contiguous)
+@implements("detach", _T.detach, torch.detach)
+@implements("clone", _T.clone, torch.clone)
+@implements("to", _T.to, _T.float, _T.double, _T.cpu)
 def contiguous(x: CKKSTensor, *args: Any, **kwargs: Any) -> CKKSTensor:
     with torch._C.DisableTorchFunctionSubclass():
         dtype = (
@@ -111,7 +114,7 @@ def contiguous(x: CKKSTensor, *args: Any, **kwargs: Any) -> CKKSTensor:
 
 def _joined(tensors: Any, join: Callable, func: Any) -> CKKSTensor:
     if not all(isinstance(t, CKKSTensor) for t in tensors):
-        raise UnsupportedOpError(f"{spelled(func)} of encrypted and plain tensors; encrypt the plain ones first")
+        raise UnsupportedOpError(f"{spell(func)} of encrypted and plain tensors; encrypt the plain ones first")
     first = tensors[0]
     indices, start = [], 0
     for t in tensors:

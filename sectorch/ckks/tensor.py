@@ -18,10 +18,13 @@ from tenseal import sealapi
 from ..errors import ArgumentError, DtypeError, NonFiniteError, SecretAccessError, ShapeError, UnsupportedOpError
 from .cipher import Cipher, drop_to, empty, settle
 from .container import read_container, write_container
-from .errors import KeyMismatchError, ScaleError, SerialisationError, SlotError
+from .errors import KeyMismatchError, MissingKeyError, ScaleError, SerialisationError, SlotError
 from .flood import flooded
-from .keys import Keys, PublicKeys, SecretKey, parameters_meta
+from .keys import Keys, OwnerKeys, PublicKeys, SecretKey, keygen, parameters_meta
 from .workers import spread
+
+DEPTH = 5
+"""Levels of the keys that `encrypt(x)` makes: a small network with squares."""
 
 _dispatch: Callable | None = None
 
@@ -85,11 +88,12 @@ class CKKSTensor(torch.Tensor):
         cipher = settle(self.cipher)
         return CKKSTensor(drop_to(cipher, min(cipher.level, 1)), self.batch, self.row_shape, self.float_dtype)
 
-    def decrypt(self, secret: SecretKey, *, flood_bits: int | None = None) -> torch.Tensor:
+    def decrypt(self, secret: SecretKey | None = None, *, flood_bits: int | None = None) -> torch.Tensor:
         """The plain tensor [batch, ...], learned by the holder of the secret key.
 
         Args:
-            secret: the key of the same key set.
+            secret: the key of the same key set. May be left out where the tensor comes from `encrypt(x)` without keys,
+                in the process that called it: that made the keys and kept the secret (`tensor.keys.secret`).
             flood_bits: before the result is handed to anyone else, noise of this many bits over the ciphertext's own
                 error is added (`flood.py`); needed where decrypted results are shared (docs/ckks.md, IND-CPA-D).
 
@@ -97,7 +101,12 @@ class CKKSTensor(torch.Tensor):
 
         Raises:
             KeyMismatchError: the key of another set.
+            MissingKeyError: no key named, and none kept here.
         """
+        if secret is None:
+            secret = getattr(self.keys, "secret", None)
+            if secret is None:
+                raise MissingKeyError("decrypt() needs the secret key, which is not here: decrypt(keys.secret)")
         if not isinstance(secret, SecretKey):
             raise ArgumentError(f"decrypt() takes keys.secret, got {type(secret).__name__}")
         if secret.identity != self.keys.identity or secret.parameters != self.keys.parameters:
@@ -187,12 +196,16 @@ def _unpacked(content: bytes, shape: torch.Size, q: int) -> torch.Tensor:
     return torch.from_numpy(words.astype(np.int64)).view(shape)
 
 
-def encrypt(x: torch.Tensor, keys: PublicKeys | Keys) -> CKKSTensor:
+def encrypt(x: torch.Tensor, keys: PublicKeys | Keys | None = None, *, depth: int = DEPTH) -> CKKSTensor:
     """Encrypt [batch, ...] with the batch in the slots: one ciphertext for each element of a row.
 
     Args:
         x: floating point, finite, the batch at most the number of slots.
         keys: `keys.public`; or the whole `keys`, whose holder encrypts with the secret key, which is twice as fast.
+            Without, fresh keys of this depth are made and kept with the tensor in this process: `e.decrypt()` and
+            `f(e).decrypt()` work here, files and messages carry no secret, and `encrypt(y, e.keys)` makes others that
+            can meet e.
+        depth: multiplications in sequence that fresh keys allow.
 
     Error: below 8 sqrt(N (1 + 2N/3) / 12 + 16 N) / scale in every slot (8 sigma; the rounding of SEAL's last step and
     an error of standard deviation 3.2). Whoever holds no secret key learns the shape.
@@ -201,12 +214,14 @@ def encrypt(x: torch.Tensor, keys: PublicKeys | Keys) -> CKKSTensor:
         SlotError, DtypeError, NonFiniteError, ScaleError, MemoryBudgetError: before anything is encrypted.
     """
     public = keys.public if isinstance(keys, Keys) else keys
-    if not isinstance(public, PublicKeys):
+    if not isinstance(public, PublicKeys | None):
         raise ArgumentError(f"encrypt() takes keys.public (or keys), got {type(keys).__name__}")
     if isinstance(x, CKKSTensor) or not isinstance(x, torch.Tensor) or not x.dtype.is_floating_point:
         raise DtypeError(f"encrypt() takes a floating-point tensor, got {getattr(x, 'dtype', type(x).__name__)}")
     if x.dim() < 1 or x.shape[0] < 1:
         raise ShapeError("encrypt() takes a tensor whose first dimension is the batch, of at least one sample")
+    if public is None:
+        public = OwnerKeys(keygen(depth, slots=x.shape[0]))
     p = public.parameters
     if x.shape[0] > p.slots:
         raise SlotError(
@@ -214,8 +229,10 @@ def encrypt(x: torch.Tensor, keys: PublicKeys | Keys) -> CKKSTensor:
         )
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     rows = x.detach().to(torch.float64).reshape(x.shape[0], -1)
-    out = empty(rows.shape[1], 2, p.depth + 1, p.degree, x.is_meta, "encrypting")
-    if not x.is_meta:
+    shape = (rows.shape[1], 2, p.depth + 1, p.degree)
+    if x.is_meta:
+        out = empty(*shape, True, "encrypting")
+    else:
         if not bool(torch.isfinite(rows).all()):
             raise NonFiniteError("the input holds NaN or infinity")
         if rows.numel() and float(rows.abs().max()) >= p.primes[0] / p.scales[0] / 2:
@@ -223,13 +240,15 @@ def encrypt(x: torch.Tensor, keys: PublicKeys | Keys) -> CKKSTensor:
                 f"the input reaches 2^{math.log2(p.primes[0] / p.scales[0]) - 1:.0f}, the end of what the last level "
                 f"holds; scale it down, or keygen(..., integer_bits=)"
             )
-        _encrypt_rows(rows, public, keys.secret if isinstance(keys, Keys) else None, out)
+        out = _encrypt_rows(rows, public, getattr(keys or public, "secret", None), shape)
     return CKKSTensor(Cipher(out, public), x.shape[0], tuple(x.shape[1:]), dtype)
 
 
-def _encrypt_rows(rows: torch.Tensor, public: PublicKeys, secret: SecretKey | None, out: torch.Tensor) -> None:
+def _encrypt_rows(
+    rows: torch.Tensor, public: PublicKeys, secret: SecretKey | None, shape: tuple[int, ...]
+) -> torch.Tensor:
     context, p = public.context, public.parameters
-    columns, scale = rows.t().contiguous(), p.scales[p.depth]
+    columns, scale = rows.t().contiguous().numpy(), p.scales[p.depth]
 
     def one(i: int) -> np.ndarray:
         plain, ciphertext = context.encode(columns[i].tolist(), p.depth, scale), sealapi.Ciphertext(context.seal)
@@ -239,4 +258,4 @@ def _encrypt_rows(rows: torch.Tensor, public: PublicKeys, secret: SecretKey | No
             secret.encryptor.encrypt_symmetric(plain, ciphertext)
         return context.read(ciphertext)[0]
 
-    spread(one, out)
+    return spread(one, shape, "encrypting")

@@ -2,23 +2,26 @@
 
 A constant weight w at scale s is the integer round(w s), the same in every slot, so that the ciphertexts of a layer's
 outputs are integer combinations of those of its inputs: residue by residue, the matrix product of the integer weights
-with the residues mod q. It is done 64 slots at a time, where `products.py` is fastest, and reduced once. TenSEAL does
-the same with one SEAL product for each pair of an input and an output (`ckks_tensor.mm`, the reference in tests).
+with the residues mod q, reduced once (`sums.summed`). TenSEAL does the same with one SEAL product for each pair of
+an input and an output (`ckks_tensor.mm`, the reference in tests).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
-from .cipher import Cipher, _need_level, empty, settle, weight_scale
+from . import kernels, sums
+from .cipher import Cipher, _need_level, empty, integer_constants, settle, weight_scale, words
 from .errors import ScaleError
-from .modular import dot, row_sum
+from .modular import MAX_PRIME_BITS, row_sum
 
-_TILE = 64
-_CHUNK = 1 << 18  # gathered words at a time: 2 MiB, the second-level cache
+_STEP = 4  # outputs and terms that a compiled loop takes at a time
+_CACHE = 1 << 16  # words of input that a loop holds: half a MiB, in the second-level cache
 
 
 def encode_weights(weights: torch.Tensor, c: Cipher) -> torch.Tensor:
@@ -38,9 +41,13 @@ def encode_weights(weights: torch.Tensor, c: Cipher) -> torch.Tensor:
 
 
 def weighted(
-    c: Cipher, weights: torch.Tensor, gather: torch.Tensor | None = None, what: str = "a linear layer"
+    c: Cipher,
+    weights: torch.Tensor,
+    gather: torch.Tensor | None = None,
+    what: str = "a linear layer",
+    bias: Sequence[float] | None = None,
 ) -> Cipher:
-    """Output (o, p) = sum_k weights[o, k] * ciphertext gather[p, k]; one level, its rescale left pending.
+    """Output (o, p) = sum_k weights[o, k] * ciphertext gather[p, k] + bias[o]; one level, its rescale left pending.
 
     Args:
         weights: floating point [out, K].
@@ -55,51 +62,62 @@ def weighted(
         LevelError, ScaleError, MemoryBudgetError: before anything is computed.
     """
     _need_level(c, what)
-    if c.pending and weights.shape[0] * (1 if gather is None else gather.shape[0]) > c.count:
-        c = settle(c)  # the smaller side of the layer is the one to rescale
-    n, size, primes, degree = c.data.shape
     positions = 1 if gather is None else gather.shape[0]
-    rows = weights.shape[0]
-    out = empty(rows * positions, size, primes, degree, c.data.is_meta, what)
+    if c.pending and weights.shape[0] * positions > c.count:
+        c = settle(c)  # the smaller side of the layer is the one to rescale
+    integers = None if c.data.is_meta else encode_weights(weights, c)
+    out = empty(weights.shape[0] * positions, *c.data.shape[1:], c.data.is_meta, what)
     result = replace(c, data=out, pending=c.pending + 1, factor=1.0)
-    if c.data.is_meta:
-        return result
-    integers = encode_weights(weights, c)
-    whole = gather is None or (positions == 1 and torch.equal(gather[0], torch.arange(n)))
-    _products(c.data, integers, None if whole else gather, c.primes, out.view(rows, positions, size, primes, degree))
+    if integers is not None:
+        constants = None if bias is None else integer_constants(result, bias)
+        _sum_into(out, c, torch.arange(c.count).view(1, -1) if gather is None else gather, integers, constants)
     return result
-
-
-def _products(
-    data: torch.Tensor, integers: torch.Tensor, gather: torch.Tensor | None, primes, out: torch.Tensor
-) -> None:
-    n, size, _, degree = data.shape
-    rows, width = integers.shape
-    positions = out.shape[1]
-    kernel, total = integers.unsqueeze(-1).contiguous(), row_sum(integers)
-    padded = gather is not None and bool((gather < 0).any())
-    index = None if gather is None else torch.where(gather < 0, n, gather).reshape(-1)
-    span = max(1, _CHUNK // (_TILE * positions * width))
-    for k in range(size):
-        for j, q in enumerate(primes):
-            source = data[:, k, j].unflatten(1, (degree // _TILE, _TILE)).transpose(0, 1)
-            target = out[:, :, k, j].unflatten(2, (degree // _TILE, _TILE)).permute(2, 1, 0, 3)
-            for start in range(0, degree // _TILE, span):
-                tiles = source[start : start + span]
-                if padded:
-                    tiles = torch.nn.functional.pad(tiles, (0, 0, 0, 1))
-                tiles = tiles.contiguous() if index is None else tiles.index_select(1, index).view(-1, width, _TILE)
-                product = dot(kernel, tiles, q, lambda w, v: torch.nn.functional.conv1d(v, w), total)
-                target[start : start + span] = product.view(-1, positions, rows, _TILE)
 
 
 def summed(c: Cipher, gather: torch.Tensor) -> Cipher:
     """Output p = sum_k ciphertext gather[p, k], -1 for a zero. No level; the errors add up."""
-    _, size, primes, degree = c.data.shape
-    out = empty(gather.shape[0], size, primes, degree, c.data.is_meta, "a sum")
+    out = empty(gather.shape[0], *c.data.shape[1:], c.data.is_meta, "a sum")
     if not c.data.is_meta:
-        moduli = torch.tensor(c.primes).view(-1, 1)
-        for p, members in enumerate(gather.tolist()):
-            total = c.data[[m for m in members if m >= 0]].sum(dim=0)  # below 2^50 * count, far from 2^63
-            out[p] = total.remainder_(moduli)
+        _sum_into(out, c, gather, torch.ones(1, gather.shape[1], dtype=torch.int64), None)
     return replace(c, data=out)
+
+
+def _sum_into(
+    out: torch.Tensor, c: Cipher, gather: torch.Tensor, integers: torch.Tensor, constants: list[int] | None
+) -> None:
+    n, size, _, degree = c.data.shape
+    span = max(64, min(512, 1 << (_CACHE // (n + 1)).bit_length() - 1))
+    source, target, rows = words(c.data), out.numpy(), integers.shape[0]
+    # What the loops take four at a time is filled up with zeros, which lie at place n.
+    index = np.pad(np.where(gather < 0, n, gather), ((0, 0), (0, -gather.shape[1] % _STEP)), constant_values=n)
+    offsets = np.zeros((size, rows), np.int64)
+    for j, q in enumerate(c.primes):
+        digits, carry = _digits(integers, q)
+        for k in range(size):
+            if k == 0 and constants is not None:
+                offsets[0] = [v % q for v in constants]
+            arguments = (source, k, j, index, digits, float(carry), float(q), offsets[k], target, span)
+            kernels.over(degree // span, sums.summed, *arguments)
+
+
+def _digits(integers: torch.Tensor, q: int) -> tuple[np.ndarray, int]:
+    """Integers [rows, K] as digits [D, rows, K], the highest first, and their base mod q.
+
+    As few as keep every sum of digits times residues mod q, with what is carried into it and added to it, below 2^62:
+    one for 28-bit primes and rows that sum to less than 2^34.
+    """
+    bits = int(integers.abs().max()).bit_length() + 1 if integers.numel() else 1
+    for count in range(1, bits + 1):
+        width, parts, rest = -(-bits // count), [], integers
+        for _ in range(count - 1):
+            low = ((rest + (1 << (width - 1))) & ((1 << width) - 1)) - (1 << (width - 1))  # nearest to zero
+            parts.append(low)
+            rest = (rest - low) >> width
+        parts.append(rest)
+        if max(row_sum(p) for p in parts) * q + 2.0 ** (MAX_PRIME_BITS + 1) <= 2.0**62:
+            break
+    else:
+        raise ScaleError("a layer has too many terms for exact sums; cut it")
+    digits = np.stack([p.numpy() for p in reversed(parts)])
+    fill = [(0, 0), *((0, -length % _STEP) for length in digits.shape[1:])]
+    return np.pad(digits, fill), pow(2, width, q)

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from ..choreography import Net, protocol
-from .compare import drelu
 from .mask import open_masked
 from .multiply import multiply_masked
-from .select import bit_to_ring
 from .shares import Shares, each
+from .sign import at_least
 
 
 @dataclass(frozen=True)
@@ -30,18 +29,18 @@ class Normal:
 
 
 @protocol("normalise", "docs/protocols.md")
-def normalise(net: Net, x: Shares, low: int, high: int) -> Normal:
+def normalise(net: Net, x: Shares, low: int, high: int, fss: bool = False) -> Normal:
     """The mantissa and the exponent of x, for ring values 2^low <= x < 2^high.
 
     Below the range the mantissa is 1/2 and the exponent low + 1; above it the mantissa is 1 - 2^-high and the exponent
     high: a saturation. 0 <= low < high <= 62.
 
     Rounds: 1 + 5 (comparison) + 1 (bits) + 1 (product). Per element: 32 bytes online and 26.5 dealt, and 14
-    and 12.375 for each of the high - low + 1 thresholds.
+    and 12.375 for each of the high - low + 1 thresholds. With `fss` the comparison and its bits take no round.
     """
     thresholds = tuple(1 << k for k in range(low, high + 1))
     masked = open_masked(net, x)
-    bits = bit_to_ring(net, drelu(net, masked, thresholds=thresholds), x.shape, len(thresholds))
+    bits = at_least(net, masked, thresholds, fss)
 
     # The factor 2^(high - e) is 2^(high-low-1) from the first threshold on, is halved by each further one, and is 0
     # outside the range, where a constant mantissa takes its place.

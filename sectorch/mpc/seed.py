@@ -1,20 +1,51 @@
 """Pi_Seed: pair keys without a direct channel between the clients. PrivHFL, Figure 18.
 
-Q and A exchange X25519 public keys through S; S draws the keys that it shares with each of them. Two messages each way,
-one dependent round more than a direct exchange. S sees both public keys and learns nothing about the pair secret of Q
-and A (computational Diffie-Hellman). The keys that S hands out travel inside the secured channel (TLS) to their owner.
+Q and A exchange X25519 public keys through S; S draws the keys that it shares with each of them. S sees both public
+keys and learns nothing about the pair secret of Q and A (computational Diffie-Hellman). The keys that S hands out
+travel inside the secured channel (TLS) to their owner.
+
+The figure trusts S to relay what it was given. Here each client signs both fresh public keys with its long-term Ed25519
+key (as SIGMA and the station-to-station protocol do), together with the session, its role and both names, and the other
+client checks the signature before it derives anything. An S that puts keys of its own in between is noticed by whoever
+knows the other's identity key; `Identities.trust` is asked whether it is the right one.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from ..choreography import Message, Net, protocol
+from ..errors import KeyAgreementError
 from ..randomness import SECRET_BYTES, agree, keypair, random_secret
+
+KEY_BYTES, SIGNATURE_BYTES = 32, 64
+_CONTEXT = b"sectorch v1 seed signature"
+
+
+@dataclass
+class Identities:
+    """Who Q and A are to each other: their names, the long-term key of whoever is here, and a check of the other's.
+
+    As it stands it is for a process that holds all parties: fresh keys, and nobody to mistake.
+    """
+
+    names: dict[str, str] = field(default_factory=lambda: {"Q": "Q", "A": "A"})
+    key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate, repr=False)
+
+    def trust(self, name: str, public: bytes) -> None:
+        """Raise IdentityError unless `public` is the long-term key of `name`. Its signature has been checked."""
 
 
 def _tensor(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.tolist())
 
 
 def _keypair():
@@ -22,38 +53,89 @@ def _keypair():
     return private, _tensor(public)
 
 
+def _statement(session: bytes, role: str, names: dict[str, str], public_q: bytes, public_a: bytes) -> bytes:
+    """What a client signs; every part has a fixed length or carries its own."""
+    parts = (_CONTEXT, session, role.encode(), names["Q"].encode(), names["A"].encode(), public_q, public_a)
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
 @protocol(
     "seed",
-    "PrivHFL, Figure 18",
+    "PrivHFL, Figure 18; signed as in SIGMA (Krawczyk 2003)",
     [
         Message("public_Q", "Q", "S", "a public key", "Q's public key"),
         Message("public_Q_relayed", "S", "A", "a public key", "Q's public key"),
-        Message("public_A", "A", "S", "a public key", "A's public key"),
-        Message("public_A_relayed", "S", "Q", "a public key", "A's public key"),
+        Message("signed_A", "A", "S", "a public key", "A's public keys and signature"),
+        Message("signed_A_relayed", "S", "Q", "a public key", "A's public keys and signature"),
+        Message("signed_Q", "Q", "S", "a public key", "Q's long-term public key and signature"),
+        Message("signed_Q_relayed", "S", "A", "a public key", "Q's long-term public key and signature"),
         Message("key_SA", "S", "A", "the secured channel", "the pair key that it shares with S"),
         Message("key_SQ", "S", "Q", "the secured channel", "the pair key that it shares with S"),
     ],
 )
-def seed(net: Net, *, first: bool = True) -> None:
+def seed(net: Net, *, first: bool = True, identities: Identities | None = None) -> None:
     """Install the three pair keys of Q, A and S.
 
     Args:
         first: whether k_SQ has still to be made; a second answering party of the session shares it.
+        identities: of Q and A; fresh ones, which prove nothing, unless given.
+
+    Rounds 6, bytes 2 * (32 + 128 + 96) through S, and 32 for each key that S hands out.
+
+    Raises:
+        KeyAgreementError: a signature that is not right, at whoever checks it. IdentityError: not the expected party.
+        No key of the pair Q-A is installed at that party.
     """
     Q, A, S = net.Q, net.A, net.S
-    session = net.runtime.session
+    session, who = net.runtime.session, identities or Identities()
+
+    def signed(role: str, public_q, public_a):
+        statement = _statement(session, role, who.names, _bytes(public_q), _bytes(public_a))
+        return who.key.public_key().public_bytes_raw() + who.key.sign(statement)
+
+    def check(role: str, proof: bytes, public_q, public_a) -> None:
+        public, signature = proof[:KEY_BYTES], proof[KEY_BYTES:]
+        statement = _statement(session, role, who.names, _bytes(public_q), _bytes(public_a))
+        try:
+            Ed25519PublicKey.from_public_bytes(public).verify(signature, statement)
+        except (InvalidSignature, ValueError):
+            raise KeyAgreementError(
+                f"the key that came for '{who.names[role]}' is not signed by it for this session: the server, or "
+                f"somebody in its place, has put a key of its own in between. Nothing was sent; ask the operator"
+            ) from None
+        who.trust(who.names[role], public)
+
+    def answered(public_q, public_a):
+        if public_q.is_meta:
+            return torch.empty(2 * KEY_BYTES + SIGNATURE_BYTES, dtype=torch.uint8, device="meta")
+        return torch.cat([public_a, _tensor(signed("A", public_q, public_a))])
+
+    def confirmed(public_q, answer):
+        if answer.is_meta:
+            return torch.empty(KEY_BYTES + SIGNATURE_BYTES, dtype=torch.uint8, device="meta")
+        public_a, proof = answer[:KEY_BYTES], _bytes(answer[KEY_BYTES:])
+        check("A", proof, public_q, public_a)
+        return _tensor(signed("Q", public_q, public_a))
 
     def agreed(private, own, peer):
         if peer.is_meta:
             return torch.empty(SECRET_BYTES, dtype=torch.uint8, device="meta")
-        return _tensor(agree(private, bytes(own.tolist()), bytes(peer.tolist()), session))
+        return _tensor(agree(private, _bytes(own), _bytes(peer), session))
+
+    def agreed_with_Q(private, own, peer, confirmation):
+        if not peer.is_meta:
+            check("Q", _bytes(confirmation), peer, own)
+        return agreed(private, own, peer)
 
     secret_q, public_q = net.locally(Q, _keypair)
     secret_a, public_a = net.locally(A, _keypair)
-    public_q = net.send(net.send(public_q, Q, S, "public_Q"), S, A, "public_Q_relayed")
-    public_a = net.send(net.send(public_a, A, S, "public_A"), S, Q, "public_A_relayed")
-    net.install(Q, A, net.locally(Q, agreed, secret_q, public_q, public_a))
-    net.install(Q, A, net.locally(A, agreed, secret_a, public_a, public_q))
+    at_a = net.send(net.send(public_q, Q, S, "public_Q"), S, A, "public_Q_relayed")
+    answer = net.locally(A, answered, at_a, public_a)
+    answer = net.send(net.send(answer, A, S, "signed_A"), S, Q, "signed_A_relayed")
+    confirmation = net.locally(Q, confirmed, public_q, answer)
+    confirmation = net.send(net.send(confirmation, Q, S, "signed_Q"), S, A, "signed_Q_relayed")
+    net.install(Q, A, net.locally(Q, lambda s, own, got: agreed(s, own, got[:KEY_BYTES]), secret_q, public_q, answer))
+    net.install(Q, A, net.locally(A, agreed_with_Q, secret_a, public_a, at_a, confirmation))
 
     key_sa = net.send(net.locally(S, lambda: _tensor(random_secret())), S, A, "key_SA")
     net.install(S, A, key_sa)

@@ -1,8 +1,12 @@
-"""Three processes: the server, answering and querying parties, over gRPC with mutual TLS. Only the server listens."""
+"""The server, answering and querying parties as processes, over gRPC with mutual TLS. Only the server listens."""
 
+from .answer import Answering as Answering
 from .answer import answer as answer
 from .certificates import Credentials as Credentials
 from .client import Connection as Connection
-from .client import RemoteModel as RemoteModel
 from .client import connect as connect
+from .group import RemoteGroup as RemoteGroup
+from .identity import Pins as Pins
+from .query import RemoteModel as RemoteModel
 from .server import Server as Server
+from .store import Store as Store

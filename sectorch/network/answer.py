@@ -2,38 +2,84 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 
 import torch
 from torch import nn
 
-from ..errors import NetworkError
+from ..errors import MaterialError, NetworkError, PeerLostError
 from ..nn.program import describe, load_program
+from ..runtime.frames import raw
 from ..session import A, S
 from .certificates import Credentials
+from .channel import Channel, again
 from .client import Connection
-from .link import Channel
-from .session import PartySession, reason, scheme_of
+from .identity import PinnedIdentities, Pins
+from .session import Part, PartySession, join, reason, scheme_of, session_of
+from .store import Store, fingerprint
 
 log = logging.getLogger("sectorch.answer")
+SESSIONS = 128
 
 
 class Answering:
-    """A running answering party; `close` ends it."""
+    """A running answering party; `close` ends it.
 
-    def __init__(self, address: str, credentials: Credentials, description: dict, weights: dict[str, torch.Tensor]):
+    Args:
+        pins: the clients that are known; the file in the user's settings, trust on first use, unless given.
+        store: where prepared material is kept; a temporary one unless given.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials,
+        description: dict,
+        weights: dict[str, torch.Tensor],
+        pins: Pins | None = None,
+        store: Store | None = None,
+        patience: float | None = None,
+    ):
         load_program(description, weights)
+        self._address, self._credentials, self._patience = address, credentials, patience
         self._description, self._weights = description, weights
-        self.connection = Connection(address, credentials, on_serve=self._serve)
+        self._pins = pins or Pins()
+        self.store = store or Store()
+        self._edition = self.store.edition(_digest(weights))
+        self._fingerprint = fingerprint(description)
+        self._threads: list[threading.Thread] = []
+        self.connection = self._connect()
         self.answered = 0
+
+    def _connect(self) -> Connection:
+        return Connection(
+            self._address, self._credentials, on_serve=self._serve, silence=self._patience, pins=self._pins
+        )
 
     def register(self, name: str) -> None:
         """Be known to the server under `name`, which the certificate must carry."""
-        self.connection.ask({"do": "register", "name": name, "description": self._description})
+        request = {"do": "register", "name": name, "description": self._description, "edition": self._edition}
+        there = set(self.connection.ask(request)["sessions"])
+        for shelf in self.store.shelves():
+            if shelf.session.hex() not in there or shelf.binding.get("edition") != self._edition:
+                shelf.drop()
+
+    def reconnect(self, name: str) -> None:
+        """Once the connection has ended: dial and register again.
+
+        Raises:
+            PeerLostError: the server is not there yet.
+        """
+        self.connection.close()
+        self.connection = self._connect()
+        self.register(name)
 
     def close(self) -> None:
         self.connection.close()
+        join(self._threads)
+        self.store.close()
 
     def wait(self) -> None:
         """Until the connection ends.
@@ -41,37 +87,82 @@ class Answering:
         Raises:
             PeerLostError: the server is gone.
         """
-        ended = threading.Event()
-        while self.connection.link.closed is None:
-            ended.wait(0.2)
-        raise self.connection.link.closed
+        self.connection.ended.wait()
+        raise again(self.connection.link.closed or PeerLostError("the connection ended"))
 
     def _serve(self, request: dict) -> None:
         """Open this party's end at once, so that no frame is missed, and run the session beside."""
-        session = bytes.fromhex(str(request.get("session")))
-        channel = self.connection.link.open(session)
-        threading.Thread(target=self._session, args=(session, channel, request), daemon=True).start()
+        channel = self.connection.link.open(session_of(request))
+        if self.connection.link.sessions > SESSIONS:
+            channel.abort("BusyError: this answering party has as many sessions as it takes on; ask again later")
+            channel.close()
+            return
+        thread = threading.Thread(target=self._session, args=(channel, request), daemon=True, name="answering")
+        self._threads = [t for t in self._threads if t.is_alive()] + [thread]
+        thread.start()
 
-    def _session(self, session: bytes, channel: Channel, request: dict) -> None:
+    def _session(self, channel: Channel, request: dict) -> None:
+        said, session, party = "that session is over", channel.session, None
         try:
-            party = PartySession(A, session, {S: channel}, self._description, scheme_of(request), self._weights)
-            while True:
-                asked = channel.request()
-                if asked.get("do") == "close":
-                    break
-                party.follow(asked)
-                self.answered += asked.get("do") == "predict"
+            if request.get("resume") is not None:
+                session = session_of({"session": request["resume"]})
+            party = self._party(session, channel, request)
+            while (asked := channel.request()).get("do") != "close":
+                stored = party.follow(asked)
+                if stored is not None:
+                    channel.tell(stored)
+                self.answered += asked.get("do") in ("predict", "aggregate")
         except Exception as error:
-            log.info("session for %s ended: %s", request.get("for"), reason(error))
+            said = reason(error)
+            log.info("session for %s ended: %s", request.get("for"), said)
             if not isinstance(error, NetworkError):
                 log.debug("in detail", exc_info=error)
-            channel.abort(reason(error))
         finally:
             channel.close()
+            channel.abort(said)
+            if party is not None:
+                party.close()
+            if not request.get("lasting"):
+                self.store.forget(session)
+
+    def _party(self, session: bytes, channel: Channel, request: dict) -> PartySession:
+        client, scheme = str(request.get("for")), scheme_of(request)
+        place, of, resume = request.get("place", 0), request.get("of", 1), request.get("resume")
+        if type(place) is not int or type(of) is not int or not 0 <= place < of:
+            raise MaterialError("a place among the answering parties that does not exist")
+        binding = {
+            "client": client, "fingerprint": self._fingerprint, "edition": self._edition, "scheme": repr(scheme),
+        }  # fmt: skip
+        if resume is not None:
+            self.store.shelf(session, None)
+            self.store.shelf(session, binding).keep(request.get("calls"))
+            channel.tell({"do": "ready"})
+        names = {"Q": client, "A": self.connection.name}
+        identities = PinnedIdentities(names, self.connection.identity, self._pins)
+        return PartySession(
+            A, session, {S: channel}, [Part(self._description, identities, self._weights)], scheme,
+            lambda: self.store.shelf(session, binding), place=place, of=of, fresh=resume is None,
+        )  # fmt: skip
+
+
+def _digest(weights: dict[str, torch.Tensor]) -> bytes:
+    digest = hashlib.sha256()
+    for name, value in sorted(weights.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+        digest.update(raw(value))
+    return digest.digest()
 
 
 def answer(
-    address: str, credentials: Credentials, model: nn.Module, x: torch.Tensor, name: str | None = None
+    address: str,
+    credentials: Credentials,
+    model: nn.Module,
+    x: torch.Tensor,
+    name: str | None = None,
+    *,
+    pins: Pins | None = None,
+    store: Store | None = None,
+    patience: float | None = None,
 ) -> Answering:
     """Answer queries with `model`.
 
@@ -79,12 +170,14 @@ def answer(
         model: in evaluation mode.
         x: an example batch of at least two rows, for torch.export.
         name: the certificate's common name, which is the default.
+        pins, store: see `Answering`.
+        patience: seconds without a word after which a party counts as hanging; 60 unless named.
 
     Raises:
         ProgramError: the model cannot be described. IdentityError: the name or the certificate is refused.
     """
     description, weights = describe(model, x)
-    running = Answering(address, credentials, description, weights)
+    running = Answering(address, credentials, description, weights, pins, store, patience)
     try:
         running.register(name or credentials.name)
     except BaseException:

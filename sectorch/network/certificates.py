@@ -18,15 +18,20 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..errors import ArgumentError, IdentityError
+from .identity import new_identity
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """PEM bytes: this party's certificate and key, and the CA that the other side's certificate must come from."""
+    """PEM bytes: this party's certificate and key, and the CA that the other side's certificate must come from.
+
+    A client also has a long-term identity key, by which other clients know it; see `sectorch.network.identity`.
+    """
 
     certificate: bytes
     key: bytes
     authority: bytes
+    identity: bytes | None = None
 
     def __repr__(self) -> str:
         return f"Credentials({self.name})"
@@ -41,16 +46,26 @@ class Credentials:
         return common_name(certificate)
 
     @classmethod
-    def read(cls, certificate: str | Path, key: str | Path, authority: str | Path) -> Credentials:
-        """From three files.
+    def read(
+        cls, certificate: str | Path, key: str | Path, authority: str | Path, identity: str | Path | None = None
+    ) -> Credentials:
+        """From files.
+
+        Args:
+            identity: a client's identity key; NAME-identity.pem beside NAME.pem, if it is there, unless named.
 
         Raises:
             ArgumentError: a file is not there (says which).
         """
+        certificate = Path(certificate)
+        beside = certificate.with_name(f"{certificate.stem}-identity.pem")
+        if identity is None and beside.exists():
+            identity = beside
+        named = {"certificate": certificate, "key": key, "CA certificate": authority, "identity key": identity}
         contents = []
-        for what, path in (("certificate", certificate), ("key", key), ("CA certificate", authority)):
+        for what, path in named.items():
             try:
-                contents.append(Path(path).read_bytes())
+                contents.append(None if path is None else Path(path).read_bytes())
             except OSError as error:
                 raise ArgumentError(f"cannot read the {what} {path}: {error.strerror}") from None
         return cls(*contents)
@@ -94,7 +109,7 @@ def make_authority(folder: str | Path, days: int = 365) -> Path:
         .sign(key, SHA256())
     )
     (folder / "ca.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
-    _write_secret(folder / "ca-key.pem", _private_pem(key))
+    write_secret(folder / "ca-key.pem", _private_pem(key))
     return folder / "ca.pem"
 
 
@@ -103,7 +118,8 @@ def issue(
 ) -> Credentials:
     """A certificate of the CA in `folder` for a client's name, or for a server and its host names.
 
-    Writes NAME.pem and NAME-key.pem beside the CA.
+    Writes NAME.pem and NAME-key.pem beside the CA, and for a client NAME-identity.pem unless it is there: a client
+    keeps its identity when its certificate is renewed.
     """
     folder = Path(folder)
     try:
@@ -131,8 +147,14 @@ def issue(
     certificate = builder.sign(authority_key, SHA256())
     pem = certificate.public_bytes(Encoding.PEM)
     (folder / f"{name}.pem").write_bytes(pem)
-    _write_secret(folder / f"{name}-key.pem", _private_pem(key))
-    return Credentials(pem, _private_pem(key), authority.public_bytes(Encoding.PEM))
+    write_secret(folder / f"{name}-key.pem", _private_pem(key))
+    identity = None
+    if not server:
+        path = folder / f"{name}-identity.pem"
+        if not path.exists():
+            write_secret(path, new_identity())
+        identity = path.read_bytes()
+    return Credentials(pem, _private_pem(key), authority.public_bytes(Encoding.PEM), identity)
 
 
 def _host(host: str) -> x509.GeneralName:
@@ -142,6 +164,8 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _write_secret(path: Path, data: bytes) -> None:
+def write_secret(path: Path, data: bytes) -> None:
+    """Write a file that only this user may read."""
     path.touch(mode=0o600)
+    path.chmod(0o600)
     path.write_bytes(data)

@@ -1,84 +1,26 @@
-"""One connection between a client and the server: frames in both directions, sorted into the inboxes of sessions.
+"""One connection between a client and the server: frames in both directions, sorted into the channels of sessions.
 
-A link knows nothing of gRPC: the transport feeds it what came (`pump`) and takes what goes (`outgoing`). A full inbox
-holds the pump back, a full outbox the sender: memory is bounded on both sides.
+A link knows nothing of gRPC: the transport feeds it what came (`pump`) and takes what goes (`outgoing`). What is queued
+is bounded on both sides without ever holding up the connection: in each direction of a session, a message is begun only
+while the receiver has not used less than a window's bytes of earlier ones; it says what it used with credits.
 """
 
 from __future__ import annotations
 
 import json
-import queue
 import threading
-import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
-from ..errors import AbortedError, FrameError, NetworkError, PeerLostError
+from ..errors import FrameError, PeerLostError, SectorchError
 from ..runtime.frames import Frame, Kind, pack, unpack
+from .channel import Channel, again
 
-INBOX_BYTES = 256 << 20
-OUTBOX_FRAMES = 128
-PATIENCE = 60.0
-"""Seconds without a frame after which a party counts as hanging."""
-
-
-class Inbox:
-    """The frames of one session, in order, from one peer."""
-
-    def __init__(self, peer: str):
-        self._peer = peer
-        self._frames: deque[Frame] = deque()
-        self._requests: deque[dict] = deque()
-        self._held = 0
-        self._failure: NetworkError | None = None
-        self._changed = threading.Condition()
-
-    def put(self, frame: Frame) -> None:
-        with self._changed:
-            while self._held > INBOX_BYTES and self._failure is None:
-                self._changed.wait(1.0)
-            self._frames.append(frame)
-            self._held += len(frame.payload)
-            self._changed.notify_all()
-
-    def put_request(self, request: dict) -> None:
-        with self._changed:
-            self._requests.append(request)
-            self._changed.notify_all()
-
-    def fail(self, failure: NetworkError) -> None:
-        with self._changed:
-            self._failure = self._failure or failure
-            self._changed.notify_all()
-
-    def receive(self) -> Frame:
-        """The next frame.
-
-        Raises:
-            PeerLostError, AbortedError: none will come.
-        """
-        frame = self._take(self._frames, PATIENCE)
-        with self._changed:
-            self._held -= len(frame.payload)
-            self._changed.notify_all()
-        return frame
-
-    def request(self, patience: float | None = None) -> dict:
-        """The next request of this session; without `patience` it may be long in coming."""
-        return self._take(self._requests, patience)
-
-    def _take(self, from_: deque, patience: float | None) -> Any:
-        end = None if patience is None else time.monotonic() + patience
-        with self._changed:
-            while not from_:
-                if self._failure is not None:
-                    raise type(self._failure)(str(self._failure))
-                left = None if end is None else end - time.monotonic()
-                if left is not None and left <= 0:
-                    raise PeerLostError(f"{self._peer} has sent nothing for {patience:.0f} s; it may hang")
-                self._changed.wait(min(left, 1.0) if left is not None else 1.0)
-            return from_.popleft()
+OUTBOX_BYTES = 16 << 20
+TOGETHER_BYTES = 256 << 10
+"""Small frames that wait for the connection go as one message of up to this size."""
+STUCK = 20.0
+"""Seconds after which a connection that takes nothing more counts as lost."""
 
 
 class Link:
@@ -88,126 +30,145 @@ class Link:
         on_request: called with requests that belong to no session.
     """
 
-    def __init__(self, peer: str, on_request: Callable[[Link, dict], None]):
+    def __init__(self, peer: str, on_request: Callable[[Link, dict], None], patience: float | None = None):
         self.peer = peer
         self._on_request = on_request
-        self._outbox: queue.Queue[bytes | None] = queue.Queue(OUTBOX_FRAMES)
-        self._inboxes: dict[bytes, Inbox] = {}
-        self._lock = threading.Lock()
-        self.closed: NetworkError | None = None
+        self._patience = patience
+        self._outbox: deque[bytes] = deque()
+        self._waiting = 0
+        self._changed = threading.Condition()
+        self._channels: dict[bytes, Channel] = {}
+        self._refused: OrderedDict[bytes, None] = OrderedDict()
+        self.closed: SectorchError | None = None
 
     def open(self, session: bytes) -> Channel:
-        """This end of a session."""
-        with self._lock:
+        """This end of a session.
+
+        Raises:
+            FrameError: it is open already.
+        """
+        with self._changed:
             if self.closed is not None:
-                raise type(self.closed)(str(self.closed))
-            if session in self._inboxes:
+                raise again(self.closed)
+            if session in self._channels:
                 raise FrameError("that session is open already")
-            inbox = self._inboxes[session] = Inbox(self.peer)
-        return Channel(self, session, inbox)
+            channel = self._channels[session] = Channel(self, session, self._patience)
+        return channel
 
-    def forget(self, session: bytes) -> None:
-        with self._lock:
-            self._inboxes.pop(session, None)
+    @property
+    def sessions(self) -> int:
+        """How many sessions are open."""
+        return len(self._channels)
 
-    def send(self, data: bytes) -> None:
-        """Queue a packed frame."""
-        while True:
+    def forget(self, channel: Channel) -> None:
+        with self._changed:
+            if self._channels.get(channel.session) is channel:
+                del self._channels[channel.session]
+
+    def send(self, data: bytes, urgent: bool = False) -> None:
+        """Queue a packed frame; waits while too much is queued, unless it is `urgent`.
+
+        Raises:
+            PeerLostError: the connection is closed, or has taken nothing for `STUCK` seconds.
+        """
+        with self._changed:
+            if not urgent and self._waiting > OUTBOX_BYTES:
+                before = self._waiting
+                while self._waiting > OUTBOX_BYTES and self.closed is None:
+                    if not self._changed.wait(STUCK) and self._waiting >= before:
+                        raise PeerLostError(f"{self.peer} has taken nothing for {STUCK:.0f} s; it may hang")
+                    before = self._waiting
             if self.closed is not None:
-                raise type(self.closed)(str(self.closed))
-            try:
-                return self._outbox.put(data, timeout=1.0)
-            except queue.Full:
-                continue
+                raise again(self.closed)
+            self._outbox.append(data)
+            self._waiting += len(data)
+            self._changed.notify_all()
 
     def tell(self, request: dict, session: bytes = bytes(16)) -> None:
         """Send a request, of a session or of none."""
         payload = json.dumps(request).encode()
         self.send(pack(Frame(Kind.CONTROL, session, label="request", payload=payload)))
 
+    def refuse(self, session: bytes, reason: str) -> None:
+        """Tell the peer that a session is over here."""
+        try:
+            self.send(pack(Frame(Kind.ABORT, session, payload=reason.encode()[:600])), urgent=True)
+        except SectorchError:
+            return
+
     def outgoing(self) -> Iterator[bytes]:
         """What the transport has to send; ends when the link is closed and everything is out."""
         while True:
-            try:
-                data = self._outbox.get(timeout=1.0)
-            except queue.Empty:
-                if self.closed is not None:
-                    return
-                continue
-            if data is None:
-                return
-            yield data
+            with self._changed:
+                while not self._outbox:
+                    if self.closed is not None:
+                        return
+                    self._changed.wait()
+                together = [self._outbox.popleft()]
+                size = len(together[0])
+                while self._outbox and size + len(self._outbox[0]) <= TOGETHER_BYTES:
+                    together.append(self._outbox.popleft())
+                    size += len(together[-1])
+                self._waiting -= size
+                self._changed.notify_all()
+            yield together[0] if len(together) == 1 else b"".join(together)
 
     def pump(self, incoming: Iterable[bytes]) -> None:
         """Sort what comes until it ends; then every session of the link fails with the reason."""
-        reason: NetworkError = PeerLostError(f"the connection to {self.peer} was closed")
+        reason: SectorchError = PeerLostError(f"the connection to {self.peer} was closed")
         try:
             for data in incoming:
-                self._route(unpack(data))
-        except NetworkError as error:
+                for frame in unpack(data):
+                    self._route(frame)
+        except SectorchError as error:
             reason = error
         except Exception as error:
             reason = PeerLostError(f"the connection to {self.peer} broke ({_short(error)})")
         self.close(reason)
 
     def _route(self, frame: Frame) -> None:
-        with self._lock:
-            inbox = self._inboxes.get(frame.session)
-        if frame.kind == Kind.CONTROL:
-            try:
-                request = json.loads(bytes(frame.payload))
-            except (ValueError, RecursionError):
-                raise FrameError("a request is not JSON") from None
-            if not isinstance(request, dict):
-                raise FrameError("a request is not an object")
-            if frame.session == bytes(16):
-                self._on_request(self, request)
-            elif inbox is not None:
-                inbox.put_request(request)
-        elif inbox is not None:  # else: late frames of a session that has ended here
-            if frame.kind == Kind.ABORT:
-                inbox.fail(AbortedError(bytes(frame.payload[:400]).decode(errors="replace")))
-            else:
-                inbox.put(frame)
+        if frame.kind == Kind.CONTROL and frame.session == bytes(16):
+            self._on_request(self, _request(frame))
+            return
+        channel = self._channels.get(frame.session)
+        if channel is not None:
+            channel.take(frame, _request)
+        elif frame.kind in (Kind.DATA, Kind.CONTROL):
+            self._foreign(frame.session)
 
-    def close(self, reason: NetworkError) -> None:
+    def _foreign(self, session: bytes) -> None:
+        """Frames of a session that is not open here, or no longer: the peer is told once, and nothing is kept."""
+        if session not in self._refused:
+            self._refused[session] = None
+            while len(self._refused) > 256:
+                self._refused.popitem(last=False)
+            self.refuse(session, "FrameError: that session is not open here")
+
+    def drain(self, patience: float) -> None:
+        """Wait until the transport has taken all that is queued, or for so many seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._outbox or self.closed is not None, patience)
+
+    def close(self, reason: SectorchError) -> None:
         """Fail all sessions of the link; frames that are queued may still go out."""
-        with self._lock:
+        with self._changed:
             if self.closed is not None:
                 return
             self.closed = reason
-            inboxes = list(self._inboxes.values())
-        for inbox in inboxes:
-            inbox.fail(reason)
+            channels = list(self._channels.values())
+            self._changed.notify_all()
+        for channel in channels:
+            channel.fail(reason)
 
 
-class Channel:
-    """One session over a link: what a `PartyRuntime` sends and receives through."""
-
-    def __init__(self, link: Link, session: bytes, inbox: Inbox):
-        self.link, self.session, self.inbox = link, session, inbox
-
-    def send(self, data: bytes) -> None:
-        self.link.send(data)
-
-    def receive(self) -> Frame:
-        return self.inbox.receive()
-
-    def request(self, patience: float | None = None) -> dict:
-        return self.inbox.request(patience)
-
-    def tell(self, request: dict) -> None:
-        self.link.tell(request, self.session)
-
-    def abort(self, reason: str) -> None:
-        """Tell the other end that the session is over, and why; the reason holds no secret."""
-        try:
-            self.link.send(pack(Frame(Kind.ABORT, self.session, payload=reason.encode()[:400])))
-        except NetworkError:
-            return
-
-    def close(self) -> None:
-        self.link.forget(self.session)
+def _request(frame: Frame) -> dict:
+    try:
+        request = json.loads(bytes(frame.payload))
+    except (ValueError, RecursionError):
+        raise FrameError("a request is not JSON") from None
+    if not isinstance(request, dict):
+        raise FrameError("a request is not an object")
+    return request
 
 
 def _short(error: Exception) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from ..errors import IdentityError, NetworkError, PeerLostError
+from ..errors import FrameError, IdentityError, NetworkError, PeerLostError
 from .certificates import Credentials
 from .link import Link
 
@@ -40,10 +40,12 @@ def listen(
 
     def handle(incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         names = context.auth_context().get("x509_common_name", [b""])
-        link = welcome(names[0].decode())
+        link = welcome(names[0].decode(errors="replace"))
         context.add_callback(lambda: link.close(PeerLostError(f"the connection to {link.peer} was closed")))
         threading.Thread(target=link.pump, args=(incoming,), daemon=True, name=f"from {link.peer}").start()
         yield from link.outgoing()
+        if isinstance(link.closed, FrameError):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"FrameError: {link.closed}"[:400])
 
     server = grpc.server(ThreadPoolExecutor(workers), options=_SERVER, maximum_concurrent_rpcs=workers)
     method = grpc.stream_stream_rpc_method_handler(handle)
@@ -61,8 +63,10 @@ def listen(
     return server, port
 
 
-def dial(address: str, credentials: Credentials, link: Link, patience: float = 5.0) -> grpc.Channel:
-    """Connect a client's link to the server.
+def dial(
+    address: str, credentials: Credentials, link: Link, patience: float = 5.0, ended: Callable[[], None] = lambda: None
+) -> grpc.Channel:
+    """Connect a client's link to the server; `ended` is called once when the connection is over.
 
     Raises:
         IdentityError: a certificate was refused, by this side or by the server.
@@ -75,16 +79,19 @@ def dial(address: str, credentials: Credentials, link: Link, patience: float = 5
         grpc.channel_ready_future(channel).result(timeout=patience)
     except grpc.FutureTimeoutError:
         detail = _why(call)
+        link.close(PeerLostError("the connection was not made"))
         channel.close()
         refused = any(word in detail.lower() for word in ("certificate", "handshake", "ssl", "tls", "verif"))
         error = IdentityError if refused else PeerLostError
         raise error(f"cannot connect to {address}: {detail or 'nobody answers'}") from None
-    threading.Thread(target=_pump, args=(link, call), daemon=True, name=f"from {link.peer}").start()
+
+    def pump() -> None:
+        link.pump(call)
+        call.cancel()
+        ended()
+
+    threading.Thread(target=pump, daemon=True, name=f"from {link.peer}").start()
     return channel
-
-
-def _pump(link: Link, call: grpc.Call) -> None:
-    link.pump(call)
 
 
 def _why(call: grpc.Call) -> str:

@@ -21,7 +21,9 @@ SMALLEST = 10
 """Fewer fraction bits than this are not worth computing with."""
 
 
-def calibrate(model: nn.Module, batch: torch.Tensor, relu: str = "exact", frac_bits: int = 20) -> Scheme:
+def calibrate(
+    model: nn.Module, batch: torch.Tensor, relu: str = "exact", frac_bits: int = 20, network: str = "lan"
+) -> Scheme:
     """The scheme with the most fraction bits, up to `frac_bits`, that holds all values of a plain run with a margin.
 
     Every activation is then taken to lie below the largest one seen times 2^`MARGIN_BITS`, and comparisons look at no
@@ -44,7 +46,7 @@ def calibrate(model: nn.Module, batch: torch.Tensor, relu: str = "exact", frac_b
         raise FixedPointRangeError(
             f"{at} reaches magnitude {largest:.4g}, which leaves {fitting} fraction bits; normalise the model there"
         )
-    return Scheme(min(frac_bits, fitting), relu, value_bits)
+    return Scheme(min(frac_bits, fitting), relu, value_bits, network)
 
 
 def ranges(graph: fx.GraphModule, batch: torch.Tensor) -> tuple[float, str]:

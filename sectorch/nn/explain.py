@@ -101,16 +101,19 @@ class Explanation:
         return console.file.getvalue()
 
 
-def explain(model: nn.Module, x: torch.Tensor, relu: str = "exact", frac_bits: int = 20) -> Explanation:
+def explain(
+    model: nn.Module, x: torch.Tensor, relu: str = "exact", frac_bits: int = 20, network: str = "lan"
+) -> Explanation:
     """What `secure(model)(x)` will send, layer by layer, without sharing anything.
 
     Args:
         model: a plain module in evaluation mode, or a secure one.
         x: only its shape and dtype are used.
+        relu, frac_bits, network: those of `secure`.
 
     A batch that is run in pieces is listed by its first piece, and counted whole.
     """
-    secured = model if isinstance(model, SecureModule) else secure(model, relu, frac_bits)
+    secured = model if isinstance(model, SecureModule) else secure(model, relu, frac_bits, network=network)
     scheme = secured.scheme
     x = torch.empty_like(x, device="meta")
     session = Session(dry=True)

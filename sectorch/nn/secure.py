@@ -227,6 +227,7 @@ def secure(
     party: Party | None = None,
     chunk: int | None = None,
     calibrate: torch.Tensor | None = None,
+    network: str = "lan",
     backend: str = "shares",
     keys: Any = None,
 ) -> SecureModule | CKKSModule:
@@ -244,6 +245,9 @@ def secure(
         chunk: rows per piece of a batch; chosen by memory unless named.
         calibrate: a batch of typical inputs. The fraction bits (at most `frac_bits`) and the planes that comparisons
             look at are chosen from the values it gives; see `sectorch.nn.calibrate`.
+        network: "lan" (fewest bytes) or "wan" (fewest rounds): with "wan" comparisons, ReLU and maxima are made by
+            function secret sharing: they wait for nothing after their opening, and the offline phase sends some
+            twenty times as many bytes for them. Both give the same results; `explain` estimates the seconds of both.
         backend: "shares", or "ckks": Q encrypts under `keys` (`sectorch.ckks.keygen`), A evaluates the model in plain
             on ciphertexts, one message each way; for FHE-friendly modules (`sectorch.nn.fhe_friendly`).
 
@@ -256,13 +260,13 @@ def secure(
     if backend not in ("shares", "ckks"):
         raise ArgumentError(f"backend must be 'shares' or 'ckks', got {backend!r}")
     if backend == "ckks":
-        return CKKSModule(model, keys)
+        return CKKSModule(model, keys, session=session, party=party)
     session = session or default_session()
     party = party or session.answering[0]
-    scheme = Scheme(frac_bits, relu)
+    scheme = Scheme(frac_bits, relu, network=network)
     if calibrate is not None:
         _check_model(model)
-        scheme = calibrated(model, calibrate, relu, frac_bits)
+        scheme = calibrated(model, calibrate, relu, frac_bits, network)
     if chunk is not None and chunk < 1:
         raise ArgumentError(f"chunk must be at least one row, got {chunk}")
     secured = SecureModule(model, session, party, scheme, chunk)

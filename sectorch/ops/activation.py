@@ -27,7 +27,7 @@ T = torch.Tensor
 def relu(context: Context, x: SharedTensor, inplace: bool = False) -> Fixed:
     shift = excess(context, x.scale_bits)
     if context.scheme.relu == "exact":
-        shares = relu_protocol(context.net, x.shares, shift, bound(context, x.scale_bits))
+        shares = relu_protocol(context.net, x.shares, shift, bound(context, x.scale_bits), context.scheme.fss)
     else:
         shares = leaky_relu_privhfl(context.net, x.shares, shift)
     result = Fixed(shares, x.scale_bits - shift)
@@ -47,7 +47,7 @@ def _pieces(context: Context, x: SharedTensor) -> tuple[Fixed, Fixed]:
     """ReLU(x) and x, both at f fraction bits or fewer, from one opening."""
     net, shift = context.net, excess(context, x.scale_bits)
     masked = open_masked(net, x.shares)
-    positive = relu_masked(net, masked, shift, bound(context, x.scale_bits))
+    positive = relu_masked(net, masked, shift, bound(context, x.scale_bits), context.scheme.fss)
     whole = truncate_masked(net, masked, shift) if shift else x.shares
     return Fixed(positive, x.scale_bits - shift), Fixed(whole, x.scale_bits - shift)
 
@@ -89,7 +89,7 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
     bounds = [bound for bound in (low, high) if bound is not None]
     thresholds = tuple(int(encoded_public(context, float(b), x.scale_bits)) for b in bounds)
     masked = open_masked(net, x.shares)
-    parts = ramps(net, masked, thresholds, shift)
+    parts = ramps(net, masked, thresholds, shift, fss=context.scheme.fss)
     scale = x.scale_bits - shift
     if high is None:
         return _lifted(context, Fixed(parts[0], scale), low)

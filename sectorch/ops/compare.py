@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from ..mpc.compare import drelu, is_zero
+from ..mpc.compare import is_zero
 from ..mpc.mask import open_masked
 from ..mpc.select import bit_to_ring
 from ..mpc.shares import Shares, each
+from ..mpc.sign import at_least
 from ..table import BEFORE, Context, Fixed, implements
 from ..tensor import SharedTensor
 from .common import fixed, refuse, total
@@ -20,7 +21,8 @@ T = torch.Tensor
 def not_negative(context: Context, x: Fixed) -> Fixed:
     """[x >= 0] as shares of 0 and 1."""
     masked = open_masked(context.net, x.shares)
-    return Fixed(bit_to_ring(context.net, drelu(context.net, masked), x.shares.shape), 0)
+    bits = at_least(context.net, masked, fss=context.scheme.fss)
+    return Fixed(each(context.net, lambda b: b[0], bits), 0)
 
 
 def complement(context: Context, x: Fixed) -> Fixed:
@@ -94,15 +96,11 @@ def total_tensor(context: Context, x: Any, y: Any) -> SharedTensor:
 
 @implements("sign", torch.sign, T.sign, torch.sgn, T.sgn, note="exact")
 def sign(context: Context, x: SharedTensor) -> Fixed:
-    net, shape = context.net, x.shares.shape
-    masked = open_masked(net, x.shares)
-    bits = drelu(net, masked, thresholds=(0, 1))
-    halves = [each(net, lambda w, i=i: w.view(2, -1)[i], bits) for i in (0, 1)]
-    at_least, above = (bit_to_ring(net, half, shape) for half in halves)
+    net = context.net
+    bits = at_least(net, open_masked(net, x.shares), (0, 1), context.scheme.fss)
     return Fixed(
         Shares(
-            net.locally(net.A, lambda a, b: a + b - 1, at_least.A, above.A),
-            net.locally(net.S, torch.add, at_least.S, above.S),
+            net.locally(net.A, lambda b: b[0] + b[1] - 1, bits.A), net.locally(net.S, lambda b: b[0] + b[1], bits.S)
         ),
         0,
     )

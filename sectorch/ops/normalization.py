@@ -30,7 +30,7 @@ def _shifted_exp(context: Context, x: SharedTensor, dim: int) -> tuple[Fixed, Fi
     floor = series_of.EXP.low
     threshold = int(encoded_public(context, floor, difference.scale_bits))
     shift = excess(context, difference.scale_bits)
-    (above,) = ramps(net, open_masked(net, difference.shares), (threshold,), shift)
+    (above,) = ramps(net, open_masked(net, difference.shares), (threshold,), shift, fss=context.scheme.fss)
     y = lifted(context, Fixed(above, difference.scale_bits - shift), floor)
     return y, settled(context, series(context, y, series_of.EXP))
 
@@ -78,7 +78,7 @@ def _log_of_sum(context: Context, e: Fixed, shape: torch.Size, dim: int, keepdim
     net = context.net
     total = each(net, lambda v: v.sum(dim, keepdim=keepdim), e.shares)
     s = e.scale_bits
-    normal = normalise(net, total, s - 1, s + _sum_is_below(shape, dim))
+    normal = normalise(net, total, s - 1, s + _sum_is_below(shape, dim), context.scheme.fss)
     m = series(context, Fixed(normal.mantissa, normal.high), series_of.LOG)
     whole = exponent_map(net, normal, lambda k: round((k - s) * math.log(2) * 2**m.scale_bits))
     return Fixed(add(net, m.shares, whole), m.scale_bits)
@@ -114,7 +114,7 @@ def _standardised(context: Context, x: SharedTensor, dims: tuple[int, ...], eps:
     sums = each(net, lambda v: v.sum(dims, keepdim=True), squares)
     sums = Shares(net.locally(net.A, lambda v: v + offset, sums.A), sums.S)
     low = max(0, offset.bit_length() - 2)
-    normal = normalise(net, sums, low, 61)
+    normal = normalise(net, sums, low, 61, context.scheme.fss)
     m = series(context, Fixed(normal.mantissa, normal.high), series_of.RSQRT)
     bits = f + 6
     power = exponent_map(net, normal, lambda e: round(math.sqrt(n) * 2.0 ** (-(e - 2 * f) / 2) * 2**bits))

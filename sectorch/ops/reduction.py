@@ -64,7 +64,9 @@ def _extreme(context: Context, x: SharedTensor, dim: Any, keepdim: bool, sign: i
         v = v.permute(*dims, *rest).reshape(-1, *(v.shape[d] for d in rest))
         return v if sign > 0 else -v
 
-    best = max_tree(context.net, each(context.net, flat, x.shares), low=excess(context, x.scale_bits))
+    best = max_tree(
+        context.net, each(context.net, flat, x.shares), low=excess(context, x.scale_bits), fss=context.scheme.fss
+    )
     kept = [1 if d in dims else shape[d] for d in range(len(shape))] if keepdim else [shape[d] for d in rest]
     return Fixed(each(context.net, lambda v: (v if sign > 0 else -v).reshape(kept), best), x.scale_bits)
 
@@ -95,7 +97,7 @@ def _pairwise(context: Context, x: Any, y: Any, sign: int) -> Fixed:
     (left, scale), (right, _) = operands
     shape = torch.broadcast_shapes(left.shape, right.shape)
     left, right = (each(net, lambda v: (v if sign > 0 else -v).expand(shape), v) for v in (left, right))
-    best: Shares = maximum_protocol(net, left, right, low=excess(context, scale))
+    best: Shares = maximum_protocol(net, left, right, low=excess(context, scale), fss=context.scheme.fss)
     return Fixed(best if sign > 0 else each(net, torch.neg, best), scale)
 
 

@@ -13,13 +13,12 @@ import torch
 import torch.nn.functional as F
 
 from ..mpc import series as series_of
-from ..mpc.compare import drelu
 from ..mpc.mask import open_masked
 from ..mpc.normalise import Normal, exponent_map, normalise, unary_map
 from ..mpc.relu import ramps
-from ..mpc.select import bit_to_ring
 from ..mpc.series import Series
 from ..mpc.shares import Shares, add, each
+from ..mpc.sign import at_least
 from ..mpc.trigonometric import scales, trigonometric
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
@@ -48,7 +47,7 @@ def clamped(context: Context, x: Fixed, low: float, high: float) -> tuple[Fixed,
     """x clamped to [low, high], and ReLU(x - high), both at f fraction bits, from one opening."""
     net, shift = context.net, excess(context, x.scale_bits)
     bounds = tuple(int(encoded_public(context, bound, x.scale_bits)) for bound in (low, high))
-    above_low, above_high = ramps(net, open_masked(net, x.shares), bounds, shift)
+    above_low, above_high = ramps(net, open_masked(net, x.shares), bounds, shift, fss=context.scheme.fss)
     scale = x.scale_bits - shift
     inside = each(net, torch.sub, above_low, above_high)
     return lifted(context, Fixed(inside, scale), low), Fixed(above_high, scale)
@@ -92,7 +91,7 @@ def exp(context: Context, x: SharedTensor) -> Fixed:
     steps = range(EXP_LOW, EXP_HIGH + 1)
     x = settled(context, fixed(x))
     thresholds = tuple(k << x.scale_bits for k in steps)
-    bits = bit_to_ring(net, drelu(net, open_masked(net, x.shares), thresholds=thresholds), x.shares.shape, len(steps))
+    bits = at_least(net, open_masked(net, x.shares), thresholds, context.scheme.fss)
     whole = unary_map(net, bits, 0, [EXP_LOW + 1 << x.scale_bits] + [1 << x.scale_bits] * (len(steps) - 1))
     part = Fixed(each(net, torch.sub, x.shares, whole), x.scale_bits)  # in [-1, 0)
     f = context.frac_bits
@@ -249,7 +248,7 @@ def _turns(context: Context, x: SharedTensor) -> Fixed:
 
 def exponent(context: Context, x: Fixed, low: int, high: int) -> Normal:
     """Mantissa and exponent of x for 2^low <= x < 2^high, real exponents."""
-    return normalise(context.net, x.shares, max(0, x.scale_bits + low), x.scale_bits + high)
+    return normalise(context.net, x.shares, max(0, x.scale_bits + low), x.scale_bits + high, context.scheme.fss)
 
 
 def _times_power(context: Context, x: Fixed, normal: Normal, mantissa: Series, power: Callable, below: float) -> Fixed:

@@ -4,13 +4,15 @@
     | path length 2 | label length 2 | payload length 4 | dims * 8 | path | label | payload
 
 Integers are big-endian. `number` counts the messages of one session in one direction of an edge, so a lost, repeated or
-foreign frame is noticed. Tensors above `PART_BYTES` travel in parts.
+foreign frame is noticed. Tensors above `PART_BYTES` travel in parts. Frames may follow each other in one piece of
+bytes, so that many small ones cost the transport one message.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
@@ -19,7 +21,6 @@ from ..errors import FrameError
 
 MAGIC, VERSION = b"SX", 1
 PART_BYTES = 1 << 20
-MAX_BYTES = 1 << 31
 MAX_DIMS = 12
 _HEAD = struct.Struct(">2sBB16sIIIIBBHHI")
 _DTYPES = (torch.int64, torch.int32, torch.uint8)
@@ -31,11 +32,15 @@ class Kind(IntEnum):
     DATA = 1
     CONTROL = 2
     ABORT = 3
+    CREDIT = 4
+
+
+_KINDS = {int(kind): kind for kind in Kind}
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame; for control frames `label` names the request and the payload is JSON."""
+    """One frame. A control frame's payload is JSON, an abort's its reason; a credit's `number` counts bytes."""
 
     kind: Kind
     session: bytes
@@ -48,6 +53,12 @@ class Frame:
     part: int = 0
     parts: int = 1
     payload: bytes | memoryview = b""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes on the wire."""
+        names = len(self.path.encode()) + len(self.label.encode())
+        return _HEAD.size + 8 * len(self.shape) + names + len(self.payload)
 
     def __repr__(self) -> str:
         return (
@@ -65,45 +76,55 @@ def pack(frame: Frame) -> bytes:
     return b"".join((head, struct.pack(f">{len(frame.shape)}Q", *frame.shape), path, label, frame.payload))
 
 
-def unpack(data: bytes) -> Frame:
-    """Bytes as a frame.
+def unpack(data: bytes) -> Iterator[Frame]:
+    """Bytes as the frames that follow each other there; payloads are views of `data`.
 
     Raises:
         FrameError: anything that `pack` cannot have made.
     """
-    if len(data) < _HEAD.size:
-        raise FrameError(f"a frame of {len(data)} bytes is shorter than its header")
+    view, start = memoryview(data), 0
+    while start < len(data):
+        frame, start = _unpack_one(view, start)
+        yield frame
+
+
+def _unpack_one(data: memoryview, start: int) -> tuple[Frame, int]:
+    if len(data) - start < _HEAD.size:
+        raise FrameError(f"a frame of {len(data) - start} bytes is shorter than its header")
     magic, version, kind, session, call, number, part, parts, dtype, dims, n_path, n_label, n_payload = (
-        _HEAD.unpack_from(data)
+        _HEAD.unpack_from(data, start)
     )
     if magic != MAGIC or version != VERSION:
         raise FrameError("not a frame of this protocol version")
-    if kind not in Kind._value2member_map_ or dtype >= len(_DTYPES) or dims > MAX_DIMS or not part < parts:
+    if kind not in _KINDS or dtype >= len(_DTYPES) or dims > MAX_DIMS or not part < parts:
         raise FrameError("a frame header holds an impossible value")
-    at = _HEAD.size + 8 * dims
-    if len(data) != at + n_path + n_label + n_payload:
+    shape_at = start + _HEAD.size
+    path_at = shape_at + 8 * dims
+    label_at, payload_at = path_at + n_path, path_at + n_path + n_label
+    end = payload_at + n_payload
+    if end > len(data):
         raise FrameError("a frame's lengths do not add up")
-    shape = struct.unpack_from(f">{dims}Q", data, _HEAD.size)
+    shape = struct.unpack_from(f">{dims}Q", data, shape_at)
     try:
-        path = data[at : at + n_path].decode()
-        label = data[at + n_path : at + n_path + n_label].decode()
+        path, label = str(data[path_at:label_at], "utf-8"), str(data[label_at:payload_at], "utf-8")
     except UnicodeDecodeError:
         raise FrameError("a frame's names are not text") from None
-    payload = memoryview(data)[at + n_path + n_label :]
-    return Frame(Kind(kind), session, call, number, path, label, _DTYPES[dtype], shape, part, parts, payload)
+    payload = data[payload_at:end]
+    return Frame(_KINDS[kind], session, call, number, path, label, _DTYPES[dtype], shape, part, parts, payload), end
 
 
-def parts_of(frame: Frame, tensor: torch.Tensor) -> list[bytes]:
+def raw(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor in row-major order, without a copy where it is stored so."""
+    flat = tensor.detach().reshape(-1)
+    if flat.stride(0) != 1:  # also of a single element, which torch calls contiguous whatever its stride
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return memoryview(flat.view(torch.uint8).numpy())
+
+
+def parts_of(frame: Frame, tensor: torch.Tensor) -> Iterator[bytes]:
     """A tensor as packed frames, each of at most `PART_BYTES` of payload."""
-    data = memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    data = raw(tensor)
     count = max(1, -(-len(data) // PART_BYTES))
-    shape = tuple(tensor.shape)
-    return [
-        pack(
-            Frame(
-                frame.kind, frame.session, frame.call, frame.number, frame.path, frame.label, tensor.dtype, shape, i,
-                count, data[i * PART_BYTES : (i + 1) * PART_BYTES],
-            )
-        )
-        for i in range(count)
-    ]  # fmt: skip
+    for i in range(count):
+        part = data[i * PART_BYTES : (i + 1) * PART_BYTES]
+        yield pack(replace(frame, dtype=tensor.dtype, shape=tuple(tensor.shape), part=i, parts=count, payload=part))

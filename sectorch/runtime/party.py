@@ -7,7 +7,7 @@ shape and dtype. A party that diverges is an error and not garbage.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
@@ -20,9 +20,9 @@ from .ledger import observers
 
 
 class Channel(Protocol):
-    """One end of an edge, for one session: frames in order."""
+    """One end of an edge, for one session: frames in order. `send` takes the frames of one message."""
 
-    def send(self, frame: bytes) -> None: ...
+    def send(self, parts: Iterable[bytes]) -> None: ...
     def receive(self) -> Frame: ...
 
 
@@ -31,18 +31,26 @@ class PartyRuntime:
 
     Args:
         session: 16 bytes that the parties agreed on.
+        wire: 16 bytes by which its frames are known on the way; those of the session unless given. A session that is
+            taken up again goes under a new name, so that nothing of its former time can be taken for it.
         channels: for each party that `me` has an edge to.
-        wanted: called before each message with the session's state, and raises to stop it (Ctrl-C, an abort).
+        alive: called before each message.
     """
 
     def __init__(
-        self, me: Party, session: bytes, channels: dict[Party, Channel], wanted: Callable[[], None] | None = None
+        self,
+        me: Party,
+        session: bytes,
+        channels: dict[Party, Channel],
+        alive: Callable[[], None] | None = None,
+        wire: bytes | None = None,
     ):
         self.me = me
         self.session = session
         self.here = frozenset((me,))
+        self._wire = wire or session
         self._channels = channels
-        self._wanted = wanted
+        self._alive = alive
         self._keys: dict[frozenset[Party], PairKey] = {}
         self._sent = {party: itertools.count() for party in channels}
         self._received = {party: itertools.count() for party in channels}
@@ -62,8 +70,8 @@ class PartyRuntime:
             key.forget(call)
 
     def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor:
-        if self._wanted is not None:
-            self._wanted()
+        if self._alive is not None:
+            self._alive()
         if line.src == self.me:
             self._send(line, value)
         elif line.dst == self.me:
@@ -78,9 +86,8 @@ class PartyRuntime:
 
     def _send(self, line: Sent, value: torch.Tensor) -> None:
         number = next(self._sent[line.dst])
-        frame = Frame(Kind.DATA, self.session, line.call, number, line.path, line.label)
-        for part in parts_of(frame, value):
-            self._channels[line.dst].send(part)
+        frame = Frame(Kind.DATA, self._wire, line.call, number, line.path, line.label)
+        self._channels[line.dst].send(parts_of(frame, value))
 
     def _receive(self, line: Sent) -> torch.Tensor:
         number = next(self._received[line.src])
@@ -90,38 +97,23 @@ class PartyRuntime:
         while part < parts:
             frame = self._channels[line.src].receive()
             self._check(frame, line, number, part)
-            if done + len(frame.payload) > len(into):
+            size = len(frame.payload)
+            if done + size > len(into):
                 raise FrameError(f"{line.src} sent more bytes for {line.path}/{line.label} than its shape holds")
-            into[done : done + len(frame.payload)] = frame.payload
-            done += len(frame.payload)
-            part, parts = part + 1, frame.parts
+            into[done : done + size] = frame.payload
+            done, part, parts = done + size, part + 1, frame.parts
         if done != len(into):
             raise FrameError(f"{line.src} sent {done} bytes for {line.path}/{line.label}, expected {len(into)}")
         return out
 
     def _check(self, frame: Frame, line: Sent, number: int, part: int) -> None:
         came = (
-            frame.kind,
-            frame.session,
-            frame.call,
-            frame.number,
-            frame.path,
-            frame.label,
-            frame.shape,
-            frame.dtype,
+            frame.kind, frame.session, frame.call, frame.number, frame.path, frame.label, frame.shape, frame.dtype,
             frame.part,
-        )
+        )  # fmt: skip
         wanted = (
-            Kind.DATA,
-            self.session,
-            line.call,
-            number,
-            line.path,
-            line.label,
-            tuple(line.shape),
-            line.dtype,
-            part,
-        )
+            Kind.DATA, self._wire, line.call, number, line.path, line.label, tuple(line.shape), line.dtype, part,
+        )  # fmt: skip
         if came != wanted:
             names = ("kind", "session", "call", "number", "protocol", "label", "shape", "dtype", "part")
             wrong = ", ".join(n for n, c, w in zip(names, came, wanted, strict=True) if c != w)

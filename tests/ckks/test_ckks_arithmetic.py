@@ -11,11 +11,12 @@ from tenseal import sealapi
 
 from sectorch import ckks
 from sectorch.ckks import cipher
+from sectorch.ckks.matrices import rotate
 from sectorch.ckks.modular import dot, limb_width, minus_, plus_, reduce_, row_sum, times_
-from sectorch.ckks.ntt import transform
+from sectorch.ckks.ntt import reversed_bits, smallest_root, transform
 from sectorch.ckks.parameters import DEGREES, Parameters, is_prime, max_bits
-from sectorch.ckks.seal import context_of
-from sectorch.ckks.weighted import encode_weights, weighted
+from sectorch.ckks.seal import context_of, loaded
+from sectorch.ckks.weighted import _digits, encode_weights, weighted
 
 PRIMES = (8209, 268369921, 2147483647, 68719230977, (1 << 50) - 27)
 
@@ -149,6 +150,83 @@ def test_products_are_seals_bit_for_bit(keys):
             left, right = (context.write(v.data[i], v.scale) for v in (x, y))
             context.evaluator.multiply_inplace(left, right)
             assert np.array_equal(context.read(left)[0], ours.data[i].numpy())
+
+
+def test_relinearising_is_seals_bit_for_bit(keys):
+    e = ckks.encrypt(torch.randn(8, 3, dtype=torch.float64), keys.public)
+    context, relin = keys.public.context, sealapi.RelinKeys()
+    loaded(relin, context, keys.public.blobs()["relin"], "key")
+    c = cipher.multiply(e.cipher, e.cipher)
+    for _ in range(3):
+        ours = cipher.relinearise(c)
+        for i in range(c.count):
+            seal = context.write(c.data[i], c.scale)
+            context.evaluator.relinearize_inplace(seal, relin)
+            assert np.array_equal(context.read(seal)[0], ours.data[i].numpy())
+        lower = cipher.settle(ours)
+        c = cipher.multiply(lower, lower)
+
+
+@pytest.mark.parametrize("steps", [1, 5, -3])
+def test_rotations_are_seals_bit_for_bit(steps):
+    keys = ckks.keygen(1, rotations=[steps])
+    context, galois = keys.public.context, sealapi.GaloisKeys()
+    loaded(galois, context, keys.public.blobs()["galois"], "key")
+    c = ckks.encrypt(torch.randn(8, 2, dtype=torch.float64), keys.public).cipher
+    ours = rotate(c, steps)
+    for i in range(c.count):
+        seal = context.write(c.data[i], c.scale)
+        context.evaluator.rotate_vector_inplace(seal, steps, galois)
+        assert np.array_equal(context.read(seal)[0], ours.data[i].numpy())
+
+
+def test_inner_products_are_the_sums_of_seals_products(keys):
+    """Of two ciphertexts, and of a ciphertext with plaintexts; residues at their ends included."""
+    a, b = (ckks.encrypt(torch.randn(8, 4, dtype=torch.float64), keys.public).cipher for _ in range(2))
+    for c in (a, b):
+        c.data[0, :, :, :8] = torch.tensor(keys.parameters.primes).view(-1, 1) - 1
+    q = torch.tensor(keys.parameters.primes).view(-1, 1)
+    products = cipher.multiply(a, b).data
+    assert torch.equal(cipher.inner(a, b).data[0], products.sum(0).remainder(q))
+    plain = cipher.inner_products(a, a.data.numpy(), b.data[:, :1].contiguous().numpy(), "a test")
+    assert torch.equal(plain[0, 0], products[:, 0].sum(0).remainder(q))
+
+
+@given(bits=st.integers(1, 61), q=st.sampled_from(PRIMES), seed=st.integers(0, 2**31))
+@settings(max_examples=60)
+def test_weights_are_cut_into_exact_digits(bits, q, seed):
+    """The digits add up to the weights, and what a loop adds up of one digit stays below 2^62."""
+    weights = torch.from_numpy(np.random.default_rng(seed).integers(-(2**bits) + 1, 2**bits, (3, 7)))
+    try:
+        digits, base = _digits(weights, q)
+    except ckks.ScaleError:
+        assert bits > 40
+        return
+    assert digits.shape[1:] == (4, 8) and not digits[:, 3].any() and not digits[:, :, 7].any()
+    total = np.zeros((3, 7), object)
+    for digit in digits[:, :3, :7].astype(object):
+        assert max(abs(digit).sum(1)) * (q - 1) + 2 * q < 2**62
+        total = total * base + digit
+    assert (total % q == weights.numpy().astype(object) % q).all()
+
+
+@pytest.mark.parametrize("degree", [4096, 32768])
+def test_transforms_at_the_largest_primes(degree):
+    """The bounds beside the code are tightest for primes near 2^50 and residues at either end."""
+    q = next(n for n in range((1 << 50) - 2 * degree + 1, 0, -2 * degree) if is_prime(n))
+    rng = np.random.default_rng(degree)
+    x = torch.from_numpy(
+        np.stack([rng.integers(0, q, degree), rng.integers(0, 2, degree) * (q - 1), np.full(degree, q // 2)])
+    )
+    values = transform(degree, q).forward(x)
+    assert torch.equal(transform(degree, q).inverse(values), x)
+    # Place i is the value at psi^(2 br(i) + 1): a few of them by Horner's rule in Python integers.
+    psi = smallest_root(q, 2 * degree)
+    for i in (0, 1, 63, 64, degree // 2 + 5, degree - 1):
+        point, value = pow(psi, 2 * int(reversed_bits(degree)[i]) + 1, q), 0
+        for c in reversed(x[1].tolist()):
+            value = (value * point + c) % q
+        assert int(values[1, i]) == value
 
 
 def test_sums_are_seals_bit_for_bit(keys):

@@ -260,3 +260,12 @@ def test_memory_is_asked_for_first(keys):
 
 def test_every_error_is_of_the_family():
     assert all(issubclass(getattr(ckks, n), SectorchError) for n in dir(ckks) if n.endswith("Error"))
+
+
+def test_one_name_for_one_operation():
+    """A torch function has the same canonical name in the tables of shares and of ciphertexts."""
+    from sectorch.ckks.table import CIPHERTEXTS
+    from sectorch.table import SHARES
+
+    names = {f: row.name for f, row in CIPHERTEXTS.row_of.items()}
+    assert {n for f, n in names.items() if f in SHARES.row_of and SHARES.row_of[f].name != n} == set()

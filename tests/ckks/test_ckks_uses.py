@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -201,6 +204,85 @@ def test_explain_names_the_layer_before_anything_is_encrypted():
     assert "ReLU" in ckks.explain(small_net(), x).problem
     assert not ckks.explain(lenet().eval(), torch.empty(1, 1, 28, 28)).supported
     assert ckks.explain(nn.Sequential(Square(), Square()), torch.empty(2, 3)).depth == 2
+
+
+def test_keys_that_encrypt_makes_stay_with_their_owner(tmp_path):
+    x = torch.randn(4, 2, dtype=DOUBLE)
+    e = sectorch.encrypt(x, depth=1)
+    assert torch.allclose(e.decrypt(), x, atol=1e-2)
+    assert torch.allclose((e * e).decrypt(), x * x, atol=1e-2)
+    assert torch.allclose((e + sectorch.encrypt(x, e.keys)).decrypt(), 2 * x, atol=1e-2)
+    assert torch.allclose(e.decrypt(e.keys.secret), x, atol=1e-2)
+    secret = ckks.seal.saved(e.keys.secret._key)
+    e.save(tmp_path / "e", keys=True)
+    e.keys.save(tmp_path / "keys")
+    for name in ("e", "keys"):
+        assert secret not in (tmp_path / name).read_bytes()
+    back = ckks.load(tmp_path / "e")
+    with pytest.raises(ckks.MissingKeyError, match="secret key"):
+        back.decrypt()
+    assert torch.allclose(back.decrypt(e.keys.secret), x, atol=1e-2)
+    with pytest.raises(sectorch.errors.SecretAccessError):
+        pickle.dumps(e.keys)
+    with pytest.raises(ckks.MissingKeyError):
+        ckks.encrypt(x, ckks.keygen(1).public).decrypt()
+
+
+def test_the_messages_of_a_query_are_in_the_ledger():
+    friendly, x = fhe_friendly(small_net()), torch.randn(6, 1, 4, 4)
+    module = sectorch.secure(friendly, backend="ckks")
+    with sectorch.profile() as p:
+        y = module(x)
+    with torch.no_grad():
+        assert float((y - friendly(x)).abs().max()) < 1e-3
+    lines = [m for m in p.ledger if m.protocol == "ckks_query"]
+    assert [(m.src.role, m.dst.role) for m in lines] == [("Q", "S"), ("S", "A"), ("A", "S"), ("S", "Q")]
+    (query,) = module.queries
+    assert [m.bytes for m in lines] == [query.query_bytes] * 2 + [query.answer_bytes] * 2
+    assert "ckks_query" in p.table() and p.rounds == 4
+
+
+PEAK = """
+import resource, sys, torch
+from torch import nn
+from sectorch import ckks
+from sectorch.nn.models.small import Square
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), Square(), nn.AvgPool2d(2), nn.Conv2d(6, 4, 3), Square()).eval()
+keys = ckks.keygen(5)
+warm = torch.zeros(1, 1, 4, 4)
+with torch.no_grad():
+    model(ckks.encrypt(warm, keys))  # what is compiled and kept is there before
+x = torch.zeros(4, 1, 12, 12)
+estimate = ckks.explain(model, x, keys).peak_bytes
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+with torch.no_grad():
+    y = model(ckks.encrypt(x, keys)).decrypt(keys.secret)
+print(estimate, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+"""
+
+
+def test_the_estimate_of_memory_is_what_a_run_takes():
+    """Within a quarter, in a process of its own; the ciphertexts are a GB or two."""
+    run = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
+    estimate, measured = map(int, run.stdout.split())
+    assert estimate > 500e6 and abs(measured - estimate) < 0.25 * estimate
+
+
+def test_ciphertexts_are_counted_while_they_exist(keys):
+    from sectorch.ckks.memory import live
+
+    before = live()
+    e = ckks.encrypt(torch.zeros(1, 30), keys)
+    assert live() - before == e.ciphertext_bytes
+    view = e.settled()
+    del e
+    assert live() > before
+    del view
+    assert live() == before
+    with ckks.memory_limit(before + 1000), pytest.raises(ckks.MemoryBudgetError, match="allowed"):
+        ckks.encrypt(torch.zeros(1, 30), keys)
 
 
 def test_explain_counts_what_a_run_takes(keys):

@@ -10,6 +10,14 @@ from sectorch.network import Server, answer
 from sectorch.network.certificates import issue, make_authority
 
 
+@pytest.fixture(scope="session", autouse=True)
+def settings_of_the_tests(tmp_path_factory):
+    """Identity keys are pinned here and not in the settings of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("settings")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def small_model() -> nn.Module:
     torch.manual_seed(0)

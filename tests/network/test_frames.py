@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sectorch.choreography import Phase, Sent
-from sectorch.errors import FrameError
+from sectorch.errors import FrameError, NetworkError
 from sectorch.network.link import Link
 from sectorch.runtime.frames import Frame, Kind, pack, parts_of, unpack
 from sectorch.runtime.party import PartyRuntime
@@ -25,7 +25,8 @@ SESSION = bytes(range(16))
 )  # fmt: skip
 def test_round_trip(kind, call, number, path, shape, payload):
     frame = Frame(kind, SESSION, call, number, path, "label", torch.int32, tuple(shape), payload=payload)
-    back = unpack(pack(frame))
+    (back,) = unpack(pack(frame))
+    assert back.size == len(pack(frame))
     assert bytes(back.payload) == payload
     assert (back.kind, back.session, back.call, back.number, back.path, back.shape, back.dtype) == (
         kind, SESSION, call, number, path, tuple(shape), torch.int32,
@@ -36,11 +37,11 @@ class Given:
     """A channel that gives prepared frames."""
 
     def __init__(self, frames):
-        self.frames = [unpack(f) for f in frames]
+        self.frames = [frame for f in frames for frame in unpack(f)]
         self.sent = []
 
-    def send(self, data):
-        self.sent.append(data)
+    def send(self, parts):
+        self.sent.extend(parts)
 
     def receive(self):
         if not self.frames:
@@ -97,7 +98,7 @@ def test_mutated_frames_never_pass_for_another_message(count):
             continue
         try:
             y = received([bytes(data)])
-        except FrameError:
+        except NetworkError:
             refused += 1
             continue
         assert y.shape == VALUE.shape and (y != VALUE).any()
@@ -128,3 +129,5 @@ def test_frames_of_another_session_are_not_delivered():
     link.pump(parts_of(Frame(Kind.DATA, bytes(16)), VALUE))
     with pytest.raises(Exception, match="closed"):
         channel.receive()
+    (refusal,) = unpack(next(link.outgoing()))
+    assert (refusal.kind, refusal.session) == (Kind.ABORT, bytes(16)), "whoever sent it is told"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 import sectorch
 from sectorch import errors
 from sectorch.network import Server, answer, connect
-from sectorch.network.certificates import Credentials, issue, make_authority
+from sectorch.network.certificates import issue, make_authority
 from sectorch.runtime.ledger import Transcript
 
 X = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -115,9 +116,9 @@ def test_a_client_of_another_ca_is_refused(star, tmp_path):
     make_authority(tmp_path)
     stranger = issue(tmp_path, "alice")
     with pytest.raises(errors.NetworkError):
-        connect(address, Credentials(stranger.certificate, stranger.key, made["alice"].authority), patience=2).models()
+        connect(address, replace(stranger, authority=made["alice"].authority), patience=2).models()
     with pytest.raises(errors.NetworkError):
-        connect(address, Credentials(made["alice"].certificate, made["alice"].key, stranger.authority), patience=2)
+        connect(address, replace(made["alice"], authority=stranger.authority), patience=2)
 
 
 def test_an_expired_certificate_is_refused(star, pki):
@@ -149,11 +150,11 @@ def test_an_answering_party_that_dies_is_an_error_and_the_next_query_works(pki, 
     link, sent = party.connection.link, [0]
     send = link.send
 
-    def dying(data: bytes) -> None:
+    def dying(data: bytes, urgent: bool = False) -> None:
         sent[0] += 1
         if sent[0] > after:
             party.close()
-        send(data)
+        send(data, urgent)
 
     link.send = dying
     try:

@@ -10,9 +10,11 @@ from sectorch.protocols.perturbation import Scheme, cohort
 from sectorch.protocols.perturbation.models import DenseNet, ResNet, mlp
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""The issue's bounds on the relative error of a recovered gradient. What rounding gives: a recovered entry is a sum of
-terms T_i of either sign, each with relative error of about sqrt(depth) u (u = 2^-53 or 2^-24), so its error is about
-u |T| / |g|. With the default noise |T| / |g| is below 10^4, which leaves 1e-11 and 1e-3 x 0.6."""
+"""Bounds on the relative error of a recovered gradient. What rounding gives: a recovered entry is a sum of terms T_i of
+either sign, each with relative error of about sqrt(depth) u (u = 2^-53 or 2^-24), so its error is about u |T| / |g|.
+With the default noise |T| / |g| is below 10^4, which leaves 1e-11 and 1e-3 x 0.6. In float32 a pre-activation within u
+of zero may turn its ReLU over, which costs a share of the gradient and no rounding error; scales that are powers of two
+keep every sign."""
 
 NETS = {
     "mlp3": (lambda: mlp(3, 12, 4, 16), (12,)),

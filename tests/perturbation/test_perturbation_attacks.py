@@ -7,7 +7,7 @@ import torch
 from perturbation_cases import NETS, batches, plain_gradient
 from torch import nn
 
-from sectorch.protocols.perturbation import Scheme, attacks, cohort
+from sectorch.protocols.perturbation import Noise, Scheme, attacks, cohort
 from sectorch.protocols.perturbation.exchange import ask, finish
 
 
@@ -48,6 +48,17 @@ def test_hidden_layers_are_known_up_to_a_harmless_scale():
     true = attacks.canonical(chain(model, model.state_dict()))
     for a, b in zip(seen, true, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_powers_of_two_leave_the_digits_of_every_hidden_weight():
+    """float32's scales: mantissas are the model's own; real scales change nearly all of them."""
+    torch.manual_seed(0)
+    model = NETS["mlp5"][0]()
+    for exact, open_share in ((True, 1.0), (False, 0.0)):
+        noisy, _ = Scheme(model, noise=Noise(powers_of_two=exact)).perturb(model.state_dict())
+        for name in ("0.weight", "0.bias", "2.weight", "4.weight"):
+            same = noisy.state[name].frexp().mantissa == model.state_dict()[name].frexp().mantissa
+            assert same.float().mean() == pytest.approx(open_share, abs=0.1)
 
 
 def exchange_of(m: int, samples: int):
@@ -134,7 +145,7 @@ def test_an_unmasked_update_gives_the_server_the_input():
     torch.testing.assert_close(attacks.input_from_gradient(gradient["0.weight"], gradient["0.bias"]), x[0])
     masked = scheme.client_step(noisy, (x, y), masks=cohort(2)[0], share=0.5)
     size = model[0].weight.numel()
-    seen = masked.terms[0].double() * 2.0**-40 * key.ratios
+    seen = masked.terms[0].double() * 2.0**-40 * scheme.ratios(key)
     guess = attacks.input_from_gradient(seen[:size].reshape(16, 12), seen[size : size + 16])
     assert torch.corrcoef(torch.stack([guess, x[0]]))[0, 1].abs() < 0.95
 
@@ -150,7 +161,7 @@ def test_deep_leakage_on_plain_gradients_and_on_masked_ones():
     assert (found - x).square().mean() < 1e-3
     noisy, key = scheme.perturb(model.state_dict())
     update = scheme.client_step(noisy, (x, y), masks=cohort(2)[0], share=0.5)
-    seen = (update.terms[0].double() * 2.0**-40 * key.ratios).split([g.numel() for g in gradient.values()])
+    seen = (update.terms[0].double() * 2.0**-40 * scheme.ratios(key)).split([g.numel() for g in gradient.values()])
     hidden = {name: s.reshape(g.shape) for (name, g), s in zip(gradient.items(), seen, strict=True)}
     found, _ = attacks.deep_leakage(model, scheme.loss_fn, hidden, (16,), 4, 200)
     assert not (found - x).square().mean() < 0.05

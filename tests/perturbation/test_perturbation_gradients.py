@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from perturbation_cases import NETS, TOLERANCE, batches, one_round, plain_gradient, programs, relative_error
 from torch import nn
 
-from sectorch.protocols.perturbation import Noise, Scheme
+from sectorch.protocols.perturbation import Noise, Scheme, cohort
 
 SCHEMES = [
     *(("mse", m, None) for m in (1, 2, 4)),
@@ -52,6 +52,27 @@ def test_gradient_of_many_clients(clients, loss, m, exchange):
 def test_gradient_of_deep_nets(name):
     check(name, "mse", 2, None, 2, torch.float64, masked=True)
     check(name, "cross_entropy", 2, "paper", 2, torch.float64, masked=True)
+
+
+@pytest.mark.parametrize("loss, m, exchange", [SCHEMES[0], SCHEMES[2], SCHEMES[3], SCHEMES[5]])
+@pytest.mark.parametrize("name", DEEP)
+def test_gradient_of_deep_nets_in_float32(name, loss, m, exchange):
+    check(name, loss, m, exchange, 2, torch.float32, masked=m == 2)
+
+
+@pytest.mark.parametrize("loss, m, exchange", SCHEMES)
+def test_bytes_are_those_of_the_paper(loss, m, exchange):
+    """Up: the gradient and m + 1 or 3m noise terms, O(2m|W|) and O(3m|W|); down: the model and r_a. Ring elements have
+    8 bytes, as float64."""
+    model = NETS["mlp5"][0]().double()
+    size = sum(p.nbytes for p in model.parameters())
+    scheme = Scheme(model, loss, m, exchange=exchange)
+    noisy, _ = scheme.perturb(model.state_dict())
+    part = batches((12,), 4, loss, 1, torch.float64)[0]
+    terms = {"mse": m + 2, "shift": 1, "paper": 3 * m + 1}[exchange or loss]
+    assert scheme.client_step(noisy, part).nbytes == terms * size
+    assert scheme.client_step(noisy, part, masks=cohort(2)[0], share=0.5).nbytes == terms * size
+    assert noisy.nbytes == size + 2 * 4 * 8 + 16
 
 
 @pytest.mark.long

@@ -38,7 +38,7 @@ BASE = dict(rounds=200, batch_size=16, clients=3, learning_rate=0.05)
     ],
 )
 def test_200_steps_follow_fedavg(data, model, settings):
-    """Within 1e-4 (issue 9). Under masks a gradient is off by at most about K 2^-41 |r|^2, and 200 steps of a rate of
+    """Within 1e-4. Under masks a gradient is off by at most about K 2^-41 |r|^2, and 200 steps of a rate of
     0.05 at momentum 0.9 add up to a hundred of that: 1e-9, before the training itself amplifies it."""
     assert curves(data, model, **BASE | settings) <= 1e-4
 
@@ -103,3 +103,13 @@ def test_the_command_says_what_does_not_fit(arguments, words, capsys):
 def test_unknown_data():
     with pytest.raises(BatchMismatchError, match="digits, breast-cancer"):
         load("mnist")
+
+
+def test_the_command_stops_cleanly(tmp_path, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sectorch.protocols.perturbation.cli.train", interrupted)
+    assert main(["--rounds", "3", "--out", str(tmp_path)]) == 130
+    assert "stopped" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())

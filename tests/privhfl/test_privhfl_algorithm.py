@@ -25,6 +25,8 @@ from sectorch.protocols.privhfl import (
     Watch,
     federation,
 )
+from sectorch.protocols.privhfl import algorithm as algorithm_module
+from sectorch.protocols.privhfl.training import train
 
 QUICK = Settings(
     queries=24, local=Training("sgd", 0.1, 10, 3), retraining=Training("adam", 2e-3, 16, 2, (1,)), chunk=10
@@ -35,6 +37,18 @@ def digits(clients: int = 3, **options):
     return federation("digits", clients, **{"samples": 20, "test_samples": 100, **options})
 
 
+def small(clients: int = 3, **options):
+    """The same data with perceptrons of different widths, for what does not depend on the architecture."""
+    made, test, classes = digits(clients, **options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        models = [
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 8 + i), nn.ReLU(), nn.Linear(8 + i, 10)) for i in range(clients)
+        ]
+    made = [replace(c, architecture=f"mlp{8 + i}", model=m) for i, (c, m) in enumerate(zip(made, models, strict=True))]
+    return made, test, classes
+
+
 def outcome(result) -> dict:
     """What a run gives, without its seconds."""
     found = result.as_dict()
@@ -42,7 +56,7 @@ def outcome(result) -> dict:
 
 
 def test_a_run_and_its_shape():
-    clients, test, classes = digits(4)
+    clients, test, classes = small(4)
     before = [[p.clone() for p in c.model.state_dict().values()] for c in clients]
     calls = []
 
@@ -54,7 +68,7 @@ def test_a_run_and_its_shape():
     result = PrivHFL(clients, test, classes, how).run(Log())
     names = ["c1", "c2", "c3", "c4"]
     assert calls == [(name, stage) for stage in (1, 2, 3) for name in names]
-    assert result.architectures == ["vgg7-small", "resnet8-small", "resnet10-small"]
+    assert result.architectures == ["mlp8", "mlp9", "mlp10", "mlp11"]
     for name in names:
         rounds = result.records[name][1:]
         assert all(len(r["answering"]) == 2 and name not in r["answering"] and r["queries"] == 24 for r in rounds)
@@ -74,8 +88,30 @@ def test_secure_and_plain_give_the_same():
     assert results[0].received and not results[1].received
 
 
+def test_the_control_trains_as_long_and_asks_nobody(monkeypatch):
+    """As many rows in retraining as with queries, all of them the client's own images with their own labels."""
+    clients, test, classes = small()
+    seen = {False: [], True: []}
+    for control, rows in seen.items():
+
+        def spy(model, images, targets, how, *rest, rows=rows):
+            if how is QUICK.retraining:
+                rows.append((images, targets))
+            train(model, images, targets, how, *rest)
+
+        monkeypatch.setattr(algorithm_module, "train", spy)
+        result = PrivHFL(clients, test, classes, replace(QUICK, control=control, secure=control)).run()
+        assert bool(result.received) is False and result.records["c1"][1]["queries"] == (0 if control else 24)
+    assert [len(images) for images, _ in seen[True]] == [len(images) for images, _ in seen[False]] == [44] * 3
+    for client, (images, targets) in zip(clients, seen[True], strict=True):
+        assert torch.equal(images, torch.cat([client.images, client.images, client.images[:4]]))
+        assert torch.equal(targets.argmax(1), torch.cat([client.labels, client.labels, client.labels[:4]]))
+        assert torch.equal(targets.sum(1), torch.ones(44).double()) and set(targets.unique().tolist()) == {0.0, 1.0}
+    assert result.records["c1"][1]["answering"] == [] and "Nobody was asked" in result.statement[0]
+
+
 def test_order_matters_only_when_sequential():
-    clients, test, classes = digits(samples=20)
+    clients, test, classes = small(samples=20)
     how = replace(QUICK, secure=False)
     there = PrivHFL(clients, test, classes, how).run()
     back = PrivHFL(clients[::-1], test, classes, how).run()
@@ -99,7 +135,7 @@ def test_order_matters_only_when_sequential():
 @pytest.mark.parametrize("expansion", ["mixup", "cutmix", "cutout", "flip", "noise", "private"])
 @pytest.mark.parametrize("selection", ["random", "icd"])
 def test_every_expansion_runs(expansion, selection):
-    clients, test, classes = digits()
+    clients, test, classes = small()
     queries = None if expansion == "private" else 20
     how = replace(QUICK, queries=queries, expansion=expansion, selection=selection, secure=False)
     assert len(PrivHFL(clients, test, classes, how).run().records["c1"]) == 2
@@ -107,7 +143,7 @@ def test_every_expansion_runs(expansion, selection):
 
 @pytest.mark.parametrize("selection", ["margin", "entropy", "kcenter"])
 def test_every_selection_runs(selection):
-    clients, test, classes = digits()
+    clients, test, classes = small()
     run = PrivHFL(clients, test, classes, replace(QUICK, selection=selection, secure=False))
     assert run.settings.budget(20) == (24, 96)
     assert run.run().records["c3"][1]["queries"] == 24
@@ -147,7 +183,7 @@ def test_a_model_out_of_range_is_refused_by_its_owner():
 
 
 def test_taken_up_without_doing_anything_again(tmp_path: Path):
-    clients, test, classes = digits()
+    clients, test, classes = small()
     first = PrivHFL(clients, test, classes, QUICK, out=tmp_path).run()
     steps = []
 
@@ -164,7 +200,7 @@ def test_taken_up_without_doing_anything_again(tmp_path: Path):
 
 
 def test_local_training_is_shared(tmp_path: Path):
-    clients, test, classes = digits()
+    clients, test, classes = small()
     steps = []
 
     class Steps(Watch):
@@ -180,7 +216,7 @@ def test_local_training_is_shared(tmp_path: Path):
 
 
 def test_another_run_in_the_folder_is_refused(tmp_path: Path):
-    clients, test, classes = digits()
+    clients, test, classes = small()
     PrivHFL(clients, test, classes, QUICK, out=tmp_path)
     with pytest.raises(CheckpointError, match=r"another run, which differs in queries \(24 there, 25 now\)"):
         PrivHFL(clients, test, classes, replace(QUICK, queries=25), out=tmp_path)
@@ -189,7 +225,7 @@ def test_another_run_in_the_folder_is_refused(tmp_path: Path):
 
 
 def test_a_broken_file_is_named(tmp_path: Path):
-    clients, test, classes = digits()
+    clients, test, classes = small()
     PrivHFL(clients, test, classes, QUICK, out=tmp_path).run()
     (tmp_path / "round-1" / "c1.pt").write_bytes(b"not a checkpoint")
     with pytest.raises(CheckpointError, match=r"c1.pt cannot be read .*remove it"):

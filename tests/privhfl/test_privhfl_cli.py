@@ -12,7 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from sectorch.cli import app
 from sectorch.protocols.privhfl import PlotError, PrivHFL, Settings, Training, cli, federation, plots
 
 QUICK = ["--clients", "3", "--samples", "20", "--local-epochs", "1", "--epochs", "1"]
@@ -50,12 +52,32 @@ def test_table_and_statement(tmp_path: Path, capsys):
         (["--samples", "5"], "c1 has 5 samples, fewer than one batch of 10"),
         (["--partition", "skew", "--classes-each", "1"], "c1 has samples of class"),
         (["--queries", "9", "--pool", "8"], "9 queries of a pool of 8"),
+        (["--expansion", "private", "--queries", "21"], "21 queries were asked of 20 images"),
+        (["--data", "svhn"], "svhn is not on disk: looked in"),
+        (["--data", "tiny-imagenet"], "tiny-imagenet is not on disk: looked for"),
+        (["--control", "--queries", "4", "5"], "takes one number of --queries, got 2"),
     ],
 )
 def test_errors_are_one_line(tmp_path: Path, capsys, options, text):
     assert cli.main([*QUICK, "--no-plots", "--data-root", str(tmp_path), "--out", str(tmp_path / "o"), *options]) == 1
     shown = capsys.readouterr()
     assert text in " ".join(shown.err.split()) and "Traceback" not in shown.err and shown.out == ""
+
+
+def test_help_through_the_program():
+    """`sectorch privhfl --help` shows all options and an example, and not those of the program around it."""
+    shown = CliRunner().invoke(app, ["privhfl", "--help"])
+    assert shown.exit_code == 0
+    for part in ("--queries", "--expansion", "--control", "sectorch privhfl --data digits --clients 10 --queries 500"):
+        assert part in shown.output
+
+
+def test_an_unknown_option_is_one_line(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--data", "imagenet"])
+    shown = capsys.readouterr()
+    assert stopped.value.code == 2 and shown.out == "" and shown.err.count("\n") == 1
+    assert "invalid choice: 'imagenet' (choose from" in shown.err and "--help lists the options" in shown.err
 
 
 def test_ctrl_c_stops_cleanly(tmp_path: Path):

@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Returns 0, or 2 with the reason for arguments that do not fit."""
+    """Run the command. Returns 0, 2 with the reason for arguments that do not fit, or 130 where it was interrupted."""
     options = parser().parse_args(argv)
     console = Console()
     torch.set_num_threads(max(1, options.threads))
@@ -80,6 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PerturbationError as error:
         console.print(f"[red]{type(error).__name__}[/red]: {error}")
         return 2
+    except KeyboardInterrupt:
+        console.print("stopped; nothing was written")
+        return 130
     console.print(_table(options, runs))
     if not options.no_baseline:
         gap = max(abs(a - b) for a, b in zip(runs["FedAvg"].losses, runs["perturbed"].losses, strict=True))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.func import functional_call
 
 from . import exchange as exchanging
 from .errors import BatchMismatchError, ExchangeError, NonFiniteGradientError, StateMismatchError
 from .losses import dense_targets
 from .messages import NoisyModel, Reply, Request
 from .plan import Plan
-from .terms import exchanged_terms, pull_back, squared_terms
+from .pullback import Pullback, Terms
+from .terms import exchanged_terms, head_terms, squared_terms
 
 
 class ClientWork:
@@ -34,7 +33,7 @@ class ClientWork:
             if own
         }
         self.statistic_count = sum(2 * width for width, _ in self.norms.values())
-        self._body = copy.deepcopy(plan.body)
+        self._body = Pullback(plan.body, names)
 
     def terms(
         self, noisy: NoisyModel, batches: Sequence[tuple], server: Callable[[Request], Reply] | None
@@ -84,13 +83,10 @@ class ClientWork:
         head = f"{plan.head}."
         if missing := [n for n in (*self.names, f"{head}weight") if n not in noisy.state]:
             raise StateMismatchError(f"the noisy model lacks {', '.join(missing[:5])}; it is of another architecture")
-        state = {name: tensor.detach() for name, tensor in noisy.state.items() if not name.startswith(head)}
-        trained = [name for name in self.names if name in state]
-        for name in trained:
-            state[name].requires_grad_()
+        state = {name: tensor.detach() for name, tensor in noisy.state.items()}
         state |= self._fresh_statistics(inputs.device, state)
         try:
-            features = functional_call(self._body, state, (inputs,))
+            features, pull = self._body.forward(state, inputs.detach())
         except (RuntimeError, ValueError, TypeError) as error:
             raise BatchMismatchError(f"inputs {list(inputs.shape)} {inputs.dtype}: {error}") from error
         if features.shape != (len(inputs), plan.features):
@@ -98,26 +94,15 @@ class ClientWork:
                 f"the body gives {list(features.shape)} for inputs of shape {list(inputs.shape)}; the last layer takes "
                 f"[{len(inputs)}, {plan.features}]"
             )
-        weight = noisy.state[f"{head}weight"]
-        fixed = features.detach()
-        logits = F.linear(fixed, weight, noisy.state.get(f"{head}bias"))
-        alpha = fixed.sum(1) + plan.head_bias  # the bias is the weight of a feature that is 1
+        weight = state[f"{head}weight"]
+        logits = F.linear(features, weight, state.get(f"{head}bias"))
+        alpha = features.sum(1) + plan.head_bias  # the bias is the weight of a feature that is 1
         target = dense_targets(self.loss, targets, plan.outputs, len(inputs), logits.dtype)
         q, a = self._cotangents(noisy, logits, alpha, target, server)
         q, a = q.to(logits.dtype) / len(inputs), a.to(logits.dtype) / len(inputs)
-        needed = [state[name] for name in trained]
-        body, head_weight, head_bias = pull_back(features, weight, plan.head_bias, needed, q, a)
-        found = dict(zip(trained, zip(*body, strict=True), strict=True)) if body else {}
-        found |= {f"{head}weight": head_weight} | ({f"{head}bias": head_bias} if plan.head_bias else {})
-        rows = []
-        for term in range(len(q)):
-            parts = []
-            for name in self.names:
-                gradient = found[name][term] if name in found else None
-                parts.append((torch.zeros_like(noisy.state[name]) if gradient is None else gradient).reshape(-1))
-            rows.append(torch.cat(parts))
-        stacked = rows[0][None] if len(rows) == 1 else torch.stack(rows)
-        return stacked, self._statistics(state, stacked)
+        terms = Terms(len(q), {name: state[name] for name in self.names})
+        pull(head_terms(plan.head, features, weight, q, a, terms), terms)
+        return terms.finish(), self._statistics(state, features)
 
     def _cotangents(
         self,

@@ -24,7 +24,8 @@ from .scheme import Scheme
 
 @dataclass(frozen=True)
 class Settings:
-    """One run. `local_batches` are averaged before an update is sent."""
+    """One run. `local_batches` are averaged before an update is sent. `gradient_variance` is that of the Gaussian noise
+    which every FedAvg client adds to its gradient: the baseline of Table IV, not a calibrated mechanism."""
 
     clients: int = 5
     rounds: int = 100
@@ -38,6 +39,7 @@ class Settings:
     exchange: str | None = None
     masked: bool = True
     seed: int = 0
+    gradient_variance: float = 0.0
 
 
 @dataclass
@@ -109,7 +111,7 @@ def train(
         if perturbed:
             recovered = _perturbed_round(scheme, model, batches, weights, masks, history)
         else:
-            recovered = _plain_round(scheme, model, batches, weights, history)
+            recovered = _plain_round(scheme, model, batches, weights, history, settings.gradient_variance)
         begun = time.perf_counter()
         scheme.step(model, optimizer, recovered)
         history.server_seconds += time.perf_counter() - begun
@@ -173,11 +175,15 @@ def _moments(x: torch.Tensor) -> list[torch.Tensor]:
     return [x.mean(dims), x.var(dims)]
 
 
-def _plain_round(scheme, model, batches, weights, history) -> Recovered:
+def _plain_round(scheme, model, batches, weights, history, variance) -> Recovered:
     names = [n for n, p in model.named_parameters() if p.requires_grad]
     size = sum(p.nbytes for p in model.parameters())
     begun = time.perf_counter()
     found = [plain_update(scheme, model, mine) for mine in batches]
+    if variance:
+        for gradients, _ in found:
+            for gradient in gradients:
+                gradient += variance**0.5 * torch.randn_like(gradient)
     history.client_seconds += time.perf_counter() - begun
     begun = time.perf_counter()
     shares = [weight / sum(weights) for weight in weights]

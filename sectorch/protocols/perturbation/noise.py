@@ -18,23 +18,39 @@ from .errors import NoiseError
 @dataclass(frozen=True)
 class Noise:
     """How large the noise is. Sizes are a trade of hiding against rounding: the server recovers a gradient as a
-    difference of terms that grow with the square of `additive`, so float32 wants it near 1.
+    difference of terms that grow with the square of `additive`.
 
     Attributes:
-        spread: channel scales are log-uniform in [1/spread, spread]; above 1.
+        spread: channel scales are log-uniform in [1/spread, spread]; above 1, and 2 or more for powers of two.
         additive: gamma_s is +-uniform in [additive/2, 2 additive]; the public r_a is uniform in [1/2, 3/2] times the
-            root mean square of the last layer's scaled weights, so that what is added to a weight is of the weight's
-            own size, and what is added to a logit is larger than the logit. Positive.
+            root mean square of the last layer's scaled weights. At 1 what is added to a weight is of the weight's own
+            size, and what is added to a logit about sqrt(n_{L-1}) times the logit. Positive. None: 1 for float64 and
+            1/4 for float32, where a deep net's terms would else be a thousand times the gradient.
+        powers_of_two: whether channel scales are powers of two. Floating point then rounds the noised pass exactly as
+            the plain one, so no ReLU near zero turns over, but the digits of every weight stand open and a scale is
+            one of 2 log2(spread) + 1. None: for float32, where one turned ReLU can cost a hundredth of a deep net's
+            gradient; float64 has digits enough for any real scale.
     """
 
     spread: float = 4.0
-    additive: float = 1.0
+    additive: float | None = None
+    powers_of_two: bool | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.spread) and self.spread > 1):
             raise NoiseError(f"the spread of the channel scales has to be finite and above 1, got {self.spread}")
-        if not (math.isfinite(self.additive) and self.additive > 0):
+        if self.additive is not None and not (math.isfinite(self.additive) and self.additive > 0):
             raise NoiseError(f"the size of the additive noise has to be finite and positive, got {self.additive}")
+        if self.powers_of_two and self.spread < 2:
+            raise NoiseError(f"powers of two need a spread of 2 or more, got {self.spread}; or powers_of_two=False")
+
+    def size(self, dtype: torch.dtype) -> float:
+        """`additive` for weights of `dtype`."""
+        return self.additive or (0.25 if dtype == torch.float32 else 1.0)
+
+    def exact(self, dtype: torch.dtype) -> bool:
+        """Whether weights of `dtype` get powers of two."""
+        return self.spread >= 2 and dtype == torch.float32 if self.powers_of_two is None else self.powers_of_two
 
 
 def uniform(count: int, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
@@ -62,21 +78,20 @@ class Key:
     """One round's private key (r^(l), gamma, xi). For the server alone; its repr shows nothing.
 
     Attributes:
-        round: 16 random bytes that name the round; public.
+        round: 16 random bytes that name the round; public. dtype: of the weights.
         scales: float64, positive, by channel number of the plan; entry 0 is 1.
         gamma, xi: float64 [m], nonzero.
         additive: r_a, float64 [n_L], pairwise different but in the shift exchange, where all are equal; public.
         partition: index of I_s of each output, int64 [n_L]; public.
-        ratios: R of all trainable parameters in the plan's order, flat, in the model's dtype [P].
     """
 
     round: bytes
+    dtype: torch.dtype
     scales: torch.Tensor = field(repr=False)
     gamma: torch.Tensor = field(repr=False)
     xi: torch.Tensor = field(repr=False)
     additive: torch.Tensor = field(repr=False)
     partition: torch.Tensor = field(repr=False)
-    ratios: torch.Tensor = field(repr=False)
 
     def __repr__(self) -> str:
         return "Key(...)"
@@ -109,20 +124,25 @@ def check_noise(scales: torch.Tensor, gamma: torch.Tensor, xi: torch.Tensor, add
             raise NoiseError(f"{bad} of {values.numel()} entries of {name} are zero or not finite")
 
 
-def draw_scales(roots: np.ndarray, count: int, noise: Noise) -> torch.Tensor:
-    """Scales by channel number, float64 [count]: log-uniform at the roots, 1 elsewhere."""
+def draw_scales(roots: torch.Tensor, count: int, noise: Noise, dtype: torch.dtype) -> torch.Tensor:
+    """Scales for weights of `dtype` by channel number, float64 [count]: log-uniform at the roots, 1 elsewhere."""
     scales = torch.ones(count, dtype=torch.float64)
-    limit = math.log(noise.spread)
-    scales[torch.from_numpy(roots)] = torch.exp(uniform(len(roots), -limit, limit))
+    if noise.exact(dtype):
+        limit = math.floor(math.log2(noise.spread))
+        drawn = torch.exp2(uniform(len(roots), -limit, limit + 1).floor().clamp(max=limit))
+    else:
+        limit = math.log(noise.spread)
+        drawn = torch.exp(uniform(len(roots), -limit, limit))
+    scales[roots] = drawn
     return scales
 
 
 def draw_additive(
-    outputs: int, partitions: int, size: float, noise: Noise, common: bool
+    outputs: int, partitions: int, size: float, noise: float, common: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """gamma [m], xi [m], r_a [n_L]: see `Noise`; `size` is the weights' root mean square, or any positive number where
-    they are all zero. With `common`, r_a is the same for every output (shift exchange)."""
-    gamma = signs(partitions) * uniform(partitions, noise.additive / 2, 2 * noise.additive)
+    they are all zero, and `noise` is `Noise.size`. With `common`, r_a is the same for every output (shift exchange)."""
+    gamma = signs(partitions) * uniform(partitions, noise / 2, 2 * noise)
     xi = signs(partitions) * uniform(partitions, 0.5, 2.0)
     additive = uniform(1 if common else outputs, 0.5, 1.5).expand(outputs) * size
     return gamma, xi, additive.clone()

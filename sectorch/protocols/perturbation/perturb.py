@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from .errors import NonFiniteGradientError, StateMismatchError
-from .noise import Key, Noise, draw_scales
+from .noise import Noise, draw_scales
 from .plan import Plan, make_plan
 
 
-def check_state(state: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size]) -> None:
-    """Raise unless `state` has the model's names and shapes and finite real numbers.
+def check_state(state: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size]) -> torch.dtype:
+    """The dtype of the weights. Raises unless `state` has the model's names and shapes and finite real numbers.
 
     Raises:
         StateMismatchError: names and shapes that differ. NonFiniteGradientError: names the tensors.
@@ -26,59 +27,55 @@ def check_state(state: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Si
     for name, shape in shapes.items():
         if state[name].shape != shape:
             raise StateMismatchError(f"'{name}' has shape {list(state[name].shape)}; the model's is {list(shape)}")
-    bad = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    real = {name: tensor.detach() for name, tensor in state.items() if tensor.is_floating_point()}
+    sums = [float(tensor.sum()) for tensor in real.values()]  # One pass; not finite if an entry is not, or on overflow.
+    bad = [] if all(map(math.isfinite, sums)) else [n for n, tensor in real.items() if not tensor.isfinite().all()]
     if bad:
         raise NonFiniteGradientError(f"the state dict is not finite at {', '.join(bad[:5])}; the run has diverged")
-    kinds = {tensor.dtype for tensor in state.values() if tensor.is_floating_point()}
+    kinds = {tensor.dtype for tensor in real.values()}
     if len(kinds) != 1 or kinds - {torch.float32, torch.float64}:
         raise StateMismatchError(
             f"the weights are of {kinds or 'no real dtype'}; all float32 or all float64 is expected"
         )
+    return kinds.pop()
 
 
-def ratio_vector(
-    plan: Plan,
-    names: list[str],
-    shapes: Mapping[str, torch.Size],
-    scales: torch.Tensor,
-    state: Mapping[str, torch.Tensor],
-) -> torch.Tensor:
-    """R of the trainable parameters, flat [P], in the weights' dtype."""
-    like = state[names[0]]
-    out = torch.empty(sum(shapes[name].numel() for name in names), dtype=like.dtype, device=like.device)
-    for name, part in zip(names, out.split([shapes[name].numel() for name in names]), strict=True):
-        part.view(shapes[name]).copy_(plan.parameters[name].factors(scales, len(shapes[name])).expand(shapes[name]))
-    return out
+def cut(flat: torch.Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Tensor]:
+    """Views of a flat vector [P] as tensors of these shapes, in their order."""
+    parts = flat.split([shape.numel() for shape in shapes.values()])
+    return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
 def head_size(plan: Plan, state: Mapping[str, torch.Tensor], scales: torch.Tensor) -> float:
     """Root mean square of the last layer's scaled weights; 1 / n_{L-1} where they are all zero."""
-    weight = state[f"{plan.head}.weight"].detach()
-    factors = plan.parameters[f"{plan.head}.weight"].factors(scales, 2).to(weight)
-    return float((weight * factors).square().mean().sqrt()) or 1 / plan.features
+    name = f"{plan.head}.weight"
+    weight, scales = state[name].detach().clone(), scales.to(state[name])
+    return float(plan.parameters[name].scale_(weight, scales, 1 / scales).square().mean().sqrt()) or 1 / plan.features
 
 
 def perturbed_state(
-    plan: Plan, model: nn.Module, state: Mapping[str, torch.Tensor], key: Key | None, scales: torch.Tensor | None = None
+    plan: Plan,
+    model: nn.Module,
+    state: Mapping[str, torch.Tensor],
+    scales: torch.Tensor,
+    shift: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
-    """W^ = R o W, plus R^a in the last layer if there is a key; running statistics only where a norm uses them.
+    """W^ = R o W, plus R^a in the last layer if there is a shift r [n_L]; running statistics only where a norm uses
+    them.
 
     R^a is added to the bias as well: the bias is the weight of a feature that is 1, so alpha = sum_j y^_j + 1.
     """
-    scales = key.scales if key is not None else scales
-    out = {}
-    for name, scaled in plan.parameters.items():
-        weight = state[name].detach()
-        out[name] = weight * scaled.factors(scales, weight.dim()).to(weight)
-    if key is not None:
+    near = scales.to(state[f"{plan.head}.weight"])
+    inverses = 1 / near
+    out = {n: scaled.scale_(state[n].detach().clone(), near, inverses) for n, scaled in plan.parameters.items()}
+    if shift is not None:
         for name in (f"{plan.head}.weight", f"{plan.head}.bias"):
             if name in out:
-                shift = key.shift.to(out[name])
-                out[name] = out[name] + (shift[:, None] if out[name].dim() == 2 else shift)
+                out[name] += (shift[:, None] if out[name].dim() == 2 else shift).to(out[name])
     for name, own in plan.batch_norms.items():
         if not own:
             mean, variance = state[f"{name}.running_mean"], state[f"{name}.running_var"]
-            r = scales[torch.from_numpy(plan.norm_inputs[name])].to(mean)
+            r = near[plan.norm_inputs[name]]
             eps = model.get_submodule(name).eps
             out[f"{name}.running_mean"] = r * mean
             out[f"{name}.running_var"] = r.square() * (variance + eps) - eps
@@ -92,9 +89,10 @@ def inference_copy(
     """A perturbed copy of `model` in eval mode: fresh scales, no additive noise (III-D)."""
     copied = copy.deepcopy(model).eval()
     plan = make_plan(copied, channels)
-    scales = draw_scales(plan.roots, plan.scale_count, noise)
+    dtype = state[f"{plan.head}.weight"].dtype
+    scales = draw_scales(plan.roots, plan.scale_count, noise, dtype)
     noisy = {name: tensor.detach().clone() for name, tensor in state.items()}
-    noisy |= perturbed_state(plan, copied, state, None, scales)
-    copied.to(next(iter(state.values())).dtype)
+    noisy |= perturbed_state(plan, copied, state, scales)
+    copied.to(dtype)
     copied.load_state_dict(noisy)
     return copied.requires_grad_(False)

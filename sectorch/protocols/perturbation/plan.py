@@ -15,6 +15,7 @@ from torch import fx, nn
 
 from ...nn.trace import trace, where
 from .errors import NotPerturbableError
+from .functional import functional
 from .rules import function_rule, module_rule
 from .scales import ONE, Located
 from .walk import Walk
@@ -29,18 +30,16 @@ class Scaled:
         columns: representatives of the input channels, int64 [out, in / groups] or [1, in]; None for scale 1.
     """
 
-    rows: np.ndarray | None
-    columns: np.ndarray | None = None
+    rows: torch.Tensor | None
+    columns: torch.Tensor | None = None
 
-    def factors(self, scales: torch.Tensor, dims: int) -> torch.Tensor:
-        """R, broadcastable to a tensor of `dims` dimensions; `scales` is float64 [channels], indexed by channel."""
-        r = torch.ones((1,) * max(dims, 1), dtype=torch.float64)
+    def scale_(self, values: torch.Tensor, scales: torch.Tensor, inverses: torch.Tensor) -> torch.Tensor:
+        """Multiply by R in place; scales and their inverses are of the dtype of `values`, indexed by channel."""
         if self.rows is not None:
-            r = scales[torch.from_numpy(self.rows)].reshape(-1, *(1,) * (dims - 1))
+            values *= scales[self.rows].view(-1, *(1,) * (values.dim() - 1))
         if self.columns is not None:
-            below = scales[torch.from_numpy(self.columns)]
-            r = r / below.reshape(*below.shape, *(1,) * (dims - 2))
-        return r
+            values *= inverses[self.columns].view(*self.columns.shape, *(1,) * (values.dim() - 2))
+        return values
 
 
 @dataclass
@@ -66,9 +65,9 @@ class Plan:
     head_bias: bool
     parameters: dict[str, Scaled] = field(default_factory=dict)
     batch_norms: dict[str, bool] = field(default_factory=dict)
-    norm_inputs: dict[str, np.ndarray] = field(default_factory=dict)
+    norm_inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     scale_count: int = 1
-    roots: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    roots: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
 
 def make_plan(model: nn.Module, channels: int | None = None) -> Plan:
@@ -89,6 +88,7 @@ def make_plan(model: nn.Module, channels: int | None = None) -> Plan:
             f"the forward of {type(model).__name__} has control flow that torch.fx cannot see through, so the scale of "
             f"its layers is not known; write it without branches on tensor values"
         )
+    functional(graph)
     shared = [n for n, _ in model.named_parameters(remove_duplicate=False)]
     if len(shared) != len(list(model.named_parameters())):
         raise NotPerturbableError("two layers of the model share one parameter; give each its own")
@@ -181,14 +181,16 @@ class _Planner(Walk):
     def _finish(self, head: fx.Node) -> Plan:
         module = self.graph.get_submodule(head.target)
 
-        def final(channels: np.ndarray | None) -> np.ndarray | None:
-            return None if channels is None else self.channels.roots(channels.ravel()).reshape(channels.shape)
+        def final(channels: np.ndarray | None) -> torch.Tensor | None:
+            if channels is None:
+                return None
+            return torch.from_numpy(self.channels.roots(channels.ravel()).reshape(channels.shape))
 
         scaled = {name: Scaled(final(rows), final(columns)) for name, (rows, columns) in self.scaled.items()}
         norm_inputs = {name: final(channels) for name, channels in self.norm_inputs.items()}
         roots = [s for scale in scaled.values() for s in (scale.rows, scale.columns) if s is not None]
-        roots += list(norm_inputs.values())
-        distinct = np.unique(np.concatenate([r.ravel() for r in roots])) if roots else np.empty(0, dtype=np.int64)
+        flat = [torch.zeros(0, dtype=torch.int64), *map(torch.ravel, roots), *norm_inputs.values()]
+        distinct = torch.unique(torch.cat(flat))
         copies: dict[fx.Node, fx.Node] = {}
         graph = fx.Graph()
         graph.graph_copy(self.graph.graph, copies)

@@ -19,6 +19,7 @@ from .errors import (
 from .masks import Opening, unmask
 from .messages import Update
 from .noise import Key
+from .perturb import cut
 
 
 class Recovered(dict):
@@ -36,7 +37,6 @@ class Recovered(dict):
         cls,
         flat: torch.Tensor,
         statistics: torch.Tensor,
-        names: Sequence[str],
         shapes: Mapping[str, torch.Size],
         norms: Mapping[str, tuple[int, float | None]],
     ) -> Recovered:
@@ -45,9 +45,9 @@ class Recovered(dict):
         Raises:
             NonFiniteGradientError: names the gradients that hold NaN or infinity.
         """
-        parts = flat.split([shapes[name].numel() for name in names])
-        found = cls({name: part.reshape(shapes[name]) for name, part in zip(names, parts, strict=True)})
-        if bad := [name for name, gradient in found.items() if not gradient.isfinite().all()]:
+        found = cls(cut(flat, shapes))
+        if not _finite(flat):
+            bad = [name for name, gradient in found.items() if not gradient.isfinite().all()]
             raise NonFiniteGradientError(f"the recovered gradient is not finite at {', '.join(bad[:5])}")
         widths = [width for width, _ in norms.values() for _ in range(2)]
         pieces = iter(statistics.split(widths) if widths else ())
@@ -60,27 +60,45 @@ def aggregate(
     updates: Sequence[Update],
     weights: Sequence[float],
     openings: Sequence[Opening],
-    shape: tuple[int, int],
-    statistic_count: int,
+    factors: torch.Tensor,
+    counts: tuple[int, int],
     frac_bits: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eq. 28: sum_k N_k / N of every term; [T, P] and the statistics.
+    """Eqs. 28 and 29 but for R: sum_k N_k / N sum_t factors_t term_kt, flat [P], and the mean statistics.
 
-    Masked updates already hold N_k / N and are summed in the ring, exactly.
+    Floats are read once, a client at a time: no sum of a single term is kept. Masked updates already hold N_k / N and
+    are summed in the ring first, exactly, for only the sum is free of masks.
+
+    Args:
+        factors: what each term is multiplied by, float64 [T]; see `coefficients`. counts: P, and how many statistics.
 
     Raises:
         StaleKeyError, StateMismatchError, WeightError, MaskError, DroppedClientError, NonFiniteGradientError.
     """
-    shares = _check(key, updates, weights, shape, statistic_count)
-    if not updates[0].masked:
-        if openings:
-            raise MaskError("openings were given for updates without masks")
-        terms = torch.zeros_like(updates[0].terms)
-        statistics = torch.zeros_like(updates[0].statistics)
-        for share, update in zip(shares, updates, strict=True):
-            terms.add_(update.terms, alpha=share)
-            statistics.add_(update.statistics, alpha=share)
-        return terms, statistics
+    shares = _check(key, updates, weights, (len(factors), counts[0]), counts[1])
+    if updates[0].masked:
+        return _unmasked_sum(updates, openings, shares, factors, frac_bits)
+    if openings:
+        raise MaskError("openings were given for updates without masks")
+    total = updates[0].terms.new_zeros(counts[0])
+    statistics = torch.zeros_like(updates[0].statistics)
+    for share, update in zip(shares, updates, strict=True):
+        total.addmv_(update.terms.T, (share * factors).to(total))
+        statistics.add_(update.statistics, alpha=share)
+    if not (_finite(total) and _finite(statistics)):
+        for place, update in enumerate(updates):
+            if not (update.terms.isfinite().all() and update.statistics.isfinite().all()):
+                raise NonFiniteGradientError(f"update {place} holds NaN or infinity")
+    return total, statistics
+
+
+def _unmasked_sum(
+    updates: Sequence[Update],
+    openings: Sequence[Opening],
+    shares: Sequence[float],
+    factors: torch.Tensor,
+    frac_bits: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
     _check_cohort(updates, openings)
     present = math.fsum(update.share for update in updates)
     for share, update in zip(shares, updates, strict=True):
@@ -89,15 +107,15 @@ def aggregate(
                 f"client {update.client} masked its update for a share of {update.share:.6g}, but its weight makes "
                 f"{share * present:.6g}; the weights have to be those announced with the round"
             )
-    total = torch.zeros(shape[0] * shape[1] + statistic_count, dtype=torch.int64)
-    terms, statistics = total[: shape[0] * shape[1]], total[shape[0] * shape[1] :]
+    count = updates[0].terms.numel()
+    total = torch.zeros(count + len(updates[0].statistics), dtype=torch.int64)
     for update in updates:
-        terms += update.terms.reshape(-1)
-        statistics += update.statistics
+        total[:count] += update.terms.reshape(-1)
+        total[count:] += update.statistics
     if openings:
         total = unmask(total, openings, len(total))
     real = decode(total, frac_bits, torch.float64) / present
-    return real[: shape[0] * shape[1]].reshape(shape), real[shape[0] * shape[1] :]
+    return factors @ real[:count].view(len(factors), -1), real[count:]
 
 
 def _check(
@@ -122,8 +140,6 @@ def _check(
             raise MaskError("some updates are masked and some are not; all or none have to be")
         if update.masked != (update.terms.dtype == torch.int64):
             raise StateMismatchError(f"update {place} is of {update.terms.dtype}, which does not fit its masks")
-        if not update.masked and not (_finite(update.terms) and _finite(update.statistics)):
-            raise NonFiniteGradientError(f"update {place} holds NaN or infinity")
     total = math.fsum(weights)
     return [weight / total for weight in weights]
 
@@ -167,13 +183,6 @@ def coefficients(key: Key, loss: str, exchange: str | None) -> torch.Tensor:
     if exchange == "shift":
         return one
     return torch.cat([one, -key.gamma, key.gamma * key.xi, -key.xi])
-
-
-def combine(key: Key, terms: torch.Tensor, loss: str, exchange: str | None) -> torch.Tensor:
-    """R o (noisy gradient - noise terms), flat [P], in the weights' dtype."""
-    factors = coefficients(key, loss, exchange).to(terms)
-    total = factors @ terms if len(factors) > 1 else terms[0]
-    return (total * key.ratios).to(key.ratios.dtype)
 
 
 def statistics_state(

@@ -1,7 +1,7 @@
 """The scheme: the server perturbs a model, clients send noisy gradients and noise terms, the server recovers.
 
 Source: Feng, Yang, Fang, Xia, Tang, Shao, Xiong, "A Practical Privacy-preserving Method in Federated Deep Learning"
-(../shared/papers/perturbation.txt), section III. docs/perturbation.md says what it hides, and what it does not.
+section III. docs/perturbation.md says what it hides, and what it does not.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .losses import EXCHANGES, LOSSES, loss_of
 from .masks import FRAC_BITS, ClientMasks, Opening
 from .messages import NoisyModel, Reply, Request, Update
 from .noise import Key, Noise, check_noise, draw_additive, draw_scales, random_partition
-from .perturb import check_state, head_size, inference_copy, perturbed_state, ratio_vector
+from .perturb import check_state, cut, head_size, inference_copy, perturbed_state
 from .plan import make_plan
-from .recover import Recovered, aggregate, combine, statistics_state
+from .recover import Recovered, aggregate, coefficients, statistics_state
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -79,6 +79,7 @@ class Scheme:
         self._model, self._channels = model, channels
         self._names = [name for name, p in model.named_parameters() if p.requires_grad]
         self._shapes = {name: p.shape for name, p in model.state_dict(keep_vars=True).items()}
+        self._trained = {name: self._shapes[name] for name in self._names}
         self._client = ClientWork(plan, self._names, self.loss, self.exchange, model)
 
     @property
@@ -105,17 +106,16 @@ class Scheme:
             StateMismatchError: names or shapes that are not the model's. NonFiniteGradientError: NaN in the weights.
             NoiseError: the noise is not positive.
         """
-        check_state(state_dict, self._shapes)
+        dtype = check_state(state_dict, self._shapes)
         plan = self.plan
         common = self.exchange == "shift"
-        scales = draw_scales(plan.roots, plan.scale_count, self.noise)
+        scales = draw_scales(plan.roots, plan.scale_count, self.noise, dtype)
         size = head_size(plan, state_dict, scales)
-        gamma, xi, additive = draw_additive(plan.outputs, self.partitions, size, self.noise, common)
+        gamma, xi, additive = draw_additive(plan.outputs, self.partitions, size, self.noise.size(dtype), common)
         check_noise(scales, gamma, xi, additive)
         partition = random_partition(plan.outputs, self.partitions)
-        ratios = ratio_vector(plan, self._names, self._shapes, scales, state_dict)
-        key = Key(os.urandom(16), scales, gamma, xi, additive, partition, ratios)
-        state = perturbed_state(plan, self._model, state_dict, key)
+        key = Key(os.urandom(16), dtype, scales, gamma, xi, additive, partition)
+        state = perturbed_state(plan, self._model, state_dict, scales, key.shift)
         public = torch.ones_like(additive) if common else additive  # the shift exchange has no use for r_a
         noisy = NoisyModel(
             state, public, partition, key.round, self.frac_bits, lambda request: self.answer(key, request)
@@ -156,12 +156,22 @@ class Scheme:
             StaleKeyError, StateMismatchError, WeightError, MaskError, DroppedClientError, NonFiniteGradientError.
             Nothing is changed by a failed call.
         """
-        shape = (self.term_count, len(key.ratios))
-        terms, statistics = aggregate(
-            key, updates, weights, openings, shape, self._client.statistic_count, self.frac_bits
-        )
-        flat = combine(key, terms, self.loss, self.exchange)
-        return Recovered.split(flat, statistics, self._names, self._shapes, self._client.norms)
+        factors = coefficients(key, self.loss, self.exchange)
+        counts = sum(shape.numel() for shape in self._trained.values()), self._client.statistic_count
+        total, statistics = aggregate(key, updates, weights, openings, factors, counts, self.frac_bits)
+        self._times_ratios(key, total)
+        return Recovered.split(total.to(key.dtype), statistics, self._trained, self._client.norms)
+
+    def ratios(self, key: Key) -> torch.Tensor:
+        """R of all trainable parameters in the model's order, flat, float64 [P]: what the server knows beside R^a."""
+        return self._times_ratios(key, torch.ones(sum(s.numel() for s in self._trained.values()), dtype=torch.float64))
+
+    def _times_ratios(self, key: Key, flat: torch.Tensor) -> torch.Tensor:
+        scales = key.scales.to(flat)
+        inverses = 1 / scales
+        for name, part in cut(flat, self._trained).items():
+            self.plan.parameters[name].scale_(part, scales, inverses)
+        return flat
 
     def update_statistics(
         self, state_dict: Mapping[str, torch.Tensor], recovered: Recovered
@@ -177,12 +187,13 @@ class Scheme:
         wrong = [n for n, g in recovered.items() if n not in parameters or parameters[n].shape != g.shape]
         if wrong:
             raise StateMismatchError(f"the gradient does not fit the model at {', '.join(wrong[:5])}")
-        changed = self.update_statistics(model.state_dict(), recovered)
+        buffers = dict(model.named_buffers())
+        changed = self.update_statistics(buffers, recovered)
         for name, gradient in recovered.items():
             parameters[name].grad = gradient.to(parameters[name])
         optimizer.step()
-        if changed:
-            model.load_state_dict(changed, strict=False)
+        for name, value in changed.items():
+            buffers[name].copy_(value)
 
     def inference_model(self, state_dict: Mapping[str, torch.Tensor]) -> nn.Module:
         """A module in eval mode with perturbed weights that gives the true outputs (III-D): channel scales, but no

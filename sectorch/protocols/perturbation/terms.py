@@ -1,13 +1,15 @@
 """The client's side of Lemmas 3 and 5: every term as a vector-Jacobian product of one forward pass.
 
 A term is a cotangent q [B, n_L] of the noisy outputs and one a [B] of alpha, so its gradient is that of
-sum q o y^ + sum a alpha. The head (y^ = h W^T + b, alpha = sum h + 1) is done in closed form for all terms at once,
-and the body is walked back once a term.
+sum q o y^ + sum a alpha. The head (y^ = h W^T + b, alpha = sum h + 1) is done in closed form for all terms at once;
+`pullback` walks the body.
 """
 
 from __future__ import annotations
 
 import torch
+
+from .pullback import Terms
 
 
 def squared_terms(
@@ -42,31 +44,14 @@ def exchanged_terms(
     return q, a
 
 
-def pull_back(
-    features: torch.Tensor,
-    weight: torch.Tensor,
-    bias: bool,
-    parameters: list[torch.Tensor],
-    q: torch.Tensor,
-    a: torch.Tensor,
-) -> tuple[list[list[torch.Tensor | None]], torch.Tensor, torch.Tensor | None]:
-    """The gradients of all terms.
+def head_terms(
+    name: str, features: torch.Tensor, weight: torch.Tensor, q: torch.Tensor, a: torch.Tensor, terms: Terms
+) -> torch.Tensor:
+    """The last layer's gradients into `terms`, and the cotangents [T, B, n_{L-1}] of the features.
 
     Args:
-        features: h [B, n_{L-1}] with its graph; weight: [n_L, n_{L-1}]; parameters: those of the body that train.
-        q, a: cotangents [T, B, n_L] and [T, B], already divided by the number of samples.
-
-    Returns:
-        For each term, the gradients of `parameters` (None for one the features do not depend on); the head's weight
-        gradients [T, n_L, n_{L-1}]; its bias gradients [T, n_L] or None.
+        features: h [B, n_{L-1}]; weight: [n_L, n_{L-1}]; q, a: [T, B, n_L] and [T, B], already over the batch size.
     """
-    fixed = features.detach()
-    head_weight = torch.einsum("tbo,bf->tof", q, fixed)
-    head_bias = q.sum(1) if bias else None
-    body: list[list[torch.Tensor | None]] = []
-    if parameters and features.requires_grad:
-        cotangents = q @ weight.detach() + a[:, :, None]
-        for index, cotangent in enumerate(cotangents):
-            last = index == len(cotangents) - 1
-            body.append(list(torch.autograd.grad(features, parameters, cotangent, not last, allow_unused=True)))
-    return body, head_weight, head_bias
+    terms.product(f"{name}.weight", q, features)
+    terms.put(f"{name}.bias", q.sum(1))
+    return (q @ weight).add_(a[:, :, None])

@@ -99,14 +99,23 @@ class PrivHFL:
         model = copy.deepcopy(self.models[client.name])
         record = self._resume(stage, client, model)
         if record is None:
-            queries = self._queries(t, client)  # 6, 7
-            labels, asked = self._answers(t, client, queries, answering, watch)  # 8-13
+            if self.settings.control:
+                queries, labels, asked = self._own(client)
+            else:
+                queries = self._queries(t, client)  # 6, 7
+                labels, asked = self._answers(t, client, queries, answering, watch)  # 8-13
             start = time.perf_counter()
             self._retrain(t, client, model, queries, labels, watch)  # 14
             record = dict(asked, accuracy=accuracy(model, *self.test), retraining=time.perf_counter() - start)
             self.store.keep(stage, client.name, model.state_dict(), record)
         self.models[client.name] = model
         return record
+
+    def _own(self, client: Client) -> tuple[torch.Tensor, torch.Tensor, dict]:
+        """The control: the private samples again and again, as many as there would be queries."""
+        count, _ = self.settings.budget(len(client.images))
+        again = torch.arange(count) % len(client.images)
+        return client.images[again], self._one_hot(client.labels[again]), dict(answering=[], queries=0)
 
     def _queries(self, t: int, client: Client) -> torch.Tensor:
         """Lines 6 and 7: expand the private data set to a pool, and choose from it."""
@@ -185,10 +194,12 @@ class PrivHFL:
     ) -> None:
         """Line 14: on the private data set and the labelled queries."""
         how = self.settings.retraining
-        private = F.one_hot(client.labels, self.classes).double()
         tick = watch.step(f"{client.name}: retraining, round {t}", how.epochs)
-        images, targets = torch.cat([client.images, queries]), torch.cat([private, labels])
+        images, targets = torch.cat([client.images, queries]), torch.cat([self._one_hot(client.labels), labels])
         train(model, images, targets, how, self._seed(client, t, "retraining"), tick)
+
+    def _one_hot(self, labels: torch.Tensor) -> torch.Tensor:
+        return F.one_hot(labels, self.classes).double()
 
     def _resume(self, stage: str, client: Client, model: nn.Module) -> dict | None:
         """The record of finished work, with its weights loaded into `model`; None if there is none."""

@@ -1,9 +1,4 @@
-"""`sectorch privhfl`: a run from the command line.
-
-python -m sectorch.protocols.privhfl.cli --data digits --clients 10 --queries 500
-python -m sectorch.protocols.privhfl.cli --queries 100 250 500 --out runs/sweep
-python -m sectorch.protocols.privhfl.cli --data cifar10 --data-root ~/data --clients 50 --queries 10000
-"""
+"""`sectorch privhfl`: a run from the command line, with a live bar, tables, results.json, a CSV and plots."""
 
 from __future__ import annotations
 
@@ -13,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -25,6 +21,8 @@ from ...data.selection import SELECTIONS
 from ...errors import SectorchError
 from . import plots
 from .algorithm import PrivHFL
+from .architectures import ARCHITECTURES
+from .errors import PrivHFLError
 from .federation import federation
 from .report import Result, accuracy_table, add_client
 from .settings import Client, Settings
@@ -32,38 +30,61 @@ from .statement import table as received_table
 from .training import PRESETS
 from .watch import Watch
 
+EXAMPLES = """examples:
+  sectorch privhfl --data digits --clients 10 --queries 500
+  sectorch privhfl --queries 100 250 500 --out runs/sweep          accuracy per query count, and its plot
+  sectorch privhfl --control --out runs/control                    as long on the private data alone
+  sectorch privhfl --partition dirichlet --alpha 0.5 --selection icd --pool 2000 -C 0.6 --iterations 2
+  sectorch privhfl --data cifar10 --data-root ~/data --clients 50 --queries 10000
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors in one line, without the usage above them."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; {self.prog} --help lists the options\n")
+
 
 def parser() -> argparse.ArgumentParser:
-    """The options; `sectorch privhfl` takes the same."""
-    p = argparse.ArgumentParser(
+    """The options of `sectorch privhfl`."""
+    p = Parser(
         prog="sectorch privhfl",
-        description="Heterogeneous federated learning without an auxiliary data set (PrivHFL), all parties in this "
+        description="Heterogeneous federated learning without an auxiliary data set (PrivHFL), all parties in this\n"
         "process: a simulation, which protects nothing. A run that was stopped goes on when started again.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("--data", default="digits", choices=list(DATASETS))
+    p.add_argument("--data", default="digits", choices=list(DATASETS), help="data set (default digits)")
     p.add_argument("--data-root", type=Path, help="where data sets lie; else $SECTORCH_DATA, else ~/.cache/sectorch")
-    p.add_argument("--clients", type=int, default=10)
+    p.add_argument("--clients", type=int, default=10, help="how many, at least two (default 10)")
     p.add_argument("--samples", type=int, help="private samples of each client (default: Table 7; digits 30)")
-    p.add_argument("--architectures", nargs="+", metavar="NAME", help="in turn; n/3 clients each if there are three")
-    p.add_argument("--partition", default="iid", choices=list(PARTITIONS))
-    p.add_argument("--alpha", type=float, default=0.5, help="of the Dirichlet partition")
-    p.add_argument("--classes-each", type=int, default=2, help="of the skewed partition")
+    p.add_argument(
+        "--architectures",
+        nargs="+",
+        metavar="NAME",
+        help=f"in turn, n/3 clients each if there are three: {', '.join(ARCHITECTURES)}",
+    )
+    p.add_argument("--partition", default="iid", choices=list(PARTITIONS), help="who has which classes (default iid)")
+    p.add_argument("--alpha", type=float, default=0.5, help="of the Dirichlet partition; small is uneven (default 0.5)")
+    p.add_argument("--classes-each", type=int, default=2, help="of the skewed partition (default 2)")
     p.add_argument("--queries", type=int, nargs="+", help="of each client; several make a sweep (default 500)")
-    p.add_argument("--pool", type=int, help="images in the expanded pool")
-    p.add_argument("--fraction", "-C", type=float, default=1.0, help="C, of the other clients that answer")
-    p.add_argument("--iterations", type=int, default=1)
-    p.add_argument("--expansion", default="mixup", choices=list(EXPANSIONS))
-    p.add_argument("--selection", default="random", choices=list(SELECTIONS))
+    p.add_argument("--pool", type=int, help="images in the expanded pool (default: queries; four times, if selected)")
+    p.add_argument("--fraction", "-C", type=float, default=1.0, help="C, of the other clients that answer (default 1)")
+    p.add_argument("--iterations", type=int, default=1, help="in each, every client asks once (default 1)")
+    p.add_argument("--expansion", default="mixup", choices=list(EXPANSIONS), help="what queries are made of")
+    p.add_argument("--selection", default="random", choices=list(SELECTIONS), help="which of the pool are asked about")
     p.add_argument("--normalise", action="store_true", help="aggregate softmax outputs and not logits (Figure 13)")
+    p.add_argument("--control", action="store_true", help="ask nobody: retrain as long on the private data alone")
     p.add_argument("--plain", action="store_true", help="the same in the clear, as an ablation; protects nothing")
-    p.add_argument("--local-epochs", type=int)
-    p.add_argument("--epochs", type=int, help="of retraining (paper: 50)")
-    p.add_argument("--frac-bits", type=int, default=24)
+    p.add_argument("--local-epochs", type=int, help="of local training (default: Table 7; digits 150)")
+    p.add_argument("--epochs", type=int, help="of retraining (default 50, as in the paper)")
+    p.add_argument("--frac-bits", type=int, default=24, help="fraction bits of the shares (default 24; the paper 20)")
     p.add_argument("--chunk", type=int, help="queries that cross a session at once (default: by memory)")
-    p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--out", type=Path, default=Path("runs/privhfl"), help="results and checkpoints")
+    p.add_argument("--seed", type=int, default=0, help="of everything but the shares (default 0)")
+    p.add_argument("--out", type=Path, default=Path("runs/privhfl"), help="results, plots, checkpoints (%(default)s)")
     p.add_argument("--json", action="store_true", help="print results.json and nothing else")
-    p.add_argument("--no-plots", action="store_true")
+    p.add_argument("--no-plots", action="store_true", help="draw nothing; plots need matplotlib")
     return p
 
 
@@ -131,6 +152,8 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         root=options.data_root,
     )
     counts = options.queries or [None]
+    if options.control and len(counts) > 1:
+        raise PrivHFLError(f"--control asks nobody, so it takes one number of --queries, got {len(counts)}")
     runs = [
         PrivHFL(
             clients,
@@ -184,6 +207,7 @@ def _settings(options: argparse.Namespace, queries: int | None) -> Settings:
         secure=not options.plain,
         frac_bits=options.frac_bits,
         chunk=options.chunk,
+        control=options.control,
         seed=options.seed,
     )
 

@@ -50,6 +50,8 @@ class Result:
     def statement(self) -> list[str]:
         """The privacy statement, from the ledger."""
         how = self.settings
+        if how.control:
+            return ["Nobody was asked: each client retrained on its own data alone. A control."]
         answering = how.answering(len(self.clients))
         return sentences(self.received, secure=how.secure, answering=answering, normalise=how.normalise)
 

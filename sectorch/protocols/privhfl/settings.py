@@ -56,6 +56,8 @@ class Settings:
         relu: "exact", or the paper's leaky "privhfl".
         label_bits: Q rounds soft labels to multiples of 2^-label_bits; 0 leaves them. See `query.soft_labels`.
         chunk: queries that cross a session at once; by memory unless named.
+        control: nobody is asked. Instead of queries, as many private samples come with their own labels, so that
+            retraining takes the same optimiser steps: what a run gains over this one comes from the answers.
         sequential: clients that query later in an iteration ask models that were retrained in it, as Algorithm 1 reads
             word for word. Otherwise all ask the models of the iteration's start, and their order does not matter.
         seed: of everything but the shares' randomness.
@@ -76,6 +78,7 @@ class Settings:
     relu: str = "exact"
     label_bits: int = 6
     chunk: int | None = None
+    control: bool = False
     sequential: bool = False
     seed: int = 0
 

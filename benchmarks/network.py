@@ -1,0 +1,140 @@
+"""Three processes over TLS on loopback against all parties in one process, in one run.
+
+    python benchmarks/network.py                              # LeNet on digits and VGG-7, batches 1 and 32
+    python benchmarks/network.py --nets lenet --threads 2     # torch threads of each process
+    python benchmarks/network.py --profile                    # where the querying process's seconds go
+
+S and A are processes of their own, Q is this one. Local and remote calls alternate, so that a machine whose speed
+drifts favours neither; the medians are printed. While one side runs, the other's processes wait. Labels and bytes of
+both are compared in every call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+
+import sectorch
+from sectorch.network.bench import example
+from sectorch.network.stage import Stage
+
+
+def digits(batch: int) -> tuple[torch.nn.Module, torch.Tensor]:
+    """LeNet trained on the handwritten digits, and test images."""
+    from sklearn.datasets import load_digits
+
+    from sectorch.nn.models import ZOO
+
+    torch.manual_seed(0)
+    model, data = ZOO["lenet"][0](), load_digits()
+    images = F.interpolate(torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16, size=28)
+    labels = torch.tensor(data.target)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    for chosen in torch.randint(0, 1500, (60, 64)):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[chosen]), labels[chosen]).backward()
+        optimizer.step()
+    return model.eval(), images[1500 : 1500 + max(2, batch)]
+
+
+def timed(work) -> tuple[float, torch.Tensor]:
+    start = time.perf_counter()
+    result = work()
+    return time.perf_counter() - start, result
+
+
+def compare(net: str, batches: list[int], repeats: int, threads: int, profile: bool) -> list[dict]:
+    """One net in one stage."""
+    model, images = digits(max(batches)) if net == "lenet" else example(net, max(batches))
+    everything = torch.get_num_threads()
+    local, rows = sectorch.secure(model, session=sectorch.Session()), []
+    with Stage({net: (model, images)}, threads=threads) as stage, stage.connect("alice") as connection, torch.no_grad():
+        for batch in batches:
+            x, remote = images[:batch], connection.model(net)
+            plain = model(x).argmax(1)
+            remote(x), local(x)
+            whole: dict[str, list[float]] = {"local": [], "remote": []}
+            for _ in range(repeats):
+                torch.set_num_threads(everything)
+                with sectorch.profile() as here:
+                    took, y = timed(lambda: local(x))
+                whole["local"].append(took)
+                torch.set_num_threads(threads)
+                with sectorch.profile() as there:
+                    took, z = timed(lambda: remote(x))
+                whole["remote"].append(took)
+                agree(y, z, (here.bytes, here.online_bytes) == (there.bytes, there.online_bytes))
+            ahead = [timed(lambda: remote.prepare(tuple(x.shape)))[0] for _ in range(repeats + 2)]
+            online = []
+            for _ in range(repeats + 2):
+                with sectorch.profile() as there:
+                    took, z = timed(lambda: remote(x))
+                online.append(took)
+                agree(y, z, (0, here.online_bytes) == (there.offline_bytes, there.online_bytes))
+            if profile:
+                show(lambda: remote(x))
+            remote.close()
+            parts = {**whole, "ahead": ahead, "online": online}
+            medians = {k: statistics.median(v) for k, v in parts.items()}
+            rows.append({
+                "net": net, "batch": batch, **medians, "ratio": medians["remote"] / medians["local"],
+                "online_share": medians["online"] / medians["remote"], "bytes": here.bytes, "rounds": here.rounds,
+                "same_labels_as_plain": int((y.argmax(1) == plain).sum()), "threads_each": threads,
+                "threads_local": everything,
+            })  # fmt: skip
+            torch.set_num_threads(everything)
+    return rows
+
+
+def agree(here: torch.Tensor, there: torch.Tensor, bytes_agree: bool) -> None:
+    if not torch.equal(here.argmax(1), there.argmax(1)):
+        raise SystemExit("the labels differ")
+    if not bytes_agree:
+        raise SystemExit("the bytes differ")
+
+
+def show(work) -> None:
+    import cProfile
+    import pstats
+
+    with cProfile.Profile() as profiler:
+        for _ in range(5):
+            work()
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(18)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nets", nargs="+", default=["lenet", "vgg7"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 32])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of each of the three processes")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--json", help="write the figures to this file")
+    options = parser.parse_args()
+    rows = []
+    for net in options.nets:
+        rows += compare(net, options.batches, options.repeats, options.threads, options.profile)
+    table = Table(title="Three processes on loopback with TLS against one process")
+    for column in ("net", "batch", "local s", "remote s", "ratio", "ahead s", "online s", "online share", "MB"):
+        table.add_column(column, justify="left" if column == "net" else "right")
+    for row in rows:
+        table.add_row(
+            row["net"], str(row["batch"]), f"{row['local']:.4f}", f"{row['remote']:.4f}", f"{row['ratio']:.2f}",
+            f"{row['ahead']:.4f}", f"{row['online']:.4f}", f"{row['online_share']:.2f}", f"{row['bytes'] / 1e6:.2f}",
+        )  # fmt: skip
+    Console(width=110).print(table)
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(rows, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

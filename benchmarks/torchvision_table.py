@@ -1,0 +1,164 @@
+"""All torchvision classifiers: seconds plain and secure, bytes, error, or the reason of refusal; one process a model.
+
+    python benchmarks/torchvision_table.py                  # all; results in benchmarks/results/torchvision.json
+    python benchmarks/torchvision_table.py resnet18 swin_t  # some, measured anew
+    python benchmarks/torchvision_table.py --write          # docs/torchvision.md from the results
+
+Every architecture runs at the input size of its first weights (where its constructor takes another, at that) with
+random weights, BatchNorm statistics that are random too, and one image. A model that needs more memory than the limit
+is stopped and listed with that as the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torchvision
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import nn
+
+import sectorch
+from sectorch.errors import SectorchError
+from sectorch.nn.models import randomize_batchnorm
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "torchvision.json"
+PAGE = HERE.parent / "docs" / "torchvision.md"
+OPTIONS = {"googlenet": {"init_weights": False, "aux_logits": False}, "inception_v3": {"aux_logits": False}}
+COLUMNS = (
+    "model", "input", "parameters, M", "plain s", "secure s", "online s", "threads", "MB", "online MB", "once MB",
+    "rounds", "error", "memory GB",
+)  # fmt: skip
+SQUARE = {"vit_h_14": 224}
+"""Constructed for this size, where the weights were trained at another."""
+
+
+def names() -> list[str]:
+    """All classifiers, the smallest first."""
+    found = torchvision.models.list_models(module=torchvision.models)
+    return sorted(found, key=lambda n: next(iter(torchvision.models.get_model_weights(n))).meta["num_params"])
+
+
+def build(name: str) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(name, weights=None, **OPTIONS.get(name, {})).eval().requires_grad_(False)
+    randomize_batchnorm(model, torch.Generator().manual_seed(0))
+    for p in model.parameters():
+        if p.dim() > 1 and not p.any():
+            nn.init.normal_(p, std=0.02)
+    weights = next(iter(torchvision.models.get_model_weights(name)))
+    size = SQUARE.get(name, weights.transforms().crop_size[0])
+    return model, torch.randn(1, 3, size, size)
+
+
+def measure(name: str) -> dict:
+    """Seconds, bytes and error of one model; the reason where it is refused."""
+    model, x = build(name)
+    row = {"input": "x".join(map(str, x.shape[1:])), "parameters": sum(p.numel() for p in model.parameters())}
+    expected = model(x)
+    start = time.perf_counter()
+    model(x)
+    row["plain_s"] = time.perf_counter() - start
+    try:
+        secured = sectorch.secure(model, session=sectorch.Session())
+        del model
+        with sectorch.profile() as first:
+            y = secured(x)
+        row["setup_bytes"] = first.bytes
+        if first.seconds < 60:
+            with sectorch.profile() as first:
+                y = secured(x)
+    except SectorchError as error:
+        return row | {"refused": f"{type(error).__name__}: {error}"}
+    row |= {
+        "secure_s": first.seconds, "online_s": first.online_seconds, "bytes": first.bytes,
+        "online_bytes": first.online_bytes, "rounds": first.rounds,
+        "error": float((y - expected).abs().max() / expected.abs().max()),
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }  # fmt: skip
+    row["setup_bytes"] -= row["bytes"]
+    return row if math.isfinite(row["error"]) else row | {"refused": "the plain result is not finite"}
+
+
+def limited(name: str, gigabytes: float, seconds: float) -> dict:
+    """`measure` in a process of its own."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (int(gigabytes * 2**30),) * 2)
+
+    command = [sys.executable, __file__, "--one", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, preexec_fn=limit, check=False)
+    except subprocess.TimeoutExpired:
+        return {"refused": f"not finished after {seconds:.0f} s"}
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        return {"refused": f"memory limit of {gigabytes:g} GiB" if "memory" in last.lower() else last}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def page(rows: dict[str, dict]) -> str:
+    """The table as a page of the documentation."""
+    ran = [r for r in rows.values() if "refused" not in r]
+    lines = [
+        "# Torchvision's classifiers",
+        "",
+        f"Every classifier of `torchvision.models` ({len(rows)} of them): one image, random weights and BatchNorm",
+        f"statistics, all three parties on one two-core machine. {len(ran)} run, {len(rows) - len(ran)} are refused.",
+        "The error is the largest difference of a logit over the largest logit. Masked weights cross once a session",
+        "(`once`). Made by `python benchmarks/torchvision_table.py`; seconds are of the second call if the first took",
+        "under a minute, with as many threads as the row says.",
+        "",
+        f"| {' | '.join(COLUMNS)} |",
+        "|---|---|" + "--:|" * (len(COLUMNS) - 2),
+    ]
+    for name, r in sorted(rows.items()):
+        if "refused" in r:
+            lines.append(f"| {name} | {r.get('input', '')} | refused: {r['refused']} |||||||||||")
+            continue
+        lines.append(
+            f"| {name} | {r['input']} | {r['parameters'] / 1e6:.1f} | {r['plain_s']:.3f} | {r['secure_s']:.2f} "
+            f"| {r['online_s']:.2f} | {r['threads']} | {r['bytes'] / 1e6:.0f} | {r['online_bytes'] / 1e6:.0f} "
+            f"| {r['setup_bytes'] / 1e6:.0f} | {r['rounds']} | {r['error']:.1e} | {r['peak_bytes'] / 1e9:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--one", help="measure this model in this process and print a JSON line")
+    parser.add_argument("--missing", action="store_true", help="only those that the results lack")
+    parser.add_argument("--write", action="store_true", help="write the page from the results and stop")
+    parser.add_argument("--memory", type=float, default=20.0, help="limit in GiB for one model")
+    parser.add_argument("--seconds", type=float, default=1800.0, help="limit for one model")
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(options.one) | {"threads": torch.get_num_threads()}))
+        return
+    RESULTS.parent.mkdir(exist_ok=True)
+    rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if not options.write:
+        wanted = [n for n in options.models or names() if not (options.missing and "error" in rows.get(n, {}))]
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        with Progress(*columns) as progress:
+            task = progress.add_task("", total=len(wanted))
+            for name in wanted:
+                progress.update(task, description=name)
+                rows[name] = limited(name, options.memory, options.seconds)
+                RESULTS.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+                progress.console.print(name, rows[name].get("refused") or f"{rows[name]['secure_s']:.2f} s")
+                progress.advance(task)
+    PAGE.write_text(page(rows))
+
+
+if __name__ == "__main__":
+    main()

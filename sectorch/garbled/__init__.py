@@ -1,0 +1,18 @@
+"""Yao's garbled circuits and oblivious transfer as batch tensor code: the two-party steps of CaPC.
+
+    pair = correlate(session.setup(A), A)                    # once a session: base oblivious transfers
+    s, s_hat = argmax_onehot(net, pair, at_A, at_Q)          # step 1c: one-hot argmax, in shares of Q and A
+    label = argmax_noisy(net, pair_of_S, at_S, at_Q)         # step 3: the label, to Q alone
+
+`argmax_onehot_shares` and `argmax_noisy_shares` do the same on the three-party secret sharing of `sectorch.mpc`: much
+cheaper, and secure only while no two of the parties collude. See docs/garbled.md.
+"""
+
+from .argmax import argmax_noisy as argmax_noisy
+from .argmax import argmax_onehot as argmax_onehot
+from .pair import Pair as Pair
+from .pair import correlate as correlate
+from .sealing import relay as relay
+from .shares import argmax_noisy_shares as argmax_noisy_shares
+from .shares import argmax_onehot_shares as argmax_onehot_shares
+from .transfer import oblivious_transfer as oblivious_transfer

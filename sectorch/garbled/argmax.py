@@ -1,0 +1,183 @@
+"""CaPC's steps 1c and 3 by Yao's protocol: argmax to shares of a one-hot code, and argmax to the label.
+
+Both take two additive shares mod 2^64 of signed numbers and compare `bits` bits of their sum, above `drop` low bits
+that each party cuts off its own share. Cutting x = x_1 + x_2 so gives floor(x / 2^drop) or one less, whatever the
+shares are, so for drop = 0 the argmax is exact, equal numbers by the first, and otherwise it may name a number that is
+below the largest by less than 2^(drop + 1), or a later one of equal numbers. Numbers have to lie in
+[-2^(drop + bits - 1) + 2^drop, 2^(drop + bits - 1)); beyond, they wrap around and the argmax is another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..choreography import Located, Message, Net, protocol
+from ..errors import ArgumentError, ShapeError
+from .circuit import Circuit
+from .gates import argmax_circuit
+from .halfgates import colours, evaluate, garble, share_outputs, take_share
+from .hashing import WORDS
+from .pair import Pair
+from .sealing import deliver
+from .transfer import correlated_transfer, pack, unpack
+
+CHUNK = 1024
+"""Batch elements that are garbled at a time: with 10 classes of 32 bits 28 MB of tables and 19 MB of labels."""
+
+
+def check_inputs(first: Located, second: Located, drop: int, bits: int) -> None:
+    """Raise unless two shares of the same numbers came, and drop + bits bits exist.
+
+    Raises:
+        ShapeError: the shapes differ, or there is no class dimension.
+        ArgumentError: bits outside 2..64, or drop + bits beyond 64.
+    """
+    if first.shape != second.shape or len(first.shape) < 1:
+        raise ShapeError(
+            f"both shares need one shape [..., classes], got {tuple(first.shape)} and {tuple(second.shape)}"
+        )
+    if not 2 <= bits <= 64 or not 0 <= drop <= 64 - bits:
+        raise ArgumentError(f"an argmax drops d bits and compares b in 2..64 with d + b <= 64, got d={drop}, b={bits}")
+
+
+def input_bits(share: torch.Tensor, drop: int, bits: int) -> torch.Tensor:
+    """Shares [n, classes] -> their bits [classes * bits, n], class by class, least significant first, as int64."""
+    positions = torch.arange(drop, drop + bits, device=share.device).view(1, bits, 1)
+    return ((share.T.unsqueeze(1) >> positions) & 1).flatten(0, 1)
+
+
+@protocol(
+    "garbled_circuit",
+    "Zahur, Rosulek, Evans 2015, Figure 2; CaPC, A.1",
+    [Message("tables", "S", "Q", "the labels that Q does not hold")],
+)
+def garbled_circuit(
+    net: Net, pair: Pair, circuit: Circuit, at_garbler: Located, at_Q: Located
+) -> tuple[Located, Located, Located]:
+    """Q evaluates a circuit on its own bits and the garbler's; neither learns a bit.
+
+    Args:
+        at_garbler, at_Q: int64 zeros and ones, [circuit.garbler, n] and [circuit.evaluator, n].
+
+    Returns:
+        zero labels of the outputs at the garbler and labels at Q, both [outputs, n, 2], and the nonce that both have.
+
+    Rounds 2 with S, 4 with A (through S, sealed). Bytes per batch element: 16 per bit of Q, 32 per AND. The garbler's
+    labels cost nothing: Q's are drawn from the pair key, and the garbler fits the zero labels to them.
+    """
+    Q, garbler, delta = net.Q, pair.garbler, pair.delta
+    nonce = net.common(Q, garbler, (2,), "nonce")
+    active = net.common(Q, garbler, (*at_garbler.shape, WORDS), "labels")
+    zero_Q, active_Q = correlated_transfer(net, pair, at_Q)
+
+    def garbled(delta, bits, active, zero_Q, nonce):
+        own = torch.bitwise_xor(active, (-bits).unsqueeze(-1) & delta)
+        return garble(circuit, delta, torch.cat((own, zero_Q)), nonce)
+
+    tables, zero = net.locally(garbler, garbled, delta, at_garbler, active, zero_Q, nonce)
+    tables = deliver(net, tables, garbler, Q, "tables")
+    labels = net.locally(
+        Q, lambda g, q, t, n: evaluate(circuit, torch.cat((g, q)), t, n), active, active_Q, tables, nonce
+    )
+    return zero, labels, nonce
+
+
+def _in_chunks(net: Net, run: Callable, parties: tuple, *values: Located) -> list[tuple[Located, ...]]:
+    """run on CHUNK batch elements at a time, of values [..., classes]; at least once, on an empty batch."""
+    count = values[0].shape[:-1].numel()
+    results = []
+    for start in range(0, max(1, count), CHUNK):
+        cut = lambda v, start=start: v.reshape(count, v.shape[-1])[start : start + CHUNK]
+        results.append(run(*(net.locally(p, cut, v) for p, v in zip(parties, values, strict=True))))
+    return results
+
+
+@protocol(
+    "garbled_argmax_onehot",
+    "CaPC, step 1c",
+    [Message("words", "S", "Q", "hashes of the labels that Q does not hold")],
+)
+def argmax_onehot(
+    net: Net, pair: Pair, at_A: Located, at_Q: Located, *, drop: int = 24, bits: int = 32
+) -> tuple[Located, Located]:
+    """s at Q and s^ at A with s + s^ = OneHot(argmax r) mod 2^64, for r = at_A + at_Q mod 2^64.
+
+    Args:
+        pair: of A and Q, from `correlate(session.setup(A), A)`.
+        at_A, at_Q: int64 [..., classes], shares of signed numbers; any batch dimensions.
+        drop, bits: see the module. The default is for logits of 40 fraction bits, as a linear layer leaves them: 16 of
+            them are kept, which is the error of the secure inference itself, so logits that differ by 2^-15 or more
+            are told apart, and their magnitude may be up to 2^15.
+
+    Returns:
+        (s at Q, s^ at A), int64 [..., classes]; each alone is pseudorandom and fresh. A's is drawn by A.
+
+    A garbles and Q evaluates. Rounds 4 (2 through S). Bytes per batch element of C classes and L bits, on each of the
+    two edges: 16 C L + 32 (C (L - 1) + (2 C - 3) L + C - 2) + 8 C; 32,784 for 10 classes and 32 bits. S receives
+    uniform bits, Q and A pseudorandom ones.
+
+    Raises:
+        ShapeError: shapes that differ.
+        ArgumentError: fewer than two classes, or bits that do not exist.
+    """
+    check_inputs(at_A, at_Q, drop, bits)
+    Q, A, shape = net.Q, net.A, at_Q.shape
+    circuit = argmax_circuit(shape[-1], bits, False)
+
+    def run(at_A: Located, at_Q: Located) -> tuple[Located, Located]:
+        own = net.locally(A, input_bits, at_A, drop, bits)
+        zero, labels, nonce = garbled_circuit(net, pair, circuit, own, net.locally(Q, input_bits, at_Q, drop, bits))
+        share, words = net.locally(A, lambda d, z, n: share_outputs(circuit, d, z, n), pair.delta, zero, nonce)
+        words = deliver(net, words, A, Q, "words")
+        return net.locally(Q, lambda k, w, n: take_share(circuit, k, w, n), labels, words, nonce), share
+
+    results = _in_chunks(net, run, (A, Q), at_A, at_Q)
+    joined = lambda *parts: torch.cat(parts, 1).T.reshape(shape)
+    return tuple(net.locally(p, joined, *part) for p, part in zip((Q, A), zip(*results, strict=True), strict=True))
+
+
+@protocol(
+    "garbled_argmax_noisy",
+    "CaPC, step 3",
+    [Message("decoding", "S", "Q", "nothing: it is what Q is to learn", "the label, which is Q's to learn")],
+)
+def argmax_noisy(net: Net, pair: Pair, at_S: Located, at_Q: Located, *, drop: int = 0, bits: int = 32) -> Located:
+    """The label argmax(v), at Q alone, for v = at_S + at_Q mod 2^64.
+
+    Args:
+        pair: of S and Q, from `correlate(session.setup(A), S)` with any answering party of the session.
+        at_S: int64 [..., classes]: the sum of the answering parties' shares and the privacy guardian's noise.
+        at_Q: int64 [..., classes]: the sum of Q's shares.
+        drop, bits: see the module. The default is exact for votes and noise below 2^31 units.
+
+    Returns:
+        the label, int64 [...], at Q.
+
+    S garbles and Q evaluates. Rounds 2. Bytes per batch element as in `argmax_onehot`, on the one edge Q-S, with
+    ceil(log2 C) bits for the decoding in place of 8 C bytes. S learns nothing, Q the label.
+
+    Raises:
+        ShapeError: shapes that differ.
+        ArgumentError: fewer than two classes, or bits that do not exist.
+    """
+    check_inputs(at_S, at_Q, drop, bits)
+    Q, S, shape = net.Q, net.S, at_Q.shape
+    circuit = argmax_circuit(shape[-1], bits, True)
+
+    def run(at_S: Located, at_Q: Located) -> tuple[Located]:
+        own = net.locally(S, input_bits, at_S, drop, bits)
+        zero, labels, _ = garbled_circuit(net, pair, circuit, own, net.locally(Q, input_bits, at_Q, drop, bits))
+        decoding = deliver(net, net.locally(S, lambda z: pack(colours(z)), zero), S, Q, "decoding")
+        return (net.locally(Q, _decoded, labels, decoding),)
+
+    results = _in_chunks(net, run, (S, Q), at_S, at_Q)
+    return net.locally(Q, lambda *parts: torch.cat(parts).view(shape[:-1]), *(label for (label,) in results))
+
+
+def _decoded(labels: torch.Tensor, decoding: torch.Tensor) -> torch.Tensor:
+    """The number that output labels [bits, n, 2] stand for, from the packed colours of the zero labels: [n]."""
+    found = colours(labels)
+    found = found ^ unpack(decoding, found.shape)
+    return (found << torch.arange(found.shape[0], device=found.device).unsqueeze(1)).sum(0)

@@ -1,0 +1,203 @@
+"""Boolean circuits as data: a builder, and its result in steps that run on many gates and a whole batch at once.
+
+Wires carry one bit for each element of a batch. XOR and NOT cost nothing in a garbled circuit, so the builder counts
+ANDs. NOT is an XOR with the constant one, which is a wire of its own (number 0).
+
+Compiled, the gates are grouped: by the number of ANDs before them, and within that by the number of XORs since. The
+gates of a group do not depend on each other. Wires share slots of a store: a slot is free again after its last use.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import ArgumentError
+
+ONE = 0
+"""The wire that carries one."""
+
+Wire = int
+Operand = slice | torch.Tensor
+"""Slots of a store: a slice where they are evenly spaced, else an index tensor."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Gates of one kind that are evaluated at once: store[out] = gate(store[left], store[right])."""
+
+    nonlinear: bool
+    left: Operand
+    right: Operand
+    out: slice
+    first: int
+    """Number of the first AND of this step among all ANDs of the circuit."""
+
+
+@dataclass(frozen=True, eq=False)
+class Circuit:
+    """A compiled circuit. Slot 0 is the constant one; the inputs follow, the garbler's before the evaluator's."""
+
+    garbler: int
+    evaluator: int
+    outputs: torch.Tensor
+    steps: tuple[Step, ...]
+    slots: int
+    ands: int
+    depth: int
+    """ANDs on the longest path."""
+
+    @property
+    def inputs(self) -> int:
+        return self.garbler + self.evaluator
+
+    def __repr__(self) -> str:
+        return (
+            f"Circuit({self.garbler} + {self.evaluator} inputs, {len(self.outputs)} outputs, {self.ands} ANDs, "
+            f"depth {self.depth})"
+        )
+
+    def run(self, store: torch.Tensor, gate: Callable[[Step, torch.Tensor, torch.Tensor, torch.Tensor], None]):
+        """Run all steps on a store [slots, ...] that holds the constant and the inputs; the outputs [outputs, ...].
+
+        Args:
+            gate: called for each nonlinear step with the step, both operands and where the result goes.
+        """
+        for step in self.steps:
+            left, right, out = _at(store, step.left), _at(store, step.right), store[step.out]
+            if step.nonlinear:
+                gate(step, left, right, out)
+            else:
+                torch.bitwise_xor(left, right, out=out)
+        return store.index_select(0, self.outputs)
+
+    def plain(self, garbler: torch.Tensor, evaluator: torch.Tensor) -> torch.Tensor:
+        """The circuit in the clear: words [garbler, ...] and [evaluator, ...] of an integer dtype -> [outputs, ...].
+
+        Each bit position of the words is a batch element of its own: an int64 word has 64.
+        """
+        for name, bits, wanted in (("garbler", garbler, self.garbler), ("evaluator", evaluator, self.evaluator)):
+            if bits.shape[0] != wanted:
+                raise ArgumentError(f"the {name} has {wanted} input bits in this circuit, got {bits.shape[0]}")
+        store = evaluator.new_zeros((self.slots, *evaluator.shape[1:]))
+        store[ONE] = -1
+        store[1 : 1 + self.garbler] = garbler
+        store[1 + self.garbler : 1 + self.inputs] = evaluator
+        return self.run(store, lambda step, left, right, out: torch.bitwise_and(left, right, out=out))
+
+
+def _at(store: torch.Tensor, operand: Operand) -> torch.Tensor:
+    return store[operand] if type(operand) is slice else store.index_select(0, operand)
+
+
+class Builder:
+    """Builds a circuit gate by gate. A gate that was asked for before is not made again.
+
+    Args:
+        garbler, evaluator: input bits of the two parties; their wires are the lists of the same names.
+    """
+
+    def __init__(self, garbler: int, evaluator: int):
+        self.garbler: list[Wire] = list(range(1, 1 + garbler))
+        self.evaluator: list[Wire] = list(range(1 + garbler, 1 + garbler + evaluator))
+        self._first = 1 + garbler + evaluator
+        self._gates: list[tuple[bool, Wire, Wire]] = []
+        self._known: dict[tuple[bool, Wire, Wire], Wire] = {}
+
+    def _gate(self, nonlinear: bool, x: Wire, y: Wire) -> Wire:
+        key = (nonlinear, min(x, y), max(x, y))
+        if key not in self._known:
+            self._known[key] = self._first + len(self._gates)
+            self._gates.append(key)
+        return self._known[key]
+
+    def xor(self, x: Wire, y: Wire) -> Wire:
+        """x xor y, of two different wires. Free."""
+        if x == y:
+            raise ArgumentError(f"a wire xor itself is the constant zero, which no circuit here needs: wire {x}")
+        return self._gate(False, x, y)
+
+    def land(self, x: Wire, y: Wire) -> Wire:
+        """x and y: two ciphertexts."""
+        if x == y or ONE in (x, y):
+            return x if y == ONE else y
+        return self._gate(True, x, y)
+
+    def invert(self, x: Wire) -> Wire:
+        """Not x. Free."""
+        return self.xor(x, ONE)
+
+    def compile(self, outputs: Sequence[Wire]) -> Circuit:
+        """Group the gates that the outputs need into steps, and give wires their slots."""
+        gates = {self._first + i: gate for i, gate in enumerate(self._gates)}
+        needed = _needed(gates, outputs)
+        place = dict.fromkeys(range(self._first), (0, 0))
+        groups: dict[tuple[int, int], list[Wire]] = {}
+        for wire, (nonlinear, x, y) in gates.items():
+            if wire in needed:
+                ands, xors = max(place[x], place[y])
+                place[wire] = (ands + 1, 0) if nonlinear else (ands, xors + 1)
+                groups.setdefault(place[wire], []).append(wire)
+        order = [groups[key] for key in sorted(groups)]
+        last = dict.fromkeys(range(self._first), -1) | {wire: i for i, group in enumerate(order) for wire in group}
+        for i, group in enumerate(order):
+            for wire in group:
+                last.update((operand, i) for operand in gates[wire][1:])
+        last.update((wire, len(order)) for wire in (ONE, *outputs))
+
+        slots = _Slots(self._first)
+        steps, ands = [], 0
+        slots.release(wire for wire in range(self._first) if last[wire] == -1)
+        for i, group in enumerate(order):
+            nonlinear = gates[group[0]][0]
+            operands = [[slots.of[gates[wire][side]] for wire in group] for side in (1, 2)]
+            out = slots.take(group)
+            steps.append(Step(nonlinear, *map(_operand, operands), out, ands))
+            ands += nonlinear * len(group)
+            slots.release({operand for wire in group for operand in gates[wire][1:] if last[operand] == i})
+        return Circuit(
+            len(self.garbler), len(self.evaluator), torch.tensor([slots.of[wire] for wire in outputs]), tuple(steps),
+            len(slots.used), ands, max((place[wire][0] for wire in outputs), default=0),
+        )  # fmt: skip
+
+
+def _needed(gates: dict[Wire, tuple[bool, Wire, Wire]], outputs: Iterable[Wire]) -> set[Wire]:
+    """The wires that the outputs depend on."""
+    needed, open_ends = set(), list(outputs)
+    while open_ends:
+        wire = open_ends.pop()
+        if wire not in needed:
+            needed.add(wire)
+            open_ends += gates[wire][1:] if wire in gates else ()
+    return needed
+
+
+class _Slots:
+    """Which slot a wire is in. The results of a step stand side by side."""
+
+    def __init__(self, first: int):
+        self.of: dict[Wire, int] = {wire: wire for wire in range(first)}
+        self.used = bytearray(b"\1" * first)
+
+    def take(self, wires: Sequence[Wire]) -> slice:
+        start = self.used.find(bytes(len(wires)))
+        if start < 0:
+            start = len(self.used.rstrip(b"\0"))
+        self.used[start : start + len(wires)] = b"\1" * len(wires)
+        self.of.update(zip(wires, range(start, start + len(wires)), strict=True))
+        return slice(start, start + len(wires))
+
+    def release(self, wires: Iterable[Wire]) -> None:
+        for wire in wires:
+            self.used[self.of[wire]] = 0
+
+
+def _operand(slots: list[int]) -> Operand:
+    """As a slice where the slots are evenly spaced and rise: then reading them copies nothing."""
+    strides = {after - before for before, after in itertools.pairwise(slots)} or {1}
+    if len(strides) == 1 and (stride := strides.pop()) > 0:
+        return slice(slots[0], slots[-1] + 1, stride)
+    return torch.tensor(slots)

@@ -1,0 +1,173 @@
+"""Half gates: garbling with free XOR and two ciphertexts for an AND. Zahur, Rosulek, Evans, EUROCRYPT 2015, Figure 2.
+
+A wire has a label for zero, K, and one for one, K xor Delta. The lowest bit of Delta is one, so the lowest bit of a
+label, its colour, tells the two apart without telling which is which (point and permute). A whole step of a circuit is
+garbled for the whole batch at once, a part of the gates at a time so that the work stays in the cache.
+
+Wire labels are int64 [wires, n, 2] for a batch of n, tables [ands, 2, n, 2].
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .circuit import ONE, Circuit, Step
+from .hashing import SLACK, encrypt, hash_blocks, sigma, tweaks
+
+PART = 1 << 13
+"""Labels of one operand that are worked on at a time: 128 KiB."""
+
+
+class _Scratch:
+    """Buffers for a part of a step, used again for every part. `sides` x `values` blocks for each gate and element."""
+
+    def __init__(self, n: int, values: int):
+        self.gates = max(1, PART // max(1, n))
+        self._shape = (2, values, n, 2)
+        size = self.gates * torch.Size(self._shape).numel()
+        self._prepared, self._hashed = (
+            torch.empty(size, dtype=torch.int64),
+            torch.empty(size + SLACK, dtype=torch.int64),
+        )
+        self._masks = torch.empty(self.gates, 2, n, 2, dtype=torch.int64)
+
+    def blocks(self, gates: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """[gates, side, value, n, 2] for what goes into the cipher and for what comes out, and the whole latter."""
+        size = gates * torch.Size(self._shape).numel()
+        return self._prepared[:size].view(gates, *self._shape), self._hashed[: size + SLACK]
+
+    def colours(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """All ones for labels of colour one, in both words: [gates, side, n, 2]."""
+        masks = self._masks[: left.shape[0]]
+        torch.bitwise_and(left[..., 0], 1, out=masks[:, 0, :, 0])
+        torch.bitwise_and(right[..., 0], 1, out=masks[:, 1, :, 0])
+        masks[..., 0].neg_()
+        masks[..., 1] = masks[..., 0]
+        return masks
+
+    def hashed(self, nonce: torch.Tensor, first: int, gates: int) -> torch.Tensor:
+        """H of what was prepared, under tweaks 2 g and 2 g + 1 for gate g: [gates, side, value, n, 2]."""
+        prepared, out = self.blocks(gates)
+        encrypt(tweaks(nonce, 2 * first, 2 * gates), prepared.view(2 * gates, -1), out)
+        return out[:-SLACK].view(prepared.shape).bitwise_xor_(prepared)
+
+
+def _parts(step: Step, size: int):
+    count = step.out.stop - step.out.start
+    for at in range(0, count, size):
+        yield slice(at, min(count, at + size))
+
+
+def _store(circuit: Circuit, one: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    store = inputs.new_empty((circuit.slots, *inputs.shape[1:]))
+    store[ONE] = one
+    store[1 : 1 + circuit.inputs] = inputs
+    return store
+
+
+def garble(
+    circuit: Circuit, delta: torch.Tensor, inputs: torch.Tensor, nonce: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The garbler's half.
+
+    Args:
+        delta: [2], its lowest bit one.
+        inputs: zero labels of all inputs, [inputs, n, 2].
+        nonce: [2], public, of this garbling alone.
+
+    Returns:
+        the tables, [ands, 2, n, 2], and the zero labels of the outputs, [outputs, n, 2].
+    """
+    n = inputs.shape[1]
+    tables = inputs.new_empty((circuit.ands, 2, n, 2))
+    if inputs.is_meta:
+        return tables, inputs.new_empty((len(circuit.outputs), n, 2))
+    scratch = _Scratch(n, 2)
+    wide, wide_sigma = delta.expand(n, 2).contiguous(), sigma(delta).expand(n, 2).contiguous()
+
+    def gate(step: Step, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+        for part in _parts(step, scratch.gates):
+            x, y, first = left[part], right[part], step.first + part.start
+            gates = x.shape[0]
+            prepared, _ = scratch.blocks(gates)
+            sigma(x, prepared[:, 0, 0])
+            sigma(y, prepared[:, 1, 0])
+            torch.bitwise_xor(prepared[:, :, 0], wide_sigma, out=prepared[:, :, 1])
+            hashed = scratch.hashed(nonce, first, gates)
+            colours = scratch.colours(x, y)
+            table, zero = tables[first : first + gates], hashed[:, :, 0]
+            both = hashed[:, :, 1].bitwise_xor_(zero)
+            # T_G = H(A0) + H(A1) + p_b Delta, T_E = H(B0) + H(B1) + A0, and the zero label of the result is
+            # H(A0) + p_a T_G + H(B0) + p_b (T_E + A0).
+            torch.bitwise_and(colours[:, 1], wide, out=table[:, 0]).bitwise_xor_(both[:, 0])
+            torch.bitwise_xor(both[:, 1], x, out=table[:, 1])
+            colours[:, 0].bitwise_and_(table[:, 0])
+            colours[:, 1].bitwise_and_(both[:, 1])
+            colours.bitwise_xor_(zero)
+            torch.bitwise_xor(colours[:, 0], colours[:, 1], out=out[part])
+
+    return tables, circuit.run(_store(circuit, delta, inputs), gate)
+
+
+def evaluate(circuit: Circuit, inputs: torch.Tensor, tables: torch.Tensor, nonce: torch.Tensor) -> torch.Tensor:
+    """The evaluator's half: one label of each input, [inputs, n, 2], to one label of each output, [outputs, n, 2]."""
+    n = inputs.shape[1]
+    if inputs.is_meta or tables.is_meta:
+        return inputs.new_empty((len(circuit.outputs), n, 2), device="meta")
+    scratch = _Scratch(n, 1)
+
+    def gate(step: Step, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+        for part in _parts(step, scratch.gates):
+            x, y, first = left[part], right[part], step.first + part.start
+            gates = x.shape[0]
+            prepared, _ = scratch.blocks(gates)
+            sigma(x, prepared[:, 0, 0])
+            sigma(y, prepared[:, 1, 0])
+            hashed = scratch.hashed(nonce, first, gates)[:, :, 0]
+            colours = scratch.colours(x, y)
+            table = tables[first : first + gates]
+            # The label of the result is H(A) + s_a T_G + H(B) + s_b (T_E + A).
+            colours[:, 0].bitwise_and_(table[:, 0])
+            colours[:, 1].bitwise_and_(torch.bitwise_xor(table[:, 1], x))
+            colours.bitwise_xor_(hashed)
+            torch.bitwise_xor(colours[:, 0], colours[:, 1], out=out[part])
+
+    return circuit.run(_store(circuit, torch.zeros_like(inputs[:1, :, :]), inputs), gate)
+
+
+def colours(labels: torch.Tensor) -> torch.Tensor:
+    """The colour bits of labels [..., 2]: those of zero labels decode those of an evaluation."""
+    return labels[..., 0] & 1
+
+
+def share_outputs(
+    circuit: Circuit, delta: torch.Tensor, zero: torch.Tensor, nonce: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The garbler's additive share of each output bit, and the word that lets the evaluator find its own.
+
+    A projection to Z_2^64 (Ball, Malkin, Rosulek, "Garbling gadgets for Boolean and arithmetic circuits", CCS 2016)
+    with row reduction: the evaluator's share for the label of colour zero is that label's hash, and one word
+    corrects the hash of the other. Both shares are pseudorandom.
+
+    Args:
+        zero: zero labels of the outputs, [outputs, n, 2].
+
+    Returns:
+        shares [outputs, n] and words [outputs, n].
+    """
+    if zero.is_meta:
+        return zero[..., 0], zero[..., 0]
+    # The label of colour zero stands for the bit p, the colour of the zero label.
+    p = colours(zero)
+    plain = zero ^ (-p).unsqueeze(-1) & delta
+    both = torch.stack((plain, plain ^ delta), 1)
+    hashed = hash_blocks(tweaks(nonce, 2 * circuit.ands, both.shape[0]), both)[..., 0]
+    return p - hashed[:, 0], 1 - 2 * p + hashed[:, 0] - hashed[:, 1]
+
+
+def take_share(circuit: Circuit, labels: torch.Tensor, words: torch.Tensor, nonce: torch.Tensor) -> torch.Tensor:
+    """The evaluator's additive share of each output bit, [outputs, n], from its labels and the garbler's words."""
+    if labels.is_meta or words.is_meta:
+        return torch.empty(words.shape, dtype=torch.int64, device="meta")
+    hashed = hash_blocks(tweaks(nonce, 2 * circuit.ands, labels.shape[0]), labels)[..., 0]
+    return hashed + words * colours(labels)

@@ -1,0 +1,118 @@
+"""The same two steps on the three-party secret sharing of `sectorch.mpc`, without garbled circuits.
+
+Cheaper by far, and weaker: a garbled circuit is safe for Q and A (or Q and S) whatever others do, and these need that
+no two of Q, A and S collude, since Q deals, and A and S compute. CaPC assumes of its privacy guardian, which is S, that
+it colludes with nobody; what is added here is that S takes part in step 1c, and an answering party in step 3.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..choreography import Located, Message, Net, protocol
+from ..errors import ArgumentError
+from ..mpc.compare import drelu
+from ..mpc.mask import open_masked
+from ..mpc.multiply import multiply
+from ..mpc.select import bit_to_ring, select
+from ..mpc.share import reveal, share
+from ..mpc.shares import Shares, add_at_A, each
+from .argmax import check_inputs
+
+
+def _one_hot(net: Net, values: Shares, low: int, high: int) -> Shares:
+    """The one-hot argmax along the first dimension, as shares of 0 and 1; of equal values the first.
+
+    The tournament of `garbled.gates.one_hot_argmax`: neighbours meet, and the winner's path is followed back.
+    """
+    wins: list[Shares] = []
+    while (count := values.shape[0]) > 1:
+        pairs = count // 2
+        ahead = each(net, lambda v: v[0 : 2 * pairs : 2] - v[1 : 2 * pairs : 2], values)
+        masked = open_masked(net, ahead)
+        first = drelu(net, masked, low, high)
+        wins.append(bit_to_ring(net, first, ahead.shape))
+        if count > 2:
+            larger = select(net, first, masked)
+            values = each(net, lambda v, d: torch.cat((v[1 : 2 * pairs : 2] + d, v[2 * pairs :])), values, larger)
+        else:
+            break
+    reached = _beside(net, wins[-1], add_at_A(net, each(net, torch.neg, wins[-1]), 1))
+    for first in reversed(wins[:-1]):
+        pairs = first.shape[0]
+        match = each(net, lambda w: w[:pairs], reached)
+        left = multiply(net, torch.mul, match, first)
+        both = _beside(net, left, each(net, torch.sub, match, left))
+        reached = each(net, lambda b, w: torch.cat((b, w[pairs:])), both, reached)
+    return reached
+
+
+def _beside(net: Net, left: Shares, right: Shares) -> Shares:
+    """Pairs next to each other again: [pairs, ...] twice -> [2 pairs, ...]."""
+    return each(net, lambda a, b: torch.stack((a, b), 1).flatten(0, 1), left, right)
+
+
+def _compare(net: Net, values: Shares, drop: int, bits: int) -> Shares:
+    """`_one_hot` along the last dimension, on the planes that `drop` and `bits` ask for."""
+    if values.shape[-1] < 2:
+        raise ArgumentError(f"an argmax needs at least two classes, got {values.shape[-1]}")
+    hot = _one_hot(net, each(net, lambda v: v.movedim(-1, 0), values), drop, min(63, drop + bits))
+    return each(net, lambda h: h.movedim(0, -1), hot)
+
+
+@protocol(
+    "argmax_onehot_shares",
+    "CaPC, step 1c, on three-party shares",
+    [Message("half", "S", "Q", "rho of k_SA")],
+)
+def argmax_onehot_shares(
+    net: Net, at_A: Located, at_Q: Located, *, drop: int = 24, bits: int = 32
+) -> tuple[Located, Located]:
+    """s at Q and s^ at A with s + s^ = OneHot(argmax r) mod 2^64, for r = at_A + at_Q mod 2^64, with S's help.
+
+    Args:
+        at_A, at_Q: int64 [..., classes], shares of numbers within [-2^(drop + bits - 1), 2^(drop + bits - 1)), and
+            within 2^62 of zero.
+        drop: numbers that differ by less than 2^drop may come out either way; 0 is exact, equal numbers by the first.
+
+    Returns:
+        (s at Q, s^ at A), int64 [..., classes]. S gives Q its half under a mask that Q lacks, and Q moves both halves
+        by a mask that S lacks, so that S learns nothing when A sends it s^ (step 2).
+
+    Assumes that no two of Q, A and S collude. Nobody learns anything.
+
+    Raises:
+        ShapeError: shapes that differ.
+        ArgumentError: fewer than two classes, or bits that do not exist.
+    """
+    check_inputs(at_A, at_Q, drop, bits)
+    Q, A, S, shape = net.Q, net.A, net.S, at_Q.shape
+    hot = _compare(net, add_at_A(net, share(net, at_Q), at_A), drop, bits)
+    against_Q, against_S = net.common(S, A, shape, "against_Q"), net.common(Q, A, shape, "against_S")
+    half = net.send(net.locally(S, torch.add, hot.S, against_Q), S, Q, "half")
+    own = net.locally(A, lambda h, q, s: h - q - s, hot.A, against_Q, against_S)
+    return net.locally(Q, torch.add, half, against_S), own
+
+
+@protocol("argmax_noisy_shares", "CaPC, step 3, on three-party shares")
+def argmax_noisy_shares(net: Net, at_S: Located, at_Q: Located, *, drop: int = 0, bits: int = 32) -> Located:
+    """The label argmax(v), at Q alone, for v = at_S + at_Q mod 2^64, with the help of the answering party of this net.
+
+    Args:
+        at_S, at_Q: int64 [..., classes]; range and `drop` as in `argmax_onehot_shares`.
+
+    Returns:
+        the label, int64 [...], at Q.
+
+    Assumes that no two of Q, A and S collude. Q learns the label, the others nothing.
+
+    Raises:
+        ShapeError: shapes that differ.
+        ArgumentError: fewer than two classes, or bits that do not exist.
+    """
+    check_inputs(at_S, at_Q, drop, bits)
+    halves = share(net, at_Q)
+    votes = Shares(halves.A, net.locally(net.S, torch.add, halves.S, at_S))
+    hot = _compare(net, votes, drop, bits)
+    label = each(net, lambda h: (h * torch.arange(h.shape[-1], device=h.device)).sum(-1), hot)
+    return reveal(net, label)

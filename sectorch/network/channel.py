@@ -1,0 +1,184 @@
+"""One session over a link: what a `PartyRuntime` sends and receives through, with back-pressure and a deadline."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from .. import errors
+from ..errors import AbortedError, FrameError, PeerLostError, SectorchError
+from ..runtime.frames import Frame, Kind, pack
+
+if TYPE_CHECKING:
+    from .link import Link
+
+WINDOW = 64 << 20
+"""Bytes of unused messages beyond which no further one is begun."""
+CREDIT = 8 << 20
+"""Bytes of which a receiver says at once that it has used them."""
+AHEAD = 2 << 20
+"""Bytes that Q may send of a call before its turn at the server has come."""
+LARGEST = 1 << 30
+"""Bytes of one message for which there is always room beyond the window."""
+REQUESTS = 64
+PATIENCE = 60.0
+"""Seconds without a word after which a party counts as hanging."""
+
+_KINDS = ("BusyError", "MaterialError", "StoreFullError", "IdentityError", "KeyAgreementError", "UnknownModelError")
+"""Errors that keep their type on the way to another party; all others become an AbortedError."""
+
+
+def again(error: SectorchError) -> SectorchError:
+    """A fresh error of the same kind and text, to be raised at another place."""
+    return type(error)(str(error))
+
+
+def error_of(text: str) -> SectorchError:
+    """What another party said of an error ("Type: text"), as an error here."""
+    kind, _, said = text.partition(": ")
+    return getattr(errors, kind)(said) if kind in _KINDS else AbortedError(text)
+
+
+class Channel:
+    """One session's frames to and from one peer.
+
+    Raises from every wait:
+        PeerLostError: the connection ended, or the peer said nothing for `patience` seconds.
+        AbortedError, or the error that the peer named: it gave the session up.
+    """
+
+    def __init__(self, link: Link, session: bytes, patience: float | None = None):
+        self.link, self.session = link, session
+        self.patience = PATIENCE if patience is None else patience
+        self._frames: deque[Frame] = deque()
+        self._requests: deque[dict] = deque()
+        self._held = 0
+        self._used = 0
+        self._unused_there = 0
+        self._ahead: int | None = None
+        self._heard = time.monotonic()
+        self._failure: SectorchError | None = None
+        self._changed = threading.Condition()
+
+    # What came.
+
+    def take(self, frame: Frame, read: Callable[[Frame], dict]) -> None:
+        """Keep a frame of this session that came.
+
+        Raises:
+            FrameError: the peer sends more than it may.
+        """
+        with self._changed:
+            self._heard = time.monotonic()
+            if frame.kind == Kind.DATA:
+                self._frames.append(frame)
+                self._held += frame.size
+                if self._held > WINDOW + LARGEST:
+                    raise FrameError(f"{self.link.peer} sends more than it was given room for")
+            elif frame.kind == Kind.CONTROL:
+                request = read(frame)
+                if request.get("do") == "go":
+                    self._ahead = None
+                elif len(self._requests) >= REQUESTS:
+                    raise FrameError(f"{self.link.peer} sends more requests than are answered")
+                else:
+                    self._requests.append(request)
+            elif frame.kind == Kind.CREDIT:
+                self._unused_there = max(0, self._unused_there - frame.number)
+            else:
+                self._failure = self._failure or error_of(bytes(frame.payload[:600]).decode(errors="replace"))
+            self._changed.notify_all()
+
+    def fail(self, failure: SectorchError) -> None:
+        with self._changed:
+            self._failure = self._failure or failure
+            self._changed.notify_all()
+
+    def receive(self) -> Frame:
+        """The next frame."""
+        with self._changed:
+            self._wait(lambda: self._frames, self.patience)
+            frame = self._frames.popleft()
+            self._held -= frame.size
+            self._used += frame.size
+            used = self._used
+            if used >= CREDIT:
+                self._used = 0
+        if used >= CREDIT:
+            self._credit(used)
+        return frame
+
+    def request(self, patience: float | None = None) -> dict:
+        """The next request of this session; without `patience` it may be long in coming."""
+        with self._changed:
+            self._wait(lambda: self._requests, patience)
+            return self._requests.popleft()
+
+    # What goes.
+
+    def send(self, parts: Iterable[bytes]) -> None:
+        """Send the frames of one message, once there is room for it."""
+        with self._changed:
+            if self._unused_there > WINDOW:
+                self._wait(lambda: self._unused_there <= WINDOW, self.patience)
+            if self._ahead is not None and self._ahead <= 0:
+                self._wait(lambda: self._ahead is None, self.patience)
+        for part in parts:
+            with self._changed:
+                if self._failure is not None:
+                    raise again(self._failure)
+                self._unused_there += len(part)
+                if self._ahead is not None:
+                    self._ahead -= len(part)
+            self.link.send(part)
+
+    def tell(self, request: dict) -> None:
+        """Send a request of this session."""
+        self.link.tell(request, self.session)
+
+    def ahead_of_turn(self) -> None:
+        """From now on only `AHEAD` bytes may be sent until the peer says go."""
+        with self._changed:
+            self._ahead = AHEAD
+
+    def go(self) -> None:
+        """Tell the peer that its turn has come."""
+        self.tell({"do": "go"})
+
+    def beat(self) -> None:
+        """Tell the peer that this side is alive, though it has nothing to send."""
+        self._credit(0)
+
+    def _credit(self, count: int) -> None:
+        self.link.send(pack(Frame(Kind.CREDIT, self.session, number=count)), urgent=True)
+
+    # The end.
+
+    def abort(self, reason: str) -> None:
+        """Tell the other end that the session is over, and why; the reason holds no secret."""
+        self.link.refuse(self.session, reason)
+
+    def close(self) -> None:
+        """Forget the session here; what is still queued of it is dropped."""
+        self.link.forget(self)
+        with self._changed:
+            self._failure = self._failure or PeerLostError("the session was closed")
+            self._frames.clear()
+            self._requests.clear()
+            self._changed.notify_all()
+
+    def _wait(self, ready: Callable[[], object], patience: float | None) -> None:
+        """Called with the condition held. A word of any kind from the peer counts as a sign of life."""
+        start = time.monotonic()
+        while not ready():
+            if self._failure is not None:
+                raise again(self._failure)
+            left = None
+            if patience is not None:
+                left = max(start, self._heard) + patience - time.monotonic()
+                if left <= 0:
+                    raise PeerLostError(f"{self.link.peer} has said nothing for {patience:.0f} s; it may hang")
+            self._changed.wait(left)

@@ -1,0 +1,81 @@
+"""A tape of offline material as bytes and back: a JSON head with shapes and dtypes, then raw tensors.
+
+length of the head 8 | head, padded to 8 | tensors, each padded to 8
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from math import prod
+
+import torch
+
+from ..errors import MaterialError
+from ..runtime.frames import raw
+from ..runtime.material import Tape
+
+_KEPT = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.float64, torch.float32)
+_DTYPES = {str(d).removeprefix("torch."): d for d in _KEPT}
+
+
+def write_tape(tape: Tape) -> tuple[list, int]:
+    """The parts of a tape in order, and how many bytes they are together."""
+    parts: list = []
+    places: dict[tuple, int] = {}
+    size = 0
+
+    def written(value: object) -> object:
+        nonlocal size
+        if value is None or not isinstance(value, torch.Tensor):
+            if not isinstance(value, (int, float, str, type(None))):
+                raise MaterialError(f"an offline step gave a {type(value).__name__}, which is not kept")
+            return {"plain": value}
+        if value.dtype not in _KEPT:
+            raise MaterialError(f"an offline step gave {value.dtype}, which is not kept")
+        entry: dict = {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+        if value.is_meta:
+            return entry
+        place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+        if place not in places:
+            data = raw(value)
+            places[place] = size
+            parts.append(data)
+            if len(data) % 8:
+                parts.append(bytes(-len(data) % 8))
+            size += len(data) + -len(data) % 8
+        return {**entry, "at": places[place]}
+
+    head = {
+        "call": tape.call, "session": tape.session.hex(), "plural": tape.plural, "fingerprints": tape.fingerprints,
+        "steps": [None if s is None else [written(v) for v in s] for s in tape.steps],
+    }  # fmt: skip
+    text = json.dumps(head, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "big"), text, *parts], 8 + len(text) + size
+
+
+def read_tape(parts: Iterable[bytes]) -> Tape:
+    """What `write_tape` wrote; its tensors share one piece of memory.
+
+    Raises:
+        ValueError: it is something else. The caller has checked that nobody changed it.
+    """
+    data = bytearray().join(parts)
+    length = int.from_bytes(data[:8], "big")
+    head = json.loads(bytes(data[8 : 8 + length]))
+    start = 8 + length
+
+    def read(entry: dict) -> object:
+        if "plain" in entry:
+            return entry["plain"]
+        shape, dtype = entry["shape"], _DTYPES[entry["dtype"]]
+        if "at" not in entry:
+            return torch.empty(shape, dtype=dtype, device="meta")
+        count = prod(shape)
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(data, dtype=dtype, count=count, offset=start + entry["at"]).view(shape)
+
+    steps = [None if s is None else [read(e) for e in s] for s in head["steps"]]
+    return Tape(head["call"], bytes.fromhex(head["session"]), steps, head["plural"], head["fingerprints"])

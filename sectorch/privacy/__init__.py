@@ -1,0 +1,29 @@
+"""Differential privacy for answers by vote: noise, mechanisms, accounting, budgets.
+
+    mechanism = GNMax(scale_for("gaussian", epsilon=10, delta=1e-5, queries=100))
+    budget = Budget(10, 1e-5)
+    budget.charge(mechanism.curve)                 # raises before the limit is passed
+    label = mechanism.labels(votes)                # in the clear; `protocols/capc` does it on shares
+
+See docs/privacy.md for what the figures promise and what they do not.
+"""
+
+from __future__ import annotations
+
+from .budget import Budget as Budget
+from .calibrate import epsilon_for as epsilon_for
+from .calibrate import queries_for as queries_for
+from .calibrate import reachable_epsilon as reachable_epsilon
+from .calibrate import scale_for as scale_for
+from .errors import BudgetExhaustedError as BudgetExhaustedError
+from .errors import PrivacyError as PrivacyError
+from .mechanisms import MECHANISMS as MECHANISMS
+from .mechanisms import ConfidentGNMax as ConfidentGNMax
+from .mechanisms import GNMax as GNMax
+from .mechanisms import LNMax as LNMax
+from .mechanisms import NoisyMax as NoisyMax
+from .noise import DiscreteGaussian as DiscreteGaussian
+from .noise import DiscreteLaplace as DiscreteLaplace
+from .noise import Noise as Noise
+from .renyi import ORDERS as ORDERS
+from .renyi import epsilon_of as epsilon_of

@@ -1,0 +1,257 @@
+"""One querying party asks a panel of answering parties: steps 1 to 3 of CaPC (3.2) on a batch of queries.
+
+    panel = Panel([Voter("hospital-b", model_b), Voter("hospital-c", model_c)], classes=10, sample=images[:1])
+    labels = panel.ask(images, GNMax(7.5)).labels        # all that Q learns
+
+The privacy guardian PG is the server S of the star. What Q and A say to each other goes through it under pads of their
+pair key. Sums are mod 2^64.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ...choreography import Located, Party
+from ...ckks import encrypt, keygen, to_shares
+from ...ckks.explain import explain
+from ...errors import NetworkError
+from ...garbled import argmax_noisy, argmax_noisy_shares, argmax_onehot, argmax_onehot_shares, correlate
+from ...nn.secure import secure
+from ...privacy import NoisyMax
+from ...session import Session
+from ...tensor import Scheme, SharedTensor, share_tensor
+from .errors import CaPCError, TooFewVotersError
+from .steps import mask, open_vote, to_guardian
+from .training import answer_of
+
+LOGIT_BITS = 32
+KEPT_BITS = 16
+"""Fraction bits of the logits that the argmax looks at; 32 in all, so logits may reach 2^15 in magnitude."""
+SPARE_LEVELS = 2
+"""Of a CKKS chain, after the network: what is left has to hold the statistical mask of the conversion."""
+
+
+@dataclass(frozen=True)
+class Voter:
+    """An answering party: its name, and its trained model in evaluation mode (or a fitted scikit-learn classifier)."""
+
+    name: str
+    model: Any = field(repr=False)
+
+
+@dataclass
+class Answer:
+    """What came of a batch of queries.
+
+    `labels` [N] int64 is what Q learns. `voters` is how many votes were counted, `lost` who was lost on the way.
+    `votes` is None but in a simulation in the clear.
+    """
+
+    labels: torch.Tensor = field(repr=False)
+    voters: int
+    lost: list[str]
+    seconds: dict[str, float]
+    votes: list[list[int]] | None = field(repr=False, default=None)
+
+    def as_dict(self) -> dict:
+        """Without the labels, for JSON."""
+        return {name: value for name, value in asdict(self).items() if name != "labels"}
+
+
+class Panel:
+    """The answering parties of one querying party, with the keys and the masked weights of their session.
+
+    Args:
+        voters: at least one, with different names. Q is not among them.
+        classes: of every model.
+        inference: step 1a, "mpc", "ckks" or "open"; see `Settings`.
+        argmax: steps 1c and 3, "yao" or "shares".
+        frac_bits: fraction bits of the secure inference.
+        sample: one image, for its shape; "ckks" needs it.
+        batch: the most queries that are asked at once; "ckks" makes its keys for it.
+
+    Raises:
+        CaPCError: a choice that does not exist, a model that the inference cannot take.
+        What `sectorch.secure` and `sectorch.ckks.keygen` raise on models.
+    """
+
+    def __init__(
+        self,
+        voters: Sequence[Voter],
+        classes: int,
+        *,
+        inference: str = "mpc",
+        argmax: str = "yao",
+        frac_bits: int = 20,
+        sample: torch.Tensor | None = None,
+        batch: int = 64,
+    ):
+        if inference not in ("mpc", "ckks", "open") or argmax not in ("yao", "shares"):
+            raise CaPCError(f"inference is mpc, ckks or open and argmax yao or shares, got {inference!r}, {argmax!r}")
+        if not voters or len({voter.name for voter in voters}) < len(voters):
+            raise CaPCError(f"a panel needs voters of different names, got {[voter.name for voter in voters]}")
+        for voter in voters:
+            if inference != "open" and not isinstance(voter.model, nn.Module):
+                raise CaPCError(
+                    f"{voter.name}'s {type(voter.model).__name__} cannot be evaluated on secrets; use inference='open', "
+                    f"which shows the queries to the answering parties"
+                )
+        self.classes, self.inference, self.argmax = classes, inference, argmax
+        self.scheme = Scheme(frac_bits)
+        self.session = Session(answering=len(voters))
+        self.members = dict(zip(self.session.answering, voters, strict=True))
+        self.lost: list[str] = []
+        self._pairs: dict[Party, Any] = {}
+        self._secured: dict[Party, Any] = {}
+        self._keys = self._keygen(voters, sample, batch) if inference == "ckks" else None
+
+    def ask(self, queries: torch.Tensor, mechanism: NoisyMax, least: int = 1) -> Answer:
+        """Labels of the queries by noisy vote. Q learns the labels and nothing else, the others nothing.
+
+        Args:
+            queries: [N, ...] of Q.
+            mechanism: its noise is drawn by the privacy guardian alone, so that it does not depend on who votes.
+            least: votes that an answer needs. A party that is lost before its share reaches the guardian does not vote,
+                in this batch and later ones; the guardian and Q leave it out of both sums.
+
+        Bytes: those of the inference, 16 per logit for step 1b, `argmax_onehot` per query and party, 8 per class for
+        step 2, `argmax_noisy` per query. The label is that of the plain mechanism with the same noise, but where a
+        model's two largest logits differ by less than 2^-15 and the error of the secure inference.
+
+        Raises:
+            TooFewVotersError: fewer votes than `least`; no noise was drawn and nothing revealed.
+            NetworkError: the querying party or the guardian was lost.
+        """
+        S = self.session.S
+        spent = dict.fromkeys(("infer", "onehot", "argmax"), 0.0)
+        at_Q, at_S, nets = [], [], []
+        for party, voter in self.members.items():
+            if voter.name in self.lost:
+                continue
+            try:
+                s, s_hat = self._vote(party, voter, queries, spent)
+            except NetworkError:
+                self.lost.append(voter.name)
+                continue
+            at_Q.append(s)
+            at_S.append(s_hat)
+            nets.append(party)
+        if len(at_Q) < max(1, least):
+            raise TooFewVotersError(
+                f"{len(at_Q)} of {len(self.members)} answering parties voted and an answer needs {least}; lost: "
+                f"{', '.join(self.lost)}; nothing was revealed; ask again when they are back"
+            )
+        start = time.perf_counter()
+        # Steps 2 and 3. Room for every noise that is drawn but with probability e^-48; beyond, the sum would wrap
+        # around, which makes another label and takes nothing from its privacy.
+        bits = (mechanism.noise.span + len(at_Q)).bit_length() + 1
+        with self.session.call(nets[0]) as net:
+            noise = net.own(S, mechanism.noise.sample(len(queries), self.classes))
+            total_S = net.locally(S, _sum, noise, *at_S)
+            total_Q = net.locally(net.Q, _sum, *at_Q)
+            if self.argmax == "yao":
+                label = argmax_noisy(net, self._pair(S), total_S, total_Q, bits=bits)
+            else:
+                label = argmax_noisy_shares(net, total_S, total_Q, bits=bits)
+            labels = net.read(label, net.Q)
+        spent["argmax"] += time.perf_counter() - start
+        return Answer(labels, len(at_Q), list(self.lost), spent)
+
+    def _vote(self, party: Party, voter: Voter, queries: torch.Tensor, spent: dict) -> tuple[Located, Located]:
+        """Steps 1 and 2 of one answering party: s at Q, and s_hat, arrived at the guardian."""
+        start = time.perf_counter()
+        if self.inference == "open":
+            with self.session.call(party) as net:
+                plain = net.own(net.Q, queries.double())
+                s, s_hat = open_vote(net, plain, lambda x: self._one_hot(voter, x.to(queries.dtype)))
+                spent["infer"] += time.perf_counter() - start
+                return s, to_guardian(net, s_hat)
+        logits = self._logits(party, voter, queries)
+        inferred = time.perf_counter()
+        spent["infer"] += inferred - start
+        drop = max(0, logits.scale_bits - KEPT_BITS)
+        with self.session.call(party) as net:
+            r_hat, masked = mask(net, logits.shares)
+            if self.argmax == "yao":
+                s, s_hat = argmax_onehot(net, self._pair(party), r_hat, masked, drop=drop, bits=LOGIT_BITS)
+            else:
+                s, s_hat = argmax_onehot_shares(net, r_hat, masked, drop=drop, bits=LOGIT_BITS)
+            sent = to_guardian(net, s_hat)
+        spent["onehot"] += time.perf_counter() - inferred
+        return s, sent
+
+    def _logits(self, party: Party, voter: Voter, queries: torch.Tensor) -> SharedTensor:
+        """Step 1a: [N, classes] in shares of A and S."""
+        if self.inference == "ckks":
+            with torch.no_grad():
+                encrypted = voter.model(encrypt(queries, self._keys.public))
+            logits = to_shares(
+                encrypted, self._keys.secret, session=self.session, party=party, scheme=self.scheme, value_bits=10
+            )
+        else:
+            if party not in self._secured:
+                self._secured[party] = secure(
+                    voter.model, frac_bits=self.scheme.frac_bits, session=self.session, party=party
+                )
+            secured = self._secured[party]
+            logits = secured(share_tensor(queries, session=self.session, party=party, scheme=secured.scheme))
+        if tuple(logits.shape) != (len(queries), self.classes):
+            raise CaPCError(
+                f"{voter.name}'s model gives {tuple(logits.shape)} for {len(queries)} queries, but {self.classes} "
+                f"classes need {(len(queries), self.classes)}"
+            )
+        return logits
+
+    def _one_hot(self, voter: Voter, images: torch.Tensor) -> torch.Tensor:
+        if images.is_meta:
+            return torch.empty((len(images), self.classes), dtype=torch.int64, device="meta")
+        answers = answer_of(voter.model, images)
+        if int(answers.max()) >= self.classes or int(answers.min()) < 0:
+            raise CaPCError(f"{voter.name}'s model names a class outside of 0..{self.classes - 1}")
+        return F.one_hot(answers, self.classes)
+
+    def _pair(self, garbler: Party) -> Any:
+        """Base oblivious transfers, once a session and garbler."""
+        if garbler not in self._pairs:
+            party = self.session.answering[0] if garbler == self.session.S else garbler
+            self._pairs[garbler] = correlate(self.session.setup(party), garbler)
+        return self._pairs[garbler]
+
+    def _keygen(self, voters: Sequence[Voter], sample: torch.Tensor | None, batch: int):
+        if sample is None:
+            raise CaPCError("inference='ckks' makes its keys for a model and a shape: name sample, one image")
+        reports = [explain(voter.model, sample, None) for voter in voters]
+        for voter, report in zip(voters, reports, strict=True):
+            if report.problem:
+                raise CaPCError(f"{voter.name}'s model cannot be evaluated under encryption: {report.problem}")
+        return keygen(max(1, *(report.depth for report in reports)) + SPARE_LEVELS, slots=batch)
+
+
+class SimulatedPanel(Panel):
+    """The same votes and the same mechanism in the clear: for learning curves. Protects nothing, sends nothing."""
+
+    def __init__(self, voters: Sequence[Voter], classes: int):
+        if not voters:
+            raise CaPCError("a panel needs at least one voter, got none")
+        self.classes, self.voters = classes, list(voters)
+
+    def ask(self, queries: torch.Tensor, mechanism: NoisyMax, least: int = 1) -> Answer:
+        if len(self.voters) < least:
+            raise TooFewVotersError(f"{len(self.voters)} answering parties, and an answer needs {least}")
+        start = time.perf_counter()
+        votes = sum(self._one_hot(voter, queries) for voter in self.voters)
+        inferred = time.perf_counter()
+        labels = mechanism.labels(votes)
+        seconds = {"infer": inferred - start, "onehot": 0.0, "argmax": time.perf_counter() - inferred}
+        return Answer(labels, len(self.voters), [], seconds, votes.tolist())
+
+
+def _sum(*values: torch.Tensor) -> torch.Tensor:
+    return torch.stack(values).sum(0)

@@ -1,0 +1,216 @@
+"""The outcome of a run: a table for each querying party, results.json and CSV files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.table import Table
+
+from ...privacy import ORDERS, Budget, NoisyMax, epsilon_of
+from .fairness import Scores
+from .settings import Party, Settings
+from .statement import sentences
+
+STEPS = ("infer", "onehot", "argmax")
+"""Seconds of step 1a, of 1b and 1c, of 2 and 3."""
+
+
+@dataclass
+class Record:
+    """What one querying party did and got.
+
+    `asked` are indices of its pool, `labels` what it was answered. `oracle` is the data-dependent curve, which only a
+    simulation in the clear can know (`SimulatedPanel`), and which is not private.
+    """
+
+    name: str
+    architecture: str
+    mechanism: NoisyMax
+    budget: Budget = field(repr=False)
+    before: Scores
+    after: Scores | None = None
+    asked: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64), repr=False)
+    labels: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64), repr=False)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STEPS, 0.0))
+    voters: list[int] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    spent: list[float] = field(default_factory=list)
+    oracle: np.ndarray | None = None
+    right: float | None = None
+    stopped: str = ""
+    model: Any = field(default=None, repr=False)
+
+    def add(self, asked: torch.Tensor, labels: torch.Tensor, answer: dict) -> None:
+        """A chunk of answers. `answer` is an `Answer` as a dict."""
+        before = len(self.asked)
+        self.asked, self.labels = torch.cat((self.asked, asked)), torch.cat((self.labels, labels))
+        for step in STEPS:
+            self.seconds[step] += answer["seconds"][step]
+        self.voters += [answer["voters"]] * len(asked)
+        self.lost += [name for name in answer["lost"] if name not in self.lost]
+        # What an earlier process had charged and not answered counts as spent from the start.
+        unit = self.mechanism.curve
+        extra = np.clip(self.budget.curve - len(self.asked) * unit, 0, None)
+        self.spent += [
+            epsilon_of((before + i + 1) * unit + extra, self.budget.delta) for i in range(len(asked))
+        ]
+        if answer.get("votes") is not None:
+            curve = sum(self.mechanism.curve_of(np.asarray(votes)) for votes in answer["votes"])
+            self.oracle = curve if self.oracle is None else self.oracle + curve
+
+    def judge(self, truth: torch.Tensor) -> None:
+        """How many answers were right, where an experiment knows it."""
+        if len(self.asked):
+            self.right = float((truth[self.asked] == self.labels).double().mean())
+
+    @property
+    def gain(self) -> float:
+        return self.after.accuracy - self.before.accuracy
+
+    def as_dict(self, classes: int) -> dict:
+        shown = lambda s: None if s is None else dict(
+            accuracy=s.accuracy, balanced=s.balanced, per_class=[v if v == v else None for v in s.per_class]
+        )
+        return dict(
+            name=self.name,
+            architecture=self.architecture,
+            before=shown(self.before),
+            after=shown(self.after),
+            queries=len(self.asked),
+            right=self.right,
+            queries_per_class=self.labels.bincount(minlength=classes).tolist(),
+            noise=dict(kind=type(self.mechanism).__name__, scale=self.mechanism.scale, moved=self.mechanism.moved),
+            epsilon=dict(
+                limit=self.budget.limit,
+                delta=self.budget.delta,
+                spent=self.budget.spent,
+                remaining=self.budget.remaining,
+                after_each_query=self.spent,
+                data_dependent_not_private=None if self.oracle is None else epsilon_of(self.oracle, self.budget.delta),
+            ),
+            voters=self.voters,
+            lost=self.lost,
+            stopped=self.stopped,
+            seconds=self.seconds,
+        )
+
+
+@dataclass
+class Result:
+    """A finished run."""
+
+    parties: Sequence[Party]
+    classes: int
+    settings: Settings
+    records: dict[str, Record]
+    received: list[dict] = field(repr=False)
+
+    def mean(self, what: str) -> float:
+        """Over querying parties: "before", "after" or "gain" in accuracy; "balanced_gain"; "right"; "epsilon"."""
+        of = {
+            "before": lambda r: r.before.accuracy,
+            "after": lambda r: r.after.accuracy,
+            "gain": lambda r: r.gain,
+            "balanced_gain": lambda r: r.after.balanced - r.before.balanced,
+            "right": lambda r: r.right,
+            "epsilon": lambda r: r.budget.spent,
+        }[what]
+        values = [of(record) for record in self.records.values()]
+        return sum(values) / len(values)
+
+    @property
+    def epsilon_of_all(self) -> float:
+        """What all querying parties together learn about an organisation, if they pool their labels."""
+        return epsilon_of(
+            sum((r.budget.curve for r in self.records.values()), np.zeros_like(ORDERS)), self.settings.delta
+        )
+
+    @property
+    def statement(self) -> list[str]:
+        return sentences(self)
+
+    def table(self) -> Table:
+        """Each querying party before and after."""
+        shown = summary_table()
+        for record in self.records.values():
+            add_record(shown, record)
+        return shown
+
+    def class_table(self) -> Table:
+        """Recall of each class before and after, and the answers of that class."""
+        shown = Table(title="Per class: recall before -> after, % (answers)")
+        shown.add_column("party")
+        for k in range(self.classes):
+            shown.add_column(str(k), justify="right")
+        for r in self.records.values():
+            counts = r.labels.bincount(minlength=self.classes).tolist()
+            cells = zip(r.before.per_class, r.after.per_class, counts, strict=True)
+            shown.add_row(r.name, *(f"{100 * b:.0f}->{100 * a:.0f} ({n})" for b, a, n in cells))
+        return shown
+
+    def as_dict(self) -> dict:
+        """For JSON. Labels carry noise from the operating system: two runs differ."""
+        return dict(
+            settings=json.loads(json.dumps(asdict(self.settings))),
+            parties=len(self.parties),
+            organisations=len({party.owner for party in self.parties}),
+            samples=[len(party.images) for party in self.parties],
+            querying=[record.as_dict(self.classes) for record in self.records.values()],
+            mean={name: self.mean(name) for name in ("before", "after", "gain", "balanced_gain", "epsilon")},
+            epsilon_if_all_querying_parties_collude=self.epsilon_of_all,
+            received=self.received,
+            bytes=sum(row["bytes"] for row in self.received),
+            statement=self.statement,
+        )
+
+    def write(self, folder: str | Path) -> list[Path]:
+        """results.json, parties.csv (one row for each querying party and class) and queries.csv (one for each query)."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / name for name in ("results.json", "parties.csv", "queries.csv")]
+        paths[0].write_text(json.dumps(self.as_dict(), indent=2) + "\n")
+        with paths[1].open("w", newline="") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(("party", "architecture", "class", "before", "after", "answers"))
+            for r in self.records.values():
+                overall = ("all", r.before.accuracy, r.after.accuracy, len(r.asked))
+                balanced = ("balanced", r.before.balanced, r.after.balanced, len(r.asked))
+                counts = r.labels.bincount(minlength=self.classes).tolist()
+                per = zip(range(self.classes), r.before.per_class, r.after.per_class, counts, strict=True)
+                rows.writerows((r.name, r.architecture, *row) for row in (overall, balanced, *per))
+        with paths[2].open("w", newline="") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(("party", "query", "pool_index", "label", "voters", "epsilon_spent"))
+            for r in self.records.values():
+                columns = zip(r.asked.tolist(), r.labels.tolist(), r.voters, r.spent, strict=True)
+                rows.writerows((r.name, i, *row) for i, row in enumerate(columns))
+        return paths
+
+
+def summary_table() -> Table:
+    """An empty table of querying parties."""
+    shown = Table(title="Querying parties: test accuracy and balanced accuracy, %")
+    for column in (
+        "party", "model", "before", "after", "gain", "bal. before", "bal. after", "queries", "voters", "epsilon spent",
+        "remains",
+    ):  # fmt: skip
+        shown.add_column(column, justify="left" if column in ("party", "model") else "right")
+    return shown
+
+
+def add_record(shown: Table, r: Record) -> None:
+    """A querying party's row, as far as it has come."""
+    percent = lambda v: f"{100 * v:.2f}"
+    done = r.after is not None
+    shown.add_row(
+        r.name, r.architecture, percent(r.before.accuracy), percent(r.after.accuracy) if done else "",
+        f"{100 * r.gain:+.2f}" if done else "", percent(r.before.balanced), percent(r.after.balanced) if done else "",
+        str(len(r.asked)), str(min(r.voters, default=0)), f"{r.budget.spent:.3f}", f"{r.budget.remaining:.3f}",
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""The messages of CaPC that are its own; the rest is the secure inference and the garbled circuits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ...choreography import Located, Message, Net, Phase, protocol
+from ...ckks.convert import random_words
+from ...mpc.shares import Shares
+
+
+@protocol(
+    "capc_mask",
+    "CaPC, step 1b",
+    [Message("masked_half", "A", "S", "r_hat of A"), Message("masked", "S", "Q", "r_hat of A")],
+)
+def mask(net: Net, logits: Shares) -> tuple[Located, Located]:
+    """Logits in shares of A and S become r_hat at A and r - r_hat at Q.
+
+    A draws r_hat alone and fresh. (S's half as it is would not do: Q deals the correlations of the secure inference and
+    knows their masks, so that half would show Q the weights.)
+
+    Args:
+        logits: int64 [N, classes].
+
+    Returns:
+        (at A, at Q), int64 [N, classes].
+
+    Rounds 2, bytes 16 per element. S and Q receive uniform ring elements; neither knows r_hat.
+    """
+    A, S, Q = net.A, net.S, net.Q
+    r_hat = net.own(A, random_words(logits.shape.numel()).view(logits.shape), Phase.OFFLINE)
+    half = net.send(net.locally(A, torch.sub, logits.A, r_hat), A, S, "masked_half")
+    return r_hat, net.send(net.locally(S, torch.add, half, logits.S), S, Q, "masked")
+
+
+@protocol("capc_to_guardian", "CaPC, step 2", [Message("s_hat", "A", "S", "s of Q")])
+def to_guardian(net: Net, s_hat: Located) -> Located:
+    """A's share of its vote goes to the privacy guardian.
+
+    Rounds 1, bytes 8 per element. Uniform to S, which lacks Q's share.
+    """
+    return net.send(s_hat, net.A, net.S, "s_hat")
+
+
+@protocol(
+    "capc_open_query",
+    "docs/capc.md",
+    [
+        Message("query", "Q", "S", "pad of k_QA"),
+        Message("query_open", "S", "A", "pad of k_QA, which A knows", "the query, in plain"),
+        Message("s", "A", "S", "pad of k_QA"),
+        Message("s_at_Q", "S", "Q", "s_hat of A"),
+    ],
+)
+def open_vote(net: Net, queries: Located, answer: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Located, Located]:
+    """The route for models that cannot be evaluated on secrets: A sees the queries and votes in plain, in shares.
+
+    Args:
+        queries: float64 [N, ...] at Q.
+        answer: from such queries to one-hot votes, int64 [N, classes].
+
+    Returns:
+        (s at Q, s_hat at A).
+
+    Rounds 4. A LEARNS THE QUERIES. Q and S receive uniform values, as in step 1c.
+    """
+    A, S, Q = net.A, net.S, net.Q
+    pad = net.common(Q, A, queries.shape, "pad")
+    sealed = net.locally(Q, lambda x, p: x.view(torch.int64) ^ p, queries, pad)
+    sealed = net.send(net.send(sealed, Q, S, "query"), S, A, "query_open")
+    votes = net.locally(A, lambda x, p: answer((x ^ p).view(torch.float64)), sealed, pad)
+    s_hat = net.own(A, random_words(votes.shape.numel()).view(votes.shape), Phase.OFFLINE)
+    cover = net.common(Q, A, votes.shape, "cover")
+    s = net.locally(A, lambda v, h, c: (v - h) ^ c, votes, s_hat, cover)
+    s = net.send(net.send(s, A, S, "s"), S, Q, "s_at_Q")
+    return net.locally(Q, torch.bitwise_xor, s, cover), s_hat

@@ -1,0 +1,27 @@
+"""CaPriDe: decentralised learning on encrypted data (Tastan and Nandakumar, CVPR 2023).
+
+    parties, test, classes = federation("digits", parties=2, split="no-overlap")
+    result = CaPriDe(parties, test, classes, Settings(update="head"), out="runs/first").run()
+
+`algorithm.py` is Algorithm 1, to be read beside the paper. `directions.py` and `update.py` say how a number that is
+decrypted becomes a gradient, `aggregate.py` how nothing but aggregates can be decrypted, `ledger.py` when it stops.
+"""
+
+from __future__ import annotations
+
+from .algorithm import CaPriDe as CaPriDe
+from .data import divide as divide
+from .errors import CaPriDeError as CaPriDeError
+from .errors import CheckpointError as CheckpointError
+from .errors import CorruptedCiphertextError as CorruptedCiphertextError
+from .errors import DisaggregationError as DisaggregationError
+from .errors import ModelError as ModelError
+from .errors import PlotError as PlotError
+from .federation import federation as federation
+from .ledger import Ledger as Ledger
+from .report import Result as Result
+from .report import comparison as comparison
+from .settings import Party as Party
+from .settings import Settings as Settings
+from .update import Update as Update
+from .watch import Watch as Watch

@@ -1,0 +1,249 @@
+"""Algorithm 1 (CaPriDe, section 3), with updates computed only from what the protocol releases."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ...data.seeds import generator
+from . import losses
+from .baselines import average
+from .checkpoint import Store
+from .directions import Directions, deep_directions, draw, head_directions, head_of, predictions
+from .exchange import Exchange, Simulated
+from .ledger import Ledger
+from .report import Result
+from .settings import Party, Settings, chain, check
+from .training import distillation, in_the_clear, mutual, optimiser, own_view, predict, scores, train
+from .update import Update, agreed_logits, deep_update, head_update
+from .watch import Watch
+
+
+class _State:
+    """A party's models and their optimisers, small first."""
+
+    def __init__(self, party: Party, how: Settings):
+        kept = [party.model] if party.large is None else [party.model, party.large]
+        self.models = [copy.deepcopy(model).eval() for model in kept]
+        self.steps = [optimiser(model, how) for model in self.models]
+
+    def tensors(self) -> list:
+        return [[m.state_dict(), o.state_dict()] for m, o in zip(self.models, self.steps, strict=True)]
+
+    def load(self, tensors: list) -> None:
+        for model, steps, (weights, moments) in zip(self.models, self.steps, tensors, strict=True):
+            model.load_state_dict(weights)
+            steps.load_state_dict(moments)
+
+    def copied(self, party: Party, how: Settings) -> _State:
+        new = _State(party, how)
+        new.load(copy.deepcopy(self.tensors()))
+        return new
+
+    @property
+    def small(self) -> nn.Module:
+        return self.models[0]
+
+
+class CaPriDe:
+    """Decentralised learning on encrypted data, or one of the baselines it is compared with.
+
+    Args:
+        parties: each with its private data and its models.
+        test: images and labels that accuracies are measured on.
+        classes: how many.
+        settings: see `Settings`.
+        out: a folder for the run; a run that was killed goes on from there. None keeps nothing.
+
+    `run()` gives a `Result` with the trained models. All parties are in this process; each one's keys, data and model
+    are used in its own `Owner` and `Peer` only. A round is kept when all of it went well, and an error leaves every
+    model as the round found it; what was released stays counted.
+
+    Raises, before any training or encryption:
+        CaPriDeError, ModelError: naming the party, what came, and the way out.
+        SecurityLevelError: the models are too deep for 128-bit security.
+        CheckpointError: `out` holds another run.
+    """
+
+    def __init__(
+        self,
+        parties: Sequence[Party],
+        test: tuple[torch.Tensor, torch.Tensor],
+        classes: int,
+        settings: Settings | None = None,
+        *,
+        out: str | Path | None = None,
+    ):
+        self.parties, self.test, self.classes = list(parties), test, classes
+        self.settings = how = settings or Settings()
+        check(self.parties, test, classes, how)
+        self.parameters = chain(self.parties, how) if how.asks else None
+        self.store = Store(out)
+        self.store.claim(self.parties, test, how)
+        self.ledger = Ledger.from_dict(self.store.ledger() or {"rows": [], "released": {}})
+        self.ledger.before_release = lambda: self.store.keep_ledger(self.ledger.as_dict())
+        self.exchange: Exchange | None = None
+        self.states = {party.name: _State(party, how) for party in self.parties}
+        self.records: dict[str, list[dict]] = {party.name: [] for party in self.parties}
+
+    def run(self, watch: Watch | None = None) -> Result:
+        """The whole of Algorithm 1, or the part of it that is not in `out` yet.
+
+        Raises:
+            DisaggregationError: a round's releases would let a peer's logits be solved for.
+            KeyMismatchError, CorruptedCiphertextError, LevelError: from the encrypted exchange.
+        """
+        watch, how = watch or Watch(), self.settings
+        kept = self.store.load()
+        if kept is not None:
+            done, self.records = kept[0], kept[1]
+            for name, state in self.states.items():
+                state.load(kept[2][name])
+            watch.finished(done, self.records)
+        else:
+            self._local(watch)
+            done = 0
+        if how.asks:
+            kind = Exchange if how.encrypted else Simulated
+            self.exchange = kind(self.parties, self.parameters, how, self.ledger, watch)
+        for t in range(done + 1, how.rounds + 1):
+            self.round(t, watch)
+        return Result(
+            self.parties, self.classes, how, self.records, {n: s.models for n, s in self.states.items()},
+            self.ledger, self.parameters, dict(self.exchange.seconds) if self.exchange else {},
+        )  # fmt: skip
+
+    def round(self, t: int, watch: Watch | None = None) -> None:
+        """One round of all parties, on the models that the round before left."""
+        watch, how = watch or Watch(), self.settings
+        models = {name: state.small for name, state in self.states.items()}
+        logits = {p.name: self._plain_logits(p, models) for p in self.parties} if how.method in ("dml", "l2") else {}
+        new, records = {}, {}
+        for party in self.parties:
+            start, record, extra = time.perf_counter(), {}, None
+            state = self.states[party.name].copied(party, how)
+            if how.asks:
+                update, record = self._ask(t, party, models, watch)
+                extra = distillation(state.small, party, update, how)
+            elif how.method in ("dml", "l2"):
+                extra = in_the_clear(logits[party.name], how)
+            tick = watch.step(f"{party.name}: training, round {t}", how.epochs)
+            train(state.small, state.steps[0], party, how, how.epochs, (t, "round"), extra, tick)
+            if party.large is not None:
+                train(state.models[1], state.steps[1], party, how, how.epochs, (t, "large"))
+                mutual(
+                    state.small, state.steps[0], state.models[1], state.steps[1], party, how, (t, "mutual")
+                )  # fmt: skip
+            new[party.name], records[party.name] = state, dict(record, seconds=time.perf_counter() - start)
+        if how.method.startswith("fedavg"):
+            average({n: s.small for n, s in new.items()}, self.parties, how, t)
+        self._commit(t, new, records, watch)
+
+    def _local(self, watch: Watch) -> None:
+        """Algorithm 1's first loop: every party alone."""
+        how, new, records = self.settings, {}, {}
+        for party in self.parties:
+            start = time.perf_counter()
+            state = self.states[party.name].copied(party, how)
+            tick = watch.step(f"{party.name}: local training", how.warmup * len(state.models))
+            for model, steps in zip(state.models, state.steps, strict=True):
+                train(model, steps, party, how, how.warmup, ("local",), tick=tick)
+            new[party.name], records[party.name] = state, dict(seconds=time.perf_counter() - start)
+        self._commit(0, new, records, watch)
+
+    def _commit(self, t: int, new: dict[str, _State], records: dict[str, dict], watch: Watch) -> None:
+        for party in self.parties:
+            models = new[party.name].models
+            measured = scores(models[-1], *self.test, self.classes)
+            if len(models) > 1:
+                measured["small_accuracy"] = scores(models[0], *self.test, self.classes)["accuracy"]
+            records[party.name] = {**records[party.name], **measured}
+        together = {name: [*found, records[name]] for name, found in self.records.items()}
+        self.store.keep(t, together, {name: state.tensors() for name, state in new.items()})
+        self.store.keep_ledger(self.ledger.as_dict())
+        self.states, self.records = new, together
+        watch.finished(t, self.records)
+
+    def _plain_logits(self, party: Party, models: dict[str, nn.Module]) -> list[torch.Tensor]:
+        return [predict(model, party.images) for name, model in models.items() if name != party.name]
+
+    def asked(self, t: int, party: Party) -> list[str]:
+        """The peers of a round, in the parties' order; drawn anew each time."""
+        others = [p.name for p in self.parties if p is not party]
+        if self.settings.peers is None:
+            return others
+        chosen = torch.randperm(len(others), generator=generator(self.settings.seed, party.name, t, "peers"))
+        return [others[i] for i in sorted(chosen[: self.settings.peers].tolist())]
+
+    def subset(self, t: int, party: Party) -> torch.Tensor:
+        """The samples of a round's aggregates; drawn anew each time, from a seed that all parties know."""
+        order = torch.randperm(len(party.labels), generator=generator(self.settings.seed, party.name, t, "subset"))
+        return order[: self.settings.subset(len(party.labels))].sort().values
+
+    def _ask(self, t: int, party: Party, models: dict[str, nn.Module], watch: Watch) -> tuple[Update, dict]:
+        """The inner loop of Algorithm 1 for one party: publish, be answered, decrypt, and make the update of it."""
+        how, model, chosen = self.settings, models[party.name], self.subset(t, party)
+        question = Question(party, model, chosen, how, generator(how.seed, party.name, t, "directions"))
+        peers = self.asked(t, party)
+        answers = self.exchange.ask(
+            t, party, question.published(len(party.labels)), len(chosen), {name: models[name] for name in peers}
+        )
+        released = torch.stack([answers[name] for name in peers]).mean(0)  # Eq. 5
+        update = question.update(released, self.exchange.sigma(party) / len(peers) ** 0.5)
+        uncertainty = float(losses.local_uncertainty(question.logits.double(), how.temperature))
+        record = dict(
+            asked=peers, samples=len(chosen), released=len(released), distillation_loss=uncertainty - update.loss
+        )
+        return update, record
+
+
+class Question:
+    """What a party asks in a round, and what it makes of the answers. Everything here is the party's own and in plain.
+
+    Args:
+        subset: the samples that the aggregates are over.
+        draw: for the random directions of the deep layers.
+    """
+
+    def __init__(self, party: Party, model: nn.Module, subset: torch.Tensor, how: Settings, draws: torch.Generator):
+        self.how, self.model, self.subset, self.images = how, model, subset, party.images[subset]
+        features, self.logits = own_view(model, self.images)
+        self.directions, self.basis, self.drawn = predictions(self.logits, how.temperature), None, None
+        if how.update in ("head", "forward"):
+            bias = head_of(model).bias is not None
+            weights, self.basis = head_directions(features, self.logits, how.temperature, bias, how.head_rank)
+            self.head = Directions.of(weights)
+            self.directions = self.directions.beside(self.head)
+        if how.update == "forward":
+            self.drawn = draw(model, how.directions, draws)
+            self.deep = Directions.of(deep_directions(model, self.images, how.temperature, self.drawn))
+            self.directions = self.directions.beside(self.deep)
+
+    def published(self, samples: int) -> Directions:
+        """The directions over all of the party's samples: zero outside of the subset."""
+        weights = torch.zeros(len(self.directions), samples, self.logits.shape[1], dtype=torch.float64)
+        weights[:, self.subset] = self.directions.weights
+        return Directions(weights, self.directions.scales)
+
+    def update(self, released: torch.Tensor, sigma: float) -> Update:
+        """Args:
+        released: float64 [R], the mean over the asked peers.
+        sigma: of the noise in it.
+        """
+        loss, t = float(released[0]), self.how.temperature
+        if self.basis is None:
+            return Update(loss, self.subset)
+        # Eq. 12 itself, and the head's directions.
+        known = 1 + len(self.head)
+        asked = Directions(self.directions.weights[:known], self.directions.scales[:known])
+        agreed = agreed_logits(self.logits, asked, released[:known], t, sigma)
+        head = head_update(self.basis, self.head, released[1:known])
+        if self.drawn is None:
+            return Update(loss, self.subset, agreed, head)
+        deep, correction = deep_update(self.model, self.images, agreed, self.drawn, self.deep, released[known:], t)
+        return Update(loss, self.subset, agreed, head, deep, correction)

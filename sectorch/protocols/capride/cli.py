@@ -1,0 +1,211 @@
+"""`sectorch capride`: a run from the command line.
+
+python -m sectorch.protocols.capride.cli --data digits --parties 3 --split no-overlap --rounds 20 --update head
+python -m sectorch.protocols.capride.cli --simulate --compare local fedavg fedavg-dp dml l2
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ...errors import SectorchError
+from . import plots
+from .algorithm import CaPriDe
+from .data import DATASETS, SPLITS
+from .federation import LARGE, SMALL, federation
+from .report import Result, comparison
+from .settings import METHODS, UPDATES, Settings
+from .watch import Watch
+
+DEFAULT = Settings()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options; `sectorch capride` takes the same."""
+    p = argparse.ArgumentParser(
+        prog="sectorch capride",
+        description="Decentralised learning on encrypted data (CaPriDe), all parties in this process. A run that was "
+        "stopped goes on when started again.",
+    )
+    p.add_argument("--data", default="digits", choices=DATASETS)
+    p.add_argument("--data-root", type=Path, help="where data sets lie; else $SECTORCH_DATA, else ~/.cache/sectorch")
+    p.add_argument("--parties", type=int, default=2)
+    p.add_argument("--split", default="homogeneous", choices=SPLITS)
+    p.add_argument("--alpha", type=float, default=0.5, help="of the heterogeneous split's Dirichlet law")
+    p.add_argument("--samples", type=int, help="of each party (default: all, divided)")
+    p.add_argument("--network", choices=list(SMALL), help="the FHE-friendly one (default: by data set)")
+    p.add_argument("--activation", default="gelu", choices=("gelu", "square"))
+    p.add_argument(
+        "--large", choices=list(LARGE), help="a large second model of each party, distilled with the small one"
+    )
+    p.add_argument("--method", default="capride", choices=METHODS)
+    p.add_argument("--compare", nargs="+", default=[], choices=METHODS, help="baselines to run beside it, same parties")
+    p.add_argument(
+        "--update", default=DEFAULT.update, choices=UPDATES, help="scalar is the paper's letter: no gradient"
+    )
+    p.add_argument("--rounds", type=int, default=DEFAULT.rounds)
+    p.add_argument("--warmup", type=int, default=DEFAULT.warmup, help="epochs of local training before (paper: 25)")
+    p.add_argument("--epochs", type=int, default=DEFAULT.epochs, help="of local training in a round")
+    p.add_argument("--batch", type=int, default=DEFAULT.batch)
+    p.add_argument("--rate", type=float, default=DEFAULT.rate)
+    p.add_argument("--temperature", "-T", type=float, default=DEFAULT.temperature)
+    p.add_argument(
+        "--weight", type=float, default=DEFAULT.weight, help="lambda, of T^2 times Eq. 9, a mean over samples"
+    )
+    p.add_argument("--fraction", type=float, default=1.0, help="of the samples, drawn anew for each round's aggregates")
+    p.add_argument("--peers", type=int, help="asked in a round, drawn anew (default: all)")
+    p.add_argument("--directions", type=int, default=DEFAULT.directions, help="random ones a round, of forward")
+    p.add_argument("--head-rank", type=int, help="feature directions of the head's basis (default: all, exact)")
+    p.add_argument("--margin", type=float, default=DEFAULT.margin, help="share of a peer's logits that may be released")
+    p.add_argument("--across", action="store_true", help="count releases over all versions of a model together")
+    p.add_argument("--sigma", type=float, default=0.0, help="Gaussian noise on each aggregate")
+    p.add_argument(
+        "--logit-change", type=float, default=DEFAULT.logit_change, help="that (epsilon, delta) is stated for"
+    )
+    p.add_argument("--delta", type=float, default=DEFAULT.delta)
+    p.add_argument("--model-sigma", type=float, default=DEFAULT.model_sigma, help="of fedavg-dp (paper: 0.01)")
+    p.add_argument("--simulate", action="store_true", help="the same updates in the clear, quickly; protects nothing")
+    p.add_argument("--levels", type=int, help="of the CKKS chain (default: what the models take)")
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--out", type=Path, default=Path("runs/capride"), help="results and checkpoints")
+    p.add_argument("--json", action="store_true", help="print results.json and nothing else")
+    p.add_argument("--no-plots", action="store_true")
+    return p
+
+
+class Screen(Watch):
+    """Live bars with the encrypted part's own estimate, and the accuracies so far."""
+
+    def __init__(self, label: str, how: Settings, parties: int):
+        self.label, self.accuracies, self.rounds = label, [], how.rounds
+        peers = min(how.peers or parties - 1, parties - 1)
+        self.each = parties * peers if how.asks and how.encrypted else 0
+        self.asks = how.rounds * self.each
+        self.estimate = ""
+        self.progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        )
+        self.whole = self.progress.add_task(f"{label}: rounds", total=how.rounds)
+        self.encryption = self.progress.add_task("encrypted answers", total=self.asks, visible=bool(self.asks))
+        self.part = self.progress.add_task("", total=None)
+
+    def __rich__(self) -> Group:
+        shown = Table("round", "mean accuracy, %", title=self.label)
+        for t, value in list(enumerate(self.accuracies))[-5:]:
+            shown.add_row(str(t), f"{100 * value:.2f}")
+        return Group(shown, self.progress, self.estimate)
+
+    def step(self, what: str, parts: int | None) -> Callable[[], None]:
+        self.progress.remove_task(self.part)
+        self.part = self.progress.add_task(what, total=parts)
+        return lambda: self.progress.advance(self.part)
+
+    def encrypted(self, seconds: float) -> None:
+        self.progress.advance(self.encryption)
+        self.asks -= 1
+        self.estimate = (
+            f"encrypted part: {seconds:.1f} s an answer, about {max(0, self.asks) * seconds / 60:.1f} minutes left"
+        )
+
+    def finished(self, round_: int, records: dict[str, list[dict]]) -> None:
+        stages = min(len(found) for found in records.values())
+        self.accuracies = [sum(f[t]["accuracy"] for f in records.values()) / len(records) for t in range(stages)]
+        self.progress.update(self.whole, completed=round_)
+        self.asks = (self.rounds - round_) * self.each
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, and return the exit status: 0, 1 for an error in data or settings, 130 when stopped by Ctrl-C."""
+    options = parser().parse_args(arguments)
+    console = Console(stderr=options.json)
+    try:
+        return _run(options, console)
+    except SectorchError as error:
+        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        Console(stderr=True).print(
+            f"stopped; what is finished is in {options.out}, and the same command goes on from there"
+        )
+        return 130
+
+
+def _run(options: argparse.Namespace, console: Console) -> int:
+    plotting = not options.no_plots
+    if plotting:
+        try:
+            plots.require()
+        except plots.PlotError as error:
+            plotting = False
+            console.print(f"no plots: {error}", style="yellow", markup=False)
+    parties, test, classes = federation(
+        options.data, options.parties, options.split, samples=options.samples, network=options.network,
+        large=options.large, activation=options.activation, alpha=options.alpha, seed=options.seed,
+        root=options.data_root,
+    )  # fmt: skip
+    how = _settings(options)
+    methods = [*(m for m in dict.fromkeys(options.compare) if m != options.method), options.method]
+    runs = [
+        CaPriDe(
+            parties,
+            test,
+            classes,
+            replace(how, method=method),
+            out=options.out / (method if len(methods) > 1 else "run"),
+        )
+        for method in methods
+    ]
+    if runs[-1].parameters is not None and how.encrypted:
+        console.print(f"{runs[-1].parameters}", markup=False, highlight=False)
+    results = []
+    for run in runs:
+        results.append(_watched(run, console))
+        results[-1].write(run.store.folder)
+    last = results[-1]
+    last.write(options.out)
+    files = plots.plot(results, options.out) if plotting else []
+    if options.json:
+        sys.stdout.write(json.dumps(last.as_dict(), indent=2) + "\n")
+        return 0
+    console.print(last.table())
+    console.print(last.class_table())
+    if len(results) > 1:
+        console.print(comparison(results))
+    for sentence in last.statement:
+        console.print(f"- {sentence}", markup=False)
+    if last.seconds and last.protected:
+        console.print("seconds: " + ", ".join(f"{name} {value:.1f}" for name, value in last.seconds.items()))
+    console.print(f"written: {options.out}: results.json, accuracy.csv{''.join(f', {f.name}' for f in files)}")
+    return 0
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    same = (
+        "update", "rounds", "warmup", "epochs", "batch", "rate", "temperature", "weight", "fraction", "peers",
+        "directions", "head_rank", "margin", "across", "sigma", "logit_change", "delta", "model_sigma", "levels",
+        "seed",
+    )  # fmt: skip
+    return Settings(encrypted=not options.simulate, **{name: getattr(options, name) for name in same})
+
+
+def _watched(run: CaPriDe, console: Console) -> Result:
+    how = run.settings
+    screen = Screen(f"{how.method} ({how.update})" if how.asks else how.method, how, len(run.parties))
+    if not console.is_terminal:
+        return run.run(screen)
+    with Live(screen, console=console, transient=True, refresh_per_second=4):
+        return run.run(screen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""Who sent what to whom, what was decrypted, and how many numbers about a model have been released: the guard.
+
+Every release to P_k is a linear equation on the logits of P_l's model on P_k's samples. The n M logits of a version of
+the model enter by n (M - 1) differences (a shift of a sample's logits enters no release), and as many equations as that
+determine them. So P_l counts, per receiver and version of its model, and refuses while the numbers are still fewer.
+
+Two things are checked, at the two places that can check them:
+
+- P_l sees shapes only. It counts (`release`), and refuses aggregates over too few samples.
+- P_k knows its own directions. Before they leave it checks that no combination of them isolates a sample
+  (`leverages`); directions whose weight lies in one sample pass the count and fail here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+
+from .directions import Directions
+from .errors import DisaggregationError
+from .settings import LEAST_SAMPLES, Settings
+
+
+@dataclass(frozen=True)
+class Row:
+    """A message or a decryption.
+
+    Attributes:
+        kind: "message" or "decrypted".
+        what: "public keys", "inputs", "directions" or "aggregates".
+        hidden_by: what the receiver would need to read it.
+        numbers: plain numbers that the receiver learns.
+    """
+
+    round: int
+    kind: str
+    sender: str
+    receiver: str
+    what: str
+    nbytes: int
+    hidden_by: str
+    numbers: int = 0
+
+
+class Ledger:
+    """The record of a run, and what each model has released so far. Counts are never taken back."""
+
+    def __init__(self, rows: list[Row] | None = None, released: dict[str, list[int]] | None = None):
+        self.rows: list[Row] = list(rows or [])
+        self.released: dict[str, list[int]] = {k: list(v) for k, v in (released or {}).items()}
+        self.before_release: Callable[[], None] = lambda: None
+
+    def message(self, round_: int, sender: str, receiver: str, what: str, nbytes: int, hidden_by: str) -> None:
+        self.rows.append(Row(round_, "message", sender, receiver, what, nbytes, hidden_by))
+
+    def decrypted(self, round_: int, sender: str, receiver: str, numbers: int) -> None:
+        """P_k (receiver) has opened aggregates of P_l (sender). Nothing else is ever decrypted."""
+        self.rows.append(Row(round_, "decrypted", sender, receiver, "aggregates", 0, "", numbers))
+
+    def release(self, peer: str, receiver: str, version: str, numbers: int, samples: int, classes: int, how: Settings):
+        """P_l's count, before it computes anything.
+
+        Args:
+            version: names the weights of the peer's model; a model that did not change keeps its count.
+            samples: that the aggregates are over.
+
+        Raises:
+            DisaggregationError: too few samples, or too many numbers. What was refused is not counted.
+        """
+        key = f"{peer}>{receiver}" if how.across else f"{peer}>{receiver}@{version}"
+        unknowns = samples * (classes - 1)
+        count, least = self.released.get(key, [0, unknowns])
+        count, least = count + numbers, min(least, unknowns)
+        if how.margin is not None:
+            if samples < LEAST_SAMPLES:
+                raise DisaggregationError(
+                    f"{peer} releases no aggregate over {samples} samples of {receiver}; at least "
+                    f"{LEAST_SAMPLES} are needed"
+                )
+            if count > how.margin * least:
+                raise DisaggregationError(
+                    f"{peer} refuses {numbers} more numbers to {receiver}: {count - numbers} of the "
+                    f"{how.margin * least:.0f} "
+                    f"that may be known of {least} unknowns ({samples} samples, {classes} classes, margin "
+                    f"{how.margin}) are "
+                    f"released already for this version of its model; ask for fewer (head_rank, directions) "
+                    f"or over more samples"
+                )
+        self.released[key] = [count, least]
+        self.before_release()
+
+    def as_dict(self) -> dict:
+        """For JSON."""
+        return {"rows": [asdict(row) for row in self.rows], "released": self.released}
+
+    @classmethod
+    def from_dict(cls, kept: dict) -> Ledger:
+        return cls([Row(**row) for row in kept["rows"]], kept["released"])
+
+    def summary(self) -> list[dict]:
+        """Rows added up by kind, sender, receiver and what: for tables."""
+        total: dict[tuple, dict] = {}
+        for row in self.rows:
+            key = (row.kind, row.sender, row.receiver, row.what, row.hidden_by)
+            names = ("kind", "sender", "receiver", "what", "hidden_by")
+            found = total.setdefault(
+                key, {**dict(zip(names, key, strict=True)), "messages": 0, "bytes": 0, "numbers": 0}
+            )
+            found["messages"] += 1
+            found["bytes"] += row.nbytes
+            found["numbers"] += row.numbers
+        return [total[key] for key in sorted(total)]
+
+
+def leverages(directions: Directions) -> torch.Tensor:
+    """How well each sample's logits are determined by the aggregates together: float64 [n], from 0 to 1.
+
+    With P the projection on the span of the directions, the largest eigenvalue of a sample's block P_jj is 1 if and
+    only if some combination of the released numbers depends on that sample alone. The mean over samples and classes is
+    the share of released numbers in n M.
+    """
+    q = directions.weights.flatten(1)
+    values, vectors = torch.linalg.eigh(q @ q.t())
+    kept = values > 1e-10 * values[-1]
+    rows = (vectors[:, kept] / values[kept].sqrt()).t() @ q
+    block = rows.view(rows.shape[0], *directions.weights.shape[1:]).permute(1, 2, 0)
+    return torch.linalg.svdvals(block).amax(1).square() if block.numel() else torch.zeros(directions.weights.shape[1])
+
+
+def check_spread(owner: str, directions: Directions, how: Settings) -> None:
+    """P_k's check of its own directions, before they are encrypted.
+
+    Raises:
+        DisaggregationError: a combination of aggregates would show a single sample's logits.
+    """
+    if how.margin is None:
+        return
+    found = leverages(directions)
+    worst = int(found.argmax())
+    if float(found[worst]) > how.isolation:
+        raise DisaggregationError(
+            f"{owner}'s directions would isolate single samples: a combination of the aggregates depends by "
+            f"{float(found[worst]):.3f} on one sample alone (limit {how.isolation}); use fewer directions (head_rank, "
+            f"directions), more samples, or a higher temperature"
+        )

@@ -1,0 +1,78 @@
+"""(epsilon, delta) of the Gaussian noise on aggregates, and a run's statement in words.
+
+**What it is stated for.** Neighbours are two models of P_l whose logits on one of P_k's samples differ, by at most
+`logit_change` in the largest entry, while the others agree. P_k divides each direction so that a sample enters an
+aggregate with weights whose magnitudes add up to at most 1 (`Directions.of`; P_l cannot see that, it relies on an
+honest P_k). Such a change moves each of the R numbers of a round by at most logit_change / T, and their vector by
+sqrt(R) times that in the L2 norm. Rounds add up in Renyi divergence; the conversion to (epsilon, delta) is
+`sectorch.privacy`'s.
+
+It is a statement on P_l's logits, not on P_l's training data. The flooding of `flood_bits` is not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from .ledger import Ledger
+from .settings import Party, Settings
+
+
+def epsilon(parties: Sequence[Party], records: dict[str, list[dict]], how: Settings) -> float | None:
+    """The largest epsilon of any party asked about any of its peers, over all rounds; None without noise."""
+    if not how.asks or how.sigma == 0:
+        return None
+    # dp-accounting is needed for runs with noise only.
+    from ...privacy.renyi import epsilon_of, gaussian_curve
+
+    change = how.logit_change / how.temperature
+    worst = 0.0
+    for party in parties:
+        for peer in parties:
+            asked = [r for r in records[party.name] if peer.name in r.get("asked", ())]
+            curve = sum(gaussian_curve(how.sigma, change * math.sqrt(r["released"])) for r in asked)
+            worst = max(worst, epsilon_of(curve, how.delta)) if asked else worst
+    return worst
+
+
+def statement(ledger: Ledger, how: Settings, eps: float | None) -> list[str]:
+    """What each party got to know, in words. Counts come from the ledger; the rest is what no ledger can see."""
+    if not how.asks:
+        seen = {
+            "local": "Nothing was exchanged.",
+            "fedavg": "Every party's model was open to the averaging.",
+            "fedavg-dp": f"Every party's model was open to the averaging but for noise of {how.model_sigma:g}.",
+        }.get(how.method, "Every party's logits on every other party's samples were open.")
+        return [f"A baseline, which protects nothing of what it exchanges. {seen}"]
+    numbers = sum(row["numbers"] for row in ledger.summary())
+    if not how.encrypted:
+        return [
+            f"Simulated in the clear: {numbers} aggregates that an encrypted run would have released. Protects nothing."
+        ]
+    size = sum(row["bytes"] for row in ledger.summary()) / 1e6
+    out = [
+        f"{size:.1f} MB of ciphertexts and public keys travelled; {numbers} numbers were decrypted, all of "
+        f"them aggregates over "
+        f"a batch, by the owners of the samples.",
+        "Each decrypted number is a linear equation on a peer's logits; "
+        + (
+            "the guard was OFF."
+            if how.margin is None
+            else f"at most {how.margin:g} of what would determine them was released per version of a model."
+        ),
+    ]
+    if how.update == "scalar":
+        out.append("Scalar mode: the decrypted number has no gradient. No model learned anything from a peer.")
+    if eps is not None:
+        out.append(
+            f"Noise of {how.sigma:g} on each aggregate: ({eps:.3g}, {how.delta:g})-DP for a change of one "
+            f"sample's logits by at "
+            f"most {how.logit_change:g}."
+        )
+    return [
+        *out,
+        "Public: shapes, architectures' depths, who asks whom, which samples (by number) a round is over.",
+        "Not covered: parties that cheat, what the trained models show, similar versions of a model taken together.",
+        "All parties ran in one process, which therefore protected nothing: this is a simulation of the parties.",
+    ]

@@ -1,0 +1,135 @@
+"""Training on a party's own machine, in the clear: local, with an update from the peers, and between two models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ...data.seeds import generator
+from . import losses
+from .directions import features_and_logits
+from .settings import Party, Settings
+from .update import Update
+
+Extra = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Indices of a batch and the logits on it -> what is added to the batch's mean cross entropy."""
+
+
+def optimiser(model: nn.Module, how: Settings) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), how.rate)
+
+
+def train(
+    model: nn.Module,
+    steps: torch.optim.Optimizer,
+    party: Party,
+    how: Settings,
+    epochs: int,
+    use: tuple,
+    extra: Extra | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> None:
+    """Cross entropy (Eq. 3, as a mean) and `extra`, in place; leaves the model in evaluation mode.
+
+    Args:
+        use: names this training, for its order of batches: the same seed and use give the same weights.
+    """
+    order = generator(how.seed, party.name, *use)
+    model.train()
+    for _ in range(epochs):
+        for batch in torch.randperm(len(party.labels), generator=order).split(how.batch):
+            steps.zero_grad(set_to_none=True)
+            logits = model(party.images[batch])
+            loss = F.cross_entropy(logits, party.labels[batch])
+            if extra is not None:
+                loss = loss + extra(batch, logits)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            steps.step()
+        tick()
+    model.eval()
+
+
+def distillation(model: nn.Module, party: Party, update: Update, how: Settings) -> Extra:
+    """lambda_k L_DL of Eq. 6 on a batch, from what was released.
+
+    Scalar mode: of Eq. 10 only the local uncertainty has a gradient; the decrypted number has none. Otherwise the
+    agreed logits stand for the peers' and, in forward mode, the correction is added as a linear function of the
+    parameters.
+    """
+    scale = how.weight * how.temperature**2
+    row = torch.full((len(party.labels),), -1)
+    row[update.subset] = torch.arange(len(update.subset))
+    live = dict(model.named_parameters())
+
+    def extra(batch: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        inside = row[batch] >= 0
+        u = logits[inside]
+        if update.logits is None:
+            loss = losses.local_uncertainty(u, how.temperature)
+        else:
+            loss = losses.approximate_kl(u, update.logits[row[batch][inside]].to(u.dtype), how.temperature)
+        loss = scale * loss / len(batch)
+        for name, value in (update.correction or {}).items():
+            loss = loss - scale / len(update.subset) * (value * live[name]).sum()
+        return loss
+
+    return extra
+
+
+def in_the_clear(peers: list[torch.Tensor], how: Settings) -> Extra:
+    """The baselines that see the peers' logits on the party's samples: the true KL (deep mutual learning), or L2."""
+    loss_of = losses.true_kl if how.method == "dml" else losses.l2
+    scale = how.weight * how.temperature**2 / len(peers)
+    return lambda batch, logits: scale * sum(loss_of(logits, z[batch], how.temperature) for z in peers) / len(batch)
+
+
+def mutual(
+    small: nn.Module,
+    small_steps: torch.optim.Optimizer,
+    large: nn.Module,
+    large_steps: torch.optim.Optimizer,
+    party: Party,
+    how: Settings,
+    use: tuple,
+) -> None:
+    """One epoch of mutual distillation between a party's two models (section 4.4), each on its labels and on the
+    other's predictions (Zhang et al., 2018), on the party's own data and machine.
+    """
+    order, t = generator(how.seed, party.name, *use), how.temperature
+    small.train(), large.train()
+    for batch in torch.randperm(len(party.labels), generator=order).split(how.batch):
+        x, y = party.images[batch], party.labels[batch]
+        logits = [small(x), large(x)]
+        targets = [(z.detach() / t).softmax(1) for z in reversed(logits)]
+        for model, steps, u, target in zip((small, large), (small_steps, large_steps), logits, targets, strict=True):
+            steps.zero_grad(set_to_none=True)
+            learned = F.kl_div((u / t).log_softmax(1), target, reduction="batchmean")
+            (F.cross_entropy(u, y) + t**2 * learned).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            steps.step()
+    small.eval(), large.eval()
+
+
+@torch.no_grad()
+def predict(model: nn.Module, images: torch.Tensor, batch: int = 512) -> torch.Tensor:
+    """Logits [n, M] of a model in evaluation mode, in bounded memory."""
+    return torch.cat([model(piece) for piece in images.split(batch)])
+
+
+def scores(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, classes: int) -> dict:
+    """Accuracy over all samples and for each class (None where a class has no sample)."""
+    right = predict(model, images).argmax(1) == labels
+    each = [right[labels == c] for c in range(classes)]
+    return dict(
+        accuracy=float(right.double().mean()), per_class=[float(r.double().mean()) if len(r) else None for r in each]
+    )
+
+
+@torch.no_grad()
+def own_view(model: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features and logits of a model in evaluation mode on all samples."""
+    return features_and_logits(model, images)

@@ -1,0 +1,89 @@
+"""From released aggregates to an update of P_k's model. Nothing else about a peer enters here.
+
+`released` is sum_j q_rj . z_j / T for the published directions q_r. Three things are made of it:
+
+- `head`: the gradient of Eq. 12 with respect to the head, exactly (`HeadBasis.gradient`);
+- `deep`: its unbiased estimate for the other layers (forward gradients);
+- `agreed_logits`: the logits nearest to P_k's own that agree with everything that was released. Their pairwise loss
+  has at P_k's current parameters the very gradient of `head`, and is defined for single samples, so that local
+  training can take many small steps in a round where one gradient allows one. Where nothing was released they are
+  P_k's own logits, and pull nowhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from . import losses
+from .directions import Directions, HeadBasis, deep_parameters, unflattened
+
+
+@dataclass(frozen=True)
+class Update:
+    """What P_k learned in a round, on the samples `subset`.
+
+    Attributes:
+        loss: L~ of Eq. 12, the mean over peers.
+        subset: indices of the samples, [s].
+        logits: the agreed logits [s, M]; None in scalar mode.
+        head: gradient of L~ with respect to the head's weight and bias, [M, d (+ 1)].
+        deep: estimate of the gradient of L~ with respect to the other parameters, by name.
+        correction: `deep` less the agreed logits' own gradient, which training adds to it.
+    """
+
+    loss: float
+    subset: torch.Tensor
+    logits: torch.Tensor | None = None
+    head: torch.Tensor | None = None
+    deep: dict[str, torch.Tensor] | None = None
+    correction: dict[str, torch.Tensor] | None = None
+
+
+def agreed_logits(
+    own: torch.Tensor, directions: Directions, released: torch.Tensor, temperature: float, sigma: float
+) -> torch.Tensor:
+    """The logits u + d with the smallest d for which the directions give what was released: float64 [n, M].
+
+    With noise of deviation sigma on each release it is the posterior mean under d ~ N(0, 1): a ridge of (sigma T)^2.
+    """
+    q = directions.weights.flatten(1)
+    gram = q @ q.t()
+    missing = temperature * (released - directions.on(own, temperature))
+    ridge = (sigma * temperature) ** 2 + 1e-12 * float(gram.diagonal().max())
+    gram.diagonal().add_(ridge)
+    d = torch.linalg.solve(gram, missing) @ q
+    return own.double() + d.view_as(own)
+
+
+def head_update(basis: HeadBasis, directions: Directions, released: torch.Tensor) -> torch.Tensor:
+    """The gradient [M, d (+ 1)] from what was released for `head_directions`."""
+    return basis.gradient(released * directions.scales)
+
+
+def deep_update(
+    model: nn.Module,
+    x: torch.Tensor,
+    agreed: torch.Tensor,
+    drawn: torch.Tensor,
+    directions: Directions,
+    released: torch.Tensor,
+    temperature: float,
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The forward gradient of L~ for the deep layers, and what it adds to the gradient of the agreed logits.
+
+    g + mean_d (L'_d - g . v_d) v_d is unbiased whatever g is, and its variance is that of the gradient's difference
+    from g. The gradient of the agreed logits, known to P_k without any further release, is such a g (a control
+    variate).
+    """
+    parameters = deep_parameters(model)
+    with torch.enable_grad():
+        live = dict(model.named_parameters())
+        loss = losses.pairwise(model(x), agreed.to(x.dtype), temperature)
+        known = torch.autograd.grad(loss, [live[name] for name in parameters])
+    missing = (released - directions.on(agreed, temperature)) * directions.scales
+    correction = unflattened(missing @ drawn / len(drawn), parameters)
+    deep = {name: g + correction[name] for (name, g) in zip(parameters, known, strict=True)}
+    return deep, correction

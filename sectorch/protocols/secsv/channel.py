@@ -1,0 +1,112 @@
+"""The channels between clients and servers: every message is declared, counted and, if asked, recorded.
+
+Parties are objects that hold their own material only; what one learns of another came through here. A recorded channel
+is what leak tests read: `views[name]` is all that a party received, in order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...errors import UndeclaredMessageError
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A kind of message: from which role to which, what hides it, and what the receiver learns from it."""
+
+    sender: str
+    receiver: str
+    hidden: str
+    shows: str = ""
+
+
+CLIENT, PRINCIPAL, AUXILIARY = "client", "principal", "auxiliary"
+
+MESSAGES: dict[str, Declared] = {
+    "model": Declared(CLIENT, "server", "encryption"),
+    "test share": Declared(CLIENT, "server", "additive sharing"),
+    "test data": Declared(CLIENT, PRINCIPAL, "encryption"),
+    "partial output": Declared(AUXILIARY, PRINCIPAL, "encryption, with a fresh encryption of zero"),
+    "layer output": Declared(PRINCIPAL, CLIENT, "", "a layer's outputs"),
+    "feature share": Declared(CLIENT, "server", "additive sharing"),
+    "features": Declared(CLIENT, PRINCIPAL, "encryption"),
+    "product material": Declared(CLIENT, "server", "additive sharing"),
+    "masked state": Declared("server", "server", "a mask dealt by the decrypting client"),
+    "masked sum": Declared(AUXILIARY, PRINCIPAL, "a mask of the auxiliary server, statistically"),
+    "masked output": Declared(PRINCIPAL, CLIENT, "a mask of the server, statistically"),
+    "correct share": Declared("server", "server", "", "which samples are classified correctly"),
+    "prediction": Declared(CLIENT, PRINCIPAL, "encryption"),
+    "matches": Declared(PRINCIPAL, CLIENT, "", "which places of a batch are classified correctly"),
+    "count": Declared(CLIENT, PRINCIPAL, "", "how many samples are classified correctly"),
+}
+"""All messages of HESV and SecSV. "server" is either server."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """A party's name and role."""
+
+    name: str
+    role: str
+
+
+@dataclass
+class Channel:
+    """Carries values between parties. `tamper(label, value)` stands for a faulty network, in tests."""
+
+    record: bool = False
+    tamper: Callable[[str, Any], Any] | None = None
+    views: dict[str, list[tuple[str, str, Any]]] = field(default_factory=lambda: defaultdict(list))
+    bytes: Counter = field(default_factory=Counter)
+    messages: Counter = field(default_factory=Counter)
+
+    def send(self, sender: Address, receiver: Address, label: str, value: Any) -> Any:
+        """The value as the receiver gets it.
+
+        Raises:
+            UndeclaredMessageError: no such message from this role to that.
+        """
+        declared = MESSAGES.get(label)
+        if declared is None or not (_is(sender, declared.sender) and _is(receiver, declared.receiver)):
+            raise UndeclaredMessageError(f"no message {label!r} is declared from {sender.role} to {receiver.role}")
+        key = (sender.role, receiver.role, label)
+        self.messages[key] += 1
+        self.bytes[key] += size(value)
+        if self.tamper:
+            value = self.tamper(label, value)
+        if self.record:
+            self.views[receiver.name].append((sender.name, label, value))
+        return value
+
+    def rows(self) -> list[dict]:
+        """For JSON: what each role received."""
+        return [
+            dict(
+                sender=sender, receiver=receiver, message=label, hidden_by=MESSAGES[label].hidden,
+                shows=MESSAGES[label].shows, messages=count, bytes=self.bytes[sender, receiver, label],
+            )
+            for (sender, receiver, label), count in sorted(self.messages.items())
+        ]  # fmt: skip
+
+
+def _is(party: Address, role: str) -> bool:
+    return party.role == role or (role == "server" and party.role in (PRINCIPAL, AUXILIARY))
+
+
+def size(value: Any) -> int:
+    """Bytes of the tensors in a value; ciphertext words count 8 bytes."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(size(v) for v in value.values())
+    if isinstance(value, list | tuple):
+        return sum(size(v) for v in value)
+    if hasattr(value, "data") and isinstance(value.data, torch.Tensor):
+        return size(value.data)
+    return size(value.blocks) if hasattr(value, "blocks") else 8

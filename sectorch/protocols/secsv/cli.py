@@ -1,0 +1,176 @@
+"""`sectorch shapley`: train a federation, and value its clients securely.
+
+python -m sectorch.protocols.secsv.cli --data digits --clients 5 --rounds 10 --model logistic --skip
+python -m sectorch.protocols.secsv.cli --model cnn --protocol hesv --rounds 1 --tests 100
+python -m sectorch.protocols.secsv.cli --data bank --data-root ~/data --estimator kernel --budget 20
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ...errors import SectorchError
+from . import plots
+from .checkpoint import Store
+from .data import DATA, federation, for_model
+from .errors import ShapleyError
+from .estimators import ESTIMATORS
+from .evaluation import ShapleyEvaluation
+from .models import MODELS, build
+from .routing import LEVELS
+from .settings import PARALLEL, PROTOCOLS, Settings
+from .training import Training, fedavg
+from .values import members
+from .watch import Watch
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options; `sectorch shapley` takes the same."""
+    p = argparse.ArgumentParser(
+        prog="sectorch shapley",
+        description="Shapley values of the clients of a federated run, without showing models or test data (SecSV). All "
+        "parties are on this machine: a simulation, which protects nothing. A run that was stopped goes on when "
+        "started again, at the coalition where it stopped.",
+    )
+    p.add_argument("--data", default="digits", choices=list(DATA))
+    p.add_argument("--data-root", type=Path, help="where data sets lie; else $SECTORCH_DATA, else ~/.cache/sectorch")
+    p.add_argument("--clients", type=int, default=5)
+    p.add_argument("--rounds", type=int, default=10)
+    p.add_argument("--model", default="logistic", choices=MODELS)
+    p.add_argument("--hidden", type=int, default=3, help="hidden layers of the DNN, 0 to 7")
+    p.add_argument("--protocol", default="secsv", choices=PROTOCOLS)
+    p.add_argument("--estimator", default="exact", choices=list(ESTIMATORS))
+    p.add_argument("--budget", type=int, help="coalitions that an estimator may ask for in a round (default 2^n - 1)")
+    p.add_argument(
+        "--skip", action="store_true", help="SampleSkip: leave out samples that two parts classify correctly"
+    )
+    p.add_argument("--routing", choices=LEVELS, help="who may decrypt (default: the strongest the clients allow)")
+    p.add_argument("--alpha", type=float, default=0.5, help="of the Dirichlet partition")
+    p.add_argument("--samples", type=int, help="training samples in all")
+    p.add_argument("--tests", type=int, help="test samples in all")
+    p.add_argument("--epochs", type=int, default=1, help="local epochs of a round")
+    p.add_argument("--leave", nargs="+", default=[], metavar="NAME:FIRST-LAST", help="rounds that a client attends")
+    p.add_argument("--processes", type=int, default=1)
+    p.add_argument("--parallel", default="subsets", choices=PARALLEL)
+    p.add_argument("--no-compare", action="store_true", help="do not compute the values in the clear as well")
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--out", type=Path, default=Path("runs/shapley"), help="results and what is finished")
+    p.add_argument("--json", action="store_true", help="print results.json and nothing else")
+    p.add_argument("--no-plots", action="store_true")
+    return p
+
+
+class Screen(Watch):
+    """A bar with an estimate of the time that is left."""
+
+    def __init__(self, console: Console):
+        self.progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("left"), TimeRemainingColumn(), console=console, transient=True,
+        )  # fmt: skip
+        self.task = self.progress.add_task("coalitions", total=None)
+
+    def started(self, coalitions: int) -> None:
+        self.progress.update(self.task, total=coalitions)
+
+    def tested(self, round_number: int, coalition: int) -> None:
+        who = ", ".join(str(i + 1) for i in members(coalition))
+        self.progress.update(self.task, advance=1, description=f"round {round_number + 1}, clients {who}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, and return the exit status: 0, 1 for an error in data or settings, 130 when stopped by Ctrl-C."""
+    options = parser().parse_args(arguments)
+    console = Console(stderr=options.json)
+    try:
+        return _run(options, console)
+    except SectorchError as error:
+        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        Console(stderr=True).print(
+            f"stopped; what is finished is in {options.out}, and the same command goes on from there"
+        )
+        return 130
+
+
+def _run(options: argparse.Namespace, console: Console) -> int:
+    settings = Settings(
+        protocol=options.protocol, estimator=options.estimator, budget=options.budget, skip=options.skip,
+        routing=options.routing, processes=options.processes, parallel=options.parallel,
+        compare=not options.no_compare, seed=options.seed,
+    )  # fmt: skip
+    plotting = not options.no_plots
+    if plotting:
+        try:
+            plots.require()
+        except plots.PlotError as error:
+            plotting = False
+            console.print(f"no plots: {error}", style="yellow", markup=False)
+    found = federation(
+        options.data, options.clients, alpha=options.alpha, samples=options.samples, tests=options.tests,
+        seed=options.seed, root=options.data_root,
+    )  # fmt: skip
+    found = for_model(found, options.model)
+    model = build(options.model, found.shape, found.classes, hidden=options.hidden, seed=options.seed)
+    models, weights = _trained(options, model, found)
+    run = ShapleyEvaluation(model, models, found.test, weights, settings, out=options.out)
+    screen = Screen(console)
+    if console.is_terminal:
+        with screen.progress:
+            result = run.run(screen)
+    else:
+        result = run.run(screen)
+    files = [result.write(options.out)]
+    if plotting:
+        files.append(plots.plot(result, options.out))
+    if options.json:
+        sys.stdout.write(json.dumps(result.as_dict(), indent=2) + "\n")
+        return 0
+    console.print(result.table())
+    for line in result.lines():
+        console.print(f"- {line}", markup=False, highlight=False)
+    console.print(f"written: {options.out}: {', '.join(f.name for f in files)}", highlight=False)
+    return 0
+
+
+def _trained(options: argparse.Namespace, model: torch.nn.Module, found) -> tuple[list, list]:
+    """The rounds' local models: those of the folder, or trained now. Two trainings may differ in the last bit."""
+    store = Store(options.out)
+    told = dict(
+        data=options.data, clients=options.clients, model=options.model, hidden=options.hidden, rounds=options.rounds,
+        epochs=options.epochs, alpha=options.alpha, samples=options.samples, tests=options.tests, leave=options.leave,
+        seed=options.seed,
+    )  # fmt: skip
+    kept = store.models()
+    if kept is not None and kept["told"] == json.dumps(told):
+        return kept["models"], kept["weights"]
+    attending = dict(_attendance(text, options.rounds, list(found.train)) for text in options.leave)
+    how = Training(epochs=options.epochs)
+    models, weights = fedavg(model, found.train, options.rounds, how, attending=attending, seed=options.seed)
+    if kept is None:
+        store.keep_models({"told": json.dumps(told), "models": models, "weights": weights})
+    return models, weights
+
+
+def _attendance(text: str, rounds: int, names: list[str]) -> tuple[str, range]:
+    try:
+        name, span = text.split(":")
+        first, last = (int(part) for part in span.split("-"))
+    except ValueError:
+        raise ShapleyError(f"--leave takes NAME:FIRST-LAST, as in c2:1-5, got {text!r}") from None
+    if name not in names or not 1 <= first <= last <= rounds:
+        raise ShapleyError(f"--leave {text}: clients are {', '.join(names)} and rounds 1-{rounds}")
+    return name, range(first - 1, last)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""A valuation of federated learning: rounds of local models in, a value for each client out (SecSV, section 3)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ... import ckks
+from . import estimators, hesv, secsv, spread
+from .channel import Channel
+from .checkpoint import Store, digest, digest_of
+from .client import Format
+from .report import Result, Round
+from .secretsv import SecretSVTester
+from .secsv import quantised
+from .settings import Settings, check
+from .sharing import Field
+from .testing import PlainTester, Tester
+from .utilities import Utilities, snapshot
+from .values import coalitions, shapley
+from .watch import Watch
+
+State = Mapping[str, torch.Tensor]
+UNTOLD = ("processes", "parallel", "compare")
+"""Settings that change no value: a run may be taken up with others."""
+
+
+class ShapleyEvaluation:
+    """Federated Shapley values of the clients of any FL run.
+
+    Args:
+        model: the architecture: an `nn.Sequential` of linear layers and activations, or a `GRUClassifier`.
+        rounds: for each round the local models, state_dicts by client name. A client that joined later or left has none
+            in the rounds that it missed, and gets no value for them.
+        tests: each client's private test samples, floats [m, ...] and int64 labels [m], by name.
+        weights: aggregation weights (training samples) by name, one mapping for all rounds or one each; equal unless
+            given.
+        settings: see `Settings`.
+        out: a folder; a run that was killed goes on there at the coalition where it stopped. None keeps nothing.
+        record: keep every message, for leak tests (`channel.views`).
+
+    All parties are in this process and its children: a simulation.
+
+    Raises, before anything is encrypted:
+        ShapleyError, RoutingError, EstimatorMissingError, CheckpointError, ckks.LevelError, UnsupportedOpError.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        rounds: Sequence[Mapping[str, State]],
+        tests: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+        weights: Mapping[str, float] | Sequence[Mapping[str, float]] | None = None,
+        settings: Settings | None = None,
+        *,
+        out: str | Path | None = None,
+        record: bool = False,
+    ):
+        self.settings = how = settings or Settings()
+        self.names, self.rounds = list(tests), list(rounds)
+        self.weights = _weights(weights, self.rounds)
+        self.program, self.tests, self.level = check(model, self.rounds, tests, self.weights, how)
+        estimators.require(how.estimator)
+        if how.parallel == "ray":
+            spread.ray()
+        self._given = model, tests
+        self.channel = Channel(record)
+        self._tester: Tester | None = None
+        self._begun = -1
+        if how.protocol == "secsv":
+            parameters = ckks.choose(2, degree=4096)
+            self.form = Format(Field(parameters.primes, how.frac_bits), how.value_bits)
+            self.form.check(parameters.scale_bits)
+        self.store = Store(Path(out) if out else None)
+        kept = {k: v for k, v in asdict(how).items() if k not in UNTOLD}
+        people = {n: digest(*tests[n]) for n in self.names}
+        self.store.claim(
+            {**kept, "clients": people, "rounds": [digest_of(r) for r in self.rounds], "weights": self.weights}
+        )
+
+    def run(self, watch: Watch | None = None) -> Result:
+        """All rounds, or the part of them that is not in the folder yet.
+
+        Raises:
+            CorruptedCiphertextError: at the point; what was finished before stays in the folder.
+            FixedPointRangeError: a model or its outputs leave the number format.
+        """
+        watch, how = watch or Watch(), self.settings
+        start = time.perf_counter()
+        expected = sum(min(how.budget or 1 << 62, 2 ** len(r) - 1) for r in self.rounds)
+        watch.started(expected)
+        if how.parallel != "subsets":
+            self._rounds_apart(watch)
+        rounds = []
+        for t in range(len(self.rounds)):
+            utilities = self.utilities(t, watch)
+            values = self._estimate(utilities, t)
+            rounds.append(self._finished(t, utilities, values))
+        return Result(self.names, how, self.level, rounds, len(self.tests), time.perf_counter() - start)
+
+    def utilities(self, t: int, watch: Watch | None = None) -> Utilities:
+        """v of a round, tested as it is asked for: what the measures of `metrics.py` take."""
+        watch = watch or Watch()
+
+        def keep(record: dict) -> None:
+            self.store.append(t, record)
+            if record["coalition"]:
+                watch.tested(t, record["coalition"])
+
+        done = self.store.records(t)
+        for record in done:
+            if record["coalition"]:
+                watch.tested(t, record["coalition"])
+        return self._utilities(t, done, keep)
+
+    def _utilities(self, t: int, done: Sequence[dict], keep) -> Utilities:
+        found = Utilities(self.players(t), len(self.tests), lambda: self._begin(t, found), self.settings, done, keep)
+        return found
+
+    def players(self, t: int) -> list[int]:
+        """Numbers of the clients that attended a round."""
+        return [i for i, name in enumerate(self.names) if name in self.rounds[t]]
+
+    def _estimate(self, utilities: Utilities, t: int) -> dict[int, float]:
+        how = self.settings
+        return estimators.estimate(
+            how.estimator, utilities.players, utilities.ask, budget=how.budget, seed=how.seed + t
+        )
+
+    def _begin(self, t: int, utilities: Utilities) -> Tester:
+        """The tester, with the models of a round."""
+        if self._tester is None:
+            self._tester = self._make()
+        if self._begun != t:
+            before = snapshot(self._tester)
+            self._tester.begin(*self._models(t))
+            self._begun = t
+            utilities.began(self._tester, before)
+        return self._tester
+
+    def _models(self, t: int) -> tuple[dict[int, State], dict[int, float]]:
+        there = {i: self.names[i] for i in self.players(t)}
+        weights = {i: float(self.weights[t][name]) for i, name in there.items()}
+        if self.settings.protocol != "plain":
+            weights = quantised(weights, sum(weights.values()))
+        return {i: self.rounds[t][name] for i, name in there.items()}, weights
+
+    def _make(self) -> Tester:
+        how, common = self.settings, (self.program, self.tests, self.channel)
+        if how.protocol == "plain":
+            return PlainTester(*common)
+        if how.protocol == "secretsv":
+            return SecretSVTester(*common)
+        if how.protocol == "hesv":
+            return hesv.HESVTester(*common, hesv.joint_keys(self.program), self.level)
+        return secsv.SecSVTester(*common, secsv.joint_keys(), self.form, self.level)
+
+    def _rounds_apart(self, watch: Watch) -> None:
+        """Whole rounds in other processes, or on other machines; the folder is written here."""
+        wanted = [t for t in range(len(self.rounds)) if not self._complete(t)]
+
+        def receive(record: dict) -> None:
+            t = record.pop("round")
+            self.store.append(t, record)
+            self._apart.setdefault(t, []).append(record)
+
+        self._apart: dict[int, list[dict]] = {}
+        done = {t: self.store.records(t) for t in wanted}
+        if self.settings.parallel == "ray":
+            _through_ray(self, wanted, done, receive)
+        else:
+            spread.forked(wanted, lambda t: self.round_records(t, done[t]), self.settings.processes, receive)
+        if not self.store.folder:
+            self.store = _Memory(self._apart)
+
+    def round_records(self, t: int, done: Sequence[dict]) -> list[dict]:
+        """Everything that a round still needs, as records; in a process of its own."""
+        made: list[dict] = []
+        self._estimate(self._utilities(t, done, made.append), t)
+        return [{**record, "round": t} for record in made]
+
+    def _complete(self, t: int) -> bool:
+        tested = {record["coalition"] for record in self.store.records(t)}
+        return self.settings.estimator == "exact" and set(coalitions(self.players(t))) <= tested
+
+    def _finished(self, t: int, utilities: Utilities, values: dict[int, float]) -> Round:
+        exact, wrong = None, None
+        if self.settings.compare:
+            plain = PlainTester(self.program, self.tests, Channel())
+            there = {i: self.names[i] for i in utilities.players}
+            plain.begin(
+                {i: self.rounds[t][n] for i, n in there.items()},
+                {i: float(self.weights[t][n]) for i, n in there.items()},
+            )
+            right = {c: plain.correct(c, self.tests.all) for c in coalitions(utilities.players)}
+            exact = shapley(utilities.players, lambda c: right[c].bit_count() / len(self.tests))
+            wrong = sum((int(r["skipped"], 16) & ~right[c]).bit_count() for c, r in utilities.records.items())
+        return Round(utilities.players, values, exact, utilities.records, utilities.begun, wrong)
+
+
+class _Memory(Store):
+    """Records of rounds that were done apart, where there is no folder."""
+
+    def __init__(self, records: dict[int, list[dict]]):
+        super().__init__(None)
+        self._records = records
+
+    def records(self, t: int) -> list[dict]:
+        return self._records.get(t, [])
+
+
+def _weights(given, rounds: Sequence[Mapping[str, State]]) -> list[dict[str, float]]:
+    if given is None:
+        return [dict.fromkeys(r, 1.0) for r in rounds]
+    if isinstance(given, Mapping):
+        return [{n: float(given.get(n, 0)) for n in r} for r in rounds]
+    return [{n: float(w.get(n, 0)) for n in r} for r, w in zip(rounds, given, strict=True)]
+
+
+def _through_ray(run: ShapleyEvaluation, rounds: Sequence[int], done: dict[int, list], receive) -> None:
+    """Each round as a Ray task with its own keys; models and test samples travel as Ray sends tensors."""
+    ray = spread.ray()
+    model, tests = run._given
+    settings = Settings(**{**asdict(run.settings), "parallel": "subsets", "processes": 1, "compare": False})
+
+    @ray.remote
+    def one(t: int, models: dict, weights: dict, records: list) -> list[dict]:
+        alone = ShapleyEvaluation(model, [models], tests, [weights], settings)
+        return [{**record, "round": t} for record in alone.round_records(0, records)]
+
+    waiting = [one.remote(t, dict(run.rounds[t]), run.weights[t], done[t]) for t in rounds]
+    while waiting:
+        ready, waiting = ray.wait(waiting, num_returns=1)
+        for record in ray.get(ready[0]):
+            receive(record)

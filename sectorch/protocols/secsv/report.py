@@ -1,0 +1,175 @@
+"""What a valuation found and what it cost, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rich.table import Table
+
+from .channel import MESSAGES
+from .clock import communication
+from .settings import Settings
+from .values import error, members, total
+
+
+@dataclass
+class Round:
+    """One round: who attended, their values, the exact ones in the clear (where compared), and the records."""
+
+    players: list[int]
+    values: dict[int, float]
+    exact: dict[int, float] | None
+    records: dict[int, dict] = field(repr=False)
+    begun: list[dict] = field(repr=False)
+    wrong: int | None
+
+
+@dataclass
+class Result:
+    """The outcome. `values` are the federated Shapley values by client name."""
+
+    names: list[str]
+    settings: Settings
+    level: str
+    rounds: Sequence[Round]
+    samples: int
+    seconds: float
+
+    @property
+    def values(self) -> dict[str, float]:
+        found = total(r.values for r in self.rounds)
+        return {name: found.get(i, 0.0) for i, name in enumerate(self.names)}
+
+    @property
+    def exact(self) -> dict[str, float] | None:
+        """The same in the clear."""
+        if any(r.exact is None for r in self.rounds):
+            return None
+        found = total(r.exact for r in self.rounds)
+        return {name: found.get(i, 0.0) for i, name in enumerate(self.names)}
+
+    @property
+    def error(self) -> float | None:
+        """Euclidean distance from the values in the clear."""
+        exact = self.exact
+        return None if exact is None else error(self.values, exact)
+
+    @property
+    def skipped(self) -> float:
+        """The share of samples that SampleSkip left out, over all aggregated models (Figure 8)."""
+        some = [r for one in self.rounds for c, r in one.records.items() if c.bit_count() > 1]
+        return sum(self.samples - r["tested"] for r in some) / (len(some) * self.samples) if some else 0.0
+
+    @property
+    def wrong(self) -> float | None:
+        """The share of samples skipped that the model gets wrong in the clear, over all aggregated models."""
+        if any(r.wrong is None for r in self.rounds):
+            return None
+        some = sum(c.bit_count() > 1 for one in self.rounds for c in one.records)
+        return sum(r.wrong for r in self.rounds) / (some * self.samples) if some else 0.0
+
+    def spent(self, key: str) -> Counter:
+        """Seconds by kind, bytes or messages by edge, over all that was done."""
+        found: Counter = Counter()
+        for one in self.rounds:
+            for record in [*one.begun, *one.records.values()]:
+                found.update(record.get(key, {}))
+        return found
+
+    def counted(self, key: str) -> int:
+        """ "products" or "rotations"."""
+        return sum(r.get(key, 0) for one in self.rounds for r in [*one.begun, *one.records.values()])
+
+    def table(self) -> Table:
+        """Each client's value per round and in all; with the exact one where it is known."""
+        how = self.settings
+        shown = Table(title=f"Shapley values: {how.protocol}, {how.estimator}{', SampleSkip' if how.skip else ''}")
+        exact = self.exact
+        for column in (
+            "client",
+            *(f"round {t + 1}" for t in range(len(self.rounds))),
+            "value",
+            *(["plain"] if exact else []),
+        ):
+            shown.add_column(column, justify="left" if column == "client" else "right")
+        for i, name in enumerate(self.names):
+            each = [f"{r.values[i]:+.4f}" if i in r.values else "" for r in self.rounds]
+            shown.add_row(name, *each, f"{self.values[name]:+.4f}", *([f"{exact[name]:+.4f}"] if exact else []))
+        return shown
+
+    def lines(self) -> list[str]:
+        """The rest in words."""
+        seconds = self.spent("seconds")
+        size = sum(self.spent("bytes").values())
+        parts = ", ".join(f"{kind} {seconds[kind]:.2f}" for kind in sorted(seconds))
+        out = [f"{self.counted('products')} homomorphic products, {self.counted('rotations')} rotations"]
+        if self.level != "none":
+            out.append(f"routing level {self.level} (Proposition 6.8)")
+        if self.error is not None:
+            out.append(f"error against plain (Euclidean): {self.error:.2e}")
+        if self.settings.skip:
+            wrong = "" if self.wrong is None else f", {100 * self.wrong:.3f} % wrongly"
+            out.append(f"SampleSkip left out {100 * self.skipped:.1f} % of the samples of aggregated models{wrong}")
+        out.append(
+            f"seconds of all parties one after another: {parts}; {size / 1e6:.1f} MB, {communication(size):.2f} s at 1 Gbit/s"
+        )
+        for line in self.statement():
+            out.append(line)
+        return out
+
+    def statement(self) -> list[str]:
+        """What each role received, from the channel."""
+        out = []
+        for key, count in sorted(self.spent("messages").items()):
+            sender, receiver, label = key.split(">")
+            declared = MESSAGES.get(label)
+            if declared and declared.shows:
+                out.append(f"{receiver} received {count} times from {sender} '{label}', which shows {declared.shows}")
+        return out
+
+    def as_dict(self) -> dict:
+        """For JSON."""
+        return dict(
+            settings=asdict(self.settings),
+            routing=self.level,
+            clients=self.names,
+            values=self.values,
+            exact=self.exact,
+            error=self.error,
+            skipped=self.skipped,
+            wrongly_skipped=self.wrong,
+            samples=self.samples,
+            rounds=[
+                dict(
+                    values=_named(r.values, self.names),
+                    exact=r.exact and _named(r.exact, self.names),
+                    coalitions=[
+                        dict(clients=[self.names[i] for i in members(c)], utility=x["right"] / self.samples,
+                             tested=x["tested"])
+                        for c, x in r.records.items()
+                    ],
+                )
+                for r in self.rounds
+            ],
+            products=self.counted("products"),
+            rotations=self.counted("rotations"),
+            seconds=dict(self.spent("seconds")),
+            bytes=dict(self.spent("bytes")),
+            wall_seconds=self.seconds,
+        )  # fmt: skip
+
+    def write(self, folder: str | Path) -> Path:
+        """results.json."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "results.json"
+        path.write_text(json.dumps(self.as_dict(), indent=2) + "\n")
+        return path
+
+
+def _named(values: Mapping[int, float], names: Sequence[str]) -> dict[str, float]:
+    return {names[i]: v for i, v in values.items()}

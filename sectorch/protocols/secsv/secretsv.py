@@ -1,0 +1,125 @@
+"""SecretSV: models and test data in additive shares of the two servers, on sectorch's own protocols (SecSV, appendix A).
+
+Nothing is encrypted and no client decrypts: products, activations and the comparison with the label run on shares mod
+2^64 (docs/protocols.md), with exact truncation in place of the paper's, whose error adds up over the steps of a GRU.
+The servers are the session's A and S; its Q is a client that deals correlated randomness and learns which samples of a
+batch are classified correctly, as the servers do.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...choreography import Phase
+from ...mpc.shares import Shares
+from ...randomness import PairKey, random_secret
+from ...ring import encode
+from ...runtime.ledger import Profile
+from ...session import Session
+from ...tensor import Scheme, SharedTensor
+from .channel import Channel
+from .program import Program, gates
+from .skip import bits
+from .testing import Tester, TestSet
+from .values import members
+
+Halves = tuple[torch.Tensor, torch.Tensor]
+
+
+def split(x: torch.Tensor, frac_bits: int) -> Halves:
+    """Shares mod 2^64 of an owner's tensor: the first uniform."""
+    encoded = encode(x, frac_bits) if x.is_floating_point() else x
+    mask = PairKey(random_secret(), random_secret()).words("secretsv", 0, 0, encoded.numel()).view(encoded.shape)
+    return mask, encoded - mask
+
+
+class SecretSVTester(Tester):
+    """Both servers' halves of everything, and a session that works on them."""
+
+    def __init__(self, program: Program, tests: TestSet, channel: Channel):
+        super().__init__(program, tests, channel)
+        self.scheme = Scheme()
+        with self.clock.during("sharing"):
+            self._x = [split(x.reshape(len(x), -1).t(), self.scheme.frac_bits) for x in tests.x]
+            self._labels = [split(labels, 0) for labels in tests.labels]
+        self.profile = Profile()
+
+    def begin(self, models, weights):
+        with self.clock.during("sharing"):
+            self._weights = dict(weights)
+            self._models = {
+                i: {
+                    name: [split(part * self._weights[i], self.scheme.frac_bits) for part in pair]
+                    for name, pair in self.program.matrices(model).items()
+                }
+                for i, model in models.items()
+            }
+
+    def correct(self, coalition, samples):
+        owners = members(coalition)
+        numbers = {i: self.tests.of(i, samples) for i in range(len(self.tests.x))}
+        chosen = [i for i, part in numbers.items() if part]
+        if not chosen:
+            return 0
+        with self.clock.during("arithmetic"), Profile() as profile:
+            session = Session()
+            model = {
+                name: [
+                    self._held(session, _added([self._models[i][name][k] for i in owners]), self.scheme.frac_bits)
+                    for k in (0, 1)
+                ]
+                for name in self._models[owners[0]]
+            }
+            x = self._held(session, _joined([_taken(self._x[i], numbers[i]) for i in chosen]), self.scheme.frac_bits)
+            labels = self._held(session, _joined([_taken(self._labels[i], numbers[i]) for i in chosen]), 0)
+            scores = self._scores(model, x, 1 / sum(self._weights[i] for i in owners))
+            hits = (scores.argmax(1) == labels).reveal().tolist()
+        for (sender, receiver), size in _edges(profile).items():
+            self.channel.bytes[sender, receiver, "shares"] += size
+        places = [self.tests.first[i] + k for i in chosen for k in numbers[i]]
+        return bits(place for place, hit in zip(places, hits, strict=True) if hit)
+
+    @torch.no_grad()
+    def _scores(self, model: dict, values: SharedTensor, share: float) -> SharedTensor:
+        samples = values.shape[1]
+        state = None
+        for layer in self.program.layers:
+            if layer.gate and state is None:
+                state = values[: self.program.state] * 0
+            columns = layer.features(values if state is None else torch.cat([values, state]))
+            matrix, bias = model[layer.weight]
+            out = layer.outputs((matrix @ columns + bias.unsqueeze(1)) * share, samples)
+            if layer.gate:
+                z, u = gates(out)
+                state = u + z * state
+            else:
+                out = layer.after(out)
+                values = out.reshape(samples, -1).t()
+        return out
+
+    def _held(self, session: Session, halves: Halves, frac_bits: int) -> SharedTensor:
+        party = session.answering[0]
+        with session.operation(party) as net:
+            shares = Shares(net.own(net.A, halves[0], Phase.ONLINE), net.own(net.S, halves[1], Phase.ONLINE))
+        dtype = torch.float32 if frac_bits else torch.int64
+        return SharedTensor(shares, frac_bits, session, party, self.scheme, dtype)
+
+
+def _added(parts: list[Halves]) -> Halves:
+    return tuple(sum(p[k] for p in parts) for k in (0, 1))
+
+
+def _joined(parts: list[Halves]) -> Halves:
+    return tuple(torch.cat([p[k] for p in parts], dim=-1) for k in (0, 1))
+
+
+def _taken(halves: Halves, numbers: list[int]) -> Halves:
+    return tuple(half[..., numbers] for half in halves)
+
+
+def _edges(profile: Profile) -> dict[tuple[str, str], int]:
+    out: dict[tuple[str, str], int] = {}
+    for line in profile.ledger:
+        key = line.src.role, line.dst.role
+        out[key] = out.get(key, 0) + line.bytes
+    return out

@@ -1,0 +1,41 @@
+"""SampleSkip (SecSV, section 5.3, Algorithms 6 and 7): samples that need not be tested again.
+
+A set of samples is an integer, bit k standing for sample k. A sample that two models classify correctly is counted as
+correct for their aggregation. For linear classifiers that is a theorem (6.3): the score of every class is linear in the
+model, and so is its lead over each other class. For others it is a guess that is right for nearly all samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def skippable(mask: int, correct: Mapping[int, int]) -> int:
+    """Algorithm 7: the union over pairs (A, B), A + B = S, of the samples that both classify correctly.
+
+    Args:
+        mask: the coalition S.
+        correct: the samples that the model of each tested coalition classifies correctly.
+    """
+    found, part = 0, (mask - 1) & mask
+    while part:
+        other = mask ^ part
+        if part < other:  # each pair once
+            break
+        if part in correct and other in correct:
+            found |= correct[part] & correct[other]
+        part = (part - 1) & mask
+    return found
+
+
+def bits(indices) -> int:
+    """A set of samples from their numbers."""
+    found = 0
+    for index in indices:
+        found |= 1 << index
+    return found
+
+
+def numbers(samples: int) -> list[int]:
+    """The numbers of the samples in a set."""
+    return [i for i, digit in enumerate(reversed(bin(samples)[2:])) if digit == "1"]

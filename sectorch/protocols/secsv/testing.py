@@ -1,0 +1,110 @@
+"""What the protocols have in common: from a coalition and some test samples to the samples that its model gets right."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from .channel import Channel
+from .clock import Clock
+from .errors import ShapleyError
+from .program import Program
+from .reducing import Counts
+from .skip import bits
+from .values import members
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """The clients' test samples, numbered through: client i's are first[i] .. first[i] + len - 1."""
+
+    x: tuple[torch.Tensor, ...]
+    labels: tuple[torch.Tensor, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(labels) for labels in self.labels]
+
+    @property
+    def first(self) -> list[int]:
+        return [sum(self.sizes[:i]) for i in range(len(self.labels))]
+
+    def __len__(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def all(self) -> int:
+        """The set of all samples."""
+        return (1 << len(self)) - 1
+
+    def of(self, owner: int, samples: int) -> list[int]:
+        """Numbers, within an owner's samples, of those in a set."""
+        part = samples >> self.first[owner] & ((1 << self.sizes[owner]) - 1)
+        return [i for i in range(self.sizes[owner]) if part >> i & 1]
+
+
+class Tester(ABC):
+    """Tests aggregated models of one round at a time. Everything that the parties send goes over `channel`."""
+
+    skips = True
+    """Whether single samples can be left out of a test."""
+
+    def __init__(self, program: Program, tests: TestSet, channel: Channel):
+        self.program, self.tests, self.channel = program, tests, channel
+        self.clock, self.counts = Clock(), Counts()
+
+    @abstractmethod
+    def begin(self, models: Mapping[int, Mapping[str, torch.Tensor]], weights: Mapping[int, int]) -> None:
+        """A round: the local models (state_dicts) of its clients, and their aggregation weights."""
+
+    @abstractmethod
+    def correct(self, coalition: int, samples: int) -> int:
+        """Which of a set of samples the coalition's model classifies correctly. Both are sets as integers."""
+
+    def cost(self, coalition: int, samples: int) -> int:
+        """Ciphertexts that testing a set of samples takes; zero where nothing is encrypted."""
+        return 0
+
+
+class PlainTester(Tester):
+    """NSSV (Algorithm 8): everything in the clear at one place. The reference, and no protection."""
+
+    def begin(self, models, weights):
+        self._weights = dict(weights)
+        self._models = {i: {k: v.detach().double() for k, v in m.items()} for i, m in models.items()}
+        self._x, self._labels = torch.cat(self.tests.x).double(), torch.cat(self.tests.labels)
+
+    def correct(self, coalition, samples):
+        with self.clock.during("arithmetic"):
+            model = averaged([self._models[i] for i in members(coalition)],
+                             [self._weights[i] for i in members(coalition)])  # fmt: skip
+            scores, _ = self.program.run(self.program.matrices(model), self._x)
+            hits = (scores.argmax(1) == self._labels).tolist()
+        return bits(i for i, hit in enumerate(hits) if hit) & samples
+
+
+def averaged(models: Sequence[Mapping[str, torch.Tensor]], weights: Sequence[float]) -> dict[str, torch.Tensor]:
+    """theta_S = sum over S of omega_i|S theta_i, with omega in proportion to the weights (FedAvg)."""
+    whole = sum(weights)
+    return {name: sum(w / whole * m[name] for w, m in zip(weights, models, strict=True)) for name in models[0]}
+
+
+def check_model(model: nn.Module, weights: Mapping[str, torch.Tensor], whose: str) -> None:
+    """Raises:
+    ShapleyError: a state_dict of another shape than the model, or one with NaN or infinity.
+    """
+    expected = {name: tuple(v.shape) for name, v in model.state_dict().items()}
+    came = {name: tuple(v.shape) for name, v in weights.items()}
+    if came != expected:
+        name = next(k for k in [*expected, *came] if came.get(k) != expected.get(k))
+        raise ShapleyError(
+            f"{whose} has a model of another shape: {name} is {came.get(name, 'missing')}, expected "
+            f"{expected.get(name, 'nothing')}; all local models of a run have one architecture"
+        )
+    bad = [name for name, v in weights.items() if not bool(torch.isfinite(v).all())]
+    if bad:
+        raise ShapleyError(f"{whose} has a model with NaN or infinity in {bad[0]}; leave that client out of the round")

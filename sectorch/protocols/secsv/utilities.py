@@ -1,0 +1,112 @@
+"""The utilities of a round's coalitions: tested once, cached, in SampleSkip's order (SecSV, Algorithm 6)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+
+from .hesv import HESVTester
+from .settings import Settings
+from .skip import skippable
+from .spread import forked
+from .testing import Tester
+
+
+class Utilities:
+    """v of one round.
+
+    Args:
+        players: numbers of the clients that attended.
+        tester: gives a tester that has begun this round; called only if something is left to test.
+        records: what was tested before.
+        keep: called with each new record, before it counts.
+    """
+
+    def __init__(
+        self,
+        players: Sequence[int],
+        samples: int,
+        tester: Callable[[], Tester],
+        how: Settings,
+        records: Sequence[dict] = (),
+        keep: Callable[[dict], None] = lambda record: None,
+    ):
+        self.players, self._samples, self._tester, self._how, self._keep = list(players), samples, tester, how, keep
+        self.records: dict[int, dict] = {}
+        self._correct: dict[int, int] = {}
+        self.begun: list[dict] = []
+        for record in records:
+            self._take(record)
+
+    def ask(self, coalitions: Sequence[int]) -> dict[int, float]:
+        """Utilities of some coalitions, of all smaller ones first; those of one size may go to several processes."""
+        missing = sorted({c for c in coalitions if c not in self.records}, key=lambda c: (c.bit_count(), c))
+        for _, wave in groupby(missing, key=int.bit_count):
+            wave = list(wave)
+            tester = self._tester()
+            processes = self._how.processes if self._how.parallel == "subsets" else 1
+            forked(wave, lambda c: self._test(tester, c), processes, self._finished)
+        return {c: self.value(c) for c in coalitions}
+
+    def value(self, coalition: int) -> float:
+        """v of a coalition that was tested, or of nobody."""
+        return self.records[coalition]["right"] / self._samples if coalition else 0.0
+
+    def __call__(self, coalition: int) -> float:
+        return self.ask([coalition])[coalition] if coalition else 0.0
+
+    def began(self, tester: Tester, before: dict) -> None:
+        """The round's models were encrypted: what that cost."""
+        record = {"coalition": 0, **_since(tester, before)}
+        self._keep(record)
+        self.begun.append(record)
+
+    def _finished(self, record: dict) -> None:
+        self._keep(record)
+        self._take(record)
+
+    def _take(self, record: dict) -> None:
+        if record["coalition"] == 0:
+            self.begun.append(record)
+            return
+        self.records[record["coalition"]] = record
+        if record["samples"] is not None:
+            self._correct[record["coalition"]] = int(record["samples"], 16)
+
+    def _test(self, tester: Tester, coalition: int) -> Iterator[dict]:
+        before = snapshot(tester)
+        everything = (1 << self._samples) - 1
+        if isinstance(tester, HESVTester):
+            found: dict = dict(right=tester.hits(coalition), samples=None, tested=self._samples, skipped="0x0")
+        else:
+            skipped = skippable(coalition, self._correct) if self._how.skip else 0
+            rest = everything & ~skipped
+            if skipped and rest and 0 < tester.cost(coalition, everything) <= tester.cost(coalition, rest):
+                skipped, rest = 0, everything  # what is left takes as many ciphertexts: skipping would save nothing
+            right = skipped | (tester.correct(coalition, rest) if rest else 0)
+            found = dict(right=right.bit_count(), samples=hex(right), tested=rest.bit_count(), skipped=hex(skipped))
+        yield {"coalition": coalition, **found, **_since(tester, before)}
+
+
+def snapshot(tester: Tester) -> dict:
+    """What a tester has spent so far."""
+    counts = getattr(tester, "S", None), getattr(tester, "P", None), getattr(tester, "H", None)
+    return dict(
+        seconds=Counter(tester.clock.seconds),
+        bytes=Counter({">".join(key): size for key, size in tester.channel.bytes.items()}),
+        messages=Counter({">".join(key): count for key, count in tester.channel.messages.items()}),
+        products=sum(s.counts.products for s in counts if s),
+        rotations=sum(s.counts.rotations for s in counts if s),
+    )
+
+
+def _since(tester: Tester, before: dict) -> dict:
+    after = snapshot(tester)
+    out: dict = {}
+    for key, value in after.items():
+        if isinstance(value, int):
+            out[key] = value - before[key]
+        else:
+            out[key] = {k: v - before[key][k] for k, v in value.items() if v != before[key][k]}
+    return out

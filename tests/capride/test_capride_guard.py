@@ -1,0 +1,148 @@
+"""The honest-but-curious adversary: it solves for a peer's logits when the guard is off, and is stopped when it is
+on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sectorch.protocols.capride import CaPriDe, DisaggregationError, Ledger, Settings
+from sectorch.protocols.capride.adversary import recover
+from sectorch.protocols.capride.directions import Directions
+from sectorch.protocols.capride.exchange import Exchange, Simulated, Watch
+from sectorch.protocols.capride.ledger import check_spread, leverages
+
+ON = Settings(margin=0.5)
+OFF = replace(ON, margin=None)
+
+
+def random_directions(count: int, n: int, classes: int, seed: int = 0) -> Directions:
+    draws = torch.Generator().manual_seed(seed)
+    weights = torch.randn(count, n, classes, generator=draws, dtype=torch.float64)
+    return Directions.of(
+        weights - weights.mean(2, keepdim=True)
+    )  # as derivatives of probabilities, which add up to one
+
+
+def exchange(made, how: Settings, encrypted: bool = False):
+    run = CaPriDe(*made, how)
+    kind = Exchange if encrypted else Simulated
+    return run, kind(run.parties, run.parameters, how, run.ledger, Watch()), run.states["P2"].small
+
+
+def ask(link, run, model, directions: Directions) -> torch.Tensor:
+    return link.ask(1, run.parties[0], directions, len(run.parties[0].labels), {"P2": model})["P2"]
+
+
+def attack(made, how: Settings, share: float, per_round: int = 50):
+    """Ask again and again in the same version of the model, then solve. Gives the recovery and the true logits."""
+    run, link, model = exchange(made, how)
+    n = len(run.parties[0].labels)
+    asked, answers = [], []
+    for i in range(round(share * n * 9 / per_round)):
+        asked.append(random_directions(per_round, n, 10, i))
+        answers.append(ask(link, run, model, asked[-1]))
+    together = Directions(torch.cat([d.weights for d in asked]), torch.cat([d.scales for d in asked]))
+    with torch.no_grad():
+        true = model(run.parties[0].images)
+    return recover(together, torch.cat(answers), how.temperature), true
+
+
+def test_with_the_guard_off_and_enough_released_the_logits_are_solved_for(made):
+    found, true = attack(made, replace(OFF, encrypted=False), 1.2)
+    assert found.determined == 1.0
+    assert found.error(true) < 1e-4  # the model is in float32
+    some, _ = attack(made, replace(OFF, encrypted=False), 0.5)
+    assert some.determined < 0.52 and some.error(true) > 0.5
+
+
+def test_with_the_guard_on_the_attack_is_stopped(made):
+    with pytest.raises(DisaggregationError, match="P2 refuses 50 more numbers to P1: 200 of the 216"):
+        attack(made, replace(ON, encrypted=False), 1.2)
+
+
+@pytest.mark.long
+def test_the_attack_on_real_ciphertexts(made, quick):
+    """The same through encryption: 518 releases against 432 unknowns. The guard stops it before anything is
+    computed.
+    """
+    how = replace(quick, margin=None, isolation=1.0)
+    run, link, model = exchange(made, how, encrypted=True)
+    directions = random_directions(518, len(run.parties[0].labels), 10)
+    found = recover(directions, ask(link, run, model, directions), how.temperature)
+    with torch.no_grad():
+        true = model(run.parties[0].images)
+    assert found.determined == 1.0 and found.error(true) < 0.5
+    run, link, model = exchange(made, replace(how, margin=0.5), encrypted=True)
+    with pytest.raises(DisaggregationError):
+        ask(link, run, model, directions)
+    assert not [row for row in run.ledger.rows if row.kind == "decrypted"]
+
+
+def test_noise_blunts_the_attack(made):
+    clear, _ = attack(made, replace(OFF, encrypted=False), 1.2)
+    noisy, true = attack(made, replace(OFF, encrypted=False, sigma=1.0), 1.2)
+    assert clear.error(true) < 1e-4 and noisy.error(true) > 0.3
+
+
+def test_a_new_version_starts_a_new_count_unless_told_otherwise():
+    for across, refused in ((False, False), (True, True)):
+        how, ledger = replace(ON, across=across), Ledger()
+        ledger.release("P2", "P1", "v1", 200, 48, 10, how)
+        if refused:
+            with pytest.raises(DisaggregationError):
+                ledger.release("P2", "P1", "v2", 200, 48, 10, how)
+        else:
+            ledger.release("P2", "P1", "v2", 200, 48, 10, how)
+        ledger.release("P3", "P1", "v1", 200, 48, 10, how)
+        ledger.release("P2", "P3", "v1", 200, 48, 10, how)
+
+
+def test_counts_are_kept_and_refusals_are_not_counted():
+    ledger = Ledger()
+    ledger.release("P2", "P1", "v", 100, 48, 10, ON)
+    for _ in range(2):
+        with pytest.raises(DisaggregationError, match="100 of the 216"):
+            ledger.release("P2", "P1", "v", 117, 48, 10, ON)
+    again = Ledger.from_dict(ledger.as_dict())
+    again.release("P2", "P1", "v", 116, 48, 10, ON)
+    with pytest.raises(DisaggregationError):
+        again.release("P2", "P1", "v", 1, 48, 10, ON)
+    # A later question over fewer samples has fewer unknowns; what was released stays released.
+    with pytest.raises(DisaggregationError, match="of the 72"):
+        Ledger.from_dict(ledger.as_dict()).release("P2", "P1", "v", 1, 16, 10, ON)
+
+
+def test_few_sample_aggregates_are_refused():
+    with pytest.raises(DisaggregationError, match="no aggregate over 15 samples"):
+        Ledger().release("P2", "P1", "v", 1, 15, 10, ON)
+    Ledger().release("P2", "P1", "v", 1, 15, 10, OFF)
+
+
+def test_directions_that_isolate_a_sample_are_refused():
+    """One sample alone; and two directions that are spread over all samples, whose difference is not."""
+    n = 40
+    alone = torch.zeros(1, n, 10, dtype=torch.float64)
+    alone[0, 3, 2] = 1
+    spread = random_directions(1, n, 10).weights
+    for weights in (alone, torch.cat([spread, spread + alone])):
+        directions = Directions.of(weights)
+        found = leverages(directions)
+        assert int(found.argmax()) == 3 and float(found[3]) > 0.99
+        with pytest.raises(DisaggregationError, match="would isolate single samples"):
+            check_spread("P1", directions, ON)
+        check_spread("P1", directions, OFF)
+    check_spread("P1", random_directions(100, n, 10), ON)
+
+
+def test_leverages_say_what_can_be_solved_for():
+    """They lie in [0, 1]; all unknowns determined is 1 for every sample; the mean of traces is the released share."""
+    full = random_directions(400, 40, 10)
+    torch.testing.assert_close(leverages(full), torch.ones(40, dtype=torch.float64), rtol=0, atol=1e-6)
+    some = leverages(random_directions(50, 40, 10))
+    assert float(some.min()) > 0 and float(some.max()) < 1
+    nearly = Directions.of(random_directions(1, 40, 10).weights.expand(3, -1, -1))
+    assert float(leverages(nearly).max()) < 0.5, "the same question three times is one equation"

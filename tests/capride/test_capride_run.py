@@ -1,0 +1,240 @@
+"""Whole runs in the clear: baselines, resumption, the two models, reports, plots and the command."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sectorch.data import DatasetMissingError
+from sectorch.protocols.capride import (
+    CaPriDe,
+    CaPriDeError,
+    CheckpointError,
+    PlotError,
+    Settings,
+    Watch,
+    cli,
+    comparison,
+    divide,
+    federation,
+    plots,
+)
+from sectorch.protocols.capride.data import load
+from sectorch.protocols.capride.privacy import epsilon
+
+CLEAR = Settings(rounds=2, warmup=2, encrypted=False, head_rank=3, directions=4)
+QUICK = ["--simulate", "--samples", "48", "--warmup", "1", "--rounds", "1", "--head-rank", "3"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"method": m} for m in ("local", "fedavg", "fedavg-dp", "dml", "l2")),
+        *({"update": u} for u in ("scalar", "head", "forward")),
+    ],
+    ids=str,
+)
+def test_every_method_runs_and_repeats(made, change):
+    how = replace(CLEAR, **change)
+    one, other = (CaPriDe(*made, how).run() for _ in range(2))
+    assert one.accuracy(-1) == other.accuracy(-1)
+    for name, (model,) in one.models.items():
+        for a, b in zip(model.parameters(), other.models[name][0].parameters(), strict=True):
+            assert torch.equal(a, b)
+    rounds = one.records["P1"]
+    assert len(rounds) == 3 and rounds[-1].get("released", 0) == {"scalar": 1, "head": 28, "forward": 32}.get(
+        how.update if how.asks else "", 0
+    )
+    if how.method == "fedavg":
+        p, q = (one.models[name][0].state_dict() for name in ("P1", "P2"))
+        assert all(torch.equal(p[k], q[k]) for k in p)
+
+
+def test_the_scalar_carries_no_gradient(made):
+    """The paper's letter: whatever the peers are, the models come out the same."""
+    parties, test, classes = made
+    other = federation("digits", 2, samples=48, test_samples=60, network="mlp", seed=9)[0][1]
+    runs = [
+        CaPriDe([parties[0], peer], test, classes, replace(CLEAR, update="scalar")).run()
+        for peer in (parties[1], replace(other, name="P2"))
+    ]
+    mine, theirs = (run.models["P1"][0].state_dict() for run in runs)
+    assert all(torch.equal(mine[k], theirs[k]) for k in mine)
+    assert runs[0].records["P1"][-1]["distillation_loss"] != runs[1].records["P1"][-1]["distillation_loss"]
+    assert any("no gradient" in line for line in replace_encrypted(runs[0]).statement)
+
+
+def replace_encrypted(result):
+    result.settings = replace(result.settings, encrypted=True)
+    return result
+
+
+def test_a_killed_run_goes_on_where_it_was(made, tmp_path: Path):
+    whole = CaPriDe(*made, CLEAR).run()
+
+    class Killed(Watch):
+        def finished(self, round_, records):
+            if round_ == 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        CaPriDe(*made, CLEAR, out=tmp_path).run(Killed())
+    assert [p.name for p in tmp_path.glob("round-*.pt")] == ["round-1.pt"]
+    resumed = CaPriDe(*made, CLEAR, out=tmp_path)
+    counts = dict(resumed.ledger.released)
+    assert counts, "what was released before stays counted"
+    found = resumed.run()
+    strip = lambda records: {n: [{**r, "seconds": 0} for r in rs] for n, rs in records.items()}
+    assert strip(found.records) == strip(whole.records)
+    assert counts.items() <= dict(found.ledger.released.items()).items()
+    with pytest.raises(
+        CheckpointError, match=r"holds another run, which differs in temperature \(2.0 there, 3.0 now\)"
+    ):
+        CaPriDe(*made, replace(CLEAR, temperature=3.0), out=tmp_path)
+    (tmp_path / "state.json").write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        CaPriDe(*made, CLEAR, out=tmp_path).run()
+
+
+def test_two_models(tmp_path: Path):
+    parties, test, classes = federation("digits", 2, samples=48, test_samples=60, large="resnet8")
+    result = CaPriDe(parties, test, classes, replace(CLEAR, rounds=1), out=tmp_path).run()
+    record = result.records["P1"][-1]
+    assert len(result.models["P1"]) == 2 and 0 <= record["small_accuracy"] <= 1
+    assert result.parameters.depth == 5, "the chain is for the small model"
+
+
+def test_subsets_and_peers_are_drawn_anew():
+    parties, test, classes = federation("digits", 3, samples=48, test_samples=20)
+    run = CaPriDe(parties, test, classes, replace(CLEAR, fraction=0.5, peers=1))
+    drawn = {tuple(run.subset(t, parties[0]).tolist()) for t in range(5)}
+    assert len(drawn) == 5 and all(len(s) == 24 for s in drawn)
+    assert {name for t in range(20) for name in run.asked(t, parties[0])} == {"P2", "P3"}
+    assert all(len(record["asked"]) == 1 for record in run.run().records["P1"][1:])
+
+
+def test_epsilon_is_the_accountant_s(made):
+    from sectorch.privacy.renyi import epsilon_of, gaussian_curve
+
+    how = replace(CLEAR, sigma=20.0)
+    result = CaPriDe(*made, how).run()
+    # Two rounds of 28 numbers, each moved by 1 / T.
+    curve = 2 * gaussian_curve(20.0, 28**0.5 / how.temperature)
+    assert result.epsilon == pytest.approx(epsilon_of(curve, how.delta))
+    assert CaPriDe(*made, CLEAR).run().epsilon is None
+    assert epsilon(result.parties, result.records, replace(how, sigma=40.0)) < result.epsilon
+
+
+def test_the_three_splits():
+    labels = torch.arange(1000) % 10
+    parts = divide(labels, 2, "no-overlap")
+    assert [labels[p].unique().tolist() for p in parts] == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
+    assert len(divide(labels, 5, "no-overlap", samples=30)[4]) == 30
+    alike, uneven = (
+        torch.stack([labels[p].bincount(minlength=10) for p in divide(labels, 2, split)]).double()
+        for split in ("homogeneous", "heterogeneous")
+    )
+    assert float(alike.std(0).max()) < 1 < float(uneven.std(0).max())
+    for split in ("homogeneous", "heterogeneous", "no-overlap"):
+        assert len(torch.cat(divide(labels, 5, split)).unique()) == 1000
+    with pytest.raises(CaPriDeError, match="no split 'odd'"):
+        divide(labels, 2, "odd")
+    with pytest.raises(CaPriDeError, match="11 parties cannot have classes of their own"):
+        divide(labels, 11, "no-overlap")
+
+
+def test_missing_data_sets_say_where_and_how(tmp_path: Path):
+    for name in ("cifar10", "cifar100", "ham10000"):
+        with pytest.raises(DatasetMissingError, match=f"{name} is not on disk: looked"):
+            load(name, tmp_path)
+    with pytest.raises(CaPriDeError, match="no data set 'mnist'"):
+        load("mnist")
+
+
+def test_ham10000_from_a_folder(tmp_path: Path):
+    from PIL import Image
+
+    rows = [("a", "nv"), ("b", "mel"), ("c", "nv"), ("d", "bkl"), ("e", "nv"), ("f", "mel"), ("g", "nv")]
+    (tmp_path / "HAM10000_metadata.csv").write_text(
+        "lesion_id,image_id,dx\n" + "".join(f"x,{i},{k}\n" for i, k in rows)
+    )
+    (tmp_path / "part_1").mkdir()
+    for i, (image, _) in enumerate(rows):
+        Image.new("RGB", (60, 45), (30 * i, 0, 0)).save(tmp_path / "part_1" / f"{image}.jpg")
+    found = load("ham10000", tmp_path)
+    assert found.shape == (3, 64, 64) and found.classes == 3 and (len(found.train), len(found.test)) == (6, 1)
+    (tmp_path / "part_1" / "c.jpg").unlink()
+    with pytest.raises(DatasetMissingError, match=r"1 pictures of the table are missing .* c.jpg"):
+        load("ham10000", tmp_path)
+
+
+def test_report_and_plots(made, tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    results = [CaPriDe(*made, replace(CLEAR, method=m)).run() for m in ("local", "capride")]
+    paths = plots.plot(results, tmp_path)
+    plots.by_parties(tmp_path / "parties.png", {"head": {2: 0.5, 5: 0.6}})
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in [*paths, tmp_path / "parties.png"])
+    results[1].write(tmp_path)
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert written["encrypted"] is False and written["gain"] == pytest.approx(results[1].gain)
+    assert len(list(csv.DictReader((tmp_path / "accuracy.csv").read_text().splitlines()))) == 6
+    assert comparison(results).row_count == 2 and results[1].class_table().row_count == 10
+
+
+def test_the_command(tmp_path: Path, capsys):
+    assert cli.main([*QUICK, "--compare", "local", "dml", "--no-plots", "--out", str(tmp_path)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for part in ("Test accuracy", "P1", "over local only", "dml", "Simulated in the clear", "written:"):
+        assert part in text
+    assert cli.main([*QUICK, "--json", "--no-plots", "--out", str(tmp_path / "json")]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "json" / "results.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--data", "cifar100"], "cifar100 is not on disk"),
+        (["--parties", "1"], "at least two are needed"),
+        (["--samples", "10"], "over 10 samples"),
+        (["--margin", "2"], "margin must be above 0"),
+        (["--levels", "2"], "a chain of 2 levels is too short"),
+        (["--head-rank", "25"], "directions would isolate single samples"),
+    ],
+)
+def test_errors_are_one_line(tmp_path: Path, capsys, options, text):
+    assert cli.main([*QUICK, "--no-plots", "--data-root", str(tmp_path), "--out", str(tmp_path / "o"), *options]) == 1
+    shown = capsys.readouterr()
+    assert text in " ".join(shown.err.split()) and "Traceback" not in shown.err and shown.out == ""
+
+
+def test_ctrl_c_stops_cleanly(tmp_path: Path, capsys, monkeypatch):
+    def stop(*_args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(CaPriDe, "round", stop)
+    assert cli.main([*QUICK, "--no-plots", "--out", str(tmp_path)]) == 130
+    assert "the same command goes on from there" in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_plots_without_matplotlib(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(PlotError, match="pip install matplotlib"):
+        plots.require()
+    assert cli.main([*QUICK, "--out", str(tmp_path)]) == 0
+    assert "no plots: plots need matplotlib" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_screen_estimates_the_encrypted_part():
+    screen = cli.Screen("capride (head)", Settings(rounds=10), 3)
+    assert screen.asks == 60
+    screen.finished(0, {"P1": [{"accuracy": 0.5}]})
+    screen.encrypted(6.0)
+    assert screen.estimate == "encrypted part: 6.0 s an answer, about 5.9 minutes left"

@@ -1,0 +1,184 @@
+"""Losses, directions and updates in the clear: what a released number is worth."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from sectorch.protocols.capride import CaPriDeError, ModelError, losses
+from sectorch.protocols.capride.directions import (
+    Directions,
+    contrasts,
+    deep_directions,
+    deep_parameters,
+    draw,
+    features_and_logits,
+    head_directions,
+    head_of,
+    predictions,
+)
+from sectorch.protocols.capride.update import agreed_logits, deep_update, head_update
+
+EXACT = dict(rtol=1e-9, atol=1e-9)
+"""float64 throughout: sums of a few thousand terms of order one."""
+
+
+def network(d: int = 5, classes: int = 4, bias: bool = True) -> nn.Module:
+    torch.manual_seed(d)
+    return nn.Sequential(nn.Linear(6, d), nn.Softplus(), nn.Linear(d, classes, bias=bias)).double().eval()
+
+
+def case(n: int = 30, classes: int = 4, seed: int = 0, **kw):
+    draws = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 6, generator=draws, dtype=torch.float64)
+    z = 5 * torch.randn(n, classes, generator=draws, dtype=torch.float64)
+    return network(classes=classes, **kw), x, z
+
+
+def autograd(model: nn.Module, x: torch.Tensor, z: torch.Tensor, temperature: float) -> dict[str, torch.Tensor]:
+    """The gradient that a party could compute if the peer's logits were open."""
+    loss = losses.pairwise(model(x), z, temperature)
+    names = [name for name, _ in model.named_parameters()]
+    return dict(zip(names, torch.autograd.grad(loss, list(model.parameters())), strict=True))
+
+
+@given(st.integers(0, 10**6), st.floats(0.5, 8), st.integers(2, 12))
+@settings(max_examples=50)
+def test_equations_8_and_9(seed: int, temperature: float, classes: int):
+    draws = torch.Generator().manual_seed(seed)
+    u, z = (3 * torch.randn(7, classes, generator=draws, dtype=torch.float64) for _ in range(2))
+    u.requires_grad_()
+    logs, peer = (u / temperature).log_softmax(1), (z / temperature).log_softmax(1)
+    true = F.kl_div(peer, logs, reduction="sum", log_target=True)
+    torch.testing.assert_close(losses.true_kl(u, z, temperature), true, **EXACT)
+    gradients = [torch.autograd.grad(f(u, z, temperature), u)[0] for f in (losses.true_kl, losses.approximate_kl)]
+    torch.testing.assert_close(*gradients, **EXACT)
+
+
+@given(st.integers(0, 10**6), st.floats(0.5, 8), st.booleans(), st.integers(2, 9), st.integers(1, 40))
+@settings(max_examples=50)
+def test_the_head_gradient_is_exact(seed: int, temperature: float, bias: bool, classes: int, n: int):
+    model, x, z = case(n, classes, seed, bias=bias)
+    features, logits = features_and_logits(model, x)
+    weights, basis = head_directions(features, logits, temperature, bias)
+    asked = Directions.of(weights)
+    rank = torch.linalg.matrix_rank(torch.cat([features, torch.ones(n, int(bias))], 1).detach())
+    assert len(asked) == (classes - 1) * int(rank), "one number for each contrast and feature direction"
+    assert float(asked.weights.abs().sum(2).max()) <= 1 + 1e-12
+    found = head_update(basis, asked, asked.on(z, temperature))
+    true = autograd(model, x, z, temperature)
+    torch.testing.assert_close(found[:, :5], true["2.weight"], rtol=1e-7, atol=1e-7)
+    if bias:
+        torch.testing.assert_close(found[:, 5], true["2.bias"], rtol=1e-7, atol=1e-7)
+
+
+def test_a_lower_rank_is_the_gradient_s_projection():
+    model, x, z = case()
+    weights, basis = head_directions(*features_and_logits(model, x), 2.0, True, rank=2)
+    asked = Directions.of(weights)
+    found = head_update(basis, asked, asked.on(z, 2.0))
+    true = autograd(model, x, z, 2.0)
+    whole = torch.cat([true["2.weight"], true["2.bias"].unsqueeze(1)], 1)
+    torch.testing.assert_close(found, whole @ basis.features @ basis.features.t(), rtol=1e-7, atol=1e-7)
+
+
+def test_contrasts_are_orthonormal_and_blind_to_shifts():
+    for classes in (2, 7):
+        c = contrasts(classes)
+        torch.testing.assert_close(c.t() @ c, torch.eye(classes - 1, dtype=torch.float64), **EXACT)
+        assert float(c.sum(0).abs().max()) < 1e-12
+
+
+def test_forward_mode_is_the_directional_derivative():
+    model, x, z = case()
+    drawn = draw(model, 6, torch.Generator().manual_seed(1))
+    found = Directions(deep_directions(model, x, 2.0, drawn), torch.ones(6)).on(z, 2.0)
+    true = autograd(model, x, z, 2.0)
+    flat = torch.cat([true[name].flatten() for name in deep_parameters(model)])
+    torch.testing.assert_close(found, drawn @ flat, **EXACT)
+
+
+def test_forward_gradients_are_unbiased():
+    """The mean over many draws of directions is the gradient; the agreed logits only lower the spread.
+
+    The estimate's covariance is |g|^2 (1 + ...) / D at most P |g - known|^2 / D for each entry together, so that the
+    mean over 200 independent draws of 4 directions is within 6 standard errors, estimated from the draws themselves.
+    """
+    model, x, z = case()
+    true = autograd(model, x, z, 2.0)
+    flat = torch.cat([true[name].flatten() for name in deep_parameters(model)])
+    draws = torch.Generator().manual_seed(2)
+    spreads = []
+    for agreed in (model(x).detach(), z + torch.randn(z.shape, generator=draws, dtype=torch.float64)):
+        estimates = []
+        for _ in range(200):
+            drawn = draw(model, 4, draws)
+            asked = Directions.of(deep_directions(model, x, 2.0, drawn))
+            deep, _ = deep_update(model, x, agreed, drawn, asked, asked.on(z, 2.0), 2.0)
+            estimates.append(torch.cat([value.flatten() for value in deep.values()]))
+        estimates = torch.stack(estimates)
+        error = estimates.std(0) / len(estimates) ** 0.5
+        assert bool(((estimates.mean(0) - flat).abs() < 6 * error + 1e-9).all())
+        spreads.append(float(estimates.std(0).norm()))
+    assert spreads[1] < spreads[0] / 2, "a control variate near the peer's logits lowers the variance"
+
+
+def test_all_directions_give_the_whole_gradient():
+    model, x, z = case()
+    size = sum(p.numel() for p in deep_parameters(model).values())
+    drawn = draw(model, size, torch.Generator().manual_seed(3))
+    asked = Directions.of(deep_directions(model, x, 2.0, drawn))
+    deep, _ = deep_update(model, x, model(x).detach(), drawn, asked, asked.on(z, 2.0), 2.0)
+    true = autograd(model, x, z, 2.0)
+    for name, value in deep.items():
+        torch.testing.assert_close(value, true[name], rtol=1e-7, atol=1e-7)
+
+
+def test_agreed_logits_agree_and_pull_as_the_head_gradient_does():
+    model, x, z = case(n=60)
+    features, logits = features_and_logits(model, x)
+    weights, _basis = head_directions(features, logits, 2.0, True)
+    asked = predictions(logits.detach(), 2.0).beside(Directions.of(weights))
+    released = asked.on(z, 2.0)
+    agreed = agreed_logits(logits.detach(), asked, released, 2.0, 0.0)
+    # The ridge of 1e-12 leaves 1e-12 times the condition of the Gram matrix, below 1e6 here.
+    torch.testing.assert_close(asked.on(agreed, 2.0), released, rtol=1e-5, atol=1e-5)
+    found, true = (autograd(model, x, target, 2.0)["2.weight"] for target in (agreed, z))
+    torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-5)
+    # A peer that agrees with the party already pulls nowhere.
+    same = agreed_logits(logits.detach(), asked, asked.on(logits.detach(), 2.0), 2.0, 0.0)
+    torch.testing.assert_close(same, logits.detach(), **EXACT)
+
+
+def test_noise_shrinks_the_agreed_logits_towards_the_own():
+    model, x, z = case(n=60)
+    features, logits = features_and_logits(model, x)
+    asked = Directions.of(head_directions(features, logits, 2.0, True)[0])
+    moved = [
+        float((agreed_logits(logits.detach(), asked, asked.on(z, 2.0), 2.0, sigma) - logits.detach()).norm())
+        for sigma in (0.0, 1.0, 100.0)
+    ]
+    assert moved[0] > moved[1] > moved[2]
+
+
+def test_models_without_a_plain_head_are_refused():
+    with pytest.raises(ModelError, match="no classifier head"):
+        head_of(nn.Conv2d(1, 1, 3))
+    with pytest.raises(ModelError, match="output must be that of its last linear layer"):
+        features_and_logits(nn.Sequential(nn.Linear(3, 2), nn.Sigmoid()), torch.zeros(2, 3))
+    with pytest.raises(CaPriDeError, match="between 1 and 35 directions"):
+        draw(network(), 36, torch.Generator())
+
+
+def test_questions_do_not_change_the_model():
+    model, x, _ = case()
+    before = copy.deepcopy(model.state_dict())
+    deep_directions(model, x, 2.0, draw(model, 3, torch.Generator().manual_seed(0)))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]) and not model.get_parameter(name).grad_fn

@@ -1,0 +1,144 @@
+"""What the network tests share: three parties in this process over real TLS, and a way to kill each of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from sectorch.network import Pins, Server, Store, connect
+from sectorch.network.answer import Answering
+from sectorch.nn.program import describe
+
+
+class Trio:
+    """S, A and Q with fresh links. `kill(party)` is what a process that dies looks like to the others."""
+
+    def __init__(self, made: dict, model: nn.Module, x: torch.Tensor, folder: Path, patience: float = 60.0):
+        self.made, self.folder, self.patience = made, folder, patience
+        self.described = describe(model, x[:2] if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1)))
+        self.server = self.party = self.connection = None
+        self.port = 0
+        self.start_server()
+        self.start_answering()
+        self.start_querying()
+
+    def start_server(self, store: Store | None = None) -> None:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                self.server = Server(f"localhost:{self.port}", self.made["server"], store=store, patience=self.patience)
+                break
+            except OSError:  # the port of the one that died is not free yet
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+        self.port = self.server.port
+
+    @property
+    def address(self) -> str:
+        return f"localhost:{self.port}"
+
+    def start_answering(self, store: Store | None = None, described=None) -> None:
+        description, weights = described or self.described
+        deadline = time.monotonic() + 30
+        while True:  # the server may not have noticed yet that the one before died
+            party = Answering(
+                self.address, self.made["hospital-b"], description, weights, Pins(self.folder / "pins-a"), store,
+                self.patience,
+            )  # fmt: skip
+            try:
+                party.register("hospital-b")
+                break
+            except PermissionError:
+                party.close()
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+        self.party = party
+
+    def start_querying(self, store: Store | None = None, name: str = "alice") -> None:
+        pins = Pins(self.folder / f"pins-{name}")
+        self.connection = connect(self.address, self.made[name], pins=pins, store=store, silence=self.patience)
+
+    def links(self, who: str) -> list:
+        """The links over which a party sends."""
+        if who == "S":
+            return list(self.server._links)
+        return [(self.connection if who == "Q" else self.party.connection).link]
+
+    def kill(self, who: str) -> None:
+        """Break a party's connections without a word."""
+        if who == "S":
+            self.server._grpc.stop(grace=None)
+        else:
+            (self.connection if who == "Q" else self.party.connection)._channel.close()
+
+    def kill_at(self, who: str, message: int) -> list[int]:
+        """Kill a party when it is about to send its message of that number; returns the count of what it sent."""
+        sent = [0]
+        for link in self.links(who):
+            inner = link.send
+
+            def send(data: bytes, urgent: bool = False, inner=inner) -> None:
+                if sent[0] == message:
+                    self.kill(who)
+                sent[0] += 1
+                inner(data, urgent)
+
+            link.send = send
+        return sent
+
+    def restart(self, who: str) -> None:
+        """The party comes back; with S, the others dial again."""
+        if who in "S":
+            self.server.stop()
+            self.party.close()
+            self.connection.close()
+            self.start_server()
+            self.start_answering()
+            self.start_querying()
+        elif who == "A":
+            self.party.close()
+            self.start_answering()
+        else:
+            self.connection.close()
+            self.start_querying()
+
+    def idle(self) -> bool:
+        """No session is open anywhere."""
+        links = [link for who in "SAQ" for link in self.links(who)]
+        return self.server.sessions == 0 and sum(link.sessions for link in links) == 0
+
+    def close(self) -> None:
+        self.connection.close()
+        self.party.close()
+        self.server.stop()
+
+
+def until(what, seconds: float) -> bool:
+    """Whether it becomes true in that time."""
+    end = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def handles() -> int:
+    """Open file handles of this process."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def session_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("session of")]
+
+
+def resident() -> int:
+    """Bytes of memory that this process has resident."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,303 @@
+"""Parties that die, hang, replay or send garbage: a typed error in time, nothing kept, and the next query is right."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import time
+
+import pytest
+import torch
+from network_world import Trio, handles, resident, until
+
+from sectorch import errors
+from sectorch.network.link import Link
+from sectorch.network.transport import listen
+from sectorch.nn.models import ZOO
+from sectorch.runtime.frames import Frame, Kind, pack, unpack
+
+IN_TIME = 5.0
+"""Seconds within which a party that died is an error at the others."""
+X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture
+def trio(pki, small_model, tmp_path):
+    _, made = pki
+    trio = Trio(made, small_model, X, tmp_path)
+    yield trio
+    trio.close()
+
+
+def asked(trio: Trio, x: torch.Tensor) -> torch.Tensor:
+    remote = trio.connection.model("hospital-b")
+    y = remote(x)
+    remote.close()
+    return y
+
+
+def sweep(trio: Trio, model, x, who: str, steps: range | None) -> int:
+    """Kill one party at each of its messages; the number of messages that a query takes of it."""
+    expected, message, slowest = model(x), 0, 0.0
+    numbers = iter(steps) if steps is not None else iter(range(10_000))
+    for message in numbers:
+        sent = trio.kill_at(who, message)
+        start = time.monotonic()
+        try:
+            y = asked(trio, x)
+        except errors.SectorchError as error:
+            assert isinstance(error, (errors.NetworkError, errors.MaterialError))
+            slowest = max(slowest, time.monotonic() - start)
+            if who != "S":
+                assert until(trio.idle if who == "A" else lambda: trio.server.sessions == 0, IN_TIME)
+        else:
+            assert (y - expected).abs().max() < 1e-3
+            if sent[0] <= message:  # the query is over before that message
+                return message
+        trio.restart(who)
+        assert (asked(trio, x) - expected).abs().max() < 1e-3, f"after {who} died at message {message}"
+    assert slowest < IN_TIME
+    return message
+
+
+@pytest.mark.parametrize("who", "QAS")
+def test_a_party_that_dies_at_some_messages(trio, small_model, who):
+    sweep(trio, small_model, X, who, range(1, 40, 6))
+    assert until(trio.idle, IN_TIME)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("who", "QAS")
+def test_a_party_that_dies_at_each_message_of_a_lenet_query(pki, tmp_path, who):
+    _, made = pki
+    model = ZOO["lenet"][0]().eval().requires_grad_(False)
+    x = torch.rand(1, *ZOO["lenet"][1])
+    trio = Trio(made, model, x, tmp_path)
+    sweep(trio, model, x, who, range(3))
+    gc.collect()
+    before = handles(), threading.active_count()
+    messages = sweep(trio, model, x, who, None)
+    assert messages > 20
+    assert until(trio.idle, IN_TIME)
+    gc.collect()
+    # Each death ends a connection; a few handles and threads of the last ones may still be on their way out.
+    assert until(lambda: handles() <= before[0] + 10 and threading.active_count() <= before[1] + 10, 20)
+    print(f"{who}: killed at each of {messages} messages")
+    trio.close()
+
+
+def test_a_party_that_hangs_is_an_error_after_the_stated_time(pki, small_model, tmp_path):
+    """A's process lives and its connection too, but nothing comes any more."""
+    _, made = pki
+    trio = Trio(made, small_model, X, tmp_path, patience=1.0)
+    asked(trio, X)
+    (link,) = trio.links("A")
+    inner, sent = link.send, [0]
+
+    def hanging(data: bytes, urgent: bool = False) -> None:
+        sent[0] += 1
+        if sent[0] < 8:
+            inner(data, urgent)
+
+    link.send = hanging
+    start = time.monotonic()
+    with pytest.raises(errors.NetworkError, match="said nothing for 1 s"):
+        asked(trio, X)
+    assert 1.0 <= time.monotonic() - start < 1.0 + IN_TIME
+    link.send = inner
+    assert until(trio.idle, IN_TIME)
+    assert (asked(trio, X) - small_model(X)).abs().max() < 1e-4
+    trio.close()
+
+
+def recorded(link: Link) -> list[bytes]:
+    """The packed frames that go over a link from now on."""
+    frames, inner = [], link.send
+
+    def send(data: bytes, urgent: bool = False) -> None:
+        frames.append(data)
+        inner(data, urgent)
+
+    link.send = send
+    return frames
+
+
+def test_a_replayed_session_is_refused(trio, small_model):
+    """What Q sent in a session that is over, sent once more: the session is not open, and the sender is told."""
+    frames = recorded(trio.connection.link)
+    asked(trio, X)
+    data = [f for f in frames if next(unpack(f)).kind == Kind.DATA]
+    session = next(unpack(data[0])).session
+    assert until(trio.idle, IN_TIME)
+    channel = trio.connection.link.open(session)
+    for frame in data:
+        trio.connection.link.send(frame)
+    with pytest.raises(errors.AbortedError, match="not open here"):
+        channel.receive()
+    channel.close()
+    assert trio.server.sessions == 0
+    assert (asked(trio, X) - small_model(X)).abs().max() < 1e-4
+
+
+def test_frames_for_another_session_or_of_another_place_are_refused(trio, small_model):
+    """In an open session: a frame of an old one under the new one's name, and a frame that comes twice."""
+    frames = recorded(trio.connection.link)
+    asked(trio, X)
+    old = [next(unpack(f)) for f in frames if next(unpack(f)).kind == Kind.DATA]
+    assert until(trio.idle, IN_TIME)
+    for chosen in (old[0], old[-1]):
+        remote = trio.connection.model("hospital-b")
+        (session,) = remote._opened
+        frame = Frame(
+            Kind.DATA, session, chosen.call, chosen.number, chosen.path, chosen.label, chosen.dtype, chosen.shape,
+            payload=chosen.payload,
+        )  # fmt: skip
+        trio.connection.link.send(pack(frame))
+        with pytest.raises(errors.NetworkError, match="does not belong here"):
+            remote(X)
+    assert until(trio.idle, IN_TIME)
+    assert (asked(trio, X) - small_model(X)).abs().max() < 1e-4
+
+
+def test_one_session_taken_up_twice_makes_each_prepared_call_once(trio, small_model):
+    first = trio.connection.model("hospital-b")
+    first.prepare(2)
+    second = trio.connection.model("hospital-b")
+    assert (first(X) - small_model(X)).abs().max() < 1e-4
+    assert second.prepared() == {}
+    assert (second(X) - small_model(X)).abs().max() < 1e-4
+
+
+# Mutated frames.
+
+
+def mutated(frame: bytes, rng: random.Random) -> bytes:
+    data = bytearray(frame)
+    head = min(len(data), 160)
+    kind = rng.randrange(4)
+    if kind == 0:
+        data[rng.randrange(head)] ^= 1 << rng.randrange(8)
+    elif kind == 1:
+        del data[rng.randrange(len(data)) :]
+    elif kind == 2:
+        data[rng.randrange(head) : rng.randrange(head)] = rng.randbytes(rng.randrange(1, 9))
+    else:
+        data += rng.randbytes(rng.randrange(1, 60))
+    return bytes(data)
+
+
+def small(frames: list[bytes]) -> list[bytes]:
+    """Without what is longest: most of the bytes of a large frame are its payload, which anything may be."""
+    return [frame for frame in frames if len(frame) < 20_000]
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.long)])
+def test_mutated_frames_at_the_server(trio, small_model, count):
+    frames = recorded(trio.connection.link)
+    asked(trio, X)
+    frames = small(frames)
+    rng, dials, sessions, baseline = random.Random(1), 0, 0, 0
+    request = {"do": "open", "models": ["hospital-b"]}
+    trio.start_querying(name="bob")
+    bob, channel = trio.connection, None
+    for i in range(count):
+        if bob.link.closed is not None:
+            bob.close()
+            trio.start_querying(name="bob")
+            bob, channel, dials = trio.connection, None, dials + 1
+        try:
+            if channel is None or channel._failure is not None:
+                session = bytes.fromhex(bob.ask(request)["session"])
+                channel, sessions = bob.link.open(session), sessions + 1
+            frame = rng.choice(frames)
+            frame = frame[:4] + session + frame[20:] if any(frame[4:20]) else frame  # of the session that is open
+            bob.link.send(mutated(frame, rng))
+        except errors.BusyError:
+            time.sleep(0.01)
+        except errors.NetworkError:
+            continue
+        if i == count // 3:
+            gc.collect()
+            baseline = resident()
+    bob.close()
+    assert dials > 0
+    assert sessions > dials
+    assert until(lambda: trio.server.sessions == 0, IN_TIME)
+    gc.collect()
+    assert resident() - baseline < 100 << 20
+    print(f"{count} frames, {dials} connections, grown by {(resident() - baseline) / 2**20:.1f} MiB")
+    trio.start_querying()
+    assert (asked(trio, X) - small_model(X)).abs().max() < 1e-4
+
+
+class Posing:
+    """A server of the right certificate that says what it likes."""
+
+    def __init__(self, credentials):
+        self.links: list[Link] = []
+        self.grpc, self.port = listen("localhost:0", credentials, self._welcome)
+
+    def _welcome(self, name: str) -> Link:
+        self.links.append(Link(name, self._request))
+        return self.links[-1]
+
+    def _request(self, link: Link, request: dict) -> None:
+        link.tell({"do": "reply", "number": request.get("number"), "sessions": []})
+
+    def stop(self) -> None:
+        for link in self.links:
+            link.close(errors.PeerLostError("over"))
+        self.grpc.stop(0)
+
+
+@pytest.mark.parametrize("role", "QA")
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.long)])
+def test_mutated_frames_at_a_client(trio, pki, small_model, tmp_path, role, count):
+    """What the server sent to this client in a real query, changed, from a server that has the right certificate."""
+    _, made = pki
+    name = "alice" if role == "Q" else "hospital-b"
+    asked(trio, X)
+    (link,) = [link for link in trio.server._links if link.peer == name]
+    frames = recorded(link)
+    asked(trio, X)
+    frames = small(frames)
+    posing, rng, dials, baseline = Posing(made["server"]), random.Random(2), 0, 0
+    real, trio.port = trio.port, posing.port
+    victims, refused = [], 0
+
+    def connected():
+        if role == "Q":
+            trio.start_querying()
+            victims.append(trio.connection)
+        else:
+            trio.start_answering()
+            victims.append(trio.party)
+        return posing.links[-1]
+
+    before = trio.connection, trio.party
+    link = connected()
+    for i in range(count):
+        if link.closed is not None or (victims[-1] if role == "Q" else victims[-1].connection).link.closed is not None:
+            victims.pop().close()
+            refused += 1
+            link = connected()
+            posing.links[:] = [link]
+            dials += 1
+        try:
+            link.send(mutated(rng.choice(frames), rng))
+        except errors.NetworkError:
+            continue
+        if rng.random() < 0.5:
+            until(lambda: not link._outbox or link.closed is not None, 0.01)
+        if i == count // 3:
+            gc.collect()
+            baseline = resident()
+    victims.pop().close()
+    posing.stop()
+    assert dials > 0
+    gc.collect()
+    assert resident() - baseline < 100 << 20
+    print(f"{count} frames at {role}, {dials} connections, grown by {(resident() - baseline) / 2**20:.1f} MiB")
+    trio.port, (trio.connection, trio.party) = real, before
+    assert (asked(trio, X) - small_model(X)).abs().max() < 1e-4

@@ -1,0 +1,209 @@
+"""Identity keys: a server that stands in between is noticed, a changed key is refused, pins are kept."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from network_world import Trio, until
+
+from sectorch import errors
+from sectorch.mpc.seed import Identities
+from sectorch.mpc.seed import _statement as seed_statement
+from sectorch.network import Pins, connect
+from sectorch.network.identity import fingerprint_of, new_identity, read_identity
+from sectorch.randomness import keypair
+from sectorch.runtime.party import PartyRuntime
+from sectorch.session import A, Q, S
+
+X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.fixture
+def trio(pki, small_model, tmp_path):
+    _, made = pki
+    trio = Trio(made, small_model, X, tmp_path)
+    yield trio
+    trio.close()
+
+
+def test_both_clients_learn_each_other_on_first_use_and_know_each_other_then(trio, small_model):
+    for _ in range(2):
+        remote = trio.connection.model("hospital-b")
+        assert (remote(X) - small_model(X)).abs().max() < 1e-4
+        remote.close()
+    of = {name: fingerprint_of(trio.made[name].identity) for name in ("alice", "hospital-b")}
+    assert Pins(trio.folder / "pins-alice").known() == {"hospital-b": of["hospital-b"]}
+    assert Pins(trio.folder / "pins-a").known() == {"alice": of["alice"]}
+
+
+def test_a_changed_key_is_refused_with_both_fingerprints_and_the_way_out(trio, small_model):
+    trio.connection.model("hospital-b").close()
+    old = fingerprint_of(trio.made["hospital-b"].identity)
+    trio.party.close()
+    trio.made = {**trio.made, "hospital-b": replace(trio.made["hospital-b"], identity=new_identity())}
+    new = fingerprint_of(trio.made["hospital-b"].identity)
+    trio.start_answering()
+    with pytest.raises(errors.IdentityError) as refused:
+        trio.connection.model("hospital-b")
+    for part in (old, new, f"sectorch keys pin 'hospital-b' {new}"):
+        assert part in str(refused.value)
+    Pins(trio.folder / "pins-alice").pin("hospital-b", new)
+    assert (trio.connection.model("hospital-b")(X) - small_model(X)).abs().max() < 1e-4
+
+
+def test_a_querying_party_whose_key_changed_is_refused_by_the_answering_one(trio):
+    trio.connection.model("hospital-b").close()
+    trio.connection.close()
+    trio.made = {**trio.made, "alice": replace(trio.made["alice"], identity=new_identity())}
+    trio.start_querying()
+    with pytest.raises(errors.IdentityError, match="the identity key of 'alice' has changed"):
+        trio.connection.model("hospital-b")(X)
+
+
+def test_pins_that_are_required(trio, small_model):
+    trio.connection.close()
+    pins = Pins(trio.folder / "required", required=True)
+    with connect(trio.address, trio.made["alice"], pins=pins) as connection:
+        with pytest.raises(errors.IdentityError, match="pins are required; its key is SHA256:"):
+            connection.model("hospital-b")
+        pins.pin("hospital-b", fingerprint_of(trio.made["hospital-b"].identity))
+        assert (connection.model("hospital-b")(X) - small_model(X)).abs().max() < 1e-4
+
+
+def test_a_client_without_an_identity_key_does_not_start(trio):
+    with pytest.raises(errors.IdentityError, match="keys identity"):
+        connect(trio.address, replace(trio.made["alice"], identity=None))
+
+
+# A server in the middle: it exchanges what it relays.
+
+
+@pytest.fixture
+def meddling(monkeypatch):
+    """A function that makes S change its messages by `change(label, value)`."""
+
+    def begin(change) -> None:
+        class Meddling(PartyRuntime):
+            def _send(self, line, value):
+                super()._send(line, change(line.label, value.clone()) if self.me == S else value)
+
+        monkeypatch.setattr("sectorch.network.session.PartyRuntime", Meddling)
+
+    return begin
+
+
+def exchanged(label: str, at: slice):
+    def change(said: str, value: torch.Tensor) -> torch.Tensor:
+        if said == label:
+            value[at] = torch.frombuffer(bytearray(keypair()[1]), dtype=torch.uint8)
+        return value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("label", "at"),
+    [
+        ("public_Q_relayed", slice(0, 32)),
+        ("signed_A_relayed", slice(0, 32)),
+        ("signed_A_relayed", slice(32, 64)),
+        ("signed_A_relayed", slice(64, 96)),
+        ("signed_Q_relayed", slice(0, 32)),
+        ("signed_Q_relayed", slice(32, 64)),
+    ],
+)
+def test_a_server_in_the_middle_is_noticed_before_a_key_is_used(trio, small_model, meddling, label, at):
+    """Whatever it exchanges: X25519 keys, identity keys or signatures."""
+    installed = []
+    meddling(exchanged(label, at))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PartyRuntime, "install", lambda self, pair, secret: installed.append((self.me, pair)))
+        with pytest.raises((errors.KeyAgreementError, errors.AbortedError)):
+            trio.connection.model("hospital-b")(X)
+    with pytest.raises(errors.KeyAgreementError, match="in between"):
+        trio.connection.model("hospital-b")(X)
+    side = A if label == "signed_Q_relayed" else Q
+    assert (side, frozenset((Q, A))) not in installed
+    meddling(lambda label, value: value)
+    assert (trio.connection.model("hospital-b")(X) - small_model(X)).abs().max() < 1e-4
+
+
+def test_a_middle_that_signs_for_itself_is_refused_by_the_pins(trio, meddling):
+    """Its keys and signatures are right, in the name of the other; but that name is pinned to another key."""
+    trio.connection.model("hospital-b").close()
+    own = Identities({"Q": "alice", "A": "hospital-b"})
+    public, heard = keypair()[1], {}
+
+    def change(label: str, value: torch.Tensor) -> torch.Tensor:
+        if label == "public_Q_relayed":
+            heard["Q"] = bytes(value.tolist())
+        if label == "signed_A_relayed":
+            statement = seed_statement(heard["session"], "A", own.names, heard["Q"], public)
+            proof = public + own.key.public_key().public_bytes_raw() + own.key.sign(statement)
+            return torch.frombuffer(bytearray(proof), dtype=torch.uint8)
+        return value
+
+    ask = trio.connection.ask
+
+    def asked(request, *args):
+        reply = ask(request, *args)
+        heard["session"] = bytes.fromhex(reply["session"])
+        return reply
+
+    trio.connection.ask = asked
+    ready = threading.Event()
+
+    def once(label: str, value: torch.Tensor) -> torch.Tensor:
+        if label == "signed_A_relayed":
+            assert until(lambda: "session" in heard, 10)
+            ready.set()
+        return change(label, value)
+
+    meddling(once)
+    with pytest.raises(errors.IdentityError, match="the identity key of 'hospital-b' has changed"):
+        trio.connection.model("hospital-b")
+    assert ready.is_set()
+
+
+def test_a_signature_of_another_session_does_not_verify(trio, meddling):
+    """What A signed once, sent again by S in a later session."""
+    kept = {}
+
+    def keep(label: str, value: torch.Tensor) -> torch.Tensor:
+        return kept.setdefault(label, value) if label == "signed_A_relayed" else value
+
+    meddling(keep)
+    trio.connection.model("hospital-b").close()
+    with pytest.raises(errors.KeyAgreementError, match="in between"):
+        trio.connection.model("hospital-b")
+
+
+# The file of pins.
+
+
+def test_the_pin_file_survives_many_writers(tmp_path):
+    keys = {f"client {i}": read_identity(new_identity()).public_key().public_bytes_raw() for i in range(20)}
+    threads = [
+        threading.Thread(target=Pins(tmp_path / "pins").check, args=item) for item in keys.items() for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(Pins(tmp_path / "pins").known()) == set(keys)
+
+
+@pytest.mark.parametrize("text", ["alice", "alice md5:abc", "alice SHA256:a\nalice SHA256:b", "\xff"])
+def test_a_broken_pin_file_trusts_nobody(tmp_path, text):
+    (tmp_path / "pins").write_text(text, encoding="latin-1")
+    with pytest.raises(errors.IdentityError):
+        Pins(tmp_path / "pins").check("alice", bytes(32))
+
+
+@pytest.mark.parametrize("print_", ["", "SHA256:", "SHA256:" + "a" * 42, "MD5:" + "a" * 46, "SHA256:a b" + "c" * 40])
+def test_what_is_no_fingerprint_is_not_pinned(tmp_path, print_):
+    with pytest.raises(errors.ArgumentError):
+        Pins(tmp_path / "pins").pin("alice", print_)

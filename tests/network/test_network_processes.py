@@ -1,0 +1,189 @@
+"""The commands as real processes: Ctrl-C at each of them, material that waits on disk, restarts, and clear errors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+import torch
+from network_world import until
+from torch import nn
+
+import sectorch
+from sectorch.network.bench import example
+from sectorch.network.stage import PROGRAM, Stage
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def stage(model):
+    with Stage({"hospital-b": (model, torch.randn(2, 6))}) as stage:
+        yield stage
+
+
+def command(stage: Stage, *arguments: str, name: str = "alice") -> list[str]:
+    stage.credentials(name)
+    files = stage._files(name, "--ca")
+    return [*PROGRAM, *arguments, *files, "--server", f"localhost:{stage.port}"]
+
+
+def query(stage: Stage, *arguments: str) -> list[str]:
+    kept = ("--pins", str(stage.folder / "pins-cli"), "--store", str(stage.folder / "store-cli"))
+    return command(stage, "query", "hospital-b", *arguments, *kept)
+
+
+def done(arguments: list[str], code: int = 0) -> str:
+    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == code, ended.stderr
+    assert "Traceback" not in ended.stderr
+    return ended.stdout + ended.stderr
+
+
+def answered(stage: Stage, model, x) -> bool:
+    with stage.connect("visitor") as connection:
+        if "hospital-b" not in connection.models():
+            return False
+        return bool((connection.model("hospital-b")(x) - model(x)).abs().max() < 1e-4)
+
+
+def test_a_query_of_processes_has_the_labels_and_bytes_of_the_local_run(stage, model):
+    x = torch.randn(5, 6)
+    np.save(stage.folder / "x.npy", x.numpy())
+    out = stage.folder / "y.npy"
+    done(query(stage, str(stage.folder / "x.npy"), "--out", str(out)))
+    local = sectorch.secure(model, session=sectorch.Session())
+    assert torch.equal(torch.from_numpy(np.load(out)).argmax(1), local(x).argmax(1))
+    with sectorch.profile() as here:
+        local(x)
+    with stage.connect("alice") as connection:
+        remote = connection.model("hospital-b")
+        remote(x)
+        with sectorch.profile() as there:
+            remote(x)
+        remote.close()
+    assert (there.bytes, there.online_bytes) == (here.bytes, here.online_bytes)
+
+
+def test_prepared_rows_are_topped_up_and_used(stage, model):
+    pieces = lambda: len(list((stage.folder / "store-s").rglob("*.piece")))
+    assert "10 rows are prepared" in done(query(stage, "--prepare", "10", "--batch", "4"))
+    assert pieces() == 3
+    done(query(stage, "--prepare", "10", "--batch", "4"))
+    assert pieces() == 3, "what is at hand counts"
+    np.save(stage.folder / "x.npy", torch.randn(10, 6).numpy())
+    said = done(query(stage, str(stage.folder / "x.npy"), "--batch", "4", "--json", "--out", str(stage.folder / "y")))
+    assert '"offline_bytes": 0' in said
+    assert pieces() == 0
+
+
+def test_ctrl_c_at_the_querying_party_ends_it_cleanly_and_preparing_goes_on(stage, model):
+    running = subprocess.Popen(
+        query(stage, "--prepare", "100000", "--batch", "1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    pieces = lambda: len(list((stage.folder / "store-cli").rglob("*.piece")))
+    assert until(lambda: pieces() > 3, 60)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=20)
+    assert running.returncode == 130
+    assert "stopped" in said
+    assert "Traceback" not in said
+    kept = pieces()
+    assert kept > 3
+    assert answered(stage, model, torch.randn(2, 6))
+    assert f"{kept + 2} rows are prepared" in done(query(stage, "--prepare", str(kept + 2), "--batch", "1"))
+    assert pieces() == kept + 2
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("who", ["hospital-b", "server"])
+def test_ctrl_c_at_the_others_ends_them_cleanly_and_they_come_back(stage, model, who, sign):
+    with stage.connect("alice") as connection:
+        remote = connection.model("hospital-b")
+        remote(torch.randn(2, 6))
+        stage.processes[who].send_signal(sign)
+        assert stage.processes[who].wait(timeout=20) == 0
+        with pytest.raises(ConnectionError):
+            for _ in range(100):
+                remote(torch.randn(2, 6))
+                time.sleep(0.05)
+    log = (stage.folder / f"{who}.log").read_text()
+    assert "stopping" in log
+    assert "Traceback" not in log
+    stage.start_server() if who == "server" else stage.start_answering(who)
+    assert until(lambda: answered(stage, model, torch.randn(2, 6)), 60)
+
+
+@pytest.mark.parametrize("who", ["hospital-b", "server"])
+def test_a_process_that_is_killed_or_stopped_is_an_error_in_time(stage, model, who):
+    """SIGSTOP: the process is there and says nothing; the keep-alive of the connection notices."""
+    assert until(lambda: answered(stage, model, torch.randn(2, 6)), 60)
+    with stage.connect("alice") as connection:
+        remote = connection.model("hospital-b")
+        remote(torch.randn(2, 6))
+        stage.processes[who].send_signal(signal.SIGSTOP)
+        start = time.monotonic()
+        try:
+            with pytest.raises(ConnectionError):
+                remote(torch.randn(2, 6))
+            assert time.monotonic() - start < 10  # 3 seconds of keep-alive, on a machine that is busy with other tests
+        finally:
+            stage.processes[who].send_signal(signal.SIGCONT)
+    assert until(lambda: answered(stage, model, torch.randn(2, 6)), 60)
+
+
+def test_errors_are_one_line_and_a_code(stage):
+    assert "no model 'nobody'" in done(asked_nobody(stage), 2)
+    assert "cannot read" in done(query(stage, str(stage.folder / "none.npy")), 2)
+    assert "name a file" in done(query(stage), 2)
+    missing = [a.replace("alice.pem", "none.pem") for a in query(stage, "--prepare", "1")]
+    assert "cannot read the certificate" in done(missing, 2)
+
+
+def asked_nobody(stage: Stage) -> list[str]:
+    return [a.replace("hospital-b", "nobody") for a in query(stage, "--prepare", "1")]
+
+
+def test_keys_are_made_shown_and_pinned(tmp_path):
+    environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}
+    run = lambda *a: subprocess.run([*PROGRAM, "keys", *a], capture_output=True, text=True, env=environment, check=True)
+    file = str(tmp_path / "alice-identity.pem")
+    made = run("identity", file).stderr
+    shown = run("show", file).stdout.strip()
+    assert shown.startswith("SHA256:")
+    assert shown in made.replace("\n", "")
+    assert (tmp_path / "alice-identity.pem").stat().st_mode & 0o077 == 0
+    run("pin", "alice", shown)
+    assert (tmp_path / "sectorch" / "pins").read_text() == f"alice {shown}\n"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("net", "batch"), [("lenet", 1), ("lenet", 32), ("vgg7", 1), ("vgg7", 32)])
+def test_the_nets_of_the_papers_have_the_labels_and_bytes_of_the_local_run(net, batch):
+    net_, x = example(net, batch)
+    x = x[:batch]
+    local = sectorch.secure(net_, session=sectorch.Session())
+    local(x)
+    with sectorch.profile() as here:
+        expected = local(x)
+    with Stage({net: (net_, x.expand(max(2, batch), *x.shape[1:]))}) as stage, stage.connect("alice") as connection:
+        remote = connection.model(net)
+        remote(x)
+        with sectorch.profile() as there:
+            whole = remote(x)
+        remote.prepare(tuple(x.shape))
+        with sectorch.profile() as online:
+            prepared = remote(x)
+        remote.close()
+    assert torch.equal(whole.argmax(1), expected.argmax(1))
+    assert torch.equal(prepared.argmax(1), expected.argmax(1))
+    assert (there.bytes, there.online_bytes, there.rounds) == (here.bytes, here.online_bytes, here.rounds)
+    assert (online.bytes, online.rounds) == (here.online_bytes, here.rounds)

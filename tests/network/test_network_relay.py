@@ -1,0 +1,55 @@
+"""The relay that emulates a network: every byte, in order, in both directions, and not before its time."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from sectorch import errors
+from sectorch.network.bench import network_of
+from sectorch.network.relay import relay
+from sectorch.network.stage import NETWORKS, Network
+
+
+def echo() -> socket.socket:
+    """A server that sends back what it gets."""
+    listening = socket.create_server(("localhost", 0))
+
+    def serve() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            while data := connection.recv(1 << 16):
+                connection.sendall(data)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return listening
+
+
+@pytest.mark.parametrize(("delay", "rate"), [(0.0, 1e12), (0.02, 40e6)])
+def test_bytes_pass_in_order_and_not_before_their_time(delay, rate):
+    data = os.urandom(200_000)
+    with echo() as target, relay(target.getsockname()[1], delay, rate) as way:
+        with socket.create_connection(way.getsockname()) as near:
+            start = time.monotonic()
+            threading.Thread(target=near.sendall, args=(data,), daemon=True).start()
+            back = b""
+            while len(back) < len(data):
+                back += near.recv(1 << 16)
+            # There and back, and the bytes of one direction at the rate; the two directions overlap.
+            assert time.monotonic() - start >= 2 * delay + 8 * len(data) / rate
+            assert back == data
+            near.shutdown(socket.SHUT_WR)
+            assert near.recv(1) == b"", "the end of a stream passes too"
+
+
+def test_named_networks_and_others():
+    assert network_of("lan", None, None) is not None
+    assert network_of("wan", None, None) == NETWORKS["wan"]
+    assert network_of("wan", 10, 50) == Network(0.005, 50e6)
+    for name, delay, rate in (("moon", None, None), ("lan", -1, None), ("lan", None, 0)):
+        with pytest.raises(errors.ArgumentError):
+            network_of(name, delay, rate)

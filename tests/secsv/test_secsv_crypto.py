@@ -1,0 +1,117 @@
+"""Shares modulo the ciphertext modulus, exact products, Matrix Reducing and its counts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sectorch import ckks
+from sectorch.ckks.cipher import Cipher
+from sectorch.errors import FixedPointRangeError, NonFiniteError, ShapeError
+from sectorch.protocols.secsv.client import WEIGHT_BITS, Format
+from sectorch.protocols.secsv.modular import centred, product, residues, uniform
+from sectorch.protocols.secsv.reducing import ENCODING_BITS, Counts, Reducing, encrypt_matrix
+from sectorch.protocols.secsv.sharing import Field
+
+PRIMES = ckks.choose(2, degree=4096).primes
+
+
+def signed(field: Field, r: torch.Tensor) -> torch.Tensor:
+    return field.small(r)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from(PRIMES), st.integers(1, 300), st.integers(1, 6))
+def test_products_are_exact(seed, q, inner, summands):
+    draw = torch.Generator().manual_seed(seed)
+    a = torch.randint(0, q, (3, inner), generator=draw)
+    parts = [torch.randint(0, q, (inner, 2), generator=draw) for _ in range(summands)]
+    a[0], parts[0][:, 0] = q // 2, q // 2 + 1  # the largest magnitudes
+    got = residues(product(centred(a, q), sum(centred(p, q) for p in parts), q, summands * (q / 2 + 1)), q)
+    wanted = [[sum(x * sum(int(p[k, j]) for p in parts) for k, x in enumerate(row)) % q for j in range(2)]
+              for row in a.tolist()]  # fmt: skip
+    assert got.tolist() == wanted
+
+
+def test_uniform_residues_are_uniform():
+    """Mean and occupied range of 30000 draws: eight standard deviations, q / sqrt(12 n)."""
+    for draws, q in zip(uniform((30000,), PRIMES), PRIMES, strict=True):
+        assert 0 <= int(draws.min()) and int(draws.max()) < q
+        assert abs(float(draws.double().mean()) / q - 0.5) < 8 / math.sqrt(12 * 30000)
+
+
+@given(st.lists(st.integers(-(2**28), 2**28), min_size=1, max_size=5))
+def test_shares_add_up(values):
+    field = Field(PRIMES, 12)
+    a, b = field.share(field.reduce(torch.tensor(values)))
+    assert signed(field, field.add(a, b)).tolist() == values
+
+
+@given(st.lists(st.integers(-(2**26), 2**26), min_size=1, max_size=5))
+def test_truncation_of_shares_is_right_within_one_unit(values):
+    from sectorch.protocols.secsv.server import OFFSET_BITS
+
+    field, v = Field(PRIMES, 12), torch.tensor(values)
+    a, b = field.share(field.reduce(v))
+    rho = field.mask(v.shape)
+    above = field.shifted(field.add(field.add(a, field.add(b, rho)), field.reduce(torch.full(v.shape, 1 << OFFSET_BITS))))
+    offset = field.reduce(torch.full(v.shape, 1 << (OFFSET_BITS - 12)))
+    quotient = signed(field, field.subtract(field.subtract(above, offset), field.shifted(rho)))
+    assert set((quotient - (v >> 12)).tolist()) <= {0, 1}
+
+
+def test_the_truncation_mask_is_forty_bits_longer_than_what_it_hides():
+    """|v| < 2^26 where gates are below one at twice 12 fraction bits and their sum below 2; rho is uniform below Q/4."""
+    assert Field(PRIMES, 12).bits - 2 - 26 >= 40
+
+
+def test_features_outside_the_format_are_refused(field):
+    with pytest.raises(NonFiniteError):
+        field.encode(torch.tensor([float("nan")]))
+    with pytest.raises(FixedPointRangeError, match="scale them"):
+        field.encode(torch.tensor([2.0**14]))
+
+
+def test_a_chain_that_is_too_short_is_refused(field):
+    with pytest.raises(ckks.LevelError, match="lower frac_bits or value_bits"):
+        Format(field, 14).check(22)
+    with pytest.raises(ShapeError, match="narrow the layer"):
+        Reducing(5000, 3, 4096)
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(2, 48, 300), (4, 49, 100), (10, 64, 130), (70, 33, 40)])
+def test_matrix_reducing_on_shares(keys, field, rows, inner, columns):
+    """enc(A) x' + enc(A) x'' = enc(A) x to the last bit, decrypts to A X, and takes d_in products a ciphertext."""
+    draw = torch.Generator().manual_seed(1)
+    a = torch.randn(rows, inner, generator=draw, dtype=torch.float64) / 2
+    x = torch.rand(inner, columns, generator=draw, dtype=torch.float64)
+    layout = Reducing(rows, inner, 4096)
+    left = layout.prepare(encrypt_matrix(layout, a * 2**WEIGHT_BITS, keys), field.primes)
+    whole = field.encode(x)
+    moduli = torch.tensor(field.primes).view(1, 1, -1, 1)
+    bound = [q / 2 + 1 for q in field.primes]
+
+    def times(share):
+        return layout.multiply(left, layout.encode(share, field.primes), field.primes, bound)
+
+    first, second = (times(half) for half in field.share(whole))
+    assert torch.equal((first + second).remainder(moduli), times(whole))
+    c = Cipher(times(whole), keys.public, pending=1)
+    scale = 2.0 ** (keys.parameters.scale_bits + WEIGHT_BITS + field.frac_bits + ENCODING_BITS)
+    slots = ckks.CKKSTensor(replace(c, factor=c.scale / scale), 2048, (c.count,), torch.float64).decrypt(keys.secret)
+    got = slots.t().view(c.count, -1, layout.width)[:, :rows].permute(1, 0, 2).reshape(rows, -1)[:, :columns]
+    # A slot errs by 8 sigma of a fresh encryption, 8 sqrt(N (1 + 2N/3) / 12) / 2^26 for each weight; the features by
+    # half a unit of 2^-12 and, encoded, by 0.3 W 2^-19 of their size (8 sigma of either); d_in independent terms.
+    weight = 8 * math.sqrt(4096 * (1 + 2 * 4096 / 3) / 12 + 16 * 4096) / 2.0 ** (keys.parameters.scale_bits + WEIGHT_BITS)
+    feature = 2.0**-13 + 8 * 0.3 * layout.width * 2.0**-19
+    bound = math.sqrt(inner) * (weight * float(x.abs().max()) + feature * float(a.abs().max()))
+    assert float((got - a @ x).abs().max()) < bound < 0.05
+    assert layout.counts(columns) == Counts(inner * -(-columns // layout.width), 0)
+    assert layout.width * rows <= 2048
+    # The same number as Algorithm 5 in sectorch.ckks takes for so many columns.
+    assert ckks.MatrixReducing(rows, inner, layout.width, 2048).terms == inner

@@ -1,0 +1,146 @@
+"""SecSV, HESV and SecretSV against the clear, for every kind of classifier; Lemma 6.1."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from sectorch.errors import UnsupportedOpError
+from sectorch.protocols.secsv import GRUClassifier, build
+from sectorch.protocols.secsv.channel import Channel
+from sectorch.protocols.secsv.hesv import HESVTester
+from sectorch.protocols.secsv.hesv import joint_keys as hesv_keys
+from sectorch.protocols.secsv.program import Program
+from sectorch.protocols.secsv.secretsv import SecretSVTester
+from sectorch.protocols.secsv.secsv import SecSVTester, quantised
+from sectorch.protocols.secsv.testing import PlainTester, TestSet
+from sectorch.protocols.secsv.values import coalitions
+
+WEIGHTS = {0: 30, 1: 50, 2: 10, 3: 20}
+CASES = {
+    "logistic": (lambda seed: build("logistic", (6,), 3, seed=seed), (6,)),
+    "convolution": (
+        lambda seed: _seeded(
+            seed,
+            lambda: torch.nn.Sequential(
+                torch.nn.Conv2d(1, 2, 3, stride=2, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+                torch.nn.Flatten(), torch.nn.Linear(8, 3),
+            ),
+        ),
+        (1, 8, 8),
+    ),
+    "gru": (lambda seed: _seeded(seed, lambda: GRUClassifier(3, 4, 3, steps=3)), (9,)),
+}  # fmt: skip
+
+
+def _seeded(seed, make):
+    torch.manual_seed(seed)
+    return make()
+
+
+def case(name: str, each: int = 5):
+    make, shape = CASES[name]
+    draw = torch.Generator().manual_seed(3)
+    nets = [make(seed) for seed in range(4)]
+    x = tuple(torch.rand(each, *shape, generator=draw) for _ in range(4))
+    with torch.no_grad():  # labels that some models hit and some miss
+        labels = tuple(nets[i](v).argmax(1) for i, v in enumerate(x))
+    return Program(nets[0], shape), TestSet(x, labels), {i: net.state_dict() for i, net in enumerate(nets)}
+
+
+def plain(program, tests, models):
+    tester = PlainTester(program, tests, Channel())
+    tester.begin(models, WEIGHTS)
+    return tester
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_program_computes_the_model(name):
+    program, tests, models = case(name)
+    program.model.load_state_dict(models[1])
+    with torch.no_grad():
+        wanted = program.model.double()(tests.x[0].double())
+    got, _ = program.run(program.matrices({k: v.double() for k, v in models[1].items()}), tests.x[0])
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+    program.model.float()
+
+
+def test_what_a_client_cannot_do_alone_is_refused():
+    with pytest.raises(UnsupportedOpError, match="BatchNorm1d"):
+        Program(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)), (3,))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_secsv_finds_the_right_samples(name, keys, form):
+    program, tests, models = case(name)
+    tester = SecSVTester(program, tests, Channel(), keys, form, "single-layer")
+    tester.begin(models, WEIGHTS)
+    reference = plain(program, tests, models)
+    for coalition in (0b0001, 0b0110, 0b1111):
+        assert tester.correct(coalition, tests.all) == reference.correct(coalition, tests.all)
+        some = 0b1010010001011
+        assert tester.correct(coalition, some) == reference.correct(coalition, some)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_hesv_counts_the_right_samples(name):
+    program, tests, models = case(name, each=3)
+    tester = HESVTester(program, tests, Channel(), hesv_keys(program), "single-layer")
+    tester.begin(models, WEIGHTS)
+    reference = plain(program, tests, models)
+    for coalition in (0b0001, 0b1111):
+        assert tester.hits(coalition) == reference.correct(coalition, tests.all).bit_count()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_secretsv_finds_the_right_samples(name):
+    program, tests, models = case(name)
+    tester = SecretSVTester(program, tests, Channel())
+    tester.begin(models, WEIGHTS)
+    reference = plain(program, tests, models)
+    assert tester.correct(0b0110, 0b1010010001011) == reference.correct(0b0110, 0b1010010001011)
+    assert tester.correct(0b1111, tests.all) == reference.correct(0b1111, tests.all)
+
+
+def test_lemma_6_1(keys, form):
+    """Products and rotations of both protocols, counted, against the formulas.
+
+    SecSV: each server d_in a ciphertext of the result, ceil(columns / W) ciphertexts a batch, and no rotation. HESV
+    (Lemma B.1): for each pair of blocks d' products, d' the smallest divisor of the side from d_out on, and
+    floor(log2 r) + (ones in r) - 1 rotations for each block of the result, r = side / d'.
+    """
+    program, tests, models = case("convolution")
+    secsv = SecSVTester(program, tests, Channel(), keys, form, "single-layer")
+    secsv.begin(models, WEIGHTS)
+    hesv = HESVTester(program, tests, Channel(), hesv_keys(program), "single-layer")
+    hesv.begin(models, WEIGHTS)
+    every = coalitions(range(4))[:5]
+    wanted, wanted_products, wanted_rotations = 0, 0, 0
+    for coalition in every:
+        secsv.correct(coalition, tests.all)
+        for route in secsv.routes(coalition):
+            for layer in program.layers:
+                width = min(256, 2048 // 2 ** math.ceil(math.log2(layer.rows)))
+                wanted += layer.inner * math.ceil(layer.columns * 5 * len(route.owners) / width)
+    for coalition in every[:2]:
+        hesv.hits(coalition)
+        for layer in program.layers:
+            side = min(layer.inner, math.isqrt(2048))
+            block = next(d for d in range(min(layer.rows, side), side + 1) if side % d == 0)
+            copies = side // block
+            results = math.ceil(layer.rows / block) * math.ceil(layer.columns * 5 / min(side, layer.columns * 5))
+            wanted_products += 4 * results * math.ceil(layer.inner / side) * block
+            wanted_rotations += 4 * results * (int(math.log2(copies)) + bin(copies).count("1") - 1)
+        wanted_products += 4 * program.classes  # comparing with the labels in unary
+    for server in (secsv.P, secsv.H):
+        assert (server.counts.products, server.counts.rotations) == (wanted, 0)
+    assert (hesv.S.counts.products, hesv.S.counts.rotations) == (wanted_products, wanted_rotations)
+
+
+def test_aggregation_weights_are_exact_where_they_are_small_integers():
+    assert quantised({0: 300.0, 2: 41.0}, 341.0) == {0: 300, 2: 41}
+    found = quantised({0: 30000.0, 1: 0.5, 2: 12345.0}, 42345.5)
+    assert sum(found.values()) <= 1024 and found[1] == 1
+    assert abs(found[0] / sum(found.values()) - 30000 / 42345.5) < 4 * 2**-11

@@ -1,0 +1,71 @@
+"""Proposition 6.8 as properties of routes, and refusals."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sectorch.protocols.secsv.errors import RoutingError
+from sectorch.protocols.secsv.routing import LEVELS, Route, feasible, plan, require, strongest
+
+
+@given(
+    st.integers(2, 7), st.integers(1, 12), st.sampled_from(LEVELS), st.booleans(), st.integers(0, 40), st.data()
+)  # fmt: skip
+def test_routes_keep_the_rules(n, layers, level, together, turn, data):
+    owner = data.draw(st.one_of(st.none(), st.integers(0, n - 1)))
+    if not feasible(n, layers, level):
+        with pytest.raises(RoutingError, match="Proposition 6.8"):
+            require(n, layers, level)
+        return
+    routes = plan(range(n), range(n), layers, level, model_owner=owner, together=together, turn=turn)
+    assert sorted(i for r in routes for i in r.owners) == list(range(n)), "every sample is in one batch"
+    for route in routes:
+        assert len(route.clients) == layers
+        assert owner not in route.clients
+        assert not {route.clients[0], route.clients[-1]} & set(route.owners)
+        assert all(a != b for a, b in zip(route.clients, route.clients[1:], strict=False))
+        if level == "multi-layer":
+            assert len({*route.clients, *route.owners}) == layers + len(route.owners)
+        if not together:
+            assert len(route.owners) == 1
+
+
+@given(st.integers(1, 12))
+def test_the_strong_level_takes_l_plus_2_clients(layers):
+    assert feasible(layers + 2, layers, "multi-layer")
+    assert not feasible(layers + 1, layers, "multi-layer")
+
+
+@given(st.integers(1, 12))
+def test_the_weak_level_takes_three_clients_or_four(layers):
+    """Three where the number of layers is odd; with an even one, two of the three would meet at the end: four."""
+    assert feasible(4, layers, "single-layer")
+    assert feasible(3, layers, "single-layer") == (layers % 2 == 1)
+    assert not feasible(2, layers, "single-layer")
+
+
+def test_the_weaker_level_is_offered_by_name():
+    with pytest.raises(RoutingError, match=r"need 6 clients .* there are 5; level 'single-layer'"):
+        require(5, 4, "multi-layer")
+    assert strongest(5, 4) == "single-layer"
+    assert strongest(6, 4) == "multi-layer"
+    with pytest.raises(RoutingError, match="bring more clients"):
+        strongest(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("route", "level", "owner", "why"),
+    [
+        (Route((0,), (0, 1)), "single-layer", None, "owns samples of the batch"),
+        (Route((0,), (1, 0)), "single-layer", None, "owns samples of the batch"),
+        (Route((0,), (1, 1)), "single-layer", None, "both the input and the output"),
+        (Route((0,), (1, 2)), "single-layer", 2, "owns the model"),
+        (Route((0,), (1, 2, 1)), "multi-layer", None, "are different"),
+        (Route((0,), (1, 0, 2)), "multi-layer", None, "no owner of the batch"),
+    ],
+)
+def test_a_route_that_breaks_a_rule_is_refused(route, level, owner, why):
+    with pytest.raises(RoutingError, match=why):
+        route.check(level, owner)
