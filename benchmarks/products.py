@@ -1,17 +1,22 @@
-"""Exact int64 products: torch's own kernels against the tiled ones of sectorch/products.py, in the same run.
+"""Exact int64 products: torch's own kernels against those of sectorch/products.py and limbs.py, in the same run.
 
 python benchmarks/products.py
+python benchmarks/products.py --limbs                  # limb products too (slow on a CPU: they are for CUDA)
+python benchmarks/products.py --limbs --device cuda    # where torch has no int64 products
 """
 
 from __future__ import annotations
 
+import argparse
 import time
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
+from sectorch import limbs
 from sectorch.products import Conv2d, matmul
 
 CONVOLUTIONS = [(3, 64, 32), (64, 128, 16), (128, 256, 8), (256, 256, 8), (256, 512, 4), (512, 512, 4)]
@@ -22,17 +27,52 @@ def ring(*shape: int) -> torch.Tensor:
     return torch.randint(-(2**62), 2**62, shape)
 
 
-def best(f, repeats: int = 7) -> float:
+def wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def best(f: Callable, device: str = "cpu", repeats: int = 7) -> float:
     f()
     seconds = []
     for _ in range(repeats):
+        wait(device)
         start = time.perf_counter()
         f()
+        wait(device)
         seconds.append(time.perf_counter() - start)
     return min(seconds)
 
 
+def by_limbs(device: str) -> Table:
+    """GMAC/s of both kinds of limbs on matrices, checked against the CPU's wrapping product."""
+    table = Table(title=f"GMAC/s mod 2^64 by limbs on {device}")
+    for column in ("product", *limbs.KINDS, "float32, for comparison"):
+        table.add_column(column, justify="left" if column == "product" else "right")
+    for n, k, m in (*MATRICES, (512, 4608, 3136)):
+        x, y = ring(n, k).to(device), ring(k, m).to(device)
+        macs = n * k * m / 1e9
+        expected = matmul(x.cpu(), y.cpu())
+        seconds = []
+        for kind in limbs.KINDS:
+            if not torch.equal(limbs.matmul(x, y, kind).cpu(), expected):
+                raise SystemExit(f"{kind} limbs gave a wrong product")
+            seconds.append(best(lambda kind=kind: limbs.matmul(x, y, kind), device, 3))
+        left, right = x.float(), y.float()
+        seconds.append(best(lambda: left @ right, device, 3))
+        table.add_row(f"[{n}, {k}] @ [{k}, {m}]", *(f"{macs / s:.1f}" for s in seconds))
+    return table
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limbs", action="store_true")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    options = parser.parse_args()
+    if options.limbs:
+        Console().print(by_limbs(options.device))
+    if options.device != "cpu":
+        return
     table = Table(title=f"GMAC/s mod 2^64, {torch.get_num_threads()} threads")
     table.add_column("product")
     table.add_column("torch", justify="right")

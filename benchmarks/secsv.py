@@ -44,12 +44,12 @@ CASES: dict[str, dict] = {
 round 10 of the training; figure8 shows what other rounds let be skipped."""
 
 CONCLUSIONS = {
-    "table2": "Paper: SecSV is 7.2 to 36.6 times as fast as HESV; SecretSV computes fast and its shares and messages cost; "
+    "table2": "Paper: SecSV is 7.2 to 36.6 times as fast as HESV; SecretSV computes fast, its messages cost; "
     "errors of SecSV and HESV are small; SecretSV's grows with the GRU's layers (its truncation; ours is exact).",
     "table3": "Paper: SampleSkip and KernelSHAP accelerate SecSV, permutation sampling and group testing hardly; only "
     "SampleSkip does so without a large error.",
-    "table4": "Paper: Reducing takes less time a sample than Squaring, most where Squaring rotates; more so where only one "
-    "matrix is encrypted.",
+    "table4": "Paper: Reducing takes less time a sample than Squaring, most where Squaring rotates; more so where only "
+    "one matrix is encrypted.",
     "figure8": "Paper: no sample is skipped wrongly for linear classifiers, few for others; more test samples and more "
     "clients let more be skipped; more layers, more wrong ones.",
 }
@@ -201,7 +201,11 @@ def table4(_options) -> list[dict]:
             counts = squaring.multiply(x, y).counts
             row[f"squaring us, {kind}"] = 1e6 * spent
             row[f"speed-up, {kind}"] = spent / reducing
-        row |= {"squaring columns": b.shape[1], "squaring products": counts.products, "squaring rotations": counts.rotations}
+        row |= {
+            "squaring columns": b.shape[1],
+            "squaring products": counts.products,
+            "squaring rotations": counts.rotations,
+        }
         rows.append(row)
     return rows
 
@@ -216,7 +220,7 @@ def best(work: Callable, repeats: int = 3) -> float:
 
 
 def figure8(_options) -> list[dict]:
-    """Shares of samples skipped, and wrongly: in the clear, where they are the same as under SecSV but for its error."""
+    """Shares of samples skipped, and wrongly: in the clear, the same as under SecSV but for its error."""
     rows = []
 
     def add(what: str, model: str, **settings) -> None:

@@ -62,9 +62,7 @@ def planes(matrix: torch.Tensor) -> torch.Tensor:
 
 def spread(words: torch.Tensor) -> torch.Tensor:
     """Packed bits [..., W] -> masks [..., 64, W]: all ones for the elements whose bit is set, zero for the others."""
-    positions = 63 - _POSITIONS
-    if words.is_meta:
-        positions = positions.to("meta")
+    positions = (63 - _POSITIONS).to(words.device)
     return (words.unsqueeze(-2) << positions).bitwise_right_shift_(63)
 
 

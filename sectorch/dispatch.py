@@ -161,11 +161,12 @@ _CONVERSIONS = {_T.to, _T.cpu}
 
 
 def _on_cpu(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """`.cpu()` and `.to("cpu")` change nothing; another device is refused."""
+    """`.to` its own device changes nothing; another one is refused."""
     for value in (*args[1:], *kwargs.values()):
-        if isinstance(value, (str, torch.device)) and torch.device(value).type != "cpu":
+        if isinstance(value, (str, torch.device)) and torch.device(value).type != args[0].device.type:
             raise UnsupportedOpError(
-                f"moving a secret tensor to {value} is not supported: secret tensors live on the CPU"
+                f"moving a secret tensor to {value} is not supported: it lives where its session does, on "
+                f"{args[0].device}"
             )
     keep = lambda v: not isinstance(v, (str, torch.device))
     args = (args[0], *(v for v in args[1:] if keep(v)))

@@ -4,7 +4,7 @@ torch's own int64 kernels are exact (they wrap), but their speed depends on the 
 the contiguous side of the product is 64 wide (50 GMAC/s on two cores with AVX-512, against 6 to 25 for other widths
 and 17 for a plain `@`). So both operands are brought into that form: a product `left @ tiles` with `tiles` of shape
 [tiles, K, 64], run as a 1x1 convolution, which torch also spreads over the cores. `benchmarks/products.py` prints the
-comparison.
+comparison. On CUDA, where torch has no int64 products, they are made of limbs (`limbs.py`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from . import limbs
 from .errors import UnsupportedDeviceError
 
 TILE = 64
 _CHUNK_ELEMENTS = 1 << 19  # 4 MiB of unfolded columns at a time: they stay in the second-level caches
+_LIMB_ELEMENTS = 1 << 24  # unfolded columns at a time on a device: 128 MiB, and as much again in digits
 _SMALL = 1 << 15  # products below this many multiplications gain nothing from tiling
 _scratch = threading.local()
 
@@ -32,16 +34,32 @@ def _buffer(elements: int) -> torch.Tensor:
     return held[:elements]
 
 
-def _check_device(*tensors: torch.Tensor) -> bool:
-    """True where all shapes are real; False for a dry run on meta tensors."""
+def _device(*tensors: torch.Tensor) -> str:
+    """Where to compute: "cpu", "cuda", or "meta" for a dry run on shapes."""
     kinds = {t.device.type for t in tensors}
-    if kinds <= {"cpu"}:
-        return True
-    if kinds <= {"cpu", "meta"}:
-        return False
+    if "meta" in kinds:
+        return "meta"
+    if kinds <= {"cpu"} or kinds <= {"cuda"}:
+        return kinds.pop()
     raise UnsupportedDeviceError(
-        f"ring products run on the CPU, got tensors on {', '.join(sorted(kinds))}; move the model and the input to it"
+        f"ring products run on the CPU or on CUDA, got tensors on {', '.join(sorted(kinds))}; "
+        f"move the model and the input to one of the two"
     )
+
+
+def _limb_kind(n: int, k: int, m: int) -> str:
+    """The limbs to use on CUDA: int8 products pay once the matrices fill the tensor cores."""
+    return "int8" if min(n, m) >= TILE and k >= TILE else "float64"
+
+
+def _limb_matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """`limbs.matmul` with the shapes of `torch.matmul`."""
+    left = x.unsqueeze(0) if x.dim() == 1 else x
+    right = y.unsqueeze(1) if y.dim() == 1 else y
+    out = limbs.matmul(left, right, _limb_kind(left.shape[-2], left.shape[-1], right.shape[-1]))
+    if y.dim() == 1:
+        out = out.squeeze(-1)
+    return out.squeeze(-1 if y.dim() == 1 else -2) if x.dim() == 1 else out
 
 
 def _times_tiles(left: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
@@ -65,8 +83,9 @@ def _from_tiles(tiles: torch.Tensor, n: int) -> torch.Tensor:
 
 def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """`torch.matmul` mod 2^64, with its shapes: vectors, matrices, broadcast batches."""
-    if not _check_device(x, y):
-        return torch.matmul(x, y)
+    device = _device(x, y)
+    if device != "cpu":
+        return torch.matmul(x, y) if device == "meta" else _limb_matmul(x, y)
     if x.dim() > 2 and y.dim() == 2:
         return _matmul2d(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), y).view(*x.shape[:-1], y.shape[-1])
     if x.dim() == 2 and y.dim() == 2:
@@ -96,7 +115,7 @@ class Linear:
         return to_tiles(weight.t())
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, tiles: torch.Tensor | None = None) -> torch.Tensor:
-        if tiles is None or not _check_device(x, tiles):
+        if tiles is None or _device(x, tiles) != "cpu":
             return matmul(x, weight.t())
         out = _from_tiles(_times_tiles(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), tiles), weight.shape[0])
         return out.reshape(*x.shape[:-1], weight.shape[0])
@@ -129,10 +148,15 @@ class Conv2d:
         return to_tiles(weight.flatten(1).t())
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, tiles: torch.Tensor | None = None) -> torch.Tensor:
-        if not _check_device(x, weight):
+        device = _device(x, weight)
+        if device == "meta":
             return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
+        if self.groups > 1 and weight.shape[1] == 1:
+            return self._depthwise(x, weight)
+        if device == "cuda":
+            return self.by_limbs(x, weight)
         if self.groups > 1:
-            return self._grouped(x, weight)
+            return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
         windows = windows_of(x, weight.shape[2:], self.stride, self.padding, self.dilation)
         batch, oh, ow = windows.shape[0], windows.shape[4], windows.shape[5]
         out_channels, k = weight.shape[0], weight[0].numel()
@@ -147,14 +171,25 @@ class Conv2d:
             out[start : start + span] = _columns_product(part, weight.flatten(1)).view(-1, out_channels, oh, ow)
         return out
 
-    def _grouped(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Depthwise: a sum of shifted element-wise products (torch's int64 kernel is up to ten times slower there)."""
-        if weight.shape[1] > 1:
-            return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
+    def by_limbs(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """The convolution as a product of limbs, on any device: unfolded images, a few MiB of columns at a time."""
+        windows = windows_of(x, weight.shape[2:], self.stride, self.padding, self.dilation)
+        batch, channels, kh, kw, oh, ow = windows.shape
+        k, groups = channels // self.groups * kh * kw, self.groups
+        rows = weight.reshape(groups, -1, k)
+        kind = _limb_kind(rows.shape[1], k, oh * ow)
+        span = max(1, _LIMB_ELEMENTS // (groups * k * oh * ow))
+        parts = [
+            limbs.matmul(rows, piece.reshape(piece.shape[0], groups, k, oh * ow), kind) for piece in windows.split(span)
+        ]
+        return torch.cat(parts).view(batch, weight.shape[0], oh, ow)
+
+    def _depthwise(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """A sum of shifted element-wise products (torch's int64 kernel is up to ten times slower there)."""
         windows = windows_of(x, weight.shape[2:], self.stride, self.padding, self.dilation)
         if weight.shape[0] != self.groups:
             windows = windows.repeat_interleave(weight.shape[0] // self.groups, dim=1)
-        out = torch.zeros(windows.shape[0], weight.shape[0], *windows.shape[4:], dtype=torch.int64)
+        out = x.new_zeros(windows.shape[0], weight.shape[0], *windows.shape[4:])
         for i in range(weight.shape[2]):
             for j in range(weight.shape[3]):
                 out.addcmul_(windows[:, :, i, j], weight[:, 0, i, j].view(1, -1, 1, 1))

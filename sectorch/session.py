@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 
+import torch
+
 from .choreography import Net, Party, Phase, Runtime
 from .errors import ArgumentError
 from .mpc.seed import seed
@@ -30,16 +32,25 @@ class Session:
     Args:
         answering: how many answering parties, each with a model of its own; they are called A, or A1 ... An.
         runtime: where it runs, instead of this process: a `PartyRuntime` of Q, A or S.
+        device: where tensors live: "cpu" or a CUDA device.
     """
 
-    def __init__(self, answering: int = 1, *, dry: bool = False, runtime: Runtime | None = None):
+    def __init__(
+        self,
+        answering: int = 1,
+        *,
+        dry: bool = False,
+        runtime: Runtime | None = None,
+        device: torch.device | str = "cpu",
+    ):
         if answering < 1:
             raise ArgumentError(f"a session needs at least one answering party, got {answering}")
         self.Q, self.S = Q, S
         names = ["A"] if answering == 1 else [f"A{i + 1}" for i in range(answering)]
         self.answering = tuple(Party(name, "A") for name in names)
         everyone = frozenset((self.Q, self.S, *self.answering))
-        self.runtime = runtime or (DryRuntime() if dry else LocalRuntime(everyone))
+        self.device = torch.device(device)
+        self.runtime = runtime or (DryRuntime() if dry else LocalRuntime(everyone, self.device))
         self._calls = itertools.count()
         self._setup = {party: self._net(party, Phase.SETUP) for party in self.answering}
         with alone(Observer()) if dry else nullcontext():
@@ -130,12 +141,12 @@ class Session:
             _CALL.reset(token)
 
 
-_default: Session | None = None
+_default: dict[torch.device, Session] = {}
 
 
-def default_session() -> Session:
-    """The session of this process that `share` and `secure` use when none is named; made on first use."""
-    global _default
-    if _default is None:
-        _default = Session()
-    return _default
+def default_session(device: torch.device | str = "cpu") -> Session:
+    """The session of this process that `share` and `secure` use when none is named: one a device, made on first use."""
+    device = torch.device(device)
+    if device not in _default:
+        _default[device] = Session(device=device)
+    return _default[device]

@@ -100,7 +100,7 @@ class SharedTensor(SecretTensor):
 
     @staticmethod
     def __new__(cls, shares: Shares, scale_bits: int, session: Session, party: Party, scheme: Scheme, dtype):
-        self = torch.Tensor._make_wrapper_subclass(cls, shares.shape, dtype=dtype)
+        self = torch.Tensor._make_wrapper_subclass(cls, shares.shape, dtype=dtype, device=session.device)
         self.shares = shares
         self.scale_bits = scale_bits
         self.session = session
@@ -147,7 +147,7 @@ class PrivateTensor(SecretTensor):
 
     @staticmethod
     def __new__(cls, value: Located, session: Session, party: Party, scheme: Scheme, dtype, name: str = "a weight"):
-        self = torch.Tensor._make_wrapper_subclass(cls, value.shape, dtype=dtype)
+        self = torch.Tensor._make_wrapper_subclass(cls, value.shape, dtype=dtype, device=session.device)
         self.value = value
         self.session = session
         self.party = party
@@ -213,7 +213,7 @@ def share_tensor(
 
     Args:
         x: any shape; floating point, integer or bool; finite and below 2^(62 - 2 frac_bits) in magnitude.
-        session: where; the process's default session if none is named.
+        session: where; the process's default session on x's device if none is named.
         party: which answering party of the session; the first if none is named.
         scheme: the number representation; 20 fraction bits if none is named.
 
@@ -222,12 +222,14 @@ def share_tensor(
     Raises:
         DtypeError, NonFiniteError, FixedPointRangeError: before anything is sent.
     """
-    session = session or default_session()
-    scheme = scheme or Scheme()
-    party = party or session.answering[0]
     if isinstance(x, SecretTensor):
         raise ArgumentError(f"share() takes a plain tensor, got a {type(x).__name__}")
     x = torch.as_tensor(x)
+    session = session or default_session("cpu" if x.is_meta else x.device)
+    if x.device not in (session.device, torch.device("meta")):
+        raise ArgumentError(f"the tensor is on {x.device}, its session on {session.device}: x.to('{session.device}')")
+    scheme = scheme or Scheme()
+    party = party or session.answering[0]
     check_encodable(x, scheme.frac_bits, "the input")
     scale_bits = scheme.frac_bits if x.is_floating_point() else 0
     with session.operation(party) as net:

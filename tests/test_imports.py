@@ -16,6 +16,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 LEVELS = (
     "errors",
     "ring",
+    "limbs",
     "products",
     "bitplanes",
     "randomness",

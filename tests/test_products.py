@@ -235,6 +235,25 @@ def test_tiles_there_and_back(k: int, n: int, seed: int):
 
 
 def test_a_device_without_an_integer_kernel():
-    elsewhere = SimpleNamespace(device=torch.device("cuda:0"))
-    with pytest.raises(UnsupportedDeviceError, match="run on the CPU, got tensors on cuda"):
-        products._check_device(elsewhere)
+    for names in (("xpu:0",), ("cpu", "cuda:0")):
+        elsewhere = [SimpleNamespace(device=torch.device(name)) for name in names]
+        with pytest.raises(UnsupportedDeviceError, match="run on the CPU or on CUDA, got tensors on"):
+            products._device(*elsewhere)
+
+
+@given(
+    stride=st.integers(1, 2), padding=st.integers(0, 2), dilation=st.integers(1, 2), groups=st.sampled_from([1, 2, 4]),
+    out=st.sampled_from([4, 8, 64]), seed=st.integers(0, 1 << 30),
+)  # fmt: skip
+def test_convolutions_by_limbs(stride: int, padding: int, dilation: int, groups: int, out: int, seed: int):
+    conv = Conv2d((stride, 1), (padding, 1), (1, dilation), groups)
+    x, weight = ring_values((2, 8, 7, 6), 63, seed), ring_values((out, 8 // groups, 3, 2), 63, seed + 1)
+    assert torch.equal(conv.by_limbs(x, weight), conv_by_slices(x, weight, conv))
+
+
+@pytest.mark.parametrize(
+    "shapes", [((5,), (5,)), ((3, 5), (5,)), ((5,), (5, 4)), ((2, 3, 5), (5, 4)), ((70, 70), (70, 70))]
+)
+def test_products_by_limbs_have_the_shapes_of_matmul(shapes):
+    x, y = (ring_values(shape, 63, i) for i, shape in enumerate(shapes))
+    assert torch.equal(products._limb_matmul(x, y), torch.matmul(x, y))

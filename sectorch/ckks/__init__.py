@@ -20,6 +20,7 @@ from .errors import SlotError as SlotError
 from .explain import Report as Report
 from .explain import explain as explain
 from .keys import Keys as Keys
+from .keys import OwnerKeys as OwnerKeys
 from .keys import PublicKeys as PublicKeys
 from .keys import SecretKey as SecretKey
 from .keys import keygen as keygen

@@ -98,9 +98,9 @@ def room(shape: tuple[int, ...], meta: bool, what: str, shared: bool = False) ->
             f"more than the {_limit[0] / 2**30:.1f} GiB allowed. Every element is a ciphertext whatever the batch: use "
             f"a smaller input or network, a smaller depth (a smaller ring), or sectorch.ckks.memory_limit(bytes)"
         )
-    # numpy asks for huge pages, which cost a tenth of the page faults.
-    array = np.empty(shape, np.int64) if not shared else np.frombuffer(mmap.mmap(-1, max(1, size)), np.int64)
-    if shared:
-        array = array[: size // 8].reshape(shape) if size else np.empty(shape, np.int64)
+    if shared and size:
+        array = np.frombuffer(mmap.mmap(-1, size), np.int64).reshape(shape)
+    else:
+        array = np.empty(shape, np.int64)  # numpy asks for huge pages, which cost a tenth of the page faults
     _real.count(array, size)
     return torch.from_numpy(array)

@@ -24,7 +24,8 @@ SECURITY_BITS = 128
 INTEGER_BITS = 8
 """log2 of the magnitude that fits the last level: q_0 = 2^(scale_bits + INTEGER_BITS), half of it on each side of 0."""
 SPECIAL_BITS = 4
-"""The special prime is this many bits larger than q_0: key switching then adds less error than a rescale does."""
+"""The special prime is this many bits larger than q_0, where 2^50 allows it: key switching then adds less error than a
+rescale does."""
 _PREFERRED, _LEAST, _MOST = 28, 20, 40
 
 
@@ -64,8 +65,8 @@ class Parameters:
             )
         if not 2 <= len(self.primes) <= 40 or len({*self.primes, self.special}) != len(self.primes) + 1:
             raise SecurityLevelError("a modulus chain is made of 2 to 40 distinct primes and one special prime")
-        if max(self.primes).bit_length() > MAX_PRIME_BITS or self.special.bit_length() > 60:
-            raise SecurityLevelError(f"primes of a chain must be below 2^{MAX_PRIME_BITS}, the special one below 2^60")
+        if max(self.special, *self.primes).bit_length() > MAX_PRIME_BITS:
+            raise SecurityLevelError(f"primes of a chain, the special one included, must be below 2^{MAX_PRIME_BITS}")
         for q in (*self.primes, self.special):
             if q < 1 << 12 or not is_prime(q) or (q - 1) % (2 * self.degree):
                 raise SecurityLevelError(f"{q} is not a prime that is 1 mod {2 * self.degree}")
@@ -165,7 +166,8 @@ def _chain(degree: int, depth: int, scale_bits: int, integer_bits: int) -> Param
         used.add(q)
         return q
 
-    special = take(2.0 ** (scale_bits + integer_bits + SPECIAL_BITS), 1 << (scale_bits + integer_bits + SPECIAL_BITS))
+    special_bits = min(scale_bits + integer_bits + SPECIAL_BITS, MAX_PRIME_BITS)
+    special = take(2.0**special_bits, 1 << special_bits)
     first = take(2.0 ** (scale_bits + integer_bits), 1 << (scale_bits + integer_bits))
     scale, upper = aim, []
     for _ in range(depth):

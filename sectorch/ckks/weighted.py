@@ -21,7 +21,7 @@ from .errors import ScaleError
 from .modular import MAX_PRIME_BITS, row_sum
 
 _STEP = 4  # outputs and terms that a compiled loop takes at a time
-_CACHE = 1 << 16  # words of input that a loop holds: half a MiB, in the second-level cache
+_CACHE = 1 << 17  # words of input that a loop holds: a MiB, about the second-level cache
 
 
 def encode_weights(weights: torch.Tensor, c: Cipher) -> torch.Tensor:

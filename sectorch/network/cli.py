@@ -168,8 +168,6 @@ def query(
         except KeyboardInterrupt:
             console.print("stopped; the other parties were told, and what was prepared is kept")
             raise typer.Exit(130) from None
-        finally:
-            connection.link.drain(1.0)
 
 
 def _prepare(model: RemoteModel, rows: int, batch: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ from .transport import dial
 if TYPE_CHECKING:
     from .group import RemoteGroup
     from .query import RemoteModel
+
+CLOSING = 1.0
+"""Seconds for a last word to go out."""
 
 
 class Connection:
@@ -59,6 +63,7 @@ class Connection:
         self.pins = pins or Pins()
         self._store = store
         self._on_serve = on_serve
+        self._asked: weakref.WeakSet[RemoteModel] = weakref.WeakSet()
         self._numbers = itertools.count()
         self._replies: dict[int, dict | None] = {}
         self._arrived = threading.Condition()
@@ -80,7 +85,10 @@ class Connection:
         return self._store
 
     def close(self) -> None:
-        """Leave; open sessions end at the other parties with a typed error."""
+        """Leave; sessions that are open end at the other parties."""
+        for model in list(self._asked):
+            model.close()
+        self.link.drain(CLOSING)
         self.link.close(PeerLostError("this connection was closed"))
         self._channel.close()
         self._lost()
@@ -143,7 +151,9 @@ class Connection:
         """
         from .query import RemoteModel
 
-        return RemoteModel(self, name, Scheme(frac_bits, network=network))
+        model = RemoteModel(self, name, Scheme(frac_bits, network=network))
+        self._asked.add(model)
+        return model
 
     def aggregate(self, names: list[str], frac_bits: int = 20, network: str = "lan") -> RemoteGroup:
         """Several models that are asked at once; the result is the sum of theirs, and nothing else is learned.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from ..tensor import Scheme
 from .channel import Channel
 from .client import Connection
 from .identity import PinnedIdentities
-from .session import Part, PartySession, reason, scheme_in, session_of
+from .session import Part, PartySession, reason, scheme_in
 from .store import Shelf, fingerprint
 
 
@@ -46,17 +47,17 @@ def open_session(connection: Connection, names: list[str], scheme: Scheme, shelf
     Raises:
         UnknownModelError, BusyError, IdentityError, KeyAgreementError. MaterialError: the material is void.
     """
-    lasting = connection.store.lasting
-    request: dict[str, Any] = {"do": "open", "models": names, "lasting": lasting, **scheme_in(scheme)}
-    if shelf is not None:
-        request |= {"resume": shelf.session.hex(), "calls": list(shelf.calls())}
-    reply = connection.ask(request)
-    wire, replied = session_of(reply), reply.get("parts")
+    wire = os.urandom(16)
     session = wire if shelf is None else shelf.session
-    if not isinstance(replied, list) or len(replied) != len(names) or not all(isinstance(p, dict) for p in replied):
-        raise FrameError("the server's reply lacks the models' descriptions")
+    request: dict[str, Any] = {"do": "open", "session": wire.hex(), "models": names, **scheme_in(scheme)}
+    request["lasting"] = connection.store.lasting
+    if shelf is not None:
+        request |= {"resume": session.hex(), "calls": list(shelf.calls())}
     channel = connection.link.open(wire)
     try:
+        replied = connection.ask(request).get("parts")
+        if not isinstance(replied, list) or len(replied) != len(names) or not all(isinstance(p, dict) for p in replied):
+            raise FrameError("the server's reply lacks the models' descriptions")
         binding = {
             "client": connection.name, "model": names[0], "fingerprint": fingerprint(replied[0].get("description")),
             "edition": replied[0].get("edition"), "scheme": repr(scheme), "authority": connection.authority,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from dataclasses import dataclass
@@ -156,7 +155,10 @@ class Server:
             if model is None or model.link.closed is not None:
                 there = ", ".join(self.models()) or "none"
                 raise UnknownModelError(f"no model '{name}' is connected; there are: {there}")
-        wire = os.urandom(16)
+        # Q names the session and has opened its end already, so that nothing that S says of it comes too early.
+        wire = session_of(request)
+        if wire in self._sessions or self.store.holds(wire):
+            raise FrameError("that session is or was open; sessions are named afresh")
         session = wire if resume is None else self._kept(link, request, names[0], models[0], scheme)
         if link.peer in names:
             raise FrameError("a party cannot ask its own model: the model would be its own to run")
@@ -181,7 +183,6 @@ class Server:
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
         thread.start()
         return {
-            "session": wire.hex(),
             "parts": [{"description": model.description, "edition": model.edition} for model in models],
         }
 

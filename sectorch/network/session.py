@@ -58,6 +58,7 @@ class RemoteSession(Session):
     def __init__(self, runtime: PartyRuntime, identities: list[Identities], place: int, of: int, fresh: bool):
         self.Q, self.S = Q, S
         self.answering = parties(len(identities))
+        self.device = torch.device("cpu")
         self.runtime = runtime
         self._calls: Iterator[int] = itertools.count(place, of if len(identities) == 1 else 1)
         material = None if fresh else Settled()
@@ -267,7 +268,8 @@ def join(threads: list[threading.Thread]) -> None:
     """Wait for sessions that are ending; they end at once, since their channels are closed, but for a running step."""
     end = time.monotonic() + ENDING
     for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 def reason(error: BaseException) -> str:

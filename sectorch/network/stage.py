@@ -108,9 +108,10 @@ class Stage:
         """A client's connection from this process; waits for the server to come up."""
         credentials, end = self.credentials(name), time.monotonic() + START
         address, pins = f"localhost:{self._way()}", Pins(self.folder / "pins-q")
+        store = Store(self.folder / f"store-of-{name}")
         while True:
             try:
-                return connect(address, credentials, pins=pins, store=Store(self.folder / f"store-of-{name}"))
+                return connect(address, credentials, pins=pins, store=store)
             except PeerLostError:
                 self._check(end)
 

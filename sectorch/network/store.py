@@ -109,6 +109,11 @@ class Store:
             shelves = list(self._shelves.values())
         return [s for s in shelves if all(s.binding.get(k) == v for k, v in wanted.items())]
 
+    def holds(self, session: bytes) -> bool:
+        """Whether there is material of that session."""
+        with self._lock:
+            return session in self._shelves
+
     def shelf(self, session: bytes, binding: dict | None = None) -> Shelf:
         """The material of a session; with a `binding` it may be new.
 

@@ -56,7 +56,7 @@ class SecureModule(nn.Module):
 
     def __init__(self, model: nn.Module, session: Session, party: Party, scheme: Scheme, chunk: int | None):
         super().__init__()
-        _check_model(model, session.present(party))
+        _check_model(model, session.device if session.present(party) else torch.device("meta"))
         self.session, self.party, self.scheme = session, party, scheme
         floating = [p.dtype for p in (*model.parameters(), *model.buffers()) if p.is_floating_point()]
         self.dtype = floating[0] if floating else torch.float32
@@ -166,8 +166,9 @@ class SecureModule(nn.Module):
     def _check_input(self, x: Any) -> torch.Tensor:
         if not isinstance(x, torch.Tensor):
             raise DtypeError(f"a secure module takes a torch tensor, got {type(x).__name__}")
-        if x.device.type != ("cpu" if self.session.present(self.session.Q) else "meta"):
-            raise ArgumentError(f"the input is on {x.device}; secure modules run on the CPU: use x.cpu()")
+        expected = self.session.device if self.session.present(self.session.Q) else torch.device("meta")
+        if x.device != expected:
+            raise ArgumentError(f"the input is on {x.device}, the secure module on {expected}: use x.to('{expected}')")
         check_encodable(x, self.scheme.frac_bits, "the input")
         self._check(torch.empty_like(x, device="meta"))
         return x.detach()
@@ -199,7 +200,7 @@ class SecureModule(nn.Module):
         return x.split(span) if span < rows else (x,)
 
 
-def _check_model(model: Any, owned: bool = True) -> None:
+def _check_model(model: Any, device: torch.device) -> None:
     if isinstance(model, (SecureModule, fx.Interpreter)):
         raise ArgumentError("the module is secure already")
     if not isinstance(model, nn.Module):
@@ -208,14 +209,18 @@ def _check_model(model: Any, owned: bool = True) -> None:
     if training:
         shown = ", ".join(training[:3]) + (", ..." if len(training) > 3 else "")
         raise TrainingModeError(f"the model is in training mode ({shown}); call model.eval() first")
-    elsewhere = {str(p.device) for p in (*model.parameters(), *model.buffers())} - ({"cpu"} if owned else {"meta"})
+    elsewhere = {str(p.device) for p in (*model.parameters(), *model.buffers())} - {str(device)}
     if elsewhere:
-        raise ArgumentError(
-            f"the model is on {', '.join(sorted(elsewhere))}; secure modules run on the CPU: model.cpu()"
-        )
+        raise ArgumentError(f"the model is on {', '.join(sorted(elsewhere))}, not on {device}: model.to('{device}')")
     for name, p in model.named_parameters():
         if isinstance(p, nn.parameter.UninitializedParameter):
             raise UnsupportedOpError(f"parameter '{name}' is uninitialised (a lazy module): run the model once first")
+
+
+def _device_of(model: Any) -> torch.device:
+    """Where a module's parameters are, if they are on one device that can compute; the CPU otherwise."""
+    held = {t.device for t in (*model.parameters(), *model.buffers())} if isinstance(model, nn.Module) else set()
+    return held.pop() if len(held) == 1 and next(iter(held)).type in ("cpu", "cuda") else torch.device("cpu")
 
 
 def secure(
@@ -234,13 +239,15 @@ def secure(
     """Wrap a module: its weights become A's secret, its inputs Q's, and only Q learns the result.
 
     Args:
-        model: any nn.Module made of supported operations (`sectorch.supported_ops()`), in evaluation mode, on the CPU.
+        model: any nn.Module made of supported operations (`sectorch.supported_ops()`), in evaluation mode, on the CPU
+            or a CUDA device, where the session then computes as well.
         relu: "exact" (leak-free) or "privhfl", the paper's protocol, which shows Q the sign and the size of every
             activation. Only `relu` itself changes: maxima and clamps stay exact. Activations below 2^(51 - 2f).
         frac_bits: fraction bits f of the fixed-point numbers. Inputs and weights must be below 2^(62 - 2f), which is
             2^22 for the default, and activations below 2^(56 - 2f), which is 2^16: beyond it they wrap around without
             an error, since nobody sees them. The error of each layer is of the order of 2^-f.
-        session: where it runs; the process's default session unless named. All parties are then in this process.
+        session: where it runs; the process's default session on the model's device unless named, with all parties in
+            this process.
         party: the answering party of the session that owns the model; the first unless named.
         chunk: rows per piece of a batch; chosen by memory unless named.
         calibrate: a batch of typical inputs. The fraction bits (at most `frac_bits`) and the planes that comparisons
@@ -261,11 +268,11 @@ def secure(
         raise ArgumentError(f"backend must be 'shares' or 'ckks', got {backend!r}")
     if backend == "ckks":
         return CKKSModule(model, keys, session=session, party=party)
-    session = session or default_session()
+    session = session or default_session(_device_of(model))
     party = party or session.answering[0]
     scheme = Scheme(frac_bits, relu, network=network)
     if calibrate is not None:
-        _check_model(model)
+        _check_model(model, _device_of(model))
         scheme = calibrated(model, calibrate, relu, frac_bits, network)
     if chunk is not None and chunk < 1:
         raise ArgumentError(f"chunk must be at least one row, got {chunk}")

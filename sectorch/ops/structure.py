@@ -231,8 +231,8 @@ def to(context: Context, x: SharedTensor, *args: Any, **kwargs: Any) -> Fixed:
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.dtype) and not value.is_floating_point and x.scale_bits:
             refuse("rounding a secret number to an integer", "compare it, or reveal it first")
-        if isinstance(value, (str, torch.device)) and torch.device(value).type != "cpu":
-            refuse(f"moving a secret tensor to {value}", "secret tensors live on the CPU")
+        if isinstance(value, (str, torch.device)) and torch.device(value).type != x.device.type:
+            refuse(f"moving a secret tensor to {value}", f"it lives where its session does, on {x.device}")
     return fixed(x)
 
 

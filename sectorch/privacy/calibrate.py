@@ -46,7 +46,7 @@ def scale_for(noise: str, epsilon: float, delta: float, queries: int, moved: int
     fits = lambda steps: epsilon_for(MECHANISMS[noise](steps / _STEPS, moved), queries, delta) <= epsilon
     if not fits(largest):
         raise PrivacyError(
-            f"no {noise} noise up to a scale of {LARGEST_SCALE:.0f} keeps {queries} queries within epsilon {epsilon:g}, "
+            f"no {noise} noise up to scale {LARGEST_SCALE:.0f} keeps {queries} queries within epsilon {epsilon:g}, "
             f"delta {delta:g}; ask fewer, or allow more"
         )
     return (largest - _largest(lambda less: fits(largest - less), largest - 1)) / _STEPS

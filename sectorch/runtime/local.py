@@ -20,9 +20,10 @@ from .ledger import observers
 
 
 class LocalRuntime:
-    """Every party is here; a message is handed over as it is."""
+    """Every party is here; a message is handed over as it is. Streams are drawn on the host and moved to `device`."""
 
-    def __init__(self, parties: frozenset[Party]):
+    def __init__(self, parties: frozenset[Party], device: torch.device | str = "cpu"):
+        self.device = torch.device(device)
         self.session = os.urandom(16)
         self.here = parties
         self._keys: dict[frozenset[Party], PairKey] = {}
@@ -31,7 +32,7 @@ class LocalRuntime:
         key = self._keys.get(pair)
         if key is None:
             raise KeyAgreementError(f"{sorted(p.name for p in pair)} hold no pair key yet: run the seed protocol first")
-        return key.words(label, call, draw, count)
+        return key.words(label, call, draw, count).to(self.device)
 
     def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor:
         for observer in observers():

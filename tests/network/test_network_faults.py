@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import threading
 import time
@@ -208,8 +209,9 @@ def test_mutated_frames_at_the_server(trio, small_model, count):
             bob, channel, dials = trio.connection, None, dials + 1
         try:
             if channel is None or channel._failure is not None:
-                session = bytes.fromhex(bob.ask(request)["session"])
+                session = os.urandom(16)
                 channel, sessions = bob.link.open(session), sessions + 1
+                bob.ask({**request, "session": session.hex()})
             frame = rng.choice(frames)
             frame = frame[:4] + session + frame[20:] if any(frame[4:20]) else frame  # of the session that is open
             bob.link.send(mutated(frame, rng))

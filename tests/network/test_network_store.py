@@ -333,7 +333,7 @@ def test_another_client_cannot_use_the_material(trio, small_model):
     assert until(trio.idle, 5)
     trio.start_querying(name="bob")
     with pytest.raises(errors.MaterialError, match="another client"):
-        request = {"do": "open", "models": ["hospital-b"], "resume": session.hex(), "calls": [1]}
+        request = {"do": "open", "session": "00" * 16, "models": ["hospital-b"], "resume": session.hex(), "calls": [1]}
         trio.connection.ask(request)
     assert pieces(trio, "S") == 1
 

@@ -186,3 +186,17 @@ def test_nobody_listens(pki):
     _, made = pki
     with pytest.raises(errors.PeerLostError, match="cannot connect to localhost:1"):
         connect("localhost:1", made["alice"], patience=1)
+
+
+def test_the_protocols_of_few_rounds_over_the_wire(star):
+    """network="wan": fewer online rounds, also with prepared material."""
+    address, made, model = star
+    with connect(address, made["alice"]) as connection:
+        remote = connection.model("hospital-b", network="wan")
+        with sectorch.profile() as few:
+            assert (remote(X) - model(X)).abs().max() < 1e-4
+        remote.prepare(3)
+        assert (remote(X) - model(X)).abs().max() < 1e-4
+        with sectorch.profile() as many:
+            connection.model("hospital-b")(X)
+    assert few.rounds < many.rounds

@@ -41,7 +41,7 @@ def test_products_are_exact(seed, q, inner, summands):
 def test_uniform_residues_are_uniform():
     """Mean and occupied range of 30000 draws: eight standard deviations, q / sqrt(12 n)."""
     for draws, q in zip(uniform((30000,), PRIMES), PRIMES, strict=True):
-        assert 0 <= int(draws.min()) and int(draws.max()) < q
+        assert int(draws.min()) >= 0 and int(draws.max()) < q
         assert abs(float(draws.double().mean()) / q - 0.5) < 8 / math.sqrt(12 * 30000)
 
 
@@ -59,14 +59,16 @@ def test_truncation_of_shares_is_right_within_one_unit(values):
     field, v = Field(PRIMES, 12), torch.tensor(values)
     a, b = field.share(field.reduce(v))
     rho = field.mask(v.shape)
-    above = field.shifted(field.add(field.add(a, field.add(b, rho)), field.reduce(torch.full(v.shape, 1 << OFFSET_BITS))))
+    above = field.shifted(
+        field.add(field.add(a, field.add(b, rho)), field.reduce(torch.full(v.shape, 1 << OFFSET_BITS)))
+    )
     offset = field.reduce(torch.full(v.shape, 1 << (OFFSET_BITS - 12)))
     quotient = signed(field, field.subtract(field.subtract(above, offset), field.shifted(rho)))
     assert set((quotient - (v >> 12)).tolist()) <= {0, 1}
 
 
 def test_the_truncation_mask_is_forty_bits_longer_than_what_it_hides():
-    """|v| < 2^26 where gates are below one at twice 12 fraction bits and their sum below 2; rho is uniform below Q/4."""
+    """|v| < 2^26 where gates are below one at twice 12 fraction bits and sums below 2; rho is uniform below Q/4."""
     assert Field(PRIMES, 12).bits - 2 - 26 >= 40
 
 
@@ -107,7 +109,9 @@ def test_matrix_reducing_on_shares(keys, field, rows, inner, columns):
     got = slots.t().view(c.count, -1, layout.width)[:, :rows].permute(1, 0, 2).reshape(rows, -1)[:, :columns]
     # A slot errs by 8 sigma of a fresh encryption, 8 sqrt(N (1 + 2N/3) / 12) / 2^26 for each weight; the features by
     # half a unit of 2^-12 and, encoded, by 0.3 W 2^-19 of their size (8 sigma of either); d_in independent terms.
-    weight = 8 * math.sqrt(4096 * (1 + 2 * 4096 / 3) / 12 + 16 * 4096) / 2.0 ** (keys.parameters.scale_bits + WEIGHT_BITS)
+    weight = (
+        8 * math.sqrt(4096 * (1 + 2 * 4096 / 3) / 12 + 16 * 4096) / 2.0 ** (keys.parameters.scale_bits + WEIGHT_BITS)
+    )
     feature = 2.0**-13 + 8 * 0.3 * layout.width * 2.0**-19
     bound = math.sqrt(inner) * (weight * float(x.abs().max()) + feature * float(a.abs().max()))
     assert float((got - a @ x).abs().max()) < bound < 0.05

@@ -16,7 +16,7 @@ from sectorch.protocols.secsv.routing import LEVELS, Route, feasible, plan, requ
 def test_routes_keep_the_rules(n, layers, level, together, turn, data):
     owner = data.draw(st.one_of(st.none(), st.integers(0, n - 1)))
     if not feasible(n, layers, level):
-        with pytest.raises(RoutingError, match="Proposition 6.8"):
+        with pytest.raises(RoutingError, match=r"Proposition 6\.8"):
             require(n, layers, level)
         return
     routes = plan(range(n), range(n), layers, level, model_owner=owner, together=together, turn=turn)
@@ -51,7 +51,7 @@ def test_the_weaker_level_is_offered_by_name():
         require(5, 4, "multi-layer")
     assert strongest(5, 4) == "single-layer"
     assert strongest(6, 4) == "multi-layer"
-    with pytest.raises(RoutingError, match="bring more clients"):
+    with pytest.raises(RoutingError, match=r"bring more clients"):
         strongest(2, 1)
 
 

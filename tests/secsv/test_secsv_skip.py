@@ -32,7 +32,10 @@ def test_theorem_6_3_no_sample_is_skipped_wrongly_for_linear_classifiers(seed, c
     draw = torch.Generator().manual_seed(seed)
     models = [{"w": torch.randn(classes, 7, generator=draw, dtype=torch.float64)} for _ in range(clients)]
     weights = torch.randint(1, 9, (clients,), generator=draw).tolist()
-    x, labels = torch.randn(40, 7, generator=draw, dtype=torch.float64), torch.randint(0, classes, (40,), generator=draw)
+    x, labels = (
+        torch.randn(40, 7, generator=draw, dtype=torch.float64),
+        torch.randint(0, classes, (40,), generator=draw),
+    )
     right: dict[int, int] = {}
     for mask in coalitions(range(clients)):
         model = averaged([models[i] for i in members(mask)], [weights[i] for i in members(mask)])

@@ -14,10 +14,10 @@ from .ask import Answer as Answer
 from .ask import Panel as Panel
 from .ask import SimulatedPanel as SimulatedPanel
 from .ask import Voter as Voter
-from .collaboration import Collaboration as Collaboration
-from .collaboration import collaboration as collaboration
 from .errors import CaPCError as CaPCError
 from .errors import TooFewVotersError as TooFewVotersError
+from .experiment import Collaboration as Collaboration
+from .experiment import collaboration as collaboration
 from .fairness import Scores as Scores
 from .fairness import equal_opportunity as equal_opportunity
 from .fairness import equalized_odds as equalized_odds

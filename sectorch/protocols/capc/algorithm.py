@@ -37,8 +37,8 @@ class CaPC:
         out: a folder for checkpoints; a run that was stopped goes on from there. None keeps nothing.
         truth: the pools' true labels by party name, where an experiment has them; they enter the report alone.
 
-    `run()` gives a `Result`. All parties are in this process: it is a simulation of who computes, sends and learns what,
-    with the real protocols and real noise.
+        truth: the true labels of pools by party name, where an experiment has them; they enter the report alone.
+    real protocols and real noise.
 
     Raises, before any training starts:
         CaPCError, TooFewVotersError, PrivacyError: naming what came and the way out.

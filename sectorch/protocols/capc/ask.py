@@ -100,8 +100,8 @@ class Panel:
         for voter in voters:
             if inference != "open" and not isinstance(voter.model, nn.Module):
                 raise CaPCError(
-                    f"{voter.name}'s {type(voter.model).__name__} cannot be evaluated on secrets; use inference='open', "
-                    f"which shows the queries to the answering parties"
+                    f"{voter.name}'s {type(voter.model).__name__} cannot be evaluated on secrets; use inference='open'"
+                    f", which shows the queries to the answering party"
                 )
         self.classes, self.inference, self.argmax = classes, inference, argmax
         self.scheme = Scheme(frac_bits)

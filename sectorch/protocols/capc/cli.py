@@ -23,8 +23,7 @@ from ...privacy import MECHANISMS
 from ..privhfl.errors import PlotError
 from ..privhfl.plots import require
 from ..privhfl.statement import table as received_table
-from . import collaboration as experiment
-from . import plots
+from . import experiment, plots
 from .algorithm import CaPC
 from .report import Record, Result, add_record, summary_table
 from .settings import ARGMAX, INFERENCE, Settings

@@ -58,9 +58,7 @@ class Record:
         # What an earlier process had charged and not answered counts as spent from the start.
         unit = self.mechanism.curve
         extra = np.clip(self.budget.curve - len(self.asked) * unit, 0, None)
-        self.spent += [
-            epsilon_of((before + i + 1) * unit + extra, self.budget.delta) for i in range(len(asked))
-        ]
+        self.spent += [epsilon_of((before + i + 1) * unit + extra, self.budget.delta) for i in range(len(asked))]
         if answer.get("votes") is not None:
             curve = sum(self.mechanism.curve_of(np.asarray(votes)) for votes in answer["votes"])
             self.oracle = curve if self.oracle is None else self.oracle + curve
@@ -75,8 +73,10 @@ class Record:
         return self.after.accuracy - self.before.accuracy
 
     def as_dict(self, classes: int) -> dict:
-        shown = lambda s: None if s is None else dict(
-            accuracy=s.accuracy, balanced=s.balanced, per_class=[v if v == v else None for v in s.per_class]
+        shown = lambda s: (
+            None
+            if s is None
+            else dict(accuracy=s.accuracy, balanced=s.balanced, per_class=[v if v == v else None for v in s.per_class])
         )
         return dict(
             name=self.name,
@@ -171,7 +171,7 @@ class Result:
         )
 
     def write(self, folder: str | Path) -> list[Path]:
-        """results.json, parties.csv (one row for each querying party and class) and queries.csv (one for each query)."""
+        """results.json, parties.csv (a row for each querying party and class), queries.csv (a row for each query)."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / name for name in ("results.json", "parties.csv", "queries.csv")]

@@ -83,7 +83,7 @@ class Settings:
     selection: str = "random"
     least: int = 2
     reliability: float = 0.5
-    local: Training = Training("adam", 3e-3, 16, 60)
+    local: Training = field(default=Training("adam", 3e-3, 16, 60))
     chunk: int = 25
     frac_bits: int = 20
     seed: int = 0
@@ -216,9 +216,8 @@ def _check_model(party: Party, classes: int, how: Settings) -> None:
         with torch.no_grad():
             out = party.model.eval()(torch.zeros((2, *party.images.shape[1:])))
     except RuntimeError as error:
-        raise CaPCError(
-            f"{party.name}'s model does not take its images {tuple(party.images.shape[1:])}: {str(error).splitlines()[0]}"
-        ) from error
+        shape, reason = tuple(party.images.shape[1:]), str(error).splitlines()[0]
+        raise CaPCError(f"{party.name}'s model does not take its images {shape}: {reason}") from error
     finally:
         party.model.train(training)
     if not isinstance(out, torch.Tensor) or out.shape != (2, classes):

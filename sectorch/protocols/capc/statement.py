@@ -20,7 +20,9 @@ def sentences(result: Result) -> list[str]:
             mine = [row for row in result.received if row["role"] == role]
             size = sum(row["bytes"] for row in mine) / 1e6
             shown = sorted({f"{row['shows']} ({row['protocol']})" for row in mine if row["shows"]})
-            out.append(f"{who} received {size:.2f} MB and learned: {'; '.join(shown) or 'nothing: masked values only'}.")
+            out.append(
+                f"{who} received {size:.2f} MB and learned: {'; '.join(shown) or 'nothing: masked values only'}."
+            )
     if how.inference == "open":
         out.append("The answering parties saw every query in plain (inference='open').")
     for r in result.records.values():

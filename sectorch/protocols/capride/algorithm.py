@@ -16,9 +16,9 @@ from .baselines import average
 from .checkpoint import Store
 from .directions import Directions, deep_directions, draw, head_directions, head_of, predictions
 from .exchange import Exchange, Simulated
-from .ledger import Ledger
+from .ledger import Ledger, isolated
 from .report import Result
-from .settings import Party, Settings, chain, check
+from .settings import LEAST_SAMPLES, Party, Settings, chain, check
 from .training import distillation, in_the_clear, mutual, optimiser, own_view, predict, scores, train
 from .update import Update, agreed_logits, deep_update, head_update
 from .watch import Watch
@@ -191,13 +191,20 @@ class CaPriDe:
         question = Question(party, model, chosen, how, generator(how.seed, party.name, t, "directions"))
         peers = self.asked(t, party)
         answers = self.exchange.ask(
-            t, party, question.published(len(party.labels)), len(chosen), {name: models[name] for name in peers}
+            t,
+            party,
+            question.published(len(party.labels)),
+            len(question.subset),
+            {name: models[name] for name in peers},
         )
         released = torch.stack([answers[name] for name in peers]).mean(0)  # Eq. 5
         update = question.update(released, self.exchange.sigma(party) / len(peers) ** 0.5)
         uncertainty = float(losses.local_uncertainty(question.logits.double(), how.temperature))
         record = dict(
-            asked=peers, samples=len(chosen), released=len(released), distillation_loss=uncertainty - update.loss
+            asked=peers,
+            samples=len(question.subset),
+            released=len(released),
+            distillation_loss=uncertainty - update.loss,
         )
         return update, record
 
@@ -205,24 +212,40 @@ class CaPriDe:
 class Question:
     """What a party asks in a round, and what it makes of the answers. Everything here is the party's own and in plain.
 
+    Samples that the directions would isolate are left out of the round: the directions are made anew without them,
+    until none is left that a combination of the aggregates would show. Everything is then exact for the samples that
+    remain.
+
     Args:
-        subset: the samples that the aggregates are over.
-        draw: for the random directions of the deep layers.
+        subset: the samples that were drawn for the round.
+        draws: for the random directions of the deep layers.
     """
 
     def __init__(self, party: Party, model: nn.Module, subset: torch.Tensor, how: Settings, draws: torch.Generator):
-        self.how, self.model, self.subset, self.images = how, model, subset, party.images[subset]
-        features, self.logits = own_view(model, self.images)
-        self.directions, self.basis, self.drawn = predictions(self.logits, how.temperature), None, None
-        if how.update in ("head", "forward"):
-            bias = head_of(model).bias is not None
-            weights, self.basis = head_directions(features, self.logits, how.temperature, bias, how.head_rank)
-            self.head = Directions.of(weights)
-            self.directions = self.directions.beside(self.head)
+        self.how, self.model, self.basis, self.drawn = how, model, None, None
         if how.update == "forward":
             self.drawn = draw(model, how.directions, draws)
-            self.deep = Directions.of(deep_directions(model, self.images, how.temperature, self.drawn))
-            self.directions = self.directions.beside(self.deep)
+        while True:
+            self.subset, self.images = subset, party.images[subset]
+            self.directions = self._directions(party)
+            alone = isolated(self.directions, how)
+            if not bool(alone.any()) or int((~alone).sum()) < LEAST_SAMPLES:
+                return  # with too few left, the check before publishing refuses
+            subset = subset[~alone]
+
+    def _directions(self, party: Party) -> Directions:
+        how = self.how
+        features, self.logits = own_view(self.model, self.images)
+        asked = predictions(self.logits, how.temperature)
+        if how.update in ("head", "forward"):
+            bias = head_of(self.model).bias is not None
+            weights, self.basis = head_directions(features, self.logits, how.temperature, bias, how.head_rank)
+            self.head = Directions.of(weights)
+            asked = asked.beside(self.head)
+        if self.drawn is not None:
+            self.deep = Directions.of(deep_directions(self.model, self.images, how.temperature, self.drawn))
+            asked = asked.beside(self.deep)
+        return asked
 
     def published(self, samples: int) -> Directions:
         """The directions over all of the party's samples: zero outside of the subset."""
@@ -238,11 +261,10 @@ class Question:
         loss, t = float(released[0]), self.how.temperature
         if self.basis is None:
             return Update(loss, self.subset)
-        # Eq. 12 itself, and the head's directions.
         known = 1 + len(self.head)
-        asked = Directions(self.directions.weights[:known], self.directions.scales[:known])
-        agreed = agreed_logits(self.logits, asked, released[:known], t, sigma)
-        head = head_update(self.basis, self.head, released[1:known])
+        answers = released[1:known]
+        agreed = agreed_logits(self.logits, self.basis, self.head, answers, t, sigma)
+        head = head_update(self.basis, self.head, answers)
         if self.drawn is None:
             return Update(loss, self.subset, agreed, head)
         deep, correction = deep_update(self.model, self.images, agreed, self.drawn, self.deep, released[known:], t)

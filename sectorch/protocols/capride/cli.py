@@ -58,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--epochs", type=int, default=DEFAULT.epochs, help="of local training in a round")
     p.add_argument("--batch", type=int, default=DEFAULT.batch)
     p.add_argument("--rate", type=float, default=DEFAULT.rate)
+    p.add_argument("--smoothing", type=float, default=DEFAULT.smoothing, help="of labels in local training")
     p.add_argument("--temperature", "-T", type=float, default=DEFAULT.temperature)
     p.add_argument(
         "--weight", type=float, default=DEFAULT.weight, help="lambda, of T^2 times Eq. 9, a mean over samples"
@@ -191,9 +192,9 @@ def _run(options: argparse.Namespace, console: Console) -> int:
 
 def _settings(options: argparse.Namespace) -> Settings:
     same = (
-        "update", "rounds", "warmup", "epochs", "batch", "rate", "temperature", "weight", "fraction", "peers",
-        "directions", "head_rank", "margin", "across", "sigma", "logit_change", "delta", "model_sigma", "levels",
-        "seed",
+        "update", "rounds", "warmup", "epochs", "batch", "rate", "smoothing", "temperature", "weight", "fraction",
+        "peers", "directions", "head_rank", "margin", "across", "sigma", "logit_change", "delta", "model_sigma",
+        "levels", "seed",
     )  # fmt: skip
     return Settings(encrypted=not options.simulate, **{name: getattr(options, name) for name in same})
 

@@ -90,12 +90,13 @@ def predictions(logits: torch.Tensor, temperature: float) -> Directions:
 
 @dataclass(frozen=True)
 class HeadBasis:
-    """The orthonormal basis of the head's gradient: contrasts [M, M - 1], feature directions [d (+ 1 of the bias),
-    r].
+    """The orthonormal basis of the head's gradient: contrasts [M, M - 1], feature directions [d (+ 1 of the bias), r],
+    and the samples' places along these, [n, r], orthonormal as well.
     """
 
     contrasts: torch.Tensor
     features: torch.Tensor
+    samples: torch.Tensor
 
     def gradient(self, derivatives: torch.Tensor) -> torch.Tensor:
         """[M, d (+ 1)] from the directional derivatives, in the order of `head_directions`."""
@@ -127,7 +128,7 @@ def head_directions(
     left, singular, right = torch.linalg.svd(h, full_matrices=False)
     r = int((singular > 1e-9 * singular[0]).sum())
     r = min(r, rank) if rank is not None else r
-    basis = HeadBasis(contrasts(u.shape[1]), right[:r].t())
+    basis = HeadBasis(contrasts(u.shape[1]), right[:r].t(), left[:, :r])
     p = (u / temperature).softmax(1)
     moved = (torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)) @ basis.contrasts / temperature
     weights = torch.einsum("nma,nr->arnm", moved, left[:, :r] * singular[:r])

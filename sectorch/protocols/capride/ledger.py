@@ -125,8 +125,15 @@ def leverages(directions: Directions) -> torch.Tensor:
     values, vectors = torch.linalg.eigh(q @ q.t())
     kept = values > 1e-10 * values[-1]
     rows = (vectors[:, kept] / values[kept].sqrt()).t() @ q
-    block = rows.view(rows.shape[0], *directions.weights.shape[1:]).permute(1, 2, 0)
-    return torch.linalg.svdvals(block).amax(1).square() if block.numel() else torch.zeros(directions.weights.shape[1])
+    block = rows.view(rows.shape[0], *directions.weights.shape[1:])
+    return torch.linalg.eigvalsh(torch.einsum("rnm,rnk->nmk", block, block))[:, -1].clamp(0, 1)
+
+
+def isolated(directions: Directions, how: Settings) -> torch.Tensor:
+    """The samples that some combination of the aggregates would show: bool [n]."""
+    if how.margin is None:
+        return torch.zeros(directions.weights.shape[1], dtype=torch.bool)
+    return leverages(directions) > how.isolation
 
 
 def check_spread(owner: str, directions: Directions, how: Settings) -> None:

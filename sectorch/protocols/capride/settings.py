@@ -50,6 +50,8 @@ class Settings:
         warmup: epochs of local training before the first round (paper: 25).
         epochs: of local training in a round.
         batch, rate: of local training (Adam; gradients clipped to norm 1).
+        smoothing: of the labels in cross entropy. Without it the logits of classes that a party lacks fall for ever;
+            where p is nearly 0 little is learned of a peer, and few samples outweigh the others in an aggregate.
         temperature: T.
         weight: lambda_k, of a mean over samples of T^2 times Eq. 9. The T^2 keeps the gradient's size as T changes
             (Hinton et al., 2015); the paper's lambda = 50 at T = 5 is 2 here.
@@ -76,11 +78,12 @@ class Settings:
     update: str = "head"
     rounds: int = 20
     warmup: int = 10
-    epochs: int = 1
+    epochs: int = 2
     batch: int = 32
-    rate: float = 5e-3
-    temperature: float = 2.0
-    weight: float = 1.0
+    rate: float = 1e-2
+    smoothing: float = 0.1
+    temperature: float = 5.0
+    weight: float = 3.0
     fraction: float = 1.0
     peers: int | None = None
     directions: int = 64
@@ -91,7 +94,7 @@ class Settings:
     sigma: float = 0.0
     logit_change: float = 1.0
     delta: float = 1e-5
-    flood_bits: float = 10.0
+    flood_bits: float = 16.0
     encrypted: bool = True
     scale_bits: int | None = 40
     degree: int | None = None
@@ -110,7 +113,7 @@ class Settings:
         for name in ("rate", "temperature", "logit_change"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise CaPriDeError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
-        for name in ("weight", "sigma", "model_sigma"):
+        for name in ("weight", "sigma", "model_sigma", "smoothing"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise CaPriDeError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
         for name in ("fraction", "isolation", "margin"):

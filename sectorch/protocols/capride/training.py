@@ -43,7 +43,7 @@ def train(
         for batch in torch.randperm(len(party.labels), generator=order).split(how.batch):
             steps.zero_grad(set_to_none=True)
             logits = model(party.images[batch])
-            loss = F.cross_entropy(logits, party.labels[batch])
+            loss = F.cross_entropy(logits, party.labels[batch], label_smoothing=how.smoothing)
             if extra is not None:
                 loss = loss + extra(batch, logits)
             loss.backward()
@@ -108,7 +108,7 @@ def mutual(
         for model, steps, u, target in zip((small, large), (small_steps, large_steps), logits, targets, strict=True):
             steps.zero_grad(set_to_none=True)
             learned = F.kl_div((u / t).log_softmax(1), target, reduction="batchmean")
-            (F.cross_entropy(u, y) + t**2 * learned).backward()
+            (F.cross_entropy(u, y, label_smoothing=how.smoothing) + t**2 * learned).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             steps.step()
     small.eval(), large.eval()

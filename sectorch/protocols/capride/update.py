@@ -4,10 +4,9 @@
 
 - `head`: the gradient of Eq. 12 with respect to the head, exactly (`HeadBasis.gradient`);
 - `deep`: its unbiased estimate for the other layers (forward gradients);
-- `agreed_logits`: the logits nearest to P_k's own that agree with everything that was released. Their pairwise loss
-  has at P_k's current parameters the very gradient of `head`, and is defined for single samples, so that local
-  training can take many small steps in a round where one gradient allows one. Where nothing was released they are
-  P_k's own logits, and pull nowhere.
+- `agreed_logits`: P_k's logits after the change of its head that agrees with all that was released for the head. Their
+  pairwise loss has at P_k's current parameters the very gradient of `head`, and is defined for single samples, so that
+  local training can take many small steps in a round where one gradient allows one.
 """
 
 from __future__ import annotations
@@ -43,19 +42,31 @@ class Update:
 
 
 def agreed_logits(
-    own: torch.Tensor, directions: Directions, released: torch.Tensor, temperature: float, sigma: float
+    own: torch.Tensor,
+    basis: HeadBasis,
+    directions: Directions,
+    released: torch.Tensor,
+    temperature: float,
+    sigma: float,
 ) -> torch.Tensor:
-    """The logits u + d with the smallest d for which the directions give what was released: float64 [n, M].
+    """The logits u + A h, with A a change of the head, for which the head's directions give what was released: [n, M].
 
-    With noise of deviation sigma on each release it is the posterior mean under d ~ N(0, 1): a ridge of (sigma T)^2.
+    That is the regression of the peer's z - u on P_k's features h, each sample weighted by diag p - p p^T: its normal
+    equations hold z by way of the released numbers only. A peer that is a linear function of these features is found
+    exactly, and one that agrees with P_k pulls nowhere.
+
+    Args:
+        own: u. directions, released: of `head_directions`.
+        sigma: deviation of the noise in each released number; a ridge keeps it from being blown up.
     """
-    q = directions.weights.flatten(1)
-    gram = q @ q.t()
-    missing = temperature * (released - directions.on(own, temperature))
-    ridge = (sigma * temperature) ** 2 + 1e-12 * float(gram.diagonal().max())
-    gram.diagonal().add_(ridge)
-    d = torch.linalg.solve(gram, missing) @ q
-    return own.double() + d.view_as(own)
+    n, classes = own.shape
+    functions = torch.einsum("ma,nr->arnm", basis.contrasts, basis.samples).flatten(0, 1).flatten(1)
+    system = directions.weights.flatten(1) @ functions.t() / temperature
+    missing = released - directions.on(own, temperature)
+    square = system.t() @ system
+    square.diagonal().add_(sigma**2 / (n * classes) + 1e-14 * float(square.diagonal().max()))
+    change = torch.linalg.solve(square, system.t() @ missing)
+    return own.double() + (change @ functions).view(n, classes)
 
 
 def head_update(basis: HeadBasis, directions: Directions, released: torch.Tensor) -> torch.Tensor:

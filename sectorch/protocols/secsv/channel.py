@@ -1,12 +1,12 @@
 """The channels between clients and servers: every message is declared, counted and, if asked, recorded.
 
 Parties are objects that hold their own material only; what one learns of another came through here. A recorded channel
-is what leak tests read: `views[name]` is all that a party received, in order.
+is what leak tests read: `log` is every message in order, `view(name)` all that a party received.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,7 +62,7 @@ class Channel:
 
     record: bool = False
     tamper: Callable[[str, Any], Any] | None = None
-    views: dict[str, list[tuple[str, str, Any]]] = field(default_factory=lambda: defaultdict(list))
+    log: list[tuple[str, str, str, Any]] = field(default_factory=list)
     bytes: Counter = field(default_factory=Counter)
     messages: Counter = field(default_factory=Counter)
 
@@ -81,18 +81,12 @@ class Channel:
         if self.tamper:
             value = self.tamper(label, value)
         if self.record:
-            self.views[receiver.name].append((sender.name, label, value))
+            self.log.append((sender.name, receiver.name, label, value))
         return value
 
-    def rows(self) -> list[dict]:
-        """For JSON: what each role received."""
-        return [
-            dict(
-                sender=sender, receiver=receiver, message=label, hidden_by=MESSAGES[label].hidden,
-                shows=MESSAGES[label].shows, messages=count, bytes=self.bytes[sender, receiver, label],
-            )
-            for (sender, receiver, label), count in sorted(self.messages.items())
-        ]  # fmt: skip
+    def view(self, name: str) -> list[tuple[str, str, Any]]:
+        """(sender, label, value) of all that a party received, if recorded."""
+        return [(sender, label, value) for sender, receiver, label, value in self.log if receiver == name]
 
 
 def _is(party: Address, role: str) -> bool:

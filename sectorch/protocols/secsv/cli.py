@@ -36,8 +36,8 @@ def parser() -> argparse.ArgumentParser:
     """The options; `sectorch shapley` takes the same."""
     p = argparse.ArgumentParser(
         prog="sectorch shapley",
-        description="Shapley values of the clients of a federated run, without showing models or test data (SecSV). All "
-        "parties are on this machine: a simulation, which protects nothing. A run that was stopped goes on when "
+        description="Shapley values of the clients of a federated run, without showing models or test data (SecSV). "
+        "All parties are on this machine: a simulation, which protects nothing. A run that was stopped goes on when "
         "started again, at the coalition where it stopped.",
     )
     p.add_argument("--data", default="digits", choices=list(DATA))
@@ -49,9 +49,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--protocol", default="secsv", choices=PROTOCOLS)
     p.add_argument("--estimator", default="exact", choices=list(ESTIMATORS))
     p.add_argument("--budget", type=int, help="coalitions that an estimator may ask for in a round (default 2^n - 1)")
-    p.add_argument(
-        "--skip", action="store_true", help="SampleSkip: leave out samples that two parts classify correctly"
-    )
+    p.add_argument("--skip", action="store_true", help="SampleSkip: leave out what two parts classify correctly")
     p.add_argument("--routing", choices=LEVELS, help="who may decrypt (default: the strongest the clients allow)")
     p.add_argument("--alpha", type=float, default=0.5, help="of the Dirichlet partition")
     p.add_argument("--samples", type=int, help="training samples in all")

@@ -47,8 +47,8 @@ class Format:
         needed = scale_bits + WEIGHT_BITS + self.field.frac_bits + ENCODING_BITS + self.value_bits + 11
         if needed > self.field.bits:
             raise ckks.LevelError(
-                f"outputs up to 2^{self.value_bits} with {self.field.frac_bits} fraction bits need a modulus of {needed} "
-                f"bits, and the chain has {self.field.bits:.0f}; lower frac_bits or value_bits, or keygen a longer chain"
+                f"outputs up to 2^{self.value_bits} with {self.field.frac_bits} fraction bits need {needed} bits, "
+                f"and the chain has {self.field.bits:.0f}; lower frac_bits or value_bits, or keygen more"
             )
 
 
@@ -155,7 +155,7 @@ class Client:
         expected = (layout.tiles(columns), 2, len(primes), layout.degree)
         if tuple(output.shape) != expected or bool((output < 0).any()) or bool((output >= primes).any()):
             raise CorruptedCiphertextError(
-                f"{self.address.name} got {tuple(output.shape)} words that are no ciphertexts of shape {expected} under "
+                f"{self.address.name} got {tuple(output.shape)} words, no ciphertexts of shape {expected} under "
                 f"the clients' key; the batch was not counted: run again from the folder"
             )
         c = Cipher(output, public, pending=1)
@@ -164,7 +164,7 @@ class Client:
         slots = tensor.decrypt(self._keys.secret).t().view(len(output), -1, layout.width)
         if not float(slots.abs().max()) <= 2.0**self._form.value_bits:
             raise CorruptedCiphertextError(
-                f"{self.address.name} decrypted a value beyond 2^{self._form.value_bits}: a ciphertext was corrupted, or "
+                f"{self.address.name} decrypted a value beyond 2^{self._form.value_bits}: a message was corrupted, or "
                 f"the model leaves the number format; the batch was not counted: run again from the folder"
             )
         return slots[:, : layer.rows].permute(1, 0, 2).reshape(layer.rows, -1)[:, :columns]

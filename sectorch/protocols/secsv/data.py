@@ -7,8 +7,8 @@
 | mnist | 1 x 28 x 28, 70000 | 10 | torchvision, when on disk |
 | bank, agnews, mirna | 48, 300, 640 numbers | 2, 4, 2 | train.npz and test.npz with x and y, in a folder of that name |
 
-Labels are divided among clients by Dir(0.5), label by label, test samples in the same proportions (SecSV, 7.1; Yurochkin
-et al., 2019). Nothing is downloaded.
+Labels are divided among clients by Dir(0.5), label by label, test samples in the same proportions (SecSV, 7.1;
+Yurochkin et al., 2019). Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def federation(
 
 
 def for_model(found: Federation, model: str) -> Federation:
-    """The samples as a model takes them: padded with zeros to steps of equal length for the GRU, 28 x 28 for the CNN."""
+    """The samples as a model takes them: padded with zeros to steps of 64 for the GRU, 28 x 28 for the CNN."""
     if model == "cnn" and len(found.shape) == 3 and found.shape[1:] != (28, 28):
         change = lambda x: F.interpolate(x, (28, 28), mode="bilinear", align_corners=False)
     elif model == "rnn":
@@ -187,7 +187,7 @@ def _table(name: str, features: int, classes: int) -> Callable:
             except (OSError, KeyError, ValueError) as error:
                 raise DatasetMissingError(
                     f"{name} is not on disk: looked for {path} with arrays x [n, {features}] and y [n] "
-                    f"({type(error).__name__}); make them from the data set, or name another folder (root=, --data-root)"
+                    f"({type(error).__name__}); make them from the data set, or name another root (--data-root)"
                 ) from error
             if x.shape[1:] != (features,) or y.shape != x.shape[:1]:
                 raise DataError(f"{path}: x must be [n, {features}] and y [n], got {list(x.shape)} and {list(y.shape)}")

@@ -42,7 +42,7 @@ class ShapleyEvaluation:
             given.
         settings: see `Settings`.
         out: a folder; a run that was killed goes on there at the coalition where it stopped. None keeps nothing.
-        record: keep every message, for leak tests (`channel.views`).
+        record: keep every message, for leak tests (`channel.log`).
 
     All parties are in this process and its children: a simulation.
 

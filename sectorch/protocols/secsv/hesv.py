@@ -1,7 +1,7 @@
 """HESV: one server, models and test data under encryption, Matrix Squaring (SecSV, section 4, Algorithms 1 and 2).
 
 The state of a recurrent layer cannot leave encryption and come back as the shifted copies that Matrix Squaring needs
-without a client. It does so under a mask of the server's of 2^12 times its size (see docs/secsv.md for what that hides).
+without a client. It does so under a mask of the server's of 2^12 times its size (docs/secsv.md says what that hides).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Client:
         values = self._x.double().reshape(len(self._x), -1).t()
         if self._program.state:
             values = F.pad(values, (0, 0, 0, self._program.state))
-        layers = [l for l in self._program.layers if l.gate] or self._program.layers[:1]
+        layers = [layer for layer in self._program.layers if layer.gate] or self._program.layers[:1]
         with clock.during("encryption"):
             unary = F.one_hot(self._labels, self._program.classes).double()
             return [self._right(layer, values) for layer in layers], ckks.encrypt(unary, self._keys)

@@ -81,7 +81,7 @@ class Program:
     """
 
     def __init__(self, model: nn.Module, shape: tuple[int, ...]):
-        self.model, self.shape = model, tuple(shape)
+        self.shape = tuple(shape)
         self.features = int(torch.Size(shape).numel())
         self.state = model.gru.hidden_size if isinstance(model, GRUClassifier) else 0
         self.layers = self._recurrent(model) if self.state else self._sequential(model)

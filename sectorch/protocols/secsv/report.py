@@ -115,7 +115,8 @@ class Result:
             wrong = "" if self.wrong is None else f", {100 * self.wrong:.3f} % wrongly"
             out.append(f"SampleSkip left out {100 * self.skipped:.1f} % of the samples of aggregated models{wrong}")
         out.append(
-            f"seconds of all parties one after another: {parts}; {size / 1e6:.1f} MB, {communication(size):.2f} s at 1 Gbit/s"
+            f"seconds of all parties one after another: {parts}; {size / 1e6:.1f} MB, {communication(size):.2f} s at "
+            f"1 Gbit/s"
         )
         for line in self.statement():
             out.append(line)

@@ -143,9 +143,9 @@ def _way(clients, batch, layers: int, level: str, model_owner: int | None, turn:
             return way
         edge = len(way) in (0, layers - 1)
         for client in outside if edge else [*outside, *(i for i in may if i in batch)]:
-            if not way or client != way[-1]:
-                if longer := extend((*way, client)):
-                    return longer
+            longer = extend((*way, client)) if not way or client != way[-1] else None
+            if longer:
+                return longer
         return None
 
     return extend(())

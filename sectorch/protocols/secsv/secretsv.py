@@ -1,4 +1,4 @@
-"""SecretSV: models and test data in additive shares of the two servers, on sectorch's own protocols (SecSV, appendix A).
+"""SecretSV: models and test data in shares of the two servers, on sectorch's own protocols (SecSV, appendix A).
 
 Nothing is encrypted and no client decrypts: products, activations and the comparison with the label run on shares mod
 2^64 (docs/protocols.md), with exact truncation in place of the paper's, whose error adds up over the steps of a GRU.

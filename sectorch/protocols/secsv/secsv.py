@@ -37,7 +37,7 @@ class SecSVTester(Tester):
         self.P, self.H = (
             Server(Address(role, role), keys.public, form.field, program.state) for role in (PRINCIPAL, AUXILIARY)
         )
-        self.layouts = {l.weight: Reducing(l.rows, l.inner, parameters.degree) for l in program.layers}
+        self.layouts = {layer.weight: Reducing(layer.rows, layer.inner, parameters.degree) for layer in program.layers}
         self._shared = False
 
     def begin(self, models, weights):
@@ -65,7 +65,7 @@ class SecSVTester(Tester):
         total = 0
         for route in self.routes(coalition):
             count = sum(len(self.tests.of(i, samples)) for i in route.owners)
-            total += sum(self.layouts[l.weight].tiles(l.columns * count) for l in self.program.layers) if count else 0
+            total += sum(self.layouts[x.weight].tiles(x.columns * count) for x in self.program.layers) if count else 0
         return total
 
     def correct(self, coalition, samples):

@@ -163,7 +163,7 @@ class Server:
         self._batch["features"] = torch.cat([features[:, : -self._state], share], dim=1)
 
     def matches(self, half: Half) -> Half:
-        """This server's half of [prediction = label], a number for each sample: the product of both in unary, summed."""
+        """This server's half of [prediction = label] for each sample: the product of both in unary, summed."""
         return self._field.reduce_sum(half)
 
     def opened(self, own: Half, other: Half) -> list[int]:

@@ -1,8 +1,8 @@
-"""Additive shares modulo the ciphertext modulus Q = q_0 q_1 .. : a share is int64 [primes, ...], residues of each prime.
+"""Additive shares modulo the ciphertext modulus Q = q_0 q_1 .. : int64 [primes, ...], residues of each prime.
 
 x = x' + x'' mod Q, x' uniform (SecSV, section 2). Sharing modulo the modulus of the encryption, and not modulo a field
-of its own, makes  enc(w) x' + enc(w) x'' = enc(w) x  hold exactly: a mask costs no precision, and nothing of the wrapped
-sum is left for the client who decrypts (the paper's "modulo" step is not needed).
+of its own, makes  enc(w) x' + enc(w) x'' = enc(w) x  hold exactly: a mask costs no precision, and nothing of the
+wrapped sum is left for the client who decrypts (the paper's "modulo" step is not needed).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the protocols have in common: from a coalition and some test samples to the samples that its model gets right."""
+"""What the protocols have in common: from a coalition and test samples to those that its model gets right."""
 
 from __future__ import annotations
 

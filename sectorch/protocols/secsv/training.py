@@ -19,7 +19,7 @@ State = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Training:
-    """Local training in each round: epochs, batch, Adam's learning rate, and a weight decay that keeps weights small."""
+    """Local training in each round: epochs, batch, Adam's rate, and a weight decay that keeps weights small."""
 
     epochs: int = 1
     batch: int = 32

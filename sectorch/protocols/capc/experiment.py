@@ -84,7 +84,7 @@ def dataset_of(name: str, root: str | Path | None = None) -> Dataset:
         parts = [getattr(sets, kind)(str(folder), train=train) for train in (True, False)]
     except (ImportError, RuntimeError, OSError) as error:
         raise DatasetMissingError(
-            f"{name} is not on disk: looked in {folder} ({type(error).__name__}); get it with python -c \"import "
+            f'{name} is not on disk: looked in {folder} ({type(error).__name__}); get it with python -c "import '
             f"torchvision.datasets as d; d.{kind}('{folder}', download=True)\", or name another folder (--data-root)"
         ) from error
     return Dataset(name, *(Split(part.data.unsqueeze(1), part.targets) for part in parts), 10)
@@ -136,8 +136,8 @@ def collaboration(
         raise CaPCError(f"of {count} parties {querying} are to ask, with {models_each} models to an organisation")
     if querying * pool >= len(dataset.test):
         raise CaPCError(
-            f"{querying} pools of {pool} need more than the {len(dataset.test)} images of the test split, some of which "
-            f"must be left to measure accuracy; take smaller pools"
+            f"{querying} pools of {pool} need more than the {len(dataset.test)} images of the test split, some of which"
+            f" must be left to measure accuracy; take smaller pools"
         )
     rows = torch.arange(len(dataset.train))
     if skewed:

@@ -1,0 +1,275 @@
+"""CaPriDe's Tables 1 and 2 and Figures 2 to 5 on what is at hand, a whole encrypted run, and what versions tell
+together.
+
+    python benchmarks/capride.py table1      # gains: 2 and 5 parties, three splits, five seeds, simulated in the clear
+    python benchmarks/capride.py table2      # encryption, ciphertext size and encrypted inference of our networks
+    python benchmarks/capride.py encrypted   # a whole encrypted run on digits, and how far it is from its simulation
+    python benchmarks/capride.py across      # the attack over several versions of a model
+    python benchmarks/capride.py figure2     # accuracy by round, by split, two parties
+    python benchmarks/capride.py figure3     # accuracy for 2, 5 and 10 parties
+    python benchmarks/capride.py figure4     # per class, five parties
+    python benchmarks/capride.py figure5     # per party, five parties
+
+Each prints a table; plots and JSON go to --out. `table1` keeps every run in --out and goes on where it was stopped.
+With
+--data cifar10 (or cifar100, ham10000) and --data-root the same commands run on the paper's data sets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from sectorch import ckks
+from sectorch.protocols.capride import CaPriDe, Result, Settings, federation, plots
+from sectorch.protocols.capride.adversary import recover
+from sectorch.protocols.capride.algorithm import Question
+from sectorch.protocols.capride.data import SPLITS
+from sectorch.protocols.capride.directions import Directions
+from sectorch.protocols.capride.federation import build
+from sectorch.protocols.capride.training import predict
+
+METHODS = ("local", "fedavg", "fedavg-dp", "l2", "dml", "scalar", "head", "forward")
+console = Console(width=140)
+
+
+def settings(name: str, seed: int, options: argparse.Namespace, **changes) -> Settings:
+    """A method of the tables; simulated in the clear unless told otherwise."""
+    update = {"update": name} if name in ("scalar", "head", "forward") else {"method": name}
+    return replace(Settings(encrypted=False, seed=seed, rounds=options.rounds), **update, **changes)
+
+
+def run(name: str, parties: int, split: str, seed: int, options: argparse.Namespace, **changes) -> Result:
+    made = federation(options.data, parties, split, seed=seed, root=options.data_root, samples=options.samples)
+    return CaPriDe(*made, settings(name, seed, options, **changes)).run()
+
+
+def table1(options: argparse.Namespace) -> None:
+    """Mean over parties and seeds of the final accuracy, beside local training for the same epochs; with its
+    deviation.
+    """
+    kept = options.out / "table1.jsonl"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.is_file() else []
+    known = {(r["parties"], r["split"], r["seed"], r["method"]): r for r in rows}
+    for seed in options.seeds:
+        for parties in options.parties:
+            for split in options.splits:
+                for name in METHODS:
+                    place = (parties, split, seed, name)
+                    if place in known:
+                        continue
+                    start = time.perf_counter()
+                    try:
+                        result = run(name, parties, split, seed, options)
+                        row = dict(before=result.accuracy(0), after=result.accuracy(-1))
+                    except Exception as error:
+                        row = dict(refused=f"{type(error).__name__}: {error}")
+                    row = dict(parties=parties, split=split, seed=seed, method=name, **row)
+                    known[place] = row | {"seconds": time.perf_counter() - start}
+                    with kept.open("a") as file:
+                        file.write(json.dumps(known[place]) + "\n")
+                    console.print(f"{place} {row}", highlight=False, soft_wrap=True)
+    shown = Table(title=f"{options.data}: accuracy, %, mean over parties and seeds; simulated in the clear")
+    for column in ("parties", "split", "before", *METHODS):
+        shown.add_column(column, justify="right")
+    for parties in options.parties:
+        for split in options.splits:
+            cells = []
+            for name in METHODS:
+                found = [known.get((parties, split, seed, name), {}) for seed in options.seeds]
+                alone = [known.get((parties, split, seed, "local"), {}) for seed in options.seeds]
+                pairs = [(f, a) for f, a in zip(found, alone, strict=True) if "after" in f and "after" in a]
+                if not pairs:
+                    cells.append("")
+                    continue
+                after = statistics.mean(100 * f["after"] for f, _ in pairs)
+                gains = [100 * (f["after"] - a["after"]) for f, a in pairs]
+                spread_of = statistics.stdev(gains) if len(gains) > 1 else 0.0
+                refused = len(found) - len(pairs)
+                cells.append(
+                    f"{after:.2f}" if name == "local" else f"{statistics.mean(gains):+.2f} ± {spread_of:.2f}"
+                    + (f" ({refused} refused)" if refused else "")
+                )  # fmt: skip
+            rows = [known[parties, split, seed, "local"] for seed in options.seeds]
+            before = statistics.mean(100 * row["before"] for row in rows)
+            shown.add_row(str(parties), split, f"{before:.2f}", *cells)
+    console.print(shown)
+    console.print("local: final accuracy. The others: how far above it (Table 1's U less that of local training).")
+
+
+def timed(f: Callable):
+    start = time.perf_counter()
+    result = f()
+    return result, time.perf_counter() - start
+
+
+def table2(options: argparse.Namespace) -> None:
+    """Our networks beside the paper's ResNet-18 on HElayers. One thread, no GPU."""
+    shown = Table(title="Table 2, for our networks")
+    for column in ("", "mlp 8x8", "cnn 8x8", "cnn32 32x32", "paper, CIFAR-10"):
+        shown.add_column(column)
+    rows = {name: [] for name in (
+        "parameters", "slots", "encrypt one sample", "ciphertexts of one batch, MB", "a sample's share, KB",
+        "encrypt a batch of 32", "inference of a batch of 32", "inference per sample of a full batch",
+        "one aggregate answer (28 numbers)", "largest error of the logits",
+    )}  # fmt: skip
+    paper = ["128 bits", "16384", "90 ms", "", "29.1 KB", "1.31 s", "110.21 s", "3.44 s", "", ""]
+    for name, shape, classes in (("mlp", (1, 8, 8), 10), ("cnn", (1, 8, 8), 10), ("cnn32", (1, 32, 32), 10)):
+        if name not in options.networks:
+            for cells in rows.values():
+                cells.append("")
+            continue
+        model = build(name, shape, classes, 0).eval()
+        depth = ckks.explain(model, torch.empty(1, *shape)).depth
+        keys = ckks.keygen(depth + 1, scale_bits=40 if depth < 8 else None)
+        p = keys.parameters
+        one, batch = torch.rand(1, *shape), torch.rand(32, *shape)
+        weights = torch.rand(32, 4, classes) / classes
+        _, first = timed(lambda: ckks.encrypt(one, keys))
+        e, second = timed(lambda: ckks.encrypt(batch, keys))
+        with torch.no_grad():
+            z, third = timed(lambda: model(e).settled())
+        error = float((z.decrypt(keys.secret) - model(batch).detach()).abs().max())
+        q = ckks.encrypt(weights, keys)
+        _, fourth = timed(lambda: ckks.rerandomised(ckks.inner(q, z.unsqueeze(1)), flood_bits=16.0))
+        values = (
+            f"N {p.degree}, depth {p.depth}, 2^{p.scale_bits}", str(p.slots), f"{first:.2f} s",
+            f"{e.ciphertext_bytes / 1e6:.0f}", f"{e.ciphertext_bytes / p.slots / 1e3:.1f}", f"{second:.2f} s",
+            f"{third:.2f} s", f"{1e3 * third / p.slots:.2f} ms", f"{fourth:.2f} s", f"{error:.1e}",
+        )  # fmt: skip
+        for cells, value in zip(rows.values(), values, strict=True):
+            cells.append(value)
+        console.print(f"{name}: {dict(zip(rows, values, strict=True))}", highlight=False, soft_wrap=True)
+    for (label, cells), theirs in zip(rows.items(), paper, strict=True):
+        shown.add_row(label, *cells, theirs)
+    console.print(shown)
+
+
+def encrypted(options: argparse.Namespace) -> None:
+    """A whole encrypted run, and the same run in the clear."""
+    made = federation("digits", 2, options.splits[0], samples=options.samples, seed=0)
+    update = options.methods[0]
+    how = replace(settings(update, 0, options), encrypted=True)
+    hidden, seconds = timed(lambda: CaPriDe(*made, how, out=options.out / f"encrypted-{update}").run())
+    clear = CaPriDe(*made, replace(how, encrypted=False)).run()
+    console.print(f"{hidden.parameters}", highlight=False)
+    shown = Table("round", "encrypted, %", "simulated, %", "loss of P1, encrypted", "simulated")
+    for t in range(how.rounds + 1):
+        losses = [r.records["P1"][t].get("distillation_loss") for r in (hidden, clear)]
+        shown.add_row(
+            str(t), f"{100 * hidden.accuracy(t):.2f}", f"{100 * clear.accuracy(t):.2f}",
+            *("" if value is None else f"{value:.4f}" for value in losses),
+        )  # fmt: skip
+    console.print(shown)
+    apart = max(
+        float((a - b).abs().max())
+        for name in hidden.models
+        for a, b in zip(hidden.models[name][0].parameters(), clear.models[name][0].parameters(), strict=True)
+    )
+    console.print(f"largest difference of a weight at the end: {apart:.2e}; whole run {seconds:.1f} s")
+    console.print(f"seconds: {hidden.seconds}", highlight=False)
+    size = {what: sum(r.nbytes for r in hidden.ledger.rows if r.what == what) / 1e6 for what in
+            ("public keys", "inputs", "directions", "aggregates")}  # fmt: skip
+    console.print(f"MB: {size}", highlight=False)
+    hidden.write(options.out / f"encrypted-{update}")
+
+
+def across(options: argparse.Namespace) -> None:
+    """What P1 can solve for if it takes P2's logits for the same in all rounds: the error at the last version."""
+    made = federation("digits", 2, options.splits[0], samples=options.samples, seed=0)
+    how = settings("head", 0, options)
+    learner = CaPriDe(*made, how)
+    asked, answers = [], []
+    shown = Table("rounds together", "numbers / unknowns", "relative error of P2's logits")
+    original = learner._ask
+
+    def noted(t, party, models, watch):
+        if party.name == "P1":
+            chosen = learner.subset(t, party)
+            generator = torch.Generator().manual_seed(0)
+            question = Question(party, models["P1"], chosen, how, generator).published(len(party.labels))
+            true = predict(models["P2"], party.images)
+            asked.append(question.weights)
+            answers.append(question.on(true, how.temperature))
+            together = Directions(torch.cat(asked), torch.ones(1))
+            found = recover(together, torch.cat(answers), how.temperature)
+            unknowns = len(party.labels) * (learner.classes - 1)
+            shown.add_row(str(t), f"{len(together.weights) / unknowns:.2f}", f"{found.error(true):.3f}")
+        return original(t, party, models, watch)
+
+    learner._ask = noted
+    learner.run()
+    console.print(shown)
+
+
+def figure2(options: argparse.Namespace) -> None:
+    for split in options.splits:
+        results = [run(name, 2, split, options.seeds[0], options) for name in options.methods]
+        path = options.out / f"figure2-{options.data}-{split}.png"
+        plots.by_round(path, {r.label: [r.accuracy(t) for t in range(options.rounds + 1)] for r in results})
+        console.print(
+            f"{path}: " + ", ".join(f"{r.label} {100 * r.accuracy(-1):.2f} %" for r in results), highlight=False
+        )
+
+
+def figure3(options: argparse.Namespace) -> None:
+    curves: dict[str, dict[int, float]] = {}
+    for parties in (2, 5, 10):
+        for name in options.methods:
+            result = run(name, parties, "homogeneous", options.seeds[0], options)
+            curves.setdefault("before", {})[parties] = result.accuracy(0)
+            curves.setdefault(result.label, {})[parties] = result.accuracy(-1)
+    plots.by_parties(options.out / f"figure3-{options.data}.png", curves)
+    console.print(curves)
+
+
+def figure4(options: argparse.Namespace) -> None:
+    for split in options.splits:
+        result = run("forward", 5, split, options.seeds[0], options)
+        path = options.out / f"figure4-{options.data}-{split}.png"
+        plots.by_class(path, {"before": result.per_class(0), "after": result.per_class(-1)})
+        console.print(result.class_table())
+
+
+def figure5(options: argparse.Namespace) -> None:
+    for split in options.splits:
+        result = run("forward", 5, split, options.seeds[0], options)
+        names = [p.name for p in result.parties]
+        stages = {name: [result.records[n][t]["accuracy"] for n in names] for name, t in (("before", 0), ("after", -1))}
+        plots.by_party(options.out / f"figure5-{options.data}-{split}.png", names, stages)
+        console.print(result.table())
+
+
+def main() -> None:
+    commands = {f.__name__: f for f in (table1, table2, encrypted, across, figure2, figure3, figure4, figure5)}
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("command", choices=list(commands))
+    p.add_argument("--data", default="digits")
+    p.add_argument("--data-root", type=Path)
+    p.add_argument("--rounds", type=int, default=20)
+    p.add_argument("--samples", type=int, help="of each party (default: all)")
+    p.add_argument("--parties", type=int, nargs="+", default=[2, 5])
+    p.add_argument("--splits", nargs="+", default=list(SPLITS), choices=SPLITS)
+    p.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    p.add_argument("--methods", nargs="+", default=["local", "fedavg", "dml", "head", "forward"])
+    p.add_argument("--networks", nargs="+", default=["mlp", "cnn", "cnn32"])
+    p.add_argument("--out", type=Path, default=Path("runs/capride-benchmarks"))
+    options = p.parse_args()
+    torch.set_num_threads(1)
+    ckks.set_workers(1)
+    options.out.mkdir(parents=True, exist_ok=True)
+    commands[options.command](options)
+
+
+if __name__ == "__main__":
+    main()

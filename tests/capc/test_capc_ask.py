@@ -1,0 +1,183 @@
+"""The protocol against the plain mechanism, its messages, and what happens when parties are lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from capc_cases import CLASSES, Known, Lost, models, voters, votes_of
+from scipy.stats import chisquare
+from sklearn.linear_model import LogisticRegression
+from sklearn.tree import DecisionTreeClassifier
+from torch import nn
+
+from sectorch.privacy import GNMax, LNMax
+from sectorch.protocols.capc import CaPCError, Panel, SimulatedPanel, TooFewVotersError, Voter
+from sectorch.protocols.capc.experiment import square
+from sectorch.runtime.ledger import Profile, Transcript
+
+IMAGES = torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+SMALL = dict(classes=CLASSES, sample=IMAGES[:1], batch=8)
+ROUTES = [("mpc", "yao"), ("mpc", "shares"), ("open", "yao"), ("open", "shares")]
+
+
+@pytest.mark.parametrize(("inference", "argmax"), ROUTES)
+@pytest.mark.parametrize("scale", [0.5, 3.0])
+def test_label_is_the_noisy_argmax(inference, argmax, scale):
+    """The label for the very noise that the guardian drew. The models' logits differ by far more than 2^-15."""
+    found = models(5)
+    mechanism = Known(scale)
+    answer = Panel(voters(found), inference=inference, argmax=argmax, **SMALL).ask(IMAGES, mechanism)
+    (noise,) = mechanism.drawn
+    assert noise.shape == (40, CLASSES) and bool(noise.any())
+    assert torch.equal(answer.labels, (votes_of(found, IMAGES) + noise).argmax(1))
+    assert answer.voters == 5 and answer.lost == [] and answer.votes is None
+
+
+def test_several_batches_draw_fresh_noise():
+    panel, mechanism = Panel(voters(models(3)), argmax="shares", **SMALL), Known(4.0)
+    for batch in IMAGES.split(8):
+        panel.ask(batch, mechanism)
+    assert len({tuple(noise.flatten().tolist()) for noise in mechanism.drawn}) == 5
+
+
+@pytest.mark.long
+def test_ckks_label_is_the_noisy_argmax():
+    torch.manual_seed(0)
+    found = [square(CLASSES, (1, 4, 4)).eval() for _ in range(2)]
+    mechanism = Known(0.7)
+    answer = Panel(voters(found), inference="ckks", **SMALL).ask(IMAGES[:8], mechanism)
+    assert torch.equal(answer.labels, (votes_of(found, IMAGES[:8]) + mechanism.drawn[0]).argmax(1))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("inference", "argmax"), ROUTES)
+def test_a_thousand_queries(inference, argmax):
+    images = torch.rand(1000, 1, 4, 4, generator=torch.Generator().manual_seed(2))
+    found, mechanism = models(20), Known(2.0)
+    panel = Panel(voters(found), inference=inference, argmax=argmax, **SMALL)
+    labels = torch.cat([panel.ask(batch, mechanism).labels for batch in images.split(250)])
+    assert torch.equal(labels, (votes_of(found, images) + torch.cat(mechanism.drawn)).argmax(1))
+
+
+@pytest.mark.parametrize("kind", [GNMax, LNMax])
+def test_label_frequencies_fit_the_mechanism(kind):
+    """One query 3,000 times through the secure protocol, with fresh noise each time."""
+    found, mechanism = models(9, seed=3), kind(2.0)
+    one = IMAGES[:1]
+    labels = Panel(voters(found), argmax="shares", inference="open", **SMALL).ask(one.expand(3000, 1, 4, 4), mechanism)
+    probabilities = mechanism.distribution(votes_of(found, one)[0])
+    seen = np.bincount(labels.labels.numpy(), minlength=CLASSES)
+    assert (probabilities * 3000 > 5).all() and chisquare(seen, probabilities * 3000).pvalue > 1e-6
+
+
+def test_simulated_panel_is_the_same_mechanism():
+    found = models(5)
+    panel, mechanism = SimulatedPanel(voters(found), CLASSES), Known(2.0)
+    answer = panel.ask(IMAGES, mechanism)
+    assert torch.equal(torch.tensor(answer.votes), votes_of(found, IMAGES))
+    assert torch.equal(answer.labels, (votes_of(found, IMAGES) + mechanism.drawn[0]).argmax(1))
+
+
+def test_scikit_learn_votes_in_the_open():
+    labels = torch.arange(200) % CLASSES
+    draw = torch.Generator().manual_seed(0)
+    images = torch.rand(200, 1, 4, 4, generator=draw) + labels.view(-1, 1, 1, 1)
+    fitted = [
+        model.fit(images.flatten(1).numpy(), labels.numpy())
+        for model in (LogisticRegression(max_iter=2000), DecisionTreeClassifier(random_state=0))
+    ]
+    mechanism = Known(0.3)
+    answer = Panel(voters(fitted), inference="open", **SMALL).ask(images[:20], mechanism)
+    votes = sum(nn.functional.one_hot(torch.tensor(m.predict(images[:20].flatten(1).numpy())), CLASSES) for m in fitted)
+    assert torch.equal(answer.labels, (votes + mechanism.drawn[0]).argmax(1))
+    with pytest.raises(CaPCError, match="v0's LogisticRegression cannot be evaluated on secrets; use inference='open'"):
+        Panel(voters(fitted), **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("inference", "argmax", "protocol"),
+    [
+        ("mpc", "yao", "open_masked"), ("mpc", "yao", "mask_weight"), ("mpc", "yao", "garbled_pair"),
+        ("mpc", "yao", "capc_mask"), ("mpc", "yao", "garbled_argmax_onehot"), ("mpc", "yao", "capc_to_guardian"),
+        ("mpc", "shares", "argmax_onehot_shares"), ("open", "yao", "capc_open_query"),
+        ("open", "yao", "capc_to_guardian"),
+    ],
+)  # fmt: skip
+def test_a_party_that_is_lost_is_left_out_of_both_sums(inference, argmax, protocol):
+    """Wherever it goes: the rest answers, with the full noise, and the label is theirs."""
+    found, mechanism = models(4), Known(0.4)
+    panel = Panel(voters(found), inference=inference, argmax=argmax, **SMALL)
+    with Lost("A2", protocol):
+        answer = panel.ask(IMAGES[:8], mechanism)
+    rest = [model for i, model in enumerate(found) if i != 1]
+    assert answer.voters == 3 and answer.lost == ["v1"]
+    assert torch.equal(answer.labels, (votes_of(rest, IMAGES[:8]) + mechanism.drawn[0]).argmax(1))
+    assert mechanism.drawn[0].shape == (8, CLASSES)
+    again = panel.ask(IMAGES[:8], mechanism)
+    assert again.voters == 3 and again.lost == ["v1"]
+
+
+def test_too_few_left_is_refused_before_any_noise():
+    found, mechanism = models(3), Known(0.4)
+    panel = Panel(voters(found), argmax="shares", **SMALL)
+    with Lost("A1", "capc_mask"), Lost("A3", "capc_to_guardian"), Transcript() as transcript:
+        with pytest.raises(
+            TooFewVotersError, match="1 of 3 answering parties voted and an answer needs 2; lost: v0, v2"
+        ):
+            panel.ask(IMAGES[:4], mechanism, least=2)
+    assert mechanism.drawn == []
+    assert not [line for line, _ in transcript.lines if line.label == "result"]
+
+
+def test_nobody_learns_a_vote_but_q_the_label():
+    """What the messages of a whole run declare, and that nothing of the histogram is opened."""
+    with Profile() as profile:
+        Panel(voters(models(3)), **SMALL).ask(IMAGES[:4], GNMax(1.0))
+    shown = {(m.dst.role, m.protocol, m.label) for m in profile.ledger if m.shows}
+    assert ("Q", "garbled_argmax_noisy", "decoding") in shown
+    # What else says that it shows something are public keys and random group elements of the key agreement.
+    for role, protocol, _ in shown - {("Q", "garbled_argmax_noisy", "decoding")}:
+        assert protocol in ("garbled_pair", "seed"), (role, protocol)
+    with Profile() as profile:
+        Panel(voters(models(2)), inference="open", **SMALL).ask(IMAGES[:4], GNMax(1.0))
+    assert ("A", "capc_open_query", "query_open") in {
+        (m.dst.role, m.protocol, m.label) for m in profile.ledger if m.shows
+    }
+
+
+def test_messages_look_uniform_and_differ_between_runs():
+    """Every ring element that crosses in steps 1b and 2 is uniform: its top byte, over two runs of one input."""
+    views = []
+    for _ in range(2):
+        panel = Panel(voters(models(4)), argmax="shares", **SMALL)
+        with Transcript() as transcript:
+            panel.ask(IMAGES, GNMax(1.0))
+        own = ("capc_mask", "capc_to_guardian")
+        views.append(torch.cat([value.flatten() for line, value in transcript.lines if line.protocol in own]))
+    assert not bool((views[0] == views[1]).any())
+    tops = np.bincount((torch.cat(views).numpy() >> 56) & 255, minlength=256)
+    assert chisquare(tops).pvalue > 1e-6
+
+
+def test_cost_of_steps_1b_and_2():
+    with Profile() as profile:
+        Panel(voters(models(3)), argmax="shares", **SMALL).ask(IMAGES, GNMax(1.0))
+    cost = lambda name: sum(m.bytes for m in profile.ledger if m.protocol == name)
+    assert cost("capc_mask") == 3 * 16 * 40 * CLASSES and cost("capc_to_guardian") == 3 * 8 * 40 * CLASSES
+
+
+def test_errors():
+    found = models(2)
+    with pytest.raises(CaPCError, match="inference is mpc, ckks or open and argmax yao or shares, got 'tee', 'yao'"):
+        Panel(voters(found), CLASSES, inference="tee")
+    with pytest.raises(CaPCError, match="voters of different names"):
+        Panel([Voter("a", found[0]), Voter("a", found[1])], CLASSES)
+    with pytest.raises(CaPCError, match="name sample"):
+        Panel(voters(found), CLASSES, inference="ckks")
+    with pytest.raises(CaPCError, match=r"v0's model gives \(4, 10\) for 4 queries, but 7 classes need \(4, 7\)"):
+        Panel(voters(found), 7).ask(IMAGES[:4], GNMax(1.0))
+    with pytest.raises(CaPCError, match="v0's model cannot be evaluated under encryption"):
+        Panel(voters(found), inference="ckks", **SMALL)
+    with pytest.raises(CaPCError, match="at least one voter"):
+        SimulatedPanel([], CLASSES)

@@ -1,0 +1,76 @@
+"""The command: its output, its files, its errors, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sectorch.protocols.capc import cli
+
+QUICK = ["--parties", "12", "--querying", "2", "--pool", "10", "--epsilon", "20", "--inference", "simulated"]
+
+
+def test_json_and_files(tmp_path: Path, capsys):
+    assert cli.main([*QUICK, "--json", "--out", str(tmp_path)]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "results.json").read_text())
+    assert [q["queries"] for q in printed["querying"]] == [10, 10]
+    for name in ("parties.csv", "queries.csv", "epsilon_per_query.png", "class_balance.png"):
+        assert (tmp_path / name).stat().st_size > 0
+
+
+def test_tables_and_sweep(tmp_path: Path, capsys):
+    arguments = [*QUICK[2:], "--parties", "12", "14", "--out", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for part in ("Querying parties", "Per class", "remains", "NOT private itself", "step 1a"):
+        assert part in text
+    assert set(json.loads((tmp_path / "parties.json").read_text())) == {"12", "14"}
+    assert (tmp_path / "gain_per_parties.png").is_file() and (tmp_path / "parties-14" / "results.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--epsilon", "0"], "epsilon must be above 0"),
+        (["--delta", "1"], "delta must be above 0 and below 1"),
+        (["--epsilon", "0.5"], "are too few for 10 queries"),
+        (["--data", "mnist"], "mnist is not on disk: looked in"),
+        (["--architectures", "alexnet"], "no architecture 'alexnet'"),
+        (["--pool", "400"], "need more than the 450 images"),
+        (["--colluding", "0"], "votes that a step moves"),
+    ],
+)
+def test_errors_are_one_line(tmp_path: Path, capsys, options, text):
+    assert cli.main([*QUICK, "--no-plots", "--data-root", str(tmp_path), "--out", str(tmp_path / "o"), *options]) == 1
+    shown = capsys.readouterr()
+    assert text in " ".join(shown.err.split()) and "Traceback" not in shown.err and shown.out == ""
+
+
+def test_ctrl_c_and_resume(tmp_path: Path, capsys):
+    """A real process, stopped while it asks; the same command goes on and keeps what was answered."""
+    options = ["--parties", "8", "--querying", "2", "--pool", "12", "--epsilon", "40", "--chunk", "2", "--no-plots"]
+    options += ["--argmax", "shares", "--out", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "sectorch.protocols.capc.cli", *options]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        kept = tmp_path / "labels" / "p1-0.json"
+        while not kept.is_file() and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    assert process.returncode == 130 and "goes on from there" in " ".join(err.split()) and "Traceback" not in err
+    first = kept.read_text()
+    assert cli.main(options) == 0
+    assert kept.read_text() == first
+    assert json.loads((tmp_path / "results.json").read_text())["querying"][1]["queries"] > 0
+    capsys.readouterr()

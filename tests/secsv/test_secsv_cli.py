@@ -1,0 +1,86 @@
+"""`sectorch shapley`, data and training."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from sectorch.data.errors import DataError, DatasetMissingError
+from sectorch.protocols.secsv import ShapleyError, build, federation
+from sectorch.protocols.secsv.cli import main
+from sectorch.protocols.secsv.data import DATA, dirichlet, for_model
+from sectorch.protocols.secsv.models import MODELS
+
+SMALL = ["--rounds", "1", "--samples", "100", "--tests", "30", "--clients", "4"]
+
+
+def test_a_run_writes_table_plot_and_json(tmp_path, capsys):
+    assert main([*SMALL, "--out", str(tmp_path), "--skip", "--protocol", "secsv"]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "error against plain" in shown and "SampleSkip left out" in shown and "which shows a layer's outputs" in shown
+    )
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["error"] <= 1e-2 and found["wrongly_skipped"] == 0 and found["routing"] == "multi-layer"
+    assert sum(found["values"].values()) == pytest.approx(found["rounds"][0]["coalitions"][-1]["utility"])
+    assert (tmp_path / "values.png").stat().st_size > 1000
+    assert main([*SMALL, "--out", str(tmp_path), "--skip", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["values"] == found["values"] and again["products"] == found["products"], "nothing was tested again"
+
+
+def test_errors_are_one_line(tmp_path, capsys):
+    assert main([*SMALL, "--out", str(tmp_path), "--model", "cnn", "--clients", "2"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and "need 3 clients" in err
+    assert main([*SMALL, "--out", str(tmp_path), "--data", "bank", "--data-root", str(tmp_path)]) == 1
+    assert "bank is not on disk" in capsys.readouterr().err
+    assert main([*SMALL, "--out", str(tmp_path), "--leave", "c9:1-1"]) == 1
+    assert "clients are c1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_takes_the_bundled_digits(model):
+    found = for_model(federation("digits", 3, tests=20), model)
+    net = build(model, found.shape, found.classes, hidden=7)
+    assert net(found.test["c1"][0]).shape == (len(found.test["c1"][1]), 10)
+
+
+def test_the_papers_shapes():
+    shapes = lambda net: [tuple(p.shape) for n, p in net.named_parameters() if "weight" in n]
+    assert shapes(build("logistic", (48,), 2)) == [(2, 48)]
+    assert shapes(build("logistic", (300,), 4)) == [(4, 300)]
+    assert shapes(build("cnn", (1, 28, 28), 10)) == [(4, 1, 7, 7), (64, 256), (10, 64)]
+    assert shapes(build("rnn", (640,), 2)) == [(96, 64), (96, 32), (2, 32)]
+    assert len(shapes(build("dnn", (48,), 2, hidden=7))) == 8
+    with pytest.raises(ShapleyError, match="0 to 7"):
+        build("dnn", (48,), 2, hidden=8)
+
+
+def test_labels_are_divided_by_dirichlet_and_nobody_is_left_without():
+    assert torch.allclose(dirichlet(10, 5, 0.5, 0).sum(1), torch.ones(10).double())
+    found = federation("digits", 6, alpha=0.05, seed=3)
+    assert all(len(y) >= 1 for _, y in found.test.values()) and all(len(y) >= 2 for _, y in found.train.values())
+    assert sum(len(y) for part in (found.train, found.test) for _, y in part.values()) == 1797
+    bank = federation("breast-cancer", 5)
+    assert bank.shape == (48,) and bank.classes == 2
+
+
+def test_tables_from_a_folder(tmp_path):
+    (tmp_path / "agnews").mkdir()
+    for part in ("train", "test"):
+        np.savez(tmp_path / "agnews" / f"{part}.npz", x=np.ones((40, 300)), y=np.arange(40) % 4)
+    found = federation("agnews", 4, root=tmp_path)
+    assert found.shape == (300,) and found.classes == 4
+    np.savez(tmp_path / "agnews" / "test.npz", x=np.ones((40, 3)), y=np.arange(40))
+    with pytest.raises(DataError, match=r"x must be \[n, 300\]"):
+        federation("agnews", 4, root=tmp_path)
+    for name in ("mirna", "mnist"):
+        with pytest.raises(DatasetMissingError, match="is not on disk"):
+            federation(name, 4, root=tmp_path)
+    with pytest.raises(DataError, match="there is no data set"):
+        federation("x", 4)
+    assert set(DATA) == {"digits", "breast-cancer", "mnist", "bank", "agnews", "mirna"}
