@@ -145,9 +145,12 @@ class Material(Protocol):
     """Decides per step whether it is run, run on shapes only, or taken from what was prepared; see runtime/material."""
 
     def step(
-        self, phase: Phase, args: tuple, run: Callable, here: frozenset[Party], fingerprint: int
+        self, phase: Phase, args: tuple, run: Callable, here: frozenset[Party], fingerprint: int, ours: bool
     ) -> tuple[Any, int | None]:
-        """Call `run(here)` to run the step, or `run(None)` to learn its result's shapes and nothing else."""
+        """Call `run(here)` to run the step, or `run(None)` to learn its result's shapes and nothing else.
+
+        `ours` says whether somebody who is here takes part in it.
+        """
         ...
 
 
@@ -343,7 +346,8 @@ class Net:
         if self._material is None:
             result = run(self.runtime.here)
         else:
-            result, slot = self._material.step(phase, args, run, self.runtime.here, self._fingerprint)
+            here = self.runtime.here
+            result, slot = self._material.step(phase, args, run, here, self._fingerprint, bool(owners & here))
         if self.recorded is not None:
             self.recorded.append(result)
         session = self.runtime.session

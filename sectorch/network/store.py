@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import re
@@ -24,6 +25,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -93,7 +95,7 @@ class Store:
             try:
                 session = bytes.fromhex(folder.name)
                 sealed = (folder / "binding.sealed").read_bytes()
-                binding = json.loads(b"".join(_opened(self.key, sealed, b"binding" + session)))
+                binding = json.loads(_opened(self.key, io.BytesIO(sealed), len(sealed), b"binding" + session))
                 self._shelves[session] = Shelf(self, session, binding)
             except (ValueError, OSError, InvalidTag):
                 shutil.rmtree(folder)
@@ -225,16 +227,16 @@ class Shelf:
         claimed = path.with_suffix(".claimed")
         try:
             path.rename(claimed)
-            sealed = claimed.read_bytes()
-            claimed.unlink()
-            if self.store.lasting:
-                _settle(self.folder)
+            with claimed.open("rb") as sealed:
+                claimed.unlink()
+                if self.store.lasting:
+                    _settle(self.folder)
+                size = os.fstat(sealed.fileno()).st_size
+                tape = read_tape(_opened(self.store.key, sealed, size, self._about(call, shape)))
         except OSError as error:
             raise MaterialError(
                 f"the material of call {call} cannot be read ({error.strerror}); it is dropped"
             ) from None
-        try:
-            tape = read_tape(_opened(self.store.key, sealed, self._about(call, shape)))
         except (InvalidTag, ValueError):
             raise MaterialError(f"the material of call {call} is not whole; it is dropped and was not used") from None
         if (tape.call, tape.session) != (call, self.session):
@@ -307,18 +309,18 @@ def _sealed(key: bytes, parts: list, about: bytes) -> Iterator[bytes]:
     yield cipher.encrypt(struct.pack(">IQ", 1, number), held, about)
 
 
-def _opened(key: bytes, sealed: bytes, about: bytes) -> Iterator[bytes]:
+def _opened(key: bytes, sealed: BinaryIO, size: int, about: bytes) -> bytearray:
     """Raises InvalidTag where a segment is not what was sealed, in that place, for that use."""
-    view = memoryview(sealed)
-    if len(view) < NONCE_BYTES + TAG_BYTES:
+    count = -(-(size - NONCE_BYTES) // (SEGMENT + TAG_BYTES))
+    length = size - NONCE_BYTES - count * TAG_BYTES
+    if length < 0 or count < 1:
         raise InvalidTag
-    cipher = AESGCM(derive(key, bytes(view[:NONCE_BYTES]), "piece", 32))
-    at, number = NONCE_BYTES, 0
-    while at < len(view):
-        end = min(at + SEGMENT + TAG_BYTES, len(view))
-        last = end == len(view) and end - at < SEGMENT + TAG_BYTES
-        yield cipher.decrypt(struct.pack(">IQ", int(last), number), view[at:end], about)
-        at, number = end, number + 1
-        if last:
-            return
-    raise InvalidTag
+    cipher = AESGCM(derive(key, sealed.read(NONCE_BYTES), "piece", 32))
+    out, at = bytearray(length), 0
+    for number in range(count):
+        part = cipher.decrypt(
+            struct.pack(">IQ", int(number == count - 1), number), sealed.read(SEGMENT + TAG_BYTES), about
+        )
+        out[at : at + len(part)] = part
+        at += len(part)
+    return out

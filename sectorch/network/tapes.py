@@ -6,7 +6,6 @@ length of the head 8 | head, padded to 8 | tensors, each padded to 8
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from math import prod
 
 import torch
@@ -55,13 +54,12 @@ def write_tape(tape: Tape) -> tuple[list, int]:
     return [len(text).to_bytes(8, "big"), text, *parts], 8 + len(text) + size
 
 
-def read_tape(parts: Iterable[bytes]) -> Tape:
-    """What `write_tape` wrote; its tensors share one piece of memory.
+def read_tape(data: bytearray) -> Tape:
+    """What `write_tape` wrote; its tensors share the memory of `data`.
 
     Raises:
         ValueError: it is something else. The caller has checked that nobody changed it.
     """
-    data = bytearray().join(parts)
     length = int.from_bytes(data[:8], "big")
     head = json.loads(bytes(data[8 : 8 + length]))
     start = 8 + length

@@ -49,9 +49,9 @@ class Recorder:
     def __init__(self, tape: Tape):
         self.tape = tape
 
-    def step(self, phase: Phase, args: tuple, run: Callable, here: frozenset[Party], fingerprint: int):
+    def step(self, phase: Phase, args: tuple, run: Callable, here: frozenset[Party], fingerprint: int, ours: bool):
         if phase == Phase.ONLINE:
-            for value in args:
+            for value in args if ours else ():  # what only others will use need not be kept here
                 if type(value) is Located and value.slot is not None:
                     step, output = value.slot
                     self.tape.steps[step][output] = value._value
@@ -76,7 +76,7 @@ class Replayer:
             raise MaterialError(f"the material of call {tape.call} was used already; prepare it again")
         self.tape = tape
 
-    def step(self, phase: Phase, args: tuple, run: Callable, here: frozenset[Party], fingerprint: int):
+    def step(self, phase: Phase, args: tuple, run: Callable, here: frozenset[Party], fingerprint: int, ours: bool):
         tape = self.tape
         if phase != Phase.OFFLINE:
             return run(here), None
@@ -101,6 +101,6 @@ class Settled:
     What a party computes from values of its own (A's encoded weights) it computes again; all else stays a shape.
     """
 
-    def step(self, phase: Phase, args: tuple, run: Callable, here: frozenset[Party], fingerprint: int):
+    def step(self, phase: Phase, args: tuple, run: Callable, here: frozenset[Party], fingerprint: int, ours: bool):
         absent = any(type(v) is Located and not _real(v._value) for v in args)
         return run(None if absent or not args else here), None

@@ -181,3 +181,15 @@ def test_errors():
         Panel(voters(found), inference="ckks", **SMALL)
     with pytest.raises(CaPCError, match="at least one voter"):
         SimulatedPanel([], CLASSES)
+
+
+def test_every_declared_message_is_sent_and_no_other():
+    """The protocols of this package against their own declarations, over all routes."""
+    from sectorch.choreography import PROTOCOLS
+
+    with Profile() as profile:
+        for inference in ("mpc", "open"):
+            Panel(voters(models(2)), inference=inference, argmax="shares", **SMALL).ask(IMAGES[:2], GNMax(1.0))
+    sent = {(m.protocol, m.label, m.src.role, m.dst.role) for m in profile.ledger if m.protocol.startswith("capc")}
+    specs = [spec for name, spec in PROTOCOLS.items() if name.startswith("capc")]
+    assert sent == {(spec.name, m.label, m.src, m.dst) for spec in specs for m in spec.messages}

@@ -22,7 +22,7 @@ def test_json_and_files(tmp_path: Path, capsys):
     printed = json.loads(capsys.readouterr().out)
     assert printed == json.loads((tmp_path / "results.json").read_text())
     assert [q["queries"] for q in printed["querying"]] == [10, 10]
-    for name in ("parties.csv", "queries.csv", "epsilon_per_query.png", "class_balance.png"):
+    for name in ("parties.csv", "queries.csv", "epsilon_per_query.png", "class_balance.png", "scale_accuracy.png"):
         assert (tmp_path / name).stat().st_size > 0
 
 

@@ -302,3 +302,12 @@ def test_scores_and_fairness():
 def test_budget_arithmetic_of_the_report():
     budget = Budget(3.0, 1e-5)
     assert budget.spent == 0 and budget.remaining == 3
+
+
+def test_right_at_is_what_the_noise_leaves():
+    record = run(small(), replace(QUICK, epsilon=20.0)).records["p1"]
+    votes, truth = torch.tensor(record.votes), record.truth
+    assert record.right_at(0.05) == pytest.approx(float((votes.argmax(1) == truth).double().mean()), abs=1e-6)
+    assert record.right_at(1000.0) == pytest.approx(0.1, abs=0.01)  # ten classes and nothing but noise
+    record.votes.clear()
+    assert record.right_at(1.0) is None

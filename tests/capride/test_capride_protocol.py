@@ -98,7 +98,7 @@ def test_released_numbers_are_the_plain_ones(made, quick):
     assert loss == pytest.approx(float(losses.approximate_kl(u, z, how.temperature)), abs=bound)
     update, exact = question.update(found, hidden.sigma(party)), question.update(plain, 0.0)
     # The gradient is an orthonormal basis applied to the numbers times their scales.
-    scale = float(question.head.scales.norm())
+    scale = float(question.moved.scales[: question.numbers].norm())
     torch.testing.assert_close(update.head, exact.head, rtol=0, atol=bound * scale)
     p = (question.logits.double() / how.temperature).softmax(1)
     pulled = p * (z - (p * z).sum(1, keepdim=True)) / how.temperature**2

@@ -21,6 +21,7 @@ from sectorch.protocols.capride.directions import (
     features_and_logits,
     head_directions,
     head_of,
+    of_predictions,
 )
 from sectorch.protocols.capride.update import agreed_logits, deep_update, head_update
 
@@ -65,8 +66,8 @@ def test_equations_8_and_9(seed: int, temperature: float, classes: int):
 def test_the_head_gradient_is_exact(seed: int, temperature: float, bias: bool, classes: int, n: int):
     model, x, z = case(n, classes, seed, bias=bias)
     features, logits = features_and_logits(model, x)
-    weights, basis = head_directions(features, logits, temperature, bias)
-    asked = Directions.of(weights)
+    changes, basis = head_directions(features, classes, bias)
+    asked = Directions.of(of_predictions(changes, logits, temperature))
     rank = torch.linalg.matrix_rank(torch.cat([features, torch.ones(n, int(bias))], 1).detach())
     assert len(asked) == (classes - 1) * int(rank), "one number for each contrast and feature direction"
     assert float(asked.weights.abs().sum(2).max()) <= 1 + 1e-12
@@ -79,8 +80,9 @@ def test_the_head_gradient_is_exact(seed: int, temperature: float, bias: bool, c
 
 def test_a_lower_rank_is_the_gradient_s_projection():
     model, x, z = case()
-    weights, basis = head_directions(*features_and_logits(model, x), 2.0, True, rank=2)
-    asked = Directions.of(weights)
+    features, logits = features_and_logits(model, x)
+    changes, basis = head_directions(features, 4, True, rank=2)
+    asked = Directions.of(of_predictions(changes, logits, 2.0))
     found = head_update(basis, asked, asked.on(z, 2.0))
     true = autograd(model, x, z, 2.0)
     whole = torch.cat([true["2.weight"], true["2.bias"].unsqueeze(1)], 1)
@@ -97,7 +99,8 @@ def test_contrasts_are_orthonormal_and_blind_to_shifts():
 def test_forward_mode_is_the_directional_derivative():
     model, x, z = case()
     drawn = draw(model, 6, torch.Generator().manual_seed(1))
-    found = Directions(deep_directions(model, x, 2.0, drawn), torch.ones(6)).on(z, 2.0)
+    changes = deep_directions(model, x, drawn)
+    found = Directions(of_predictions(changes, model(x), 2.0), torch.ones(6)).on(z, 2.0)
     true = autograd(model, x, z, 2.0)
     flat = torch.cat([true[name].flatten() for name in deep_parameters(model)])
     torch.testing.assert_close(found, drawn @ flat, **EXACT)
@@ -118,7 +121,7 @@ def test_forward_gradients_are_unbiased():
         estimates = []
         for _ in range(200):
             drawn = draw(model, 4, draws)
-            asked = Directions.of(deep_directions(model, x, 2.0, drawn))
+            asked = Directions.of(of_predictions(deep_directions(model, x, drawn), model(x), 2.0))
             deep, _ = deep_update(model, x, agreed, drawn, asked, asked.on(z, 2.0), 2.0)
             estimates.append(torch.cat([value.flatten() for value in deep.values()]))
         estimates = torch.stack(estimates)
@@ -132,7 +135,7 @@ def test_all_directions_give_the_whole_gradient():
     model, x, z = case()
     size = sum(p.numel() for p in deep_parameters(model).values())
     drawn = draw(model, size, torch.Generator().manual_seed(3))
-    asked = Directions.of(deep_directions(model, x, 2.0, drawn))
+    asked = Directions.of(of_predictions(deep_directions(model, x, drawn), model(x), 2.0))
     deep, _ = deep_update(model, x, model(x).detach(), drawn, asked, asked.on(z, 2.0), 2.0)
     true = autograd(model, x, z, 2.0)
     for name, value in deep.items():
@@ -142,14 +145,20 @@ def test_all_directions_give_the_whole_gradient():
 def test_agreed_logits_agree_and_pull_as_the_head_gradient_does():
     model, x, z = case(n=60)
     features, logits = (t.detach() for t in features_and_logits(model, x))
-    weights, basis = head_directions(features, logits, 2.0, True)
-    asked = Directions.of(weights)
-    agree = lambda peer: agreed_logits(logits, basis, asked, asked.on(peer, 2.0), 2.0, 0.0)
+    changes, _ = head_directions(features, 4, True)
+    asked = Directions.of(of_predictions(changes, logits, 2.0))
+    agree = lambda peer: agreed_logits(logits, changes, asked, asked.on(peer, 2.0), 2.0, 0.0)
     agreed = agree(z)
     # The ridge of 1e-14 of the largest entry, times the square of the system's condition, below 1e3 here.
     torch.testing.assert_close(asked.on(agreed, 2.0), asked.on(z, 2.0), rtol=1e-6, atol=1e-6)
     found, true = (autograd(model, x, target, 2.0)["2.weight"] for target in (agreed, z))
     torch.testing.assert_close(found, true, rtol=1e-6, atol=1e-6)
+    # With directions of the deep layers as well, every measured derivative is met.
+    drawn = draw(model, 8, torch.Generator().manual_seed(4))
+    more = torch.cat([changes, deep_directions(model, x, drawn)])
+    both = Directions.of(of_predictions(more, logits, 2.0))
+    all_met = agreed_logits(logits, more, both, both.on(z, 2.0), 2.0, 0.0)
+    torch.testing.assert_close(both.on(all_met, 2.0), both.on(z, 2.0), rtol=1e-4, atol=1e-4)
     # A peer that agrees with the party pulls nowhere, and one that is linear in its features is found, but for shifts.
     torch.testing.assert_close(agree(logits), logits, rtol=1e-6, atol=1e-6)
     linear = features @ torch.randn(5, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 1
@@ -160,10 +169,10 @@ def test_agreed_logits_agree_and_pull_as_the_head_gradient_does():
 def test_noise_shrinks_the_agreed_logits_towards_the_own():
     model, x, z = case(n=60)
     features, logits = (t.detach() for t in features_and_logits(model, x))
-    weights, basis = head_directions(features, logits, 2.0, True)
-    asked = Directions.of(weights)
+    changes, _ = head_directions(features, 4, True)
+    asked = Directions.of(of_predictions(changes, logits, 2.0))
     moved = [
-        float((agreed_logits(logits, basis, asked, asked.on(z, 2.0), 2.0, sigma) - logits).norm())
+        float((agreed_logits(logits, changes, asked, asked.on(z, 2.0), 2.0, sigma) - logits).norm())
         for sigma in (0.0, 10.0, 1000.0)
     ]
     assert moved[0] > moved[1] > moved[2]
@@ -181,6 +190,6 @@ def test_models_without_a_plain_head_are_refused():
 def test_questions_do_not_change_the_model():
     model, x, _ = case()
     before = copy.deepcopy(model.state_dict())
-    deep_directions(model, x, 2.0, draw(model, 3, torch.Generator().manual_seed(0)))
+    deep_directions(model, x, draw(model, 3, torch.Generator().manual_seed(0)))
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]) and not model.get_parameter(name).grad_fn

@@ -50,7 +50,7 @@ def same(a: Tape, b: Tape) -> bool:
 def test_a_tape_comes_back_as_it_was(call, n):
     parts, size = write_tape(tape(call, n=n))
     assert sum(len(p) for p in parts) == size
-    assert same(read_tape([bytes(p) for p in parts]), tape(call, n=n))
+    assert same(read_tape(bytearray(b"".join(bytes(p) for p in parts))), tape(call, n=n))
 
 
 @pytest.mark.parametrize("n", [0, 1, 1000, 1 << 19, (1 << 19) - 40, 1 << 20])

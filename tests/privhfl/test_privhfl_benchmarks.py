@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-TINY = "--clients 2 --seeds 0 --local-epochs 0 --epochs 0 --test-samples 10".split()
+TINY = ["--clients", "2", "--seeds", "0", "--local-epochs", "0", "--epochs", "0", "--test-samples", "10"]
 
 
 @pytest.fixture

@@ -249,17 +249,15 @@ def test_the_principal_cannot_solve_for_the_auxiliary_share(recorded):
     layout = Reducing(layer.rows, layer.inner, 4096)
     H.aggregate(0b11111, Clock())
     H.load((0,), None)
-    share = layout.encode(layer.features(H._batch["features"]), H._primes)[1]  # [W, tiles, d_in]
-    known = H._model[layer.weight][0][1]  # [W, d_in, 2 N / W], at the principal too
+    share = layout.encode(layer.features(H._batch["features"]), H._primes)[1]  # [2 W, tiles, d_in]
+    known = H._model[layer.weight][0][1]  # [2 W, d_in, N / W], at the principal too
     for fresh in (False, True):
         H.load((0,), None)
         out = H.linear(layer, Clock(), fresh=fresh)[:, :, 1]
         if not fresh:  # the auxiliary server never adds the bias; take off what this call added
             bias = H._model[layer.weight][1][1].to(torch.int64)
             out = (out - bias.view(1, 2, -1)).remainder(q)
-        values = out.view(1, 2, 2 * layout.width, -1)
-        both = torch.stack([values[:, :, : layout.width], values[:, :, layout.width :].flip(2)])
-        received = both.permute(3, 1, 2, 0, 4).reshape(layout.width, -1)
+        received = out.view(1, 2, layout.columns, -1).permute(2, 0, 1, 3).reshape(layout.columns, -1)
         equations = [(known[0, :, e].long().tolist(), int(received[0, e])) for e in range(layer.inner + 4)]
         found = solve(equations, layer.inner, q)
         assert (found is None) if fresh else (found == share[0, 0].long().remainder(q).tolist())

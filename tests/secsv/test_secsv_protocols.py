@@ -107,8 +107,8 @@ def test_secretsv_finds_the_right_samples(name):
 def test_lemma_6_1(keys, form):
     """Products and rotations of both protocols, counted, against the formulas.
 
-    SecSV: each server d_in a ciphertext of the result, ceil(columns / W) ciphertexts a batch, and no rotation. HESV
-    (Lemma B.1): for each pair of blocks d' products, d' the smallest divisor of the side from d_out on, and
+    SecSV: each server d_in a ciphertext of the result, ceil(columns / 2W) ciphertexts a batch (two columns a slot), no
+    rotation. HESV (Lemma B.1): for each pair of blocks d' products, d' the smallest divisor of the side from d_out on;
     floor(log2 r) + (ones in r) - 1 rotations for each block of the result, r = side / d'.
     """
     program, tests, models = case("convolution")
@@ -122,8 +122,9 @@ def test_lemma_6_1(keys, form):
         secsv.correct(coalition, tests.all)
         for route in secsv.routes(coalition):
             for layer in program.layers:
-                width = min(256, 2048 // 2 ** math.ceil(math.log2(layer.rows)))
-                wanted += layer.inner * math.ceil(layer.columns * 5 * len(route.owners) / width)
+                width = 2 * min(128, 2048 // 2 ** math.ceil(math.log2(layer.rows)))
+                columns = layer.columns * 5 * len(route.owners)
+                wanted += layer.inner * math.ceil(columns / width)
     for coalition in every[:2]:
         hesv.hits(coalition)
         for layer in program.layers:

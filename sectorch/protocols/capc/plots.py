@@ -9,6 +9,10 @@ from ..privhfl.plots import require
 from .report import Result
 
 
+SCALES = (0.5, 1.0, 2.0, 4.0, 7.0, 10.0, 15.0, 20.0, 40.0)
+"""At which the accuracy of the answers is drawn; the paper's sigmas, 7 and 40, among them (Figure 11)."""
+
+
 def _figure(folder: Path):
     folder.mkdir(parents=True, exist_ok=True)
     figure_of, canvas = require()
@@ -28,7 +32,7 @@ def _save(figure, axes, path: Path, across: str, up: str) -> Path:
 
 
 def plot(result: Result, folder: str | Path) -> list[Path]:
-    """epsilon_per_query.png and class_balance.png of one run.
+    """epsilon_per_query.png, class_balance.png and, of a simulation, scale_accuracy.png of one run.
 
     Raises:
         PlotError: matplotlib is missing.
@@ -46,7 +50,15 @@ def plot(result: Result, folder: str | Path) -> list[Path]:
         bars = [100 * (a - b) for b, a in zip(r.before.per_class, r.after.per_class, strict=True)]
         axes.bar(places, bars, width, label=r.name)
     axes.set_xticks(range(result.classes))
-    return [*paths, _save(figure, axes, folder / "class_balance.png", "class", "gain in recall, points")]
+    paths.append(_save(figure, axes, folder / "class_balance.png", "class", "gain in recall, points"))
+    lines: dict[str, dict[float, list[float]]] = {}
+    for r in result.records.values():
+        at = {scale: r.right_at(scale) for scale in SCALES}
+        if None not in at.values():
+            lines[r.name] = {scale: [100 * right] for scale, right in at.items()}
+    if lines:
+        paths.append(curve(folder / "scale_accuracy.png", "scale of the noise", "right answers, %", lines, log=True))
+    return paths
 
 
 def curve(

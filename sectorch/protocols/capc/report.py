@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ STEPS = ("infer", "onehot", "argmax")
 class Record:
     """What one querying party did and got.
 
-    `asked` are indices of its pool, `labels` what it was answered. `oracle` is the data-dependent curve, which only a
-    simulation in the clear can know (`SimulatedPanel`), and which is not private.
+    `asked` are indices of its pool, `labels` what it was answered. `votes` and the data-dependent curve `oracle` are known
+    to a simulation in the clear alone (`SimulatedPanel`), and are not private. `truth` are the asked images' true labels.
     """
 
     name: str
@@ -43,6 +43,8 @@ class Record:
     lost: list[str] = field(default_factory=list)
     spent: list[float] = field(default_factory=list)
     oracle: np.ndarray | None = None
+    votes: list[list[int]] = field(default_factory=list, repr=False)
+    truth: torch.Tensor | None = field(default=None, repr=False)
     right: float | None = None
     stopped: str = ""
     model: Any = field(default=None, repr=False)
@@ -62,11 +64,21 @@ class Record:
         if answer.get("votes") is not None:
             curve = sum(self.mechanism.curve_of(np.asarray(votes)) for votes in answer["votes"])
             self.oracle = curve if self.oracle is None else self.oracle + curve
+            self.votes += answer["votes"]
 
     def judge(self, truth: torch.Tensor) -> None:
         """How many answers were right, where an experiment knows it."""
+        self.truth = truth[self.asked]
         if len(self.asked):
-            self.right = float((truth[self.asked] == self.labels).double().mean())
+            self.right = float((self.truth == self.labels).double().mean())
+
+    def right_at(self, scale: float) -> float | None:
+        """The expected fraction of right answers at another scale of the noise, exactly; where votes are known."""
+        if self.truth is None or not self.votes or len(self.votes) != len(self.asked):
+            return None
+        mechanism = replace(self.mechanism, scale=scale)
+        pairs = zip(self.votes, self.truth.tolist(), strict=True)
+        return float(np.mean([mechanism.distribution(votes)[true] for votes, true in pairs]))
 
     @property
     def gain(self) -> float:

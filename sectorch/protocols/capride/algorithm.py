@@ -14,7 +14,15 @@ from ...data.seeds import generator
 from . import losses
 from .baselines import average
 from .checkpoint import Store
-from .directions import Directions, deep_directions, draw, head_directions, head_of, predictions
+from .directions import (
+    Directions,
+    deep_directions,
+    draw,
+    head_directions,
+    head_of,
+    of_predictions,
+    predictions,
+)
 from .exchange import Exchange, Simulated
 from .ledger import Ledger, isolated
 from .report import Result
@@ -22,6 +30,9 @@ from .settings import LEAST_SAMPLES, Party, Settings, chain, check
 from .training import distillation, in_the_clear, mutual, optimiser, own_view, predict, scores, train
 from .update import Update, agreed_logits, deep_update, head_update
 from .watch import Watch
+
+LEAST_NOISE = 1e-3
+"""Released numbers are taken to be no better than this when logits are fitted to them."""
 
 
 class _State:
@@ -237,15 +248,15 @@ class Question:
         how = self.how
         features, self.logits = own_view(self.model, self.images)
         asked = predictions(self.logits, how.temperature)
-        if how.update in ("head", "forward"):
-            bias = head_of(self.model).bias is not None
-            weights, self.basis = head_directions(features, self.logits, how.temperature, bias, how.head_rank)
-            self.head = Directions.of(weights)
-            asked = asked.beside(self.head)
+        if how.update == "scalar":
+            return asked
+        bias, classes = head_of(self.model).bias is not None, self.logits.shape[1]
+        self.changes, self.basis = head_directions(features, classes, bias, how.head_rank)
+        self.numbers = len(self.changes)
         if self.drawn is not None:
-            self.deep = Directions.of(deep_directions(self.model, self.images, how.temperature, self.drawn))
-            asked = asked.beside(self.deep)
-        return asked
+            self.changes = torch.cat([self.changes, deep_directions(self.model, self.images, self.drawn)])
+        self.moved = Directions.of(of_predictions(self.changes, self.logits, how.temperature))
+        return asked.beside(self.moved)
 
     def published(self, samples: int) -> Directions:
         """The directions over all of the party's samples: zero outside of the subset."""
@@ -261,11 +272,15 @@ class Question:
         loss, t = float(released[0]), self.how.temperature
         if self.basis is None:
             return Update(loss, self.subset)
-        known = 1 + len(self.head)
-        answers = released[1:known]
-        agreed = agreed_logits(self.logits, self.basis, self.head, answers, t, sigma)
-        head = head_update(self.basis, self.head, answers)
+        answers, n = released[1:], self.numbers
+        head = head_update(self.basis, self.moved[:n], answers[:n])
+        sigma = max(sigma, LEAST_NOISE)
+        agree = lambda part: agreed_logits(self.logits, self.changes[part], self.moved[part], answers[part], t, sigma)
         if self.drawn is None:
-            return Update(loss, self.subset, agreed, head)
-        deep, correction = deep_update(self.model, self.images, agreed, self.drawn, self.deep, released[known:], t)
-        return Update(loss, self.subset, agreed, head, deep, correction)
+            return Update(loss, self.subset, agree(slice(n)), head)
+        # The control variate must not depend on the drawn directions, else the estimate would be biased.
+        of_head = agree(slice(n))
+        deep, correction = deep_update(self.model, self.images, of_head, self.drawn, self.moved[n:], answers[n:], t)
+        if self.how.plain_forward:
+            return Update(loss, self.subset, of_head, head, deep, correction)
+        return Update(loss, self.subset, agree(slice(None)), head, deep)

@@ -66,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--fraction", type=float, default=1.0, help="of the samples, drawn anew for each round's aggregates")
     p.add_argument("--peers", type=int, help="asked in a round, drawn anew (default: all)")
     p.add_argument("--directions", type=int, default=DEFAULT.directions, help="random ones a round, of forward")
+    p.add_argument("--plain-forward", action="store_true", help="train on forward gradients as they are: very noisy")
     p.add_argument("--head-rank", type=int, help="feature directions of the head's basis (default: all, exact)")
     p.add_argument("--margin", type=float, default=DEFAULT.margin, help="share of a peer's logits that may be released")
     p.add_argument("--across", action="store_true", help="count releases over all versions of a model together")
@@ -193,8 +194,8 @@ def _run(options: argparse.Namespace, console: Console) -> int:
 def _settings(options: argparse.Namespace) -> Settings:
     same = (
         "update", "rounds", "warmup", "epochs", "batch", "rate", "smoothing", "temperature", "weight", "fraction",
-        "peers", "directions", "head_rank", "margin", "across", "sigma", "logit_change", "delta", "model_sigma",
-        "levels", "seed",
+        "peers", "directions", "plain_forward", "head_rank", "margin", "across", "sigma", "logit_change", "delta",
+        "model_sigma", "levels", "seed",
     )  # fmt: skip
     return Settings(encrypted=not options.simulate, **{name: getattr(options, name) for name in same})
 

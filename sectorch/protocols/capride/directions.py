@@ -48,6 +48,9 @@ class Directions:
     def __len__(self) -> int:
         return len(self.weights)
 
+    def __getitem__(self, part: slice) -> Directions:
+        return Directions(self.weights[part], self.scales[part])
+
     def on(self, z: torch.Tensor, temperature: float) -> torch.Tensor:
         """What a peer with logits z [n, M] releases: float64 [R]."""
         return torch.einsum("rnm,nm->r", self.weights, z.double()) / temperature
@@ -90,18 +93,23 @@ def predictions(logits: torch.Tensor, temperature: float) -> Directions:
 
 @dataclass(frozen=True)
 class HeadBasis:
-    """The orthonormal basis of the head's gradient: contrasts [M, M - 1], feature directions [d (+ 1 of the bias), r],
-    and the samples' places along these, [n, r], orthonormal as well.
+    """The orthonormal basis of the head's gradient: contrasts [M, M - 1] and feature directions [d (+ 1 of the
+    bias), r].
     """
 
     contrasts: torch.Tensor
     features: torch.Tensor
-    samples: torch.Tensor
 
     def gradient(self, derivatives: torch.Tensor) -> torch.Tensor:
         """[M, d (+ 1)] from the directional derivatives, in the order of `head_directions`."""
         table = derivatives.view(self.contrasts.shape[1], self.features.shape[1])
         return self.contrasts @ table @ self.features.t()
+
+
+def of_predictions(changes: torch.Tensor, logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Derivatives of p from those of the logits: (diag p - p p^T) du / T, float64 [R, n, M]."""
+    p = (logits.detach().double() / temperature).softmax(1)
+    return p * (changes - (p * changes).sum(2, keepdim=True)) / temperature
 
 
 def contrasts(classes: int) -> torch.Tensor:
@@ -113,26 +121,24 @@ def contrasts(classes: int) -> torch.Tensor:
 
 
 def head_directions(
-    features: torch.Tensor, logits: torch.Tensor, temperature: float, bias: bool, rank: int | None = None
+    features: torch.Tensor, classes: int, bias: bool, rank: int | None = None
 ) -> tuple[torch.Tensor, HeadBasis]:
-    """Derivatives of p along a basis of the head's parameters: float64 [(M - 1) r, n, M].
+    """Derivatives of the logits along a basis of the head's parameters: float64 [(M - 1) r, n, M].
 
     Args:
-        features: [n, d], logits: [n, M], of the owner's model on its own samples.
+        features: [n, d], of the owner's model on its own samples.
         rank: of the feature directions, the strongest so many; then what comes out is the gradient's part in their
             span. All unless named, which is exact.
     """
-    h, u = features.detach().double(), logits.detach().double()
+    h = features.detach().double()
     if bias:
         h = torch.cat([h, torch.ones(len(h), 1, dtype=torch.float64)], 1)
     left, singular, right = torch.linalg.svd(h, full_matrices=False)
     r = int((singular > 1e-9 * singular[0]).sum())
     r = min(r, rank) if rank is not None else r
-    basis = HeadBasis(contrasts(u.shape[1]), right[:r].t(), left[:, :r])
-    p = (u / temperature).softmax(1)
-    moved = (torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)) @ basis.contrasts / temperature
-    weights = torch.einsum("nma,nr->arnm", moved, left[:, :r] * singular[:r])
-    return weights.flatten(0, 1), basis
+    basis = HeadBasis(contrasts(classes), right[:r].t())
+    changes = torch.einsum("ma,nr->arnm", basis.contrasts, left[:, :r] * singular[:r])
+    return changes.flatten(0, 1), basis
 
 
 def deep_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -155,17 +161,12 @@ def draw(model: nn.Module, count: int, generator: torch.Generator) -> torch.Tens
     return (q * r.diagonal().sign()).t() * math.sqrt(size)
 
 
-def deep_directions(
-    model: nn.Module, x: torch.Tensor, temperature: float, directions: torch.Tensor, chunk: int = 16
-) -> torch.Tensor:
-    """Derivatives of p along directions [D, P] of the deep parameters: float64 [D, n, M], by forward mode."""
+def deep_directions(model: nn.Module, x: torch.Tensor, directions: torch.Tensor, chunk: int = 16) -> torch.Tensor:
+    """Derivatives of the logits along directions [D, P] of the deep parameters: [D, n, M], by forward mode."""
     parameters = deep_parameters(model)
 
-    def predicted(changed: dict[str, torch.Tensor]) -> torch.Tensor:
-        return (functional_call(model, changed, (x,)) / temperature).softmax(1)
-
     def derivative(direction: torch.Tensor) -> torch.Tensor:
-        return jvp(predicted, (parameters,), (unflattened(direction, parameters),))[1]
+        return jvp(lambda p: functional_call(model, p, (x,)), (parameters,), (unflattened(direction, parameters),))[1]
 
     parts = directions.to(x.dtype).split(chunk)
     with torch.no_grad(), warnings.catch_warnings():

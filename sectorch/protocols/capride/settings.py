@@ -58,6 +58,9 @@ class Settings:
         fraction: of the samples that enter a round's aggregates, drawn anew each round; 1 takes all.
         peers: how many peers each party asks in a round, drawn anew; None asks all.
         directions: D, forward gradients' directions a round.
+        plain_forward: train on the forward gradient as it is: unbiased, and with a variance P / D times its square. By
+            default training fits logits to all answers (`agreed_logits`), which follows the measured derivatives and
+            stays put elsewhere.
         head_rank: feature directions of the head's basis, the strongest so many; None takes all, which is exact.
         margin: an aggregate is released only while the numbers released to one party under one version of a model stay
             below this share of the unknowns. None switches the guard off (for the adversary of the tests).
@@ -78,7 +81,7 @@ class Settings:
     update: str = "head"
     rounds: int = 20
     warmup: int = 10
-    epochs: int = 2
+    epochs: int = 4
     batch: int = 32
     rate: float = 1e-2
     smoothing: float = 0.1
@@ -87,6 +90,7 @@ class Settings:
     fraction: float = 1.0
     peers: int | None = None
     directions: int = 64
+    plain_forward: bool = False
     head_rank: int | None = None
     margin: float | None = 0.5
     across: bool = False

@@ -4,9 +4,10 @@
 
 - `head`: the gradient of Eq. 12 with respect to the head, exactly (`HeadBasis.gradient`);
 - `deep`: its unbiased estimate for the other layers (forward gradients);
-- `agreed_logits`: P_k's logits after the change of its head that agrees with all that was released for the head. Their
-  pairwise loss has at P_k's current parameters the very gradient of `head`, and is defined for single samples, so that
-  local training can take many small steps in a round where one gradient allows one.
+- `logits`: the agreed logits, P_k's own after that change of its parameters, to first order, along the asked directions
+  that agrees with everything released. Their pairwise loss has at P_k's current parameters the released derivative in
+  every direction, and is defined for single samples, so that local training can take many small steps in a round where
+  one gradient allows one.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ class Update:
         subset: indices of the samples, [s].
         logits: the agreed logits [s, M]; None in scalar mode.
         head: gradient of L~ with respect to the head's weight and bias, [M, d (+ 1)].
-        deep: estimate of the gradient of L~ with respect to the other parameters, by name.
-        correction: `deep` less the agreed logits' own gradient, which training adds to it.
+        deep: unbiased estimate of the gradient of L~ with respect to the other parameters, by name.
+        correction: `deep` less the gradient of the agreed logits. Training adds it to that gradient where the agreed
+            logits are of the head alone (`Settings.plain_forward`).
     """
 
     loss: float
@@ -43,30 +45,31 @@ class Update:
 
 def agreed_logits(
     own: torch.Tensor,
-    basis: HeadBasis,
+    changes: torch.Tensor,
     directions: Directions,
     released: torch.Tensor,
     temperature: float,
     sigma: float,
 ) -> torch.Tensor:
-    """The logits u + A h, with A a change of the head, for which the head's directions give what was released: [n, M].
+    """The logits u + sum_r a_r du_r for which the directions give what was released: float64 [n, M].
 
-    That is the regression of the peer's z - u on P_k's features h, each sample weighted by diag p - p p^T: its normal
-    equations hold z by way of the released numbers only. A peer that is a linear function of these features is found
-    exactly, and one that agrees with P_k pulls nowhere.
+    With du_r the changes of the logits along the asked directions this is a regression of the peer's z - u on them,
+    each sample weighted by diag p - p p^T: its normal equations hold z by way of the released numbers only (a natural
+    gradient step, by another name). A peer that is a linear function of P_k's features is found exactly by the head's
+    directions, and one that agrees with P_k pulls nowhere.
 
     Args:
-        own: u. directions, released: of `head_directions`.
+        own: u. changes: du, [R, n, M]. directions: the derivatives of p that belong to them.
         sigma: deviation of the noise in each released number; a ridge keeps it from being blown up.
     """
-    n, classes = own.shape
-    functions = torch.einsum("ma,nr->arnm", basis.contrasts, basis.samples).flatten(0, 1).flatten(1)
+    functions = changes.flatten(1)
+    functions = functions / functions.norm(dim=1, keepdim=True).clamp_min(1e-12)
     system = directions.weights.flatten(1) @ functions.t() / temperature
     missing = released - directions.on(own, temperature)
     square = system.t() @ system
-    square.diagonal().add_(sigma**2 / (n * classes) + 1e-14 * float(square.diagonal().max()))
+    square.diagonal().add_(sigma**2 / own.numel() + 1e-14 * float(square.diagonal().max()))
     change = torch.linalg.solve(square, system.t() @ missing)
-    return own.double() + (change @ functions).view(n, classes)
+    return own.double() + (change @ functions).view_as(own)
 
 
 def head_update(basis: HeadBasis, directions: Directions, released: torch.Tensor) -> torch.Tensor:

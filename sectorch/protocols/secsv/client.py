@@ -7,19 +7,18 @@ half. A client encrypts, shares, decrypts the layers that routes give to it, and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from ... import ckks
-from ...ckks.cipher import Cipher
 from ...errors import FixedPointRangeError
 from .channel import CLIENT, Address
 from .clock import Clock
 from .errors import CorruptedCiphertextError
 from .modular import uniform
 from .program import Layer, Program, gates
-from .reducing import ENCODING_BITS, Reducing, encrypt_matrix
+from .reducing import ENCODING_BITS, Reducing, decrypt_columns, encrypt_matrix
 from .sharing import Field
 
 WEIGHT_BITS = 4
@@ -36,9 +35,9 @@ class Format:
     field: Field
     value_bits: int
 
-    def scale(self, delta: float, weight: int) -> float:
-        """What a decrypted slot is to be divided by."""
-        return delta * 2.0 ** (WEIGHT_BITS + self.field.frac_bits + ENCODING_BITS) * weight
+    def scale(self, delta: float) -> float:
+        """The scale of a layer's outputs times the sum of the weights."""
+        return delta * 2.0 ** (WEIGHT_BITS + self.field.frac_bits + ENCODING_BITS)
 
     def check(self, scale_bits: int) -> None:
         """Raises:
@@ -158,13 +157,11 @@ class Client:
                 f"{self.address.name} got {tuple(output.shape)} words, no ciphertexts of shape {expected} under "
                 f"the clients' key; the batch was not counted: run again from the folder"
             )
-        c = Cipher(output, public, pending=1)
-        scale = self._form.scale(2.0**public.parameters.scale_bits, weight)
-        tensor = ckks.CKKSTensor(replace(c, factor=c.scale / scale), layout.degree // 2, (len(output),), torch.float64)
-        slots = tensor.decrypt(self._keys.secret).t().view(len(output), -1, layout.width)
+        scale = self._form.scale(2.0**public.parameters.scale_bits)
+        slots = decrypt_columns(layout, output, self._keys, scale) / weight
         if not float(slots.abs().max()) <= 2.0**self._form.value_bits:
             raise CorruptedCiphertextError(
                 f"{self.address.name} decrypted a value beyond 2^{self._form.value_bits}: a message was corrupted, or "
                 f"the model leaves the number format; the batch was not counted: run again from the folder"
             )
-        return slots[:, : layer.rows].permute(1, 0, 2).reshape(layer.rows, -1)[:, :columns]
+        return slots[: layer.rows, :columns]

@@ -16,6 +16,7 @@ from ... import ckks
 from ...ckks.cipher import Cipher, add, aligned, times_integers
 from ...ckks.matrices import Operand
 from ...ckks.modular import plus_
+from ...ckks.rerandomise import zeros
 from ...randomness import PairKey, random_secret
 from .channel import CLIENT, PRINCIPAL, Address, Channel
 from .clock import Clock
@@ -180,6 +181,8 @@ class Server:
                 if i not in lowered:
                     lowered[i] = aligned(block, replace(bias, data=bias.data[i : i + 1]))[1]
                 out.blocks[i, j] = add(block, lowered[i])
+        with clock.during("encryption"):
+            out.blocks = {at: fresh(block) for at, block in out.blocks.items()}
         self.counts.add(Counts(out.counts.products, out.counts.rotations))
         return out
 
@@ -213,6 +216,16 @@ class Server:
         with clock.during("arithmetic"):
             self.counts.products += self._program.classes
             return (prediction * self._labels).sum(1).settled()
+
+
+def fresh(c: Cipher) -> Cipher:
+    """c with a fresh encryption of zero added: a client that knows its own model's ciphertexts could else compute with
+    them on what it decrypts.
+    """
+    data, other = c.data.clone(), zeros(c)
+    for j, q in enumerate(c.primes):
+        data[:, :, j] = plus_(data[:, :, j].contiguous(), other[:, :, j].contiguous(), q)
+    return replace(c, data=data)
 
 
 def _total(parts: list[Cipher]) -> Cipher:

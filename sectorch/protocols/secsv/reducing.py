@@ -1,15 +1,15 @@
 """Matrix Reducing between encrypted weights and one server's share of the features (SecSV, section 5.2, Algorithm 5).
 
 Y = A X for A [d_out, d_in] encrypted and X [d_in, columns] a share modulo Q. Slot (i, j) of a ciphertext holds output i
-of column j; R W slots hold R >= d_out rows of W columns, so that d_in products and no rotation give W columns, as in
-Algorithm 5. The terms of the sum come in another order: where the paper adds A[i, i+j+o] X[i+j+o, j] over o, we add
-A[i, o] X[o, j]. It is the same set of terms in each slot. But now the plain factor of a term is the same in all rows,
-hence a polynomial in X^(N / 2W): a server encodes W numbers and not R W, by a product with a public W x W matrix over
-the integers. That is linear modulo Q, so shares are encoded exactly, each server its own
-(`ckks.MatrixReducing` encodes real numbers, which a share is not).
+of two columns, as the real and the imaginary part (A is real, so they do not mix): R W slots hold R >= d_out rows of
+2 W columns, and d_in products and no rotation give them, as in Algorithm 5, which uses the real parts only.
 
-The encoded plaintext has W different values in SEAL's transformed order, each at N / W places. The products over o and
-over all column blocks at once are then W small matrix products (`modular.product`), exact modulo each prime.
+The terms of the sum come in another order: where the paper adds A[i, i+j+o] X[i+j+o, j] over o, we add A[i, o] X[o, j].
+It is the same set of terms in each slot. But now the plain factor of a term is the same in all rows, hence a polynomial
+in X^(N / 2W): a server encodes 2 W numbers and not R W, by a product with a public matrix of integers. That is linear
+modulo Q, so shares are encoded exactly, each server its own (`ckks.MatrixReducing` encodes real numbers, which a share
+is not). The encoded plaintext has 2 W different values in SEAL's transformed order, each at N / 2W places, and the
+products over o and over all column blocks at once are 2 W small matrix products (`modular.product`) for each prime.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
+from tenseal import sealapi
 
 from ... import ckks
 from ...ckks.ntt import transform
 from ...errors import ShapeError
 from .modular import centred, centred_, product, residues
 
-MOST_COLUMNS = 256
-"""W at most: encoding takes W products for a number, and larger blocks save less than that costs."""
+MOST_SLOTS = 128
+"""W at most: encoding takes 2 W products for a number, and larger blocks save less than that costs."""
 ENCODING_BITS = 19
 """log2 of the encoding matrix's scale: its entries are integers of that size divided by W."""
 
@@ -64,12 +66,17 @@ class Reducing:
 
     @property
     def width(self) -> int:
-        """W, the columns of a ciphertext; a power of two."""
-        return min(MOST_COLUMNS, self.degree // 2 >> (self.rows - 1).bit_length())
+        """W, the slots of a row; a power of two."""
+        return min(MOST_SLOTS, self.degree // 2 >> (self.rows - 1).bit_length())
+
+    @property
+    def columns(self) -> int:
+        """Columns of a ciphertext: two a slot."""
+        return 2 * self.width
 
     def tiles(self, columns: int) -> int:
         """Ciphertexts of a result with so many columns."""
-        return -(-columns // self.width)
+        return -(-columns // self.columns)
 
     def counts(self, columns: int) -> Counts:
         """Lemma 6.1: d_in products for each ciphertext of the result, and no rotation."""
@@ -84,31 +91,34 @@ class Reducing:
 
     def prepare(self, data: torch.Tensor, primes: tuple[int, ...], weight: int = 1) -> list[torch.Tensor]:
         """Ciphertexts int64 [d_in, 2, primes, N] times a weight below 2^20, as `multiply` wants them: a prime each,
-        float64 [W, d_in, 2 N / W], centred.
+        float64 [2 W, d_in, N / W], centred.
         """
         count, size, _, degree = data.shape
-        values = data.view(count, size, len(primes), 2 * self.width, degree // (2 * self.width))
-        # A real-valued plaintext has the same values forward and backward: place i meets place 2 W - 1 - i.
-        both = torch.stack([values[:, :, :, : self.width], values[:, :, :, self.width :].flip(3)])
-        ordered = both.permute(3, 4, 1, 2, 0, 5).reshape(len(primes), self.width, count, -1)
+        values = data.view(count, size, len(primes), self.columns, degree // self.columns)
+        ordered = values.permute(2, 3, 0, 1, 4).reshape(len(primes), self.columns, count, -1)
         return [centred_(ordered[j].double().mul_(weight), q) for j, q in enumerate(primes)]
 
     def restore(self, values: torch.Tensor, tiles: int) -> torch.Tensor:
-        """One prime's results [W, tiles, 2 N / W] -> residues in SEAL's order [tiles, 2, N]."""
-        half = values.view(self.width, tiles, 2, 2, -1).permute(3, 1, 2, 0, 4)
-        return torch.cat([half[0], half[1].flip(2)], dim=2).reshape(tiles, 2, self.degree)
+        """One prime's results [2 W, tiles, N / W] -> residues in SEAL's order [tiles, 2, N]."""
+        return values.view(self.columns, tiles, 2, -1).permute(1, 2, 0, 3).reshape(tiles, 2, self.degree)
 
     def encode(self, share: torch.Tensor, primes: tuple[int, ...]) -> list[torch.Tensor]:
-        """A share int64 [primes, d_in, columns] -> a prime each, transformed plaintexts float64 [W, tiles, d_in]."""
+        """A share int64 [primes, d_in, columns] -> a prime each, transformed plaintexts float64 [2 W, tiles, d_in]."""
         _, inner, columns = share.shape
-        tiles = self.tiles(columns)
-        padded = torch.nn.functional.pad(share, (0, tiles * self.width - columns))
+        tiles, span = self.tiles(columns), self.columns
+        padded = torch.nn.functional.pad(share, (0, tiles * span - columns))
         out = []
         for j, q in enumerate(primes):
-            numbers = centred(padded[j], q).view(inner, tiles, self.width).permute(2, 1, 0).reshape(self.width, -1)
+            numbers = centred(padded[j], q).view(inner, tiles, span).permute(2, 1, 0).reshape(span, -1)
             matrix = encoding(self.degree, self.width, q)
-            out.append(product(matrix, numbers, q, q / 2 + 1).view(self.width, tiles, inner))
+            out.append(product(matrix, numbers, q, q / 2 + 1).view(span, tiles, inner))
         return out
+
+    def constant(self, value: int, primes: tuple[int, ...]) -> torch.Tensor:
+        """The transformed plaintext of one number in all columns, residues [primes, N]: a bias is multiplied by it."""
+        share = torch.tensor([value % q for q in primes]).view(-1, 1, 1).expand(-1, 1, self.columns)
+        values = [residues(v.view(-1), q) for v, q in zip(self.encode(share, primes), primes, strict=True)]
+        return torch.stack(values).repeat_interleave(self.degree // self.columns, dim=1)
 
     def multiply(
         self, left: list[torch.Tensor], right: list[torch.Tensor], primes: tuple[int, ...], largest: list[float]
@@ -129,18 +139,19 @@ class Reducing:
 
 @lru_cache(maxsize=64)
 def encoding(degree: int, width: int, q: int) -> torch.Tensor:
-    """Numbers of the W columns -> the first W transformed values of their plaintext, mod q: float64 [W, W], centred.
+    """Numbers of 2 W columns -> the 2 W transformed values of their plaintext, mod q: float64 [2 W, 2 W], centred.
 
-    The plaintext is round(2^b C^T / W), C[j, k] = cos(pi k 3^j / 2W) the slots' values at X^(N / 2W): its rounding
-    gives a slot a relative error of about 0.3 W 2^-b.
+    Column j < W is the real part of slot j, column W + j the imaginary one. The coefficients are the numbers times
+    round(2^b cos(pi k 3^j / 2W) / W) and round(2^b sin(..) / W): rounding gives a slot an error of about 0.4 W 2^-b of
+    the numbers' size.
     """
     powers = torch.tensor([pow(3, j, 4 * width) for j in range(width)])
-    angles = powers[:, None] * torch.arange(2 * width) % (4 * width)
-    coefficients = (torch.cos(angles.double() * (math.pi / (2 * width))) * (2.0**ENCODING_BITS / width)).round_()
-    polynomials = torch.zeros(width, degree, dtype=torch.int64)
-    polynomials[:, :: degree // (2 * width)] = coefficients.to(torch.int64).remainder(q)
+    angles = (powers[:, None] * torch.arange(2 * width) % (4 * width)).double() * (math.pi / (2 * width))
+    basis = torch.cat([torch.cos(angles), torch.sin(angles)]) * (2.0**ENCODING_BITS / width)
+    polynomials = torch.zeros(2 * width, degree, dtype=torch.int64)
+    polynomials[:, :: degree // (2 * width)] = basis.round_().to(torch.int64).remainder(q)
     values = transform(degree, q).forward(polynomials)[:, :: degree // (2 * width)]
-    return centred(values[:, :width].t().contiguous(), q)
+    return centred(values.t().contiguous(), q)
 
 
 def encrypt_matrix(layout: Reducing, matrix: torch.Tensor, keys: ckks.Keys) -> torch.Tensor:
@@ -148,4 +159,14 @@ def encrypt_matrix(layout: Reducing, matrix: torch.Tensor, keys: ckks.Keys) -> t
     return ckks.encrypt(layout.slots(matrix), keys).cipher.data
 
 
-__all__ = ["Counts", "Reducing", "centred_", "encoding", "encrypt_matrix"]
+def decrypt_columns(layout: Reducing, output: torch.Tensor, keys: ckks.Keys, scale: float) -> torch.Tensor:
+    """All rows and columns of a result: float64 [R, tiles * 2 W], the unused ones too."""
+    context, plain, rows = keys.public.context, sealapi.Plaintext(), []
+    for one in output:
+        keys.secret.decryptor.decrypt(context.write(one, scale), plain)
+        slots = np.asarray(context.encoder.decode_complex(plain)).reshape(-1, layout.width)
+        rows.append(np.concatenate([slots.real, slots.imag], axis=1))
+    return torch.from_numpy(np.concatenate(rows, axis=1))
+
+
+__all__ = ["Counts", "Reducing", "decrypt_columns", "encoding", "encrypt_matrix"]

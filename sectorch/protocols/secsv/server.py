@@ -19,7 +19,7 @@ from .client import Half
 from .clock import Clock
 from .modular import centred, residues
 from .program import Layer
-from .reducing import ENCODING_BITS, Counts, Reducing
+from .reducing import Counts, Reducing
 from .sharing import Field
 from .values import members
 
@@ -38,6 +38,7 @@ class Server:
         self._samples: dict[int, tuple[Half, Half]] = {}
         self._encoded: dict = {}
         self._model: dict[str, tuple[list, list]] = {}
+        self._room: dict[str, list[list[torch.Tensor]]] = {}
         self._coalition = 0
         self._batch: dict[str, Half] = {}
         self._key: tuple | None = None
@@ -55,15 +56,18 @@ class Server:
         kept = {}
         for name, (matrix, bias) in layers.items():
             layout = layouts[name]
-            factor = weight << (self._field.frac_bits + ENCODING_BITS)
-            addend = [centred((bias[0, :, j] * (factor % q)).remainder(q), q) for j, q in enumerate(self._primes)]
+            ones = layout.constant(1 << self._field.frac_bits, self._primes)
+            addend = [
+                centred((bias[0, :, j] * weight).remainder_(q).mul_(ones[j]).remainder_(q), q)
+                for j, q in enumerate(self._primes)
+            ]
             kept[name] = layout.prepare(matrix, self._primes, weight), addend
         self._models[owner], self._weights[owner] = kept, weight
         self._coalition = 0
 
     def forget_models(self) -> None:
         """A round is over."""
-        self._models, self._weights, self._model, self._coalition = {}, {}, {}, 0
+        self._models, self._weights, self._model, self._room, self._coalition = {}, {}, {}, {}, 0
 
     def aggregate(self, coalition: int, clock: Clock) -> int:
         """The coalition's model under encryption, times the sum of its weights, which is returned (Algorithm 3)."""
@@ -71,11 +75,15 @@ class Server:
         if coalition != self._coalition:
             with clock.during("arithmetic"):
                 parts = [self._models[i] for i in owners]
+                if not self._room:  # pages that were touched before are faster than fresh ones
+                    self._room = {
+                        n: [[torch.empty_like(v) for v in half] for half in pair] for n, pair in parts[0].items()
+                    }
                 self._model = {
                     name: tuple(
-                        [_sum([p[name][k][j] for p in parts]) for j in range(len(self._primes))] for k in (0, 1)
+                        [_sum([p[name][k][j] for p in parts], room) for j, room in enumerate(pair[k])] for k in (0, 1)
                     )
-                    for name in parts[0]
+                    for name, pair in self._room.items()
                 }
             self._coalition = coalition
         return sum(self._weights[i] for i in owners)
@@ -174,8 +182,10 @@ class Server:
         return self._batch["labels"] if what == "labels" else self._batch["features"][:, -self._state :]
 
 
-def _sum(parts: list[torch.Tensor]) -> torch.Tensor:
-    total = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+def _sum(parts: list[torch.Tensor], room: torch.Tensor) -> torch.Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    torch.add(parts[0], parts[1], out=room)
     for part in parts[2:]:
-        total.add_(part)
-    return total
+        room.add_(part)
+    return room

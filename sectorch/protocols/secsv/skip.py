@@ -30,12 +30,10 @@ def skippable(mask: int, correct: Mapping[int, int]) -> int:
 
 def bits(indices) -> int:
     """A set of samples from their numbers."""
-    found = 0
-    for index in indices:
-        found |= 1 << index
-    return found
+    digits = dict.fromkeys(indices, "1")
+    return int("".join(digits.get(i, "0") for i in range(max(digits), -1, -1)), 2) if digits else 0
 
 
 def numbers(samples: int) -> list[int]:
     """The numbers of the samples in a set."""
-    return [i for i, digit in enumerate(reversed(bin(samples)[2:])) if digit == "1"]
+    return [i for i, digit in enumerate(bin(samples)[:1:-1]) if digit == "1"]

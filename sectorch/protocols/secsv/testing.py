@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from .clock import Clock
 from .errors import ShapleyError
 from .program import Program
 from .reducing import Counts
-from .skip import bits
+from .skip import bits, numbers
 from .values import members
 
 
@@ -25,11 +26,11 @@ class TestSet:
     x: tuple[torch.Tensor, ...]
     labels: tuple[torch.Tensor, ...]
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         return [len(labels) for labels in self.labels]
 
-    @property
+    @cached_property
     def first(self) -> list[int]:
         return [sum(self.sizes[:i]) for i in range(len(self.labels))]
 
@@ -43,8 +44,7 @@ class TestSet:
 
     def of(self, owner: int, samples: int) -> list[int]:
         """Numbers, within an owner's samples, of those in a set."""
-        part = samples >> self.first[owner] & ((1 << self.sizes[owner]) - 1)
-        return [i for i in range(self.sizes[owner]) if part >> i & 1]
+        return numbers(samples >> self.first[owner] & ((1 << self.sizes[owner]) - 1))
 
 
 class Tester(ABC):
