@@ -252,6 +252,38 @@ def figure8(_options) -> list[dict]:
     return rows
 
 
+def ours(what: str, rows: list[dict]) -> str:
+    """Our conclusion from the rows, to stand beside the paper's."""
+    span = lambda values: f"{min(values):.1f} to {max(values):.1f}"
+    if what == "compare":
+        fast = [row["times as fast as HESV"] for row in rows[:2]]
+        factor = rows[1]["SampleSkip's factor"]
+        return (
+            f"SecSV is {fast[0]:.1f} times as fast as HESV, {fast[1]:.1f} with SampleSkip, whose factor is {factor:.2f}"
+        )
+    if what == "table2":
+        fast = [row["vs HESV"] for row in rows if row["protocol"] == "secsv"]
+        worst = max(row["error"] for row in rows if "error" in row)
+        return (
+            f"SecSV with SampleSkip is {span(fast)} times as fast as HESV; the largest error of any protocol is "
+            f"{worst:.1e}"
+        )
+    if what == "table3":
+        parts = []
+        for name in dict.fromkeys((row["estimator"], row["SampleSkip"]) for row in rows):
+            some = [row for row in rows if (row["estimator"], row["SampleSkip"]) == name]
+            label = name[0] + (" + SampleSkip" if name[1] else "")
+            fast, worst = span([row["vs SecSV"] for row in some]), max(row["error"] for row in some)
+            parts.append(f"{label}: {fast} times as fast as exact SecSV, error up to {worst:.1e}")
+        return "; ".join(parts)
+    if what == "table4":
+        both, one = ([row[f"speed-up, {kind} encrypted"] for row in rows] for kind in ("both", "one"))
+        return f"a column takes Squaring {span(both)} times as long with both encrypted, {span(one)} with one encrypted"
+    linear = [row["wrong %"] for row in rows if row["model"] == "logistic" or row.get("hidden") == 0]
+    other = [row["wrong %"] for row in rows if row["model"] != "logistic" and row.get("hidden") != 0]
+    return f"wrongly skipped: {max(linear):.3f} % at most for linear classifiers, {max(other):.3f} % at most for others"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=list(BENCHMARKS))
@@ -273,6 +305,7 @@ def main() -> int:
         shown.add_row(*(_text(row.get(c, "")) for c in columns))
     Console(width=220).print(shown)
     print(CONCLUSIONS.get(options.what, CONCLUSIONS["table2"]))
+    print(f"Ours: {ours(options.what, rows)}.")
     if options.json:
         with open(options.json, "a") as file:
             for row in rows:

@@ -8,7 +8,6 @@ from pathlib import Path
 from ..privhfl.plots import require
 from .report import Result
 
-
 SCALES = (0.5, 1.0, 2.0, 4.0, 7.0, 10.0, 15.0, 20.0, 40.0)
 """At which the accuracy of the answers is drawn; the paper's sigmas, 7 and 40, among them (Figure 11)."""
 

@@ -26,8 +26,9 @@ STEPS = ("infer", "onehot", "argmax")
 class Record:
     """What one querying party did and got.
 
-    `asked` are indices of its pool, `labels` what it was answered. `votes` and the data-dependent curve `oracle` are known
-    to a simulation in the clear alone (`SimulatedPanel`), and are not private. `truth` are the asked images' true labels.
+    `asked` are indices of its pool, `labels` what it was answered. `votes` and the data-dependent curve `oracle` are
+    known to a simulation in the clear alone (`SimulatedPanel`), and are not private. `truth` are the true labels of what
+    was asked.
     """
 
     name: str
@@ -208,21 +209,23 @@ class Result:
 
 def summary_table() -> Table:
     """An empty table of querying parties."""
-    shown = Table(title="Querying parties: test accuracy and balanced accuracy, %")
-    for column in (
-        "party", "model", "before", "after", "gain", "bal. before", "bal. after", "queries", "voters", "epsilon spent",
-        "remains",
-    ):  # fmt: skip
+    shown = Table(title="Querying parties: test accuracy and balanced accuracy in %, epsilon spent and left")
+    for column in ("party", "model", "accuracy", "gain", "balanced", "queries", "epsilon", "left"):
         shown.add_column(column, justify="left" if column in ("party", "model") else "right")
     return shown
 
 
 def add_record(shown: Table, r: Record) -> None:
     """A querying party's row, as far as it has come."""
-    percent = lambda v: f"{100 * v:.2f}"
     done = r.after is not None
+    change = lambda before, after: f"{100 * before:.1f}->" + (f"{100 * after:.1f}" if done else "")
     shown.add_row(
-        r.name, r.architecture, percent(r.before.accuracy), percent(r.after.accuracy) if done else "",
-        f"{100 * r.gain:+.2f}" if done else "", percent(r.before.balanced), percent(r.after.balanced) if done else "",
-        str(len(r.asked)), str(min(r.voters, default=0)), f"{r.budget.spent:.3f}", f"{r.budget.remaining:.3f}",
-    )  # fmt: skip
+        r.name,
+        r.architecture,
+        change(r.before.accuracy, r.after.accuracy if done else 0),
+        f"{100 * r.gain:+.2f}" if done else "",
+        change(r.before.balanced, r.after.balanced if done else 0),
+        str(len(r.asked)),
+        f"{r.budget.spent:.3f}",
+        f"{r.budget.remaining:.3f}",
+    )
