@@ -39,6 +39,8 @@ def steps(options: argparse.Namespace) -> dict:
         ("cryptonets_relu, mpc", cryptonets_relu(), "mpc"),
         ("cryptonets (squares), ckks", cryptonets(), "ckks"),
     ):
+        if inference not in options.inference:
+            continue
         start = time.perf_counter()
         panel = Panel([Voter("a", model.eval())], 10, inference=inference, sample=image, batch=1)
         with Profile() as first:
@@ -161,6 +163,7 @@ def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("what", choices=("steps", "labels", "frequencies", "gains"))
     p.add_argument("--repeat", type=int, default=15)
+    p.add_argument("--inference", nargs="+", default=["mpc", "ckks"], help="of `steps`")
     p.add_argument("--parties", type=int, default=20, help="of `labels`")
     p.add_argument("--draws", type=int, default=5000, help="of `frequencies`")
     p.add_argument("--counts", type=int, nargs="+", default=[20, 50, 100], help="parties of `gains`")

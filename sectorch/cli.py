@@ -13,6 +13,7 @@ from rich.table import Table
 from .errors import SectorchError
 from .network.cli import register as register_network
 from .protocols.capc.cli import main as capc_main
+from .protocols.capride.cli import main as capride_main
 from .protocols.perturbation.cli import main as perturbed_main
 from .protocols.privhfl.cli import main as privhfl_main
 from .protocols.secsv.cli import main as shapley_main
@@ -44,6 +45,14 @@ def ops(as_json: Annotated[bool, typer.Option("--json", help="the whole table as
 def capc(context: typer.Context) -> None:
     """CaPC: labels by noisy vote of many parties. Example: sectorch capc --data digits --parties 50 --epsilon 10"""
     raise typer.Exit(capc_main(context.args) or 0)
+
+
+@app.command(
+    "capride", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
+def capride(context: typer.Context) -> None:
+    """CaPriDe: learning on encrypted data. Example: sectorch capride --data digits --parties 3 --split no-overlap"""
+    raise typer.Exit(capride_main(context.args))
 
 
 @app.command("perturbed-fl", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

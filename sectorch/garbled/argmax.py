@@ -28,16 +28,18 @@ CHUNK = 1024
 
 
 def check_inputs(first: Located, second: Located, drop: int, bits: int) -> None:
-    """Raise unless two shares of the same numbers came, and drop + bits bits exist.
+    """Raise unless two shares of the same numbers came, with classes to choose from, and drop + bits bits exist.
 
     Raises:
         ShapeError: the shapes differ, or there is no class dimension.
-        ArgumentError: bits outside 2..64, or drop + bits beyond 64.
+        ArgumentError: fewer than two classes, bits outside 2..64, or drop + bits beyond 64.
     """
     if first.shape != second.shape or len(first.shape) < 1:
         raise ShapeError(
             f"both shares need one shape [..., classes], got {tuple(first.shape)} and {tuple(second.shape)}"
         )
+    if first.shape[-1] < 2:
+        raise ArgumentError(f"an argmax needs at least two classes, got {first.shape[-1]}")
     if not 2 <= bits <= 64 or not 0 <= drop <= 64 - bits:
         raise ArgumentError(f"an argmax drops d bits and compares b in 2..64 with d + b <= 64, got d={drop}, b={bits}")
 

@@ -60,12 +60,12 @@ def measure(model: RemoteModel, x: torch.Tensor, repeats: int) -> dict:
         with Profile() as profile:
             model(x)
         whole.append(time.perf_counter() - start)
-    for _ in range(repeats + 2):
+    for _ in range(repeats + 1):
         start = time.perf_counter()
         with Profile() as offline:
             model.prepare(tuple(x.shape))
         ahead.append(time.perf_counter() - start)
-    for _ in range(repeats + 2):
+    for _ in range(repeats + 1):
         start = time.perf_counter()
         with Profile() as prepared:
             model(x)
@@ -96,7 +96,7 @@ def network_of(name: str, delay_ms: float | None, mbit: float | None) -> Network
 def bench(
     network: Annotated[str, typer.Option(help="lan: 0.5 ms and 1 Gbit/s; wan: 40 ms and 100 Mbit/s")] = "lan",
     nets: Annotated[str, typer.Option(help="nets of the zoo, with commas")] = "lenet,vgg7",
-    batches: Annotated[str, typer.Option(help="batch sizes, with commas")] = "1,32",
+    batches: Annotated[str, typer.Option(help="batch sizes, with commas")] = "1,8",
     repeats: Annotated[int, typer.Option(help="of each; medians are printed")] = 3,
     round_trip: Annotated[float | None, typer.Option(help="ms, instead of the network's")] = None,
     mbit: Annotated[float | None, typer.Option(help="Mbit/s each way, instead of the network's")] = None,
@@ -112,6 +112,7 @@ def bench(
     if unknown := set(names) - set(ZOO):
         raise ArgumentError(f"no net {', '.join(sorted(unknown))} in the zoo; there are {', '.join(sorted(ZOO))}")
     rows: list[Figures] = []
+    about = {"round_trip_ms": 2000 * link.delay, "mbit": link.rate / 1e6, "torch_threads_each": 1}
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=len(names) * len(sizes))
         for net in names:
@@ -124,9 +125,10 @@ def bench(
                     error = float((found.pop("result") - model(x[:batch])).abs().max())
                     del found["bytes"]
                     rows.append(Figures(net, batch, network, **found, error=error))
+                    out.write_text(
+                        json.dumps({"network": about, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+                    )
                     progress.advance(task)
-    about = {"round_trip_ms": 2000 * link.delay, "mbit": link.rate / 1e6, "torch_threads_each": 1}
-    out.write_text(json.dumps({"network": about, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     Console().print(table(rows, about))
     console.print(f"written to {out}")
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict, deque
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from queue import SimpleQueue
 
 from ..errors import FrameError, PeerLostError, SectorchError
 from ..runtime.frames import Frame, Kind, pack, unpack
@@ -34,9 +36,10 @@ class Link:
         self.peer = peer
         self._on_request = on_request
         self._patience = patience
-        self._outbox: deque[bytes] = deque()
-        self._waiting = 0
-        self._changed = threading.Condition()
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._queued = 0
+        self._taken = 0
+        self._lock = threading.Lock()
         self._channels: dict[bytes, Channel] = {}
         self._refused: OrderedDict[bytes, None] = OrderedDict()
         self.closed: SectorchError | None = None
@@ -47,7 +50,7 @@ class Link:
         Raises:
             FrameError: it is open already.
         """
-        with self._changed:
+        with self._lock:
             if self.closed is not None:
                 raise again(self.closed)
             if session in self._channels:
@@ -61,7 +64,7 @@ class Link:
         return len(self._channels)
 
     def forget(self, channel: Channel) -> None:
-        with self._changed:
+        with self._lock:
             if self._channels.get(channel.session) is channel:
                 del self._channels[channel.session]
 
@@ -71,18 +74,22 @@ class Link:
         Raises:
             PeerLostError: the connection is closed, or has taken nothing for `STUCK` seconds.
         """
-        with self._changed:
-            if not urgent and self._waiting > OUTBOX_BYTES:
-                before = self._waiting
-                while self._waiting > OUTBOX_BYTES and self.closed is None:
-                    if not self._changed.wait(STUCK) and self._waiting >= before:
-                        raise PeerLostError(f"{self.peer} has taken nothing for {STUCK:.0f} s; it may hang")
-                    before = self._waiting
-            if self.closed is not None:
-                raise again(self.closed)
-            self._outbox.append(data)
-            self._waiting += len(data)
-            self._changed.notify_all()
+        if not urgent and self._queued - self._taken > OUTBOX_BYTES:
+            self._wait_for_room()
+        if self.closed is not None:
+            raise again(self.closed)
+        with self._lock:
+            self._queued += len(data)
+        self._outbox.put(data)
+
+    def _wait_for_room(self) -> None:
+        taken, since = self._taken, time.monotonic()
+        while self._queued - self._taken > OUTBOX_BYTES and self.closed is None:
+            time.sleep(0.001)
+            if self._taken != taken:
+                taken, since = self._taken, time.monotonic()
+            elif time.monotonic() - since > STUCK:
+                raise PeerLostError(f"{self.peer} has taken nothing for {STUCK:.0f} s; it may hang")
 
     def tell(self, request: dict, session: bytes = bytes(16)) -> None:
         """Send a request, of a session or of none."""
@@ -98,20 +105,23 @@ class Link:
 
     def outgoing(self) -> Iterator[bytes]:
         """What the transport has to send; ends when the link is closed and everything is out."""
-        while True:
-            with self._changed:
-                while not self._outbox:
-                    if self.closed is not None:
-                        return
-                    self._changed.wait()
-                together = [self._outbox.popleft()]
-                size = len(together[0])
-                while self._outbox and size + len(self._outbox[0]) <= TOGETHER_BYTES:
-                    together.append(self._outbox.popleft())
-                    size += len(together[-1])
-                self._waiting -= size
-                self._changed.notify_all()
+        data = self._outbox.get()
+        while data is not None:
+            together, size = [data], len(data)
+            data = None
+            while size < TOGETHER_BYTES and not self._outbox.empty():
+                data = self._outbox.get()
+                if data is None or size + len(data) > TOGETHER_BYTES:
+                    break
+                together.append(data)
+                size += len(data)
+                data = None
+            else:
+                data = b""
+            self._taken += size
             yield together[0] if len(together) == 1 else b"".join(together)
+            if data == b"":
+                data = self._outbox.get()
 
     def pump(self, incoming: Iterable[bytes]) -> None:
         """Sort what comes until it ends; then every session of the link fails with the reason."""
@@ -146,17 +156,18 @@ class Link:
 
     def drain(self, patience: float) -> None:
         """Wait until the transport has taken all that is queued, or for so many seconds."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._outbox or self.closed is not None, patience)
+        end = time.monotonic() + patience
+        while not self._outbox.empty() and self.closed is None and time.monotonic() < end:
+            time.sleep(0.001)
 
     def close(self, reason: SectorchError) -> None:
         """Fail all sessions of the link; frames that are queued may still go out."""
-        with self._changed:
+        with self._lock:
             if self.closed is not None:
                 return
             self.closed = reason
             channels = list(self._channels.values())
-            self._changed.notify_all()
+        self._outbox.put(None)
         for channel in channels:
             channel.fail(reason)
 

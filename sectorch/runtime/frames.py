@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
@@ -123,8 +123,14 @@ def raw(tensor: torch.Tensor) -> memoryview:
 
 def parts_of(frame: Frame, tensor: torch.Tensor) -> Iterator[bytes]:
     """A tensor as packed frames, each of at most `PART_BYTES` of payload."""
-    data = raw(tensor)
+    data, shape = raw(tensor), tuple(tensor.shape)
+    path, label = frame.path.encode(), frame.label.encode()
+    names = struct.pack(f">{len(shape)}Q", *shape) + path + label
     count = max(1, -(-len(data) // PART_BYTES))
     for i in range(count):
         part = data[i * PART_BYTES : (i + 1) * PART_BYTES]
-        yield pack(replace(frame, dtype=tensor.dtype, shape=tuple(tensor.shape), part=i, parts=count, payload=part))
+        head = _HEAD.pack(
+            MAGIC, VERSION, frame.kind, frame.session, frame.call, frame.number, i, count,
+            _DTYPES.index(tensor.dtype), len(shape), len(path), len(label), len(part),
+        )  # fmt: skip
+        yield b"".join((head, names, part))

@@ -30,7 +30,7 @@ def test_tables_and_sweep(tmp_path: Path, capsys):
     arguments = [*QUICK[2:], "--parties", "12", "14", "--out", str(tmp_path)]
     assert cli.main(arguments) == 0
     text = " ".join(capsys.readouterr().out.split())
-    for part in ("Querying parties", "Per class", "left", "NOT private itself", "step 1a"):
+    for part in ("Querying parties", "Recall of each class", "left", "NOT private itself", "step 1a"):
         assert part in text
     assert set(json.loads((tmp_path / "parties.json").read_text())) == {"12", "14"}
     assert (tmp_path / "gain_per_parties.png").is_file() and (tmp_path / "parties-14" / "results.json").is_file()

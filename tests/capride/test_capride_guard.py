@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sectorch.protocols.capride import CaPriDe, DisaggregationError, Ledger, Settings
+from sectorch.protocols.capride import CaPriDe, DisaggregationError, Ledger, Settings, losses
 from sectorch.protocols.capride.adversary import recover
-from sectorch.protocols.capride.directions import Directions
+from sectorch.protocols.capride.algorithm import Question
+from sectorch.protocols.capride.directions import Directions, features_and_logits, head_of
 from sectorch.protocols.capride.exchange import Exchange, Simulated, Watch
 from sectorch.protocols.capride.ledger import check_spread, leverages
 
@@ -146,3 +147,25 @@ def test_leverages_say_what_can_be_solved_for():
     assert float(some.min()) > 0 and float(some.max()) < 1
     nearly = Directions.of(random_directions(1, 40, 10).weights.expand(3, -1, -1))
     assert float(leverages(nearly).max()) < 0.5, "the same question three times is one equation"
+
+
+def test_isolated_samples_are_left_out_of_a_round(made):
+    """What remains is not isolated, and the head's gradient is that of what remains."""
+    how = replace(ON, isolation=0.6, head_rank=6, encrypted=False, temperature=1.0)
+    run = CaPriDe(*made, how)
+    run._local(Watch())
+    party, model = run.parties[0], run.states["P1"].small
+    question = Question(party, model, run.subset(1, party), how, torch.Generator().manual_seed(0))
+    assert 16 <= len(question.subset) < 48
+    assert float(leverages(question.directions).max()) <= how.isolation
+    published = question.published(48)
+    assert torch.equal(published.weights.abs().sum((0, 2)).nonzero().flatten(), question.subset)
+    z = 3 * torch.randn(48, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    update = question.update(published.on(z, how.temperature), 0.0)
+    features, logits = features_and_logits(model, question.images)
+    loss = losses.pairwise(logits.double(), z[question.subset], how.temperature)
+    weight, bias = torch.autograd.grad(loss, list(head_of(model).parameters()))
+    true = torch.cat([weight, bias.unsqueeze(1)], 1).double()
+    span = question.basis.features @ question.basis.features.t()
+    torch.testing.assert_close(update.head, true @ span, rtol=0, atol=1e-3 * float(true.abs().max()))  # float32
+    assert features.shape == (len(question.subset), 24)

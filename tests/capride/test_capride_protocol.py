@@ -108,6 +108,22 @@ def test_released_numbers_are_the_plain_ones(made, quick):
     torch.testing.assert_close(update.head, true, rtol=0, atol=bound * scale + 1e-4)  # float32 features
 
 
+def test_more_samples_than_slots_go_in_chunks(made, quick, monkeypatch):
+    """As if the ring had room for 30 of the 48 samples: two ciphertexts each, added up before they are sealed."""
+    build = exchange_module.Owner.__init__
+
+    def small(self, *args):
+        build(self, *args)
+        self.chunk = 30
+
+    monkeypatch.setattr(exchange_module.Owner, "__init__", small)
+    run, _, hidden, found, plain, models = both(made, quick)
+    party = run.parties[0]
+    assert [len(part) for part in hidden.owners["P1"].inputs.parts] == [30 * 64, 18 * 64]
+    bound = 2 * error_bound(models["P2"], party.images, layout(run.parameters, 48), run.parameters, quick)
+    torch.testing.assert_close(found, plain, rtol=0, atol=bound)
+
+
 def _features(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     from sectorch.protocols.capride.directions import features_and_logits
 

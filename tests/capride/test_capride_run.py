@@ -94,7 +94,7 @@ def test_a_killed_run_goes_on_where_it_was(made, tmp_path: Path):
     assert strip(found.records) == strip(whole.records)
     assert counts.items() <= dict(found.ledger.released.items()).items()
     with pytest.raises(
-        CheckpointError, match=r"holds another run, which differs in temperature \(2.0 there, 3.0 now\)"
+        CheckpointError, match=r"holds another run, which differs in temperature \(5.0 there, 3.0 now\)"
     ):
         CaPriDe(*made, replace(CLEAR, temperature=3.0), out=tmp_path)
     (tmp_path / "state.json").write_text("{")
@@ -205,7 +205,7 @@ def test_the_command(tmp_path: Path, capsys):
         (["--samples", "10"], "over 10 samples"),
         (["--margin", "2"], "margin must be above 0"),
         (["--levels", "2"], "a chain of 2 levels is too short"),
-        (["--head-rank", "25"], "directions would isolate single samples"),
+        (["--margin", "0.05"], "P2 refuses 28 more numbers to P1"),
     ],
 )
 def test_errors_are_one_line(tmp_path: Path, capsys, options, text):

@@ -103,6 +103,7 @@ def test_ctrl_c_at_the_querying_party_ends_it_cleanly_and_preparing_goes_on(stag
     assert pieces() == kept + 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("who", ["hospital-b", "server"])
 def test_ctrl_c_at_the_others_ends_them_cleanly_and_they_come_back(stage, model, who, sign):
@@ -122,6 +123,7 @@ def test_ctrl_c_at_the_others_ends_them_cleanly_and_they_come_back(stage, model,
     assert until(lambda: answered(stage, model, torch.randn(2, 6)), 60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("who", ["hospital-b", "server"])
 def test_a_process_that_is_killed_or_stopped_is_an_error_in_time(stage, model, who):
     """SIGSTOP: the process is there and says nothing; the keep-alive of the connection notices."""

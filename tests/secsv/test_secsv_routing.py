@@ -14,12 +14,13 @@ from sectorch.protocols.secsv.routing import LEVELS, Route, feasible, plan, requ
     st.integers(2, 7), st.integers(1, 12), st.sampled_from(LEVELS), st.booleans(), st.integers(0, 40), st.data()
 )  # fmt: skip
 def test_routes_keep_the_rules(n, layers, level, together, turn, data):
-    owner = data.draw(st.one_of(st.none(), st.integers(0, n - 1)))
+    inside = data.draw(st.sets(st.integers(0, n - 1), min_size=1))
+    owner = min(inside) if len(inside) == 1 else None
     if not feasible(n, layers, level):
         with pytest.raises(RoutingError, match=r"Proposition 6\.8"):
             require(n, layers, level)
         return
-    routes = plan(range(n), range(n), layers, level, model_owner=owner, together=together, turn=turn)
+    routes = plan(range(n), range(n), layers, level, members=inside, together=together, turn=turn)
     assert sorted(i for r in routes for i in r.owners) == list(range(n)), "every sample is in one batch"
     for route in routes:
         assert len(route.clients) == layers
@@ -69,3 +70,12 @@ def test_the_weaker_level_is_offered_by_name():
 def test_a_route_that_breaks_a_rule_is_refused(route, level, owner, why):
     with pytest.raises(RoutingError, match=why):
         route.check(level, owner)
+
+
+@given(st.integers(3, 7), st.integers(0, 40), st.data())
+def test_clients_outside_the_coalition_come_first(n, turn, data):
+    """One layer, each owner's batch alone: a member decrypts only where no other client is left."""
+    inside = data.draw(st.sets(st.integers(0, n - 1), min_size=2))
+    for route in plan(range(n), range(n), 1, "single-layer", members=inside, together=False, turn=turn):
+        others = set(range(n)) - inside - set(route.owners)
+        assert route.clients[0] not in inside or not others

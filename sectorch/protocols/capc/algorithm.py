@@ -130,6 +130,8 @@ class CaPC:
             if answered is None:
                 if panel is None:
                     panel = self._panel(planned, models, party)
+                while len(piece) > 1 and not budget.affords(len(piece) * planned.mechanism.curve):
+                    piece = piece[:-1]
                 try:
                     self._charge(party, budget, planned, len(piece))
                 except BudgetExhaustedError as error:
@@ -142,6 +144,7 @@ class CaPC:
                 labels = answer.labels
             else:
                 labels = self.store.tensors("labels", name)
+                piece = piece[: len(labels)]
             rows.append(answered["received"])
             record.add(piece, labels, answered)
             watch.asked(record)

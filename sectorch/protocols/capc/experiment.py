@@ -113,8 +113,8 @@ def collaboration(
     seed: int = 0,
     root: str | Path | None = None,
 ) -> Collaboration:
-    """Parties with disjoint, equal shares of the training split; the first `querying` with disjoint pools from the
-    test split; what is left of it measures accuracy.
+    """Parties with disjoint, equal shares of the training split; the first party of each of `querying` organisations
+    has a pool from the test split, disjoint from the others; what is left of it measures accuracy.
 
     Args:
         architectures: in turn; those of the data set's preset unless named.
@@ -132,7 +132,7 @@ def collaboration(
     for name in names:
         if name not in MODELS:
             raise CaPCError(f"there is no architecture {name!r}; there are {', '.join(MODELS)}")
-    if not 1 <= querying <= count or models_each < 1:
+    if models_each < 1 or not 1 <= querying * models_each <= count:
         raise CaPCError(f"of {count} parties {querying} are to ask, with {models_each} models to an organisation")
     if querying * pool >= len(dataset.test):
         raise CaPCError(
@@ -153,8 +153,9 @@ def collaboration(
             torch.manual_seed(derive(seed, name, "weights"))
             model = MODELS[architecture](dataset.classes, dataset.shape)
         own = None
-        if i < querying:
-            own, truth[name] = dataset.test.take(order[i * pool : (i + 1) * pool])
+        turn, first = divmod(i, models_each)
+        if not first and turn < querying:
+            own, truth[name] = dataset.test.take(order[turn * pool : (turn + 1) * pool])
         organisation = f"o{i // models_each + 1}" if models_each > 1 else None
         made.append(Party(name, model, *dataset.train.take(rows[hand]), own, organisation, architecture))
     return Collaboration(made, dataset.test.take(order[querying * pool :]), dataset.classes, truth)

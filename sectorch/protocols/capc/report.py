@@ -27,8 +27,8 @@ class Record:
     """What one querying party did and got.
 
     `asked` are indices of its pool, `labels` what it was answered. `votes` and the data-dependent curve `oracle` are
-    known to a simulation in the clear alone (`SimulatedPanel`), and are not private. `truth` are the true labels of what
-    was asked.
+    known to a simulation in the clear alone (`SimulatedPanel`), and are not private. `truth` are the true labels of
+    what was asked.
     """
 
     name: str
@@ -42,7 +42,6 @@ class Record:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STEPS, 0.0))
     voters: list[int] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
-    spent: list[float] = field(default_factory=list)
     oracle: np.ndarray | None = None
     votes: list[list[int]] = field(default_factory=list, repr=False)
     truth: torch.Tensor | None = field(default=None, repr=False)
@@ -52,16 +51,11 @@ class Record:
 
     def add(self, asked: torch.Tensor, labels: torch.Tensor, answer: dict) -> None:
         """A chunk of answers. `answer` is an `Answer` as a dict."""
-        before = len(self.asked)
         self.asked, self.labels = torch.cat((self.asked, asked)), torch.cat((self.labels, labels))
         for step in STEPS:
             self.seconds[step] += answer["seconds"][step]
         self.voters += [answer["voters"]] * len(asked)
         self.lost += [name for name in answer["lost"] if name not in self.lost]
-        # What an earlier process had charged and not answered counts as spent from the start.
-        unit = self.mechanism.curve
-        extra = np.clip(self.budget.curve - len(self.asked) * unit, 0, None)
-        self.spent += [epsilon_of((before + i + 1) * unit + extra, self.budget.delta) for i in range(len(asked))]
         if answer.get("votes") is not None:
             curve = sum(self.mechanism.curve_of(np.asarray(votes)) for votes in answer["votes"])
             self.oracle = curve if self.oracle is None else self.oracle + curve
@@ -80,6 +74,13 @@ class Record:
         mechanism = replace(self.mechanism, scale=scale)
         pairs = zip(self.votes, self.truth.tolist(), strict=True)
         return float(np.mean([mechanism.distribution(votes)[true] for votes, true in pairs]))
+
+    @property
+    def spent(self) -> list[float]:
+        """Epsilon after each query. What was charged and never answered counts from the start."""
+        unit = self.mechanism.curve
+        extra = np.clip(self.budget.curve - len(self.asked) * unit, 0, None)
+        return [epsilon_of(extra + (i + 1) * unit, self.budget.delta) for i in range(len(self.asked))]
 
     @property
     def gain(self) -> float:
@@ -158,14 +159,16 @@ class Result:
 
     def class_table(self) -> Table:
         """Recall of each class before and after, and the answers of that class."""
-        shown = Table(title="Per class: recall before -> after, % (answers)")
-        shown.add_column("party")
-        for k in range(self.classes):
-            shown.add_column(str(k), justify="right")
+        shown = Table(title="Recall of each class before -> after, % (answers of that class)")
+        shown.add_column("class", justify="right")
+        columns = []
         for r in self.records.values():
+            shown.add_column(r.name, justify="right")
             counts = r.labels.bincount(minlength=self.classes).tolist()
             cells = zip(r.before.per_class, r.after.per_class, counts, strict=True)
-            shown.add_row(r.name, *(f"{100 * b:.0f}->{100 * a:.0f} ({n})" for b, a, n in cells))
+            columns.append([f"{100 * before:.0f}->{100 * after:.0f} ({count})" for before, after, count in cells])
+        for k, row in enumerate(zip(*columns, strict=True)):
+            shown.add_row(str(k), *row)
         return shown
 
     def as_dict(self) -> dict:

@@ -29,7 +29,7 @@ import torch
 from tenseal import sealapi
 
 from ... import ckks
-from ...ckks.cipher import drop_to
+from ...ckks.cipher import Cipher, drop_to
 from ...ckks.flood import coefficient_error
 from ...ckks.ntt import transform
 from .errors import CorruptedCiphertextError
@@ -54,6 +54,22 @@ def blocks(directions: torch.Tensor, count: int) -> torch.Tensor:
     padded = torch.cat([directions, directions.new_zeros(missing, *directions.shape[1:])])
     blocked = padded.unflatten(0, (-1, count)).permute(2, 1, 0, 3)
     return blocked.reshape(-1, blocked.shape[2], blocked.shape[3])
+
+
+def encrypt_low(x: torch.Tensor, keys: ckks.Keys, level: int = 1) -> ckks.CKKSTensor:
+    """x [n, ...] encrypted by the owner of the key with the primes of one level only.
+
+    What an inner product needs is two primes, and an encryption's time and size go with their number. The scale is the
+    level's canonical one, the error that of any fresh encryption.
+    """
+    p, context = keys.parameters, keys.public.context
+    columns = x.double().flatten(1).t()
+    data = torch.empty(len(columns), 2, level + 1, p.degree, dtype=torch.int64)
+    for row, column in zip(data, columns, strict=True):
+        ciphertext = sealapi.Ciphertext(context.seal)
+        keys.secret.encryptor.encrypt_symmetric(context.encode(column.tolist(), level, p.scales[level]), ciphertext)
+        row.copy_(torch.from_numpy(np.array(context.read(ciphertext)[0])))
+    return ckks.CKKSTensor(Cipher(data, keys.public), len(x), tuple(x.shape[1:]), torch.float64)
 
 
 def fingerprint(*tensors: torch.Tensor) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ from .directions import (
 from .exchange import Exchange, Simulated
 from .ledger import Ledger, isolated
 from .report import Result
-from .settings import LEAST_SAMPLES, Party, Settings, chain, check
+from .settings import LEAST_SAMPLES, WEIGHT_OF_A_PEER, Party, Settings, chain, check
 from .training import distillation, in_the_clear, mutual, optimiser, own_view, predict, scores, train
 from .update import Update, agreed_logits, deep_update, head_update
 from .watch import Watch
@@ -91,7 +92,10 @@ class CaPriDe:
         out: str | Path | None = None,
     ):
         self.parties, self.test, self.classes = list(parties), test, classes
-        self.settings = how = settings or Settings()
+        how = settings or Settings()
+        if how.weight is None:
+            how = replace(how, weight=WEIGHT_OF_A_PEER * (len(self.parties) - 1))
+        self.settings = how
         check(self.parties, test, classes, how)
         self.parameters = chain(self.parties, how) if how.asks else None
         self.store = Store(out)

@@ -61,7 +61,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--smoothing", type=float, default=DEFAULT.smoothing, help="of labels in local training")
     p.add_argument("--temperature", "-T", type=float, default=DEFAULT.temperature)
     p.add_argument(
-        "--weight", type=float, default=DEFAULT.weight, help="lambda, of T^2 times Eq. 9, a mean over samples"
+        "--weight",
+        type=float,
+        default=DEFAULT.weight,
+        help="lambda, of T^2 times Eq. 9, a mean over samples (default: 3 for each peer)",
     )
     p.add_argument("--fraction", type=float, default=1.0, help="of the samples, drawn anew for each round's aggregates")
     p.add_argument("--peers", type=int, help="asked in a round, drawn anew (default: all)")

@@ -17,9 +17,8 @@ import torch
 from torch import nn
 
 from ... import ckks
-from ...ckks.cipher import drop_to
 from ...data.seeds import generator
-from .aggregate import Published, Sealed, blocks, flood_for, noise_of, seal, spread, unseal
+from .aggregate import Published, Sealed, blocks, encrypt_low, flood_for, noise_of, seal, spread, unseal
 from .checkpoint import weights_digest
 from .directions import Directions
 from .errors import ModelError
@@ -49,10 +48,8 @@ class Owner:
     def publish(self, directions: Directions) -> Published:
         """Enc(q_rj): M ciphertexts for each C directions and chunk, of the two primes that an inner product needs."""
         check_spread(self.party.name, directions, self.how)
-        parts = []
-        for weights in directions.weights.split(self.chunk, dim=1):
-            e = ckks.encrypt(blocks(weights, self.count), self.keys)
-            parts.append(ckks.CKKSTensor(drop_to(e.cipher, 1), e.batch, e.row_shape, e.float_dtype))
+        chunks = directions.weights.split(self.chunk, dim=1)
+        parts = [encrypt_low(blocks(weights, self.count), self.keys) for weights in chunks]
         return Published.of(self.party.name, "directions", parts)
 
     def open(self, sealed: Sealed, directions: Directions) -> torch.Tensor:

@@ -18,6 +18,7 @@ from .errors import CaPriDeError, ModelError
 NAME = re.compile(r"[\w-]{1,64}")
 METHODS = ("capride", "local", "fedavg", "fedavg-dp", "dml", "l2")
 UPDATES = ("scalar", "head", "forward")
+WEIGHT_OF_A_PEER = 3.0
 LEAST_SAMPLES = 16
 """An aggregate is over at least so many samples ("significantly harder when the batch size is large (above 16)",
 section 3.3)."""
@@ -54,7 +55,8 @@ class Settings:
             where p is nearly 0 little is learned of a peer, and few samples outweigh the others in an aggregate.
         temperature: T.
         weight: lambda_k, of a mean over samples of T^2 times Eq. 9. The T^2 keeps the gradient's size as T changes
-            (Hinton et al., 2015); the paper's lambda = 50 at T = 5 is 2 here.
+            (Hinton et al., 2015); the paper's lambda = 50 at T = 5 is 2 here. None takes 3 for each peer, as Eq. 5
+            divides by their number.
         fraction: of the samples that enter a round's aggregates, drawn anew each round; 1 takes all.
         peers: how many peers each party asks in a round, drawn anew; None asks all.
         directions: D, forward gradients' directions a round.
@@ -86,10 +88,10 @@ class Settings:
     rate: float = 1e-2
     smoothing: float = 0.1
     temperature: float = 5.0
-    weight: float = 3.0
+    weight: float | None = None
     fraction: float = 1.0
     peers: int | None = None
-    directions: int = 64
+    directions: int = 128
     plain_forward: bool = False
     head_rank: int | None = None
     margin: float | None = 0.5
@@ -118,7 +120,7 @@ class Settings:
             if not 0 < getattr(self, name) < float("inf"):
                 raise CaPriDeError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
         for name in ("weight", "sigma", "model_sigma", "smoothing"):
-            if not 0 <= getattr(self, name) < float("inf"):
+            if getattr(self, name) is not None and not 0 <= getattr(self, name) < float("inf"):
                 raise CaPriDeError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
         for name in ("fraction", "isolation", "margin"):
             value = getattr(self, name)

@@ -96,6 +96,7 @@ class ShapleyEvaluation:
         watch.started(expected)
         if how.parallel != "subsets":
             self._rounds_apart(watch)
+            watch = Watch()  # all was reported as it came
         rounds = []
         for t in range(len(self.rounds)):
             utilities = self.utilities(t, watch)
@@ -168,8 +169,14 @@ class ShapleyEvaluation:
             t = record.pop("round")
             self.store.append(t, record)
             self._apart.setdefault(t, []).append(record)
+            if record["coalition"]:
+                watch.tested(t, record["coalition"])
 
         self._apart: dict[int, list[dict]] = {}
+        for t in range(len(self.rounds)):
+            for record in self.store.records(t):
+                if record["coalition"]:
+                    watch.tested(t, record["coalition"])
         done = {t: self.store.records(t) for t in wanted}
         if self.settings.parallel == "ray":
             _through_ray(self, wanted, done, receive)

@@ -270,9 +270,8 @@ class HESVTester(Tester):
     def routes(self, coalition: int) -> list[Route]:
         """One batch for each owner."""
         everyone = range(len(self.clients))
-        owner = members(coalition)[0] if coalition.bit_count() == 1 else None
         layers = len(self.program.layers)
-        return plan(everyone, everyone, layers, self.level, model_owner=owner, together=False, turn=coalition)
+        return plan(everyone, everyone, layers, self.level, members=members(coalition), together=False, turn=coalition)
 
     def correct(self, coalition, samples):
         raise NotImplementedError("HESV counts correct samples and does not name them; use `hits`")

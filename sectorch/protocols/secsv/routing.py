@@ -13,7 +13,7 @@ A model is someone's own when it is one client's local model; nobody owns an agg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from .errors import RoutingError
@@ -57,7 +57,7 @@ def plan(
     layers: int,
     level: str,
     *,
-    model_owner: int | None = None,
+    members: Collection[int] = (),
     together: bool = True,
     turn: int = 0,
 ) -> list[Route]:
@@ -68,7 +68,9 @@ def plan(
         owners: whose samples are to be tested.
         layers: L.
         level: one of `LEVELS`.
-        model_owner: of a local model.
+        members: whose local models are in the model. One alone is its owner. Of several, one that decrypts for this
+            coalition and for the same without itself would learn its own model's outputs from the difference: clients
+            outside the coalition come first where there are any.
         together: whether samples of several clients may share a batch (shares allow it, HESV's ciphertexts do not).
         turn: shifts who decrypts first, so that the work is spread.
 
@@ -77,17 +79,20 @@ def plan(
     """
     if level not in LEVELS:
         raise RoutingError(f"there is no routing level {level!r}; there are {', '.join(LEVELS)}")
-    # The model's owner decrypts nothing anyway: in the largest batch it costs no further client.
-    left = sorted(owners, key=lambda i: (i != model_owner, i))
+    model_owner = next(iter(members)) if len(members) == 1 else None
+    shift = lambda i: (i + turn) % len(clients)
+    order = sorted(clients, key=lambda i: (i in members, shift(i)))
+    # Members decrypt nothing or come last: in the largest batch they cost no further client.
+    left = sorted(owners, key=lambda i: (i not in members, shift(i)))
     routes = []
     while left:
         for size in range(len(left) if together else 1, 0, -1):
-            found = _way(clients, left[:size], layers, level, model_owner, turn)
+            found = _way(order, left[:size], layers, level, model_owner)
             if found:
                 break
         else:
             raise RoutingError(_refusal(len(clients), layers, level))
-        routes.append(Route(tuple(left[:size]), found))
+        routes.append(Route(tuple(sorted(left[:size])), found))
         left = left[size:]
     for route in routes:
         route.check(level, model_owner)
@@ -108,7 +113,7 @@ def strongest(clients: int, layers: int) -> str:
 
 def feasible(clients: int, layers: int, level: str) -> bool:
     """Whether a batch of one owner and the model of another client can be routed."""
-    return clients >= 2 and bool(_way(range(clients), [0], layers, level, 1, 0))
+    return clients >= 2 and bool(_way(range(clients), [0], layers, level, 1))
 
 
 def require(clients: int, layers: int, level: str) -> None:
@@ -130,10 +135,9 @@ def _refusal(clients: int, layers: int, level: str) -> str:
     return f"{text}; bring more clients, or a model with fewer layers"
 
 
-def _way(clients, batch, layers: int, level: str, model_owner: int | None, turn: int) -> tuple[int, ...] | None:
+def _way(clients, batch, layers: int, level: str, model_owner: int | None) -> tuple[int, ...] | None:
     """Decrypting clients of the layers, found layer by layer; None if there are none."""
     may = [i for i in clients if i != model_owner]
-    may = may[turn % len(may) :] + may[: turn % len(may)] if may else []
     outside = [i for i in may if i not in batch]
     if level == "multi-layer":
         return tuple(outside[:layers]) if len(outside) >= layers else None

@@ -58,8 +58,9 @@ class SecSVTester(Tester):
     def routes(self, coalition: int) -> list[Route]:
         """Batches and their clients for a coalition's model."""
         everyone = range(len(self.clients))
-        owner = members(coalition)[0] if coalition.bit_count() == 1 else None
-        return plan(everyone, everyone, len(self.program.layers), self.level, model_owner=owner, turn=coalition)
+        return plan(
+            everyone, everyone, len(self.program.layers), self.level, members=members(coalition), turn=coalition
+        )
 
     def cost(self, coalition, samples):
         total = 0

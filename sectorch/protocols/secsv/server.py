@@ -23,6 +23,8 @@ from .reducing import Counts, Reducing
 from .sharing import Field
 from .values import members
 
+KEPT = 8
+"""Encoded whole batches that a server keeps, the oldest leaving first."""
 OFFSET_BITS = 30
 """What is truncated is below 2^30 in magnitude: gates are below one, at twice the fraction bits."""
 
@@ -118,6 +120,8 @@ class Server:
                 columns = layer.features(self._batch["features"])
                 right = layout.encode(columns, self._primes)
                 if self._key:
+                    if len(self._encoded) >= KEPT:
+                        self._encoded.pop(next(iter(self._encoded)))
                     self._encoded[self._key] = right
             self._key = None
             # A sum of n centred residues; the sum of five is what is multiplied, without being reduced.
