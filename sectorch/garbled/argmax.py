@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import torch
 
-from ..choreography import Located, Message, Net, protocol
-from ..errors import ArgumentError, ShapeError
+from ..choreography import Located, Message, Net, Party, protocol
+from ..errors import ArgumentError, MisplacedValueError, ShapeError
 from .circuit import Circuit
 from .gates import argmax_circuit
 from .halfgates import colours, evaluate, garble, share_outputs, take_share
@@ -42,6 +42,14 @@ def check_inputs(first: Located, second: Located, drop: int, bits: int) -> None:
         raise ArgumentError(f"an argmax needs at least two classes, got {first.shape[-1]}")
     if not 2 <= bits <= 64 or not 0 <= drop <= 64 - bits:
         raise ArgumentError(f"an argmax drops d bits and compares b in 2..64 with d + b <= 64, got d={drop}, b={bits}")
+
+
+def check_pair(pair: Pair, garbler: Party) -> None:
+    """Raise `MisplacedValueError` unless the pair was made with this garbler."""
+    if pair.garbler != garbler:
+        raise MisplacedValueError(
+            f"{garbler} cannot garble with the pair of {pair.garbler}: make one with correlate(setup, {garbler})"
+        )
 
 
 def input_bits(share: torch.Tensor, drop: int, bits: int) -> torch.Tensor:
@@ -123,8 +131,10 @@ def argmax_onehot(
     Raises:
         ShapeError: shapes that differ.
         ArgumentError: fewer than two classes, or bits that do not exist.
+        MisplacedValueError: a pair of another garbler.
     """
     check_inputs(at_A, at_Q, drop, bits)
+    check_pair(pair, net.A)
     Q, A, shape = net.Q, net.A, at_Q.shape
     circuit = argmax_circuit(shape[-1], bits, False)
 
@@ -163,8 +173,10 @@ def argmax_noisy(net: Net, pair: Pair, at_S: Located, at_Q: Located, *, drop: in
     Raises:
         ShapeError: shapes that differ.
         ArgumentError: fewer than two classes, or bits that do not exist.
+        MisplacedValueError: a pair of another garbler.
     """
     check_inputs(at_S, at_Q, drop, bits)
+    check_pair(pair, net.S)
     Q, S, shape = net.Q, net.S, at_Q.shape
     circuit = argmax_circuit(shape[-1], bits, True)
 

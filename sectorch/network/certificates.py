@@ -39,11 +39,27 @@ class Credentials:
     @property
     def name(self) -> str:
         """The common name of the certificate."""
+        return common_name(self._certificate)
+
+    @property
+    def _certificate(self) -> x509.Certificate:
         try:
-            certificate = x509.load_pem_x509_certificate(self.certificate)
+            return x509.load_pem_x509_certificate(self.certificate)
         except ValueError:
             raise IdentityError("the certificate file does not hold a PEM certificate") from None
-        return common_name(certificate)
+
+    def check_dates(self) -> None:
+        """Whether the certificate is valid today.
+
+        Raises:
+            IdentityError: it has expired, or is not valid yet.
+        """
+        certificate, now = self._certificate, datetime.datetime.now(datetime.timezone.utc)
+        if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+            raise IdentityError(
+                f"the certificate of '{self.name}' is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} to "
+                f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC, and it is {now:%Y-%m-%d %H:%M}; issue a new one"
+            )
 
     @classmethod
     def read(

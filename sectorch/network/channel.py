@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from .. import errors
@@ -53,12 +54,12 @@ class Channel:
     def __init__(self, link: Link, session: bytes, patience: float | None = None):
         self.link, self.session = link, session
         self.patience = PATIENCE if patience is None else patience
-        self._frames: deque[Frame] = deque()
+        # Each counter has one writer: the link's pump those of what came, this session's thread the others.
+        self._frames: SimpleQueue[Frame | None] = SimpleQueue()
+        self._came = self._used = self._credited = 0
+        self._sent = self._credit_got = 0
         self._requests: deque[dict] = deque()
-        self._held = 0
-        self._used = 0
-        self._unused_there = 0
-        self._ahead: int | None = None
+        self._turn_at: int | None = None
         self._heard = time.monotonic()
         self._failure: SectorchError | None = None
         self._changed = threading.Condition()
@@ -71,44 +72,53 @@ class Channel:
         Raises:
             FrameError: the peer sends more than it may.
         """
+        self._heard = time.monotonic()
+        if frame.kind == Kind.DATA:
+            self._came += frame.size
+            if self._came - self._used > WINDOW + LARGEST:
+                raise FrameError(f"{self.link.peer} sends more than it was given room for")
+            if self._failure is None:
+                self._frames.put(frame)
+            return
         with self._changed:
-            self._heard = time.monotonic()
-            if frame.kind == Kind.DATA:
-                self._frames.append(frame)
-                self._held += frame.size
-                if self._held > WINDOW + LARGEST:
-                    raise FrameError(f"{self.link.peer} sends more than it was given room for")
-            elif frame.kind == Kind.CONTROL:
+            if frame.kind == Kind.CONTROL:
                 request = read(frame)
                 if request.get("do") == "go":
-                    self._ahead = None
+                    self._turn_at = None
                 elif len(self._requests) >= REQUESTS:
                     raise FrameError(f"{self.link.peer} sends more requests than are answered")
                 else:
                     self._requests.append(request)
             elif frame.kind == Kind.CREDIT:
-                self._unused_there = max(0, self._unused_there - frame.number)
-            else:
-                self._failure = self._failure or error_of(bytes(frame.payload[:600]).decode(errors="replace"))
+                self._credit_got += frame.number
             self._changed.notify_all()
+        if frame.kind == Kind.ABORT:
+            self.fail(error_of(bytes(frame.payload[:600]).decode(errors="replace")))
 
     def fail(self, failure: SectorchError) -> None:
         with self._changed:
             self._failure = self._failure or failure
             self._changed.notify_all()
+        self._frames.put(None)
 
     def receive(self) -> Frame:
         """The next frame."""
-        with self._changed:
-            self._wait(lambda: self._frames, self.patience)
-            frame = self._frames.popleft()
-            self._held -= frame.size
-            self._used += frame.size
-            used = self._used
-            if used >= CREDIT:
-                self._used = 0
-        if used >= CREDIT:
-            self._credit(used)
+        start = time.monotonic()
+        while True:
+            try:
+                frame = self._frames.get(timeout=max(0.001, max(start, self._heard) + self.patience - time.monotonic()))
+            except Empty:
+                if time.monotonic() >= max(start, self._heard) + self.patience:
+                    raise self._silent(self.patience) from None
+                continue
+            if frame is None:
+                self._frames.put(None)  # whoever asks again gets the same answer
+                raise again(self._failure)
+            break
+        self._used += frame.size
+        if self._used - self._credited >= CREDIT:
+            count, self._credited = self._used - self._credited, self._used
+            self._credit(count)
         return frame
 
     def request(self, patience: float | None = None) -> dict:
@@ -121,19 +131,18 @@ class Channel:
 
     def send(self, parts: Iterable[bytes]) -> None:
         """Send the frames of one message, once there is room for it."""
-        with self._changed:
-            if self._unused_there > WINDOW:
-                self._wait(lambda: self._unused_there <= WINDOW, self.patience)
-            if self._ahead is not None and self._ahead <= 0:
-                self._wait(lambda: self._ahead is None, self.patience)
-        for part in parts:
+        if self._sent - self._credit_got > WINDOW or self._before_turn():
             with self._changed:
-                if self._failure is not None:
-                    raise again(self._failure)
-                self._unused_there += len(part)
-                if self._ahead is not None:
-                    self._ahead -= len(part)
+                self._wait(lambda: self._sent - self._credit_got <= WINDOW and not self._before_turn(), self.patience)
+        for part in parts:
+            if self._failure is not None:
+                raise again(self._failure)
+            self._sent += len(part)
             self.link.send(part)
+
+    def _before_turn(self) -> bool:
+        turn_at = self._turn_at
+        return turn_at is not None and self._sent >= turn_at
 
     def tell(self, request: dict) -> None:
         """Send a request of this session."""
@@ -141,8 +150,7 @@ class Channel:
 
     def ahead_of_turn(self) -> None:
         """From now on only `AHEAD` bytes may be sent until the peer says go."""
-        with self._changed:
-            self._ahead = AHEAD
+        self._turn_at = self._sent + AHEAD
 
     def go(self) -> None:
         """Tell the peer that its turn has come."""
@@ -166,9 +174,11 @@ class Channel:
         self.link.forget(self)
         with self._changed:
             self._failure = self._failure or PeerLostError("the session was closed")
-            self._frames.clear()
             self._requests.clear()
             self._changed.notify_all()
+        while not self._frames.empty():
+            self._frames.get()
+        self._frames.put(None)
 
     def _wait(self, ready: Callable[[], object], patience: float | None) -> None:
         """Called with the condition held. A word of any kind from the peer counts as a sign of life."""
@@ -180,5 +190,8 @@ class Channel:
             if patience is not None:
                 left = max(start, self._heard) + patience - time.monotonic()
                 if left <= 0:
-                    raise PeerLostError(f"{self.link.peer} has said nothing for {patience:.0f} s; it may hang")
+                    raise self._silent(patience)
             self._changed.wait(left)
+
+    def _silent(self, patience: float) -> PeerLostError:
+        return PeerLostError(f"{self.link.peer} has said nothing for {patience:.0f} s; it may hang")

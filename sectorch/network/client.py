@@ -17,7 +17,7 @@ from .channel import again
 from .identity import Pins, read_identity
 from .link import Link
 from .store import Store
-from .transport import dial
+from .transport import dial, refusal
 
 if TYPE_CHECKING:
     from .group import RemoteGroup
@@ -70,6 +70,11 @@ class Connection:
         self.ended = threading.Event()
         self.link = Link(f"the server at {address}", self._request, silence)
         self._channel = dial(address, credentials, self.link, patience, self._lost)
+        try:  # a server that does not accept the certificate says so only now
+            self.ask({"do": "hello"}, patience)
+        except NetworkError as error:
+            self.close()
+            raise refusal(address, str(error)) from None
 
     def __enter__(self) -> Connection:
         return self

@@ -105,23 +105,21 @@ class Link:
 
     def outgoing(self) -> Iterator[bytes]:
         """What the transport has to send; ends when the link is closed and everything is out."""
-        data = self._outbox.get()
-        while data is not None:
+        held: list[bytes | None] = []
+        while True:
+            data = held.pop() if held else self._outbox.get()
+            if data is None:
+                return
             together, size = [data], len(data)
-            data = None
             while size < TOGETHER_BYTES and not self._outbox.empty():
                 data = self._outbox.get()
                 if data is None or size + len(data) > TOGETHER_BYTES:
+                    held.append(data)
                     break
                 together.append(data)
                 size += len(data)
-                data = None
-            else:
-                data = b""
             self._taken += size
             yield together[0] if len(together) == 1 else b"".join(together)
-            if data == b"":
-                data = self._outbox.get()
 
     def pump(self, incoming: Iterable[bytes]) -> None:
         """Sort what comes until it ends; then every session of the link fails with the reason."""

@@ -116,6 +116,8 @@ class Server:
                 answer = {"models": self.models()}
             elif what == "open":
                 answer = self._open(link, request)
+            elif what == "hello":
+                answer = {}
             else:
                 answer = {"error": "FrameError", "text": "an unknown request"}
         except SectorchError as error:

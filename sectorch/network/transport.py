@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from ..errors import FrameError, IdentityError, NetworkError, PeerLostError
+from ..errors import BusyError, FrameError, IdentityError, NetworkError, PeerLostError
 from .certificates import Credentials
 from .link import Link
 
@@ -34,9 +34,11 @@ def listen(
     """Start serving. `welcome` is called with the common name of each client's certificate.
 
     Raises:
-        PeerLostError: the address cannot be bound.
+        PeerLostError: the address cannot be bound. IdentityError: the certificate is not valid now.
     """
     from concurrent.futures import ThreadPoolExecutor
+
+    credentials.check_dates()
 
     def handle(incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         names = context.auth_context().get("x509_common_name", [b""])
@@ -72,6 +74,7 @@ def dial(
         IdentityError: a certificate was refused, by this side or by the server.
         PeerLostError: nobody answers there.
     """
+    credentials.check_dates()
     tls = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
     channel = grpc.secure_channel(address, tls, options=_KEEPALIVE)
     call = channel.stream_stream(METHOD)(link.outgoing())
@@ -81,9 +84,7 @@ def dial(
         detail = _why(call)
         link.close(PeerLostError("the connection was not made"))
         channel.close()
-        refused = any(word in detail.lower() for word in ("certificate", "handshake", "ssl", "tls", "verif"))
-        error = IdentityError if refused else PeerLostError
-        raise error(f"cannot connect to {address}: {detail or 'nobody answers'}") from None
+        raise refusal(address, detail or "nobody answers") from None
 
     def pump() -> None:
         link.pump(call)
@@ -92,6 +93,29 @@ def dial(
 
     threading.Thread(target=pump, daemon=True, name=f"from {link.peer}").start()
     return channel
+
+
+_REFUSALS = {
+    "certificate has expired": (IdentityError, "the server's certificate has expired"),
+    "certificate purpose": (IdentityError, "its certificate is not a server's: a client may be posing as the server"),
+    "Hostname Verification": (IdentityError, "the server's certificate is for another host name"),
+    "CERTIFICATE_VERIFY_FAILED": (IdentityError, "the server's certificate is not of the CA that --ca names"),
+    "signature failure": (IdentityError, "the server's certificate is not of the CA that --ca names"),
+    "BAD_SIGNATURE": (IdentityError, "the server's certificate is not of the CA that --ca names"),
+    "Socket closed": (IdentityError, "the server closed the connection: it does not accept this party's certificate"),
+    "RPC limit": (BusyError, "the server has as many clients as it takes on; ask again later"),
+    "Connection refused": (PeerLostError, "nobody listens there"),
+}
+"""What gRPC says when no connection comes about, and what it means."""
+
+
+def refusal(address: str, detail: str) -> NetworkError:
+    """Why there is no connection, as a typed error with a clear text."""
+    for said, (kind, text) in _REFUSALS.items():
+        if said in detail:
+            return kind(f"cannot connect to {address}: {text}")
+    known = any(word in detail.lower() for word in ("certificate", "handshake", "ssl", "tls", "verif"))
+    return (IdentityError if known else PeerLostError)(f"cannot connect to {address}: {detail[:200]}")
 
 
 def _why(call: grpc.Call) -> str:

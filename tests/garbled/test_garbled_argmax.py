@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import Case, World, lines_of, play, run_with_profile, world_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_projection import project
 
 from sectorch.choreography import PROTOCOLS, Phase
-from sectorch.errors import ArgumentError, ShapeError
+from sectorch.errors import ArgumentError, MisplacedValueError, SessionMismatchError, ShapeError
 from sectorch.garbled import (
     argmax,
     argmax_noisy,
@@ -65,6 +65,7 @@ def label(kind: str, values: torch.Tensor, mask: torch.Tensor, **how) -> torch.T
 
 
 @pytest.mark.parametrize("kind", ONE_HOT)
+@settings(max_examples=60)
 @given(shape=SHAPE, bits=st.integers(2, 62), seed=st.integers(0, 1 << 30))
 def test_exact_where_nothing_is_dropped(kind: str, shape, bits: int, seed: int):
     values, mask = votes(shape, bits, seed), ring(shape, seed + 1)
@@ -84,6 +85,7 @@ def test_all_64_bits_of_the_ring():
     assert torch.equal(s + own, F.one_hot(values.argmax(-1), 5))
 
 
+@settings(max_examples=25)
 @given(drop=st.integers(1, 40), bits=st.integers(3, 22), classes=st.integers(2, 12), seed=st.integers(0, 1 << 30))
 def test_what_dropping_low_bits_does(drop: int, bits: int, classes: int, seed: int):
     """The module's claim: the number found is below the largest by less than 2^(drop + 1)."""
@@ -321,6 +323,18 @@ def test_refusals_send_nothing(step):
     for first, second, how, error, text in cases:
         with SESSION.call(A) as net, Profile() as profile, pytest.raises(error, match=text):
             step(net, net.own(garbler, first), net.own(Q, second), **how)
+        assert profile.ledger == []
+
+
+def test_a_pair_serves_its_own_garbler_and_session():
+    zeros, other = torch.zeros(3, 4).long(), Session()
+    foreign = correlate(other.setup(other.answering[0]), other.S)
+    for step, garbler, pair, error in (
+        (argmax_onehot, A, PAIRS[S], MisplacedValueError), (argmax_noisy, S, PAIRS[A], MisplacedValueError),
+        (argmax_noisy, S, foreign, SessionMismatchError),
+    ):  # fmt: skip
+        with SESSION.call(A) as net, Profile() as profile, pytest.raises(error):
+            step(net, pair, net.own(garbler, zeros), net.own(Q, zeros))
         assert profile.ledger == []
 
 

@@ -103,9 +103,8 @@ def test_packing_and_transposing(count: int, seed: int):
     assert all(torch.equal(unpack(words, torch.Size((count,))), row) for words, row in zip(columns, bits, strict=True))
     blocks = transposed(columns, count)
     assert blocks.shape == (count, 2)
-    for j in range(count):
-        rebuilt = [int(blocks[j, i // 64]) >> i % 64 & 1 for i in range(128)]
-        assert rebuilt == bits[:, j].tolist()
+    apart = (blocks.unsqueeze(-1) >> torch.arange(64)) & 1
+    assert torch.equal(apart.reshape(count, 128), bits.T)
 
 
 def test_streams_are_fresh_in_every_call():

@@ -290,7 +290,7 @@ def test_mutated_frames_at_a_client(trio, pki, small_model, tmp_path, role, coun
         except errors.NetworkError:
             continue
         if rng.random() < 0.5:
-            until(lambda: not link._outbox or link.closed is not None, 0.01)
+            until(lambda: link._outbox.empty() or link.closed is not None, 0.01)
     victims.pop().close()
     posing.stop()
     assert dials > 0

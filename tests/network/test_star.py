@@ -12,7 +12,7 @@ import torch
 import sectorch
 from sectorch import errors
 from sectorch.network import Server, answer, connect
-from sectorch.network.certificates import issue, make_authority
+from sectorch.network.certificates import Credentials, issue, make_authority
 from sectorch.runtime.ledger import Transcript
 
 X = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -115,9 +115,9 @@ def test_a_client_of_another_ca_is_refused(star, tmp_path):
     address, made, _ = star
     make_authority(tmp_path)
     stranger = issue(tmp_path, "alice")
-    with pytest.raises(errors.NetworkError):
-        connect(address, replace(stranger, authority=made["alice"].authority), patience=2).models()
-    with pytest.raises(errors.NetworkError):
+    with pytest.raises(errors.IdentityError, match="does not accept this party's certificate"):
+        connect(address, replace(stranger, authority=made["alice"].authority), patience=2)
+    with pytest.raises(errors.IdentityError, match="not of the CA that --ca names"):
         connect(address, replace(made["alice"], authority=stranger.authority), patience=2)
 
 
@@ -125,15 +125,31 @@ def test_an_expired_certificate_is_refused(star, pki):
     address, _, _ = star
     folder, _ = pki
     expired = issue(folder, "late", days=-1 / 24)
-    with pytest.raises(errors.NetworkError):
-        connect(address, expired, patience=2).models()
+    with pytest.raises(errors.IdentityError, match=r"'late' is valid from .* to .* UTC, and it is"):
+        connect(address, expired, patience=2)
+    with pytest.MonkeyPatch.context() as patch:  # a client that does not look at its own dates
+        patch.setattr(Credentials, "check_dates", lambda self: None)
+        with pytest.raises(errors.IdentityError, match="does not accept this party's certificate"):
+            connect(address, expired, patience=2)
+
+
+def test_an_expired_server_or_one_of_another_host_is_refused(pki):
+    folder, made = pki
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Credentials, "check_dates", lambda self: None)
+        late = Server("localhost:0", issue(folder, "late-server", server=True, hosts=("localhost",), days=-1 / 24))
+    other = Server("localhost:0", issue(folder, "elsewhere", server=True, hosts=("example.org",)))
+    for server, said in ((late, "certificate has expired"), (other, "for another host name")):
+        with pytest.raises(errors.IdentityError, match=said):
+            connect(f"localhost:{server.port}", made["alice"], patience=2)
+        server.stop()
 
 
 def test_a_client_cannot_pose_as_the_server(pki):
     _, made = pki
     posing = Server("localhost:0", made["alice"])
     try:
-        with pytest.raises(errors.NetworkError):
+        with pytest.raises(errors.IdentityError, match="a client may be posing as the server"):
             connect(f"localhost:{posing.port}", made["bob"], patience=2)
     finally:
         posing.stop()

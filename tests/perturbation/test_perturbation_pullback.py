@@ -9,7 +9,7 @@ from perturbation_cases import NETS, batches, one_round, plain_gradient, relativ
 from torch import nn
 
 from sectorch.protocols.perturbation import BatchMismatchError, Noise, NoiseError, NotPerturbableError, Scheme
-from sectorch.protocols.perturbation.pullback import Terms
+from sectorch.protocols.perturbation.pullback import Spare, Terms
 
 
 class Net(nn.Module):
@@ -114,7 +114,7 @@ def test_a_norm_over_one_value_is_refused():
 
 
 def test_terms_are_added_up_and_zero_where_nothing_came():
-    terms = Terms(2, {"a": torch.zeros(2, 3), "b": torch.zeros(2), "c": torch.zeros(1)})
+    terms = Terms(2, {"a": torch.zeros(2, 3), "b": torch.zeros(2), "c": torch.zeros(1)}, Spare())
     left, right = torch.randn(2, 5, 2), torch.randn(5, 3)
     for _ in range(2):
         terms.product("a", left, right)
@@ -123,6 +123,31 @@ def test_terms_are_added_up_and_zero_where_nothing_came():
     rows = terms.finish()
     torch.testing.assert_close(rows[:, :6], 2 * torch.einsum("tbo,bi->toi", left, right).flatten(1))
     assert rows[:, 6:].tolist() == [[2, 2, 0], [4, 4, 0]]
+
+
+def test_memory_is_handed_out_again_only_when_nobody_holds_it():
+    spare, like = Spare(), torch.zeros(1, dtype=torch.float64)
+    for hold in (lambda t: t, lambda t: t[0, :2], lambda t: t.numpy(), lambda t: t.detach()):
+        taken = spare.take((2, 5), like)
+        place, held = taken.data_ptr(), hold(taken)
+        del taken
+        other = spare.take((2, 5), like)
+        assert other.data_ptr() != place
+        place = other.data_ptr()
+        del held, other
+        assert spare.take((2, 5), like).data_ptr() == place
+    assert spare.take((3, 5), like).shape == (3, 5)
+    assert spare.take((3, 5), like.float()).dtype == torch.float32
+
+
+def test_an_update_that_is_kept_does_not_change():
+    model = NETS["mlp3"][0]().double()
+    scheme = Scheme(model, "mse")
+    noisy, _ = scheme.perturb(model.state_dict())
+    parts = batches((12,), 4, "mse", 3, torch.float64)
+    updates = [scheme.client_step(noisy, part) for part in parts]
+    for part, update in zip(parts, updates, strict=True):
+        assert torch.equal(scheme.client_step(noisy, part).terms, update.terms)
 
 
 @pytest.mark.parametrize("name", ["mlp7", "resnet20 without norms", "densenet without norms"])

@@ -37,7 +37,7 @@ def test_equals_the_clear(parties, rows, chunk, normalise, seed):
 
 
 def test_three_architectures_soft_labels_within_a_thousandth():
-    """The must-show of issue 5, on untrained networks with random batch statistics; trained ones: benchmarks."""
+    """On untrained networks with random batch statistics; trained ones: benchmarks."""
     models = [build(name, (1, 8, 8), 10, seed).eval() for seed, name in enumerate(NETS)]
     for model in models:
         sectorch.nn.models.randomize_batchnorm(model, torch.Generator().manual_seed(0))

@@ -12,7 +12,6 @@ import torch
 
 from sectorch import ckks
 from sectorch.errors import UndeclaredMessageError
-from sectorch.protocols.secsv import build
 from sectorch.protocols.secsv import hesv as hesv_module
 from sectorch.protocols.secsv.channel import CLIENT, MESSAGES, PRINCIPAL, Address, Channel
 from sectorch.protocols.secsv.clock import Clock
@@ -26,13 +25,18 @@ from sectorch.protocols.secsv.testing import TestSet
 WEIGHTS = {0: 3, 1: 5, 2: 1, 3: 2, 4: 4}
 
 
+def network(seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(6, 20), torch.nn.ReLU(), torch.nn.Linear(20, 3))
+
+
 def federation(each: int = 12, value: float | None = None):
-    """Five clients with a DNN 6 -> 64 -> 3; three layers would be routed alike."""
+    """Five clients with a network 6 -> 20 -> 3."""
     draw = torch.Generator().manual_seed(5)
-    models = {i: build("dnn", (6,), 3, hidden=1, seed=i).state_dict() for i in range(5)}
+    models = {i: network(i).state_dict() for i in range(5)}
     x = tuple(torch.rand(each, 6, generator=draw) if value is None else torch.full((each, 6), value) for _ in range(5))
     labels = tuple(torch.randint(0, 3, (each,), generator=draw) for _ in range(5))
-    return Program(build("dnn", (6,), 3, hidden=1), (6,)), TestSet(x, labels), models
+    return Program(network(0), (6,)), TestSet(x, labels), models
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +198,7 @@ class _Careless(SecSVTester):
         return [Route((0, 1, 2, 3, 4), (1, 1))]
 
 
-def steal(tester, client: int, x: torch.Tensor, rows: slice, keys) -> torch.Tensor | None:
+def steal(tester, client: int, x: torch.Tensor, rows: slice) -> torch.Tensor | None:
     """A client's equation-solving attack on the first layer (Definition 6.5): least squares, if it got the outputs."""
     party = tester.clients[client]
     got = [v for s, label, v in tester.channel.view(f"client {client}") if label == "layer output"]
@@ -215,7 +219,7 @@ def test_the_attack_works_where_the_routing_is_broken(keys, form):
     tester = _Careless(program, tests, Channel(record=True), keys, form, "single-layer")
     tester.begin(models, WEIGHTS)
     tester.correct(0b11111, tests.all)
-    stolen = steal(tester, 1, tests.x[1], slice(12, 24), keys)
+    stolen = steal(tester, 1, tests.x[1], slice(12, 24))
     name = program.layers[0].weight
     truth = sum(WEIGHTS[i] * models[i][f"{name}.weight"] for i in range(5)).double() / sum(WEIGHTS.values())
     assert float((stolen - truth).abs().max()) < 0.05

@@ -22,9 +22,7 @@ class Recovered:
     determined: float
 
     def error(self, true: torch.Tensor) -> float:
-        """Relative to the spread of the true logits about their row means: 0 is a full recovery, 1 no better than
-        zeros.
-        """
+        """Relative to the true logits about their row means: 0 is a full recovery, 1 no better than zeros."""
         centred = true.double() - true.double().mean(1, keepdim=True)
         return float((self.logits - centred).norm() / centred.norm())
 

@@ -2,8 +2,7 @@
 
 The slots of a CKKS ciphertext are the values of its message m at the roots x of X^N = -1. The 2C coefficients of m
 at the multiples of g = N / 2C are those of a polynomial in Y = X^g whose value at y is the mean of m over the g slots
-with x^g = y. SEAL's slot i lies at x = zeta^(3^i), and 3^i mod 4C repeats after C slots: slot i belongs to group i mod
-C. So
+with x^g = y. SEAL's slot i lies at x = zeta^(3^i), and 3^i mod 4C repeats after C slots: slot i is in group i mod C. So
 
     the sums over C groups of slots are 2C coefficients, and the others need not be sent.
 
@@ -13,8 +12,7 @@ sender, so that of single samples nothing is there to be decrypted. A sum over t
 same, for log2(N/2) rotations of each ciphertext and a set of rotation keys.
 
 A party's n samples are published C times, sample j in the slots j C .. j C + C - 1, with C the largest power of two
-that
-fits: encrypted inference costs the same for all slots, and each ciphertext then carries C aggregates.
+that fits: encrypted inference costs the same for all slots, and each ciphertext then carries C aggregates.
 """
 
 from __future__ import annotations

@@ -280,11 +280,9 @@ class Question:
         head = head_update(self.basis, self.moved[:n], answers[:n])
         sigma = max(sigma, LEAST_NOISE)
         agree = lambda part: agreed_logits(self.logits, self.changes[part], self.moved[part], answers[part], t, sigma)
-        if self.drawn is None:
-            return Update(loss, self.subset, agree(slice(n)), head)
+        if self.drawn is None or not self.how.plain_forward:
+            return Update(loss, self.subset, agree(slice(None)), head)
         # The control variate must not depend on the drawn directions, else the estimate would be biased.
         of_head = agree(slice(n))
         deep, correction = deep_update(self.model, self.images, of_head, self.drawn, self.moved[n:], answers[n:], t)
-        if self.how.plain_forward:
-            return Update(loss, self.subset, of_head, head, deep, correction)
-        return Update(loss, self.subset, agree(slice(None)), head, deep)
+        return Update(loss, self.subset, of_head, head, deep, correction)

@@ -82,11 +82,9 @@ class Ledger:
             if count > how.margin * least:
                 raise DisaggregationError(
                     f"{peer} refuses {numbers} more numbers to {receiver}: {count - numbers} of the "
-                    f"{how.margin * least:.0f} "
-                    f"that may be known of {least} unknowns ({samples} samples, {classes} classes, margin "
-                    f"{how.margin}) are "
-                    f"released already for this version of its model; ask for fewer (head_rank, directions) "
-                    f"or over more samples"
+                    f"{how.margin * least:.0f} that may be known of {least} unknowns ({samples} samples, {classes} "
+                    f"classes, margin {how.margin}) are released already for this version of its model; ask for fewer "
+                    f"(head_rank, directions) or over more samples"
                 )
         self.released[key] = [count, least]
         self.before_release()

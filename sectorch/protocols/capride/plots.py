@@ -63,9 +63,7 @@ def by_parties(path: Path, curves: Mapping[str, Mapping[int, float]]) -> None:
 
 
 def by_class(path: Path, stages: Mapping[str, Sequence[Sequence[float | None]]]) -> None:
-    """Figure 4: accuracy of each class, the mean over parties with its standard deviation; dashed is the overall
-    mean.
-    """
+    """Figure 4: accuracy of each class, mean and standard deviation over parties; dashed is the mean of all."""
     figure, axes = _figure()
     width = 0.8 / len(stages)
     for i, (label, classes) in enumerate(stages.items()):

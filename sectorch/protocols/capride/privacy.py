@@ -52,9 +52,8 @@ def statement(ledger: Ledger, how: Settings, eps: float | None) -> list[str]:
         ]
     size = sum(row["bytes"] for row in ledger.summary()) / 1e6
     out = [
-        f"{size:.1f} MB of ciphertexts and public keys travelled; {numbers} numbers were decrypted, all of "
-        f"them aggregates over "
-        f"a batch, by the owners of the samples.",
+        f"{size:.1f} MB of ciphertexts and public keys travelled; {numbers} numbers were decrypted, all of them "
+        f"aggregates over a batch, by the owners of the samples.",
         "Each decrypted number is a linear equation on a peer's logits; "
         + (
             "the guard was OFF."
@@ -66,9 +65,8 @@ def statement(ledger: Ledger, how: Settings, eps: float | None) -> list[str]:
         out.append("Scalar mode: the decrypted number has no gradient. No model learned anything from a peer.")
     if eps is not None:
         out.append(
-            f"Noise of {how.sigma:g} on each aggregate: ({eps:.3g}, {how.delta:g})-DP for a change of one "
-            f"sample's logits by at "
-            f"most {how.logit_change:g}."
+            f"Noise of {how.sigma:g} on each aggregate: ({eps:.3g}, {how.delta:g})-DP for a change of one sample's "
+            f"logits by at most {how.logit_change:g}."
         )
     return [
         *out,

@@ -38,9 +38,7 @@ class Result:
         return f"{how.method} ({how.update})" if how.asks else how.method
 
     def accuracy(self, stage: int) -> float:
-        """The mean over parties after local training (0) or a round; -1 is the last. Of the large model, if there is
-        one.
-        """
+        """The mean over parties after local training (0) or a round (-1: the last); of large models, if there are."""
         return sum(found[stage]["accuracy"] for found in self.records.values()) / len(self.records)
 
     @property
@@ -124,9 +122,7 @@ class Result:
 
 
 def comparison(results: Sequence[Result]) -> Table:
-    """Methods beside each other: as the paper's Table 1, with the accuracy that local training alone reaches
-    meanwhile.
-    """
+    """Methods beside each other, as in Table 1, and how far above the local training of as many epochs each is."""
     alone = next((r for r in results if r.settings.method == "local"), None)
     shown = Table(title="Mean test accuracy over parties, %")
     for column in ("method", "protected", "before", "after", "gain", "over local only"):

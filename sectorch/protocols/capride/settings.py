@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -209,9 +210,8 @@ def _check_model(party: Party, model: nn.Module, classes: int) -> None:
         model.train(training)
     if logits.shape[1:] != (classes,):
         raise ModelError(
-            f"{party.name}'s model gives {tuple(logits.shape[1:])} logits, but the parties share {classes} "
-            f"classes; change "
-            f"its last layer ({head_of(model)})"
+            f"{party.name}'s model gives {tuple(logits.shape[1:])} logits, but the parties share {classes} classes; "
+            f"change its last layer ({head_of(model)})"
         )
 
 
@@ -222,24 +222,23 @@ def chain(parties: Sequence[Party], how: Settings) -> ckks.Parameters:
         ModelError: a layer that CKKS does not have, or a chain that is too short for a model.
         SecurityLevelError: nothing secure is deep enough.
     """
-    needed = 0
+    depths: dict[str, int] = {}
     for party in parties:
-        report = ckks.explain(party.model.eval(), party.images[:1])
+        report = ckks.explain(copy.deepcopy(party.model).eval(), party.images[:1])
         if report.depth is None:
             raise ModelError(
                 f"{party.name}'s model is not FHE-friendly: {report.problem} Layers that are not: "
                 f"{', '.join(unfriendly(party)) or 'see above'}; sectorch.nn.fhe_friendly(model) makes a copy "
-                f"that is, which "
-                f"is then to be fine-tuned"
+                f"that is, to be fine-tuned"
             )
-        needed = max(needed, report.depth)
+        depths[party.name] = report.depth
+    needed = max(depths.values())
     levels = how.levels or needed + 1
     if levels < needed + 1:
-        short = next(p for p in parties if ckks.explain(p.model, p.images[:1]).depth == needed)
+        deepest = max(depths, key=depths.get)
         raise ModelError(
-            f"a chain of {levels} levels is too short: {short.name}'s model takes {needed} and the inner "
-            f"product with the "
-            f"predictions one more; ask for levels={needed + 1} or leave it out, or fold layers"
+            f"a chain of {levels} levels is too short: {deepest}'s model takes {needed} and the inner "
+            f"product with the predictions one more; ask for levels={needed + 1} or leave it out, or fold layers"
         )
     most = max(len(p.images) for p in parties)
     try:
@@ -260,11 +259,12 @@ def unfriendly(party: Party) -> list[str]:
 
         return hook
 
-    leaves = [(n, m) for n, m in party.model.named_modules() if n and not list(m.children())]
+    copied = copy.deepcopy(party.model).eval()
+    leaves = [(n, m) for n, m in copied.named_modules() if n and not list(m.children())]
     hooks = [m.register_forward_hook(note(n)) for n, m in leaves]
     try:
         with torch.no_grad():
-            party.model.eval()(party.images[:2])
+            copied(party.images[:2])
     finally:
         for hook in hooks:
             hook.remove()

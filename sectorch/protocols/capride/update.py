@@ -30,9 +30,9 @@ class Update:
         subset: indices of the samples, [s].
         logits: the agreed logits [s, M]; None in scalar mode.
         head: gradient of L~ with respect to the head's weight and bias, [M, d (+ 1)].
-        deep: unbiased estimate of the gradient of L~ with respect to the other parameters, by name.
-        correction: `deep` less the gradient of the agreed logits. Training adds it to that gradient where the agreed
-            logits are of the head alone (`Settings.plain_forward`).
+        deep: unbiased estimate of the gradient of L~ with respect to the other parameters, by name; with
+            `Settings.plain_forward`, where the agreed logits are of the head alone.
+        correction: `deep` less the gradient of these agreed logits, to which training adds it.
     """
 
     loss: float

@@ -13,7 +13,7 @@ from .errors import BatchMismatchError, ExchangeError, NonFiniteGradientError, S
 from .losses import dense_targets
 from .messages import NoisyModel, Reply, Request
 from .plan import Plan
-from .pullback import Pullback, Terms
+from .pullback import Pullback, Spare, Terms
 from .terms import exchanged_terms, head_terms, squared_terms
 
 
@@ -34,6 +34,7 @@ class ClientWork:
         }
         self.statistic_count = sum(2 * width for width, _ in self.norms.values())
         self._body = Pullback(plan.body, names)
+        self._spare = Spare()
 
     def terms(
         self, noisy: NoisyModel, batches: Sequence[tuple], server: Callable[[Request], Reply] | None
@@ -100,7 +101,7 @@ class ClientWork:
         target = dense_targets(self.loss, targets, plan.outputs, len(inputs), logits.dtype)
         q, a = self._cotangents(noisy, logits, alpha, target, server)
         q, a = q.to(logits.dtype) / len(inputs), a.to(logits.dtype) / len(inputs)
-        terms = Terms(len(q), {name: state[name] for name in self.names})
+        terms = Terms(len(q), {name: state[name] for name in self.names}, self._spare)
         pull(head_terms(plan.head, features, weight, q, a, terms), terms)
         return terms.finish(), self._statistics(state, features)
 

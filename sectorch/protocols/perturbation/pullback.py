@@ -29,13 +29,30 @@ _RELUS = {("call_function", F.relu), ("call_function", torch.relu), ("call_metho
 _SUMS = {("call_function", operator.add), ("call_function", torch.add), ("call_method", "add")}
 
 
+class Spare:
+    """Memory of the last update, handed out again once nobody holds it any more: the first touch of fresh pages costs
+    more than a small net's whole step."""
+
+    def __init__(self) -> None:
+        self._kept = torch.empty(0)
+
+    def take(self, shape: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
+        """An uninitialised tensor of the dtype and device of `like`."""
+        kept = self._kept
+        fits = (kept.shape, kept.dtype, kept.device) == (shape, like.dtype, like.device)
+        # Two holders: the tensor kept here, and the storage object that is asked. Views, arrays and aliases add one.
+        if not fits or torch._C._storage_Use_Count(kept.untyped_storage()._cdata) > 2:
+            self._kept = like.new_empty(shape)
+        return self._kept.view(shape)
+
+
 class Terms:
     """The flat rows of an update, float [T, P], and where in them each parameter's gradients go."""
 
-    def __init__(self, count: int, parameters: Mapping[str, torch.Tensor]):
+    def __init__(self, count: int, parameters: Mapping[str, torch.Tensor], spare: Spare):
         """`parameters`: those that train, in the update's order."""
         sizes = [p.numel() for p in parameters.values()]
-        self.rows = next(iter(parameters.values())).new_empty((count, sum(sizes)))
+        self.rows = spare.take((count, sum(sizes)), next(iter(parameters.values())))
         parts = self.rows.split(sizes, 1)
         self._open = {n: part.view(count, *p.shape) for (n, p), part in zip(parameters.items(), parts, strict=True)}
         self._full: dict[str, torch.Tensor] = {}

@@ -135,8 +135,8 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         return 0
     console.print(result.table())
     for line in result.lines():
-        console.print(f"- {line}", markup=False, highlight=False)
-    console.print(f"written: {options.out}: {', '.join(f.name for f in files)}", highlight=False)
+        console.print(f"- {line}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"written: {options.out}: {', '.join(f.name for f in files)}", highlight=False, soft_wrap=True)
     return 0
 
 

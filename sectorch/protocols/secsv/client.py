@@ -6,6 +6,7 @@ half. A client encrypts, shares, decrypts the layers that routes give to it, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -39,6 +40,18 @@ class Format:
         """The scale of a layer's outputs times the sum of the weights."""
         return delta * 2.0 ** (WEIGHT_BITS + self.field.frac_bits + ENCODING_BITS)
 
+    @classmethod
+    def fitting(cls, primes: tuple[int, ...], scale_bits: int, value_bits: int, frac_bits: int | None) -> Format:
+        """A format for outputs of a size: 12 fraction bits, or what is left of the modulus, at least 6.
+
+        Raises:
+            LevelError: the modulus chain is too short.
+        """
+        room = math.floor(math.log2(math.prod(primes)) - scale_bits - WEIGHT_BITS - ENCODING_BITS - value_bits - 11)
+        form = cls(Field(primes, frac_bits or max(6, min(12, room))), value_bits)
+        form.check(scale_bits)
+        return form
+
     def check(self, scale_bits: int) -> None:
         """Raises:
         LevelError: the modulus chain is too short for the format.
@@ -49,6 +62,11 @@ class Format:
                 f"outputs up to 2^{self.value_bits} with {self.field.frac_bits} fraction bits need {needed} bits, "
                 f"and the chain has {self.field.bits:.0f}; lower frac_bits or value_bits, or keygen more"
             )
+
+
+def bits_for(largest: float) -> int:
+    """value_bits for outputs of a magnitude, a factor of two to spare for other clients' samples and models."""
+    return max(3, math.ceil(math.log2(max(largest, 1e-9))) + 1)
 
 
 class Client:

@@ -7,6 +7,7 @@ list first, which SampleSkip profits from.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -79,7 +80,9 @@ def _with_shapiq(kind: str) -> Callable:
             return np.array([value.get(m, 0.0) for m in masks])
 
         approximator = getattr(shapiq, kind)(n=n, random_state=seed)
-        found = approximator.approximate(budget=budget, game=game).get_n_order_values(1)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Not all budget is required", UserWarning)
+            found = approximator.approximate(budget=budget, game=game).get_n_order_values(1)
         return {player: float(v) for player, v in zip(players, found, strict=True)}
 
     return run

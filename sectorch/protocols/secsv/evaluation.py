@@ -14,12 +14,11 @@ from ... import ckks
 from . import estimators, hesv, secsv, spread
 from .channel import Channel
 from .checkpoint import Store, digest, digest_of
-from .client import Format
+from .client import Format, bits_for
 from .report import Result, Round
 from .secretsv import SecretSVTester
 from .secsv import quantised
 from .settings import Settings, check
-from .sharing import Field
 from .testing import PlainTester, Tester
 from .utilities import Utilities, snapshot
 from .values import coalitions, shapley
@@ -74,8 +73,12 @@ class ShapleyEvaluation:
         self._begun = -1
         if how.protocol == "secsv":
             parameters = ckks.choose(2, degree=4096)
-            self.form = Format(Field(parameters.primes, how.frac_bits), how.value_bits)
-            self.form.check(parameters.scale_bits)
+            value_bits = how.value_bits or max(
+                bits_for(self.program.run(self.program.matrices(models[name]), tests[name][0])[1])
+                for models in self.rounds
+                for name in models
+            )
+            self.form = Format.fitting(parameters.primes, parameters.scale_bits, value_bits, how.frac_bits)
         self.store = Store(Path(out) if out else None)
         kept = {k: v for k, v in asdict(how).items() if k not in UNTOLD}
         people = {n: digest(*tests[n]) for n in self.names}

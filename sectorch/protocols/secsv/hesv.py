@@ -17,8 +17,10 @@ from ...ckks.cipher import Cipher, add, aligned, times_integers
 from ...ckks.matrices import Operand
 from ...ckks.modular import plus_
 from ...ckks.rerandomise import zeros
+from ...errors import FixedPointRangeError
 from ...randomness import PairKey, random_secret
 from .channel import CLIENT, PRINCIPAL, Address, Channel
+from .client import TOTAL_WEIGHT
 from .clock import Clock
 from .errors import CorruptedCiphertextError
 from .program import Layer, Program, gates
@@ -36,13 +38,13 @@ def squaring(layer: Layer, columns: int, slots: int) -> ckks.MatrixSquaring:
 
 
 def joint_keys(program: Program) -> ckks.Keys:
-    """Relinearisation and rotation keys for the layers; outputs times weights up to 2^16 at one level.
+    """Relinearisation and rotation keys for the layers; outputs times weights up to 2^18 at one level.
 
-    Scale 2^23 in the smallest ring that is 128-bit secure, as for SecSV.
+    Scale 2^22 in the smallest ring that is 128-bit secure, as for SecSV.
     """
     slots = 2048
     steps = {step for layer in program.layers for step in squaring(layer, 1, slots).rotations()}
-    return ckks.keygen(1, degree=2 * slots, scale_bits=23, integer_bits=17, rotations=steps)
+    return ckks.keygen(1, degree=2 * slots, scale_bits=22, integer_bits=19, rotations=steps)
 
 
 class Client:
@@ -60,8 +62,16 @@ class Client:
         """Each matrix as Matrix Squaring's left operand, and its bias: a ciphertext for each block of rows."""
         layers = {layer.weight: layer for layer in self._program.layers}
         out = {}
+        matrices = self._program.matrices(weights)
+        reached = self._program.run(matrices, self._x)[1]
+        limit = self._keys.parameters.primes[0] / 2.0**self._keys.parameters.scale_bits / 2 / TOTAL_WEIGHT
+        if reached >= limit / 2:
+            raise FixedPointRangeError(
+                f"{self.address.name}'s model reaches {reached:.3g} on its own samples, too close to the limit of "
+                f"{limit:.0f}; scale the inputs down"
+            )
         with clock.during("encryption"):
-            for name, (matrix, bias) in self._program.matrices(weights).items():
+            for name, (matrix, bias) in matrices.items():
                 product = squaring(layers[name], 1, self._slots)
                 height = product.tile[0]
                 padded = F.pad(bias, (0, -len(bias) % height)).view(-1, height)
@@ -85,11 +95,15 @@ class Client:
         """Decrypt a layer's outputs: the next layer's encrypted operand, both gates, or the prediction in unary."""
         samples = output.shape[1] // layer.columns
         with clock.during("decryption"):
-            decrypted = output.decrypt(self._keys.secret) / weight
-        largest = float(decrypted.abs().max())
-        if not largest <= 2.0 ** (self._keys.parameters.primes[0].bit_length() - self._keys.parameters.scale_bits - 2):
-            raise CorruptedCiphertextError(f"{self.address.name} decrypted {largest:.3g}: a ciphertext was corrupted")
-        values = layer.outputs(decrypted, samples)
+            decrypted = output.decrypt(self._keys.secret)
+        # Honest outputs times weights stay below half the room of the last prime; random residues are far above it.
+        room = self._keys.parameters.primes[0] / 2.0**self._keys.parameters.scale_bits
+        if not float(decrypted.abs().max()) <= room:
+            raise CorruptedCiphertextError(
+                f"{self.address.name} decrypted a value beyond {room:.0f}: a message was corrupted, or the model "
+                f"leaves the number format; the batch was not counted: run again from the folder"
+            )
+        values = layer.outputs(decrypted / weight, samples)
         with torch.no_grad(), clock.during("encryption"):
             if layer.gate:
                 return tuple(ckks.encrypt(v.reshape(-1), self._keys) for v in gates(values))

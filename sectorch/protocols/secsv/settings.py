@@ -27,8 +27,9 @@ class Settings:
         budget: coalitions that an estimator may ask for in a round; 2^n - 1 unless named.
         skip: SampleSkip, where the protocol can leave samples out (all but HESV).
         routing: a level of `routing.LEVELS`; None takes the strongest that the clients allow.
-        frac_bits: of features in shares.
-        value_bits: log2 of the largest output of any layer.
+        frac_bits: of features in shares; 12, or what value_bits leaves, unless named.
+        value_bits: log2 of the largest output of any layer; unless named, a bit more than the clients find for their own
+            models on their own samples, which each of them then tells (the power of two, no more).
         processes: that share the work; 1 forks none.
         parallel: what is divided among them: the coalitions of one size in a round ("subsets"), or whole rounds
             ("rounds"; "ray" on other machines, where Ray is installed).
@@ -41,8 +42,8 @@ class Settings:
     budget: int | None = None
     skip: bool = False
     routing: str | None = None
-    frac_bits: int = 12
-    value_bits: int = 6
+    frac_bits: int | None = None
+    value_bits: int | None = None
     processes: int = 1
     parallel: str = "subsets"
     compare: bool = True
@@ -64,7 +65,7 @@ class Settings:
             )
         if self.processes < 1 or (self.budget is not None and self.budget < 1):
             raise ShapleyError(f"processes and budget must be at least 1, got {self.processes} and {self.budget}")
-        if not (4 <= self.frac_bits <= 20 and 2 <= self.value_bits <= 14):
+        if not (4 <= (self.frac_bits or 12) <= 20 and 2 <= (self.value_bits or 6) <= 14):
             raise ShapleyError(
                 f"frac_bits must be between 4 and 20 and value_bits between 2 and 14, got {self.frac_bits} and "
                 f"{self.value_bits}"
