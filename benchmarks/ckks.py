@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import time
 from collections.abc import Callable
@@ -82,6 +83,8 @@ def digits(size: int, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 def train(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, epochs: int) -> nn.Module:
     torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # batches of 64 small images: more threads only wait for each other
     optimiser = torch.optim.Adam(model.parameters(), 1e-3)
     for _ in range(epochs):
         for part in torch.randperm(len(labels)).split(64):
@@ -89,6 +92,7 @@ def train(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, epochs: 
             nn.functional.cross_entropy(model(images[part]), labels[part]).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimiser.step()
+    torch.set_num_threads(threads)
     return model.eval()
 
 
@@ -159,13 +163,16 @@ def cnn(_: int) -> dict:
 
 
 def matrices(repeats: int) -> dict:
-    """Reducing against Squaring, time a column of B, each at its largest batch m that fits the slots (SecSV, 7.2)."""
+    """Reducing against Squaring, time a column of B, each at its largest batch m that fits the slots (SecSV, 7.2).
+
+    The two are timed in turn, so that what else the machine does meets both; the fastest of each counts.
+    """
     row: dict = {}
+    slots = 2048
     # The matrices of SecSV's classifiers: logistic, CNN, DNN and RNN sizes (its Table 4), N = 4096.
     for d_out, d_in in ((4, 300), (10, 784), (2, 48), (64, 256), (10, 64), (32, 64), (2, 32)):
-        seconds = {}
+        runs, counts, best_of = {}, {}, {}
         for name, kind in (("reducing", ckks.MatrixReducing), ("squaring", ckks.MatrixSquaring)):
-            slots = 2048
             m = slots // d_out if name == "reducing" else min(d_in, int(slots**0.5))
             plan = kind(d_out, d_in, m, slots)
             keys = ckks.keygen(1, degree=4096, rotations=plan.rotations())
@@ -176,14 +183,16 @@ def matrices(repeats: int) -> dict:
                 error = float((result.decrypt(keys.secret) - a @ b).abs().max())
                 if error > 0.05:
                     raise ValueError(f"{name} {d_out}x{d_in} is off by {error}")
-                spent = best(lambda p=plan, x=left, y=right: p.multiply(x, y), repeats) / m
-                seconds[name, how] = spent
-                c = result.counts
-                row[f"{d_out}x{d_in} {name} {how}"] = (
-                    f"m={m} {c.products}*, {c.rotations} rot, {1e6 * spent:.0f} us/sample"
-                )
+                runs[name, how] = lambda p=plan, x=left, y=right: p.multiply(x, y)
+                counts[name, how] = m, result.counts
+        for _ in range(5 * repeats):
+            for key, run in runs.items():
+                best_of[key] = min(best_of.get(key, math.inf), best(run, 1) / counts[key][0])
+        for (name, how), spent in best_of.items():
+            m, c = counts[name, how]
+            row[f"{d_out}x{d_in} {name} {how}"] = f"m={m} {c.products}*, {c.rotations} rot, {1e6 * spent:.1f} us/sample"
         for how in ("c2c", "c2p"):
-            row[f"{d_out}x{d_in} speed-up {how}"] = seconds["squaring", how] / seconds["reducing", how]
+            row[f"{d_out}x{d_in} speed-up {how}"] = best_of["squaring", how] / best_of["reducing", how]
     return row
 
 

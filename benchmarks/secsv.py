@@ -37,7 +37,7 @@ from sectorch.protocols.secsv.values import coalitions
 
 CASES: dict[str, dict] = {
     "logistic": dict(data="digits", tests=900, shifts=True, train=Training(epochs=3)),
-    "cnn": dict(data="digits", tests=250, train=Training(epochs=3, lr=3e-3)),
+    "cnn": dict(data="digits", tests=250, train=Training(epochs=1, lr=3e-3)),
     "dnn": dict(data="digits", tests=300, shifts=True, train=Training(epochs=3, lr=5e-3)),
     "rnn": dict(data="digits", tests=200, train=Training(epochs=4, lr=1e-2)),
 }

@@ -27,7 +27,7 @@ from .ntt import tables
 
 _PIECE = 32
 """Ciphertexts prepared for a product at a time: what is rescaled for it alone is never there as a whole."""
-_SPAN = 512  # coefficients of an inner product at a time
+_SPAN = 1024  # coefficients of an inner product at a time
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,9 @@ from .calibrate import calibrate as calibrated
 from .passes import is_samplewise, optimise
 from .trace import run, trace
 
+ROWS = 64
+"""Rows of the dry run from which a batch's pieces are reckoned: a word of packed bits holds that many."""
+
 CHUNK_BYTES = 16 << 20
 """A batch is cut so that its largest message stays below this: memory is bounded by the piece, not by the batch."""
 
@@ -71,6 +74,7 @@ class SecureModule(nn.Module):
         self.__dict__["bound"] = bind(source, session, party, scheme, self.dtype)
         self.__dict__["_dry"] = (dry, bind(source, dry, dry.answering[0], scheme, self.dtype))
         self._checked: dict[Any, _Checked] = {}
+        self._rows: set[Any] = set()
         self._material: dict[tuple[int, ...], list[Tape]] = {}
         super().train(False)
 
@@ -159,7 +163,7 @@ class SecureModule(nn.Module):
             )
         if x.scheme != self.scheme:
             raise ArgumentError(f"the tensor has {x.scheme}, the model {self.scheme}; share it with the model's scheme")
-        self._check(torch.empty(x.shares.shape, dtype=x.dtype, device="meta"))
+        self._ensure(torch.empty(x.shares.shape, dtype=x.dtype, device="meta"))
         with self.session.call(self.party):
             return self._run(x)
 
@@ -170,8 +174,15 @@ class SecureModule(nn.Module):
         if x.device != expected:
             raise ArgumentError(f"the input is on {x.device}, the secure module on {expected}: use x.to('{expected}')")
         check_encodable(x, self.scheme.frac_bits, "the input")
-        self._check(torch.empty_like(x, device="meta"))
+        self._ensure(torch.empty_like(x, device="meta"))
         return x.detach()
+
+    def _ensure(self, x: torch.Tensor) -> None:
+        """`_check`, unless rows do not meet and rows of this shape were checked already."""
+        row = (tuple(x.shape[1:]), x.dtype) if self._samplewise and x.dim() and x.shape[0] else None
+        if row is None or row not in self._rows:
+            self._check(x)
+            self._rows.add(row)
 
     def _check(self, x: torch.Tensor) -> _Checked:
         """Run on shapes: every error that depends on shapes comes from here, before anything is shared."""
@@ -186,6 +197,11 @@ class SecureModule(nn.Module):
             self._checked[key] = _Checked(profile, net.recorded)
         return self._checked[key]
 
+    def _largest(self, x: torch.Tensor) -> int:
+        """Bytes of the largest message of `ROWS` rows."""
+        sample = torch.empty((ROWS, *x.shape[1:]), dtype=x.dtype, device="meta")
+        return max((m.bytes for m in self._check(sample).profile.ledger if m.label != "omega_masked"), default=0)
+
     def pieces(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The pieces in which a batch is run: all rows at once unless rows do not meet and memory asks for less."""
         rows = x.shape[0] if x.dim() else 1
@@ -193,10 +209,7 @@ class SecureModule(nn.Module):
             return x.split(self._chunk) if rows > self._chunk else (x,)
         if not self._samplewise or rows < 2:
             return (x,)
-        largest = max(
-            (m.bytes for m in self._check(x.to("meta")).profile.ledger if m.label != "omega_masked"), default=0
-        )
-        span = max(1, CHUNK_BYTES * rows // max(1, largest))
+        span = max(1, CHUNK_BYTES * ROWS // max(1, self._largest(x)))
         return x.split(span) if span < rows else (x,)
 
 

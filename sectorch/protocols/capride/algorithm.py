@@ -25,7 +25,7 @@ from .directions import (
     predictions,
 )
 from .exchange import Exchange, Simulated
-from .ledger import Ledger, isolated
+from .ledger import Ledger, check_spread, isolated
 from .report import Result
 from .settings import LEAST_SAMPLES, WEIGHT_OF_A_PEER, Party, Settings, chain, check
 from .training import distillation, in_the_clear, mutual, optimiser, own_view, predict, scores, train
@@ -234,6 +234,9 @@ class Question:
     Args:
         subset: the samples that were drawn for the round.
         draws: for the random directions of the deep layers.
+
+    Raises:
+        DisaggregationError: too few samples would remain.
     """
 
     def __init__(self, party: Party, model: nn.Module, subset: torch.Tensor, how: Settings, draws: torch.Generator):
@@ -244,8 +247,10 @@ class Question:
             self.subset, self.images = subset, party.images[subset]
             self.directions = self._directions(party)
             alone = isolated(self.directions, how)
-            if not bool(alone.any()) or int((~alone).sum()) < LEAST_SAMPLES:
-                return  # with too few left, the check before publishing refuses
+            if not bool(alone.any()):
+                return
+            if int((~alone).sum()) < LEAST_SAMPLES:
+                check_spread(party.name, self.directions, how)
             subset = subset[~alone]
 
     def _directions(self, party: Party) -> Directions:

@@ -27,7 +27,7 @@ from .evaluation import ShapleyEvaluation
 from .models import MODELS, build
 from .routing import LEVELS
 from .settings import PARALLEL, PROTOCOLS, Settings
-from .training import Training, fedavg
+from .training import RATES, Training, fedavg
 from .values import members
 from .watch import Watch
 
@@ -152,7 +152,7 @@ def _trained(options: argparse.Namespace, model: torch.nn.Module, found) -> tupl
     if kept is not None and kept["told"] == json.dumps(told):
         return kept["models"], kept["weights"]
     attending = dict(_attendance(text, options.rounds, list(found.train)) for text in options.leave)
-    how = Training(epochs=options.epochs)
+    how = Training(epochs=options.epochs, lr=RATES[options.model])
     models, weights = fedavg(model, found.train, options.rounds, how, attending=attending, seed=options.seed)
     if kept is None:
         store.keep_models({"told": json.dumps(told), "models": models, "weights": weights})

@@ -28,8 +28,8 @@ class Settings:
         skip: SampleSkip, where the protocol can leave samples out (all but HESV).
         routing: a level of `routing.LEVELS`; None takes the strongest that the clients allow.
         frac_bits: of features in shares; 12, or what value_bits leaves, unless named.
-        value_bits: log2 of the largest output of any layer; unless named, a bit more than the clients find for their own
-            models on their own samples, which each of them then tells (the power of two, no more).
+        value_bits: log2 of the largest output of any layer; unless named, a bit more than the clients need for their
+            own models on their own samples. Each of them tells this, a power of two.
         processes: that share the work; 1 forks none.
         parallel: what is divided among them: the coalitions of one size in a round ("subsets"), or whole rounds
             ("rounds"; "ray" on other machines, where Ray is installed).
