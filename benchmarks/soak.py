@@ -62,7 +62,7 @@ def main() -> None:
 
                 def leaving(data: bytes, urgent: bool = False, send=send, count=count) -> None:
                     count[0] += 1
-                    if count[0] == 5:
+                    if count[0] == 2:
                         raise KeyboardInterrupt
                     send(data, urgent)
 

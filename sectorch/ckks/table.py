@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -96,12 +97,23 @@ def _checked(result: Any, meta: Any, func: Callable) -> Any:
     return result
 
 
+def _own(frame: FrameType) -> Any:
+    """`self` of a running function. Before Python 3.13 its locals come as a copy that the frame keeps, and with it
+    tensors that the function has let go: it is emptied.
+    """
+    found = frame.f_locals
+    own = found.get("self")
+    if type(found) is dict:
+        found.clear()
+    return own
+
+
 def layer_here() -> str | None:
     """The dotted name and type of the innermost nn.Module whose forward is running, within the outermost one."""
     inner = outer = None
     frame = sys._getframe(1)
     while frame is not None:
-        module = frame.f_locals.get("self") if frame.f_code.co_name == "forward" else None
+        module = _own(frame) if frame.f_code.co_name == "forward" else None
         if isinstance(module, nn.Module):
             inner, outer = inner if inner is not None else module, module
         frame = frame.f_back

@@ -118,8 +118,8 @@ def argmax_onehot(
         pair: of A and Q, from `correlate(session.setup(A), A)`.
         at_A, at_Q: int64 [..., classes], shares of signed numbers; any batch dimensions.
         drop, bits: see the module. The default is for logits of 40 fraction bits, as a linear layer leaves them: 16 of
-            them are kept, which is the error of the secure inference itself, so logits that differ by 2^-15 or more
-            are told apart, and their magnitude may be up to 2^15.
+            them are kept, so logits that differ by 2^-15 or more are told apart (the secure inference itself has an
+            error of that order), and their magnitude may be up to 2^15 - 2^-16.
 
     Returns:
         (s at Q, s^ at A), int64 [..., classes]; each alone is pseudorandom and fresh. A's is drawn by A.

@@ -57,6 +57,7 @@ class RemoteGroup:
         if self._opened is not None:
             self._opened.channel.tell({"do": "close"})
             self._opened.channel.close()
+            self._opened.party.close()
             self._opened = None
 
     def _open(self) -> Opened:

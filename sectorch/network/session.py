@@ -10,6 +10,7 @@ of n taking the numbers j, j + n, j + 2n, ..., so that each party can count its 
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 import time
@@ -167,7 +168,7 @@ class PartySession:
         return {call: shape for call, (shape, _) in self._coming.items()}
 
     def close(self) -> None:
-        """Put back what was read ahead and not used."""
+        """Put back what was read ahead and not used, and let go of the weights."""
         if self._reader is not None:
             self._reader.shutdown()
         for shape, coming in self._coming.values():
@@ -175,6 +176,8 @@ class PartySession:
                 with suppress(MaterialError):  # another session's material may have taken the room
                     self._shelf().put(coming.result(), shape)
         self._coming.clear()
+        self._modules.clear()
+        gc.collect()  # traced graphs refer to themselves, and would keep their weights for a long time
 
     def prepare(self, shape: torch.Size) -> list[tuple[int, tuple[int, ...], int]]:
         """Make the offline material of one later call; what is kept of it: call, shape and bytes of each piece.

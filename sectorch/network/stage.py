@@ -68,12 +68,12 @@ class Stage:
         issue(self.folder, "server", server=True, hosts=("localhost",))
         try:
             self.start_server()
-            self.connect("visitor").close()
+            self.connect("visitor", direct=True).close()
             for name, (model, x) in models.items():
                 issue(self.folder, name)
                 torch.export.save(optimised_export(model, x[:2]), self.folder / f"{name}.pt2")
                 self.start_answering(name)
-            with self.connect("visitor") as connection:
+            with self.connect("visitor", direct=True) as connection:
                 end = time.monotonic() + START
                 while set(connection.models()) != set(models):
                     self._check(end)
@@ -104,10 +104,10 @@ class Stage:
             issue(self.folder, name)
         return Credentials.read(*(self.folder / f for f in (f"{name}.pem", f"{name}-key.pem", "ca.pem")))
 
-    def connect(self, name: str) -> Connection:
-        """A client's connection from this process; waits for the server to come up."""
+    def connect(self, name: str, direct: bool = False) -> Connection:
+        """A client's connection from this process; waits for the server to come up. `direct` is past the network."""
         credentials, end = self.credentials(name), time.monotonic() + START
-        address, pins = f"localhost:{self._way()}", Pins(self.folder / "pins-q")
+        address, pins = f"localhost:{self.port if direct else self._way()}", Pins(self.folder / "pins-q")
         store = Store(self.folder / f"store-of-{name}")
         while True:
             try:

@@ -102,7 +102,10 @@ _REFUSALS = {
     "CERTIFICATE_VERIFY_FAILED": (IdentityError, "the server's certificate is not of the CA that --ca names"),
     "signature failure": (IdentityError, "the server's certificate is not of the CA that --ca names"),
     "BAD_SIGNATURE": (IdentityError, "the server's certificate is not of the CA that --ca names"),
-    "Socket closed": (IdentityError, "the server closed the connection: it does not accept this party's certificate"),
+    "Socket closed": (
+        IdentityError,
+        "the server closed the connection: probably it does not accept this party's certificate",
+    ),
     "RPC limit": (BusyError, "the server has as many clients as it takes on; ask again later"),
     "Connection refused": (PeerLostError, "nobody listens there"),
 }

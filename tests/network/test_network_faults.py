@@ -217,6 +217,8 @@ def test_mutated_frames_at_the_server(trio, small_model, count):
             frame = rng.choice(frames)
             frame = frame[:4] + session + frame[20:] if any(frame[4:20]) else frame  # of the session that is open
             bob.link.send(mutated(frame, rng))
+            if rng.random() < 0.5:  # so that refusals are seen, and not only queued
+                until(lambda: bob.link.closed is not None or channel._failure is not None, 0.01)
         except errors.BusyError:
             time.sleep(0.01)
         except errors.NetworkError:

@@ -97,7 +97,7 @@ def test_ctrl_c_at_the_querying_party_ends_it_cleanly_and_preparing_goes_on(stag
     assert "stopped" in said
     assert "Traceback" not in said
     kept = pieces()
-    assert kept > 3
+    assert kept >= 3, "the one that was under way is dropped"
     assert answered(stage, model, torch.randn(2, 6))
     assert f"{kept + 2} rows are prepared" in done(query(stage, "--prepare", str(kept + 2), "--batch", "1"))
     assert pieces() == kept + 2

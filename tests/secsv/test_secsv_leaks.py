@@ -141,8 +141,8 @@ def test_what_a_server_receives_is_uniform_whatever_the_inputs(keys, form, field
             for v in tensors(message):
                 if v.dim() >= 2:
                     primes = v.unbind(-2) if ciphertext else v.unbind(0)
-                    assert len(primes) == len(field.primes)
-                    for q, words in zip(field.primes, primes, strict=True):
+                    assert len(primes) in (1, len(field.primes))  # labels are shared modulo the first prime
+                    for q, words in zip(field.primes, primes, strict=False):
                         assert int(words.min()) >= 0 and int(words.max()) < q
                         found.setdefault((name, label, q), []).append(words.flatten().double() / q)
     assert {label for _, label, _ in found} >= {"test share", "feature share", "product material", "masked state"}
@@ -157,7 +157,7 @@ def test_no_server_can_add_up_features_outputs_or_labels(recorded, field):
     """Sums and differences of any two same-shaped tensors that a server holds or received: none is a true value."""
     tester, _ = recorded
     truths = [field.encode(x.t()) for x in tester.tests.x]
-    truths += [field.reduce(torch.nn.functional.one_hot(y, 3).t()) for y in tester.tests.labels]
+    truths += [field.first.reduce(torch.nn.functional.one_hot(y, 3).t()) for y in tester.tests.labels]
     both = {}
     for server in (tester.P, tester.H):
         held = [server._samples[i] for i in range(5)]
@@ -169,7 +169,8 @@ def test_no_server_can_add_up_features_outputs_or_labels(recorded, field):
             for a in same:
                 assert not torch.equal(a, truth)
                 for b in same:
-                    assert not torch.equal(field.add(a, b), truth) and not torch.equal(field.subtract(a, b), truth)
+                    ring = field if len(truth) > 1 else field.first
+                    assert not torch.equal(ring.add(a, b), truth) and not torch.equal(ring.subtract(a, b), truth)
     first, second = (tester.P._samples[0][0], tester.H._samples[0][0])
     assert torch.equal(field.add(first, second), truths[0]), "both servers together could: they must not collude"
 

@@ -114,11 +114,11 @@ class Client:
         return out
 
     def share_samples(self, clock: Clock) -> tuple[tuple[Half, Half], tuple[Half, Half]]:
-        """For each server its share of the features [primes, d, m] and of the labels in unary [primes, classes, m]."""
+        """For each server its share of the features [primes, d, m] and of the labels in unary [1, classes, m]."""
         unary = torch.nn.functional.one_hot(self._labels, self._program.classes).t()
         with clock.during("sharing"):
             features = self._form.field.share(self._form.field.encode(self._x.reshape(len(self._x), -1).t()))
-            labels = self._form.field.share(self._form.field.reduce(unary))
+            labels = self._form.field.first.share(self._form.field.first.reduce(unary))
         return (features[0], labels[0]), (features[1], labels[1])
 
     def activate(self, layer: Layer, last: bool, output: torch.Tensor, weight: int, samples: int, clock: Clock):
@@ -139,7 +139,7 @@ class Client:
                 dealt = self._form.field.encode(z), self._form.field.encode(u, times=2)
             elif last:
                 predicted = torch.nn.functional.one_hot(values.argmax(1), self._program.classes).t()
-                dealt = self._form.field.reduce(predicted), None
+                dealt = self._form.field.first.reduce(predicted), None
             else:
                 features = layer.after(values).reshape(samples, -1).t()
                 dealt = None
@@ -147,14 +147,13 @@ class Client:
             if dealt is None:
                 halves = self._form.field.share(self._form.field.encode(features))
                 return {"features": halves[0]}, {"features": halves[1]}
-            return self._deal_product(*dealt)
+            return self._deal_product(self._form.field.first if last else self._form.field, *dealt)
 
-    def _deal_product(self, factor: torch.Tensor, addend: torch.Tensor | None) -> tuple[dict, dict]:
+    def _deal_product(self, field: Field, factor: torch.Tensor, addend: torch.Tensor | None) -> tuple[dict, dict]:
         """For p h + a with p and a known here and h shared: shares of p, of a mask b, and of p b + a.
 
         The servers open h - b to each other; then p (h - b) + (p b + a) is linear in shares. This client sees nothing.
         """
-        field = self._form.field
         b = uniform(tuple(factor.shape[1:]), field.primes)
         product = field.multiply(factor, b)
         if addend is not None:

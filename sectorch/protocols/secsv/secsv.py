@@ -114,7 +114,8 @@ class SecSVTester(Tester):
             at_P, at_H = self.P.masked(material[0], what), self.H.masked(material[1], what)
             to_H = self.channel.send(self.P.address, self.H.address, "masked state", at_P)
             to_P = self.channel.send(self.H.address, self.P.address, "masked state", at_H)
-            at_P, at_H = self.P.times(material[0], at_P, to_P), self.H.times(material[1], at_H, to_H)
+            at_P = self.P.times(material[0], at_P, to_P, what)
+            at_H = self.H.times(material[1], at_H, to_H, what)
             if last:  # 12-14, but only equality is opened and not the difference of labels
                 return self._open(at_P, at_H)
             masked, half = self.H.mask_sum(at_H)

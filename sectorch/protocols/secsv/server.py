@@ -146,12 +146,12 @@ class Server:
 
     def masked(self, material: dict[str, Half], what: str) -> Half:
         """This server's half of h - b, for the other server; h is the state, or the labels."""
-        return self._field.subtract(self._operand(what), material["mask"])
+        return self._ring(what).subtract(self._operand(what), material["mask"])
 
-    def times(self, material: dict[str, Half], own: Half, other: Half) -> Half:
+    def times(self, material: dict[str, Half], own: Half, other: Half, what: str) -> Half:
         """This server's half of p h + a, from both halves of h - b."""
-        opened = self._field.add(own, other)
-        return self._field.add(self._field.multiply(material["factor"], opened), material["product"])
+        ring = self._ring(what)
+        return ring.add(ring.multiply(material["factor"], ring.add(own, other)), material["product"])
 
     def mask_sum(self, half: Half) -> tuple[Half, Half]:
         """The auxiliary server's side of a truncation: its half under a mask rho, and its half of the quotient.
@@ -176,11 +176,14 @@ class Server:
 
     def matches(self, half: Half) -> Half:
         """This server's half of [prediction = label] for each sample: the product of both in unary, summed."""
-        return self._field.reduce_sum(half)
+        return self._field.first.reduce_sum(half)
 
     def opened(self, own: Half, other: Half) -> list[int]:
         """The opened matches, 0 or 1."""
-        return self._field.small(self._field.add(own, other)).tolist()
+        return self._field.small(self._field.first.add(own, other)).tolist()
+
+    def _ring(self, what: str) -> Field:
+        return self._field.first if what == "labels" else self._field
 
     def _operand(self, what: str) -> Half:
         return self._batch["labels"] if what == "labels" else self._batch["features"][:, -self._state :]

@@ -1,0 +1,46 @@
+"""Every accuracy table and figure of the benchmark runs, with untrained networks, and has the paper's side."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+TINY = ["--clients", "2", "--seeds", "0", "--local-epochs", "0", "--epochs", "0", "--test-samples", "10"]
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    spec = importlib.util.spec_from_file_location("privhfl_benchmark", ROOT / "benchmarks/privhfl.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("command", "count"),
+    [("table1", 7), ("table5", 9), ("fig11c", 5), ("fig12", 5), ("fig13", 3), ("fig15", 3), ("fig16", 3), ("gains", 4)],
+)
+def test_accuracy_command(benchmark, monkeypatch, tmp_path: Path, capsys, command, count):
+    queries = ["8", "12"] if command == "table1" else ["8"]
+    options = [*TINY, "--queries", *queries, "--work", str(tmp_path), "--json", str(tmp_path / "rows.json")]
+    monkeypatch.setattr(sys, "argv", ["privhfl.py", command, *options])
+    benchmark.main()
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert len(rows) == count and all(row["paper"] and 0 <= row["after"] <= 100 for row in rows)
+    assert "paper: the paper's own figure" in " ".join(capsys.readouterr().out.split())
+
+
+def test_longer_rows_are_extrapolated_and_say_so(benchmark):
+    """Times grow with the queries, the masked weights are sent once, and a peak that nobody saw is not given."""
+    row = dict(
+        queries=10, share=1.0, predict=2.0, aggregate=0.5, seconds=4.0, cpu=6.0, MB=30.0, setup_MB=10.0, peak_GB=1
+    )
+    found = benchmark.extrapolated(row, 25)
+    assert (found["predict"], found["seconds"], found["MB"], found["peak_GB"]) == (5.0, 10.0, 60.0, None)
+    assert found["extrapolated"] and row["queries"] == 10
