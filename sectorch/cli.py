@@ -39,9 +39,7 @@ def ops(as_json: Annotated[bool, typer.Option("--json", help="the whole table as
     Console().print(table)
 
 
-@app.command(
-    "capc", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-)
+@app.command("capc", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def capc(context: typer.Context) -> None:
     """CaPC: labels by noisy vote of many parties. Example: sectorch capc --data digits --parties 50 --epsilon 10"""
     raise typer.Exit(capc_main(context.args) or 0)

@@ -109,8 +109,9 @@ def test_scikit_learn_parties():
         CaPC(parties, made.test, made.classes, replace(settings, inference="mpc"))
 
 
+@pytest.mark.long
 def test_it_learns():
-    """Twenty parties and 60 queries at epsilon 10: the gain of issue and paper, on a small scale."""
+    """Fifty parties and 60 queries at epsilon 10: the gain of the paper, on a small scale."""
     made = collaboration("digits", 50, querying=2, pool=70)
     result = run(made, Settings(inference="simulated", queries=60, epsilon=10.0))
     assert result.mean("gain") > 0.01 and result.mean("right") > 0.7
