@@ -7,21 +7,20 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import errors
 from ..errors import IdentityError, NetworkError, PeerLostError, SectorchError
 from ..tensor import Scheme
 from .certificates import Credentials
 from .channel import again
+from .group import RemoteGroup
 from .identity import Pins, read_identity
 from .link import Link
+from .query import RemoteModel
 from .store import Store
 from .transport import dial, refusal
 
-if TYPE_CHECKING:
-    from .group import RemoteGroup
-    from .query import RemoteModel
 
 CLOSING = 1.0
 """Seconds for a last word to go out."""
@@ -154,8 +153,6 @@ class Connection:
         Raises:
             UnknownModelError: it is not connected; the text lists those that are.
         """
-        from .query import RemoteModel
-
         model = RemoteModel(self, name, Scheme(frac_bits, network=network))
         self._asked.add(model)
         return model
@@ -166,8 +163,6 @@ class Connection:
         Raises:
             UnknownModelError: one is not connected. ShapeError: they take different kinds of input.
         """
-        from .group import RemoteGroup
-
         return RemoteGroup(self, names, Scheme(frac_bits, network=network))
 
 

@@ -8,8 +8,7 @@ import torch
 
 from ..errors import ArgumentError
 from ..tensor import Scheme
-from .client import Connection
-from .query import Opened, check_input, open_session, run
+from .query import Asker, Opened, check_input, open_session, run
 
 
 class RemoteGroup:
@@ -21,7 +20,7 @@ class RemoteGroup:
     Raises on a call what a `RemoteModel` does.
     """
 
-    def __init__(self, connection: Connection, names: list[str], scheme: Scheme):
+    def __init__(self, connection: Asker, names: list[str], scheme: Scheme):
         names = list(names)
         if len(names) < 2 or len(set(names)) < len(names):
             raise ArgumentError(

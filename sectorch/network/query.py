@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -25,10 +25,10 @@ from ..ring import check_encodable
 from ..session import Q, S
 from ..tensor import Scheme
 from .channel import Channel
-from .client import Connection
 from .identity import PinnedIdentities
+from .link import Link
 from .session import Part, PartySession, reason, scheme_in
-from .store import Shelf, fingerprint
+from .store import Shelf, Store, fingerprint
 
 
 @dataclass
@@ -41,7 +41,22 @@ class Opened:
     binding: dict
 
 
-def open_session(connection: Connection, names: list[str], scheme: Scheme, shelf: Shelf | None = None) -> Opened:
+class Asker(Protocol):
+    """What a query needs of the connection that it goes over (`client.Connection`)."""
+
+    name: str
+    authority: str
+    identity: Any
+    pins: Any
+    link: Link
+
+    @property
+    def store(self) -> Store: ...
+
+    def ask(self, request: dict, patience: float = 30.0) -> dict: ...
+
+
+def open_session(connection: Asker, names: list[str], scheme: Scheme, shelf: Shelf | None = None) -> Opened:
     """Open a session with the models of these names, or take up the one that a shelf's material belongs to.
 
     Raises:
@@ -112,7 +127,7 @@ class RemoteModel:
         NetworkError and its kinds: the query ended; nothing of it was revealed, and the next call opens a new session.
     """
 
-    def __init__(self, connection: Connection, name: str, scheme: Scheme):
+    def __init__(self, connection: Asker, name: str, scheme: Scheme):
         self.connection, self.name = connection, name
         self._scheme = scheme
         self._lock = threading.Lock()
