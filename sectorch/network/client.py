@@ -21,7 +21,6 @@ from .query import RemoteModel
 from .store import Store
 from .transport import dial, refusal
 
-
 CLOSING = 1.0
 """Seconds for a last word to go out."""
 
