@@ -131,7 +131,7 @@ def _combine(net: Net, at: Shares, C: Located, no_wrap: Located, low_half: Locat
         chosen = words[0, :, 0].view(C.shape) * C - words[0, :, 1].view(C.shape)
         whole = C - rho if public else -rho
         if shift:
-            chosen += wrap_term(words[1, :, 0].view(C.shape), shift).bitwise_and_(no_wrap)
+            chosen += (words[1, :, 0].view(C.shape) << (64 - shift)).bitwise_and_(no_wrap)
             whole += wrap_term(wrap, shift).bitwise_and_(no_wrap)
         # minus the chosen part and plus the whole where the top bit is clear
         return (chosen ^ low_half).sub_(low_half).add_(whole.bitwise_and_(low_half))
