@@ -125,5 +125,17 @@ class TrainingModeError(SectorchError, RuntimeError):
     """`secure()` was given a module in training mode."""
 
 
+class CheckpointError(SectorchError, RuntimeError):
+    """A run folder that belongs to another run, or that cannot be read."""
+
+
+class CorruptedCiphertextError(SectorchError, RuntimeError):
+    """Ciphertexts that are not those that were sent, or a decryption that no honest computation gives."""
+
+
+class PlotError(SectorchError, ImportError):
+    """Plots were asked for and matplotlib is missing."""
+
+
 class LeakyProtocolWarning(UserWarning):
     """A protocol was chosen that shows a party more than the result. See docs/paper-mode.md."""

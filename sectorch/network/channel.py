@@ -7,14 +7,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from .. import errors
 from ..errors import AbortedError, FrameError, PeerLostError, SectorchError
 from ..runtime.frames import Frame, Kind, pack
-
-if TYPE_CHECKING:
-    from .link import Link
 
 WINDOW = 64 << 20
 """Bytes of unused messages beyond which no further one is begun."""
@@ -43,6 +40,20 @@ def error_of(text: str) -> SectorchError:
     return getattr(errors, kind)(said) if kind in _KINDS else AbortedError(text)
 
 
+class Peer(Protocol):
+    """What a channel needs of the link that carries it (`link.Link`)."""
+
+    peer: str
+
+    def send(self, data: bytes, urgent: bool = False) -> None: ...
+
+    def tell(self, request: dict, session: bytes = ...) -> None: ...
+
+    def refuse(self, session: bytes, reason: str) -> None: ...
+
+    def forget(self, channel: Channel) -> None: ...
+
+
 class Channel:
     """One session's frames to and from one peer.
 
@@ -51,7 +62,7 @@ class Channel:
         AbortedError, or the error that the peer named: it gave the session up.
     """
 
-    def __init__(self, link: Link, session: bytes, patience: float | None = None):
+    def __init__(self, link: Peer, session: bytes, patience: float | None = None):
         self.link, self.session = link, session
         self.patience = PATIENCE if patience is None else patience
         # Each counter has one writer: the link's pump those of what came, this session's thread the others.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from .report import Result
+from ...privacy import epsilon_of
 
 
-def sentences(result: Result) -> list[str]:
-    """What a reader of the figures must know beside them."""
+def sentences(result: Any) -> list[str]:
+    """What a reader of the figures (a `report.Result`) must know beside them."""
     how = result.settings
     out: list[str] = []
     if how.inference == "simulated":
@@ -33,8 +32,6 @@ def sentences(result: Result) -> list[str]:
             f"{'vote' if m.moved == 1 else 'votes'}), whatever the votes were."
         )
         if r.oracle is not None:
-            from ...privacy import epsilon_of
-
             out.append(
                 f"{r.name}: the data-dependent epsilon would be {epsilon_of(r.oracle, r.budget.delta):.3f}. It depends "
                 f"on the votes and is NOT private itself, and in the secure protocol nobody could compute it."

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from ...errors import CheckpointError as CheckpointError
+from ...errors import CorruptedCiphertextError as CorruptedCiphertextError
+from ...errors import PlotError as PlotError
 from ...errors import SectorchError
 
 
@@ -15,15 +18,3 @@ class ModelError(CaPriDeError):
 
 class DisaggregationError(SectorchError, RuntimeError):
     """One more release would let the receiver take an aggregate apart. Nothing was released."""
-
-
-class CorruptedCiphertextError(SectorchError, RuntimeError):
-    """A message whose ciphertexts are not those that were sent."""
-
-
-class CheckpointError(SectorchError, RuntimeError):
-    """A run folder that belongs to another run, or that cannot be read."""
-
-
-class PlotError(SectorchError, ImportError):
-    """Plots were asked for and matplotlib is missing."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ...errors import CheckpointError as CheckpointError
+from ...errors import PlotError as PlotError
 from ...errors import SectorchError
 
 
@@ -11,11 +13,3 @@ class PrivHFLError(SectorchError, ValueError):
 
 class ArchitectureError(PrivHFLError):
     """An architecture that is not known, or that does not fit the images."""
-
-
-class CheckpointError(SectorchError, RuntimeError):
-    """A run folder that belongs to another run, or that cannot be read."""
-
-
-class PlotError(SectorchError, ImportError):
-    """Plots were asked for and matplotlib is missing."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from ...errors import CheckpointError as CheckpointError
+from ...errors import CorruptedCiphertextError as CorruptedCiphertextError
+from ...errors import PlotError as PlotError
 from ...errors import SectorchError
 
 
@@ -15,15 +18,3 @@ class RoutingError(ShapleyError):
 
 class EstimatorMissingError(SectorchError, ImportError):
     """An estimator lives in a library that is not installed."""
-
-
-class CorruptedCiphertextError(SectorchError, RuntimeError):
-    """A decryption that no honest computation gives. What was finished before stays in the run's folder."""
-
-
-class CheckpointError(SectorchError, RuntimeError):
-    """A run folder that belongs to another run, or that cannot be read."""
-
-
-class PlotError(SectorchError, ImportError):
-    """Plots were asked for and matplotlib is missing."""
