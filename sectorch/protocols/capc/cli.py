@@ -18,10 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ...data.partition import PARTITIONS
 from ...data.selection import SELECTIONS
-from ...errors import SectorchError
 from ...privacy import MECHANISMS
-from ..privhfl.errors import PlotError
-from ..privhfl.plots import require
+from ..command import ended, plotting
 from ..privhfl.statement import table as received_table
 from . import experiment, plots
 from .algorithm import CaPC
@@ -93,28 +91,11 @@ class Screen(Watch):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, and return the exit status: 0, 1 for an error in data or settings, 130 when stopped by Ctrl-C."""
-    options = parser().parse_args(arguments)
-    console = Console(stderr=options.json)
-    try:
-        return _run(options, console)
-    except SectorchError as error:
-        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        return 1
-    except KeyboardInterrupt:
-        Console(stderr=True).print(
-            f"stopped; what is finished is in {options.out}, and the same command goes on from there"
-        )
-        return 130
+    return ended(parser().parse_args(arguments), _run)
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:
-    plotting = not options.no_plots
-    if plotting:
-        try:
-            require()
-        except PlotError as error:
-            plotting = False
-            console.print(f"no plots: {error}", style="yellow", markup=False)
+    with_plots = plotting(options, console)
     counts = options.parties or [None]
     gains: dict[float, list[float]] = {}
     for count in counts:
@@ -122,13 +103,13 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         run = _prepare(options, count, out)
         result = _watched(run, console)
         result.write(out)
-        files = [f.name for f in plots.plot(result, out)] if plotting else []
+        files = [f.name for f in plots.plot(result, out)] if with_plots else []
         gains[len(run.parties)] = [100 * record.gain for record in result.records.values()]
         if not options.json:
             _show(result, console, out, files)
     if len(counts) > 1:
         (options.out / "parties.json").write_text(json.dumps(gains, indent=2) + "\n")
-        if plotting:
+        if with_plots:
             plots.curve(options.out / "gain_per_parties.png", "parties", "gain, points", {"accuracy": gains})
     if options.json:
         sys.stdout.write(json.dumps(result.as_dict(), indent=2) + "\n")

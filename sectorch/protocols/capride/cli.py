@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ...errors import SectorchError
+from ..command import ended, plotting
 from . import plots
 from .algorithm import CaPriDe
 from .data import DATASETS, SPLITS
@@ -131,28 +131,11 @@ class Screen(Watch):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, and return the exit status: 0, 1 for an error in data or settings, 130 when stopped by Ctrl-C."""
-    options = parser().parse_args(arguments)
-    console = Console(stderr=options.json)
-    try:
-        return _run(options, console)
-    except SectorchError as error:
-        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        return 1
-    except KeyboardInterrupt:
-        Console(stderr=True).print(
-            f"stopped; what is finished is in {options.out}, and the same command goes on from there"
-        )
-        return 130
+    return ended(parser().parse_args(arguments), _run)
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:
-    plotting = not options.no_plots
-    if plotting:
-        try:
-            plots.require()
-        except plots.PlotError as error:
-            plotting = False
-            console.print(f"no plots: {error}", style="yellow", markup=False)
+    with_plots = plotting(options, console)
     parties, test, classes = federation(
         options.data, options.parties, options.split, samples=options.samples, network=options.network,
         large=options.large, activation=options.activation, alpha=options.alpha, seed=options.seed,
@@ -178,7 +161,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         results[-1].write(run.store.folder)
     last = results[-1]
     last.write(options.out)
-    files = plots.plot(results, options.out) if plotting else []
+    files = plots.plot(results, options.out) if with_plots else []
     if options.json:
         sys.stdout.write(json.dumps(last.as_dict(), indent=2) + "\n")
         return 0

@@ -4,24 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from .errors import PlotError
+from ..command import require
 from .report import Result
-
-
-def require() -> Any:
-    """matplotlib, drawing to files.
-
-    Raises:
-        PlotError: it is not installed.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PlotError("plots need matplotlib: pip install matplotlib, or leave them out (--no-plots)") from error
-    return Figure, FigureCanvasAgg
 
 
 def plot(results: Sequence[Result], folder: str | Path) -> list[Path]:

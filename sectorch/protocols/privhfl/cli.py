@@ -18,7 +18,7 @@ from ...data.datasets import DATASETS
 from ...data.expansion import EXPANSIONS
 from ...data.partition import PARTITIONS
 from ...data.selection import SELECTIONS
-from ...errors import SectorchError
+from ..command import ended, plotting
 from . import plots
 from .algorithm import PrivHFL
 from .architectures import ARCHITECTURES
@@ -118,28 +118,11 @@ class Screen(Watch):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, and return the exit status: 0, 1 for an error in data or settings, 130 when stopped by Ctrl-C."""
-    options = parser().parse_args(arguments)
-    console = Console(stderr=options.json)
-    try:
-        return _run(options, console)
-    except SectorchError as error:
-        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        return 1
-    except KeyboardInterrupt:
-        Console(stderr=True).print(
-            f"stopped; what is finished is in {options.out}, and the same command goes on from there"
-        )
-        return 130
+    return ended(parser().parse_args(arguments), _run)
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:
-    plotting = not options.no_plots
-    if plotting:
-        try:
-            plots.require()
-        except plots.PlotError as error:
-            plotting = False
-            console.print(f"no plots: {error}", style="yellow", markup=False)
+    with_plots = plotting(options, console)
     clients, test, classes = federation(
         options.data,
         options.clients,
@@ -173,7 +156,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     if len(results) > 1:
         summary = {r.records[clients[0].name][1]["queries"]: r.mean(-1) for r in results}
         (options.out / "queries.json").write_text(json.dumps({"alone": last.mean(0), **summary}, indent=2) + "\n")
-    files = plots.plot(results, options.out) if plotting else []
+    files = plots.plot(results, options.out) if with_plots else []
     if options.json:
         sys.stdout.write(json.dumps(last.as_dict(), indent=2) + "\n")
         return 0

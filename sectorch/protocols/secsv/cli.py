@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ...errors import SectorchError
+from ..command import ended, plotting
 from . import plots
 from .checkpoint import Store
 from .data import DATA, federation, for_model
@@ -86,18 +86,7 @@ class Screen(Watch):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, and return the exit status: 0, 1 for an error in data or settings, 130 when stopped by Ctrl-C."""
-    options = parser().parse_args(arguments)
-    console = Console(stderr=options.json)
-    try:
-        return _run(options, console)
-    except SectorchError as error:
-        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        return 1
-    except KeyboardInterrupt:
-        Console(stderr=True).print(
-            f"stopped; what is finished is in {options.out}, and the same command goes on from there"
-        )
-        return 130
+    return ended(parser().parse_args(arguments), _run)
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:
@@ -106,13 +95,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         routing=options.routing, processes=options.processes, parallel=options.parallel,
         compare=not options.no_compare, seed=options.seed,
     )  # fmt: skip
-    plotting = not options.no_plots
-    if plotting:
-        try:
-            plots.require()
-        except plots.PlotError as error:
-            plotting = False
-            console.print(f"no plots: {error}", style="yellow", markup=False)
+    with_plots = plotting(options, console)
     found = federation(
         options.data, options.clients, alpha=options.alpha, samples=options.samples, tests=options.tests,
         seed=options.seed, root=options.data_root,
@@ -128,7 +111,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     else:
         result = run.run(screen)
     files = [result.write(options.out)]
-    if plotting:
+    if with_plots:
         files.append(plots.plot(result, options.out))
     if options.json:
         sys.stdout.write(json.dumps(result.as_dict(), indent=2) + "\n")

@@ -3,22 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from .errors import PlotError
+from ..command import require
 from .report import Result
-
-
-def require() -> Any:
-    """Raises:
-    PlotError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PlotError("plots need matplotlib: pip install matplotlib, or leave them out (--no-plots)") from error
-    return Figure, FigureCanvasAgg
 
 
 def plot(result: Result, folder: str | Path) -> Path:
