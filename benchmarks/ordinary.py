@@ -37,7 +37,21 @@ def encoder() -> nn.Module:
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
 
-OWN = {"transformer encoder": (encoder, (1, 16, 64)), "gru classifier": (Recurrent, (1, 10, 16))}
+def bert_sized() -> nn.Module:
+    """Twelve layers, hidden size 768, twelve heads: the size of BERT-base without its embeddings."""
+    layer = nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True, activation="gelu")
+    return nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+
+
+OWN = {
+    "bert-base-size encoder": (bert_sized, (1, 128, 768)),
+    "transformer encoder": (encoder, (1, 16, 64)),
+    "gru classifier": (Recurrent, (1, 10, 16)),
+}
+    "bert-base-size encoder": (bert_sized, (1, 128, 768)),
+    "transformer encoder": (encoder, (1, 16, 64)),
+    "gru classifier": (Recurrent, (1, 10, 16)),
+}
 
 
 def build(name: str, size: int) -> tuple[nn.Module, torch.Tensor]:

@@ -111,8 +111,9 @@ def page(rows: dict[str, dict]) -> str:
     lines = [
         "# Torchvision's classifiers",
         "",
-        f"Every classifier of `torchvision.models` ({len(rows)} of them): one image, random weights and BatchNorm",
-        f"statistics, all three parties on one two-core machine. {len(ran)} run, {len(rows) - len(ran)} are refused.",
+        f"{len(rows)} of the {len(names())} classifiers of `torchvision.models`, those measured so far: one image,",
+        f"random weights and BatchNorm statistics, all parties on one machine. {len(ran)} run,",
+        f"{len(rows) - len(ran)} are refused.",
         "The error is the largest difference of a logit over the largest logit. Masked weights cross once a session",
         "(`once`). Made by `python benchmarks/torchvision_table.py`; seconds are of the second call if the first took",
         "under a minute, with as many threads as the row says.",

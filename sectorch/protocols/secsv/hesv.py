@@ -22,7 +22,7 @@ from ...randomness import PairKey, random_secret
 from .channel import CLIENT, PRINCIPAL, Address, Channel
 from .client import TOTAL_WEIGHT
 from .clock import Clock
-from .errors import CorruptedCiphertextError
+from .errors import CorruptedCiphertextError, ShapleyError
 from .program import Layer, Program, gates
 from .reducing import Counts
 from .routing import Route, plan
@@ -288,7 +288,7 @@ class HESVTester(Tester):
         return plan(everyone, everyone, layers, self.level, members=members(coalition), together=False, turn=coalition)
 
     def correct(self, coalition, samples):
-        raise NotImplementedError("HESV counts correct samples and does not name them; use `hits`")
+        raise ShapleyError("HESV counts correct samples and does not name them; use `hits`")
 
     def hits(self, coalition: int) -> int:
         """How many of all test samples the coalition's model classifies correctly (Algorithm 2)."""
