@@ -48,10 +48,6 @@ OWN = {
     "transformer encoder": (encoder, (1, 16, 64)),
     "gru classifier": (Recurrent, (1, 10, 16)),
 }
-    "bert-base-size encoder": (bert_sized, (1, 128, 768)),
-    "transformer encoder": (encoder, (1, 16, 64)),
-    "gru classifier": (Recurrent, (1, 10, 16)),
-}
 
 
 def build(name: str, size: int) -> tuple[nn.Module, torch.Tensor]:
