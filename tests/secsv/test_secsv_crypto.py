@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sectorch import ckks
 from sectorch.errors import FixedPointRangeError, NonFiniteError, ShapeError
 from sectorch.protocols.secsv.client import WEIGHT_BITS, Format
-from sectorch.protocols.secsv.modular import centred, product, residues, uniform
+from sectorch.protocols.secsv.modular import centred, product, products, residues, uniform
 from sectorch.protocols.secsv.reducing import ENCODING_BITS, Counts, Reducing, decrypt_columns, encrypt_matrix
 from sectorch.protocols.secsv.sharing import Field
 
@@ -34,6 +34,19 @@ def test_products_are_exact(seed, q, inner, summands):
     wanted = [[sum(x * sum(int(p[k, j]) for p in parts) for k, x in enumerate(row)) % q for j in range(2)]
               for row in a.tolist()]  # fmt: skip
     assert got.tolist() == wanted
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from(PRIMES), st.integers(1, 300), st.integers(1, 40))
+def test_many_small_products_are_exact(seed, q, inner, summands):
+    """With one digit, two, operands that are reduced first, and sums that are cut in two (all occur here)."""
+    draw = torch.Generator().manual_seed(seed)
+    largest = summands * (q // 2)
+    a = torch.randint(-(q // 2), q // 2 + 1, (2, 3, inner), generator=draw)
+    b = torch.randint(-largest, largest + 1, (2, inner, 9), generator=draw)
+    a[:, 0], b[:, :, 0], b[:, :, 1] = q // 2, largest, -largest
+    got = residues(products(a.double(), b.double(), q, largest), q)
+    assert torch.equal(got, (a[:, :, :, None] * b.remainder(q)[:, None]).remainder(q).sum(2).remainder(q))
 
 
 def test_uniform_residues_are_uniform():
@@ -84,7 +97,7 @@ def test_a_chain_that_is_too_short_is_refused(field):
         Reducing(5000, 3, 4096)
 
 
-@pytest.mark.parametrize(("rows", "inner", "columns"), [(2, 48, 300), (4, 49, 100), (10, 64, 130), (70, 33, 40)])
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(2, 48, 1100), (4, 49, 100), (10, 64, 130), (70, 33, 40)])
 def test_matrix_reducing_on_shares(keys, field, rows, inner, columns):
     """enc(A) x' + enc(A) x'' = enc(A) x to the last bit, decrypts to A X, and takes d_in products a ciphertext."""
     draw = torch.Generator().manual_seed(1)

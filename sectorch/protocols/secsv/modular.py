@@ -10,7 +10,9 @@ import math
 
 import torch
 
+from ...ckks.kernels import over
 from ...randomness import PairKey, random_secret
+from .kernels import multiplied
 
 _EXACT = 52.9
 _HALF = (1 << 62) - 1
@@ -31,17 +33,20 @@ def centred(x: torch.Tensor, q: int) -> torch.Tensor:
     return torch.where(x > q // 2, x - q, x).double()
 
 
-def product(left: torch.Tensor, right: torch.Tensor, q: int, largest: float) -> torch.Tensor:
-    """left @ right mod q, centred float64; batched as torch's matmul.
+def product(
+    left: torch.Tensor, right: torch.Tensor, q: int, largest: float, left_bits: float | None = None
+) -> torch.Tensor:
+    """left @ right mod q, centred float64.
 
     Args:
-        left: centred residues [..., n, K].
-        right: integers [..., K, m] of magnitude at most `largest`.
+        left: centred residues [n, K].
+        right: integers [K, m] of magnitude at most `largest`.
+        left_bits: log2 of what `left` is at most, where that is less than half of q.
 
     `left` is cut into digits of b bits with largest * 2^b * K below 2^53.
     """
-    room = _EXACT - math.log2(max(2, left.shape[-1])) - math.log2(largest)
-    if math.log2(q) - 1 <= room:
+    room = _room(left.shape[-1], largest)
+    if (math.log2(q) - 1 if left_bits is None else left_bits) <= room:
         return centred_(left @ right, q)
     width = min(22, math.floor(room))
     digits, rest = [], left
@@ -53,6 +58,35 @@ def product(left: torch.Tensor, right: torch.Tensor, q: int, largest: float) -> 
     for digit in reversed(digits):  # Horner: |total| 2^width stays below 2^(29 + 24)
         total = centred_(total.mul_(2.0**width).add_(digit @ right), q)
     return total
+
+
+def products(left: torch.Tensor, right: torch.Tensor, q: int, largest: float) -> torch.Tensor:
+    """left[s] @ right[s] mod q for every s, centred float64 [S, n, m]: many small products, each in one pass.
+
+    Args:
+        left: centred residues [S, n, K].
+        right: integers [S, K, m] of magnitude at most `largest`; reduced first where two digits are not enough.
+    """
+    inner, bits = left.shape[-1], math.log2(q) - 1
+    if 2 * _room(inner, largest) < bits + 1:
+        right, largest = centred_(right.clone(), q), q / 2 + 1
+    room = _room(inner, largest)
+    if 2 * room < bits + 1:
+        half = inner // 2
+        sums = (
+            products(left[..., :half], right[:, :half], q, largest),
+            products(left[..., half:], right[:, half:], q, largest),
+        )
+        return centred_(sums[0].add_(sums[1]), q)
+    out = torch.empty(*left.shape[:2], right.shape[2], dtype=torch.float64)
+    digit = 0 if bits <= room else math.floor(room) + 1  # rounding to nearest leaves half a digit
+    over(len(left), multiplied, left.contiguous().numpy(), right.contiguous().numpy(), float(q), digit, out.numpy())
+    return out
+
+
+def _room(inner: int, largest: float) -> float:
+    """log2 of what a factor may be for sums of `inner` products with others up to `largest` to be exact in float64."""
+    return _EXACT - math.log2(max(2, inner)) - math.log2(largest)
 
 
 def uniform(shape: tuple[int, ...], primes: tuple[int, ...]) -> torch.Tensor:

@@ -9,7 +9,7 @@ It is the same set of terms in each slot. But now the plain factor of a term is 
 in X^(N / 2W): a server encodes 2 W numbers and not R W, by a product with a public matrix of integers. That is linear
 modulo Q, so shares are encoded exactly, each server its own (`ckks.MatrixReducing` encodes real numbers, which a share
 is not). The encoded plaintext has 2 W different values in SEAL's transformed order, each at N / 2W places, and the
-products over o and over all column blocks at once are 2 W small matrix products (`modular.product`) for each prime.
+products over o and over all column blocks at once are 2 W small matrix products (`modular.products`) for each prime.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from tenseal import sealapi
 from ... import ckks
 from ...ckks.ntt import transform
 from ...errors import ShapeError
-from .modular import centred, centred_, product, residues
+from .modular import centred, centred_, product, products, residues
 
-MOST_SLOTS = 128
-"""W at most: encoding takes 2 W products for a number, and larger blocks save less than that costs."""
+MOST_SLOTS = 512
+"""W at most: encoding takes 2 W products for a number, which is less than one ciphertext more costs."""
+DENSE_SLOTS = 128
+"""Up to this W one matrix of residues encodes; above, a matrix of small integers and SEAL's transform take less."""
 ENCODING_BITS = 19
 """log2 of the encoding matrix's scale: its entries are integers of that size divided by W."""
 
@@ -110,9 +112,17 @@ class Reducing:
         out = []
         for j, q in enumerate(primes):
             numbers = centred(padded[j], q).view(inner, tiles, span).permute(2, 1, 0).reshape(span, -1)
-            matrix = encoding(self.degree, self.width, q)
-            out.append(product(matrix, numbers, q, q / 2 + 1).view(span, tiles, inner))
+            out.append(self._encoded(numbers, q).view(span, tiles, inner))
         return out
+
+    def _encoded(self, numbers: torch.Tensor, q: int) -> torch.Tensor:
+        """Centred residues [2 W, count] -> the 2 W transformed values of each column's plaintext mod q, centred."""
+        if self.width <= DENSE_SLOTS:
+            return product(encoding(self.degree, self.width, q), numbers, q, q / 2 + 1)
+        step = self.degree // self.columns
+        polynomials = torch.zeros(numbers.shape[1], self.degree, dtype=torch.int64)
+        polynomials[:, ::step] = residues(_coefficients(self.width, numbers, q).t(), q)
+        return centred(transform(self.degree, q).forward(polynomials)[:, ::step].t().contiguous(), q)
 
     def constant(self, value: int, primes: tuple[int, ...]) -> torch.Tensor:
         """The transformed plaintext of one number in all columns, residues [primes, N]: a bias is multiplied by it."""
@@ -132,24 +142,50 @@ class Reducing:
         tiles = right[0].shape[1]
         out = torch.empty(tiles, 2, len(primes), self.degree, dtype=torch.int64)
         for j, q in enumerate(primes):
-            values = product(right[j], left[j], q, largest[j])
+            values = products(right[j], left[j], q, largest[j])
             out[:, :, j] = self.restore(residues(values, q), tiles)
         return out
 
 
-@lru_cache(maxsize=64)
-def encoding(degree: int, width: int, q: int) -> torch.Tensor:
-    """Numbers of 2 W columns -> the 2 W transformed values of their plaintext, mod q: float64 [2 W, 2 W], centred.
+@lru_cache(maxsize=16)
+def basis(width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers of 2 W columns -> the coefficients of their plaintext that are not zero: integers, twice [W + 1, W].
 
-    Column j < W is the real part of slot j, column W + j the imaginary one. The coefficients are the numbers times
-    round(2^b cos(pi k 3^j / 2W) / W) and round(2^b sin(..) / W): rounding gives a slot an error of about 0.4 W 2^-b of
-    the numbers' size.
+    Column j < W is the real part of slot j, column W + j the imaginary one. Coefficient k is the sum of the real parts
+    times round(2^b cos(pi k 3^j / 2W) / W) and of the imaginary ones times round(2^b sin(..) / W): rounding gives a
+    slot an error of about 0.4 W 2^-b of the numbers' size. For 2 W - k the cosines change their sign, the sines do not.
     """
     powers = torch.tensor([pow(3, j, 4 * width) for j in range(width)])
-    angles = (powers[:, None] * torch.arange(2 * width) % (4 * width)).double() * (math.pi / (2 * width))
-    basis = torch.cat([torch.cos(angles), torch.sin(angles)]) * (2.0**ENCODING_BITS / width)
+    angles = (torch.arange(width + 1)[:, None] * powers % (4 * width)).double() * (math.pi / (2 * width))
+    scale = 2.0**ENCODING_BITS / width
+    return (torch.cos(angles) * scale).round_(), (torch.sin(angles) * scale).round_()
+
+
+def _coefficients(width: int, numbers: torch.Tensor, q: int) -> torch.Tensor:
+    """Centred residues [2 W, count] -> the 2 W coefficients of each column's plaintext mod q, up to q in magnitude.
+
+    3^(W/2) = 1 + 2 W mod 4 W for W >= 4: columns j and j + W/2 of the basis are equal where k is even, and opposite
+    where it is odd. With the symmetry in k this leaves a quarter of the products.
+    """
+    sums = []
+    for part, half in zip(basis(width), numbers.split(width), strict=True):
+        first, second = half.split(width // 2)
+        total = torch.empty(width + 1, numbers.shape[1], dtype=torch.float64)
+        for parity, joined in ((0, first + second), (1, first - second)):
+            rows = part[parity::2, : width // 2]
+            total[parity::2] = product(rows, joined, q, q + 2, ENCODING_BITS - math.log2(width))
+        sums.append(total)
+    cosines, sines = sums
+    return torch.cat([cosines + sines, (sines - cosines)[1:-1].flip(0)])
+
+
+@lru_cache(maxsize=64)
+def encoding(degree: int, width: int, q: int) -> torch.Tensor:
+    """`basis` and the transform after it as one matrix, mod q: float64 [2 W, 2 W], centred."""
     polynomials = torch.zeros(2 * width, degree, dtype=torch.int64)
-    polynomials[:, :: degree // (2 * width)] = basis.round_().to(torch.int64).remainder(q)
+    cosines, sines = basis(width)
+    whole = torch.cat([torch.cat([cosines, sines], 1), torch.cat([-cosines, sines], 1)[1:-1].flip(0)])
+    polynomials[:, :: degree // (2 * width)] = residues(whole.t(), q)
     values = transform(degree, q).forward(polynomials)[:, :: degree // (2 * width)]
     return centred(values.t().contiguous(), q)
 

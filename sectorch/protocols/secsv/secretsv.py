@@ -8,6 +8,7 @@ batch are classified correctly, as the servers do.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from ...choreography import Phase
@@ -76,8 +77,7 @@ class SecretSVTester(Tester):
             hits = (scores.argmax(1) == labels).reveal().tolist()
         for (sender, receiver), size in _edges(profile).items():
             self.channel.bytes[sender, receiver, "shares"] += size
-        places = [self.tests.first[i] + k for i in chosen for k in numbers[i]]
-        return bits(place for place, hit in zip(places, hits, strict=True) if hit)
+        return bits(self.tests.places(chosen, numbers)[np.array(hits, bool)])
 
     @torch.no_grad()
     def _scores(self, model: dict, values: SharedTensor, share: float) -> SharedTensor:

@@ -5,6 +5,8 @@ The functions here move messages between parties, and compute nothing on what is
 
 from __future__ import annotations
 
+import numpy as np
+
 from ... import ckks
 from .channel import AUXILIARY, PRINCIPAL, Address, Channel
 from .client import TOTAL_WEIGHT, Client, Format
@@ -95,8 +97,7 @@ class SecSVTester(Tester):
             output = self.channel.send(self.P.address, client.address, "layer output", output)
             dealt = client.activate(layer, last, output, weight, count, self.clock)  # 7, 9, 11
             hits = self._continue(client, layer, last, dealt)
-        places = [self.tests.first[i] + k for i in route.owners for k in numbers[i]]
-        return bits(place for place, hit in zip(places, hits, strict=True) if hit)
+        return bits(self.tests.places(route.owners, numbers)[np.array(hits, bool)])
 
     def _continue(self, client: Client, layer: Layer, last: bool, dealt: tuple[dict, dict]) -> list[int]:
         """What the servers do with what a client dealt; the correct places of the batch after the last layer."""

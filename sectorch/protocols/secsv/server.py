@@ -23,8 +23,8 @@ from .reducing import Counts, Reducing
 from .sharing import Field
 from .values import members
 
-KEPT = 8
-"""Encoded whole batches that a server keeps, the oldest leaving first."""
+KEPT = 16
+"""Encoded whole batches that a server keeps, the oldest leaving first: five clients' routes have at most ten."""
 OFFSET_BITS = 30
 """What is truncated is below 2^30 in magnitude: gates are below one, at twice the fraction bits."""
 
@@ -90,21 +90,20 @@ class Server:
             self._coalition = coalition
         return sum(self._weights[i] for i in owners)
 
-    def load(self, owners: Sequence[int], chosen: dict[int, torch.Tensor] | None) -> int:
+    def load(self, owners: Sequence[int], chosen: dict[int, list[int]] | None) -> int:
         """Make a batch of the samples of some clients, all of them (None) or those with these numbers."""
-        parts = []
-        for owner in owners:
-            features, labels = self._samples[owner]
-            if chosen is not None:
-                features, labels = features[:, :, chosen[owner]], labels[:, :, chosen[owner]]
-            parts.append((features, labels))
-        features, labels = (torch.cat([p[k] for p in parts], dim=2) for k in (0, 1))
-        if self._state:
-            features = torch.cat([features, torch.zeros(len(self._primes), self._state, features.shape[2]).long()], 1)
-        self._batch = {"features": features, "labels": labels}
         # Whole batches come again for every model: their first layer is encoded once.
         self._key = (tuple(owners), 0) if chosen is None and not self._state else None
-        return features.shape[2]
+        parts = [self._samples[i] if chosen is None else _taken(self._samples[i], chosen[i]) for i in owners]
+        labels = torch.cat([part[1] for part in parts], dim=2)
+        self._batch = {"labels": labels}
+        if self._key not in self._encoded:
+            features = torch.cat([part[0] for part in parts], dim=2)
+            if self._state:
+                state = torch.zeros(len(self._primes), self._state, features.shape[2], dtype=torch.int64)
+                features = torch.cat([features, state], dim=1)
+            self._batch["features"] = features
+        return labels.shape[2]
 
     def linear(self, layer: Layer, clock: Clock, *, fresh: bool) -> torch.Tensor:
         """This server's part of a layer's outputs, encrypted: int64 [ciphertexts, 2, primes, N] (Algorithm 4, 4-5).
@@ -187,6 +186,10 @@ class Server:
 
     def _operand(self, what: str) -> Half:
         return self._batch["labels"] if what == "labels" else self._batch["features"][:, -self._state :]
+
+
+def _taken(halves: tuple[Half, Half], chosen: list[int]) -> tuple[Half, Half]:
+    return tuple(half[:, :, chosen] for half in halves)
 
 
 def _sum(parts: list[torch.Tensor], room: torch.Tensor) -> torch.Tensor:

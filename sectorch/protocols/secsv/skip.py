@@ -7,7 +7,9 @@ model, and so is its lead over each other class. For others it is a guess that i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+import numpy as np
 
 
 def skippable(mask: int, correct: Mapping[int, int]) -> int:
@@ -28,12 +30,15 @@ def skippable(mask: int, correct: Mapping[int, int]) -> int:
     return found
 
 
-def bits(indices) -> int:
+def bits(indices: Iterable[int]) -> int:
     """A set of samples from their numbers."""
-    digits = dict.fromkeys(indices, "1")
-    return int("".join(digits.get(i, "0") for i in range(max(digits), -1, -1)), 2) if digits else 0
+    indices = np.fromiter(indices, np.int64)
+    flags = np.zeros(int(indices.max()) + 1 if len(indices) else 0, np.uint8)
+    flags[indices] = 1
+    return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
 
 
 def numbers(samples: int) -> list[int]:
     """The numbers of the samples in a set."""
-    return [i for i, digit in enumerate(bin(samples)[:1:-1]) if digit == "1"]
+    packed = np.frombuffer(samples.to_bytes(-(-samples.bit_length() // 8), "little"), np.uint8)
+    return np.flatnonzero(np.unpackbits(packed, bitorder="little")).tolist()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -46,6 +47,10 @@ class TestSet:
         """Numbers, within an owner's samples, of those in a set."""
         return numbers(samples >> self.first[owner] & ((1 << self.sizes[owner]) - 1))
 
+    def places(self, owners: Sequence[int], chosen: Mapping[int, list[int]]) -> np.ndarray:
+        """Numbers, within all samples, of those that were chosen of each owner."""
+        return np.concatenate([self.first[i] + np.array(chosen[i], np.int64) for i in owners])
+
 
 class Tester(ABC):
     """Tests aggregated models of one round at a time. Everything that the parties send goes over `channel`."""
@@ -84,7 +89,7 @@ class PlainTester(Tester):
                              [self._weights[i] for i in members(coalition)])  # fmt: skip
             scores, _ = self.program.run(self.program.matrices(model), self._x)
             hits = (scores.argmax(1) == self._labels).tolist()
-        return bits(i for i, hit in enumerate(hits) if hit) & samples
+        return bits(np.flatnonzero(hits)) & samples
 
 
 def averaged(models: Sequence[Mapping[str, torch.Tensor]], weights: Sequence[float]) -> dict[str, torch.Tensor]:
