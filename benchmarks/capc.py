@@ -62,13 +62,14 @@ def steps(options: argparse.Namespace) -> dict:
     return out
 
 
-class _Written(Noise):
+class _Written:
     """The mechanism's own noise, written down for the comparison."""
 
     def __init__(self, noise: Noise, kept: list):
-        super().__init__(noise.scale)
-        object.__setattr__(self, "inner", noise)
-        object.__setattr__(self, "kept", kept)
+        self.inner, self.kept = noise, kept
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
 
     def sample(self, *shape):
         self.kept.append(self.inner.sample(*shape))

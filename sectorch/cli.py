@@ -1,92 +1,116 @@
-"""The command line: `sectorch --help` shows the whole product in a screen."""
+"""The command line: `sectorch --help` shows the whole product in a screen.
+
+Each command is a function in a module of its own, which is imported when the command is asked for: help and small
+commands do not wait for the others.
+"""
 
 from __future__ import annotations
 
-import json
+import argparse
+import difflib
+import importlib
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from importlib import metadata
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
-from .errors import SectorchError
-from .network.cli import register as register_network
-from .protocols.capc.cli import main as capc_main
-from .protocols.capride.cli import main as capride_main
-from .protocols.perturbation.cli import main as perturbed_main
-from .protocols.privhfl.cli import main as privhfl_main
-from .protocols.secsv.cli import main as shapley_main
+from .command import DONE, USAGE, Parser, ended, print_json
 from .table import supported_ops
 
-app = typer.Typer(help="Secure tensors for PyTorch: predictions without showing model or input.", no_args_is_help=True)
-register_network(app)
-console = Console(stderr=True)
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "secure inference over three parties": {
+        "server": ("network.cli:server", "run the server S, which learns nothing"),
+        "answer": ("network.cli:answer", "answer queries with your model, which nobody sees"),
+        "query": ("network.cli:query", "ask a model; you alone learn the result"),
+        "models": ("network.cli:models", "list the models that can be asked"),
+        "keys": ("network.keys:keys", "identity keys, certificates, and a small CA for trying it out"),
+    },
+    "the papers, all parties in one process": {
+        "privhfl": ("protocols.privhfl.cli:main", "clients with models of their own teach each other (PrivHFL)"),
+        "capc": ("protocols.capc.cli:main", "labels by noisy vote, within a privacy budget (CaPC)"),
+        "capride": ("protocols.capride.cli:main", "distillation on encrypted data (CaPriDe)"),
+        "perturbed-fl": ("protocols.perturbation.cli:main", "clients train on a noised model, the server recovers"),
+        "shapley": ("protocols.secsv.cli:main", "what each client contributed (SecSV)"),
+    },
+    "tools": {
+        "ops": ("cli:ops", "the torch operations that work on secret tensors"),
+        "bench": ("network.bench:main", "three processes over an emulated network, in seconds, rounds and bytes"),
+    },
+}
+"""Commands by group: where each is, and its line of help."""
+
+COMMANDS = {name: where for group in GROUPS.values() for name, (where, _) in group.items()}
 
 
-@app.command()
-def ops(as_json: Annotated[bool, typer.Option("--json", help="the whole table as JSON")] = False) -> None:
-    """List the torch operations that work on secret tensors."""
+def overview() -> str:
+    """The screen of `sectorch --help`."""
+    lines = [
+        "usage: sectorch COMMAND [options]",
+        "",
+        "Secure tensors for PyTorch: predictions that show neither the model nor the input.",
+    ]
+    for title, commands in GROUPS.items():
+        lines += ["", f"{title}:", *(f"  {name:14}{line}" for name, (_, line) in commands.items())]
+    return "\n".join([
+        *lines, "",
+        "sectorch COMMAND --help shows options and examples. --json: results as JSON. --debug: tracebacks.",
+        "exit codes: 0 done, 1 failed, 2 not understood, 130 stopped by Ctrl-C.",
+        "example: sectorch privhfl --data digits --clients 10 --queries 500",
+    ])  # fmt: skip
+
+
+def ops(arguments: Sequence[str] | None = None) -> int:
+    """`sectorch ops`: the dispatch table."""
+    parser = Parser("ops", "List the torch operations that work on secret tensors.", ["sectorch ops --json"])
+    parser.takes_json("the whole table")
+    return ended(parser, arguments, _ops)
+
+
+def _ops(options: argparse.Namespace, console: Console) -> None:
     rows = supported_ops()
-    if as_json:
-        print(json.dumps(rows, indent=1))
+    if options.json:
+        print_json(rows)
         return
-    table = Table()
-    for column in ("operation", "kind", "note"):
-        table.add_column(column)
+    table = Table("operation", "kind", "note")
     for row in rows:
         table.add_row(row["name"], row["kind"], row["note"])
-    Console().print(table)
+    console.print(table)
 
 
-@app.command("capc", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def capc(context: typer.Context) -> None:
-    """CaPC: labels by noisy vote of many parties. Example: sectorch capc --data digits --parties 50 --epsilon 10"""
-    raise typer.Exit(capc_main(context.args) or 0)
-
-
-@app.command(
-    "capride", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-)
-def capride(context: typer.Context) -> None:
-    """CaPriDe: learning on encrypted data. Example: sectorch capride --data digits --parties 3 --split no-overlap"""
-    raise typer.Exit(capride_main(context.args))
-
-
-@app.command("perturbed-fl", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def perturbed_fl(context: typer.Context) -> None:
-    """Perturbed-model federated learning. Example: sectorch perturbed-fl --data digits --clients 5 --rounds 20"""
-    raise typer.Exit(perturbed_main(context.args))
-
-
-@app.command(
-    "privhfl", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-)
-def privhfl(context: typer.Context) -> None:
-    """PrivHFL: learning from secure queries. Example: sectorch privhfl --data digits --clients 10 --queries 500"""
-    raise typer.Exit(privhfl_main(context.args) or 0)
-
-
-@app.command(
-    "shapley", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-)
-def shapley(context: typer.Context) -> None:
-    """SecSV: what each client contributed. Example: sectorch shapley --data digits --clients 5 --rounds 10 --skip"""
-    raise typer.Exit(shapley_main(context.args))
+def run(arguments: Sequence[str]) -> int:
+    """A command line's exit status. `--debug` may stand before the command as well."""
+    first, *rest = arguments or ["--help"]
+    if first == "--debug" and rest:
+        first, *rest = *rest, "--debug"
+    if first in ("--help", "-h"):
+        print(overview())
+        return DONE
+    if first == "--version":
+        print(f"sectorch {metadata.version('sectorch')}")
+        return DONE
+    if first not in COMMANDS:
+        near = difflib.get_close_matches(first, COMMANDS, 1)
+        meant = f" (perhaps {near[0]})" if near else ""
+        print(f"error: there is no command {first!r}{meant}; sectorch --help lists them", file=sys.stderr)
+        return USAGE
+    module, function = COMMANDS[first].split(":")
+    return getattr(importlib.import_module(f".{module}", __package__), function)(rest)
 
 
 def main() -> None:
-    """Errors of our own kinds are one line; a traceback only with --debug as the first argument."""
-    debug = "--debug" in sys.argv
-    if debug:
-        sys.argv.remove("--debug")
+    """The program.
+
+    Raises:
+        SystemExit: always, with the exit status; see `command.py`.
+    """
     try:
-        app()
-    except SectorchError as error:
-        if debug:
-            raise
-        console.print(f"[red]error:[/red] {error}", highlight=False)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        console.print("stopped")
-        raise SystemExit(130) from None
+        status = run(sys.argv[1:])
+    except KeyboardInterrupt:  # while modules are loaded
+        status = 130
+    raise SystemExit(status)
+
+
+if __name__ == "__main__":
+    main()

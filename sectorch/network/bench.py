@@ -1,20 +1,20 @@
-"""`sectorch bench --network`: three processes over an emulated link, in seconds, rounds and bytes."""
+"""`sectorch bench`: three processes over an emulated link, in seconds, rounds and bytes."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 
 import torch
-import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
+from ..command import Parser, bars, ended, print_json, writable
 from ..errors import ArgumentError
 from ..nn.models import ZOO, randomize_batchnorm
 from ..runtime.ledger import Profile
@@ -93,44 +93,59 @@ def network_of(name: str, delay_ms: float | None, mbit: float | None) -> Network
     return Network(delay, rate)
 
 
-def bench(
-    network: Annotated[str, typer.Option(help="lan: 0.5 ms and 1 Gbit/s; wan: 40 ms and 100 Mbit/s")] = "lan",
-    nets: Annotated[str, typer.Option(help="nets of the zoo, with commas")] = "lenet,vgg7",
-    batches: Annotated[str, typer.Option(help="batch sizes, with commas")] = "1,8",
-    repeats: Annotated[int, typer.Option(help="of each; medians are printed")] = 3,
-    round_trip: Annotated[float | None, typer.Option(help="ms, instead of the network's")] = None,
-    mbit: Annotated[float | None, typer.Option(help="Mbit/s each way, instead of the network's")] = None,
-    out: Annotated[Path, typer.Option(help="where the figures go")] = Path("results.json"),
-) -> None:
-    """Measure three processes over an emulated link. Example: sectorch bench --network wan --nets lenet"""
-    link = network_of(network, round_trip, mbit)
-    try:
-        sizes = [int(b) for b in batches.split(",")]
-    except ValueError:
-        raise ArgumentError(f"--batches is whole numbers with commas, got {batches!r}") from None
-    names = nets.split(",")
-    if unknown := set(names) - set(ZOO):
-        raise ArgumentError(f"no net {', '.join(sorted(unknown))} in the zoo; there are {', '.join(sorted(ZOO))}")
-    rows: list[Figures] = []
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`sectorch bench`."""
+    p = Parser(
+        "bench",
+        "Measure three processes over an emulated network.",
+        (
+            "sectorch bench --network wan --nets lenet",
+            "sectorch bench --nets lenet vgg7 --batches 1 32 --round-trip 100 --mbit 20 --out runs/mobile",
+        ),
+    )
+    p.add_argument(
+        "--network", default="lan", choices=tuple(NETWORKS), help="0.5 ms and 1 Gbit/s, or 40 ms and 100 Mbit/s"
+    )
+    p.add_argument("--nets", nargs="+", default=["lenet", "vgg7"], choices=tuple(ZOO), metavar="NET",
+                   help=f"of {', '.join(ZOO)}")  # fmt: skip
+    p.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="batch sizes")
+    p.add_argument("--repeats", type=int, default=3, help="of each; medians are printed")
+    p.add_argument("--round-trip", type=float, help="ms, instead of the network's")
+    p.add_argument("--mbit", type=float, help="Mbit/s each way, instead of the network's")
+    p.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of results.json")
+    p.takes_json("results.json")
+    return ended(p, arguments, _run, "stopped; what was measured is in {out}")
+
+
+def _run(options: argparse.Namespace, results: Console) -> None:
+    link = network_of(options.network, options.round_trip, options.mbit)
+    if min(options.batches) < 1 or options.repeats < 1:
+        raise ArgumentError(f"batches and repeats are at least 1, got {options.batches} and {options.repeats}")
+    writable(options.out)
+    options.out.mkdir(parents=True, exist_ok=True)
+    path, rows = options.out / "results.json", []
     about = {"round_trip_ms": 2000 * link.delay, "mbit": link.rate / 1e6, "torch_threads_each": 1}
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("measuring", total=len(names) * len(sizes))
-        for net in names:
-            model, x = example(net, max(sizes))
+    found = {"network": about, "rows": []}
+    with bars(console) as progress:
+        task = progress.add_task("measuring", total=len(options.nets) * len(options.batches))
+        for net in options.nets:
+            model, x = example(net, max(options.batches))
             with Stage({net: (model, x)}, link) as stage, stage.connect("alice") as connection, torch.no_grad():
-                for batch in sizes:
-                    remote = connection.model(net, network=network)
-                    found = measure(remote, x[:batch], repeats)
+                for batch in options.batches:
+                    remote = connection.model(net, network=options.network)
+                    figures = measure(remote, x[:batch], options.repeats)
                     remote.close()
-                    error = float((found.pop("result") - model(x[:batch])).abs().max())
-                    del found["bytes"]
-                    rows.append(Figures(net, batch, network, **found, error=error))
-                    out.write_text(
-                        json.dumps({"network": about, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
-                    )
+                    error = float((figures.pop("result") - model(x[:batch])).abs().max())
+                    del figures["bytes"]
+                    rows.append(Figures(net, batch, options.network, **figures, error=error))
+                    found["rows"].append(asdict(rows[-1]))
+                    path.write_text(json.dumps(found, indent=1) + "\n")
                     progress.advance(task)
-    Console().print(table(rows, about))
-    console.print(f"written to {out}")
+    if options.json:
+        print_json(found)
+        return
+    results.print(table(rows, about))
+    results.print(f"written: {path}")
 
 
 def table(rows: list[Figures], about: dict) -> Table:

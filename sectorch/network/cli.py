@@ -1,115 +1,129 @@
-"""The commands of the three processes: server, answer, query, models, and keys."""
+"""The commands of the three processes: server, answer, query and models."""
 
 from __future__ import annotations
 
+import argparse
 import ctypes
-import json
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
-import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..command import Parser, bars, ended, print_json, writable
 from ..errors import ArgumentError, IdentityError, NetworkError, StoreInUseError
 from ..nn.program import describe_exported
 from ..runtime.ledger import Profile
 from .answer import Answering
-from .bench import bench
-from .certificates import Credentials, issue, make_authority, write_secret
+from .certificates import Credentials
 from .client import connect
-from .identity import Pins, fingerprint_of, new_identity
+from .identity import Pins
 from .query import RemoteModel
 from .server import RUNNING, Server
 from .store import BUDGET, Store
 
-keys = typer.Typer(help="Identity keys, and a small certificate authority for trying it out.", no_args_is_help=True)
 console = Console(stderr=True)
 RETRY = 2.0
 """Seconds between attempts of an answering party to reach the server again."""
 
-Cert = Annotated[Path, typer.Option("--cert", help="this party's certificate (PEM)")]
-Key = Annotated[Path, typer.Option("--key", help="its private key (PEM)")]
-Authority = Annotated[Path, typer.Option("--ca", help="CA of the other side's certificates (PEM)")]
-Address = Annotated[str, typer.Option("--server", help="host:port of the server")]
-Identity = Annotated[Path | None, typer.Option(help="identity key; NAME-identity.pem beside the certificate")]
-PinFile = Annotated[Path | None, typer.Option("--pins", help="file of known identity keys")]
-RequirePin = Annotated[bool, typer.Option("--require-pin", help="refuse whom the pins do not name")]
-Folder = Annotated[Path | None, typer.Option("--store", help="folder for prepared material")]
-StoreKey = Annotated[Path | None, typer.Option("--store-key", help="key file that seals it; in the folder")]
-Budget = Annotated[float, typer.Option("--store-budget", help="GB of prepared material at most")]
-Patience = Annotated[float, typer.Option(help="seconds without a word after which a party counts as hanging")]
-DEFAULT_BUDGET = BUDGET / 1e9
+
+def _certificate(p: Parser) -> None:
+    p.add_argument("--cert", type=Path, required=True, help="this party's certificate (PEM)")
+    p.add_argument("--key", type=Path, required=True, help="its private key (PEM)")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    for command in (server, answer, query, models, bench):
-        app.command()(command)
-    app.add_typer(keys, name="keys")
+def _client(p: Parser) -> None:
+    """Options of a client of the server: who it is, and where the server is."""
+    _certificate(p)
+    p.add_argument("--ca", type=Path, required=True, help="CA of the server's certificate (PEM)")
+    p.add_argument("--server", default="localhost:7100", help="host:port of the server")
+    p.add_argument("--identity", type=Path, help="identity key; NAME-identity.pem beside the certificate")
 
 
-def server(
-    cert: Cert,
-    key: Key,
-    clients_ca: Annotated[Path, typer.Option("--clients-ca", help="CA of the clients' certificates (PEM)")],
-    listen: Annotated[str, typer.Option(help="host:port to listen on")] = "0.0.0.0:7100",
-    running: Annotated[int, typer.Option(help="calls that run at the same time")] = RUNNING,
-    store: Folder = None,
-    store_key: StoreKey = None,
-    store_budget: Budget = DEFAULT_BUDGET,
-    patience: Patience = 60.0,
-) -> None:
-    """Run the server S. Example: sectorch server --cert server.pem --key server-key.pem --clients-ca ca.pem"""
+def _pins(p: Parser) -> None:
+    p.add_argument("--pins", type=Path, help="file of known identity keys")
+    p.add_argument("--require-pin", action="store_true", help="refuse whom the pins do not name")
+
+
+def _patience(p: Parser) -> None:
+    p.add_argument("--patience", type=float, default=60.0, help="seconds without a word that mean that a party hangs")
+
+
+def _store(p: Parser) -> None:
+    p.add_argument("--store", type=Path, help="folder for prepared material")
+    p.add_argument("--store-key", type=Path, help="key file that seals it; in the folder")
+    p.add_argument("--store-budget", type=float, default=BUDGET / 1e9, help="GB of prepared material at most")
+
+
+def server(arguments: Sequence[str] | None = None) -> int:
+    """`sectorch server`: runs until Ctrl-C or SIGTERM, which is how it ends, with exit code 0."""
+    p = Parser(
+        "server",
+        "Run the server S, which stands between the clients and learns nothing. Ctrl-C stops it.",
+        ["sectorch server --listen 0.0.0.0:7100 --cert server.pem --key server-key.pem --clients-ca ca.pem"],
+    )
+    _certificate(p)
+    p.add_argument("--clients-ca", type=Path, required=True, help="CA of the clients' certificates (PEM)")
+    p.add_argument("--listen", default="0.0.0.0:7100", help="host:port to listen on")
+    p.add_argument("--running", type=int, default=RUNNING, help="calls that run at the same time")
+    _store(p)
+    _patience(p)
+    return ended(p, arguments, _server)
+
+
+def _server(options: argparse.Namespace, _: Console) -> None:
     _log()
     _few_arenas()
-    kept = Store(store, store_key, _bytes(store_budget))
-    running_server = Server(listen, Credentials.read(cert, key, clients_ca), running, kept, patience)
-    console.print(f"listening on port {running_server.port}; Ctrl-C stops")
-    _until_stopped(running_server.wait, running_server.stop)
+    if options.running < 1:
+        raise ArgumentError(f"--running is at least 1, got {options.running}")
+    kept = Store(options.store, options.store_key, _bytes(options.store_budget))
+    credentials = Credentials.read(options.cert, options.key, options.clients_ca)
+    running = Server(options.listen, credentials, options.running, kept, _positive(options.patience))
+    console.print(f"listening on port {running.port}; Ctrl-C stops")
+    _until_stopped(running.wait, running.stop)
 
 
-def answer(
-    model: Annotated[Path, typer.Argument(help="a .pt2 file made by torch.export.save")],
-    name: Annotated[str, typer.Option(help="the name in this party's certificate")],
-    cert: Cert,
-    key: Key,
-    ca: Authority,
-    server: Address = "localhost:7100",
-    identity: Identity = None,
-    pins: PinFile = None,
-    require_pin: RequirePin = False,
-    store: Folder = None,
-    store_key: StoreKey = None,
-    store_budget: Budget = DEFAULT_BUDGET,
-    patience: Patience = 60.0,
-) -> None:
-    """Answer queries. Example: sectorch answer model.pt2 --name hospital-b --cert ... --key ... --ca ..."""
+def answer(arguments: Sequence[str] | None = None) -> int:
+    """`sectorch answer`: runs until Ctrl-C or SIGTERM, which is how it ends, with exit code 0."""
+    p = Parser(
+        "answer",
+        "Answer queries with a model of your own, which nobody sees. Ctrl-C stops it.",
+        ["sectorch answer model.pt2 --name hospital-b --cert hospital-b.pem --key hospital-b-key.pem --ca ca.pem"],
+    )
+    p.add_argument("model", type=Path, help="a .pt2 file made by torch.export.save")
+    p.add_argument("--name", required=True, help="the name in this party's certificate")
+    _client(p)
+    _pins(p)
+    _store(p)
+    _patience(p)
+    return ended(p, arguments, _answer)
+
+
+def _answer(options: argparse.Namespace, _: Console) -> None:
     _log()
     try:
-        exported = torch.export.load(model)
+        exported = torch.export.load(options.model)
     except Exception as error:
-        raise ArgumentError(f"cannot load {model}: {str(error).splitlines()[0]}") from None
-    module = exported.module()
+        raise ArgumentError(f"cannot load {options.model}: {str(error).splitlines()[0]}") from None
+    module, name = exported.module(), options.name
     (example,) = exported.example_inputs[0]
     description, weights = describe_exported(module.graph, module, example)
-    credentials = Credentials.read(cert, key, ca, identity)
-    kept = Store(store, store_key, _bytes(store_budget))
-    party = Answering(server, credentials, description, weights, Pins(pins, require_pin), kept, patience)
+    credentials = Credentials.read(options.cert, options.key, options.ca, options.identity)
+    kept = Store(options.store, options.store_key, _bytes(options.store_budget))
+    known, patience = Pins(options.pins, options.require_pin), _positive(options.patience)
+    party = Answering(options.server, credentials, description, weights, known, kept, patience)
     stopped = threading.Event()
 
     def serve() -> None:
         party.register(name)
-        console.print(f"'{name}' answers through {server}; Ctrl-C stops")
+        console.print(f"'{name}' answers through {options.server}; Ctrl-C stops")
         while not stopped.is_set():
             try:
                 party.wait()
@@ -133,44 +147,53 @@ def answer(
     _until_stopped(serve, stop)
 
 
-def query(
-    name: Annotated[str, typer.Argument(help="which model to ask; `sectorch models` lists them")],
-    cert: Cert,
-    key: Key,
-    ca: Authority,
-    inputs: Annotated[Path | None, typer.Argument(help="a .npy file, rows first")] = None,
-    server: Address = "localhost:7100",
-    out: Annotated[Path | None, typer.Option(help="where to write the predictions (.npy)")] = None,
-    batch: Annotated[int, typer.Option(help="rows per query")] = 32,
-    prepare: Annotated[int, typer.Option(help="have so many rows prepared ahead; what is at hand counts")] = 0,
-    network: Annotated[str, typer.Option(help="lan: fewest bytes; wan: fewest rounds")] = "lan",
-    identity: Identity = None,
-    pins: PinFile = None,
-    require_pin: RequirePin = False,
-    store: Folder = None,
-    patience: Patience = 60.0,
-    as_json: Annotated[bool, typer.Option("--json", help="print figures as JSON")] = False,
-) -> None:
-    """Ask a model. Example: sectorch query hospital-b images.npy --cert ... --key ... --ca ... --out logits.npy"""
+def query(arguments: Sequence[str] | None = None) -> int:
+    """`sectorch query`."""
+    p = Parser(
+        "query",
+        "Ask a model, or prepare for asking it. You alone learn the result.",
+        (
+            "sectorch query hospital-b images.npy --cert alice.pem --key alice-key.pem --ca ca.pem --out logits.npy",
+            "sectorch query hospital-b --prepare 1000 --cert alice.pem --key alice-key.pem --ca ca.pem",
+        ),
+    )
+    p.add_argument("name", help="which model to ask; `sectorch models` lists them")
+    p.add_argument("inputs", type=Path, nargs="?", help="a .npy file, rows first")
+    _client(p)
+    p.add_argument("--out", type=Path, help="where to write the predictions (.npy)")
+    p.add_argument("--batch", type=int, default=32, help="rows per query")
+    p.add_argument("--prepare", type=int, default=0, help="have so many rows prepared ahead; what is at hand counts")
+    p.add_argument("--network", default="lan", choices=("lan", "wan"), help="fewest bytes, or fewest rounds")
+    _pins(p)
+    p.add_argument("--store", type=Path, help="folder for prepared material")
+    _patience(p)
+    p.takes_json("figures, and the predictions unless --out takes them,")
+    return ended(p, arguments, _query, "stopped; the other parties were told, and what was prepared is kept")
+
+
+def _query(options: argparse.Namespace, _: Console) -> None:
     _log(logging.WARNING)
-    if inputs is None and prepare < 1:
+    if options.prepare < 0 or (options.inputs is None and not options.prepare):
         raise ArgumentError("name a file of inputs, or rows to --prepare")
-    if batch < 1:
-        raise ArgumentError(f"--batch is at least 1, got {batch}")
-    rows = None if inputs is None else _read(inputs)
-    credentials = Credentials.read(cert, key, ca, identity)
-    known, kept = Pins(pins, require_pin), _own_store(store or _own_folder(credentials.name), needed=prepare > 0)
-    with connect(server, credentials, pins=known, store=kept, silence=patience) as connection:
-        try:
-            model = connection.model(name, network=network)
-            if prepare:
-                _prepare(model, prepare, batch)
-            if rows is not None:
-                _ask(model, rows, batch, out, as_json)
-            model.close()
-        except KeyboardInterrupt:
-            console.print("stopped; the other parties were told, and what was prepared is kept")
-            raise typer.Exit(130) from None
+    if options.batch < 1:
+        raise ArgumentError(f"--batch is at least 1, got {options.batch}")
+    rows = None if options.inputs is None else _read(options.inputs)
+    if options.out is not None:
+        writable(options.out.parent)
+    credentials = Credentials.read(options.cert, options.key, options.ca, options.identity)
+    folder, known = options.store or _own_folder(credentials.name), Pins(options.pins, options.require_pin)
+    kept = _own_store(folder, needed=options.prepare > 0)
+    patience = _positive(options.patience)
+    with connect(options.server, credentials, pins=known, store=kept, silence=patience) as connection:
+        model, figures = connection.model(options.name, network=options.network), {}
+        if options.prepare:
+            _prepare(model, options.prepare, options.batch)
+            figures["prepared_rows"] = options.prepare
+        if rows is not None:
+            figures |= _ask(model, rows, options)
+        model.close()
+    if options.json:
+        print_json(figures)
 
 
 def _prepare(model: RemoteModel, rows: int, batch: int) -> None:
@@ -181,7 +204,7 @@ def _prepare(model: RemoteModel, rows: int, batch: int) -> None:
     rest = (rows % batch, *model.row)
     if rows % batch and not model.prepared_calls(rest):
         shapes.append(rest)
-    with _bar() as progress:
+    with bars(console) as progress:
         task = progress.add_task("preparing", total=rows, completed=rows - sum(s[0] for s in shapes))
         for shape in shapes:
             model.prepare(shape)
@@ -189,86 +212,52 @@ def _prepare(model: RemoteModel, rows: int, batch: int) -> None:
     console.print(f"{rows} rows are prepared, in calls of {batch}")
 
 
-def _ask(model: RemoteModel, rows: torch.Tensor, batch: int, out: Path | None, as_json: bool) -> None:
-    results, start = [], time.perf_counter()
+def _ask(model: RemoteModel, rows: torch.Tensor, options: argparse.Namespace) -> dict:
+    """Ask about all rows, and show the predictions or write them; returns figures."""
+    results, start, batch = [], time.perf_counter(), options.batch
     ahead = model.prepared_calls((batch, *model.row)) if len(rows) >= batch else 0
-    with Profile() as profile, _bar() as progress:
+    with Profile() as profile, bars(console) as progress:
         task = progress.add_task("asking", total=len(rows))
         for piece in rows.split(batch):
             results.append(model(piece))
             progress.advance(task, len(piece))
-    seconds = time.perf_counter() - start
+    figures = {"rows": len(rows), **profile.as_dict(), "seconds": time.perf_counter() - start, "prepared_calls": ahead}
     predictions = torch.cat(results)
-    if out is not None:
-        np.save(out, predictions.numpy())
-    if as_json:
-        print(json.dumps({"rows": len(rows), **profile.as_dict(), "seconds": seconds, "prepared_calls": ahead}))
-        return
+    if options.out is not None:
+        np.save(options.out, predictions.numpy())
+    else:
+        figures["predictions"] = predictions.tolist()
+    if options.json:
+        return figures
     console.print(
-        f"{len(rows)} rows in {seconds:.2f} s, {profile.bytes / len(rows) / 1e6:.3f} MB a row, {profile.rounds} rounds"
-        + (f"; written to {out}" if out else "")
+        f"{len(rows)} rows in {figures['seconds']:.2f} s, {profile.bytes / len(rows) / 1e6:.3f} MB a row, "
+        f"{profile.rounds} rounds" + (f"; written to {options.out}" if options.out else "")
     )
-    if out is None:
+    if options.out is None:
         print(np.array2string(predictions.numpy(), precision=4, threshold=200))
+    return figures
 
 
-def models(cert: Cert, key: Key, ca: Authority, server: Address = "localhost:7100", identity: Identity = None) -> None:
-    """List the models that can be asked."""
-    with connect(server, Credentials.read(cert, key, ca, identity)) as connection:
-        for name in connection.models():
-            print(name)
+def models(arguments: Sequence[str] | None = None) -> int:
+    """`sectorch models`."""
+    p = Parser(
+        "models",
+        "List the models that can be asked.",
+        ["sectorch models --server cloud.example:7100 --cert alice.pem --key alice-key.pem --ca ca.pem"],
+    )
+    _client(p)
+    p.takes_json("the names")
+    return ended(p, arguments, _models)
 
 
-@keys.command("init")
-def keys_init(folder: Annotated[Path, typer.Argument(help="where the CA is made")]) -> None:
-    """Make a CA. Example: sectorch keys init pki"""
-    console.print(f"CA certificate: {make_authority(folder)}")
-
-
-@keys.command("issue")
-def keys_issue(
-    folder: Annotated[Path, typer.Argument(help="the CA's folder")],
-    name: Annotated[str, typer.Argument(help="the party's name")],
-    host: Annotated[list[str] | None, typer.Option(help="for a server: its host names or addresses")] = None,
-    days: Annotated[float, typer.Option(help="how long it is valid")] = 90,
-) -> None:
-    """Issue a certificate, and a client's identity key. Examples: sectorch keys issue pki alice;
-    sectorch keys issue pki server --host localhost"""
-    credentials = issue(folder, name, server=bool(host), hosts=tuple(host or ()), days=days)
-    console.print(f"{folder / name}.pem and {folder / name}-key.pem")
-    if credentials.identity is not None:
-        console.print(f"{folder / name}-identity.pem: {fingerprint_of(credentials.identity)}", highlight=False)
-
-
-@keys.command("identity")
-def keys_identity(path: Annotated[Path, typer.Argument(help="the file to make")]) -> None:
-    """Make an identity key, for certificates of another CA. Example: sectorch keys identity alice-identity.pem"""
-    if path.exists():
-        raise ArgumentError(f"{path} is there already; an identity is made once")
-    write_secret(path, new_identity())
-    console.print(f"{path}: {fingerprint_of(path.read_bytes())}", highlight=False)
-
-
-@keys.command("show")
-def keys_show(path: Annotated[Path, typer.Argument(help="an identity file")]) -> None:
-    """Print the fingerprint of an identity key, to tell the other party. Example: sectorch keys show a-identity.pem"""
-    try:
-        pem = path.read_bytes()
-    except OSError as error:
-        raise ArgumentError(f"cannot read {path}: {error.strerror}") from None
-    print(fingerprint_of(pem))
-
-
-@keys.command("pin")
-def keys_pin(
-    name: Annotated[str, typer.Argument(help="the other party's name")],
-    fingerprint: Annotated[str, typer.Argument(help="the fingerprint that it told you")],
-    pins: PinFile = None,
-) -> None:
-    """Know another party by this identity key from now on. Example: sectorch keys pin hospital-b SHA256:..."""
-    known = Pins(pins)
-    known.pin(name, fingerprint)
-    console.print(f"{known.path} knows '{name}' by {fingerprint}", highlight=False)
+def _models(options: argparse.Namespace, _: Console) -> None:
+    credentials = Credentials.read(options.cert, options.key, options.ca, options.identity)
+    with connect(options.server, credentials) as connection:
+        names = connection.models()
+    if options.json:
+        print_json(list(names))
+    else:
+        print("\n".join(names))
 
 
 def _read(path: Path) -> torch.Tensor:
@@ -297,15 +286,16 @@ def _own_store(folder: Path, needed: bool) -> Store:
         return Store()
 
 
+def _positive(seconds: float) -> float:
+    if not seconds > 0:
+        raise ArgumentError(f"--patience is above 0 seconds, got {seconds}")
+    return seconds
+
+
 def _bytes(gigabytes: float) -> int:
     if not gigabytes > 0:
         raise ArgumentError(f"--store-budget is above 0 GB, got {gigabytes}")
     return int(gigabytes * 1e9)
-
-
-def _bar() -> Progress:
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    return Progress(*columns, console=console, transient=True)
 
 
 def _few_arenas() -> None:

@@ -16,6 +16,7 @@ could compute it, since nobody sees the votes.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,7 +33,7 @@ Votes = Sequence[int] | np.ndarray | torch.Tensor
 
 
 @dataclass(frozen=True)
-class NoisyMax:
+class NoisyMax(ABC):
     """The class with the most votes after noise is added to each count; the first of several.
 
     Args:
@@ -52,18 +53,18 @@ class NoisyMax:
         _ = self.noise
 
     @property
+    @abstractmethod
     def noise(self) -> Noise:
         """The distribution that the privacy guardian draws from."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def curve(self) -> np.ndarray:
         """RDP of one query over `ORDERS`, for any votes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def curve_of(self, votes: Votes) -> np.ndarray:
         """RDP of one query for these votes. Not private itself; never above `curve`."""
-        raise NotImplementedError
 
     def log_error(self, votes: Votes) -> float:
         """ln of an upper bound of Pr[another class than the one with the most votes is returned].

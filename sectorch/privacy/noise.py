@@ -12,6 +12,7 @@ Probabilities are in floating point, as logarithms: they enter the bookkeeping a
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -27,7 +28,7 @@ _WIDTH = 48
 
 
 @dataclass(frozen=True)
-class Noise:
+class Noise(ABC):
     """Whole numbers with mean zero, independent of each other. `scale` is sigma, or the b of a Laplace distribution.
 
     Raises:
@@ -45,16 +46,17 @@ class Noise:
         count = math.prod(shape)
         return torch.tensor(self._measurement()([0] * count) if count else [], dtype=torch.int64).view(shape)
 
+    @abstractmethod
     def _measurement(self):
-        raise NotImplementedError
+        """What draws: OpenDP's measurement, to be applied to zeros."""
 
+    @abstractmethod
     def log_pmf(self, x: np.ndarray) -> np.ndarray:
         """ln Pr[noise = x]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log_pmf_difference(self, d: np.ndarray) -> np.ndarray:
         """ln Pr[z - z' = d] of two independent draws, d >= 0."""
-        raise NotImplementedError
 
     @property
     def span(self) -> int:

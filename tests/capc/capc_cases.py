@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -36,12 +34,14 @@ def votes_of(found: list[nn.Module], images: torch.Tensor) -> torch.Tensor:
     return sum(F.one_hot(model(images).argmax(1), CLASSES) for model in found)
 
 
-@dataclass(frozen=True)
-class KnownNoise(Noise):
+class KnownNoise:
     """Noise that is drawn as it should be and written down for the test."""
 
-    kept: list = None
-    inner: Noise = None
+    def __init__(self, inner: Noise, kept: list):
+        self.inner, self.kept = inner, kept
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
 
     def sample(self, *shape):
         self.kept.append(self.inner.sample(*shape))
@@ -55,7 +55,7 @@ class Known(GNMax):
     def noise(self):
         if "drawn" not in self.__dict__:
             self.__dict__["drawn"] = []
-        return KnownNoise(self.scale, self.drawn, GNMax(self.scale).noise)
+        return KnownNoise(GNMax(self.scale).noise, self.drawn)
 
 
 class Lost(Observer):

@@ -1,8 +1,4 @@
-"""`sectorch capc`: a run from the command line.
-
-sectorch capc --data digits --parties 50 --epsilon 10 --delta 1e-5 --noise gaussian --inference mpc
-sectorch capc --data digits --parties 20 50 100 --inference simulated --out runs/parties
-"""
+"""`sectorch capc`: a run from the command line, with a live bar, tables, results.json, CSV files and plots."""
 
 from __future__ import annotations
 
@@ -13,13 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ...command import GOES_ON, Parser, bars, ended, plotting, print_json, watched, writable
 from ...data.partition import PARTITIONS
 from ...data.selection import SELECTIONS
 from ...privacy import MECHANISMS
-from ..command import ended, plotting
 from ..privhfl.statement import table as received_table
 from . import experiment, plots
 from .algorithm import CaPC
@@ -28,37 +22,40 @@ from .settings import ARGMAX, INFERENCE, Settings
 from .watch import Watch
 
 
-def parser() -> argparse.ArgumentParser:
-    """The options; `sectorch capc` takes the same."""
-    p = argparse.ArgumentParser(
-        prog="sectorch capc",
-        description="Confidential and private collaborative learning (CaPC), all parties in this process: a simulation "
-        "of the real protocols. A run that was stopped goes on when started again.",
+def parser() -> Parser:
+    """The options of `sectorch capc`."""
+    p = Parser(
+        "capc",
+        "Confidential and private collaborative learning (CaPC), all parties in this process: a simulation of\n"
+        "the real protocols. A run that was stopped goes on when started again.",
+        (
+            "sectorch capc --data digits --parties 50 --epsilon 10 --delta 1e-5 --noise gaussian --inference mpc",
+            "sectorch capc --parties 20 50 100 --inference simulated --out runs/parties      gain per party count",
+            "sectorch capc --parties 60 --models-each 3 --skewed --selection entropy         virtual parties",
+        ),
     )
-    p.add_argument("--data", default="digits", choices=experiment.names())
+    p.add_argument("--data", default="digits", choices=experiment.names(), help="data set (default digits)")
     p.add_argument("--data-root", type=Path, help="where data sets lie; else $SECTORCH_DATA, else ~/.cache/sectorch")
     p.add_argument("--parties", type=int, nargs="+", help="several make a sweep (default: the paper's; digits 50)")
     p.add_argument("--querying", type=int, default=3, help="parties that ask, one after another (paper: 3)")
     p.add_argument("--pool", type=int, help="unlabelled images of each querying party (digits: 75)")
     p.add_argument("--queries", type=int, help="of each querying party (default: the whole pool)")
     p.add_argument("--epsilon", type=float, default=10.0, help="budget of each querying party")
-    p.add_argument("--delta", type=float, default=1e-5)
-    p.add_argument("--noise", default="gaussian", choices=list(MECHANISMS))
+    p.add_argument("--delta", type=float, default=1e-5, help="of epsilon, delta")
+    p.add_argument("--noise", default="gaussian", choices=list(MECHANISMS), help="law of the noise")
     p.add_argument("--scale", type=float, help="sigma, or b; by default the least that the budget allows")
     p.add_argument("--colluding", "-C", type=int, default=1, help="organisations that collude with a querying party")
     p.add_argument("--inference", default="mpc", choices=list(INFERENCE), help="step 1a; see docs/capc.md")
     p.add_argument("--argmax", default="yao", choices=list(ARGMAX), help="steps 1c and 3")
     p.add_argument("--architectures", nargs="+", metavar="NAME", help=f"in turn; of {', '.join(experiment.MODELS)}")
     p.add_argument("--skewed", action="store_true", help="weak classes: few samples of two (CIFAR10: three) classes")
-    p.add_argument("--partition", default="iid", choices=list(PARTITIONS))
+    p.add_argument("--partition", default="iid", choices=list(PARTITIONS), help="who has which classes")
     p.add_argument("--models-each", type=int, default=1, help="models of each organisation (virtual parties)")
-    p.add_argument("--selection", default="random", choices=list(SELECTIONS))
+    p.add_argument("--selection", default="random", choices=list(SELECTIONS), help="which of the pool are asked about")
     p.add_argument("--chunk", type=int, default=25, help="queries that are charged and asked at once")
-    p.add_argument("--frac-bits", type=int, default=20)
-    p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--out", type=Path, default=Path("runs/capc"), help="results and checkpoints")
-    p.add_argument("--json", action="store_true", help="print results.json and nothing else")
-    p.add_argument("--no-plots", action="store_true")
+    p.add_argument("--frac-bits", type=int, default=20, help="fraction bits of the shares")
+    p.add_argument("--seed", type=int, default=0, help="of everything but keys, shares and noise")
+    p.writes_results("runs/capc")
     return p
 
 
@@ -67,9 +64,7 @@ class Screen(Watch):
 
     def __init__(self):
         self.records: dict[str, Record] = {}
-        self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        )
+        self.progress = bars()
         self.part = self.progress.add_task("", total=None)
 
     def __rich__(self) -> Group:
@@ -90,18 +85,20 @@ class Screen(Watch):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, and return the exit status: 0, 1 for an error in data or settings, 130 when stopped by Ctrl-C."""
-    return ended(parser().parse_args(arguments), _run)
+    """Run, and return the exit status: see `sectorch.command`."""
+    return ended(parser(), arguments, _run, GOES_ON)
 
 
-def _run(options: argparse.Namespace, console: Console) -> int:
+def _run(options: argparse.Namespace, console: Console) -> None:
+    writable(options.out)
     with_plots = plotting(options, console)
     counts = options.parties or [None]
     gains: dict[float, list[float]] = {}
     for count in counts:
         out = options.out if len(counts) == 1 else options.out / f"parties-{count}"
         run = _prepare(options, count, out)
-        result = _watched(run, console)
+        screen = Screen()
+        result = watched(lambda: run.run(screen), screen, console)
         result.write(out)
         files = [f.name for f in plots.plot(result, out)] if with_plots else []
         gains[len(run.parties)] = [100 * record.gain for record in result.records.values()]
@@ -112,8 +109,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         if with_plots:
             plots.curve(options.out / "gain_per_parties.png", "parties", "gain, points", {"accuracy": gains})
     if options.json:
-        sys.stdout.write(json.dumps(result.as_dict(), indent=2) + "\n")
-    return 0
+        print_json(result.as_dict())
 
 
 def _prepare(options: argparse.Namespace, parties: int | None, out: Path) -> CaPC:
@@ -145,14 +141,6 @@ def _prepare(options: argparse.Namespace, parties: int | None, out: Path) -> CaP
         seed=options.seed,
     )
     return CaPC(made.parties, made.test, made.classes, settings, out=out, truth=made.truth)
-
-
-def _watched(run: CaPC, console: Console) -> Result:
-    screen = Screen()
-    if not console.is_terminal:
-        return run.run(screen)
-    with Live(screen, console=console, transient=True, refresh_per_second=4):
-        return run.run(screen)
 
 
 def _show(result: Result, console: Console, out: Path, files: Sequence[str]) -> None:

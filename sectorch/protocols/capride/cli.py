@@ -1,65 +1,63 @@
-"""`sectorch capride`: a run from the command line.
-
-python -m sectorch.protocols.capride.cli --data digits --parties 3 --split no-overlap --rounds 20 --update head
-python -m sectorch.protocols.capride.cli --simulate --compare local fedavg fedavg-dp dml l2
-"""
+"""`sectorch capride`: a run from the command line, with live bars, tables, results.json, a CSV and plots."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..command import ended, plotting
+from ...command import GOES_ON, Parser, bars, ended, plotting, print_json, watched, writable
 from . import plots
 from .algorithm import CaPriDe
 from .data import DATASETS, SPLITS
 from .federation import LARGE, SMALL, federation
-from .report import Result, comparison
+from .report import comparison
 from .settings import METHODS, UPDATES, Settings
 from .watch import Watch
 
 DEFAULT = Settings()
 
 
-def parser() -> argparse.ArgumentParser:
-    """The options; `sectorch capride` takes the same."""
-    p = argparse.ArgumentParser(
-        prog="sectorch capride",
-        description="Decentralised learning on encrypted data (CaPriDe), all parties in this process. A run that was "
+def parser() -> Parser:
+    """The options of `sectorch capride`."""
+    p = Parser(
+        "capride",
+        "Decentralised learning on encrypted data (CaPriDe), all parties in this process. A run that was\n"
         "stopped goes on when started again.",
+        (
+            "sectorch capride --data digits --parties 3 --split no-overlap --rounds 20 --update head",
+            "sectorch capride --simulate --compare local fedavg fedavg-dp dml l2        in the clear, with baselines",
+            "sectorch capride --large resnet8 --update forward                          two models a party",
+        ),
     )
-    p.add_argument("--data", default="digits", choices=DATASETS)
+    p.add_argument("--data", default="digits", choices=DATASETS, help="data set")
     p.add_argument("--data-root", type=Path, help="where data sets lie; else $SECTORCH_DATA, else ~/.cache/sectorch")
-    p.add_argument("--parties", type=int, default=2)
-    p.add_argument("--split", default="homogeneous", choices=SPLITS)
+    p.add_argument("--parties", type=int, default=2, help="how many, at least two")
+    p.add_argument("--split", default="homogeneous", choices=SPLITS, help="who has which classes")
     p.add_argument("--alpha", type=float, default=0.5, help="of the heterogeneous split's Dirichlet law")
     p.add_argument("--samples", type=int, help="of each party (default: all, divided)")
     p.add_argument("--network", choices=list(SMALL), help="the FHE-friendly one (default: by data set)")
-    p.add_argument("--activation", default="gelu", choices=("gelu", "square"))
+    p.add_argument("--activation", default="gelu", choices=("gelu", "square"), help="in place of ReLU under encryption")
     p.add_argument(
         "--large", choices=list(LARGE), help="a large second model of each party, distilled with the small one"
     )
-    p.add_argument("--method", default="capride", choices=METHODS)
+    p.add_argument("--method", default="capride", choices=METHODS, help="this protocol or a baseline")
     p.add_argument("--compare", nargs="+", default=[], choices=METHODS, help="baselines to run beside it, same parties")
     p.add_argument(
         "--update", default=DEFAULT.update, choices=UPDATES, help="scalar is the paper's letter: no gradient"
     )
-    p.add_argument("--rounds", type=int, default=DEFAULT.rounds)
+    p.add_argument("--rounds", type=int, default=DEFAULT.rounds, help="of asking and training")
     p.add_argument("--warmup", type=int, default=DEFAULT.warmup, help="epochs of local training before (paper: 25)")
     p.add_argument("--epochs", type=int, default=DEFAULT.epochs, help="of local training in a round")
-    p.add_argument("--batch", type=int, default=DEFAULT.batch)
-    p.add_argument("--rate", type=float, default=DEFAULT.rate)
+    p.add_argument("--batch", type=int, default=DEFAULT.batch, help="of local training")
+    p.add_argument("--rate", type=float, default=DEFAULT.rate, help="learning rate")
     p.add_argument("--smoothing", type=float, default=DEFAULT.smoothing, help="of labels in local training")
-    p.add_argument("--temperature", "-T", type=float, default=DEFAULT.temperature)
+    p.add_argument("--temperature", "-T", type=float, default=DEFAULT.temperature, help="T, of both distributions")
     p.add_argument(
         "--weight",
         type=float,
@@ -77,30 +75,27 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--logit-change", type=float, default=DEFAULT.logit_change, help="that (epsilon, delta) is stated for"
     )
-    p.add_argument("--delta", type=float, default=DEFAULT.delta)
+    p.add_argument("--delta", type=float, default=DEFAULT.delta, help="of epsilon, delta")
     p.add_argument("--model-sigma", type=float, default=DEFAULT.model_sigma, help="of fedavg-dp (paper: 0.01)")
     p.add_argument("--simulate", action="store_true", help="the same updates in the clear, quickly; protects nothing")
     p.add_argument("--levels", type=int, help="of the CKKS chain (default: what the models take)")
-    p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--out", type=Path, default=Path("runs/capride"), help="results and checkpoints")
-    p.add_argument("--json", action="store_true", help="print results.json and nothing else")
-    p.add_argument("--no-plots", action="store_true")
+    p.add_argument("--seed", type=int, default=0, help="of everything but keys and noise")
+    p.writes_results("runs/capride")
     return p
 
 
 class Screen(Watch):
     """Live bars with the encrypted part's own estimate, and the accuracies so far."""
 
-    def __init__(self, label: str, how: Settings, parties: int):
-        self.label, self.accuracies, self.rounds = label, [], how.rounds
+    def __init__(self, how: Settings, parties: int):
+        self.label = f"{how.method} ({how.update})" if how.asks else how.method
+        self.accuracies, self.rounds = [], how.rounds
         peers = min(how.peers or parties - 1, parties - 1)
         self.each = parties * peers if how.asks and how.encrypted else 0
         self.asks = how.rounds * self.each
         self.estimate = ""
-        self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        )
-        self.whole = self.progress.add_task(f"{label}: rounds", total=how.rounds)
+        self.progress = bars()
+        self.whole = self.progress.add_task(f"{self.label}: rounds", total=how.rounds)
         self.encryption = self.progress.add_task("encrypted answers", total=self.asks, visible=bool(self.asks))
         self.part = self.progress.add_task("", total=None)
 
@@ -130,11 +125,12 @@ class Screen(Watch):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, and return the exit status: 0, 1 for an error in data or settings, 130 when stopped by Ctrl-C."""
-    return ended(parser().parse_args(arguments), _run)
+    """Run, and return the exit status: see `sectorch.command`."""
+    return ended(parser(), arguments, _run, GOES_ON)
 
 
-def _run(options: argparse.Namespace, console: Console) -> int:
+def _run(options: argparse.Namespace, console: Console) -> None:
+    writable(options.out)
     with_plots = plotting(options, console)
     parties, test, classes = federation(
         options.data, options.parties, options.split, samples=options.samples, network=options.network,
@@ -157,14 +153,15 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         console.print(f"{runs[-1].parameters}", markup=False, highlight=False)
     results = []
     for run in runs:
-        results.append(_watched(run, console))
+        screen = Screen(run.settings, len(run.parties))
+        results.append(watched(lambda: run.run(screen), screen, console))
         results[-1].write(run.store.folder)
     last = results[-1]
     last.write(options.out)
     files = plots.plot(results, options.out) if with_plots else []
     if options.json:
-        sys.stdout.write(json.dumps(last.as_dict(), indent=2) + "\n")
-        return 0
+        print_json(last.as_dict())
+        return
     console.print(last.table())
     console.print(last.class_table())
     if len(results) > 1:
@@ -174,7 +171,6 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     if last.seconds and last.protected:
         console.print("seconds: " + ", ".join(f"{name} {value:.1f}" for name, value in last.seconds.items()))
     console.print(f"written: {options.out}: results.json, accuracy.csv{''.join(f', {f.name}' for f in files)}")
-    return 0
 
 
 def _settings(options: argparse.Namespace) -> Settings:
@@ -184,15 +180,6 @@ def _settings(options: argparse.Namespace) -> Settings:
         "model_sigma", "levels", "seed",
     )  # fmt: skip
     return Settings(encrypted=not options.simulate, **{name: getattr(options, name) for name in same})
-
-
-def _watched(run: CaPriDe, console: Console) -> Result:
-    how = run.settings
-    screen = Screen(f"{how.method} ({how.update})" if how.asks else how.method, how, len(run.parties))
-    if not console.is_terminal:
-        return run.run(screen)
-    with Live(screen, console=console, transient=True, refresh_per_second=4):
-        return run.run(screen)
 
 
 if __name__ == "__main__":

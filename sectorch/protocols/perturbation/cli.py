@@ -1,21 +1,19 @@
-"""The command: train with FedAvg and with perturbed models from the same seed, and show both.
-
-python -m sectorch.protocols.perturbation.cli --data digits --clients 5 --rounds 100
-"""
+"""`sectorch perturbed-fl`: train with FedAvg and with perturbed models from the same seed, and show both."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from torch import nn
 
+from ...command import Parser, bars, ended, plotting, print_json, require, watched, writable
 from .data import NAMES, Data, load
 from .errors import PerturbationError
 from .federated import History, Settings, train
@@ -45,56 +43,71 @@ def build(name: str, data: Data, dtype: torch.dtype, seed: int) -> nn.Module:
     return ResNet(int(name[6:]), data.outputs, channels).to(dtype)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    out = argparse.ArgumentParser(prog="sectorch perturbed-fl", description=__doc__.splitlines()[0])
-    out.add_argument("--data", choices=NAMES, default="digits")
-    out.add_argument("--root", help="folder of cifar100, or of train/ and test/ image folders")
-    out.add_argument("--model", choices=MODELS, help="cnn for images, mlp3 for tables, by default")
-    out.add_argument("--loss", choices=("cross_entropy", "mse"), help="cross_entropy for classes by default")
-    out.add_argument("--clients", type=int, default=5)
-    out.add_argument("--rounds", type=int, default=100)
-    out.add_argument("--batch-size", type=int, default=32)
-    out.add_argument("--local-batches", type=int, default=1)
-    out.add_argument("--partitions", type=int, default=1, help="m, 1 to the number of outputs")
-    out.add_argument("--exchange", choices=("shift", "paper"), help="for cross-entropy")
-    out.add_argument("--learning-rate", type=float, default=0.05)
-    out.add_argument("--momentum", type=float, default=0.9)
-    out.add_argument("--weight-decay", type=float, default=0.0)
-    out.add_argument("--float32", action="store_true", help="float64 otherwise")
-    out.add_argument("--no-masks", action="store_true", help="the server then sees each client's gradient")
-    out.add_argument("--no-baseline", action="store_true", help="leave FedAvg out")
-    out.add_argument("--threads", type=int, default=1, help="torch threads; more than one rarely helps nets this small")
-    out.add_argument("--seed", type=int, default=0)
-    out.add_argument("--out", type=Path, default=None, help="folder for results.json and curve.png")
-    return out
+def parser() -> Parser:
+    """The options of `sectorch perturbed-fl`."""
+    p = Parser(
+        "perturbed-fl",
+        "Federated learning on perturbed models, all parties in this process: FedAvg and noised models from the\n"
+        "same seed, side by side. docs/perturbation.md says what the noise hides and what it does not.",
+        (
+            "sectorch perturbed-fl --data digits --clients 5 --rounds 20",
+            "sectorch perturbed-fl --data diabetes --loss mse --rounds 200 --out runs/diabetes",
+            "sectorch perturbed-fl --exchange paper --partitions 2 --rounds 10 --no-baseline",
+        ),
+    )
+    p.add_argument("--data", choices=NAMES, default="digits", help="data set")
+    p.add_argument("--data-root", help="folder of cifar100, or of train/ and test/ image folders")
+    p.add_argument("--model", choices=MODELS, help="cnn for images, mlp3 for tables, by default")
+    p.add_argument("--loss", choices=("cross_entropy", "mse"), help="cross_entropy for classes by default")
+    p.add_argument("--clients", type=int, default=5, help="how many")
+    p.add_argument("--rounds", type=int, default=100, help="of training, one server step each")
+    p.add_argument("--batch-size", type=int, default=32, help="of a client")
+    p.add_argument("--local-batches", type=int, default=1, help="averaged before an update is sent")
+    p.add_argument("--partitions", type=int, default=1, help="m, 1 to the number of outputs")
+    p.add_argument("--exchange", choices=("shift", "paper"), help="for cross-entropy")
+    p.add_argument("--learning-rate", type=float, default=0.05, help="of the server's step")
+    p.add_argument("--momentum", type=float, default=0.9, help="of the server's step")
+    p.add_argument("--weight-decay", type=float, default=0.0, help="of the server's step")
+    p.add_argument("--float32", action="store_true", help="float64 otherwise")
+    p.add_argument("--no-masks", action="store_true", help="the server then sees each client's gradient")
+    p.add_argument("--no-baseline", action="store_true", help="leave FedAvg out")
+    p.add_argument("--threads", type=int, default=1, help="torch threads; more than one rarely helps nets this small")
+    p.add_argument("--seed", type=int, default=0, help="of weights, batches and noise")
+    p.writes_results("runs/perturbed-fl")
+    return p
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Returns 0, 2 with the reason for arguments that do not fit, or 130 where it was interrupted."""
-    options = parser().parse_args(argv)
-    console = Console()
-    torch.set_num_threads(max(1, options.threads))
-    try:
-        runs, settings = _run(options, console)
-    except PerturbationError as error:
-        console.print(f"[red]{type(error).__name__}[/red]: {error}")
-        return 2
-    except KeyboardInterrupt:
-        console.print("stopped; nothing was written")
-        return 130
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, and return the exit status: see `sectorch.command`."""
+    return ended(parser(), arguments, _run, "stopped; nothing was written")
+
+
+def _run(options: argparse.Namespace, console: Console) -> None:
+    writable(options.out)
+    with_plots = plotting(options, console)
+    if options.threads < 1:
+        raise PerturbationError(f"--threads is at least 1, got {options.threads}")
+    torch.set_num_threads(options.threads)
+    runs, settings = _trained(options, console)
+    shown = {k: {n: v for n, v in vars(run).items() if n != "model"} for k, run in runs.items()}
+    results = {"settings": vars(settings), "runs": shown}
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    if with_plots:
+        _plot(options.out / "curve.png", runs)
+    if options.json:
+        print_json(results)
+        return
     console.print(_table(options, runs))
     if not options.no_baseline:
         gap = max(abs(a - b) for a, b in zip(runs["FedAvg"].losses, runs["perturbed"].losses, strict=True))
         console.print(f"largest difference of the two loss curves: {gap:.2e}")
-    if options.out is not None:
-        _write(options.out, runs, settings, console)
-    return 0
+    console.print(f"written: {options.out}: results.json{', curve.png' if with_plots else ''}", soft_wrap=True)
 
 
-def _run(options: argparse.Namespace, console: Console) -> tuple[dict[str, History], Settings]:
+def _trained(options: argparse.Namespace, console: Console) -> tuple[dict[str, History], Settings]:
     dtype = torch.float32 if options.float32 else torch.float64
-    data = load(options.data, options.root, dtype)
+    data = load(options.data, options.data_root, dtype)
     loss = options.loss or ("mse" if data.regression else "cross_entropy")
     if data.regression and loss != "mse":
         raise PerturbationError(f"{data.name} is a regression; use --loss mse")
@@ -104,15 +117,13 @@ def _run(options: argparse.Namespace, console: Console) -> tuple[dict[str, Histo
         options.momentum, options.weight_decay, loss, options.partitions, options.exchange, not options.no_masks,
         options.seed,
     )  # fmt: skip
-    methods = ["perturbed"] if options.no_baseline else ["FedAvg", "perturbed"]
-    runs = {}
-    with Progress(console=console, transient=True) as progress:
-        for method in methods:
-            task = progress.add_task(method, total=settings.rounds)
-            torch.manual_seed(settings.seed)
-            runs[method] = train(
-                data, model, settings, method == "perturbed", lambda _, task=task: progress.advance(task)
-            )
+    progress, runs = bars(), {}
+    for method in ["perturbed"] if options.no_baseline else ["FedAvg", "perturbed"]:
+        task = progress.add_task(method, total=settings.rounds)
+        torch.manual_seed(settings.seed)
+        step = lambda _, task=task: progress.advance(task)
+        work = lambda: train(data, model, settings, method == "perturbed", step)
+        runs[method] = watched(work, progress, console)
     return runs, settings
 
 
@@ -130,25 +141,17 @@ def _table(options: argparse.Namespace, runs: dict[str, History]) -> Table:
     return table
 
 
-def _write(folder: Path, runs: dict[str, History], settings: Settings, console: Console) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    shown = {k: {n: v for n, v in vars(run).items() if n != "model"} for k, run in runs.items()}
-    (folder / "results.json").write_text(json.dumps({"settings": vars(settings), "runs": shown}, indent=1))
-    console.print(f"wrote {folder / 'results.json'}")
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        console.print("no plot: matplotlib is not installed", style="dim")
-        return
-    figure, axes = pyplot.subplots()
+def _plot(path: Path, runs: dict[str, History]) -> None:
+    figure_of, canvas = require()
+    figure = figure_of()
+    canvas(figure)
+    axes = figure.add_subplot()
     for name, run in runs.items():
         axes.plot(run.losses, label=name, linestyle="--" if name == "perturbed" else "-")
     axes.set(xlabel="round", ylabel="training loss")
     axes.legend()
-    figure.savefig(folder / "curve.png", dpi=120)
-    pyplot.close(figure)
-    console.print(f"wrote {folder / 'curve.png'}")
+    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -8,52 +8,39 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ...command import GOES_ON, Parser, bars, ended, plotting, print_json, watched, writable
 from ...data.datasets import DATASETS
 from ...data.expansion import EXPANSIONS
 from ...data.partition import PARTITIONS
 from ...data.selection import SELECTIONS
-from ..command import ended, plotting
 from . import plots
 from .algorithm import PrivHFL
 from .architectures import ARCHITECTURES
 from .errors import PrivHFLError
 from .federation import federation
-from .report import Result, accuracy_table, add_client
+from .report import accuracy_table, add_client
 from .settings import Client, Settings
 from .statement import table as received_table
 from .training import PRESETS
 from .watch import Watch
 
-EXAMPLES = """examples:
-  sectorch privhfl --data digits --clients 10 --queries 500
-  sectorch privhfl --queries 100 250 500 --out runs/sweep          accuracy per query count, and its plot
-  sectorch privhfl --control --out runs/control                    as long on the private data alone
-  sectorch privhfl --partition dirichlet --alpha 0.5 --selection icd --pool 2000 -C 0.6 --iterations 2
-  sectorch privhfl --data cifar10 --data-root ~/data --clients 50 --queries 10000
-"""
 
-
-class Parser(argparse.ArgumentParser):
-    """Errors in one line, without the usage above them."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; {self.prog} --help lists the options\n")
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The options of `sectorch privhfl`."""
     p = Parser(
-        prog="sectorch privhfl",
-        description="Heterogeneous federated learning without an auxiliary data set (PrivHFL), all parties in this\n"
+        "privhfl",
+        "Heterogeneous federated learning without an auxiliary data set (PrivHFL), all parties in this\n"
         "process: a simulation, which protects nothing. A run that was stopped goes on when started again.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        (
+            "sectorch privhfl --data digits --clients 10 --queries 500",
+            "sectorch privhfl --queries 100 250 500 --out runs/sweep          accuracy per query count, and its plot",
+            "sectorch privhfl --control --out runs/control                    as long on the private data alone",
+            "sectorch privhfl --partition dirichlet --alpha 0.5 --selection icd --pool 2000 -C 0.6 --iterations 2",
+            "sectorch privhfl --data cifar10 --data-root ~/data --clients 50 --queries 10000",
+        ),
     )
     p.add_argument("--data", default="digits", choices=list(DATASETS), help="data set (default digits)")
     p.add_argument("--data-root", type=Path, help="where data sets lie; else $SECTORCH_DATA, else ~/.cache/sectorch")
@@ -82,9 +69,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--frac-bits", type=int, default=24, help="fraction bits of the shares (default 24; the paper 20)")
     p.add_argument("--chunk", type=int, help="queries that cross a session at once (default: by memory)")
     p.add_argument("--seed", type=int, default=0, help="of everything but the shares (default 0)")
-    p.add_argument("--out", type=Path, default=Path("runs/privhfl"), help="results, plots, checkpoints (%(default)s)")
-    p.add_argument("--json", action="store_true", help="print results.json and nothing else")
-    p.add_argument("--no-plots", action="store_true", help="draw nothing; plots need matplotlib")
+    p.writes_results("runs/privhfl")
     return p
 
 
@@ -94,9 +79,7 @@ class Screen(Watch):
     def __init__(self, clients: Sequence[Client], iterations: int):
         self.clients, self.iterations = clients, iterations
         self.records: dict[str, list[dict]] = {}
-        self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        )
+        self.progress = bars()
         self.whole = self.progress.add_task("clients and rounds", total=len(clients) * (1 + iterations))
         self.part = self.progress.add_task("", total=None)
 
@@ -117,11 +100,12 @@ class Screen(Watch):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, and return the exit status: 0, 1 for an error in data or settings, 130 when stopped by Ctrl-C."""
-    return ended(parser().parse_args(arguments), _run)
+    """Run, and return the exit status: see `sectorch.command`."""
+    return ended(parser(), arguments, _run, GOES_ON)
 
 
-def _run(options: argparse.Namespace, console: Console) -> int:
+def _run(options: argparse.Namespace, console: Console) -> None:
+    writable(options.out)
     with_plots = plotting(options, console)
     clients, test, classes = federation(
         options.data,
@@ -150,7 +134,8 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     ]
     results = []
     for run in runs:
-        results.append(_watched(run, console, options))
+        screen = Screen(run.clients, run.settings.iterations)
+        results.append(watched(lambda: run.run(screen), screen, console))
         results[-1].write(run.store.folder)
     last = results[-1]
     if len(results) > 1:
@@ -158,8 +143,8 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         (options.out / "queries.json").write_text(json.dumps({"alone": last.mean(0), **summary}, indent=2) + "\n")
     files = plots.plot(results, options.out) if with_plots else []
     if options.json:
-        sys.stdout.write(json.dumps(last.as_dict(), indent=2) + "\n")
-        return 0
+        print_json(last.as_dict())
+        return
     console.print(last.table())
     console.print(received_table(last.received))
     for sentence in last.statement:
@@ -167,7 +152,6 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     seconds = ", ".join(f"{name} {value:.1f}" for name, value in last.seconds().items())
     console.print(f"seconds, all clients and parties one after another: {seconds}")
     console.print(f"written: {options.out}: results.json, accuracy.csv{''.join(f', {f.name}' for f in files)}")
-    return 0
 
 
 def _settings(options: argparse.Namespace, queries: int | None) -> Settings:
@@ -193,14 +177,6 @@ def _settings(options: argparse.Namespace, queries: int | None) -> Settings:
         control=options.control,
         seed=options.seed,
     )
-
-
-def _watched(run: PrivHFL, console: Console, options: argparse.Namespace) -> Result:
-    screen = Screen(run.clients, run.settings.iterations)
-    if not console.is_terminal:
-        return run.run(screen)
-    with Live(screen, console=console, transient=True, refresh_per_second=4):
-        return run.run(screen)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,4 @@
-"""`sectorch shapley`: train a federation, and value its clients securely.
-
-python -m sectorch.protocols.secsv.cli --data digits --clients 5 --rounds 10 --model logistic --skip
-python -m sectorch.protocols.secsv.cli --model cnn --protocol hesv --rounds 1 --tests 100
-python -m sectorch.protocols.secsv.cli --data bank --data-root ~/data --estimator kernel --budget 20
-"""
+"""`sectorch shapley`: train a federation, and value its clients securely."""
 
 from __future__ import annotations
 
@@ -15,9 +10,8 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..command import ended, plotting
+from ...command import GOES_ON, Parser, bars, ended, plotting, print_json, watched, writable
 from . import plots
 from .checkpoint import Store
 from .data import DATA, federation, for_model
@@ -32,22 +26,27 @@ from .values import members
 from .watch import Watch
 
 
-def parser() -> argparse.ArgumentParser:
-    """The options; `sectorch shapley` takes the same."""
-    p = argparse.ArgumentParser(
-        prog="sectorch shapley",
-        description="Shapley values of the clients of a federated run, without showing models or test data (SecSV). "
-        "All parties are on this machine: a simulation, which protects nothing. A run that was stopped goes on when "
+def parser() -> Parser:
+    """The options of `sectorch shapley`."""
+    p = Parser(
+        "shapley",
+        "Shapley values of the clients of a federated run, without showing models or test data (SecSV). All\n"
+        "parties are on this machine: a simulation, which protects nothing. A run that was stopped goes on when\n"
         "started again, at the coalition where it stopped.",
+        (
+            "sectorch shapley --data digits --clients 5 --rounds 10 --model logistic --skip",
+            "sectorch shapley --model cnn --protocol hesv --rounds 1 --tests 100",
+            "sectorch shapley --data bank --data-root ~/data --estimator kernel --budget 20",
+        ),
     )
-    p.add_argument("--data", default="digits", choices=list(DATA))
+    p.add_argument("--data", default="digits", choices=list(DATA), help="data set")
     p.add_argument("--data-root", type=Path, help="where data sets lie; else $SECTORCH_DATA, else ~/.cache/sectorch")
-    p.add_argument("--clients", type=int, default=5)
-    p.add_argument("--rounds", type=int, default=10)
-    p.add_argument("--model", default="logistic", choices=MODELS)
+    p.add_argument("--clients", type=int, default=5, help="how many, at least two")
+    p.add_argument("--rounds", type=int, default=10, help="of federated averaging")
+    p.add_argument("--model", default="logistic", choices=MODELS, help="what is trained")
     p.add_argument("--hidden", type=int, default=3, help="hidden layers of the DNN, 0 to 7")
-    p.add_argument("--protocol", default="secsv", choices=PROTOCOLS)
-    p.add_argument("--estimator", default="exact", choices=list(ESTIMATORS))
+    p.add_argument("--protocol", default="secsv", choices=PROTOCOLS, help="how coalitions are tested")
+    p.add_argument("--estimator", default="exact", choices=list(ESTIMATORS), help="of the Shapley value")
     p.add_argument("--budget", type=int, help="coalitions that an estimator may ask for in a round (default 2^n - 1)")
     p.add_argument("--skip", action="store_true", help="SampleSkip: leave out what two parts classify correctly")
     p.add_argument("--routing", choices=LEVELS, help="who may decrypt (default: the strongest the clients allow)")
@@ -56,24 +55,19 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--tests", type=int, help="test samples in all")
     p.add_argument("--epochs", type=int, default=1, help="local epochs of a round")
     p.add_argument("--leave", nargs="+", default=[], metavar="NAME:FIRST-LAST", help="rounds that a client attends")
-    p.add_argument("--processes", type=int, default=1)
-    p.add_argument("--parallel", default="subsets", choices=PARALLEL)
+    p.add_argument("--processes", type=int, default=1, help="that share the work")
+    p.add_argument("--parallel", default="subsets", choices=PARALLEL, help="what is divided among them")
     p.add_argument("--no-compare", action="store_true", help="do not compute the values in the clear as well")
-    p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--out", type=Path, default=Path("runs/shapley"), help="results and what is finished")
-    p.add_argument("--json", action="store_true", help="print results.json and nothing else")
-    p.add_argument("--no-plots", action="store_true")
+    p.add_argument("--seed", type=int, default=0, help="of training and sampling")
+    p.writes_results("runs/shapley")
     return p
 
 
 class Screen(Watch):
-    """A bar with an estimate of the time that is left."""
+    """A bar."""
 
-    def __init__(self, console: Console):
-        self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("left"), TimeRemainingColumn(), console=console, transient=True,
-        )  # fmt: skip
+    def __init__(self):
+        self.progress = bars()
         self.task = self.progress.add_task("coalitions", total=None)
 
     def started(self, coalitions: int) -> None:
@@ -85,11 +79,12 @@ class Screen(Watch):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, and return the exit status: 0, 1 for an error in data or settings, 130 when stopped by Ctrl-C."""
-    return ended(parser().parse_args(arguments), _run)
+    """Run, and return the exit status: see `sectorch.command`."""
+    return ended(parser(), arguments, _run, GOES_ON)
 
 
-def _run(options: argparse.Namespace, console: Console) -> int:
+def _run(options: argparse.Namespace, console: Console) -> None:
+    writable(options.out)
     settings = Settings(
         protocol=options.protocol, estimator=options.estimator, budget=options.budget, skip=options.skip,
         routing=options.routing, processes=options.processes, parallel=options.parallel,
@@ -104,23 +99,18 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     model = build(options.model, found.shape, found.classes, hidden=options.hidden, seed=options.seed)
     models, weights = _trained(options, model, found)
     run = ShapleyEvaluation(model, models, found.test, weights, settings, out=options.out)
-    screen = Screen(console)
-    if console.is_terminal:
-        with screen.progress:
-            result = run.run(screen)
-    else:
-        result = run.run(screen)
+    screen = Screen()
+    result = watched(lambda: run.run(screen), screen.progress, console)
     files = [result.write(options.out)]
     if with_plots:
         files.append(plots.plot(result, options.out))
     if options.json:
-        sys.stdout.write(json.dumps(result.as_dict(), indent=2) + "\n")
-        return 0
+        print_json(result.as_dict())
+        return
     console.print(result.table())
     for line in result.lines():
         console.print(f"- {line}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"written: {options.out}: {', '.join(f.name for f in files)}", highlight=False, soft_wrap=True)
-    return 0
 
 
 def _trained(options: argparse.Namespace, model: torch.nn.Module, found) -> tuple[list, list]:
