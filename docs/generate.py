@@ -1,7 +1,7 @@
-"""Rewrite the generated tables of docs/learned.md and docs/ops.md from the code.
+"""Rewrite what the documents have from the code: the tables of learned.md and ops.md, and the figures.
 
     python docs/generate.py            # rewrite
-    python docs/generate.py --check    # change nothing; exit 1 if a table is stale
+    python docs/generate.py --check    # change nothing; exit 1 if a table or a figure is stale
 
 A table stands between `<!-- begin NAME -->` and `<!-- end NAME -->`; the text around it is written by hand.
 """
@@ -14,6 +14,8 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from figures import FIGURES, drawn
 
 import sectorch
 import sectorch.mpc
@@ -111,16 +113,24 @@ def rewritten(name: str) -> str:
     return text
 
 
+def _present(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a table is stale")
     options = parser.parse_args()
-    stale = [name for name in GENERATED if rewritten(name) != (DOCS / name).read_text(encoding="utf-8")]
+    made = {name: rewritten(name) for name in GENERATED}
+    protocols()  # the figures read what they declare
+    made |= {f"figures/{name}.svg": drawn(figure) for name, figure in FIGURES.items()}
+    stale = [name for name, text in made.items() if text != _present(DOCS / name)]
     for name in stale:
         if options.check:
             print(f"docs/{name} is stale: run python docs/generate.py")
         else:
-            (DOCS / name).write_text(rewritten(name), encoding="utf-8")
+            (DOCS / name).parent.mkdir(exist_ok=True)
+            (DOCS / name).write_text(made[name], encoding="utf-8")
             print(f"docs/{name} rewritten")
     return 1 if stale and options.check else 0
 

@@ -63,7 +63,8 @@ def federation(
         samples, tests: keep this many training and test samples in all.
 
     Raises:
-        DataError, DatasetMissingError, PartitionError.
+        DataError: a name or a number that cannot be.
+        DatasetMissingError, PartitionError: as `sectorch.data` raises them.
     """
     if name not in DATA:
         raise DataError(f"there is no data set {name!r}; there are {', '.join(DATA)}")

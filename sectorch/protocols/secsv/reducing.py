@@ -76,6 +76,11 @@ class Reducing:
         """Columns of a ciphertext: two a slot."""
         return 2 * self.width
 
+    @property
+    def encoding_cost(self) -> float:
+        """Of both servers for the columns of a ciphertext, against all other work on it (measured, roughly)."""
+        return self.width / 192
+
     def tiles(self, columns: int) -> int:
         """Ciphertexts of a result with so many columns."""
         return -(-columns // self.columns)

@@ -65,11 +65,19 @@ class SecSVTester(Tester):
         )
 
     def cost(self, coalition, samples):
-        total = 0
+        total = 0.0
         for route in self.routes(coalition):
-            count = sum(len(self.tests.of(i, samples)) for i in route.owners)
-            total += sum(self.layouts[x.weight].tiles(x.columns * count) for x in self.program.layers) if count else 0
+            numbers = {i: self.tests.of(i, samples) for i in route.owners}
+            count = sum(map(len, numbers.values()))
+            tiles = [self.layouts[x.weight].tiles(x.columns * count) if count else 0 for x in self.program.layers]
+            total += sum(tiles)
+            if not (self.program.state or self._whole(route, numbers)):
+                total += tiles[0] * self.layouts[self.program.layers[0].weight].encoding_cost
         return total
+
+    def _whole(self, route: Route, numbers: dict[int, list[int]]) -> bool:
+        """Whether a batch holds all samples of its owners; servers have its first layer encoded then."""
+        return all(len(numbers[i]) == self.tests.sizes[i] for i in route.owners)
 
     def correct(self, coalition, samples):
         for server in (self.P, self.H):
@@ -83,7 +91,7 @@ class SecSVTester(Tester):
 
     def _batch(self, coalition: int, weight: int, route: Route, numbers: dict[int, list[int]]) -> int:
         """Algorithm 4 for one batch; the numbers in comments are its steps."""
-        whole = all(len(numbers[i]) == self.tests.sizes[i] for i in route.owners)
+        whole = self._whole(route, numbers)
         count = sum(map(len, numbers.values()))
         for server in (self.P, self.H):
             server.load(route.owners, None if whole else numbers)

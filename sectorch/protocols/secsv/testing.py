@@ -70,9 +70,9 @@ class Tester(ABC):
     def correct(self, coalition: int, samples: int) -> int:
         """Which of a set of samples the coalition's model classifies correctly. Both are sets as integers."""
 
-    def cost(self, coalition: int, samples: int) -> int:
-        """Ciphertexts that testing a set of samples takes; zero where nothing is encrypted."""
-        return 0
+    def cost(self, coalition: int, samples: int) -> float:
+        """Ciphertexts that testing a set of samples takes, or as much other work; zero where nothing is encrypted."""
+        return 0.0
 
 
 class PlainTester(Tester):
