@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-long lint bench docs clean
+.PHONY: demo test test-long lint bench bench-all docs site wheel clean
 
 # A virtual environment with the package and its development tools; made again when pyproject.toml changes.
 $(READY): pyproject.toml
@@ -29,8 +29,17 @@ lint: $(READY)
 bench: $(READY)  ## secure against plain for the papers' nets, in one run
 	$(BIN)/python benchmarks/models.py
 
-docs: $(READY)  ## rewrite the generated tables in docs/
+bench-all: $(READY)  ## every benchmark at its small size, one after the other; goes on where it was stopped
+	$(BIN)/python benchmarks/all.py
+
+docs: $(READY)  ## rewrite the generated tables and figures in docs/
 	$(BIN)/python docs/generate.py
 
+site: $(READY)  ## the documentation as a site in site/, warnings as errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+wheel: $(READY)  ## dist/sectorch-VERSION-py3-none-any.whl
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis

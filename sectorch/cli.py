@@ -36,7 +36,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "tools": {
         "ops": ("cli:ops", "the torch operations that work on secret tensors"),
-        "bench": ("network.bench:main", "three processes over an emulated network, in seconds, rounds and bytes"),
+        "bench": ("network.bench:main", "three processes over an emulated network: seconds, rounds, bytes"),
     },
 }
 """Commands by group: where each is, and its line of help."""
@@ -55,9 +55,10 @@ def overview() -> str:
         lines += ["", f"{title}:", *(f"  {name:14}{line}" for name, (_, line) in commands.items())]
     return "\n".join([
         *lines, "",
-        "sectorch COMMAND --help shows options and examples. --json: results as JSON. --debug: tracebacks.",
-        "exit codes: 0 done, 1 failed, 2 not understood, 130 stopped by Ctrl-C.",
-        "example: sectorch privhfl --data digits --clients 10 --queries 500",
+        "sectorch COMMAND --help shows options and examples.",
+        "--json prints the result as JSON and nothing else; --debug shows tracebacks.",
+        "Exit codes: 0 done, 1 failed, 2 not understood, 130 stopped by Ctrl-C.",
+        "Example: sectorch privhfl --data digits --clients 10 --queries 500",
     ])  # fmt: skip
 
 

@@ -39,7 +39,7 @@ class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpF
     """Examples as they are written, and the default of every option that has one and does not say it itself."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, False, []) or "default" in (action.help or ""):
+        if action.default is None or action.default is False or action.default == [] or "default" in action.help:
             return action.help
         return super()._get_help_string(action)
 
@@ -62,7 +62,10 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self.set_defaults(json=False)
-        self.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        # Without a default, so that the parser of an action leaves what stood before the action.
+        self.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+        )
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"error: {message}; {self.prog} --help lists the options\n")
@@ -97,7 +100,7 @@ def ended(parser: Parser, arguments: Sequence[str] | None, run: Run, stopped: st
         errors.print(stopped.format(**vars(options)))
         return STOPPED
     except Exception as error:
-        if options.debug:
+        if "debug" in options:
             raise
         errors.print(f"error: {in_words(error)}")
         return FAILED

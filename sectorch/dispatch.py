@@ -20,6 +20,7 @@ import torch
 from torch.overrides import get_testing_overrides
 from torch.utils import _pytree as pytree
 
+from . import private
 from .errors import (
     ArgumentError,
     DimensionError,
@@ -31,6 +32,7 @@ from .errors import (
     UnsupportedOpError,
 )
 from .mpc.shares import each
+from .private import to_meta
 from .table import BEFORE, HANDLER, IN_PLACE, ROW_OF, Context, Fixed, Row, spell, unsupported
 from .tensor import PrivateTensor, SecretTensor, SharedTensor, set_dispatch
 
@@ -82,7 +84,7 @@ def call(func: Callable, types: tuple, args: tuple, kwargs: dict) -> Any:
         args, kwargs = _on_cpu(args, kwargs)
     meta = _on_meta(func, args, kwargs)
     if not shared:
-        return _private(context, func, args, kwargs, meta)
+        return private.call(context, func, args, kwargs, meta)
     target = _in_place_target(func, args)
     result = _handled(context, func, args, kwargs)
     wrapped = _wrap(context, ROW_OF[func], result, meta, secrets)
@@ -193,15 +195,6 @@ _READS_CONTENT = {_T.__getitem__, torch.masked_select, _T.masked_select, torch.r
 """Operations whose result shape depends on what a public index holds."""
 
 
-def _to_meta(leaf: Any, public_too: bool) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    with torch._C.DisableTorchFunctionSubclass():
-        if isinstance(leaf, SecretTensor) or public_too:
-            return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
-        return leaf
-
-
 _MASKED_SELECT = {torch.masked_select, _T.masked_select}
 _MASKED_FILL = {torch.masked_fill, _T.masked_fill, _T.masked_fill_}
 
@@ -229,9 +222,9 @@ def _on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
         kwargs = {k: v.item() if _is_number(v) else v for k, v in kwargs.items()}
     public_too = func not in _READS_CONTENT
     if not any(isinstance(a, (list, tuple, dict)) for a in args) and not kwargs:
-        args = tuple(_to_meta(a, public_too) for a in args)
+        args = tuple(to_meta(a, public_too) for a in args)
     else:
-        args, kwargs = pytree.tree_map(lambda leaf: _to_meta(leaf, public_too), (args, kwargs))
+        args, kwargs = pytree.tree_map(lambda leaf: to_meta(leaf, public_too), (args, kwargs))
     return torch_on_meta(func, args, kwargs)
 
 
@@ -252,65 +245,6 @@ def torch_on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
         raise ArgumentError(str(error)) from None
     except RuntimeError as error:
         raise ShapeError(str(error)) from None
-
-
-def _private(context: Context, func: Callable, args: tuple, kwargs: dict, meta: Any) -> Any:
-    """An operation among one party's own tensors: run there, in plain floating point, once a session."""
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PrivateTensor)]
-    outputs, out_spec = pytree.tree_flatten(meta)
-    if not outputs or not all(isinstance(leaf, torch.Tensor) for leaf in outputs):
-        raise SecretAccessError(f"{spell(func)} would take a value out of a PrivateTensor")
-    if _in_place_name(func):
-        raise UnsupportedOpError(f"{spell(func)} would change a weight in place; write it out of place")
-    parent = leaves[at[0]]
-    key = _cache_key(func, leaves, at, spec)
-    if key is not None and key in parent.derived:
-        return pytree.tree_unflatten(parent.derived[key][0], out_spec)
-
-    def run(*values):
-        absent = any(value.is_meta for value in values)
-        filled = [_to_meta(leaf, True) if absent else _in_double(leaf) for leaf in leaves]
-        for i, value in zip(at, values, strict=True):
-            filled[i] = value if absent else _in_double(value)
-        a, k = pytree.tree_unflatten(filled, spec)
-        with torch.no_grad():
-            return tuple(pytree.tree_leaves(func(*a, **k)))
-
-    located = context.setup.locally(context.party, run, *(leaves[i].value for i in at))
-    row = ROW_OF.get(func)
-    results = []
-    for i, (value, out) in enumerate(zip(located, outputs, strict=True)):
-        result = PrivateTensor(value, context.session, context.party, context.scheme, out.dtype, parent.label)
-        if row is not None and row.view and len(at) == 1:
-            result.origin = (parent, lambda v, i=i: run(v)[i])
-        results.append(result)
-    if key is not None:
-        parent.derived[key] = results, [leaves[i] for i in at]  # holding them keeps their ids theirs
-        for result in results:
-            result.lasting = True
-    return pytree.tree_unflatten(results, out_spec)
-
-
-def _in_double(leaf: Any) -> Any:
-    """Private tensors are computed on in float64, whatever dtype they pass for; a public operand joins them."""
-    return leaf.double() if type(leaf) is torch.Tensor and leaf.is_floating_point() else leaf
-
-
-def _cache_key(func: Callable, leaves: list, at: list[int], spec: Any) -> Any:
-    """Names a derived weight, so that it is derived and sent once.
-
-    Only of lasting private tensors (a model's, or derived from those by the cache itself): an id of a passing one could
-    be another's later. Every other argument must be hashable.
-    """
-    if any(isinstance(leaf, torch.Tensor) and (i not in at or not leaf.lasting) for i, leaf in enumerate(leaves)):
-        return None
-    key = (func, repr(spec), tuple(id(leaf) if i in at else (type(leaf), leaf) for i, leaf in enumerate(leaves)))
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
 
 
 def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list[SecretTensor]) -> Any:
@@ -348,11 +282,6 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list[Secret
 def _plain_dtype(x: SecretTensor) -> torch.dtype:
     with torch._C.DisableTorchFunctionSubclass():
         return x.dtype
-
-
-def _in_place_name(func: Callable) -> bool:
-    name = getattr(func, "__name__", "")
-    return func in IN_PLACE or (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__",)
 
 
 def _in_place_target(func: Callable, args: tuple) -> SharedTensor | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NoReturn
+from weakref import ref
 
 import torch
 
@@ -142,7 +143,11 @@ class PrivateTensor(SecretTensor):
     """A plain tensor that one answering party owns: a model's weight.
 
     Operations among private tensors of one party run at that party, on floating-point numbers, once a session. An
-    operation with a SharedTensor runs a protocol.
+    operation with a SharedTensor runs a protocol. A model's own tensors are not changed in place; a copy (`clone`) is.
+
+    Attributes:
+        origin: of a view, what it is a view of, and how.
+        copied: whether this is a copy that nothing else refers to but its views, which are in `views`.
     """
 
     @staticmethod
@@ -156,6 +161,8 @@ class PrivateTensor(SecretTensor):
         self.derived: dict = {}
         self.lasting = False
         self.origin: tuple[PrivateTensor, Callable] | None = None
+        self.copied = False
+        self.views: list[ref] = []
         self._weight: Weight | None = None
         return self
 
@@ -181,6 +188,10 @@ class PrivateTensor(SecretTensor):
         """Fraction bits as an operand: those of the scheme, or none for whole numbers."""
         with torch._C.DisableTorchFunctionSubclass():
             return self.scheme.frac_bits if self.dtype.is_floating_point else 0
+
+    def become(self, value: Located) -> None:
+        """Take another value of the same shape: an operation in place. Nothing that was derived from the old one is."""
+        self.value, self.derived, self.lasting, self._weight = value, {}, False, None
 
     def weight(self) -> Weight:
         """The masked operand of linear protocols at `weight_bits`, sent to S on first use and kept.

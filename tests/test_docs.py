@@ -1,9 +1,10 @@
-"""The documents: every Python block runs, every example runs, generated tables are fresh, links and paths exist."""
+"""The documents: every Python block runs, generated tables are fresh, links and paths exist."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import warnings
@@ -15,10 +16,10 @@ from sectorch.choreography import PROTOCOLS
 from sectorch.errors import LeakyProtocolWarning
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-EXAMPLES = sorted(ROOT.glob("examples/*.py"))
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 FENCE = re.compile(r"^(?P<before>[^\n]*)\n```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = "<!-- not run -->"
+EXCERPT = re.compile(r"<!-- from ([\w/.]+) -->")
 PATHS = re.compile(r"`((?:sectorch|examples|benchmarks|docs|tests|tools)/[\w/.-]*\w/?)`")
 
 
@@ -32,8 +33,14 @@ def blocks(page: Path) -> list[tuple[int, str]]:
     return [
         (text.count("\n", 0, found.start("code")) + 1, found["code"])
         for found in FENCE.finditer(text)
-        if found["before"].strip() != NOT_RUN
+        if found["before"].strip() != NOT_RUN and not EXCERPT.fullmatch(found["before"].strip())
     ]
+
+
+def excerpts(page: Path) -> list[tuple[str, str]]:
+    """The Python blocks that are shown from a file: its path, and the lines."""
+    found = ((EXCERPT.fullmatch(block["before"].strip()), block) for block in FENCE.finditer(page.read_text("utf-8")))
+    return [(marked[1], block["code"]) for marked, block in found if marked]
 
 
 def anchors(page: Path) -> set[str]:
@@ -43,11 +50,11 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def run(*arguments: str) -> None:
+def run(*arguments: str, folder: Path = ROOT) -> None:
     """A Python program in a process of its own, with one thread: more would only get in the way of other tests."""
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, env=one_thread, capture_output=True, text=True, timeout=300
+        [sys.executable, *arguments], cwd=folder, env=one_thread, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -73,6 +80,14 @@ def test_python_blocks_run(page: Path, protocols_as_before):
     assert bool(leaks) == (page.name == "paper-mode.md")
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if excerpts(page)], ids=name)
+def test_excerpts_are_in_the_code(page: Path):
+    """As in the file they are said to be from, but for spaces: lines of another indentation break elsewhere."""
+    for path, code in excerpts(page):
+        source = (ROOT / path).read_text(encoding="utf-8")
+        assert "".join(code.split()) in "".join(source.split()), f"{name(page)}: {code}"
+
+
 def test_blocks_are_found():
     """The search for blocks sees every fence of the pages."""
     for page in PAGES:
@@ -80,9 +95,15 @@ def test_blocks_are_found():
         assert text.count("```python") == len(FENCE.findall(text)), name(page)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=name)
-def test_example_runs(example: Path):
-    run("-W", "error", str(example))
+def test_quickstart_commands_run(tmp_path: Path):
+    """Each line of its shell blocks, in an empty folder."""
+    text = (ROOT / "docs/quickstart.md").read_text(encoding="utf-8")
+    lines = [line for block in re.findall(r"^```bash\n(.*?)^```$", text, re.M | re.S) for line in block.splitlines()]
+    assert lines
+    for line in lines:
+        command, *arguments = shlex.split(line)
+        assert command == "sectorch"
+        run("-c", "from sectorch.cli import main; main()", *arguments, folder=tmp_path)
 
 
 def test_generated_tables_are_fresh():
@@ -117,3 +138,6 @@ def test_every_page_is_in_the_index():
     index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
     for page in ROOT.glob("docs/*.md"):
         assert page.name == "index.md" or f"({page.name})" in index, name(page)
+    for page in ROOT.glob("docs/api/*.md"):
+        listed = (page.parent / "index.md").read_text(encoding="utf-8")
+        assert page.name == "index.md" or f"({page.name})" in listed, name(page)

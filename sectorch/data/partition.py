@@ -52,9 +52,9 @@ def partition(
             f"take fewer clients or fewer samples each"
         )
     names = labels.unique()
-    if kind == "dirichlet" and not alpha > 0:
-        raise PartitionError(f"alpha must be above 0 (100 is nearly even, 0.5 very uneven), got {alpha}")
-    if kind == "skew" and not 1 <= classes_each <= len(names):
+    if not 0 < alpha < float("inf"):
+        raise PartitionError(f"alpha must be above 0 and finite (100 is nearly even, 0.5 very uneven), got {alpha}")
+    if not classes_each >= 1 or (kind == "skew" and classes_each > len(names)):
         raise PartitionError(
             f"classes_each must be between 1 and the {len(names)} classes there are, got {classes_each}"
         )

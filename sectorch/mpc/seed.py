@@ -83,8 +83,8 @@ def seed(net: Net, *, first: bool = True, identities: Identities | None = None) 
     Rounds 6, bytes 2 * (32 + 128 + 96) through S, and 32 for each key that S hands out.
 
     Raises:
-        KeyAgreementError: a signature that is not right, at whoever checks it. IdentityError: not the expected party.
-        No key of the pair Q-A is installed at that party.
+        KeyAgreementError: a signature that is not right, at whoever checks it.
+        IdentityError: not the expected party. In both cases no key of the pair Q-A is installed at that party.
     """
     Q, A, S = net.Q, net.A, net.S
     session, who = net.runtime.session, identities or Identities()

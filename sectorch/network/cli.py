@@ -168,6 +168,7 @@ def query(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--store", type=Path, help="folder for prepared material")
     _patience(p)
     p.takes_json("figures, and the predictions unless --out takes them,")
+    p.parse_args = p.parse_intermixed_args  # the optional file of inputs may come after options
     return ended(p, arguments, _query, "stopped; the other parties were told, and what was prepared is kept")
 
 

@@ -36,7 +36,8 @@ class Connection:
         silence: seconds without a word after which the server counts as hanging; 60 unless named.
 
     Raises:
-        IdentityError: a certificate was refused, or there is no identity key. PeerLostError: nobody answers.
+        IdentityError: a certificate was refused, or there is no identity key.
+        PeerLostError: nobody answers.
     """
 
     def __init__(
@@ -107,7 +108,8 @@ class Connection:
         """Send a request that belongs to no session and wait for the reply.
 
         Raises:
-            the error that the server names, as its type here; PeerLostError: none came.
+            SectorchError: what the server names, as its type here.
+            PeerLostError: no answer came.
         """
         number = next(self._numbers)
         with self._arrived:
@@ -160,7 +162,8 @@ class Connection:
         """Several models that are asked at once; the result is the sum of theirs, and nothing else is learned.
 
         Raises:
-            UnknownModelError: one is not connected. ShapeError: they take different kinds of input.
+            UnknownModelError: one is not connected.
+            ShapeError: they take different kinds of input.
         """
         return RemoteGroup(self, names, Scheme(frac_bits, network=network))
 
@@ -181,6 +184,7 @@ def connect(
         pins, store, silence: see `Connection`.
 
     Raises:
-        IdentityError: a certificate was refused. PeerLostError: nobody answers there.
+        IdentityError: a certificate was refused.
+        PeerLostError: nobody answers there.
     """
     return Connection(address, credentials, patience=patience, pins=pins, store=store, silence=silence)

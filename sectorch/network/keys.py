@@ -31,27 +31,22 @@ def keys(arguments: Sequence[str] | None = None) -> int:
         ),
     )
     actions = p.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Action)
-    action = actions.add_parser("init", help="make a CA", example="init pki", run=_init)
+
+    def named(line: str, run: Callable[[argparse.Namespace], Made], example: str) -> Parser:
+        return actions.add_parser(example.split()[0], help=line, line=line, run=run, example=example)
+
+    action = named("make a CA", _init, "init pki")
     action.add_argument("folder", type=Path, help="where the CA is made")
-    action = actions.add_parser(
-        "issue", help="issue a certificate, and a client's identity key", example="issue pki alice", run=_issue
-    )
+    action = named("issue a certificate, and a client's identity key", _issue, "issue pki alice")
     action.add_argument("folder", type=Path, help="the CA's folder")
     action.add_argument("name", help="the party's name")
     action.add_argument("--host", action="append", help="for a server: a host name or address; may be repeated")
     action.add_argument("--days", type=float, default=90, help="how long it is valid")
-    action = actions.add_parser(
-        "identity", help="make an identity key, for certificates of another CA", example="identity alice-identity.pem",
-        run=_identity,
-    )  # fmt: skip
+    action = named("make an identity key, for certificates of another CA", _identity, "identity alice-identity.pem")
     action.add_argument("path", type=Path, help="the file to make")
-    action = actions.add_parser(
-        "show", help="print an identity key's fingerprint", example="show alice-identity.pem", run=_show
-    )
+    action = named("print an identity key's fingerprint", _show, "show alice-identity.pem")
     action.add_argument("path", type=Path, help="an identity file")
-    action = actions.add_parser(
-        "pin", help="know another party by this identity key", example="pin hospital-b SHA256:...", run=_pin
-    )
+    action = named("know another party by this identity key", _pin, "pin hospital-b SHA256:...")
     action.add_argument("name", help="the other party's name")
     action.add_argument("fingerprint", help="the fingerprint that it told you")
     action.add_argument("--pins", type=Path, help="file of known identity keys")
@@ -61,8 +56,8 @@ def keys(arguments: Sequence[str] | None = None) -> int:
 class _Action(Parser):
     """The parser of one action; all of them take `--json`."""
 
-    def __init__(self, prog: str, example: str, run: Callable[[argparse.Namespace], Made]):
-        super().__init__(prog.removeprefix("sectorch "), prog, [f"sectorch keys {example}"])
+    def __init__(self, prog: str, line: str, run: Callable[[argparse.Namespace], Made], example: str):
+        super().__init__(prog.removeprefix("sectorch "), f"{line[0].upper()}{line[1:]}.", [f"sectorch keys {example}"])
         self.set_defaults(run=run)
         self.takes_json("what was made")
 

@@ -60,7 +60,8 @@ def open_session(connection: Asker, names: list[str], scheme: Scheme, shelf: She
     """Open a session with the models of these names, or take up the one that a shelf's material belongs to.
 
     Raises:
-        UnknownModelError, BusyError, IdentityError, KeyAgreementError. MaterialError: the material is void.
+        UnknownModelError, BusyError, IdentityError, KeyAgreementError: no session came about.
+        MaterialError: the material is void.
     """
     wire = os.urandom(16)
     session = wire if shelf is None else shelf.session

@@ -272,7 +272,9 @@ def secure(
             on ciphertexts, one message each way; for FHE-friendly modules (`sectorch.nn.fhe_friendly`).
 
     Raises:
-        TrainingModeError, NonFiniteError, FixedPointRangeError, ArgumentError. The model is never changed.
+        TrainingModeError: the model is not in evaluation mode.
+        NonFiniteError, FixedPointRangeError: weights that fixed point cannot hold.
+        ArgumentError: a choice that does not exist, or choices that do not go together. The model is never changed.
 
     Warns:
         LeakyProtocolWarning: for relu="privhfl".

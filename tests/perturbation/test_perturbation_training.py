@@ -95,9 +95,10 @@ def test_the_command_writes_its_results(tmp_path, capsys):
         (["--partitions", "11"], "from 1 to n_L = 10"),
     ],
 )
-def test_the_command_says_what_does_not_fit(arguments, words, capsys):
-    assert main([*arguments, "--rounds", "1"]) == 2
-    assert words in " ".join(capsys.readouterr().out.split())
+def test_the_command_says_what_does_not_fit(arguments, words, tmp_path, capsys):
+    assert main([*arguments, "--rounds", "1", "--out", str(tmp_path)]) == 1
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.iterdir())
 
 
 def test_unknown_data():
@@ -111,5 +112,5 @@ def test_the_command_stops_cleanly(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr("sectorch.protocols.perturbation.cli.train", interrupted)
     assert main(["--rounds", "3", "--out", str(tmp_path)]) == 130
-    assert "stopped" in capsys.readouterr().out
+    assert "stopped" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -79,7 +79,7 @@ class Panel:
 
     Raises:
         CaPCError: a choice that does not exist, a model that the inference cannot take.
-        What `sectorch.secure` and `sectorch.ckks.keygen` raise on models.
+        SectorchError: what `sectorch.secure` and `sectorch.ckks.keygen` raise on models.
     """
 
     def __init__(

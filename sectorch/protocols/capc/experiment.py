@@ -123,11 +123,12 @@ def collaboration(
         models_each: parties that belong to one organisation (virtual parties).
 
     Raises:
-        CaPCError, DataError and its relatives.
+        CaPCError: an architecture that does not exist, or parties, questions and pools that do not fit together.
+        DataError: a data set or a partition that cannot be had; its relatives say which.
     """
     dataset = dataset_of(data, root) if isinstance(data, str) else data
     preset = PRESETS.get(dataset.name, PRESETS["digits"])
-    count, pool = parties or preset.parties, preset.pool if pool is None else pool
+    count, pool = preset.parties if parties is None else parties, preset.pool if pool is None else pool
     names = list(architectures or preset.architectures)
     for name in names:
         if name not in MODELS:

@@ -97,6 +97,10 @@ class Settings:
         ):
             if value not in among:
                 raise CaPCError(f"there is no {what} {value!r}; there are {', '.join(among)}")
+        if self.scale is not None and not 0 < self.scale < float("inf"):
+            raise CaPCError(f"scale, of the noise, must be above 0 and finite, got {self.scale}")
+        if not 1 <= self.frac_bits <= 26:
+            raise CaPCError(f"frac_bits must be between 1 and 26, got {self.frac_bits}")
         # Range errors of the budget come from the accounting itself.
         epsilon_for(MECHANISMS[self.noise](self.scale or 1.0, self.colluding), 1, self.delta)
         queries_for(MECHANISMS[self.noise](self.scale or 1.0, self.colluding), self.epsilon, self.delta)

@@ -105,6 +105,8 @@ def divide(
     Raises:
         CaPriDeError, PartitionError: an unknown split, or one that leaves a party without samples.
     """
+    if samples is not None and samples < 1:
+        raise CaPriDeError(f"samples of each party must be at least 1, got {samples}")
     if split not in SPLITS:
         raise CaPriDeError(f"there is no split {split!r}; there are {', '.join(SPLITS)}")
     if split != "no-overlap":

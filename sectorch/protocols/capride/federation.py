@@ -99,7 +99,8 @@ def federation(
         root: where data sets lie.
 
     Raises:
-        CaPriDeError, DatasetMissingError, PartitionError.
+        CaPriDeError: fewer than two parties, or a network that does not exist.
+        DatasetMissingError, PartitionError: as `sectorch.data` raises them.
     """
     if parties < 2:
         raise CaPriDeError(f"a party learns from others: at least two are needed, got {parties}")

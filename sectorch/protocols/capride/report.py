@@ -47,7 +47,7 @@ class Result:
         return self.accuracy(-1) - self.accuracy(0)
 
     def per_class(self, stage: int) -> list[list[float | None]]:
-        """[class][party]."""
+        """The accuracy of each class at each party: `[class][party]`."""
         return [[found[stage]["per_class"][c] for found in self.records.values()] for c in range(self.classes)]
 
     @property

@@ -8,6 +8,7 @@ from .errors import NoiseError as NoiseError
 from .errors import NonFiniteGradientError as NonFiniteGradientError
 from .errors import NotPerturbableError as NotPerturbableError
 from .errors import PerturbationError as PerturbationError
+from .errors import SettingError as SettingError
 from .errors import StaleKeyError as StaleKeyError
 from .errors import StateMismatchError as StateMismatchError
 from .errors import WeightError as WeightError

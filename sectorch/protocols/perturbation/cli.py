@@ -15,7 +15,7 @@ from torch import nn
 
 from ...command import Parser, bars, ended, plotting, print_json, require, watched, writable
 from .data import NAMES, Data, load
-from .errors import PerturbationError
+from .errors import SettingError
 from .federated import History, Settings, train
 from .models import DenseNet, ResNet, mlp
 
@@ -31,7 +31,7 @@ def build(name: str, data: Data, dtype: torch.dtype, seed: int) -> nn.Module:
         body = mlp(int(name[3:]), inputs, data.outputs)
         return (nn.Sequential(nn.Flatten(), *body) if len(data.shape) > 1 else body).to(dtype)
     if len(data.shape) != 3:
-        raise PerturbationError(f"{name} takes images; {data.name} has inputs of shape {list(data.shape)}; use mlp3")
+        raise SettingError(f"{name} takes images; {data.name} has inputs of shape {list(data.shape)}; use mlp3")
     if name == "cnn":
         return nn.Sequential(
             nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
@@ -86,7 +86,7 @@ def _run(options: argparse.Namespace, console: Console) -> None:
     writable(options.out)
     with_plots = plotting(options, console)
     if options.threads < 1:
-        raise PerturbationError(f"--threads is at least 1, got {options.threads}")
+        raise SettingError(f"--threads is at least 1, got {options.threads}")
     torch.set_num_threads(options.threads)
     runs, settings = _trained(options, console)
     shown = {k: {n: v for n, v in vars(run).items() if n != "model"} for k, run in runs.items()}
@@ -110,7 +110,7 @@ def _trained(options: argparse.Namespace, console: Console) -> tuple[dict[str, H
     data = load(options.data, options.data_root, dtype)
     loss = options.loss or ("mse" if data.regression else "cross_entropy")
     if data.regression and loss != "mse":
-        raise PerturbationError(f"{data.name} is a regression; use --loss mse")
+        raise SettingError(f"{data.name} is a regression; use --loss mse")
     model = build(options.model or ("cnn" if len(data.shape) == 3 else "mlp3"), data, dtype, options.seed)
     settings = Settings(
         options.clients, options.rounds, options.batch_size, options.local_batches, options.learning_rate,

@@ -42,7 +42,7 @@ class ClientWork:
         """Means over all samples: the terms [T, P], the batch statistics, and the number of samples.
 
         Raises:
-            BatchMismatchError, StateMismatchError, ExchangeError, NonFiniteGradientError.
+            BatchMismatchError, StateMismatchError, ExchangeError, NonFiniteGradientError: what each says.
         """
         if not batches:
             raise BatchMismatchError("no batch was given")

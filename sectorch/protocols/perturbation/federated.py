@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from .data import Data
-from .errors import WeightError
+from .errors import SettingError, WeightError
 from .masks import cohort
 from .messages import Update
 from .recover import Recovered
@@ -40,6 +40,18 @@ class Settings:
     masked: bool = True
     seed: int = 0
     gradient_variance: float = 0.0
+
+    def __post_init__(self):
+        for name in ("clients", "rounds", "batch_size", "local_batches", "partitions"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.learning_rate < float("inf"):
+            raise SettingError(f"learning_rate must be above 0 and finite, got {self.learning_rate}")
+        if not 0 <= self.momentum < 1:
+            raise SettingError(f"momentum must be at least 0 and below 1, got {self.momentum}")
+        for name in ("weight_decay", "gradient_variance"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise SettingError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
 
 
 @dataclass

@@ -70,10 +70,12 @@ def aggregate(
     are summed in the ring first, exactly, for only the sum is free of masks.
 
     Args:
-        factors: what each term is multiplied by, float64 [T]; see `coefficients`. counts: P, and how many statistics.
+        factors: what each term is multiplied by, float64 [T]; see `coefficients`.
+        counts: P, and how many statistics.
 
     Raises:
-        StaleKeyError, StateMismatchError, WeightError, MaskError, DroppedClientError, NonFiniteGradientError.
+        StaleKeyError, StateMismatchError, WeightError, MaskError, DroppedClientError, NonFiniteGradientError:
+            what each says.
     """
     shares = _check(key, updates, weights, (len(factors), counts[0]), counts[1])
     if updates[0].masked:

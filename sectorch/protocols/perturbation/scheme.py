@@ -153,8 +153,8 @@ class Scheme:
         gradient, and each client's own if the updates are unmasked.
 
         Raises:
-            StaleKeyError, StateMismatchError, WeightError, MaskError, DroppedClientError, NonFiniteGradientError.
-            Nothing is changed by a failed call.
+            StaleKeyError, StateMismatchError, WeightError, MaskError, DroppedClientError, NonFiniteGradientError:
+                what each says; nothing is changed by a failed call.
         """
         factors = coefficients(key, self.loss, self.exchange)
         counts = sum(shape.numel() for shape in self._trained.values()), self._client.statistic_count
@@ -222,14 +222,16 @@ class Scheme:
             batch: (inputs [B, ...], targets); targets are class numbers [B] or probabilities [B, n_L] for
                 cross-entropy, and [B, n_L] for mse. A list of batches gives the mean over all their samples at the
                 same weights (a noisy model cannot be stepped locally: its gradient is the noisy one).
-            masks: the client's pairwise masks; without them the server sees this client's gradient. share: N_k / N,
-                needed with masks. server: where to send the paper's exchange, if not in this process.
+            masks: the client's pairwise masks; without them the server sees this client's gradient.
+            share: N_k / N, needed with masks.
+            server: where to send the paper's exchange, if not in this process.
 
         Bytes: T P numbers of the model's dtype, or of 8 bytes under masks; T is `term_count`.
 
         Raises:
-            BatchMismatchError, StateMismatchError, NonFiniteGradientError, ExchangeError, MaskError, WeightError,
-            FixedPointRangeError. Nothing was sent then, and no mask was used.
+            BatchMismatchError, StateMismatchError, NonFiniteGradientError, ExchangeError, MaskError: what each says.
+            WeightError, FixedPointRangeError: a share or a term that masks cannot carry.
+                In all cases nothing was sent, and no mask was used.
         """
         batches = [batch] if isinstance(batch, tuple) else list(batch)
         terms, statistics, samples = self._client.terms(noisy, batches, server or noisy.server)

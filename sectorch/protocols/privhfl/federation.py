@@ -40,7 +40,9 @@ def federation(
         root: where data sets lie.
 
     Raises:
-        DataError, DatasetMissingError, PartitionError, ArchitectureError, PrivHFLError.
+        PrivHFLError: fewer than two clients.
+        ArchitectureError: a name that does not exist, or one that does not take such images.
+        DataError, DatasetMissingError, PartitionError: as `sectorch.data` raises them.
     """
     if clients < 2:
         raise PrivHFLError(f"a client learns from others: at least two clients are needed, got {clients}")

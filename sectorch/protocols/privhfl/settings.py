@@ -123,7 +123,7 @@ def check(clients: Sequence[Client], test: tuple[torch.Tensor, torch.Tensor], cl
 
     Raises:
         PrivHFLError, ArchitectureError: naming the client and the way out.
-        UnsupportedOpError and its relatives: a model that `sectorch.secure` does not take.
+        SectorchError: a model that `sectorch.secure` does not take.
     """
     if len(clients) < 2:
         raise PrivHFLError(f"a client learns from others: at least two clients are needed, got {len(clients)}")

@@ -10,16 +10,15 @@ samples are right: it belongs to a simulation, and is as secret as they are.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
+from ..checkpoint import claim, digest, load_tensors, save_tensors
 from .errors import CheckpointError
 
 
@@ -35,24 +34,11 @@ class Store:
 
     def claim(self, what: dict) -> None:
         """Make the folder this run's, or recognise it."""
-        if not self.folder:
-            return
-        path = self.folder / "run.json"
-        if not path.is_file():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            _replace(path, lambda p: p.write_text(json.dumps(what, indent=2)))
-            return
-        found = _read(path, lambda p: json.loads(p.read_text()))
-        different = sorted(k for k in what.keys() | found.keys() if what.get(k) != found.get(k))
-        if different:
-            raise CheckpointError(
-                f"{self.folder} holds another run, which differs in {', '.join(different[:4])}; name another folder "
-                f"or remove that one"
-            )
+        claim(self._path("run.json"), what)
 
     def records(self, t: int) -> list[dict]:
         """The finished coalitions of a round, in the order in which they were tested."""
-        path = self._path(t)
+        path = self._round(t)
         if not path or not path.is_file():
             return []
         content = path.read_bytes()
@@ -67,7 +53,7 @@ class Store:
 
     def append(self, t: int, record: dict) -> None:
         """A finished coalition."""
-        path = self._path(t)
+        path = self._round(t)
         if path:
             with open(path, "ab") as file:
                 file.write(json.dumps(record).encode() + b"\n")
@@ -76,45 +62,19 @@ class Store:
 
     def models(self) -> Any:
         """What `keep_models` wrote, or None."""
-        path = self.folder / "models.pt" if self.folder else None
-        return _read(path, lambda p: torch.load(p, weights_only=True)) if path and path.is_file() else None
+        return load_tensors(self._path("models.pt"), "remove it, and it is made again")
 
     def keep_models(self, models: Any) -> None:
         """The training's outcome."""
-        if self.folder:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            _replace(self.folder / "models.pt", lambda p: torch.save(models, p))
+        save_tensors(self._path("models.pt"), models)
 
-    def _path(self, t: int) -> Path | None:
-        return self.folder / f"round-{t + 1:03}.jsonl" if self.folder else None
+    def _path(self, name: str) -> Path | None:
+        return self.folder / name if self.folder else None
 
-
-def digest(*tensors: torch.Tensor) -> str:
-    """A name for the content of some tensors."""
-    found = hashlib.sha256()
-    for tensor in tensors:
-        found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()[:32]
+    def _round(self, t: int) -> Path | None:
+        return self._path(f"round-{t + 1:03}.jsonl")
 
 
 def digest_of(models: Mapping[str, Mapping[str, torch.Tensor]]) -> str:
     """A name for a round's local models."""
     return digest(*(v for name in sorted(models) for _, v in sorted(models[name].items())))
-
-
-def _read(path: Path, how) -> Any:
-    try:
-        return how(path)
-    except (OSError, ValueError, RuntimeError, EOFError, UnpicklingError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({type(error).__name__}); remove it, and it is made again"
-        ) from error
-
-
-def _replace(path: Path, write) -> None:
-    beside = path.with_name(path.name + ".part")
-    write(beside)
-    with open(beside, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(beside, path)

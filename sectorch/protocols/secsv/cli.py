@@ -12,15 +12,15 @@ import torch
 from rich.console import Console
 
 from ...command import GOES_ON, Parser, bars, ended, plotting, print_json, watched, writable
-from . import plots
+from . import estimators, plots
 from .checkpoint import Store
 from .data import DATA, federation, for_model
-from .errors import ShapleyError
-from .estimators import ESTIMATORS
+from .errors import CheckpointError, ShapleyError
 from .evaluation import ShapleyEvaluation
 from .models import MODELS, build
+from .program import Program
 from .routing import LEVELS
-from .settings import PARALLEL, PROTOCOLS, Settings
+from .settings import PARALLEL, PROTOCOLS, Settings, feasible
 from .training import RATES, Training, fedavg
 from .values import members
 from .watch import Watch
@@ -46,7 +46,7 @@ def parser() -> Parser:
     p.add_argument("--model", default="logistic", choices=MODELS, help="what is trained")
     p.add_argument("--hidden", type=int, default=3, help="hidden layers of the DNN, 0 to 7")
     p.add_argument("--protocol", default="secsv", choices=PROTOCOLS, help="how coalitions are tested")
-    p.add_argument("--estimator", default="exact", choices=list(ESTIMATORS), help="of the Shapley value")
+    p.add_argument("--estimator", default="exact", choices=list(estimators.ESTIMATORS), help="of the Shapley value")
     p.add_argument("--budget", type=int, help="coalitions that an estimator may ask for in a round (default 2^n - 1)")
     p.add_argument("--skip", action="store_true", help="SampleSkip: leave out what two parts classify correctly")
     p.add_argument("--routing", choices=LEVELS, help="who may decrypt (default: the strongest the clients allow)")
@@ -97,6 +97,7 @@ def _run(options: argparse.Namespace, console: Console) -> None:
     )  # fmt: skip
     found = for_model(found, options.model)
     model = build(options.model, found.shape, found.classes, hidden=options.hidden, seed=options.seed)
+    feasible(options.clients, Program(model, found.shape), settings)
     models, weights = _trained(options, model, found)
     run = ShapleyEvaluation(model, models, found.test, weights, settings, out=options.out)
     screen = Screen()
@@ -122,13 +123,18 @@ def _trained(options: argparse.Namespace, model: torch.nn.Module, found) -> tupl
         seed=options.seed,
     )  # fmt: skip
     kept = store.models()
-    if kept is not None and kept["told"] == json.dumps(told):
+    if kept is not None:
+        before = json.loads(kept["told"])
+        if different := [name for name in told if told[name] != before.get(name)]:
+            raise CheckpointError(
+                f"{options.out} holds another run, which differs in {', '.join(different[:3])}; name another folder or "
+                "remove that one"
+            )
         return kept["models"], kept["weights"]
     attending = dict(_attendance(text, options.rounds, list(found.train)) for text in options.leave)
     how = Training(epochs=options.epochs, lr=RATES[options.model])
     models, weights = fedavg(model, found.train, options.rounds, how, attending=attending, seed=options.seed)
-    if kept is None:
-        store.keep_models({"told": json.dumps(told), "models": models, "weights": weights})
+    store.keep_models({"told": json.dumps(told), "models": models, "weights": weights})
     return models, weights
 
 

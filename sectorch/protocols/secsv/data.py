@@ -66,6 +66,9 @@ def federation(
         DataError: a name or a number that cannot be.
         DatasetMissingError, PartitionError: as `sectorch.data` raises them.
     """
+    for what, count in (("samples", samples), ("tests", tests)):
+        if count is not None and count < 1:
+            raise DataError(f"{what} must be at least 1, got {count}")
     if name not in DATA:
         raise DataError(f"there is no data set {name!r}; there are {', '.join(DATA)}")
     if not 0 < test_fraction < 1 or clients < 2:
@@ -98,8 +101,8 @@ def for_model(found: Federation, model: str) -> Federation:
 
 def dirichlet(classes: int, clients: int, alpha: float, seed: int) -> torch.Tensor:
     """[classes, clients]: for each label the clients' shares of it, from Dir_clients(alpha)."""
-    if not alpha > 0:
-        raise PartitionError(f"alpha must be above 0, got {alpha}")
+    if not 0 < alpha < float("inf"):
+        raise PartitionError(f"alpha must be above 0 and finite, got {alpha}")
     gamma = torch._standard_gamma(
         torch.full((classes, clients), float(alpha), dtype=torch.float64), generator=generator(seed, "dirichlet")
     ).clamp_min(1e-300)

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from ... import ckks
+from ..checkpoint import digest
 from . import estimators, hesv, secsv, spread
 from .channel import Channel
-from .checkpoint import Store, digest, digest_of
+from .checkpoint import Store, digest_of
 from .client import Format, bits_for
 from .report import Result, Round
 from .secretsv import SecretSVTester
@@ -64,7 +65,6 @@ class ShapleyEvaluation:
         self.names, self.rounds = list(tests), list(rounds)
         self.weights = _weights(weights, self.rounds)
         self.program, self.tests, self.level = check(model, self.rounds, tests, self.weights, how)
-        estimators.require(how.estimator)
         if how.parallel == "ray":
             spread.ray()
         self._given = model, tests

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from . import estimators
 from .errors import ShapleyError
-from .estimators import ESTIMATORS
 from .program import Program
 from .routing import LEVELS, require, strongest
 from .testing import TestSet, check_model
 
 PROTOCOLS = ("secsv", "hesv", "secretsv", "plain")
 PARALLEL = ("subsets", "rounds", "ray")
+MOST = 20
+"""Clients whose coalitions can all be tested: a million a round."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Settings:
     def __post_init__(self):
         for what, value, among in (
             ("protocol", self.protocol, PROTOCOLS),
-            ("estimator", self.estimator, ESTIMATORS),
+            ("estimator", self.estimator, estimators.ESTIMATORS),
             ("routing level", self.routing, (None, *LEVELS)),
             ("way to divide the work", self.parallel, PARALLEL),
         ):
@@ -114,9 +116,25 @@ def check(
             check_model(model, weights_of, f"{name} in round {t + 1}")
             if not shares.get(name, 0) > 0:
                 raise ShapleyError(f"{name} needs an aggregation weight above 0 in round {t + 1}")
-    layers = len(program.layers)
-    level = "none"
-    if how.protocol in ("secsv", "hesv"):
-        level = how.routing or strongest(len(names), layers)
-        require(len(names), layers, level)
+    level = feasible(len(names), program, how)
     return program, TestSet(tuple(x for x, _ in tests.values()), tuple(y for _, y in tests.values())), level
+
+
+def feasible(clients: int, program: Program, how: Settings) -> str:
+    """The level of `routing.LEVELS` that this many clients allow or that was asked for; "none" where nobody decrypts.
+
+    Raises:
+        ShapleyError: too many to test all coalitions. RoutingError: too few for the level.
+        EstimatorMissingError: the estimator needs a package that is not installed.
+    """
+    if how.estimator == "exact" and clients > MOST:
+        raise ShapleyError(
+            f"{clients} clients have 2^{clients} - 1 coalitions, too many to test all; choose another estimator "
+            f"(permutation, group-testing, kernel) with a budget, or at most {MOST} clients"
+        )
+    estimators.require(how.estimator)
+    if how.protocol not in ("secsv", "hesv"):
+        return "none"
+    level = how.routing or strongest(clients, len(program.layers))
+    require(clients, len(program.layers), level)
+    return level

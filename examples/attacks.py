@@ -1,0 +1,218 @@
+# %% [markdown]
+# # Three attacks by parties that follow the protocol
+#
+#     python examples/attacks.py [FOLDER]
+#
+# Everybody here does what the protocol says and studies what it is sent. Each attack works against a paper's letter
+# and fails against what sectorch does by default. Editors open this file as a notebook, cell by cell; as a program it
+# writes three plots. All parties run in this process.
+
+# %%
+from __future__ import annotations
+
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from sklearn.datasets import load_digits
+from torch import nn
+
+import sectorch
+from sectorch.errors import LeakyProtocolWarning
+from sectorch.nn import SecureModule, fhe_friendly
+from sectorch.protocols.capride import DisaggregationError, Ledger, Settings
+from sectorch.protocols.capride.adversary import recover
+from sectorch.protocols.capride.directions import Directions
+from sectorch.protocols.perturbation import Scheme
+from sectorch.runtime.ledger import Transcript
+
+DATA = load_digits()
+IMAGES, LABELS = torch.tensor(DATA.images, dtype=torch.float32).flatten(1) / 16, torch.tensor(DATA.target)
+
+
+def trained(model: nn.Module, rate: float = 5e-3) -> nn.Module:
+    """A model that somebody trained on the digits and wants to keep to himself."""
+    optimizer = torch.optim.Adam(model.parameters(), rate, weight_decay=1e-3)
+    for rows in torch.randint(0, 1200, (300, 64)):
+        optimizer.zero_grad()
+        F.cross_entropy(model(IMAGES[rows]), LABELS[rows]).backward()
+        optimizer.step()
+    return model.eval().requires_grad_(False)
+
+
+# %% [markdown]
+# ## 1. PrivHFL's ReLU shows the asker the answering party's first layer
+#
+# `relu="privhfl"` is Figure 4 of the paper: Q receives r x for every activation x, with a small positive r that is
+# fresh every time. Its sign is that of x. And of twenty answers to one question the greatest common divisor is x
+# itself, to the last bit: 65 questions give the first layer's weights. `relu="exact"`, the default, sends Q the
+# result and nothing else.
+
+
+# %%
+def activations_seen(model: SecureModule, session: sectorch.Session, questions: torch.Tensor) -> torch.Tensor:
+    """What Q works out from the messages that it receives and from its own half of the streams: r x."""
+    drawn, draw = [], session.runtime.draw
+
+    def noting(pair, label, call, number, count):
+        words = draw(pair, label, call, number, count)
+        if label == "leaky_drelu/delta":  # a stream that Q and A have in common
+            drawn.append(words.clone())
+        return words
+
+    session.runtime.draw = noting
+    try:
+        with Transcript() as transcript:
+            model(questions)
+    finally:
+        session.runtime.draw = draw
+    received = [value for line, value in transcript.received("Q") if line.label == "z"]
+    return received[0] + drawn[0].view(received[0].shape) if received else torch.empty(0, dtype=torch.int64)
+
+
+def signs_from_paper_mode(folder: Path) -> dict[str, float]:
+    """Shares of signs and weights that Q finds in paper mode, and how many messages of the safe mode could tell any."""
+    torch.manual_seed(0)
+    model = trained(nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)))  # A's secret
+    session = sectorch.Session()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LeakyProtocolWarning)
+        paper = sectorch.secure(model, relu="privhfl", session=session)
+    seen = activations_seen(paper, session, IMAGES[:200])
+    hidden = model[0](IMAGES[:200])  # what Q should not know
+    signs = float((seen.sign() == hidden.sign()).double().mean())
+
+    questions = torch.cat([torch.zeros(1, 64), torch.eye(64)])
+    answers = activations_seen(paper, session, questions.repeat(20, 1)).view(20, 65, 16)
+    size = answers[0].abs()
+    for again in answers[1:]:
+        size = torch.gcd(size, again)
+    exact = (size * answers[0].sign()).double() / 2**40  # 40 fraction bits after a product
+    found = (exact[1:] - exact[0]).T
+    weights = float(((found - model[0].weight).abs() < 1e-5).double().mean())
+
+    safe = sectorch.secure(model, session=session)
+    with Transcript() as transcript:
+        safe(IMAGES[:200])
+    others = [line.label for line, _ in transcript.received("Q") if line.label != "result"]
+
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    axes = figure.subplots(1, 3)
+    axes[0].loglog(hidden.abs().flatten(), seen.double().abs().flatten() / 2**40, ".", markersize=2)
+    axes[0].set(title="what Q sees of each activation", xlabel="|activation|, A's secret", ylabel="|r x|, seen by Q")
+    pictures = {"weights of A's first unit": model[0].weight, "as Q found them": found}
+    for panel, (title, rows) in zip(axes[1:], pictures.items(), strict=True):
+        panel.imshow(rows[0].view(8, 8), cmap="RdBu")
+        panel.set(title=title, xticks=[], yticks=[])
+    figure.savefig(folder / "attack_signs.png")
+    print(f"paper mode: Q knows {signs:.1%} of the signs, and {weights:.1%} of the first layer's weights to 1e-5")
+    print(f"safe mode: Q received the result and {len(others)} other messages")
+    return {"signs": signs, "weights": weights, "other messages": len(others)}
+
+
+# %% [markdown]
+# ## 2. Enough of CaPriDe's decrypted numbers are a peer's logits
+#
+# Every number that P1 decrypts is a linear equation on P2's logits on P1's samples. With as many numbers as unknowns
+# P1 solves for them. The paper releases without counting; here P2 counts and refuses beyond half of what determines
+# them.
+
+
+# %%
+def logits_from_released_numbers(folder: Path) -> dict[str, float]:
+    """Errors of the recovered logits (0: all found, 1: nothing) without the guard, and with as much as it lets out."""
+    torch.manual_seed(0)
+    samples, temperature, version = 40, 5.0, "v1"
+    peer = trained(fhe_friendly(nn.Sequential(nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 10))))
+    true = peer(IMAGES[1500 : 1500 + samples]).double()
+    draws = torch.randn(samples * 10, samples, 10, dtype=torch.float64)
+    asked = Directions.of(draws - draws.mean(2, keepdim=True))
+    numbers = asked.on(true, temperature)  # what P1 decrypts, one number a direction
+
+    def stopped_at(how: Settings) -> int:
+        ledger = Ledger()
+        for count in range(0, len(numbers), 10):
+            try:
+                ledger.release("P2", "P1", version, 10, samples, 10, how)
+            except DisaggregationError as error:
+                print(f"the guard: {error}")
+                return count
+        return len(numbers)
+
+    def attack(count: int):
+        return recover(Directions(asked.weights[:count], asked.scales[:count]), numbers[:count], temperature)
+
+    unknowns = samples * 9
+    guarded = stopped_at(Settings())
+    free = stopped_at(replace(Settings(), margin=None))
+    counts = [*range(20, unknowns, 40), guarded, unknowns, free]
+    errors = {count: attack(count).error(true) for count in sorted(counts)}
+
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    axes = figure.subplots(1, 3)
+    axes[0].plot([count / unknowns for count in errors], list(errors.values()), marker=".")
+    axes[0].axvline(guarded / unknowns, linestyle="--", color="grey")
+    axes[0].set(title="the guard stops at the dashed line", xlabel="numbers per unknown", ylabel="error of the logits")
+    centred = true - true.mean(1, keepdim=True)
+    for panel, (title, count) in zip(axes[1:], {"without the guard": free, "with it": guarded}.items(), strict=True):
+        panel.plot(centred.flatten(), attack(count).logits.flatten(), ".", markersize=3)
+        panel.set(title=title, xlabel="P2's logits", ylabel="as P1 solves for them")
+    figure.savefig(folder / "attack_logits.png")
+    print(f"without the guard: error {errors[free]:.0e} from {free} numbers on {unknowns} unknowns")
+    print(f"with it: error {errors[guarded]:.2f} from the {guarded} numbers that it lets out")
+    return {"free": errors[free], "guarded": errors[guarded]}
+
+
+# %% [markdown]
+# ## 3. Perturbed weights keep their ratios
+#
+# The server scales every channel of a model by a secret number before clients see it (Feng et al.). The ratios of the
+# weights in a row of the first layer do not change, so a client sees every row but for one factor. The safe setting
+# is not to send weights at all: in `sectorch.secure` what leaves A is masked in the ring, uniform whatever the
+# weights are.
+
+
+# %%
+def ratios_in_perturbed_weights(folder: Path) -> dict[str, float]:
+    """Cosines between true rows and what others see of them: perturbed by the paper, masked by sectorch."""
+    torch.manual_seed(0)
+    model = trained(nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))).double()
+    true = model[0].weight
+    noisy, _ = Scheme(model.requires_grad_(True)).perturb(model.state_dict())
+    perturbed = noisy.state["0.weight"]
+
+    session = sectorch.Session()
+    with Transcript() as transcript:
+        sectorch.secure(model.float(), session=session)(IMAGES[:2])
+    sent = [value for line, value in transcript.received("S") if value.numel() == true.numel() and line.src.role == "A"]
+    masked = sent[0].double().reshape(true.shape) / 2.0**63
+
+    cosine = lambda rows: float(F.cosine_similarity(rows, true, dim=1).abs().mean())
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    axes = figure.subplots(1, 3)
+    for panel, (title, rows) in zip(
+        axes, {"a row of A's weights": true, "perturbed": perturbed, "masked": masked}.items(), strict=True
+    ):
+        panel.imshow(rows[0].detach().view(8, 8), cmap="RdBu")
+        panel.set(title=title, xticks=[], yticks=[])
+    figure.savefig(folder / "attack_ratios.png")
+    print(f"perturbed rows: cosine {cosine(perturbed):.6f} with the true ones, at other lengths")
+    print(f"masked rows: cosine {cosine(masked):.2f}, as of random directions")
+    return {"perturbed": cosine(perturbed), "masked": cosine(masked)}
+
+
+# %%
+def main(folder: Path = Path("runs/attacks")) -> dict[str, dict[str, float]]:
+    folder.mkdir(parents=True, exist_ok=True)
+    attacks = (signs_from_paper_mode, logits_from_released_numbers, ratios_in_perturbed_weights)
+    found = {attack.__name__: attack(folder) for attack in attacks}
+    print(f"written: {folder}: {', '.join(sorted(path.name for path in folder.glob('attack_*.png')))}")
+    return found
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:2]))

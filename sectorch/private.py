@@ -1,0 +1,147 @@
+"""Operations among one party's own tensors: run there, in plain floating point, once a session.
+
+What is derived from a model's weights (a transpose, a product of two weights) is kept with them, and so is its masked
+form, which is sent once. A copy is not kept, so that it may be changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+from weakref import ref
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .errors import SecretAccessError, UnsupportedOpError
+from .table import IN_PLACE, ROW_OF, Context, spell
+from .tensor import PrivateTensor, SecretTensor
+
+_T = torch.Tensor
+_COPIES = {torch.clone, _T.clone}
+
+
+def call(context: Context, func: Callable, args: tuple, kwargs: dict, meta: Any) -> Any:
+    """func(*args, **kwargs) at the owner of the private tensors among the arguments; `meta` is torch's own result.
+
+    Raises:
+        SecretAccessError: the result is no tensor. UnsupportedOpError: see `_changed`.
+    """
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PrivateTensor)]
+    outputs, out_spec = pytree.tree_flatten(meta)
+    run = _runs(func, leaves, at, spec)
+    if _in_place(func):
+        return _changed(context, func, leaves, at, run)
+    if not outputs or not all(isinstance(leaf, torch.Tensor) for leaf in outputs):
+        raise SecretAccessError(f"{spell(func)} would take a value out of a PrivateTensor")
+    parent = leaves[at[0]]
+    key = None if func in _COPIES else _cache_key(func, leaves, at, spec)
+    if key is not None and key in parent.derived:
+        return pytree.tree_unflatten(parent.derived[key][0], out_spec)
+    located = context.setup.locally(context.party, run, *(leaves[i].value for i in at))
+    row = ROW_OF.get(func)
+    results = []
+    for i, (value, out) in enumerate(zip(located, outputs, strict=True)):
+        result = PrivateTensor(value, context.session, context.party, context.scheme, out.dtype, parent.label)
+        result.copied = func in _COPIES
+        if row is not None and row.view and len(at) == 1:
+            result.origin = (parent, lambda v, i=i: run(v)[i])
+            if (whole := _whole(parent)[0]).copied:
+                whole.views.append(ref(result))
+        results.append(result)
+    if key is not None:
+        parent.derived[key] = results, [leaves[i] for i in at]  # holding them keeps their ids theirs
+        for result in results:
+            result.lasting = True
+    return pytree.tree_unflatten(results, out_spec)
+
+
+def _runs(func: Callable, leaves: list, at: list[int], spec: Any) -> Callable:
+    """func on the contents of the private arguments, which stand at these places; on shapes where they are absent."""
+
+    def run(*values):
+        absent = any(value.is_meta for value in values)
+        filled = [to_meta(leaf, True) if absent else _in_double(leaf) for leaf in leaves]
+        for i, value in zip(at, values, strict=True):
+            filled[i] = value if absent else _in_double(value)
+        a, k = pytree.tree_unflatten(filled, spec)
+        with torch.no_grad():
+            return tuple(pytree.tree_leaves(func(*a, **k)))
+
+    return run
+
+
+def _changed(context: Context, func: Callable, leaves: list, at: list[int], run: Callable) -> PrivateTensor:
+    """An operation in place on a copy, or on the only view of one that anybody still has.
+
+    Raises:
+        UnsupportedOpError: it would change a model's own tensor, or one that others are views of.
+    """
+    target = leaves[0]
+    if at[0] != 0:
+        raise UnsupportedOpError(f"{spell(func)} would write a weight into a plain tensor; write it out of place")
+    whole, views = _whole(target)
+    others = [view for view in whole.views if view() is not None and view() is not target]
+    if not whole.copied or others or any(leaves[i] is whole for i in at[1:]):
+        raise UnsupportedOpError(f"{spell(func)} would change a weight in place; write it out of place")
+
+    def viewed(value: torch.Tensor) -> torch.Tensor:
+        return reduce(lambda v, view: view(v), views, value)
+
+    def written(value: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        value = value.clone()
+        run(viewed(value), *rest)
+        return value
+
+    rest = [leaves[i].value for i in at[1:]]
+    whole.become(context.setup.locally(context.party, written, whole.value, *rest))
+    if target is not whole:
+        target.become(context.setup.locally(context.party, viewed, whole.value))
+    return target
+
+
+def _whole(x: PrivateTensor) -> tuple[PrivateTensor, list[Callable]]:
+    """What x is a view of, and the views on the way to it; x itself and none where it is no view."""
+    views = []
+    while x.origin is not None:
+        x, view = x.origin
+        views.append(view)
+    return x, views[::-1]
+
+
+def _in_place(func: Callable) -> bool:
+    name = getattr(func, "__name__", "")
+    return func in IN_PLACE or (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
+
+
+def _in_double(leaf: Any) -> Any:
+    """Private tensors are computed on in float64, whatever dtype they pass for; a public operand joins them."""
+    return leaf.double() if type(leaf) is torch.Tensor and leaf.is_floating_point() else leaf
+
+
+def to_meta(leaf: Any, public_too: bool) -> Any:
+    """The shape of a secret tensor, and of a public one if asked for; anything else as it is."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    with torch._C.DisableTorchFunctionSubclass():
+        if isinstance(leaf, SecretTensor) or public_too:
+            return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+        return leaf
+
+
+def _cache_key(func: Callable, leaves: list, at: list[int], spec: Any) -> Any:
+    """Names a derived weight, so that it is derived and sent once.
+
+    Only of lasting private tensors (a model's, or derived from those by the cache itself): an id of a passing one could
+    be another's later. Every other argument must be hashable.
+    """
+    if any(isinstance(leaf, torch.Tensor) and (i not in at or not leaf.lasting) for i, leaf in enumerate(leaves)):
+        return None
+    key = (func, repr(spec), tuple(id(leaf) if i in at else (type(leaf), leaf) for i, leaf in enumerate(leaves)))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key

@@ -1,0 +1,104 @@
+"""What run folders have in common: files that are whole or not there, one run to a folder, names for contents.
+
+Files are written beside their place and moved there. Tensors are loaded with `weights_only=True`. Every function takes
+None for the path of a run that keeps nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+
+from ..errors import CheckpointError
+
+
+def digest(*tensors: torch.Tensor) -> str:
+    """A name for contents, dtypes and shapes."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()[:32]
+
+
+def claim(path: Path | None, wanted: dict) -> None:
+    """Make the folder of `path` this run's, or recognise it.
+
+    Args:
+        path: the file that says what the run is.
+        wanted: what this run is.
+
+    Raises:
+        CheckpointError: the folder holds another run; names what differs.
+    """
+    wanted = json.loads(json.dumps(wanted))
+    found = load_json(path, "remove its folder and start again")
+    if found is None:
+        save_json(path, wanted, indent=2)
+        return
+    different = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+    if different:
+        shown = ", ".join(f"{n} ({_short(found.get(n))} there, {_short(wanted.get(n))} now)" for n in different[:3])
+        raise CheckpointError(
+            f"{path.parent} holds another run, which differs in {shown}; name another folder or remove that one"
+        )
+
+
+def load_json(path: Path | None, way_out: str) -> Any:
+    """What `save_json` wrote, or None if it is not there.
+
+    Raises:
+        CheckpointError: it cannot be read; ends with `way_out`.
+    """
+    return _load(path, lambda p: json.loads(p.read_text()), way_out)
+
+
+def load_tensors(path: Path | None, way_out: str) -> Any:
+    """What `save_tensors` wrote, or None if it is not there.
+
+    Raises:
+        CheckpointError: it cannot be read; ends with `way_out`.
+    """
+    return _load(path, lambda p: torch.load(p, weights_only=True), way_out)
+
+
+def save_json(path: Path | None, value: Any, indent: int | None = None) -> None:
+    """Write a file, whole or not at all, and its folder where it is missing."""
+    _save(path, lambda p: p.write_text(json.dumps(value, indent=indent)))
+
+
+def save_tensors(path: Path | None, value: Any) -> None:
+    """Write a file, whole or not at all, and its folder where it is missing."""
+    _save(path, lambda p: torch.save(value, p))
+
+
+def _load(path: Path | None, how: Callable[[Path], Any], way_out: str) -> Any:
+    if path is None or not path.is_file():
+        return None
+    try:
+        return how(path)
+    except (OSError, ValueError, RuntimeError, EOFError, KeyError, UnpicklingError) as error:
+        raise CheckpointError(f"{path} cannot be read ({type(error).__name__}); {way_out}") from error
+
+
+def _save(path: Path | None, write: Callable[[Path], Any]) -> None:
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".part")
+    write(beside)
+    with open(beside, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else "other content"

@@ -1,0 +1,285 @@
+"""The command line as one piece: every command's help, errors, exit codes, `--json` and `--debug`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sectorch.cli import COMMANDS, GROUPS, overview, run
+from sectorch.command import Parser, ended, writable
+from sectorch.errors import ArgumentError, SectorchError
+
+ACTIONS = ("init", "issue", "identity", "show", "pin")
+ALL = [*([name] for name in COMMANDS), *(["keys", action] for action in ACTIONS)]
+FILES = ["--cert", "none.pem", "--key", "none.pem"]
+
+# What each command refuses before it starts to work: options, and words of the message.
+BAD = {
+    "server": [
+        (["--clients-ca", "none.pem", *FILES], "cannot read"),
+        (["--clients-ca", "none.pem", *FILES, "--running", "0"], "--running is at least 1, got 0"),
+    ],
+    "answer": [(["none.pt2", "--name", "b", "--ca", "none.pem", *FILES], "cannot load none.pt2")],
+    "query": [
+        (["b", "none.npy", "--ca", "none.pem", *FILES], "cannot read none.npy"),
+        (["b", "--ca", "none.pem", *FILES, "none.npy"], "cannot read none.npy"),
+        (["b", "--ca", "none.pem", *FILES], "name a file of inputs"),
+        (["b", "--prepare", "-1", "--ca", "none.pem", *FILES], "name a file of inputs"),
+        (["b", "x.npy", "--batch", "0", "--ca", "none.pem", *FILES], "--batch is at least 1, got 0"),
+    ],
+    "models": [(["--ca", "none.pem", *FILES], "cannot read")],
+    "keys": [(["show", "none.pem"], "cannot read none.pem"), (["issue", "none", "alice"], "none")],
+    "privhfl": [
+        (["--clients", "1000"], "1000 clients with 30 samples each need 30000"),
+        (["--clients", "1"], "at least two clients"),
+        (["--alpha", "-1"], "alpha must be above 0"),
+        (["--alpha", "nan"], "alpha must be above 0"),
+        (["--classes-each", "0"], "classes_each must be"),
+        (["--local-epochs", "-3"], "epochs must not be negative, got -3"),
+        (["--epochs", "-1"], "epochs must not be negative, got -1"),
+        (["--samples", "0"], "0 samples each"),
+        (["--iterations", "0"], "iterations must be at least 1"),
+        (["--queries", "0"], "queries must be at least 1"),
+        (["--chunk", "-5"], "chunk must be at least 1"),
+    ],
+    "capc": [
+        (["--parties", "0"], "of 0 parties"),
+        (["--parties", "100000"], "100000 clients with 0 samples"),
+        (["--querying", "0"], "0 are to ask"),
+        (["--pool", "0"], "no party has a pool"),
+        (["--models-each", "0"], "0 models to an organisation"),
+        (["--chunk", "0"], "chunk must be at least 1"),
+        (["--queries", "-1"], "queries must be at least 1"),
+        (["--scale", "0"], "scale, of the noise, must be above 0"),
+        (["--scale", "-1"], "scale, of the noise, must be above 0"),
+        (["--frac-bits", "99"], "frac_bits must be between 1 and 26"),
+        (["--epsilon", "nan"], "epsilon must be"),
+    ],
+    "capride": [
+        (["--parties", "1"], "at least two are needed"),
+        (["--parties", "100000"], "100000 clients"),
+        (["--split", "heterogeneous", "--alpha", "-1"], "alpha must be above 0"),
+        (["--samples", "0"], "samples of each party must be at least 1"),
+        (["--split", "no-overlap", "--samples", "-5"], "samples of each party must be at least 1"),
+        (["--rounds", "-1"], "rounds must be at least 0"),
+        (["--batch", "1"], "batch must be at least 2"),
+        (["--rate", "nan"], "rate must be above 0"),
+        (["--fraction", "0"], "fraction must be above 0"),
+        (["--levels", "-1"], "levels"),
+        (["--delta", "1"], "delta must be above 0"),
+    ],
+    "perturbed-fl": [
+        (["--clients", "0"], "clients must be at least 1"),
+        (["--clients", "100000"], "100000 clients for"),
+        (["--rounds", "0"], "rounds must be at least 1"),
+        (["--batch-size", "-1"], "batch_size must be at least 1"),
+        (["--local-batches", "0"], "local_batches must be at least 1"),
+        (["--learning-rate", "nan"], "learning_rate must be above 0"),
+        (["--momentum", "1"], "momentum must be"),
+        (["--weight-decay", "-1"], "weight_decay must be"),
+        (["--partitions", "0"], "partitions must be at least 1"),
+        (["--threads", "0"], "--threads is at least 1"),
+        (["--data", "cifar100"], "give it as --data-root"),
+    ],
+    "shapley": [
+        (["--clients", "1"], "at least two clients"),
+        (["--clients", "100000"], "100000 clients with at least"),
+        (["--clients", "30"], "2^30 - 1 coalitions"),
+        (["--rounds", "0"], "at least one round"),
+        (["--epochs", "-3"], "positive epochs"),
+        (["--alpha", "-1"], "alpha must be above 0"),
+        (["--samples", "0"], "samples must be at least 1"),
+        (["--tests", "-3"], "tests must be at least 1"),
+        (["--model", "dnn", "--hidden", "9"], "0 to 7"),
+        (["--model", "cnn", "--clients", "2"], "need 3 clients"),
+        (["--processes", "0"], "processes and budget must be at least 1"),
+        (["--skip", "--protocol", "hesv"], "HESV encrypts"),
+        (["--leave", "c9:1-1"], "clients are c1"),
+    ],
+    "bench": [
+        (["--repeats", "0"], "batches and repeats are at least 1"),
+        (["--batches", "0"], "batches and repeats are at least 1"),
+        (["--mbit", "0"], "above 0 Mbit/s"),
+    ],
+}  # fmt: skip
+CASES = [(name, *case) for name, cases in BAD.items() for case in cases]
+FOLDERS = ("privhfl", "capc", "capride", "perturbed-fl", "shapley", "bench")
+"""Commands that leave a folder of results."""
+QUICK = {
+    "privhfl": "--clients 3 --samples 20 --local-epochs 1 --epochs 1 --queries 4 --no-plots",
+    "capc": "--parties 12 --querying 1 --pool 4 --epsilon 20 --inference simulated --no-plots",
+    "capride": "--parties 2 --samples 40 --rounds 1 --warmup 1 --epochs 1 --directions 4 --simulate --no-plots",
+    "perturbed-fl": "--clients 2 --rounds 2 --model mlp3 --no-plots",
+    "shapley": "--clients 4 --rounds 1 --samples 60 --tests 20 --protocol plain --no-plots",
+}
+
+
+def one_line(text: str) -> bool:
+    return text.startswith("error: ") and text.count("\n") == 1 and text.endswith("\n")
+
+
+def name_of(case) -> str:
+    return " ".join(case) if isinstance(case, list) else str(case)
+
+
+def test_the_overview_is_a_screen_with_every_command():
+    lines = overview().splitlines()
+    assert len(lines) <= 32 and max(map(len, lines)) <= 80
+    for group, commands in GROUPS.items():
+        assert f"{group}:" in lines
+        for name, (_, what) in commands.items():
+            assert any(line.split(maxsplit=1) == [name, what] for line in lines), name
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_is_the_overview(arguments, capsys):
+    assert run(arguments) == 0
+    assert capsys.readouterr().out.strip() == overview()
+
+
+def test_an_unknown_command_is_one_line_with_a_guess(capsys):
+    assert run(["privfl", "--clients", "3"]) == 2
+    shown = capsys.readouterr()
+    assert one_line(shown.err) and "perhaps privhfl" in shown.err and shown.out == ""
+
+
+def test_the_version(capsys):
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("sectorch ")
+
+
+@pytest.mark.parametrize("command", ALL, ids=name_of)
+def test_help_has_an_example(command, capsys):
+    """It stands at the end, and is a command line of this command."""
+    with pytest.raises(SystemExit) as stopped:
+        run([*command, "--help"])
+    shown = capsys.readouterr()
+    assert stopped.value.code == 0 and shown.err == ""
+    examples = shown.out.split("examples:\n")[1].splitlines()
+    assert examples and all(line.startswith(f"  sectorch {' '.join(command)}") for line in examples)
+    assert "--debug" in shown.out
+
+
+@pytest.mark.parametrize("command", ALL, ids=name_of)
+def test_an_unknown_option_exits_2_in_one_line(command, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run([*command, "--no-such-option"])
+    shown = capsys.readouterr()
+    assert stopped.value.code == 2 and shown.out == ""
+    assert one_line(shown.err) and f"sectorch {command[0]}" in shown.err and "--help lists the options" in shown.err
+
+
+@pytest.mark.parametrize("name, options, words", CASES, ids=name_of)
+def test_bad_input_is_one_line_before_any_work(name, options, words, tmp_path, capsys, monkeypatch):
+    """Nothing is written: a run makes its folder before it trains."""
+    monkeypatch.chdir(tmp_path)
+    assert run([name, *options]) == 1
+    shown = capsys.readouterr()
+    assert one_line(shown.err) and words in shown.err and shown.out == ""
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("first", [True, False])
+def test_debug_shows_the_traceback(name, first, tmp_path, monkeypatch):
+    """Before the command and after it. What is raised leaves the program, and Python prints the traceback."""
+    monkeypatch.chdir(tmp_path)
+    options, _ = BAD[name][0]
+    with pytest.raises(SectorchError):
+        run(["--debug", name, *options] if first else [name, *options, "--debug"])
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_that_cannot_be_written_to_is_refused_at_once(name, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run([name, "--out", str(tmp_path / "file" / "run")]) == 1
+    shown = capsys.readouterr()
+    assert one_line(shown.err) and "cannot write to" in shown.err and "--out" in shown.err
+
+
+def test_trying_a_folder_leaves_no_trace(tmp_path):
+    writable(tmp_path / "a" / "b")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_json_is_all_of_standard_output_and_the_file(name, tmp_path, capsys):
+    assert run([name, *QUICK[name].split(), "--json", "--out", str(tmp_path / "run")]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "run" / "results.json").read_text())
+
+
+def test_json_of_ops_and_keys(tmp_path, capsys):
+    def of(*arguments: str):
+        assert run([*arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    assert {"name", "kind", "note"} <= of("ops")[0].keys()
+    pki = tmp_path / "pki"
+    assert of("keys", "init", str(pki)) == {"ca": str(pki / "ca.pem")}
+    made = of("keys", "issue", str(pki), "alice")
+    assert all(Path(made[what]).is_file() for what in ("certificate", "key", "identity"))
+    assert of("keys", "show", made["identity"]) == {"fingerprint": made["fingerprint"]}
+    assert set(of("keys", "issue", str(pki), "server", "--host", "localhost")) == {"certificate", "key"}
+    pins = tmp_path / "pins"
+    assert of("keys", "pin", "alice", made["fingerprint"], "--pins", str(pins))["pins"] == str(pins)
+    assert of("keys", "identity", str(tmp_path / "bob.pem"))["fingerprint"].startswith("SHA256:")
+
+
+def test_without_json_results_are_for_people(capsys):
+    assert run(["ops"]) == 0
+    shown = capsys.readouterr()
+    assert "operation" in shown.out and shown.err == ""
+
+
+def quick_parser() -> Parser:
+    parser = Parser("quick", "Does nothing.", ["sectorch quick"])
+    parser.writes_results("runs/quick")
+    return parser
+
+
+def raising(error: BaseException):
+    def work(options: argparse.Namespace, console):
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize(
+    "error, code, words",
+    [
+        (KeyboardInterrupt(), 130, "stopped; what is finished is in here\n"),
+        (ArgumentError("what came,\nwhat was expected"), 1, "error: what came, what was expected\n"),
+        (PermissionError(13, "Permission denied", "x/y"), 1, "error: Permission denied: x/y\n"),
+        (KeyError("x"), 1, "error: KeyError: 'x'; this should not happen: please report it with what --debug adds\n"),
+    ],
+)
+def test_how_a_run_ends(error, code, words, capsys):
+    assert ended(quick_parser(), ["--out", "here"], raising(error), "stopped; what is finished is in {out}") == code
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", words)
+    if code == 1:
+        with pytest.raises(type(error)):
+            ended(quick_parser(), ["--debug"], raising(error))
+
+
+def test_the_program():
+    """As the shell sees it: exit codes, and a traceback with --debug only."""
+
+    def done(*arguments: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "sectorch.cli", *arguments]
+        process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert process.stdout == ""
+        return process.returncode, process.stderr
+
+    code, text = done("keys", "show", "none.pem")
+    assert code == 1 and one_line(text)
+    code, text = done("--debug", "keys", "show", "none.pem")
+    assert code == 1 and text.startswith("Traceback") and "ArgumentError: cannot read none.pem" in text
+    code, text = done("keys", "show")
+    assert code == 2 and one_line(text)

@@ -1,0 +1,139 @@
+"""Every example runs, and shows what it says that it shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sectorch.choreography import PROTOCOLS
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture
+def example(monkeypatch, tmp_path, capsys):
+    """Runs an example in this process and a folder of its own."""
+    before = dict(PROTOCOLS)  # an example may declare protocols of its own; other tests read the registry
+
+    def run(name: str, *arguments) -> tuple[Any, str]:
+        """What its `main` returns, or None for one that is a script, and its words in one line."""
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [name])
+        path = EXAMPLES / f"{name}.py"
+        script = "\ndef main(" not in path.read_text(encoding="utf-8")
+        found = runpy.run_path(str(path), run_name="__main__" if script else "example")
+        result = None if script else found["main"](*arguments)
+        return result, " ".join(capsys.readouterr().out.split())
+
+    yield run
+    PROTOCOLS.clear()
+    PROTOCOLS.update(before)
+
+
+def number(text: str, pattern: str) -> float:
+    found = re.search(pattern, text)
+    assert found, f"{pattern} is not in {text}"
+    return float(found[1])
+
+
+def test_every_example_is_tested_here():
+    tested = set(re.findall(r'example\("(\w+)"', Path(__file__).read_text(encoding="utf-8")))
+    assert tested == {path.stem for path in EXAMPLES.glob("*.py")}
+
+
+def test_wrap_your_model(example):
+    _, text = example("digits")
+    assert number(text, r"accuracy │ ([\d.]+)") > 0.95
+    assert "same label as plain 450 450" in " ".join(text.replace("│", "").split())
+    assert number(text, r"largest logit error │ │ ([\d.e-]+)") < 1e-3
+    assert "protects nothing" in text
+
+
+def test_new_protocol(example):
+    _, text = example("new_protocol")
+    secure, clear = (number(text, pattern) for pattern in (r"distance: ([\d.]+)", r"in the clear ([\d.]+)"))
+    assert abs(secure - clear) < 1e-4
+    assert "refused: " in text and "squared_distances" in text
+
+
+def test_shared_image(example, tmp_path):
+    _, text = example("shared_image", tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 100_000
+    # 196,608 independent pixels: a correlation of uniform noise has a standard deviation of 0.0023.
+    for party in ("A's share", "S's share"):
+        assert abs(number(text, rf"{party} +correlation with the mixup ([+-][\d.]+)")) < 0.015
+    assert number(text, r"reconstruction +correlation with the mixup ([+-][\d.]+)") > 0.999
+
+
+def test_privhfl(example):
+    means, text = example("privhfl")
+    assert means["asked"] > means["alone"] + 0.02 and means["asked"] > means["control"] + 0.02
+    assert "no summand" in text and "this is a simulation" in text
+
+
+def test_capc(example):
+    found, text = example("capc")
+    # Labels of ten classes that are right by chance are a tenth.
+    assert found["queries"] == 40 and found["epsilon"] <= 20 and found["right"] > 0.6
+    assert found["after"] > found["before"] and "no vote" in text
+
+
+def test_capride(example):
+    found, text = example("capride")
+    assert found["apart"] < 1e-2, "the encrypted round is the one in the clear, but for CKKS's error"
+    assert found["learned"] > found["alone"] + 0.02 and found["learned"] > found["before"]
+    assert "all of them aggregates" in text
+
+
+def test_perturbed(example):
+    found, text = example("perturbed")
+    assert found["gap"] < 1e-6 and found["perturbed"] == found["plain"] > 0.85
+    assert found["moved"] > 0.2 and "less is hidden than the paper says" in text
+
+
+def test_shapley(example):
+    found, text = example("shapley")
+    assert found["error"] < 1e-2
+    assert found["careless"] < min(found[name] for name in ("north", "east", "south")) - 0.05
+    assert "saw no model and no record" in text
+
+
+def test_attacks(example, tmp_path):
+    """Each works against the paper's letter and fails against the default."""
+    found, text = example("attacks", tmp_path)
+    signs = found["signs_from_paper_mode"]
+    assert signs["signs"] == 1 and signs["weights"] == 1 and signs["other messages"] == 0
+    logits = found["logits_from_released_numbers"]
+    assert logits["free"] < 1e-4 and logits["guarded"] > 0.5
+    ratios = found["ratios_in_perturbed_weights"]
+    # The mean of 16 cosines of random directions in 64 dimensions is 0.10, with a standard deviation of 0.02.
+    assert ratios["perturbed"] > 1 - 1e-9 and ratios["masked"] < 0.25
+    for plot in ("signs", "logits", "ratios"):
+        assert (tmp_path / f"attack_{plot}.png").read_bytes().startswith(b"\x89PNG")
+    assert "the guard: P2 refuses" in text
+
+
+def test_attacks_is_a_notebook_of_cells():
+    text = (EXAMPLES / "attacks.py").read_text(encoding="utf-8")
+    assert text.startswith("# %% [markdown]\n") and text.count("\n# %%\n") == 5
+
+
+def test_three_processes():
+    """A server, an answering and a querying process over TLS."""
+    done = subprocess.run(
+        [sys.executable, "examples/three_hosts/run.py", "--rows", "8", "--batch", "8"],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "same labels as plain: 8 of 8" in done.stdout
+    assert number(done.stdout, r"largest error ([\d.e-]+)") < 1e-3
+    there, here = (number(done.stdout, pattern) for pattern in (r"s, (\d+) bytes; all", r"here: (\d+) bytes"))
+    assert there == here

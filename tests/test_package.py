@@ -1,0 +1,97 @@
+"""The wheel installs alone: the package and nothing else, asking for what it imports, no more and no less."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import sectorch
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted(ROOT.glob("sectorch/**/*.py"))
+FROM_OTHERS = {"PIL": "torchvision", "llvmlite": "numba"}
+"""Imported only beside another package, which brings it."""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> zipfile.ZipFile:
+    """Built from a copy, with setuptools as it is here: a build leaves files in its folder."""
+    folder = tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT / "sectorch", folder / "sectorch", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    build = "import setuptools.build_meta as b; print(b.build_wheel('.'))"
+    done = subprocess.run([sys.executable, "-c", build], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return zipfile.ZipFile(folder / done.stdout.split()[-1])
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile):
+    names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert names == {str(path.relative_to(ROOT)) for path in SOURCES} | {"sectorch/py.typed"}
+    (points,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
+    assert "sectorch = sectorch.cli:main" in wheel.read(points).decode()
+    assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
+
+
+def described(wheel: zipfile.ZipFile) -> str:
+    (name,) = (name for name in wheel.namelist() if name.endswith("METADATA"))
+    return wheel.read(name).decode()
+
+
+def required(wheel: zipfile.ZipFile) -> tuple[set[str], set[str]]:
+    """Distributions that the wheel asks for: always, and in some extra."""
+    lines = re.findall(r"^Requires-Dist: ([\w.-]+)(.*)$", described(wheel), re.MULTILINE)
+    always = {normal(name) for name, rest in lines if "extra ==" not in rest}
+    return always, {normal(name) for name, rest in lines if "extra ==" in rest}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_wheel_says_what_it_is(wheel: zipfile.ZipFile):
+    text = described(wheel)
+    assert f"\nVersion: {sectorch.__version__}\n" in text and "\nRequires-Python: >=3.10\n" in text
+    assert "\nClassifier: Typing :: Typed\n" in text and "\n# sectorch\n" in text
+    assert all(
+        re.search(r">=\d", rest) for rest in re.findall(r"^Requires-Dist: (?!sectorch)(.*)$", text, re.MULTILINE)
+    )
+
+
+def imported(path: Path) -> Iterator[tuple[str, bool]]:
+    """Other packages that a file imports, and whether the import is at its top, so that nothing works without."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module]
+        else:
+            continue
+        for name in names:
+            package = name.split(".")[0]
+            if package not in sys.stdlib_module_names:
+                yield package, node in tree.body
+
+
+def test_dependencies_are_what_is_imported(wheel: zipfile.ZipFile):
+    """An import at the top is a dependency; one inside a function, of an optional package, at least in an extra."""
+    always, extra = required(wheel)
+    homes = metadata.packages_distributions()
+    used: set[str] = set()
+    for path in SOURCES:
+        for package, top in imported(path):
+            home = normal(FROM_OTHERS.get(package) or homes.get(package, [package])[0])
+            used.add(home)
+            assert home in always or (not top and home in extra), f"{path.relative_to(ROOT)} imports {package}"
+    assert always == used & always, f"asked for, and not used: {sorted(always - used)}"

@@ -1,0 +1,209 @@
+"""The documentation site: no warning, pages as on a code host, nothing from elsewhere, an API that is whole."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from markdown_it import MarkdownIt
+from torch import nn
+
+import sectorch
+from sectorch import errors
+from sectorch.choreography import PROTOCOLS, Phase
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+OUTSIDE = sorted(path for path in ROOT.glob("*.md"))
+LISTED = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
+API = sorted(DOCS.glob("api/*.md"))
+PACKAGES = [
+    "sectorch",
+    *(f"sectorch.{name}" for name in ("nn", "nn.models", "ckks", "garbled", "network", "privacy", "data")),
+    *(f"sectorch.protocols.{name}" for name in ("privhfl", "capc", "capride", "perturbation", "secsv")),
+]
+PHASES = {"once": Phase.SETUP, "ahead": Phase.OFFLINE, "online": Phase.ONLINE}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The site, built once with warnings as errors."""
+    pytest.importorskip("mkdocs", reason="the site needs the docs extra: pip install 'sectorch[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(build, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stdout + done.stderr
+    return folder
+
+
+def html_of(site: Path, page: Path) -> str:
+    name = page.relative_to(DOCS).with_suffix("") if page.is_relative_to(DOCS) else Path(page.stem.lower())
+    parts = name.parts[:-1] if name.name == "index" else name.parts
+    return site.joinpath(*parts, "index.html").read_text(encoding="utf-8")
+
+
+def article(html: str) -> str:
+    return html[html.index("<article") : html.index("</article>")]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OUTSIDE], ids=lambda page: page.name)
+def test_page_is_the_same_as_on_a_code_host(site: Path, page: Path):
+    """Two Markdown dialects, one page: as many headings, tables and rows, lists, blocks of code and pictures."""
+    host = MarkdownIt("commonmark").enable("table").render(page.read_text(encoding="utf-8"))
+    tags = re.compile(r"<(h[1-6]|table|tr|ul|ol|li|pre|img|a (?=href))\b")
+
+    def counted(html: str) -> Counter:
+        return Counter(tag.strip() for tag in tags.findall(re.sub(r'<a class="headerlink"[^>]*>', "", html)))
+
+    assert counted(article(html_of(site, page))) == counted(host)
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path):
+    """A reader's browser asks nobody else: no script, style, font or picture of another host."""
+    elsewhere = re.compile(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="(?:https?:)?//', re.IGNORECASE)
+    found = [page for page in site.rglob("*.html") if elsewhere.search(page.read_text(encoding="utf-8"))]
+    styles = [page for page in site.rglob("*.css") if re.search(r"url\([\"']?(https?:)?//", page.read_text("utf-8"))]
+    assert len(list(site.rglob("*.html"))) > 30 and not found and not styles
+
+
+def listed() -> list[str]:
+    return [path for page in API for path in LISTED.findall(page.read_text(encoding="utf-8"))]
+
+
+def found(path: str) -> object:
+    """The object of a dotted path: the attributes of the longest module."""
+    parts, value = path.split("."), sectorch
+    for i, part in enumerate(parts[1:], 2):
+        if hasattr(value, part) and not (inspect.ismodule(value) and inspect.ismodule(getattr(value, part))):
+            value = getattr(value, part)
+        else:
+            value = importlib.import_module(".".join(parts[:i]))
+    return value
+
+
+def exported(package: str) -> list[str]:
+    """What a package's __init__.py gives under a name: `from .x import y as y`, but no modules."""
+    path = ROOT.joinpath(*package.split("."), "__init__.py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    steps = [step for step in tree.body if isinstance(step, ast.ImportFrom) and step.module and step.level == 1]
+    return [alias.asname for step in steps for alias in step.names if alias.asname]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_is_in_the_reference(package: str):
+    shown = [found(path) for path in listed()] + list(vars(errors).values())
+    assert exported(package)
+    for name in exported(package):
+        value = getattr(importlib.import_module(package), name)
+        assert any(value is one for one in shown), f"{package}.{name} is missing in docs/api"
+
+
+def test_every_listed_name_is_shown(site: Path):
+    assert len(listed()) == len(set(listed())) > 100
+    for page in API:
+        html = html_of(site, page)
+        for path in LISTED.findall(page.read_text(encoding="utf-8")):
+            assert f'id="{path}"' in html, path
+
+
+def documented(kind: str, docstring: str) -> list[str]:
+    """The names of a section of a docstring; "a, b: text" names two."""
+    section = re.search(rf"^{kind}:\n((?:[ ]+.*\n|\n)+)", docstring + "\n", re.MULTILINE)
+    entries = re.findall(r"^    (\S.*)$", section[1], re.MULTILINE) if section else []
+    return [name for entry in entries for name in entry.split(": ")[0].removesuffix(":").split(", ")]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "sectorch").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_docstrings_name_what_is_there(path: Path):
+    """Args: are parameters; Raises: are exceptions, each with its reason, or the reference would drop the line."""
+    module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
+    known = {**vars(builtins), **vars(errors), **vars(module)}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+            continue
+        docstring = inspect.cleandoc(ast.get_docstring(node) or "")
+        inits = [node, *(part for part in getattr(node, "body", []) if getattr(part, "name", "") == "__init__")]
+        names = {
+            argument.arg
+            for part in inits
+            if isinstance(part, ast.FunctionDef)
+            for argument in (
+                *part.args.posonlyargs,
+                *part.args.args,
+                *part.args.kwonlyargs,
+                part.args.vararg,
+                part.args.kwarg,
+            )
+            if argument
+        }
+        names |= {
+            part.target.id for part in node.body if isinstance(part, ast.AnnAssign) and hasattr(part.target, "id")
+        }
+        for name in documented("Args", docstring):
+            assert name.lstrip("*") in names, f"{node.name}: {name}"
+        for name in documented("Raises", docstring):
+            error = known.get(name) or _by_name(name)
+            assert inspect.isclass(error) and issubclass(error, BaseException), f"{node.name}: {name}"
+
+
+def _by_name(name: str) -> type | None:
+    """An error class of a package of its own; each class name stands for one class."""
+    kinds = [errors.SectorchError]
+    for kind in kinds:
+        kinds.extend(kind.__subclasses__())
+    return next((kind for kind in kinds if kind.__name__ == name), None)
+
+
+def figures():
+    spec = importlib.util.spec_from_file_location("figures", DOCS / "figures.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["figures"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_figures_say_when_a_message_is_sent():
+    """The dashes of the figures against the phases of a run of a linear layer, ReLU and the result."""
+    secured = sectorch.secure(nn.Sequential(nn.Linear(8, 64), nn.ReLU()).eval(), session=sectorch.Session())
+    sent: dict[tuple[str, str], set[Phase]] = {}
+    with sectorch.profile() as profile:
+        secured(torch.randn(64, 8))
+    for line in profile.ledger:
+        sent.setdefault((line.protocol, line.label), set()).add(line.phase)
+    module = figures()
+    shown = [step for name in ("share", "linear", "relu") for step in module.FIGURES[name].steps]
+    for arrow in (step for step in shown if isinstance(step, module.Arrow)):
+        assert sent[arrow.protocol, arrow.label] == {PHASES[arrow.when]}, arrow
+
+
+def test_figures_refuse_what_is_not_declared():
+    """A message that the code does not declare, or one left out, is an error and no picture."""
+    module = figures()
+    share = module.FIGURES["share"]
+    assert PROTOCOLS["share"].messages
+    for steps in ((), (*share.steps, module.Arrow("linear", "m", "not of this protocol"))):
+        with pytest.raises(ValueError, match="declares"):
+            module.drawn(module.Figure(share.title, share.protocols, steps))
+
+
+def test_citation_is_whole():
+    """What CFF 1.2.0 asks for, the package's version and licence, and five papers with authors."""
+    yaml = pytest.importorskip("yaml", reason="PyYAML comes with the docs extra")
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["cff-version"] == "1.2.0" and cited["message"] and cited["title"] and cited["authors"]
+    assert str(cited["version"]) == sectorch.__version__ and cited["license"] == "Apache-2.0"
+    assert len(cited["references"]) == 5
+    assert all(paper["type"] and paper["title"] and paper["authors"] for paper in cited["references"])
