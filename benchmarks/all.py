@@ -6,7 +6,8 @@
     python benchmarks/all.py --again                 # measure anew what is in the results already
 
 Each runs in a process of its own, as the command that is printed: take it, and a larger size, for a figure that counts.
-results.json holds for each its command, exit status, seconds and figures; OUT/NAME/ holds what it wrote and printed.
+results.json holds for each its command, exit status, seconds and figures (what it printed, if it writes no JSON);
+OUT/NAME/ holds what it wrote and printed.
 Started again, it goes on with what is missing, failed, or has another command. The exit status is 0 if all succeeded.
 """
 
@@ -96,7 +97,7 @@ def figures(work: Path) -> dict[str, object]:
 
 
 def run(command: str, work: Path, limit: float) -> dict:
-    """One benchmark in a process group of its own: its command, exit status, seconds and figures.
+    """One benchmark in a process group of its own: its command, exit status, seconds, and figures or printed lines.
 
     What it prints goes to work/output.txt. Past the limit, or at Ctrl-C, the whole group ends.
     """
@@ -120,8 +121,11 @@ def run(command: str, work: Path, limit: float) -> dict:
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             status = f"stopped after {limit:g} s"
-    seconds = time.monotonic() - start
-    return {"command": command, "status": status, "seconds": round(seconds, 1), "figures": figures(work)}
+    found: dict = {"command": command, "status": status, "seconds": round(time.monotonic() - start, 1)}
+    found["figures"] = figures(work)
+    if not found["figures"]:
+        found["printed"] = (work / "output.txt").read_text(encoding="utf-8").splitlines()
+    return found
 
 
 def read(path: Path) -> dict[str, dict]:

@@ -181,13 +181,13 @@ def ratios_in_perturbed_weights(folder: Path) -> dict[str, float]:
     """Cosines between true rows and what others see of them: perturbed by the paper, masked by sectorch."""
     torch.manual_seed(0)
     model = trained(nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))).double()
-    true = model[0].weight
+    true = model[0].weight.detach()
     noisy, _ = Scheme(model.requires_grad_(True)).perturb(model.state_dict())
     perturbed = noisy.state["0.weight"]
 
     session = sectorch.Session()
     with Transcript() as transcript:
-        sectorch.secure(model.float(), session=session)(IMAGES[:2])
+        sectorch.secure(model, session=session)(IMAGES[:2].double())
     sent = [value for line, value in transcript.received("S") if value.numel() == true.numel() and line.src.role == "A"]
     masked = sent[0].double().reshape(true.shape) / 2.0**63
 
@@ -197,7 +197,7 @@ def ratios_in_perturbed_weights(folder: Path) -> dict[str, float]:
     for panel, (title, rows) in zip(
         axes, {"a row of A's weights": true, "perturbed": perturbed, "masked": masked}.items(), strict=True
     ):
-        panel.imshow(rows[0].detach().view(8, 8), cmap="RdBu")
+        panel.imshow(rows[0].view(8, 8), cmap="RdBu")
         panel.set(title=title, xticks=[], yticks=[])
     figure.savefig(folder / "attack_ratios.png")
     print(f"perturbed rows: cosine {cosine(perturbed):.6f} with the true ones, at other lengths")

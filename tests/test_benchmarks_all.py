@@ -30,7 +30,7 @@ def every():
 @pytest.fixture
 def small(every, monkeypatch, tmp_path: Path):
     """The program with three benchmarks that take no time: one good, one that appends lines, one that fails."""
-    scripts = {"good.py": FIGURE, "lines.py": LINES, "bad.py": "raise SystemExit(3)"}
+    scripts = {"good.py": FIGURE, "lines.py": LINES, "bad.py": "print('why it failed'); raise SystemExit(3)"}
     for name, text in scripts.items():
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(every, "HERE", tmp_path)
@@ -61,6 +61,7 @@ def test_one_file_has_all_figures(small, capsys):
     assert status == 1 and [results[name]["status"] for name in ("good", "lines", "bad")] == [0, 0, 3]
     assert results["good"]["figures"] == {"figures": [{"n": "7"}]}
     assert results["lines"]["figures"] == {"rows": [{"row": 0}, {"row": 1}]}
+    assert results["bad"]["printed"] == ["why it failed"] and "printed" not in results["good"]
     assert "2 of 3 benchmarks succeeded" in " ".join(capsys.readouterr().out.split())
 
 

@@ -69,7 +69,7 @@ def _images(name: str, root: str | None, dtype: torch.dtype) -> Data:
 
     if root is None or not Path(root).is_dir():
         raise BatchMismatchError(
-            f"data {name!r} is read from a folder that is there already; give it as --root, got {root}"
+            f"data {name!r} is read from a folder that is there already; give it as --data-root, got {root}"
         )
     shrink = transforms.Compose([transforms.Resize((64, 64)), transforms.ToTensor()])
     if name == "cifar100":
