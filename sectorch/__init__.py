@@ -6,11 +6,11 @@
 See README.md for the parties and what they learn.
 """
 
-from . import ckks as ckks
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from . import errors as errors
 from . import ops as ops
-from . import protocols as protocols
-from .ckks import encrypt as encrypt
 from .nn.explain import diff as diff
 from .nn.explain import explain as explain
 from .nn.secure import SecureModule as SecureModule
@@ -24,4 +24,23 @@ from .tensor import SharedTensor as SharedTensor
 from .tensor import aggregate as aggregate
 from .tensor import share_tensor as share
 
+if TYPE_CHECKING:
+    from . import ckks as ckks
+    from . import protocols as protocols
+    from .ckks import encrypt as encrypt
+
 __version__ = "0.1.0"
+
+_ON_DEMAND = {"ckks": ".ckks", "encrypt": ".ckks", "protocols": ".protocols"}
+"""Names whose modules bring much with them (SEAL, numba, scipy): loaded when they are asked for."""
+
+
+def __getattr__(name: str):
+    if name not in _ON_DEMAND:
+        raise AttributeError(f"module 'sectorch' has no attribute '{name}'")
+    module = import_module(_ON_DEMAND[name], __name__)
+    return module.encrypt if name == "encrypt" else module
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_DEMAND})

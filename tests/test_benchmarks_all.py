@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
+import runpy
 import shlex
 import subprocess
 import sys
@@ -54,6 +56,29 @@ def test_every_script_is_run(every):
     assert scripts == {path.name for path in BENCHMARKS.glob("*.py")} - WITHOUT
     for name, command in every.BENCHMARKS.items():
         assert ("json" in command or "--out" in command) == ("{work}" in command), name
+
+
+class Understood(Exception):
+    """Raised in place of running, once a script has parsed its arguments."""
+
+
+def test_every_command_line_is_understood(every, monkeypatch, tmp_path: Path):
+    """Each script takes the options that it is given here; a script that dropped one would fail after hours."""
+    parse = argparse.ArgumentParser.parse_args
+
+    def parsed(self, args=None, namespace=None):
+        raise Understood(parse(self, args, namespace))
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    for command in every.BENCHMARKS.values():
+        script, *arguments = shlex.split(command.format(work=tmp_path))
+        if "parse_args" not in (BENCHMARKS / script).read_text(encoding="utf-8"):
+            assert not arguments, command
+            continue
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        with pytest.raises(Understood):
+            runpy.run_path(str(BENCHMARKS / script), run_name="__main__")
 
 
 def test_one_file_has_all_figures(small, capsys):

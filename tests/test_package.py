@@ -9,7 +9,6 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,8 @@ import sectorch
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted(ROOT.glob("sectorch/**/*.py"))
-FROM_OTHERS = {"PIL": "torchvision", "llvmlite": "numba"}
-"""Imported only beside another package, which brings it."""
+FROM = {"grpc": "grpcio", "nacl": "pynacl", "sklearn": "scikit-learn", "PIL": "torchvision", "llvmlite": "numba"}
+"""Packages that come from a distribution of another name; the last two with one that needs them."""
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +86,10 @@ def imported(path: Path) -> Iterator[tuple[str, bool]]:
 def test_dependencies_are_what_is_imported(wheel: zipfile.ZipFile):
     """An import at the top is a dependency; one inside a function, of an optional package, at least in an extra."""
     always, extra = required(wheel)
-    homes = metadata.packages_distributions()
     used: set[str] = set()
     for path in SOURCES:
         for package, top in imported(path):
-            home = normal(FROM_OTHERS.get(package) or homes.get(package, [package])[0])
+            home = normal(FROM.get(package, package))
             used.add(home)
             assert home in always or (not top and home in extra), f"{path.relative_to(ROOT)} imports {package}"
     assert always == used & always, f"asked for, and not used: {sorted(always - used)}"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -173,18 +173,28 @@ class Context:
         array = residues.numpy() if isinstance(residues, torch.Tensor) else residues
         size, primes, degree = array.shape
         words = memoryview(np.ascontiguousarray(array, dtype="<i8")).cast("B")
-        array_header = _HEADER.pack(_MAGIC, _HEADER.size, _VERSION_MAJOR, 3, _PLAIN, 0, _HEADER.size + 8 + len(words))
+        array_header = _header(_HEADER.size + 8 + len(words))
         body = _BODY.pack(self._ids[primes - 1], 1, size, degree, primes, scale, 1)
         total = _HEADER.size + len(body) + len(array_header) + 8 + len(words)
-        header = _HEADER.pack(_MAGIC, _HEADER.size, _VERSION_MAJOR, 3, _PLAIN, 0, total)
         ciphertext = sealapi.Ciphertext(self.seal)
         path = _memory.path
-        _memory.write(header + body + array_header + struct.pack("<Q", size * degree * primes), words)
+        _memory.write(_header(total) + body + array_header + struct.pack("<Q", size * degree * primes), words)
         try:
             ciphertext.load(self.seal, path)
         except (RuntimeError, ValueError) as error:
             raise SerialisationError(f"SEAL does not accept the residues: {error}") from None
         return ciphertext
+
+
+def _header(total: int) -> bytes:
+    """The header of an object of this SEAL, not compressed, of so many bytes with it."""
+    return _HEADER.pack(_MAGIC, _HEADER.size, _VERSION_MAJOR, _version_minor(), _PLAIN, 0, total)
+
+
+@cache
+def _version_minor() -> int:
+    """What this SEAL writes: it refuses objects of a later version, and TenSEAL's releases bring several."""
+    return _HEADER.unpack_from(saved(sealapi.EncryptionParameters(sealapi.SCHEME_TYPE.CKKS)))[3]
 
 
 def _inflated(content: bytes, largest: int) -> bytes:

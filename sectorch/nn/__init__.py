@@ -1,6 +1,19 @@
 """From an ordinary nn.Module to a secure one: tracing, graph passes, weights, and the models of the papers."""
 
-from .fhe import fhe_friendly as fhe_friendly
-from .fhe import fine_tune as fine_tune
+from typing import TYPE_CHECKING
+
 from .secure import SecureModule as SecureModule
 from .secure import secure as secure
+
+if TYPE_CHECKING:
+    from .fhe import fhe_friendly as fhe_friendly
+    from .fhe import fine_tune as fine_tune
+
+
+def __getattr__(name: str):
+    """What needs homomorphic encryption brings SEAL and numba with it, and is loaded when it is asked for."""
+    if name not in ("fhe_friendly", "fine_tune"):
+        raise AttributeError(f"module 'sectorch.nn' has no attribute '{name}'")
+    from . import fhe
+
+    return getattr(fhe, name)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..choreography import Party
-from ..ckks import CKKSModule
 from ..errors import (
     ArgumentError,
     DtypeError,
@@ -30,6 +29,9 @@ from .bind import bind
 from .calibrate import calibrate as calibrated
 from .passes import is_samplewise, optimise
 from .trace import run, trace
+
+if TYPE_CHECKING:
+    from ..ckks import CKKSModule
 
 ROWS = 64
 """Rows of the dry run from which a batch's pieces are reckoned: a word of packed bits holds that many."""
@@ -282,6 +284,8 @@ def secure(
     if backend not in ("shares", "ckks"):
         raise ArgumentError(f"backend must be 'shares' or 'ckks', got {backend!r}")
     if backend == "ckks":
+        from ..ckks import CKKSModule  # SEAL and numba, which shares do without
+
         return CKKSModule(model, keys, session=session, party=party)
     session = session or default_session(_device_of(model))
     party = party or session.answering[0]

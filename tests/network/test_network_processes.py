@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -48,6 +49,13 @@ def done(arguments: list[str], code: int = 0) -> str:
     return ended.stdout + ended.stderr
 
 
+def printed(arguments: list[str]):
+    """Standard output, which is JSON and nothing else."""
+    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
 def answered(stage: Stage, model, x) -> bool:
     with stage.connect("visitor") as connection:
         if "hospital-b" not in connection.models():
@@ -83,6 +91,24 @@ def test_prepared_rows_are_topped_up_and_used(stage, model):
     said = done(query(stage, str(stage.folder / "x.npy"), "--batch", "4", "--json", "--out", str(stage.folder / "y")))
     assert '"offline_bytes": 0' in said
     assert pieces() == 0
+
+
+def test_results_as_json(stage, model):
+    assert printed(command(stage, "models", "--json")) == ["hospital-b"]
+    x = torch.randn(3, 6)
+    np.save(stage.folder / "x.npy", x.numpy())
+    found = printed(query(stage, str(stage.folder / "x.npy"), "--json"))
+    assert found["rows"] == 3 and found["bytes"] > 0
+    assert float((torch.tensor(found["predictions"]) - model(x)).abs().max()) < 1e-4
+    assert printed(query(stage, "--prepare", "1", "--json")) == {"prepared_rows": 1}
+
+
+@pytest.mark.long
+def test_bench_as_json(tmp_path):
+    options = ("--nets", "lenet", "--batches", "1", "--repeats", "1", "--out", str(tmp_path / "bench"))
+    found = printed([*PROGRAM, "bench", *options, "--json"])
+    assert found == json.loads((tmp_path / "bench" / "results.json").read_text())
+    assert found["rows"][0]["net"] == "lenet" and found["rows"][0]["error"] < 1e-3
 
 
 def test_ctrl_c_at_the_querying_party_ends_it_cleanly_and_preparing_goes_on(stage, model):
