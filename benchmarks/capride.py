@@ -96,10 +96,9 @@ def table1(options: argparse.Namespace) -> None:
                 after = statistics.mean(100 * f["after"] for f, _ in pairs)
                 gains = [100 * (f["after"] - a["after"]) for f, a in pairs]
                 spread_of = statistics.stdev(gains) if len(gains) > 1 else 0.0
-                refused = len(found) - len(pairs)
                 cells.append(
                     f"{after:.2f}" if name == "local" else f"{statistics.mean(gains):+.2f} ± {spread_of:.2f}"
-                    + (f" ({refused} refused)" if refused else "")
+                    + (f" ({len(pairs)} of {len(found)} seeds)" if len(pairs) < len(found) else "")
                 )  # fmt: skip
             rows = [known[parties, split, seed, "local"] for seed in options.seeds]
             before = statistics.mean(100 * row["before"] for row in rows)
