@@ -44,6 +44,12 @@ def trained(model: nn.Module, rate: float = 5e-3) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
+def show(panel, title: str, row: torch.Tensor) -> None:
+    """A unit's 64 weights as a picture."""
+    panel.imshow(row.detach().view(8, 8).numpy(), cmap="RdBu")
+    panel.set(title=title, xticks=[], yticks=[])
+
+
 # %% [markdown]
 # ## 1. PrivHFL's ReLU shows the asker the answering party's first layer
 #
@@ -102,12 +108,11 @@ def signs_from_paper_mode(folder: Path) -> dict[str, float]:
 
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     axes = figure.subplots(1, 3)
-    axes[0].loglog(hidden.abs().flatten(), seen.double().abs().flatten() / 2**40, ".", markersize=2)
+    axes[0].loglog(hidden.abs().flatten().numpy(), (seen.double().abs() / 2**40).flatten().numpy(), ".", markersize=2)
     axes[0].set(title="what Q sees of each activation", xlabel="|activation|, A's secret", ylabel="|r x|, seen by Q")
     pictures = {"weights of A's first unit": model[0].weight, "as Q found them": found}
     for panel, (title, rows) in zip(axes[1:], pictures.items(), strict=True):
-        panel.imshow(rows[0].view(8, 8), cmap="RdBu")
-        panel.set(title=title, xticks=[], yticks=[])
+        show(panel, title, rows[0])
     figure.savefig(folder / "attack_signs.png")
     print(f"paper mode: Q knows {signs:.1%} of the signs, and {weights:.1%} of the first layer's weights to 1e-5")
     print(f"safe mode: Q received the result and {len(others)} other messages")
@@ -159,7 +164,7 @@ def logits_from_released_numbers(folder: Path) -> dict[str, float]:
     axes[0].set(title="the guard stops at the dashed line", xlabel="numbers per unknown", ylabel="error of the logits")
     centred = true - true.mean(1, keepdim=True)
     for panel, (title, count) in zip(axes[1:], {"without the guard": free, "with it": guarded}.items(), strict=True):
-        panel.plot(centred.flatten(), attack(count).logits.flatten(), ".", markersize=3)
+        panel.plot(centred.flatten().numpy(), attack(count).logits.flatten().numpy(), ".", markersize=3)
         panel.set(title=title, xlabel="P2's logits", ylabel="as P1 solves for them")
     figure.savefig(folder / "attack_logits.png")
     print(f"without the guard: error {errors[free]:.0e} from {free} numbers on {unknowns} unknowns")
@@ -197,8 +202,7 @@ def ratios_in_perturbed_weights(folder: Path) -> dict[str, float]:
     for panel, (title, rows) in zip(
         axes, {"a row of A's weights": true, "perturbed": perturbed, "masked": masked}.items(), strict=True
     ):
-        panel.imshow(rows[0].view(8, 8), cmap="RdBu")
-        panel.set(title=title, xticks=[], yticks=[])
+        show(panel, title, rows[0])
     figure.savefig(folder / "attack_ratios.png")
     print(f"perturbed rows: cosine {cosine(perturbed):.6f} with the true ones, at other lengths")
     print(f"masked rows: cosine {cosine(masked):.2f}, as of random directions")

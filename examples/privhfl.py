@@ -2,9 +2,10 @@
 
     python examples/privhfl.py
 
-The paper's claim: clients that have little data and different architectures gain by asking each other about mixups of
-their own images, and no auxiliary data set is needed. A client's own control is to train for as long and ask nobody.
-All parties run in this process: it shows what they would compute, send and learn, and protects nothing.
+The paper's claim: clients that have little data and different architectures gain by asking each other about images
+that they make of their own (here cutouts), and no auxiliary data set is needed. A client's control is to train for as
+long and ask nobody. Answers are added up as probabilities (`normalise`), which on digits does better than the paper's
+logits. All parties run in this process: it shows what they would compute, send and learn, and protects nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def main() -> dict[str, float]:
     console = Console()
     clients, test = clients_of(5, 30)
     how = Settings(
-        queries=300, local=Training("adam", 3e-3, 10, 60), retraining=Training("adam", 2e-3, 32, 20, (10,)),
+        queries=300, expansion="cutout", normalise=True,
+        local=Training("sgd", 0.1, 10, 60), retraining=Training("adam", 2e-3, 32, 30, (15,)),
     )  # fmt: skip
     asked = PrivHFL(clients, test, 10, how).run()
     control = PrivHFL(clients, test, 10, replace(how, control=True)).run()

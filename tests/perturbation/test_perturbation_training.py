@@ -47,7 +47,9 @@ def test_200_steps_follow_fedavg(data, model, settings):
 @pytest.mark.parametrize("model", ["cnn", "resnet20", "densenet"])
 @pytest.mark.parametrize("loss, exchange", [("mse", None), ("cross_entropy", "shift"), ("cross_entropy", "paper")])
 def test_200_steps_of_deep_nets_follow_fedavg(model, loss, exchange):
-    assert curves("digits", model, **BASE | dict(loss=loss, exchange=exchange, clients=2)) <= 1e-4
+    """The squared error of ResNet-20 passes 1e8 at a rate of 0.05, with FedAvg too: 1e-4 says nothing there."""
+    rate = 0.005 if loss == "mse" else 0.05
+    assert curves("digits", model, **BASE | dict(loss=loss, exchange=exchange, clients=2, learning_rate=rate)) <= 1e-4
 
 
 @pytest.mark.parametrize("name", list(NETS))
