@@ -125,6 +125,7 @@ def signs_from_paper_mode(folder: Path) -> dict[str, float]:
 # Every number that P1 decrypts is a linear equation on P2's logits on P1's samples. With as many numbers as unknowns
 # P1 solves for them. The paper releases without counting; here P2 counts and refuses beyond half of what determines
 # them.
+# What half of them tell is told: their projection on the directions, an error of two thirds here and not of one.
 
 
 # %%

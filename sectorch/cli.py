@@ -49,7 +49,7 @@ def overview() -> str:
     lines = [
         "usage: sectorch COMMAND [options]",
         "",
-        "Secure tensors for PyTorch: predictions that show neither the model nor the input.",
+        "Secure tensors for PyTorch: predictions that show neither model nor input.",
     ]
     for title, commands in GROUPS.items():
         lines += ["", f"{title}:", *(f"  {name:14}{line}" for name, (_, line) in commands.items())]

@@ -113,7 +113,7 @@ FOLDERS = ("privhfl", "capc", "capride", "perturbed-fl", "shapley", "bench")
 QUICK = {
     "privhfl": "--clients 3 --samples 20 --local-epochs 1 --epochs 1 --queries 4 --no-plots",
     "capc": "--parties 12 --querying 1 --pool 4 --epsilon 20 --inference simulated --no-plots",
-    "capride": "--parties 2 --samples 40 --rounds 1 --warmup 1 --epochs 1 --directions 4 --simulate --no-plots",
+    "capride": "--samples 60 --rounds 1 --warmup 2 --epochs 1 --head-rank 4 --simulate --no-plots",
     "perturbed-fl": "--clients 2 --rounds 2 --model mlp3 --no-plots",
     "shapley": "--clients 4 --rounds 1 --samples 60 --tests 20 --protocol plain --no-plots",
 }
@@ -182,6 +182,12 @@ def test_bad_input_is_one_line_before_any_work(name, options, words, tmp_path, c
     shown = capsys.readouterr()
     assert one_line(shown.err) and words in shown.err and shown.out == ""
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_holds_no_model_is_one_line(tmp_path, capsys):
+    (tmp_path / "model.pt2").write_bytes(b"not a model")
+    assert run(["answer", str(tmp_path / "model.pt2"), "--name", "b", "--ca", "none.pem", *FILES]) == 1
+    assert one_line(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -108,6 +108,7 @@ def answer(arguments: Sequence[str] | None = None) -> int:
 
 def _answer(options: argparse.Namespace, _: Console) -> None:
     _log()
+    logging.getLogger("torch.export").setLevel(logging.ERROR)  # it tells what went wrong in lines of its own
     try:
         exported = torch.export.load(options.model)
     except Exception as error:

@@ -117,9 +117,9 @@ def optimised_export(model: nn.Module, x: torch.Tensor) -> torch.export.Exported
     source = plain if graph is None else optimise(graph)
     try:
         try:
-            return torch.export.export(source, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+            return torch.export.export(source, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},), strict=False)
         except Exception:
-            return torch.export.export(source, (x,))
+            return torch.export.export(source, (x,), strict=False)
     except Exception as error:
         raise ProgramError(f"torch.export cannot export this module: {str(error).splitlines()[0]}") from None
 

@@ -233,7 +233,7 @@ def test_plots_without_matplotlib(tmp_path: Path, monkeypatch, capsys):
 
 
 def test_the_screen_estimates_the_encrypted_part():
-    screen = cli.Screen("capride (head)", Settings(rounds=10), 3)
+    screen = cli.Screen(Settings(rounds=10), 3)
     assert screen.asks == 60
     screen.finished(0, {"P1": [{"accuracy": 0.5}]})
     screen.encrypted(6.0)
