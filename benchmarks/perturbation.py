@@ -5,8 +5,8 @@
     python benchmarks/perturbation.py --table 1|2|3|4|figure4
 
 Tables I to III and Figure 4 run on scikit-learn's bundled sets at few rounds: the paper's data sets are not here, so
-its figures stand beside ours for their pattern (FedAvg against ours), not for their size. `--data cifar100 --root DIR`
-runs Tables II and III on CIFAR-100 where it is there. One thread; `--rounds` makes a table longer.
+its figures stand beside ours for their pattern (FedAvg against ours), not for their size. `--data cifar100
+--data-root DIR` runs Tables II and III on CIFAR-100 where it is there. One thread; `--rounds` makes a table longer.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def accuracy(options: argparse.Namespace, table: str, cases: list[tuple[str, str
     """FedAvg's and our final score for each net and K, from one seed."""
     rows = []
     for data_name, model_name in cases:
-        data = load(data_name, options.root)
+        data = load(data_name, options.data_root)
         for clients in (1, 5, 10):
             chosen = Settings(clients, options.rounds, options.batch_size, learning_rate=0.02, loss=loss)
             model = build(model_name, data, torch.float64, 0)
@@ -240,7 +240,7 @@ def leakage(options: argparse.Namespace) -> list[dict]:
 
 def figure4(options: argparse.Namespace) -> list[dict]:
     """Mean and standard deviation over seeds of both loss curves; curves.json, and a plot with matplotlib."""
-    data, rows, curves = load(options.data or "digits", options.root), [], {}
+    data, rows, curves = load(options.data or "digits", options.data_root), [], {}
     for clients in (1, 5, 10):
         runs = {False: [], True: []}
         for seed in range(options.repeats):
@@ -279,7 +279,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", choices=("cost", "gradient", "1", "2", "3", "4", "5", "figure4"), default="cost")
     parser.add_argument("--data")
-    parser.add_argument("--root")
+    parser.add_argument("--data-root")
     parser.add_argument("--model", default="cnn", help="for figure4")
     parser.add_argument("--nets", nargs="+", help="for cost and 2: only these")
     parser.add_argument("--rounds", type=int, default=60)

@@ -37,8 +37,7 @@ class CaPC:
         out: a folder for checkpoints; a run that was stopped goes on from there. None keeps nothing.
         truth: the pools' true labels by party name, where an experiment has them; they enter the report alone.
 
-        truth: the true labels of pools by party name, where an experiment has them; they enter the report alone.
-    real protocols and real noise.
+    All parties run in this process, with the real protocols and real noise.
 
     Raises, before any training starts:
         CaPCError, TooFewVotersError, PrivacyError: naming what came and the way out.
