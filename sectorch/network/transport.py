@@ -15,6 +15,7 @@ METHOD = "/sectorch.Star/Connect"
 _KEEPALIVE = [
     ("grpc.keepalive_time_ms", 1500),
     ("grpc.keepalive_timeout_ms", 1500),
+    ("grpc.http2.ping_timeout_ms", 1500),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", 8 << 20),

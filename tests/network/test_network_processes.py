@@ -152,17 +152,19 @@ def test_ctrl_c_at_the_others_ends_them_cleanly_and_they_come_back(stage, model,
 @pytest.mark.long
 @pytest.mark.parametrize("who", ["hospital-b", "server"])
 def test_a_process_that_is_killed_or_stopped_is_an_error_in_time(stage, model, who):
-    """SIGSTOP: the process is there and says nothing; the keep-alive of the connection notices."""
+    """SIGSTOP: the process is there and says nothing; the keep-alive of the connection notices, long before 60 s."""
     assert until(lambda: answered(stage, model, torch.randn(2, 6)), 60)
     with stage.connect("alice") as connection:
         remote = connection.model("hospital-b")
         remote(torch.randn(2, 6))
         stage.processes[who].send_signal(signal.SIGSTOP)
+        start = time.monotonic()
         try:
             with pytest.raises(ConnectionError):
                 remote(torch.randn(2, 6))
         finally:
             stage.processes[who].send_signal(signal.SIGCONT)
+        assert time.monotonic() - start < 30, "the patience for a silent peer ended it, and not the keep-alive"
     assert until(lambda: answered(stage, model, torch.randn(2, 6)), 60)
 
 
