@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -106,6 +107,7 @@ def main() -> None:
     Raises:
         SystemExit: always, with the exit status; see `command.py`.
     """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its notes on connections that end would stand between our lines
     try:
         status = run(sys.argv[1:])
     except KeyboardInterrupt:  # while modules are loaded
