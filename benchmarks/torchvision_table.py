@@ -5,9 +5,9 @@
     python benchmarks/torchvision_table.py --write          # docs/torchvision.md from the results
 
 Every architecture runs at the input size of its first weights (where its constructor takes another, at that) with
-random weights, BatchNorm statistics that are random too, and one image. A model that needs more memory than the limit
-is stopped and listed with that as the reason. Seconds are of processor time on one thread, which other work on the
-machine disturbs little: the table takes an hour.
+random weights, BatchNorm statistics that are random too (or of a random batch, see `LARGEST`), and one image. A model
+that needs more memory than the limit is stopped and listed with that as the reason. Seconds are of processor time on
+one thread, which other work on the machine disturbs little: the table takes an hour.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -35,9 +36,13 @@ RESULTS = HERE / "results" / "torchvision.json"
 PAGE = HERE.parent / "docs" / "torchvision.md"
 OPTIONS = {"googlenet": {"init_weights": False, "aux_logits": False}, "inception_v3": {"aux_logits": False}}
 COLUMNS = (
-    "model", "input", "parameters, M", "plain s", "secure s", "times", "MB", "online MB", "once MB", "rounds", "error",
-    "memory GB",
+    "model", "input", "parameters, M", "f", "plain s", "secure s", "times", "MB", "online MB", "once MB", "rounds",
+    "error", "memory GB",
 )  # fmt: skip
+LARGEST = 2.0**15
+"""Random statistics let the signal of very deep networks grow past the number format, up to 1e14. From here on a
+network gets the statistics of a random batch in their place, and 24 fraction bits: its signal stays below a hundred,
+and it carries an error on from layer to layer."""
 AGAIN = 60.0
 """CPU seconds under which the second call is measured, without the setup of the first."""
 SQUARE = {"vit_h_14": 224}
@@ -50,7 +55,8 @@ def names() -> list[str]:
     return sorted(found, key=lambda n: next(iter(torchvision.models.get_model_weights(n))).meta["num_params"])
 
 
-def build(name: str) -> tuple[nn.Module, torch.Tensor]:
+def build(name: str) -> tuple[nn.Module, torch.Tensor, int]:
+    """The model, an image, and the fraction bits to take."""
     torch.manual_seed(0)
     model = torchvision.models.get_model(name, weights=None, **OPTIONS.get(name, {})).eval().requires_grad_(False)
     randomize_batchnorm(model, torch.Generator().manual_seed(0))
@@ -59,19 +65,50 @@ def build(name: str) -> tuple[nn.Module, torch.Tensor]:
             nn.init.normal_(p, std=0.02)
     weights = next(iter(torchvision.models.get_model_weights(name)))
     size = SQUARE.get(name, weights.transforms().crop_size[0])
-    return model, torch.randn(1, 3, size, size)
+    x = torch.randn(1, 3, size, size)
+    if reaches(model, x) < LARGEST:
+        return model, x, 20
+    estimate_statistics(model, torch.randn(4, 3, size, size))
+    return model, x, 24
+
+
+@torch.no_grad()
+def reaches(model: nn.Module, x: torch.Tensor) -> float:
+    """The largest magnitude of any layer's output."""
+    found = [0.0]
+    note = lambda _module, _inputs, y: found.append(float(y.abs().max()))
+    hooks = [m.register_forward_hook(note) for m in model.modules() if not any(m.children())]
+    model(x)
+    for hook in hooks:
+        hook.remove()
+    return max(found)
+
+
+@torch.no_grad()
+def estimate_statistics(model: nn.Module, batch: torch.Tensor) -> None:
+    """BatchNorm statistics of a batch, as training has them."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.reset_running_stats()
+            module.momentum = None
+    model.train()(batch)
+    model.eval()
 
 
 def measure(name: str) -> dict:
     """Seconds, bytes and error of one model; the reason where it is refused."""
-    model, x = build(name)
-    row = {"input": "x".join(map(str, x.shape[1:])), "parameters": sum(p.numel() for p in model.parameters())}
+    model, x, frac_bits = build(name)
+    row = {
+        "frac_bits": frac_bits,
+        "input": "x".join(map(str, x.shape[1:])),
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
     expected = model(x)
     start = time.process_time()
     model(x)
     row["plain_s"] = time.process_time() - start
     try:
-        secured = sectorch.secure(model, session=sectorch.Session())
+        secured = sectorch.secure(model, frac_bits=frac_bits, session=sectorch.Session())
         del model
         start = time.process_time()
         with sectorch.profile() as first:
@@ -107,7 +144,8 @@ def limited(name: str, gigabytes: float, seconds: float) -> dict:
         return {"refused": f"not finished after {seconds:.0f} s"}
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        return {"refused": f"memory limit of {gigabytes:g} GiB" if "memory" in last.lower() else last}
+        scarce = "memory" in last.lower() or done.returncode == -signal.SIGKILL
+        return {"refused": f"needs more memory than {gigabytes:g} GiB" if scarce else last}
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -117,25 +155,30 @@ def page(rows: dict[str, dict]) -> str:
     lines = [
         "# Torchvision's classifiers",
         "",
-        f"{len(rows)} of the {len(names())} classifiers of `torchvision.models`, those measured so far: one image,",
-        f"random weights and BatchNorm statistics, all parties on one machine. {len(ran)} run,",
-        f"{len(rows) - len(ran)} are refused.",
+        f"{len(rows)} of the {len(names())} classifiers of `torchvision.models`: one image, random weights and BatchNorm",
+        f"statistics, all parties on one machine of 24 GiB. {len(ran)} run, {len(rows) - len(ran)} are refused.",
         "The error is the largest difference of a logit over the largest logit. Masked weights cross once a session",
         "(`once`). Made by `python benchmarks/torchvision_table.py`; processor seconds on one thread, of the",
         "second call if the first took under a minute, all three parties' work one after another.",
+        "",
+        "f are the fraction bits. With random BatchNorm statistics the signal of some very deep networks grows beyond",
+        "the number format (to 1e8 in ResNet-101, to 1e14 in Inception v3): those rows have the statistics of a random",
+        "batch and 24 bits, as their signal then stays below a hundred and carries errors on from layer to layer.",
         "",
         f"| {' | '.join(COLUMNS)} |",
         "|---|---|" + "--:|" * (len(COLUMNS) - 2),
     ]
     for name, r in sorted(rows.items()):
         if "refused" in r:
-            lines.append(f"| {name} | {r.get('input', '')} | refused: {r['refused']} ||||||||||")
+            lines.append(f"| {name} | {r.get('input', '')} | refused: {r['refused']} |||||||||||")
             continue
-        lines.append(
-            f"| {name} | {r['input']} | {r['parameters'] / 1e6:.1f} | {r['plain_s']:.3f} | {r['secure_s']:.2f} "
-            f"| {r['secure_s'] / r['plain_s']:.0f} | {r['bytes'] / 1e6:.0f} | {r['online_bytes'] / 1e6:.0f} "
-            f"| {r['setup_bytes'] / 1e6:.0f} | {r['rounds']} | {r['error']:.1e} | {r['peak_bytes'] / 1e9:.1f} |"
-        )
+        cells = (
+            name, r["input"], f"{r['parameters'] / 1e6:.1f}", r.get("frac_bits", 20), f"{r['plain_s']:.3f}",
+            f"{r['secure_s']:.2f}", f"{r['secure_s'] / r['plain_s']:.0f}", f"{r['bytes'] / 1e6:.0f}",
+            f"{r['online_bytes'] / 1e6:.0f}", f"{r['setup_bytes'] / 1e6:.0f}", r["rounds"], f"{r['error']:.1e}",
+            f"{r['peak_bytes'] / 1e9:.1f}",
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 
 
