@@ -189,7 +189,7 @@ def test_virtual_parties_need_more_noise():
         (dict(epsilon=float("inf")), "epsilon must be above 0 and finite"),
         (dict(delta=0.0), "delta must be above 0 and below 1"),
         (dict(delta=1.0), "delta must be above 0 and below 1"),
-        (dict(scale=-1.0), "the scale of noise must be above 0"),
+        (dict(scale=-1.0), "scale, of the noise, must be above 0"),
         (dict(colluding=0), "votes that a step moves"),
         (dict(noise="cauchy"), "there is no noise 'cauchy'"),
         (dict(inference="tee"), "there is no inference 'tee'"),
