@@ -343,7 +343,7 @@ def test_material_of_a_client_without_a_lasting_store_goes_with_it(trio, small_m
     remote = trio.connection.model("hospital-b")
     remote.prepare((2, 1, 8, 8), 3)
     assert (remote(X) - small_model(X)).abs().max() < 1e-4
-    assert [pieces(trio, party) for party in "SA"] == [1, 1], "one is used, and one is read ahead"
+    assert until(lambda: [pieces(trio, p) for p in "SA"] == [1, 1], 60), "one is used, and one is read ahead, in time"
     trio.kill("Q")
     assert until(lambda: [pieces(trio, party) for party in "SA"] == [0, 0], 60)
     assert until(lambda: trio.server.sessions == 0, 60)
