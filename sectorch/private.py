@@ -42,14 +42,18 @@ def call(context: Context, func: Callable, args: tuple, kwargs: dict, meta: Any)
         return pytree.tree_unflatten(parent.derived[key][0], out_spec)
     located = context.setup.locally(context.party, run, *(leaves[i].value for i in at))
     row = ROW_OF.get(func)
+    viewed = row is not None and row.view and len(at) == 1
+    families = _families([leaves[i] for i in at], run, len(outputs), viewed)
     results = []
     for i, (value, out) in enumerate(zip(located, outputs, strict=True)):
         result = PrivateTensor(value, context.session, context.party, context.scheme, out.dtype, parent.label)
-        result.copied = func in _COPIES
-        if row is not None and row.view and len(at) == 1:
+        if func in _COPIES:
+            result.copied, result.family = True, []
+        elif families[i] is not None:
+            result.family = families[i]
+            result.family.append(ref(result))
+        if viewed:
             result.origin = (parent, lambda v, i=i: run(v)[i])
-            if (whole := _whole(parent)[0]).copied:
-                whole.views.append(ref(result))
         results.append(result)
     if key is not None:
         parent.derived[key] = results, [leaves[i] for i in at]  # holding them keeps their ids theirs
@@ -73,17 +77,27 @@ def _runs(func: Callable, leaves: list, at: list[int], spec: Any) -> Callable:
     return run
 
 
+def _families(given: list[PrivateTensor], run: Callable, count: int, viewed: bool) -> list[list[ref] | None]:
+    """For each result the family of the argument whose memory torch lets it share: a view, or the argument itself."""
+    if viewed or all(x.family is None for x in given):
+        return [given[0].family] * count
+    stand_ins = [to_meta(x, True) for x in given]
+    pairs = list(zip(given, stand_ins, strict=True))
+    outs = run(*stand_ins)
+    return [next((x.family for x, meta in pairs if out is meta or out._base is meta), None) for out in outs]
+
+
 def _changed(context: Context, func: Callable, leaves: list, at: list[int], run: Callable) -> PrivateTensor:
-    """An operation in place on a copy, or on the only view of one that anybody still has.
+    """An operation in place on a copy whose memory nobody else has, or on the only view of one.
 
     Raises:
-        UnsupportedOpError: it would change a model's own tensor, or one that others are views of.
+        UnsupportedOpError: it would change a model's own tensor, or memory that another tensor shares.
     """
     target = leaves[0]
     if at[0] != 0:
         raise UnsupportedOpError(f"{spell(func)} would write a weight into a plain tensor; write it out of place")
     whole, views = _whole(target)
-    others = [view for view in whole.views if view() is not None and view() is not target]
+    others = [x for x in whole.family or () if x() is not None and x() is not target]
     if not whole.copied or others or any(leaves[i] is whole for i in at[1:]):
         raise UnsupportedOpError(f"{spell(func)} would change a weight in place; write it out of place")
 

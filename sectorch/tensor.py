@@ -147,7 +147,8 @@ class PrivateTensor(SecretTensor):
 
     Attributes:
         origin: of a view, what it is a view of, and how.
-        copied: whether this is a copy that nothing else refers to but its views, which are in `views`.
+        copied: whether this is a copy of its own memory.
+        family: of a copy and of everything that shares its memory, one list of them all.
     """
 
     @staticmethod
@@ -162,7 +163,7 @@ class PrivateTensor(SecretTensor):
         self.lasting = False
         self.origin: tuple[PrivateTensor, Callable] | None = None
         self.copied = False
-        self.views: list[ref] = []
+        self.family: list[ref] | None = None
         self._weight: Weight | None = None
         return self
 

@@ -66,6 +66,46 @@ def test_a_copy_that_others_are_views_of_is_not_changed(weight):
     copy.zero_()
 
 
+ALIASES = {
+    "contiguous": lambda c: c.contiguous(),
+    "to": lambda c: c.to(torch.float32),
+    "float twice": lambda c: c.contiguous().float(),
+    "type_as": lambda c: c.type_as(c),
+    "positive": lambda c: +c,
+    "atleast_1d": torch.atleast_1d,
+    "broadcast": lambda c: torch.broadcast_tensors(c, torch.ones(2, 1))[0],
+    "real": lambda c: c.real,
+    "dropout": lambda c: nn.functional.dropout(c, 0.5, False),
+    "reshape": lambda c: c.reshape(2, 3),
+    "detach": lambda c: c.detach(),
+    "iteration": lambda c: next(iter(c)),
+}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_memory_that_another_tensor_shares_is_not_changed(weight, name):
+    """Torch would change both; here the other would keep its old value."""
+    plain = torch.arange(6.0)
+    shared = ALIASES[name](plain)
+    plain.add_(1)
+    assert torch.equal(shared, ALIASES[name](plain)), "torch shares memory here"
+    copy = weight.clone()
+    other = ALIASES[name](copy)
+    for change in (lambda: copy.zero_(), lambda: copy[3:].zero_()):
+        with pytest.raises(UnsupportedOpError, match="would change a weight in place"):
+            change()
+    del other
+    copy.zero_()
+
+
+def test_what_is_computed_from_a_copy_does_not_bind_it(weight):
+    copy = weight.clone()
+    doubled = copy * 2
+    copy.zero_()
+    x = share_tensor(torch.ones(6), session=weight.session)
+    assert torch.allclose((x * doubled).reveal(), 2 * torch.arange(6.0), atol=1e-5)
+
+
 def test_two_copies_are_two(weight):
     x = share_tensor(torch.ones(6), session=weight.session)
     first, second = weight.clone(), weight.clone()

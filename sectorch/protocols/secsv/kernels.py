@@ -19,7 +19,7 @@ def multiplied(right, left, q, bits, out, low, high):
         right: float64 [S, T, K], centred residues; cut at 2^bits into two digits, or whole where bits is 0.
         left: float64 [S, K, M], integers.
 
-    Exact while a digit times K times the largest of `left` is at most 2^53 (`modular.cut`).
+    Exact while a digit times K times the largest of `left` is at most 2^53 (`modular.products` chooses `bits` so).
     """
     _, rows, inner = right.shape
     width = left.shape[2]

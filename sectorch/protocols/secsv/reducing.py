@@ -28,7 +28,7 @@ from ...errors import ShapeError
 from .modular import centred, centred_, product, products, residues
 
 MOST_SLOTS = 512
-"""W at most: encoding takes 2 W products for a number, which is less than one ciphertext more costs."""
+"""W at most: twice as many would save fewer ciphertexts than encoding costs, and double its error."""
 DENSE_SLOTS = 128
 """Up to this W one matrix of residues encodes; above, a matrix of small integers and SEAL's transform take less."""
 ENCODING_BITS = 19
@@ -78,7 +78,9 @@ class Reducing:
 
     @property
     def encoding_cost(self) -> float:
-        """Of both servers for the columns of a ciphertext, against all other work on it (measured, roughly)."""
+        """An estimate, for both servers and a ciphertext's columns, against all other work on it. It decides only whether
+        leaving samples out of a test pays.
+        """
         return self.width / 192
 
     def tiles(self, columns: int) -> int:
