@@ -78,7 +78,7 @@ class Reducing:
 
     @property
     def encoding_cost(self) -> float:
-        """An estimate, for both servers and a ciphertext's columns, against all other work on it. It decides only whether
+        """An estimate: both servers, a ciphertext's columns, against all other work on it. It decides only whether
         leaving samples out of a test pays.
         """
         return self.width / 192
