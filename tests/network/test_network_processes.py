@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from network_world import until
+from network_world import pieces_in, until
 from torch import nn
 
 import sectorch
@@ -82,7 +82,7 @@ def test_a_query_of_processes_has_the_labels_and_bytes_of_the_local_run(stage, m
 
 
 def test_prepared_rows_are_topped_up_and_used(stage, model):
-    pieces = lambda: len(list((stage.folder / "store-s").rglob("*.piece")))
+    pieces = lambda: pieces_in(stage.folder / "store-s")
     assert "10 rows are prepared" in done(query(stage, "--prepare", "10", "--batch", "4"))
     assert pieces() == 3
     done(query(stage, "--prepare", "10", "--batch", "4"))
@@ -115,7 +115,7 @@ def test_ctrl_c_at_the_querying_party_ends_it_cleanly_and_preparing_goes_on(stag
     running = subprocess.Popen(
         query(stage, "--prepare", "100000", "--batch", "1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    pieces = lambda: len(list((stage.folder / "store-cli").rglob("*.piece")))
+    pieces = lambda: pieces_in(stage.folder / "store-cli")
     assert until(lambda: pieces() > 3, 60)
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=20)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from network_world import Trio, until
+from network_world import Trio, pieces_in, until
 
 import sectorch
 from sectorch import errors
@@ -217,7 +217,7 @@ def reopen(trio: Trio, who: str, described=None, keep: str = "SAQ") -> None:
 
 
 def pieces(trio: Trio, who: str) -> int:
-    return len(list((trio.folder / f"store-{who}").rglob("*.piece")))
+    return pieces_in(trio.folder / f"store-{who}")
 
 
 @pytest.mark.parametrize("who", ["", "Q", "A", "S", "SA", "SAQ"])
