@@ -19,7 +19,7 @@ from .errors import CaPriDeError, ModelError
 NAME = re.compile(r"[\w-]{1,64}")
 METHODS = ("capride", "local", "fedavg", "fedavg-dp", "dml", "l2")
 UPDATES = ("scalar", "head", "forward")
-WEIGHT_OF_A_PEER = 3.0
+WEIGHT_OF_A_PEER = 2.0
 LEAST_SAMPLES = 16
 """An aggregate is over at least so many samples ("significantly harder when the batch size is large (above 16)",
 section 3.3)."""
@@ -56,7 +56,7 @@ class Settings:
             where p is nearly 0 little is learned of a peer, and few samples outweigh the others in an aggregate.
         temperature: T.
         weight: lambda_k, of a mean over samples of T^2 times Eq. 9. The T^2 keeps the gradient's size as T changes
-            (Hinton et al., 2015); the paper's lambda = 50 at T = 5 is 2 here. None takes 3 for each peer, as Eq. 5
+            (Hinton et al., 2015); the paper's lambda = 50 at T = 5 is 2 here. None takes that for each peer, as Eq. 5
             divides by their number.
         fraction: of the samples that enter a round's aggregates, drawn anew each round; 1 takes all.
         peers: how many peers each party asks in a round, drawn anew; None asks all.
