@@ -19,7 +19,6 @@ Source of the idea: choreographic programming (HasChor, MultiChor).
 from __future__ import annotations
 
 import functools
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -39,6 +38,9 @@ from .errors import (
 from .located import Located as Located
 from .located import Party as Party
 from .located import Phase as Phase
+from .steps import Compute, Draw, Move, Read, Step, shape_of
+from .steps import Runtime as Runtime
+from .steps import Sent as Sent
 
 
 @dataclass(frozen=True)
@@ -104,54 +106,23 @@ def protocol(name: str, source: str, messages: Iterable[Message] = ()) -> Callab
     return decorate
 
 
-@dataclass(frozen=True)
-class Sent:
-    """One ledger line: a message as it went over an edge."""
-
-    call: int
-    path: str
-    label: str
-    src: Party
-    dst: Party
-    phase: Phase
-    round: int
-    shape: torch.Size
-    dtype: torch.dtype
-    mask: str
-    shows: str
-
-    @property
-    def bytes(self) -> int:
-        return self.shape.numel() * self.dtype.itemsize
-
-    @property
-    def protocol(self) -> str:
-        return self.path.rsplit("/", 1)[-1]
-
-
-class Runtime(Protocol):
-    """What a choreography needs of the place where it runs; see `sectorch.runtime`."""
-
-    session: bytes
-    here: frozenset[Party]
-
-    def draw(self, pair: frozenset[Party], label: str, call: int, draw: int, count: int) -> torch.Tensor: ...
-    def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor: ...
-    def install(self, pair: frozenset[Party], secret: torch.Tensor) -> None: ...
-    def computed(self, path: str, owners: frozenset[Party], phase: Phase, seconds: float) -> None: ...
-
-
 class Material(Protocol):
     """Decides per step whether it is run, run on shapes only, or taken from what was prepared; see runtime/material."""
 
-    def step(
-        self, phase: Phase, args: tuple, run: Callable, here: frozenset[Party], fingerprint: int, ours: bool
-    ) -> tuple[Any, int | None]:
-        """Call `run(here)` to run the step, or `run(None)` to learn its result's shapes and nothing else.
+    def step(self, number: int, phase: Phase, args: tuple, run: Callable, fingerprint: int, ours: bool) -> Any:
+        """Call `run(True)` to run the step, or `run(False)` to learn its result's shapes and nothing else.
 
-        `ours` says whether somebody who is here takes part in it.
+        `number` is the step's place in the program; `ours` says whether somebody who is here takes part in it.
         """
         ...
+
+
+class Recording(Protocol):
+    """Writes down the steps of a program as they are taken; see runtime/projection."""
+
+    def brought(self, value: Located) -> None: ...
+
+    def step(self, number: int, step: Step, values: tuple, result: Any, fingerprint: int) -> None: ...
 
 
 class Net:
@@ -177,6 +148,7 @@ class Net:
         """Known results, as meta tensors, of the steps of this program in order: nobody need work them out again."""
         self.recorded: list[Any] | None = None
         """Where to write them down during a dry run."""
+        self.recording: Recording | None = None
         self._steps = 0
         self._fingerprint = 0
         self.opened: WeakKeyDictionary = WeakKeyDictionary()
@@ -205,16 +177,7 @@ class Net:
                     f"send it there first, or let {holding} compute"
                 )
 
-        def run(here: frozenset[Party] | None):
-            present = bool(here and owners & here)
-            arguments = [_content(v, present) for v in values]
-            start = time.perf_counter()
-            result = f(*arguments)
-            if present:
-                self.runtime.computed(self._path(), owners, phase, time.perf_counter() - start)
-            return result
-
-        return self._step(run, values, owners, phase, depth)
+        return self._step(Compute(f, owners, phase, self._path()), values, depth)
 
     def send(self, value: Located, src: Party, dst: Party, label: str) -> Located:
         """Send a value that `src` holds to `dst`; the result is held by both, and has arrived: it is a round later.
@@ -232,36 +195,19 @@ class Net:
             raise MisplacedValueError(f"{src} cannot send '{label}': it does not hold the value")
         phase, depth = self._dependence((value,))
         declared = self._declared(label, src, dst)
-        line = Sent(
-            self.call, self._path(), label, src, dst, phase, depth + 1,
-            value.shape, value._value.dtype, declared.mask, declared.shows,
+        step = Move(
+            value.owners, self._path(), label, src, dst, phase, depth + 1, value.shape, value._value.dtype,
+            declared.mask, declared.shows,
         )  # fmt: skip
-
-        def run(here: frozenset[Party] | None):
-            if here is None:
-                return _content(value, False)
-            moved = self.runtime.transfer(line, _content(value, src in here))
-            return value._value if value.owners & here else moved
-
-        return self._step(run, (value,), value.owners | {dst}, phase, depth + 1, sent=True)
+        return self._step(step, (value,), depth + 1)
 
     def common(self, p: Party, q: Party, shape: torch.Size | tuple, label: str, dtype=torch.int64) -> Located:
         """Uniform int64 (or int32) values that p and q draw from their pair stream; nobody else can."""
         shape = torch.Size(shape)
         owners = frozenset((p, q))
-        words = -(-shape.numel() * dtype.itemsize // 8)
         draw, self._draws = self._draws, self._draws + 1
         name = f"{self._stack[-1].name if self._stack else 'program'}/{label}"
-
-        def run(here: frozenset[Party] | None):
-            if not (here and owners & here):
-                return torch.empty(shape, dtype=dtype, device="meta")
-            start = time.perf_counter()
-            drawn = self.runtime.draw(owners, name, self.call, draw, words)
-            self.runtime.computed(self._path(), owners, self._base, time.perf_counter() - start)
-            return drawn.view(dtype)[: shape.numel()].view(shape)
-
-        return self._step(run, (), owners, self._base, 0)
+        return self._step(Draw(owners, self._base, self._path(), name, draw, shape, dtype), (), 0)
 
     @contextmanager
     def within(self, other: Net) -> Iterator[None]:
@@ -274,7 +220,7 @@ class Net:
 
     def note(self, name: str, args: tuple, kwargs: dict) -> None:
         """Add a protocol's public arguments to the fingerprint that prepared material is checked against."""
-        if self._material is not None:
+        if self._material is not None or self.recording is not None:
             public = [getattr(a, "shape", a if isinstance(a, (int, str, tuple)) else None) for a in args]
             said = repr((name, public, sorted((k, v) for k, v in kwargs.items() if isinstance(v, (int, str, tuple)))))
             self._fingerprint = zlib.crc32(said.encode(), self._fingerprint)
@@ -290,7 +236,10 @@ class Net:
 
     def own(self, party: Party, value: Any, phase: Phase = Phase.ONLINE) -> Located:
         """A value that `party` brings into the protocol: a query (online) or a weight (setup)."""
-        return Located(value, frozenset((party,)), phase, 0, self.runtime.session)
+        brought = Located(value, frozenset((party,)), phase, 0, self.runtime.session)
+        if self.recording is not None:
+            self.recording.brought(brought)
+        return brought
 
     def read(self, value: Located, party: Party) -> Any:
         """Hand a result to the caller of the protocol on `party`'s side: the only way out of a choreography.
@@ -304,12 +253,9 @@ class Net:
         if party not in value.owners:
             raise MisplacedValueError(f"{party} cannot read a value held by {sorted(p.name for p in value.owners)}")
 
-        def run(here: frozenset[Party] | None):
-            return _content(value, bool(here and party in here))
-
         if phase != Phase.ONLINE:
-            return run(self.runtime.here)
-        return self._step(run, (value,), frozenset((party,)), phase, depth)._value
+            return _content(value, party in self.runtime.here)
+        return self._step(Read(frozenset((party,)), phase), (value,), depth)._value
 
     def _dependence(self, values: Iterable[Any]) -> tuple[Phase, int]:
         phase, depth = self._base, 0
@@ -337,26 +283,33 @@ class Net:
     def _path(self) -> str:
         return "/".join(spec.name for spec in self._stack)
 
-    def _step(self, run: Callable, args: tuple, owners: frozenset[Party], phase: Phase, depth: int, sent: bool = False):
-        slot = None
+    def _step(self, step: Step, values: tuple, depth: int):
         number, self._steps = self._steps, self._steps + 1
-        if self.shapes is not None and not sent and not owners & self.runtime.here:
+        here, known = self.runtime.here, None
+        ours = bool(step.owners & here)
+        if self.shapes is not None and not ours and type(step) is not Move:
             known = self.shapes[number]
-            run = lambda here: known
+
+        def run(taken: bool):
+            if known is not None:
+                return known
+            if not taken:
+                return step.shape([_content(v, False) for v in values])
+            held = bool(step.holders & here)
+            return step.run(self.runtime, self.call, [_content(v, held) for v in values])
+
         if self._material is None:
-            result = run(self.runtime.here)
+            result = run(True)
         else:
-            here = self.runtime.here
-            result, slot = self._material.step(phase, args, run, here, self._fingerprint, bool(owners & here))
+            result = self._material.step(number, step.phase, values, run, self._fingerprint, ours)
         if self.recorded is not None:
             self.recorded.append(result)
-        session = self.runtime.session
+        if self.recording is not None:
+            self.recording.step(number, step, values, result, self._fingerprint)
+        owners, phase, session, call = step.owners, step.phase, self.runtime.session, self.call
         if isinstance(result, tuple):
-            return tuple(
-                Located(r, owners, phase, depth, session, None if slot is None else (slot, i))
-                for i, r in enumerate(result)
-            )
-        return Located(result, owners, phase, depth, session, None if slot is None else (slot, 0))
+            return tuple(Located(r, owners, phase, depth, session, (call, number, i)) for i, r in enumerate(result))
+        return Located(result, owners, phase, depth, session, (call, number, 0))
 
 
 def _content(value: Any, present: bool) -> Any:
@@ -370,7 +323,7 @@ def _content(value: Any, present: bool) -> Any:
         if located and value.is_meta:
             raise MaterialError("a step needs a value that was not prepared: the material is of another program")
         return value
-    return value if value.is_meta else torch.empty_like(value, device="meta")
+    return shape_of(value)
 
 
 def _name(f: Callable) -> str:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ from .mpc.seed import seed
 from .runtime.ledger import Observer, alone
 from .runtime.local import DryRuntime, LocalRuntime
 from .runtime.material import Recorder, Replayer, Tape
+from .runtime.projection import Projection
 
 _CALL: ContextVar[dict[bytes, Net] | None] = ContextVar("sectorch_call", default=None)
 
@@ -131,6 +133,25 @@ class Session:
             net.shapes = shapes
             yield net
         replayer.finish()
+
+    def again(self, projection: Projection, x: torch.Tensor, tape: Tape | None = None) -> Any:
+        """A recorded program as a call of its own, on prepared material if there is a tape."""
+        if tape is not None:
+            return projection.replay(self.runtime, tape, x)
+        number = next(self._calls)
+        try:
+            return projection.call(self.runtime, number, x)
+        finally:
+            self.runtime.forget(number)
+
+    def prepare_again(self, projection: Projection) -> Tape:
+        """The offline part of a recorded program, for one later call."""
+        tape = Tape(next(self._calls), self.runtime.session)
+        try:
+            projection.prepare(self.runtime, tape)
+        finally:
+            self.runtime.forget(tape.call)
+        return tape
 
     @contextmanager
     def _running(self, net: Net) -> Iterator[Net]:

@@ -127,8 +127,8 @@ class SharedTensor(SecretTensor):
             dtype = self.dtype
         with self.session.operation(self.party) as net:
             shares, scale_bits = _rounded(net, self.shares, self.scale_bits, self.scheme.frac_bits)
-            elements = net.read(reveal(net, shares), self.session.Q)
-        return torch.empty_like(elements, dtype=dtype) if elements.is_meta else decode(elements, scale_bits, dtype)
+            plain = net.locally(self.session.Q, decode, reveal(net, shares), scale_bits, dtype)
+            return net.read(plain, self.session.Q)
 
 
 def _rounded(net: Net, shares: Shares, scale_bits: int, frac_bits: int) -> tuple[Shares, int]:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import queue
 import threading
+from functools import partial
 
 import pytest
 import torch
 from helpers import CASES, World, play, run_with_profile
 
-from sectorch.choreography import Net, Party, Phase
+from sectorch.choreography import Located, Net, Party, Phase
+from sectorch.errors import MaterialError
 from sectorch.mpc.seed import seed
 from sectorch.randomness import PairKey
+from sectorch.runtime.material import Tape
+from sectorch.runtime.projection import Recording, as_bound_now
 from sectorch.session import Session
+from sectorch.tensor import SecretTensor
 
 
 class Quiet(Exception):
@@ -59,8 +64,24 @@ class OneParty:
         assert self.party in owners
 
 
-def project(case, inputs):
-    """Run a case with one party per thread; what each of them read, saw of the ledger, and left in the queues."""
+class Kept(Recording):
+    """Also keeps what was brought."""
+
+    def __init__(self, runtime, call):
+        super().__init__(runtime, call)
+        self.call, self.given = call, []
+
+    def brought(self, value):
+        super().brought(value)
+        if value.phase == Phase.ONLINE:
+            self.given.append(value._value)
+
+
+def project(case, inputs, recorded=None):
+    """Run a case with one party per thread; what each of them read, saw of the ledger, and left in the queues.
+
+    `recorded(runtime, recording, outputs)` goes on in the thread of each party, and gives what it read.
+    """
     clients = [Party("Q", "Q"), *(Party(f"A{i}", "A") for i in range(case.answering))]
     server = Party("S", "S")
     queues = {edge: queue.Queue() for c in clients for edge in ((c, server), (server, c))}
@@ -77,7 +98,12 @@ def project(case, inputs):
             ]
             seed(nets[0], first=i == 0)
             pairs.append(tuple(nets))
-        read[party] = play(World(pairs), case.program, inputs, case.answering)
+        if recorded is None:
+            read[party] = play(World(pairs), case.program, inputs, case.answering)
+        else:
+            net = pairs[0][1]
+            net.recording = Kept(runtime, net.call)
+            read[party] = recorded(runtime, net.recording, play(World(pairs), case.program, inputs))
 
     def guarded(party: Party):
         try:
@@ -117,3 +143,84 @@ def test_projections_together_give_the_result_at_Q(case):
         assert [(m.path, m.label, m.phase, m.round, m.shape) for m in ledgers[0][seeds:]] == [
             (m.path, m.label, m.phase, m.round, m.shape) for m in profile.ledger
         ]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.answering == 1], ids=str)
+def test_a_recorded_program_is_taken_again_by_each_party(case):
+    """In a call of its own, and once ahead of its input: the same messages, and a right result at Q."""
+
+    def again(runtime, recording, first):
+        seen = len(runtime.seen)
+        projection = recording.finish(first)
+        assert_holds_no_secret(projection)
+        whole = projection.call(runtime, 100, *recording.given)
+        tape = Tape(101, runtime.session)
+        projection.prepare(runtime, tape)
+        ahead = len(runtime.seen)
+        online = projection.replay(runtime, tape, *recording.given)
+        assert {m.phase for m in runtime.seen[ahead:]} <= {Phase.ONLINE}
+        about = lambda lines: [(m.path, m.label, m.phase, m.round, m.shape) for m in lines if m.phase != Phase.SETUP]
+        wanted = about([m for m in runtime.seen[:seen] if m.call == recording.call])
+        assert about([m for m in runtime.seen if m.call == 100]) == wanted
+        assert sorted(map(str, about([m for m in runtime.seen if m.call == 101]))) == sorted(map(str, wanted))
+        assert {m.call for m in runtime.seen[seen:]} <= {100, 101}, "nothing is set up again"
+        assert tape.bytes == 0
+        with pytest.raises(MaterialError, match="used already"):
+            projection.replay(runtime, tape, *recording.given)
+        return [first, whole, online]
+
+    inputs = case.inputs(70)
+    read, _, queues, Q = project(case, inputs, again)
+    for party, runs in read.items():
+        for outputs in runs:
+            assert all(o.is_meta for o in outputs) == (party != Q)
+    for outputs in read[Q]:
+        case.check(inputs, outputs)
+    assert all(q.empty() for q in queues.values())
+
+
+def assert_holds_no_secret(projection) -> None:
+    """No recorded function keeps a value of the call that it was recorded in."""
+
+    def walk(value, depth=0):
+        assert not isinstance(value, (Located, SecretTensor)), value
+        if depth < 6:
+            for inner in getattr(value, "__closure__", None) or ():
+                walk(inner.cell_contents, depth + 1)
+            for inner in (
+                [*getattr(value, "args", ()), getattr(value, "func", None)] if isinstance(value, partial) else ()
+            ):
+                walk(inner, depth + 1)
+            for inner in value if isinstance(value, (list, tuple)) else ():
+                walk(inner, depth + 1)
+            for field in getattr(value, "__dataclass_fields__", ()):
+                walk(getattr(value, field), depth + 1)
+
+    for one, _ in projection._all:
+        walk(getattr(one.step, "f", None))
+    assert repr(projection).startswith("Projection(")
+
+
+def test_a_recorded_function_keeps_what_its_loop_held_then():
+    kept = []
+    for i in range(3):
+        inner = lambda: i
+        kept.append(as_bound_now(partial(lambda a: (a, i, inner()), 7)))
+    assert [f() for f in kept] == [(7, 0, 0), (7, 1, 1), (7, 2, 2)]
+
+    def forever(n):
+        return n if n == 0 else forever(n - 1)
+
+    assert as_bound_now(forever)(3) == 0
+
+
+def test_what_cannot_be_repeated_is_not_recorded():
+    """A value of another call is not the same next time."""
+    session = Session()
+    A = session.answering[0]
+    with session.call(A) as net:
+        other = net.locally(net.Q, torch.neg, net.own(net.Q, torch.ones(2)))
+    with session.call(A) as net:
+        net.recording = Recording(session.runtime, net.call)
+        x = net.locally(net.Q, torch.add, net.own(net.Q, torch.ones(2)), other)
+        assert net.recording.finish([net.read(x, net.Q)]) is None

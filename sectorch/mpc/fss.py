@@ -88,8 +88,10 @@ def deal_key(net: Net, x: Masked, quotient: Quotient, low: int = 0, high: int = 
 def _at(net: Net, key: Key, c: Located) -> Shares:
     """Each evaluator's half of the payload at c: [B, N, 2]."""
 
+    high = key.high
+
     def half(seed, c, seeds, values, wraps=None, second=False):
-        return evaluate(seed, c.reshape(-1), seeds, _values(values, wraps), key.high, second)
+        return evaluate(seed, c.reshape(-1), seeds, _values(values, wraps), high, second)
 
     return Shares(
         net.locally(net.A, half, key.seeds.A, c, *key.words),

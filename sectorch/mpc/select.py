@@ -29,9 +29,10 @@ class BitMask:
     shape: torch.Size
     copies: int | None
 
-    def spread(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        """Two halves of words -> a mask per element."""
-        return unrows(spread(first ^ second), self.shape, self.copies)
+
+def per_element(first: torch.Tensor, second: torch.Tensor, shape: torch.Size, copies: int | None) -> torch.Tensor:
+    """Two halves of words -> a mask per element."""
+    return unrows(spread(first ^ second), shape, copies)
 
 
 def random_bits(net: Net, shape: torch.Size, copies: int | None = None) -> BitMask:
@@ -39,7 +40,7 @@ def random_bits(net: Net, shape: torch.Size, copies: int | None = None) -> BitMa
     words = (words_for(shape.numel()) * (copies or 1),)
     b_A = net.common(net.Q, net.A, words, "b_A")
     b_S = net.common(net.Q, net.S, words, "b_S")
-    b = net.locally(net.Q, lambda a, s: unrows(spread(a ^ s), shape, copies), b_A, b_S)
+    b = net.locally(net.Q, per_element, b_A, b_S, shape, copies)
     return BitMask(b, b_A, b_S, shape, copies)
 
 
@@ -51,7 +52,7 @@ def open_bit(net: Net, s: Shares, mask: BitMask) -> Located:
     A, S = net.A, net.S
     e_A = net.send(net.locally(A, torch.bitwise_xor, s.A, mask.b_A), A, S, "e_A")
     e_S = net.send(net.locally(S, torch.bitwise_xor, s.S, mask.b_S), S, A, "e_S")
-    return net.locally((A, S), mask.spread, e_A, e_S)
+    return net.locally((A, S), per_element, e_A, e_S, mask.shape, mask.copies)
 
 
 @protocol("bit_to_ring", "docs/protocols.md")

@@ -43,4 +43,4 @@ def sub(net: Net, x: Shares, y: Shares) -> Shares:
 def add_at_A(net: Net, x: Shares, value) -> Shares:
     """x + value, where value (public, or held by A) is added to A's half only. No message."""
     y = net.locally(net.A, torch.add, x.A, value)
-    return Shares(y, x.S if y.shape == x.shape else net.locally(net.S, lambda s: s.expand(y.shape), x.S))
+    return Shares(y, x.S if y.shape == x.shape else net.locally(net.S, torch.Tensor.expand, x.S, y.shape))

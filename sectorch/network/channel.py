@@ -21,6 +21,8 @@ AHEAD = 2 << 20
 """Bytes that Q may send of a call before its turn at the server has come."""
 LARGEST = 1 << 30
 """Bytes of one message for which there is always room beyond the window."""
+TOGETHER = 32 << 10
+"""Bytes of frames that nobody can be waiting for yet which go as one."""
 REQUESTS = 64
 PATIENCE = 60.0
 """Seconds without a word after which a party counts as hanging."""
@@ -69,6 +71,8 @@ class Channel:
         self._frames: SimpleQueue[Frame | None] = SimpleQueue()
         self._came = self._used = self._credited = 0
         self._sent = self._credit_got = 0
+        self._held: list[bytes] = []
+        self._held_bytes = 0
         self._requests: deque[dict] = deque()
         self._turn_at: int | None = None
         self._heard = time.monotonic()
@@ -140,16 +144,32 @@ class Channel:
 
     # What goes.
 
-    def send(self, parts: Iterable[bytes]) -> None:
-        """Send the frames of one message, once there is room for it."""
+    def send(self, parts: Iterable[bytes], later: bool = False) -> None:
+        """Send the frames of one message, once there is room for it.
+
+        Args:
+            later: it may be held back until there are `TOGETHER` bytes, the next message, or `flush`.
+        """
         if self._sent - self._credit_got > WINDOW or self._before_turn():
+            self.flush()
             with self._changed:
                 self._wait(lambda: self._sent - self._credit_got <= WINDOW and not self._before_turn(), self.patience)
         for part in parts:
             if self._failure is not None:
                 raise again(self._failure)
             self._sent += len(part)
-            self.link.send(part)
+            self._held.append(part)
+            self._held_bytes += len(part)
+            if self._held_bytes >= TOGETHER:
+                self.flush()
+        if not later:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what was held back."""
+        if self._held:
+            held, self._held, self._held_bytes = self._held, [], 0
+            self.link.send(held[0] if len(held) == 1 else b"".join(held))
 
     def _before_turn(self) -> bool:
         turn_at = self._turn_at

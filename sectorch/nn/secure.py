@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from ..choreography import Party
+from ..choreography import Net, Party
 from ..errors import (
     ArgumentError,
     DtypeError,
@@ -23,6 +23,7 @@ from ..errors import (
 from ..ring import check_encodable
 from ..runtime.ledger import Profile, alone
 from ..runtime.material import Tape
+from ..runtime.projection import Projection, Recording
 from ..session import Session, default_session
 from ..tensor import Scheme, SharedTensor, share_tensor
 from .bind import bind
@@ -78,6 +79,7 @@ class SecureModule(nn.Module):
         self._checked: dict[Any, _Checked] = {}
         self._rows: set[Any] = set()
         self._material: dict[tuple[int, ...], list[Tape]] = {}
+        self._projections: dict[Any, Projection] = {}
         super().train(False)
 
     def extra_repr(self) -> str:
@@ -119,8 +121,7 @@ class SecureModule(nn.Module):
         self._check(x)
         held = 0
         for piece in self.pieces(x):
-            with self.session.prepare(self.party, self._shapes(piece)) as tape:
-                self._outputs(self._run(self._share(piece)))
+            tape = self._prepare(piece)
             self._material.setdefault(tuple(piece.shape), []).append(tape)
             held += tape.bytes
         return held
@@ -135,12 +136,34 @@ class SecureModule(nn.Module):
 
     def _predict(self, x: torch.Tensor) -> Any:
         tapes = self._material.get(tuple(x.shape))
-        if tapes:
-            tape = tapes.pop()
-            with self.session.replay(self.party, tape, self._shapes(x)):
-                return self._outputs(self._run(self._share(x)))
-        with self.session.call(self.party, self._shapes(x)):
-            return self._outputs(self._run(self._share(x)))
+        tape = tapes.pop() if tapes else None
+        known = self._projections.get((tuple(x.shape), x.dtype))
+        if known is not None:
+            return self.session.again(known, x, tape)
+        if tape is not None:
+            with self.session.replay(self.party, tape, self._shapes(x)) as net:
+                return self._recorded(net, x)
+        with self.session.call(self.party, self._shapes(x)) as net:
+            return self._recorded(net, x)
+
+    def _prepare(self, x: torch.Tensor) -> Tape:
+        known = self._projections.get((tuple(x.shape), x.dtype))
+        if known is not None:
+            return self.session.prepare_again(known)
+        with self.session.prepare(self.party, self._shapes(x)) as tape:
+            self._recorded(self.session.net(self.party), x)
+        return tape
+
+    def _recorded(self, net: Net, x: torch.Tensor) -> Any:
+        """Run the program, and keep this party's part of it for the next input of this shape."""
+        if not self.session.complete:
+            net.recording = Recording(self.session.runtime, net.call)
+        outputs = self._outputs(self._run(self._share(x)))
+        if net.recording is not None:
+            projection = net.recording.finish(outputs)
+            if projection is not None and projection.inputs == 1:
+                self._projections[tuple(x.shape), x.dtype] = projection
+        return outputs
 
     def _shapes(self, x: torch.Tensor) -> list | None:
         """For a session with absent parties; with all of them here nothing has to be known ahead."""

@@ -128,7 +128,8 @@ def _exactly(context: Context, x: Fixed, bits: int) -> Shares:
     """The value at exactly `bits` fraction bits."""
     if x.scale_bits > bits:
         return truncate(context.net, x.shares, x.scale_bits - bits)
-    return each(context.net, lambda v: v << (bits - x.scale_bits), x.shares)
+    missing = bits - x.scale_bits
+    return each(context.net, lambda v: v << missing, x.shares)
 
 
 def _affine(x: SharedTensor, weight: Any, bias: Any) -> Fixed:

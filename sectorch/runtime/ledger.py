@@ -18,7 +18,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ..choreography import Party, Phase, Sent
+from ..choreography import Party, Phase
+from ..steps import Sent
 
 _ACTIVE: ContextVar[tuple[Observer, ...]] = ContextVar("sectorch_observers", default=())
 

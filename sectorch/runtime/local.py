@@ -13,9 +13,10 @@ import os
 
 import torch
 
-from ..choreography import Party, Phase, Sent
+from ..choreography import Party, Phase
 from ..errors import KeyAgreementError
 from ..randomness import PairKey
+from ..steps import Sent
 from .ledger import observers
 
 

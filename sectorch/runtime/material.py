@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..choreography import Located, Party, Phase
+from ..choreography import Located, Phase
 from ..errors import MaterialError
+from ..steps import shape_of
 
 
 @dataclass
@@ -28,6 +29,19 @@ class Tape:
     fingerprints: list[int] = field(default_factory=list, repr=False)
     position: int = 0
 
+    def add(self, result: object, fingerprint: int) -> None:
+        """The result's shapes, as those of the next offline step."""
+        self.steps.append([shape_of(v) for v in (result if isinstance(result, tuple) else (result,))])
+        self.plural.append(isinstance(result, tuple))
+        self.fingerprints.append(fingerprint)
+
+    def claim(self, session: bytes) -> None:
+        """Raise `MaterialError` unless the tape is of this session and has not been used."""
+        if self.session != session:
+            raise MaterialError("the prepared material belongs to another session")
+        if self.position:
+            raise MaterialError(f"the material of call {self.call} was used already; prepare it again")
+
     @property
     def bytes(self) -> int:
         """Memory that the kept results take."""
@@ -39,47 +53,39 @@ def _real(value) -> bool:
     return isinstance(value, torch.Tensor) and not value.is_meta
 
 
-def _shape_of(value):
-    return torch.empty_like(value, device="meta") if _real(value) else value
-
-
 class Recorder:
     """Runs the offline part of a call and fills a tape."""
 
     def __init__(self, tape: Tape):
         self.tape = tape
+        self._places: dict[int, int] = {}
 
-    def step(self, phase: Phase, args: tuple, run: Callable, here: frozenset[Party], fingerprint: int, ours: bool):
+    def step(self, number: int, phase: Phase, args: tuple, run: Callable, fingerprint: int, ours: bool):
         if phase == Phase.ONLINE:
             for value in args if ours else ():  # what only others will use need not be kept here
                 if type(value) is Located and value.slot is not None:
-                    step, output = value.slot
-                    self.tape.steps[step][output] = value._value
-            return run(None), None
-        result = run(here)
-        if phase == Phase.SETUP:
-            return result, None
-        outputs = result if isinstance(result, tuple) else (result,)
-        self.tape.steps.append([_shape_of(v) for v in outputs])
-        self.tape.plural.append(isinstance(result, tuple))
-        self.tape.fingerprints.append(fingerprint)
-        return result, len(self.tape.steps) - 1
+                    call, step, output = value.slot
+                    if call == self.tape.call and step in self._places:
+                        self.tape.steps[self._places[step]][output] = value._value
+            return run(False)
+        result = run(True)
+        if phase == Phase.OFFLINE:
+            self._places[number] = len(self.tape.steps)
+            self.tape.add(result, fingerprint)
+        return result
 
 
 class Replayer:
     """Runs the online part of a call on a filled tape, and empties it."""
 
     def __init__(self, tape: Tape, session: bytes):
-        if tape.session != session:
-            raise MaterialError("the prepared material belongs to another session")
-        if tape.position:
-            raise MaterialError(f"the material of call {tape.call} was used already; prepare it again")
+        tape.claim(session)
         self.tape = tape
 
-    def step(self, phase: Phase, args: tuple, run: Callable, here: frozenset[Party], fingerprint: int, ours: bool):
+    def step(self, number: int, phase: Phase, args: tuple, run: Callable, fingerprint: int, ours: bool):
         tape = self.tape
         if phase != Phase.OFFLINE:
-            return run(here), None
+            return run(True)
         if tape.position >= len(tape.steps) or tape.steps[tape.position] is None:
             raise MaterialError("the program asks for more offline steps than were prepared: it is another program")
         if tape.fingerprints[tape.position] != fingerprint:
@@ -87,7 +93,7 @@ class Replayer:
         outputs, tape.steps[tape.position] = tape.steps[tape.position], None
         plural = tape.plural[tape.position]
         tape.position += 1
-        return (tuple(outputs) if plural else outputs[0]), None
+        return tuple(outputs) if plural else outputs[0]
 
     def finish(self) -> None:
         """Raise unless the whole tape was used."""
@@ -101,6 +107,6 @@ class Settled:
     What a party computes from values of its own (A's encoded weights) it computes again; all else stays a shape.
     """
 
-    def step(self, phase: Phase, args: tuple, run: Callable, here: frozenset[Party], fingerprint: int, ours: bool):
+    def step(self, number: int, phase: Phase, args: tuple, run: Callable, fingerprint: int, ours: bool):
         absent = any(type(v) is Located and not _real(v._value) for v in args)
-        return run(None if absent or not args else here), None
+        return run(not absent and bool(args))

@@ -12,17 +12,22 @@ from typing import Protocol
 
 import torch
 
-from ..choreography import Party, Phase, Sent
+from ..choreography import Party, Phase
 from ..errors import FrameError, KeyAgreementError
 from ..randomness import PairKey
+from ..steps import Sent
 from .frames import Frame, Kind, parts_of
 from .ledger import observers
 
 
 class Channel(Protocol):
-    """One end of an edge, for one session: frames in order. `send` takes the frames of one message."""
+    """One end of an edge, for one session: frames in order. `send` takes the frames of one message.
 
-    def send(self, parts: Iterable[bytes]) -> None: ...
+    A message that may be sent `later` goes with the next one, or with `flush`.
+    """
+
+    def send(self, parts: Iterable[bytes], later: bool = False) -> None: ...
+    def flush(self) -> None: ...
     def receive(self) -> Frame: ...
 
 
@@ -66,6 +71,7 @@ class PartyRuntime:
             self._keys[pair] = PairKey(bytes(secret.tolist()), self.session)
 
     def forget(self, call: int) -> None:
+        self._flush()
         for key in self._keys.values():
             key.forget(call)
 
@@ -87,13 +93,19 @@ class PartyRuntime:
     def _send(self, line: Sent, value: torch.Tensor) -> None:
         number = next(self._sent[line.dst])
         frame = Frame(Kind.DATA, self._wire, line.call, number, line.path, line.label)
-        self._channels[line.dst].send(parts_of(frame, value))
+        # Dealt material waits for company until this party itself waits: a small net deals dozens of small messages.
+        self._channels[line.dst].send(parts_of(frame, value), later=line.phase == Phase.OFFLINE)
+
+    def _flush(self) -> None:
+        for channel in self._channels.values():
+            channel.flush()
 
     def _receive(self, line: Sent) -> torch.Tensor:
         number = next(self._received[line.src])
         out = torch.empty(line.shape, dtype=line.dtype)
         into = memoryview(out.reshape(-1).view(torch.uint8).numpy())
         done, part, parts = 0, 0, 1
+        self._flush()
         while part < parts:
             frame = self._channels[line.src].receive()
             self._check(frame, line, number, part)

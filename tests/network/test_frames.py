@@ -40,8 +40,11 @@ class Given:
         self.frames = [frame for f in frames for frame in unpack(f)]
         self.sent = []
 
-    def send(self, parts):
+    def send(self, parts, later=False):
         self.sent.extend(parts)
+
+    def flush(self):
+        pass
 
     def receive(self):
         if not self.frames:

@@ -1,0 +1,181 @@
+"""What happens in a choreography, step by step.
+
+`Net` makes a step of each of its verbs and takes it once. A step holds nothing of the call that it was made in, so that
+a recorded program can take it again in another call (`runtime/projection.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from .located import Party, Phase
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One ledger line: a message as it went over an edge."""
+
+    call: int
+    path: str
+    label: str
+    src: Party
+    dst: Party
+    phase: Phase
+    round: int
+    shape: torch.Size
+    dtype: torch.dtype
+    mask: str
+    shows: str
+
+    @property
+    def bytes(self) -> int:
+        return self.shape.numel() * self.dtype.itemsize
+
+    @property
+    def protocol(self) -> str:
+        return self.path.rsplit("/", 1)[-1]
+
+
+class Runtime(Protocol):
+    """What a choreography needs of the place where it runs; see `sectorch.runtime`."""
+
+    session: bytes
+    here: frozenset[Party]
+
+    def draw(self, pair: frozenset[Party], label: str, call: int, draw: int, count: int) -> torch.Tensor: ...
+    def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor: ...
+    def install(self, pair: frozenset[Party], secret: torch.Tensor) -> None: ...
+    def computed(self, path: str, owners: frozenset[Party], phase: Phase, seconds: float) -> None: ...
+
+
+class Step(Protocol):
+    """One step.
+
+    `owners` hold its result, and `holders` the values that it is taken on. `run` takes contents where a holder is
+    present and shapes elsewhere; `shape` takes shapes and gives the result's.
+    """
+
+    owners: frozenset[Party]
+    holders: frozenset[Party]
+    phase: Phase
+
+    def run(self, runtime: Runtime, call: int, values: Sequence[Any]) -> Any: ...
+
+    def shape(self, values: Sequence[Any]) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """`owners` compute f, each on its own."""
+
+    f: Callable
+    owners: frozenset[Party]
+    phase: Phase
+    path: str
+
+    @property
+    def holders(self) -> frozenset[Party]:
+        return self.owners
+
+    def run(self, runtime: Runtime, call: int, values: Sequence[Any]) -> Any:
+        if not self.owners & runtime.here:
+            return self.f(*values)
+        start = time.perf_counter()
+        result = self.f(*values)
+        runtime.computed(self.path, self.owners, self.phase, time.perf_counter() - start)
+        return result
+
+    def shape(self, values: Sequence[Any]) -> Any:
+        return self.f(*values)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Two parties draw the same words from their pair stream."""
+
+    owners: frozenset[Party]
+    phase: Phase
+    path: str
+    name: str
+    number: int
+    size: torch.Size
+    dtype: torch.dtype
+
+    @property
+    def holders(self) -> frozenset[Party]:
+        return self.owners
+
+    def run(self, runtime: Runtime, call: int, values: Sequence[Any]) -> torch.Tensor:
+        if not self.owners & runtime.here:
+            return self.shape(values)
+        start = time.perf_counter()
+        count = self.size.numel()
+        drawn = runtime.draw(self.owners, self.name, call, self.number, -(-count * self.dtype.itemsize // 8))
+        runtime.computed(self.path, self.owners, self.phase, time.perf_counter() - start)
+        return drawn.view(self.dtype)[:count].view(self.size)
+
+    def shape(self, values: Sequence[Any]) -> torch.Tensor:
+        return torch.empty(self.size, dtype=self.dtype, device="meta")
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A value that its holders have goes over the edge from `src` to `dst`."""
+
+    holders: frozenset[Party]
+    path: str
+    label: str
+    src: Party
+    dst: Party
+    phase: Phase
+    round: int
+    size: torch.Size
+    dtype: torch.dtype
+    mask: str
+    shows: str
+
+    @property
+    def owners(self) -> frozenset[Party]:
+        return self.holders | {self.dst}
+
+    def run(self, runtime: Runtime, call: int, values: Sequence[Any]) -> torch.Tensor:
+        line = Sent(
+            call, self.path, self.label, self.src, self.dst, self.phase, self.round, self.size, self.dtype, self.mask,
+            self.shows,
+        )  # fmt: skip
+        (value,) = values
+        moved = runtime.transfer(line, value if self.src in runtime.here else shape_of(value))
+        return value if self.holders & runtime.here else moved
+
+    def shape(self, values: Sequence[Any]) -> torch.Tensor:
+        return values[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A party's result leaves the choreography."""
+
+    owners: frozenset[Party]
+    phase: Phase
+
+    @property
+    def holders(self) -> frozenset[Party]:
+        return self.owners
+
+    def run(self, runtime: Runtime, call: int, values: Sequence[Any]) -> Any:
+        return values[0]
+
+    def shape(self, values: Sequence[Any]) -> Any:
+        return values[0]
+
+
+def shape_of(value: Any) -> Any:
+    """A tensor's shape and dtype as a meta tensor; anything else as it is."""
+    if isinstance(value, torch.Tensor) and not value.is_meta:
+        return torch.empty_like(value, device="meta")
+    return value
