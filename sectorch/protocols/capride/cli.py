@@ -62,7 +62,7 @@ def parser() -> Parser:
         "--weight",
         type=float,
         default=DEFAULT.weight,
-        help="lambda, of T^2 times Eq. 9, a mean over samples (default: 3 for each peer)",
+        help="lambda, of T^2 times Eq. 9, a mean over samples (default: 2 for each peer)",
     )
     p.add_argument("--fraction", type=float, default=1.0, help="of the samples, drawn anew for each round's aggregates")
     p.add_argument("--peers", type=int, help="asked in a round, drawn anew (default: all)")
