@@ -215,7 +215,7 @@ def test_a_recorded_function_keeps_what_its_loop_held_then():
 
 
 def test_what_cannot_be_repeated_is_not_recorded():
-    """A value of another call is not the same next time."""
+    """A value of another call is not the same next time, nor is one that a function takes past its arguments."""
     session = Session()
     A = session.answering[0]
     with session.call(A) as net:
@@ -223,4 +223,9 @@ def test_what_cannot_be_repeated_is_not_recorded():
     with session.call(A) as net:
         net.recording = Recording(session.runtime, net.call)
         x = net.locally(net.Q, torch.add, net.own(net.Q, torch.ones(2)), other)
+        assert net.recording.finish([net.read(x, net.Q)]) is None
+    with session.call(A) as net:
+        net.recording = Recording(session.runtime, net.call)
+        own = net.own(net.Q, torch.ones(2))
+        x = net.locally(net.Q, lambda v: v + torch.zeros(own.shape), own)
         assert net.recording.finish([net.read(x, net.Q)]) is None

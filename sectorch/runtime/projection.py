@@ -76,6 +76,7 @@ class Recording:
         if isinstance(step, Read):
             self._read.append((result, (number, 0)))
         if isinstance(step, Compute):
+            self._repeatable &= not _holds_located(step.f)
             step = replace(step, f=as_bound_now(step.f))
         held = bool(step.holders & here)
         count = len(result) if isinstance(result, tuple) else None
@@ -184,6 +185,19 @@ def _with_drops(taken: list[_Taken], kept: set[Slot]) -> list[tuple[_Taken, set[
     """Each step with the values that nothing after it needs."""
     last = {slot: at for at, one in enumerate(taken) for slot in one.needed}
     return [(one, {s for s in one.needed if last[s] == at and s not in kept}) for at, one in enumerate(taken)]
+
+
+def _holds_located(f: Any) -> bool:
+    """Whether a function takes a located value from its closure, past its arguments: it would be this call's."""
+    if isinstance(f, partial):
+        return _holds_located(f.func)
+    for cell in getattr(f, "__closure__", None) or ():
+        with suppress(ValueError):  # a variable that has no value yet
+            value = cell.cell_contents
+            fields = [getattr(value, name, None) for name in getattr(value, "__dataclass_fields__", ())]
+            if any(type(v) is Located for v in (value, *fields)):
+                return True
+    return False
 
 
 def as_bound_now(f: Any, known: dict[int, Any] | None = None) -> Any:
