@@ -172,7 +172,7 @@ def encrypted(options: argparse.Namespace) -> None:
         )  # fmt: skip
     console.print(shown)
     apart = max(
-        float((a - b).abs().max())
+        float((a - b).detach().abs().max())
         for name in hidden.models
         for a, b in zip(hidden.models[name][0].parameters(), clear.models[name][0].parameters(), strict=True)
     )

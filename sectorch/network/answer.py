@@ -98,8 +98,8 @@ class Answering:
             channel.close()
             return
         thread = threading.Thread(target=self._session, args=(channel, request), daemon=True, name="answering")
-        self._threads = [t for t in self._threads if t.is_alive()] + [thread]
         thread.start()
+        self._threads = [t for t in self._threads if t.is_alive()] + [thread]
 
     def _session(self, channel: Channel, request: dict) -> None:
         said, session, party = "that session is over", channel.session, None

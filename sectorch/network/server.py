@@ -182,8 +182,8 @@ class Server:
             raise
         run = (session, channels, names, models, scheme, request)
         thread = threading.Thread(target=self._serve, args=run, daemon=True, name=f"session of {link.peer}")
-        self._threads = [t for t in self._threads if t.is_alive()] + [thread]
         thread.start()
+        self._threads = [t for t in self._threads if t.is_alive()] + [thread]
         return {
             "parts": [{"description": model.description, "edition": model.edition} for model in models],
         }
