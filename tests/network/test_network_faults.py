@@ -132,6 +132,7 @@ def test_a_replayed_session_is_refused(trio, small_model):
     data = [f for f in frames if next(unpack(f)).kind == Kind.DATA]
     session = next(unpack(data[0])).session
     assert until(trio.idle, IN_TIME)
+    assert trio.connection.models() == ["hospital-b"], "what S said of the session that is over has come"
     channel = trio.connection.link.open(session)
     for frame in data:
         trio.connection.link.send(frame)
