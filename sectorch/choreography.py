@@ -38,7 +38,7 @@ from .errors import (
 from .located import Located as Located
 from .located import Party as Party
 from .located import Phase as Phase
-from .steps import Compute, Draw, Move, Read, Step, shape_of
+from .steps import Compute, Draw, Letter, Move, Read, Step, shape_of
 from .steps import Runtime as Runtime
 from .steps import Sent as Sent
 
@@ -195,11 +195,11 @@ class Net:
             raise MisplacedValueError(f"{src} cannot send '{label}': it does not hold the value")
         phase, depth = self._dependence((value,))
         declared = self._declared(label, src, dst)
-        step = Move(
-            value.owners, self._path(), label, src, dst, phase, depth + 1, value.shape, value._value.dtype,
+        letter = Letter(
+            self._path(), label, src, dst, phase, depth + 1, value.shape, value._value.dtype,
             declared.mask, declared.shows,
         )  # fmt: skip
-        return self._step(step, (value,), depth + 1)
+        return self._step(Move(letter, value.owners), (value,), depth + 1)
 
     def common(self, p: Party, q: Party, shape: torch.Size | tuple, label: str, dtype=torch.int64) -> Located:
         """Uniform int64 (or int32) values that p and q draw from their pair stream; nobody else can."""

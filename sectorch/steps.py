@@ -17,10 +17,9 @@ from .located import Party, Phase
 
 
 @dataclass(frozen=True)
-class Sent:
-    """One ledger line: a message as it went over an edge."""
+class Letter:
+    """What a program knows of one of its messages, the same in every call."""
 
-    call: int
     path: str
     label: str
     src: Party
@@ -39,6 +38,13 @@ class Sent:
     @property
     def protocol(self) -> str:
         return self.path.rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True)
+class Sent(Letter):
+    """One ledger line: a message as it went over an edge."""
+
+    call: int
 
 
 class Runtime(Protocol):
@@ -125,31 +131,23 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A value that its holders have goes over the edge from `src` to `dst`."""
+    """A value that its holders have goes over an edge."""
 
+    letter: Letter
     holders: frozenset[Party]
-    path: str
-    label: str
-    src: Party
-    dst: Party
-    phase: Phase
-    round: int
-    size: torch.Size
-    dtype: torch.dtype
-    mask: str
-    shows: str
+
+    @property
+    def phase(self) -> Phase:
+        return self.letter.phase
 
     @property
     def owners(self) -> frozenset[Party]:
-        return self.holders | {self.dst}
+        return self.holders | {self.letter.dst}
 
     def run(self, runtime: Runtime, call: int, values: Sequence[Any]) -> torch.Tensor:
-        line = Sent(
-            call, self.path, self.label, self.src, self.dst, self.phase, self.round, self.size, self.dtype, self.mask,
-            self.shows,
-        )  # fmt: skip
         (value,) = values
-        moved = runtime.transfer(line, value if self.src in runtime.here else shape_of(value))
+        there = value if self.letter.src in runtime.here else shape_of(value)
+        moved = runtime.transfer(Sent(**vars(self.letter), call=call), there)
         return value if self.holders & runtime.here else moved
 
     def shape(self, values: Sequence[Any]) -> torch.Tensor:
