@@ -71,7 +71,17 @@ class AbortedError(NetworkError):
 
 
 class IdentityError(NetworkError, PermissionError):
-    """A certificate or a long-term identity key that is not the expected one."""
+    """A certificate or a long-term identity key that is not the expected one.
+
+    Attributes:
+        told: what the other parties are told of it instead of the text, which is for this party's own user.
+    """
+
+    told: str | None = None
+
+    def __init__(self, text: str, told: str | None = None):
+        super().__init__(text)
+        self.told = told
 
 
 class UnknownModelError(NetworkError, LookupError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -45,6 +45,7 @@ class Sent(Letter):
     """One ledger line: a message as it went over an edge."""
 
     call: int
+    session: bytes = field(default=b"", repr=False)
 
 
 class Runtime(Protocol):
@@ -147,7 +148,7 @@ class Move:
     def run(self, runtime: Runtime, call: int, values: Sequence[Any]) -> torch.Tensor:
         (value,) = values
         there = value if self.letter.src in runtime.here else shape_of(value)
-        moved = runtime.transfer(Sent(**vars(self.letter), call=call), there)
+        moved = runtime.transfer(Sent(**vars(self.letter), call=call, session=runtime.session), there)
         return value if self.holders & runtime.here else moved
 
     def shape(self, values: Sequence[Any]) -> torch.Tensor:

@@ -112,7 +112,8 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
     try:
         exported = torch.export.load(options.model)
     except Exception as error:
-        raise ArgumentError(f"cannot load {options.model}: {str(error).splitlines()[0]}") from None
+        said = getattr(error, "strerror", None) or "not a file that torch.export.save has made"
+        raise ArgumentError(f"cannot load {options.model}: {said}") from None
     module, name = exported.module(), options.name
     (example,) = exported.example_inputs[0]
     description, weights = describe_exported(module.graph, module, example)
@@ -217,15 +218,18 @@ def _prepare(model: RemoteModel, rows: int, batch: int) -> None:
 def _ask(model: RemoteModel, rows: torch.Tensor, options: argparse.Namespace) -> dict:
     """Ask about all rows, and show the predictions or write them; returns figures."""
     results, start, batch = [], time.perf_counter(), options.batch
-    ahead = model.prepared_calls((batch, *model.row)) if len(rows) >= batch else 0
+    ahead = sum(model.prepared().values())
     with Profile() as profile, bars(console) as progress:
         task = progress.add_task("asking", total=len(rows))
         for piece in rows.split(batch):
             results.append(model(piece))
             progress.advance(task, len(piece))
-    figures = {"rows": len(rows), **profile.as_dict(), "seconds": time.perf_counter() - start, "prepared_calls": ahead}
+    used = ahead - sum(model.prepared().values())
+    figures = {"rows": len(rows), **profile.as_dict(), "seconds": time.perf_counter() - start, "prepared_calls": used}
+    del figures["online_seconds"], figures["offline_seconds"]  # of this process's own arithmetic, which is little
     predictions = torch.cat(results)
     if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
         np.save(options.out, predictions.numpy())
     else:
         figures["predictions"] = predictions.tolist()
@@ -266,7 +270,8 @@ def _read(path: Path) -> torch.Tensor:
     try:
         rows = torch.from_numpy(np.load(path, allow_pickle=False))
     except (OSError, ValueError, TypeError) as error:
-        raise ArgumentError(f"cannot read {path}: {error}") from None
+        said = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ArgumentError(f"cannot read {path}: {said}") from None
     if rows.dim() < 1 or not len(rows):
         raise ArgumentError(f"{path} holds no rows")
     return rows

@@ -110,12 +110,15 @@ class Pins:
                 raise IdentityError(
                     f"the identity key of '{name}' has changed: {self.path} knows {pinned}, this one is {came}. "
                     f"Somebody may stand in between. If '{name}' itself confirms the new one: "
-                    f"sectorch keys pin '{name}' {came}"
+                    f"sectorch keys pin '{name}' {came}",
+                    told=f"the other party knows '{name}' by another key than {came}, and has to confirm this one",
                 )
             if self.required:
                 raise IdentityError(
                     f"'{name}' is not in {self.path} and pins are required; its key is {came}. "
-                    f"If '{name}' itself confirms it: sectorch keys pin '{name}' {came}"
+                    f"If '{name}' itself confirms it: sectorch keys pin '{name}' {came}",
+                    told=f"the other party answers to keys that it has pinned, and '{name}' is not among them; its key "
+                    f"is {came}: tell it that fingerprint",
                 )
             self._write({**self.known(), name: came})
         log.warning("'%s' is new: trusting its key %s from now on; ask it whether that is right", name, came)

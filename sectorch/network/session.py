@@ -280,4 +280,5 @@ def reason(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "AbortedError: stopped by its user"
     known = isinstance(error, (NetworkError, MaterialError, KeyAgreementError))
-    return f"{type(error).__name__}: {error if known else 'see its own log'}"
+    said = getattr(error, "told", None) or error
+    return f"{type(error).__name__}: {said if known else 'see its own log'}"

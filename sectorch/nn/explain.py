@@ -27,7 +27,10 @@ NETWORKS = {"LAN": (10e9 / 8, 0.2e-3), "WAN": (100e6 / 8, 50e-3)}
 
 @dataclass
 class Layer:
-    """One node of the graph and what its protocols send."""
+    """One node of the graph and what its protocols send.
+
+    `rounds` are those that it adds to the program: the messages of layers that do not wait for each other are as one.
+    """
 
     name: str
     kind: str
@@ -35,6 +38,7 @@ class Layer:
     shape: tuple
     profile: Profile = field(repr=False)
     problem: str = ""
+    rounds: int = 0
 
 
 @dataclass
@@ -85,7 +89,7 @@ class Explanation:
             style = "red" if layer.problem else None
             table.add_row(
                 layer.name, layer.kind, str(layer.shape), f"{p.offline_bytes / 1e3:.1f}", f"{p.online_bytes / 1e3:.1f}",
-                str(p.rounds), layer.problem or layer.source, style=style,
+                str(layer.rounds), layer.problem or layer.source, style=style,
             )  # fmt: skip
         console.print(table)
         p = self.profile
@@ -123,12 +127,16 @@ def explain(
     for piece in [x] if secured.graph is None else _pieces(secured, x):
         watch = None if secured.graph is None else _Watch(secured.graph, scheme)
         with alone(whole), session.call(session.answering[0]):
-            shared = share_tensor(piece, session=session, scheme=scheme)
             if watch is None:
-                layers = [_whole(module, shared)]
+                layers = [_whole(module, share_tensor(piece, session=session, scheme=scheme))]
                 continue
+            with Profile() as first:
+                shared = share_tensor(piece, session=session, scheme=scheme)
+            watch.add(Layer("(the input is shared)", "", "", tuple(piece.shape), first))
             y = run(module, shared, step=watch)
-            pytree.tree_map(lambda v: v.reveal() if isinstance(v, SharedTensor) else v, y)
+            with Profile() as last:
+                pytree.tree_map(lambda v: v.reveal() if isinstance(v, SharedTensor) else v, y)
+            watch.add(Layer("(the result is revealed)", "", "", _shape(y), last))
         layers = layers or watch.layers
     return Explanation(layers, whole, secured.graph is not None)
 
@@ -148,8 +156,8 @@ def _whole(module: nn.Module, shared: SharedTensor) -> Layer:
             y = module(shared)
             pytree.tree_map(lambda v: v.reveal() if isinstance(v, SharedTensor) else v, y)
     except SectorchError as error:
-        return Layer(type(module).__name__, "", "", (), profile, str(error))
-    return Layer(type(module).__name__, "", "", _shape(y), profile)
+        return Layer(type(module).__name__, "", "", (), profile, str(error), profile.rounds)
+    return Layer(type(module).__name__, "", "", _shape(y), profile, rounds=profile.rounds)
 
 
 def _shape(value: Any) -> tuple:
@@ -163,6 +171,13 @@ class _Watch:
     def __init__(self, graph: fx.GraphModule, scheme: Scheme):
         self.graph, self.scheme = graph, scheme
         self.layers: list[Layer] = []
+        self._deepest = 0
+
+    def add(self, layer: Layer) -> None:
+        """The next layer of the program."""
+        deepest = max(self._deepest, layer.profile.rounds)
+        layer.rounds, self._deepest = deepest - self._deepest, deepest
+        self.layers.append(layer)
 
     def __call__(self, node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
         profile, problem = Profile(), ""
@@ -175,7 +190,7 @@ class _Watch:
         name = str(node.target) if node.op == "call_module" else node.name
         kind = type(self.graph.get_submodule(node.target)).__name__ if node.op == "call_module" else node.name
         if isinstance(y, torch.Tensor) or problem or profile.ledger:
-            self.layers.append(Layer(name, kind, node.meta.get("source", ""), _shape(y), profile, problem))
+            self.add(Layer(name, kind, node.meta.get("source", ""), _shape(y), profile, problem))
         return y
 
     def _stand_in(self, node: fx.Node, args: tuple, kwargs: dict) -> Any:

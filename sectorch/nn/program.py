@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from ..errors import ProgramError, SectorchError
+from ..errors import ProgramError, SectorchError, TrainingModeError
 from ..table import row_of
 from .passes import optimise
-from .trace import trace
+from .trace import refuse_training, trace
 
 MAX_NODES = 20_000
 MAX_CONSTANT = 100_000
@@ -109,9 +109,14 @@ def describe(model: nn.Module, x: torch.Tensor) -> tuple[dict, dict[str, torch.T
 def optimised_export(model: nn.Module, x: torch.Tensor) -> torch.export.ExportedProgram:
     """`torch.export.export` of the module after the graph passes, with any number of rows where that is possible.
 
+    An export keeps the inputs that it was made with, and they go where its file goes: of `x` only the shape and the
+    dtype enter, and zeros are kept.
+
     Raises:
-        ProgramError: torch.export cannot export the module.
+        ProgramError: torch.export cannot export the module. TrainingModeError: it is in training mode.
     """
+    refuse_training(model)
+    x = torch.zeros_like(x)
     plain = copy.deepcopy(model).requires_grad_(False)
     graph = trace(plain)
     source = plain if graph is None else optimise(graph)
@@ -125,7 +130,11 @@ def optimised_export(model: nn.Module, x: torch.Tensor) -> torch.export.Exported
 
 
 def describe_exported(graph: fx.Graph, module: nn.Module, x: torch.Tensor) -> tuple[dict, dict[str, torch.Tensor]]:
-    """The description of an exported graph with its parameters as attributes of `module`."""
+    """The description of an exported graph with its parameters as attributes of `module`.
+
+    Raises:
+        ProgramError: an operation outside the list. TrainingModeError: it was exported in training mode.
+    """
     nodes: list[dict] = []
     number: dict[fx.Node, int] = {}
     weights: dict[str, torch.Tensor] = {}
@@ -141,6 +150,7 @@ def describe_exported(graph: fx.Graph, module: nn.Module, x: torch.Tensor) -> tu
         elif node.op == "call_function":
             name = _aten_name(node.target)
             operation(name)
+            _refuse_trained(name, node.args)
             made = {
                 "op": "call",
                 "name": name,
@@ -157,6 +167,18 @@ def describe_exported(graph: fx.Graph, module: nn.Module, x: torch.Tensor) -> tu
         nodes.append(made)
     row = list(x.shape[1:])
     return {"version": VERSION, "row": row, "dtype": str(x.dtype), "nodes": nodes}, weights
+
+
+_TRAINS = {"dropout.default": 2, "feature_dropout.default": 2, "alpha_dropout.default": 2, "batch_norm.default": 5}
+"""Where these operations say that they are in training mode."""
+
+
+def _refuse_trained(name: str, args: tuple) -> None:
+    place = _TRAINS.get(name)
+    if place is not None and place < len(args) and args[place] is True:
+        raise TrainingModeError(
+            f"the model was exported in training mode ({name}); call model.eval() and export it anew"
+        )
 
 
 def _attribute(name: str, value: torch.Tensor, weights: dict[str, torch.Tensor]) -> dict:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..errors import SectorchError
+from ..errors import KeyAgreementError, MaterialError, NetworkError, SectorchError, TrainingModeError
 
 _SKIPPED = (str(Path(torch.__file__).parent), str(Path(__file__)))
 
@@ -31,6 +31,14 @@ class _Tracer(fx.Tracer):
         if frame is not None and frame.f_code.co_name == "forward":
             node.meta["source"] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         return node
+
+
+def refuse_training(model: nn.Module) -> None:
+    """Raise `TrainingModeError`, naming layers, unless the module is in evaluation mode."""
+    training = [name or type(model).__name__ for name, layer in model.named_modules() if layer.training]
+    if training:
+        shown = ", ".join(training[:3]) + (", ..." if len(training) > 3 else "")
+        raise TrainingModeError(f"the model is in training mode ({shown}); call model.eval() first")
 
 
 def trace(model: nn.Module) -> fx.GraphModule | None:
@@ -105,8 +113,8 @@ def where(node: fx.Node, graph: fx.GraphModule) -> str:
 
 
 def _located(error: SectorchError, node: fx.Node, graph: fx.GraphModule) -> SectorchError:
-    if getattr(error, "layer", None):
-        return error
+    if getattr(error, "layer", None) or isinstance(error, (NetworkError, KeyAgreementError, MaterialError)):
+        return error  # located already, or of no layer
     located = type(error)(f"{where(node, graph)}: {error}")
     located.layer = where(node, graph)
     return located

@@ -128,10 +128,10 @@ class Profile(Observer):
         return self._bytes(Phase.ONLINE)
 
     def rounds_of(self, phase: Phase) -> int:
-        deepest: dict[int, int] = {}
+        deepest: dict[tuple[bytes, int], int] = {}
         for line in self.ledger:
             if line.phase == phase:
-                deepest[line.call] = max(deepest.get(line.call, 0), line.round)
+                deepest[line.session, line.call] = max(deepest.get((line.session, line.call), 0), line.round)
         return sum(deepest.values())
 
     @property
@@ -180,7 +180,7 @@ class Profile(Observer):
                 lines = [m for m in self.ledger if m.phase == phase and client in (m.src.name, m.dst.name)]
                 if lines:
                     size = sum(m.bytes for m in lines) / 1e6
-                    rounds = len({(m.call, m.round) for m in lines})
+                    rounds = len({(m.session, m.call, m.round) for m in lines})
                     table.add_row(f"{client}-S", phase.name.lower(), str(len(lines)), f"{size:.3f}", str(rounds))
         return table
 

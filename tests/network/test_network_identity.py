@@ -59,8 +59,9 @@ def test_a_querying_party_whose_key_changed_is_refused_by_the_answering_one(trio
     trio.connection.close()
     trio.made = {**trio.made, "alice": replace(trio.made["alice"], identity=new_identity())}
     trio.start_querying()
-    with pytest.raises(errors.IdentityError, match="the identity key of 'alice' has changed"):
+    with pytest.raises(errors.IdentityError, match="knows 'alice' by another key than SHA256:") as told:
         trio.connection.model("hospital-b")(X)
+    assert str(trio.folder) not in str(told.value), "no path of the other party's"
 
 
 def test_pins_that_are_required(trio, small_model):
@@ -71,6 +72,18 @@ def test_pins_that_are_required(trio, small_model):
             connection.model("hospital-b")
         pins.pin("hospital-b", fingerprint_of(trio.made["hospital-b"].identity))
         assert (connection.model("hospital-b")(X) - small_model(X)).abs().max() < 1e-4
+
+
+def test_pins_that_the_answering_party_requires(trio, small_model):
+    """Q is told whose key is missing there, and no more."""
+    trio.party._pins.required = True
+    with pytest.raises(errors.IdentityError) as told:
+        trio.connection.model("hospital-b")(X)
+    key = fingerprint_of(trio.made["alice"].identity)
+    assert str(told.value).startswith("the other party answers to keys that it has pinned, and 'alice' is not among")
+    assert f"its key is {key}" in str(told.value) and str(trio.folder) not in str(told.value)
+    trio.party._pins.pin("alice", key)
+    assert (trio.connection.model("hospital-b")(X) - small_model(X)).abs().max() < 1e-4
 
 
 def test_a_client_without_an_identity_key_does_not_start(trio):

@@ -243,6 +243,19 @@ def test_prepared_calls_survive_a_restart_and_cost_the_online_phase_only(trio, s
     assert p.offline_bytes > 0
 
 
+def test_rounds_of_prepared_and_other_calls_add_up(trio, small_model):
+    """They are of two sessions, which number their calls alike."""
+    remote = trio.connection.model("hospital-b")
+    with sectorch.profile() as one:
+        remote(X)
+    reopened = trio.connection.model("hospital-b")
+    reopened.prepare((2, 1, 8, 8), 1)
+    with sectorch.profile() as both:
+        reopened(X), remote(X)
+    assert both.rounds == 2 * one.rounds
+    assert both.offline_bytes == one.offline_bytes - one.setup_bytes
+
+
 @pytest.mark.parametrize(
     ("who", "keep", "why"),
     [("S", "AQ", "started without its store"), ("A", "SQ", "started without its store")],

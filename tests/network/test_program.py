@@ -12,9 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from sectorch.errors import ProgramError
+from sectorch.errors import ProgramError, TrainingModeError
 from sectorch.nn.models import ZOO
-from sectorch.nn.program import describe, from_json, load_program, operation, to_json
+from sectorch.nn.program import (
+    describe,
+    describe_exported,
+    from_json,
+    load_program,
+    operation,
+    optimised_export,
+    to_json,
+)
 
 MODEL = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval().requires_grad_(False)
 DESCRIPTION, WEIGHTS = describe(MODEL, torch.randn(2, 3))
@@ -104,3 +112,20 @@ def test_bytes_that_are_not_a_description(data):
         return
     json.loads(data)
     pytest.fail("a random byte string loaded as a program")
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(), nn.BatchNorm1d(3)], ids=str)
+def test_a_model_in_training_mode_is_refused_where_it_is(layer):
+    model, x = nn.Sequential(nn.Linear(3, 3), layer).train(), torch.randn(4, 3)
+    with pytest.raises(TrainingModeError, match=r"call model\.eval\(\)"):
+        describe(model, x)
+    exported = torch.export.export(model, (x,))
+    with pytest.raises(TrainingModeError, match=r"call model\.eval\(\)"):
+        describe_exported(exported.module().graph, exported.module(), x)
+
+
+def test_an_export_keeps_no_example_input():
+    x = torch.randn(5, 3)
+    exported = optimised_export(MODEL, x[:2])
+    (kept,) = exported.example_inputs[0]
+    assert kept.shape == (2, 3) and not kept.any() and kept.untyped_storage().nbytes() == 2 * 3 * 4

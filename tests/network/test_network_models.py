@@ -1,0 +1,38 @@
+"""Which models an answering party can answer with, beside those that went through the graph passes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from network_world import Trio
+from torch import nn
+
+from sectorch.nn.program import describe_exported
+
+
+class Indexed(nn.Module):
+    """A public buffer of whole numbers beside the weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 4)
+        self.register_buffer("order", torch.tensor([1, 0, 3, 2]))
+
+    def forward(self, x):
+        return self.linear(x)[:, self.order]
+
+
+@pytest.mark.parametrize(
+    "model", [nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), Indexed()], ids=["BatchNorm", "index"]
+)
+def test_a_model_exported_as_it_is(pki, model, tmp_path):
+    """Without the graph passes: BatchNorm stays a layer, and buffers of whole numbers are public constants."""
+    model, x = model.eval().requires_grad_(False), torch.randn(3, 6)
+    exported = torch.export.export(model, (x[:2],), dynamic_shapes=({0: torch.export.Dim.AUTO},)).module()
+    trio = Trio(pki[1], model, x, tmp_path)
+    try:
+        trio.party.close()
+        trio.start_answering(described=describe_exported(exported.graph, exported, x[:2]))
+        assert (trio.connection.model("hospital-b")(x) - model(x)).abs().max() < 1e-4
+    finally:
+        trio.close()
