@@ -13,9 +13,11 @@ Source: PrivHFL, appendix F. Nothing is downloaded here.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -78,30 +80,54 @@ def root_of(root: str | Path | None) -> Path:
     return Path(chosen).expanduser().resolve()
 
 
-def _digits(_root: Path) -> Dataset:
+@contextmanager
+def installed(what: str, package: str) -> Iterator[None]:
+    """Imports of a package that only some data sets need.
+
+    Args:
+        what: what needs it, for people.
+        package: its name as pip knows it.
+
+    Raises:
+        DatasetMissingError: it is not installed; says how to install it.
+    """
     try:
+        yield
+    except ImportError as error:
+        raise DatasetMissingError(f"{what} needs {package}, which is not installed: pip install {package}") from error
+
+
+def from_torchvision(name: str, folder: Path, call: str, read: Callable[[], Any]) -> Any:
+    """`read()`, which takes a data set from disk with torchvision.
+
+    Args:
+        name: of the data set.
+        folder: where torchvision looks for it.
+        call: Python that downloads it, where d is torchvision.datasets.
+
+    Raises:
+        DatasetMissingError: not on disk, or torchvision is not installed.
+    """
+    with installed(name, "torchvision"):
+        try:
+            return read()
+        except (RuntimeError, OSError) as error:
+            raise DatasetMissingError(
+                f"{name} is not on disk: looked in {folder} ({type(error).__name__}: {str(error).splitlines()[0]}); "
+                f'get it with python -c "import torchvision.datasets as d; {call}", or name another folder (root=, '
+                f"--data-root, or ${ROOT_VARIABLE})"
+            ) from error
+
+
+def _digits(_root: Path) -> Dataset:
+    with installed("digits", "scikit-learn"):
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
-    except ImportError as error:
-        raise DatasetMissingError(
-            "digits come with scikit-learn, which is missing: pip install scikit-learn"
-        ) from error
     data = load_digits()
     train, test = train_test_split(range(len(data.target)), test_size=0.25, random_state=0, stratify=data.target)
     pixels = torch.tensor(data.images, dtype=torch.uint8).unsqueeze(1)
     labels = torch.tensor(data.target, dtype=torch.int64)
     return Dataset("digits", *(Split(pixels[part], labels[part], 16) for part in (train, test)), 10)
-
-
-def _torchvision(name: str, root: Path, folder: Path, call: str, read: Callable[[], list[Split]]) -> Dataset:
-    try:
-        return Dataset(name, *read(), 10)
-    except (ImportError, RuntimeError, OSError) as error:
-        raise DatasetMissingError(
-            f"{name} is not on disk: looked in {folder} ({type(error).__name__}: {str(error).splitlines()[0]}); get it "
-            f'with python -c "import torchvision.datasets as d; {call}", or name another folder '
-            f"(root=, --data-root, or ${ROOT_VARIABLE})"
-        ) from error
 
 
 def _cifar10(root: Path) -> Dataset:
@@ -112,7 +138,7 @@ def _cifar10(root: Path) -> Dataset:
         return [Split(torch.from_numpy(p.data).permute(0, 3, 1, 2), torch.tensor(p.targets)) for p in parts]
 
     call = f"d.CIFAR10('{root}', download=True)"
-    return _torchvision("cifar10", root, root / "cifar-10-batches-py", call, read)
+    return Dataset("cifar10", *from_torchvision("cifar10", root / "cifar-10-batches-py", call, read), 10)
 
 
 def _svhn(root: Path) -> Dataset:
@@ -123,7 +149,7 @@ def _svhn(root: Path) -> Dataset:
         return [Split(torch.from_numpy(p.data), torch.as_tensor(p.labels, dtype=torch.int64)) for p in parts]
 
     call = f"[d.SVHN('{root}', split=s, download=True) for s in ('train', 'test')]"
-    return _torchvision("svhn", root, root, call, read)
+    return Dataset("svhn", *from_torchvision("svhn", root, call, read), 10)
 
 
 def _tiny_imagenet(root: Path) -> Dataset:
@@ -147,7 +173,9 @@ def _tiny_imagenet(root: Path) -> Dataset:
 def _pictures(files: list[tuple[Path, int]]) -> Split:
     """Picture files as one tensor, grey ones as three equal channels."""
     import numpy as np
-    from PIL import Image
+
+    with installed("a folder of pictures", "pillow"):
+        from PIL import Image
 
     pixels = torch.empty((len(files), 3, 64, 64), dtype=torch.uint8)
     for i, (path, _) in enumerate(files):

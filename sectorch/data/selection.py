@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from .datasets import installed
 from .errors import SelectionError
 
 MOST_CLUSTERS = 10
@@ -120,7 +121,8 @@ def _icd(budget, size, logits, features, known, seed) -> torch.Tensor:
 
 def _clusters(features: torch.Tensor, seed: int) -> torch.Tensor:
     """[N] cluster numbers by k-means (scikit-learn), with k about sqrt(N / 2) and at most `MOST_CLUSTERS`."""
-    from sklearn.cluster import KMeans
+    with installed("choosing queries by clusters", "scikit-learn"):
+        from sklearn.cluster import KMeans
 
     different = len(features.unique(dim=0))
     k = max(1, min(MOST_CLUSTERS, different, round((len(features) / 2) ** 0.5)))

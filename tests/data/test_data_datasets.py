@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,17 @@ def test_missing_says_where_it_looked_and_how_to_get_it(tmp_path: Path, name, lo
         load(name, tmp_path)
     assert str(tmp_path / looked) in str(caught.value) and ROOT_VARIABLE in str(caught.value)
     assert isinstance(caught.value, FileNotFoundError)
+
+
+@pytest.mark.parametrize(
+    "name, package", [("digits", "scikit-learn"), ("cifar10", "torchvision"), ("svhn", "torchvision")]
+)
+def test_a_missing_package_is_all_that_is_said(tmp_path: Path, monkeypatch, name, package):
+    for module in ("sklearn", "sklearn.datasets", "torchvision", "torchvision.datasets"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(DatasetMissingError) as caught:
+        load(name, tmp_path)
+    assert str(caught.value) == f"{name} needs {package}, which is not installed: pip install {package}"
 
 
 def test_the_root_may_come_from_the_environment(tmp_path: Path, monkeypatch):

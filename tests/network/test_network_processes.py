@@ -88,7 +88,9 @@ def test_prepared_rows_are_topped_up_and_used(stage, model):
     done(query(stage, "--prepare", "10", "--batch", "4"))
     assert pieces() == 3, "what is at hand counts"
     np.save(stage.folder / "x.npy", torch.randn(10, 6).numpy())
-    said = done(query(stage, str(stage.folder / "x.npy"), "--batch", "4", "--json", "--out", str(stage.folder / "new" / "y")))
+    said = done(
+        query(stage, str(stage.folder / "x.npy"), "--batch", "4", "--json", "--out", str(stage.folder / "new" / "y"))
+    )
     assert '"offline_bytes": 0' in said
     assert pieces() == 0
 

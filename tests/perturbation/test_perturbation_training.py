@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
@@ -116,3 +117,24 @@ def test_the_command_stops_cleanly(tmp_path, capsys, monkeypatch):
     assert main(["--rounds", "3", "--out", str(tmp_path)]) == 130
     assert "stopped" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name, package", [("digits", "scikit-learn"), ("images", "torchvision")])
+def test_a_missing_package_is_one_line(name, package, tmp_path, capsys, monkeypatch):
+    for module in ("sklearn", "torchvision"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert main(["--data", name, "--data-root", str(tmp_path), "--out", str(tmp_path / "run")]) == 1
+    expected = f"error: {name} needs {package}, which is not installed: pip install {package}\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_the_folder_is_looked_at_before_torchvision(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(BatchMismatchError, match="a folder that is there already"):
+        load("cifar100")
+
+
+@pytest.mark.parametrize("name, wanted", [("cifar100", "cifar-100-python"), ("images", "train/ and test/")])
+def test_a_folder_without_the_data_says_what_it_should_hold(name, wanted, tmp_path):
+    with pytest.raises(BatchMismatchError, match=f"which should hold {wanted}"):
+        load(name, str(tmp_path))

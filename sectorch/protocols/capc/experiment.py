@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ...data import DatasetMissingError, load, partition
-from ...data.datasets import DATASETS, Dataset, Split, root_of
+from ...data import load, partition
+from ...data.datasets import DATASETS, Dataset, Split, from_torchvision, root_of
 from ...data.seeds import derive, generator
 from ...nn.models.small import lenet
 from ..privhfl.architectures import ARCHITECTURES
@@ -78,16 +78,14 @@ def dataset_of(name: str, root: str | Path | None = None) -> Dataset:
     if name not in ("mnist", "fashion-mnist"):
         return load(name, root)
     folder, kind = root_of(root), {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}[name]
-    try:
+
+    def read() -> list[Split]:
         import torchvision.datasets as sets
 
         parts = [getattr(sets, kind)(str(folder), train=train) for train in (True, False)]
-    except (ImportError, RuntimeError, OSError) as error:
-        raise DatasetMissingError(
-            f'{name} is not on disk: looked in {folder} ({type(error).__name__}); get it with python -c "import '
-            f"torchvision.datasets as d; d.{kind}('{folder}', download=True)\", or name another folder (--data-root)"
-        ) from error
-    return Dataset(name, *(Split(part.data.unsqueeze(1), part.targets) for part in parts), 10)
+        return [Split(part.data.unsqueeze(1), part.targets) for part in parts]
+
+    return Dataset(name, *from_torchvision(name, folder / kind, f"d.{kind}('{folder}', download=True)", read), 10)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from ...data.datasets import Dataset, Split, root_of
+from ...data.datasets import Dataset, Split, from_torchvision, root_of
 from ...data.datasets import load as load_known
 from ...data.errors import DatasetMissingError
 from ...data.partition import partition
@@ -44,18 +44,14 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
 
 
 def _cifar100(root: Path) -> Dataset:
-    try:
+    def read() -> list[Split]:
         from torchvision.datasets import CIFAR100
 
         parts = [CIFAR100(str(root), train=train) for train in (True, False)]
-    except (ImportError, RuntimeError, OSError) as error:
-        raise DatasetMissingError(
-            f"cifar100 is not on disk: looked in {root / 'cifar-100-python'}; get it with python -c "
-            f"\"import torchvision.datasets as d; d.CIFAR100('{root}', download=True)\", or name another "
-            f"folder (--data-root)"
-        ) from error
-    splits = [Split(torch.from_numpy(p.data).permute(0, 3, 1, 2), torch.tensor(p.targets)) for p in parts]
-    return Dataset("cifar100", *splits, 100)
+        return [Split(torch.from_numpy(p.data).permute(0, 3, 1, 2), torch.tensor(p.targets)) for p in parts]
+
+    call = f"d.CIFAR100('{root}', download=True)"
+    return Dataset("cifar100", *from_torchvision("cifar100", root / "cifar-100-python", call, read), 100)
 
 
 def _ham10000(root: Path) -> Dataset:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from ...data.datasets import installed
 from .errors import BatchMismatchError
 
 NAMES = ("digits", "breast-cancer", "diabetes", "cifar100", "images")
@@ -38,11 +39,15 @@ def load(name: str, root: str | None = None, dtype: torch.dtype = torch.float64)
 
     Raises:
         BatchMismatchError: an unknown name, or files that are not there (nothing is downloaded).
+        DatasetMissingError: scikit-learn or torchvision is not installed.
     """
+    if name not in NAMES:
+        raise BatchMismatchError(f"data {name!r} is not known; there are {', '.join(NAMES)}")
     if name in ("cifar100", "images"):
         return _images(name, root, dtype)
-    from sklearn import datasets
-    from sklearn.model_selection import train_test_split
+    with installed(name, "scikit-learn"):
+        from sklearn import datasets
+        from sklearn.model_selection import train_test_split
 
     if name == "digits":
         raw = datasets.load_digits()
@@ -50,12 +55,10 @@ def load(name: str, root: str | None = None, dtype: torch.dtype = torch.float64)
     elif name == "breast-cancer":
         raw = datasets.load_breast_cancer()
         x, y = torch.tensor(raw.data, dtype=dtype), torch.tensor(raw.target)
-    elif name == "diabetes":
+    else:
         raw = datasets.load_diabetes()
         x, y = torch.tensor(raw.data, dtype=dtype), torch.tensor(raw.target, dtype=dtype)[:, None]
         y = (y - y.mean()) / y.std()
-    else:
-        raise BatchMismatchError(f"data {name!r} is not known; there are {', '.join(NAMES)}")
     if x.dim() == 2:
         x = (x - x.mean(0)) / x.std(0)
     regression = y.is_floating_point()
@@ -65,17 +68,21 @@ def load(name: str, root: str | None = None, dtype: torch.dtype = torch.float64)
 
 
 def _images(name: str, root: str | None, dtype: torch.dtype) -> Data:
-    from torchvision import datasets, transforms
-
     if root is None or not Path(root).is_dir():
         raise BatchMismatchError(
             f"data {name!r} is read from a folder that is there already; give it as --data-root, got {root}"
         )
+    with installed(name, "torchvision"):
+        from torchvision import datasets, transforms
     shrink = transforms.Compose([transforms.Resize((64, 64)), transforms.ToTensor()])
-    if name == "cifar100":
-        sets = [datasets.CIFAR100(root, train=train, transform=transforms.ToTensor()) for train in (True, False)]
-    else:
-        sets = [datasets.ImageFolder(Path(root) / part, transform=shrink) for part in ("train", "test")]
+    try:
+        if name == "cifar100":
+            sets = [datasets.CIFAR100(root, train=train, transform=transforms.ToTensor()) for train in (True, False)]
+        else:
+            sets = [datasets.ImageFolder(Path(root) / part, transform=shrink) for part in ("train", "test")]
+    except (RuntimeError, OSError) as error:
+        wanted = "cifar-100-python" if name == "cifar100" else "train/ and test/ with a folder of images for each class"
+        raise BatchMismatchError(f"data {name!r} is not in {root}, which should hold {wanted}") from error
     loaded = []
     for part in sets:
         pairs = [part[i] for i in range(len(part))]

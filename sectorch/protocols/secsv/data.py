@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ...data.datasets import Dataset, Split, _torchvision, root_of
+from ...data.datasets import Split, from_torchvision, installed, root_of
 from ...data.errors import DataError, DatasetMissingError, PartitionError
 from ...data.seeds import generator
 from .models import STEPS
@@ -141,10 +141,8 @@ def _some(pair: Pair, count: int | None, seed: int, what: str) -> Pair:
 
 
 def _bundled(name: str) -> tuple[np.ndarray, np.ndarray]:
-    try:
+    with installed(name, "scikit-learn"):
         from sklearn import datasets
-    except ImportError as error:
-        raise DatasetMissingError(f"{name} comes with scikit-learn: pip install scikit-learn") from error
     data = getattr(datasets, f"load_{name.replace('-', '_')}")()
     return data.data, data.target
 
@@ -176,8 +174,8 @@ def _mnist(root: Path, _fraction: float):
         parts = [MNIST(str(root), train=train) for train in (True, False)]
         return [Split(p.data.unsqueeze(1), p.targets) for p in parts]
 
-    found: Dataset = _torchvision("mnist", root, root / "MNIST", f"d.MNIST('{root}', download=True)", read)
-    return found.train.take(), found.test.take(), 10
+    train, test = from_torchvision("mnist", root / "MNIST", f"d.MNIST('{root}', download=True)", read)
+    return train.take(), test.take(), 10
 
 
 def _table(name: str, features: int, classes: int) -> Callable:
