@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from ...data.datasets import Dataset, Split, from_torchvision, root_of
+from ...data.datasets import Dataset, Split, from_torchvision, installed, root_of
 from ...data.datasets import load as load_known
 from ...data.errors import DatasetMissingError
 from ...data.partition import partition
@@ -65,7 +65,9 @@ def _ham10000(root: Path) -> Dataset:
             f"https://doi.org/10.7910/DVN/DBW86T, or name another folder (--data-root)"
         )
     import numpy as np
-    from PIL import Image
+
+    with installed("ham10000", "pillow"):
+        from PIL import Image
 
     with (folder / "HAM10000_metadata.csv").open(newline="") as file:
         rows = [(row["image_id"], row["dx"]) for row in csv.DictReader(file)]
