@@ -106,6 +106,12 @@ def test_quickstart_commands_run(tmp_path: Path):
         run("-c", "from sectorch.cli import main; main()", *arguments, folder=tmp_path)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_extras_are_installed_from_a_clone(page: Path):
+    """The package is not on PyPI, where its name is anybody's."""
+    assert "sectorch[" not in page.read_text(encoding="utf-8")
+
+
 def test_generated_tables_are_fresh():
     run("docs/generate.py", "--check")
 

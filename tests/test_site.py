@@ -40,7 +40,7 @@ PHASES = {"once": Phase.SETUP, "ahead": Phase.OFFLINE, "online": Phase.ONLINE}
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     """The site, built once with warnings as errors."""
-    pytest.importorskip("mkdocs", reason="the site needs the docs extra: pip install 'sectorch[docs]'")
+    pytest.importorskip("mkdocs", reason="the site needs the docs extra: pip install '.[docs]'")
     folder = tmp_path_factory.mktemp("site")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}

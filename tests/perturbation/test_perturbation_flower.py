@@ -63,7 +63,7 @@ def superlink(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(FLWR is None, reason="needs Flower: pip install 'sectorch[flower]', or SECTORCH_FLWR=/path/to/flwr")
+@pytest.mark.skipif(FLWR is None, reason="needs Flower: pip install '.[flower]', or SECTORCH_FLWR=/path/to/flwr")
 @pytest.mark.parametrize("loss, partitions", [("cross_entropy", 1), ("mse", 2)])
 def test_flwr_run_reaches_the_plain_accuracy(loss, partitions, superlink, tmp_path):
     example = tmp_path / "app"

@@ -59,8 +59,8 @@ def _shapiq() -> Any:
         import shapiq
     except ImportError as error:
         raise EstimatorMissingError(
-            "permutation sampling and KernelSHAP are shapiq's, which is not installed: pip install "
-            "'sectorch[shapley]', or use estimator 'exact' or 'group-testing'"
+            "permutation sampling and KernelSHAP are shapiq's, which is not installed: pip install shapiq, or use "
+            "estimator 'exact' or 'group-testing'"
         ) from error
     return shapiq
 
