@@ -41,6 +41,10 @@ CHUNK_BYTES = 16 << 20
 """A batch is cut so that its largest message stays below this: memory is bounded by the piece, not by the batch."""
 
 
+KEPT_SHAPES = 16
+"""Input shapes of which a module keeps what it worked out."""
+
+
 @dataclass
 class _Checked:
     """What a dry run said about an input shape."""
@@ -162,7 +166,7 @@ class SecureModule(nn.Module):
         if net.recording is not None:
             projection = net.recording.finish(outputs)
             if projection is not None and projection.inputs == 1:
-                self._projections[tuple(x.shape), x.dtype] = projection
+                _remember(self._projections, (tuple(x.shape), x.dtype), projection)
         return outputs
 
     def _shapes(self, x: torch.Tensor) -> list | None:
@@ -212,14 +216,16 @@ class SecureModule(nn.Module):
     def _check(self, x: torch.Tensor) -> _Checked:
         """Run on shapes: every error that depends on shapes comes from here, before anything is shared."""
         key = (tuple(x.shape), x.dtype)
-        if key not in self._checked:
+        if key in self._checked:
+            self._checked[key] = self._checked.pop(key)  # the latest is the last
+        else:
             session, bound = self.__dict__["_dry"]
             profile = Profile()
             with alone(profile), session.call(session.answering[0]) as net:
                 net.recorded = []
                 shared = share_tensor(x, session=session, scheme=self.scheme)
                 self._outputs(run(bound, shared) if self.graph is not None else bound(shared))
-            self._checked[key] = _Checked(profile, net.recorded)
+            _remember(self._checked, key, _Checked(profile, net.recorded))
         return self._checked[key]
 
     def _largest(self, x: torch.Tensor) -> int:
@@ -236,6 +242,13 @@ class SecureModule(nn.Module):
             return (x,)
         span = max(1, CHUNK_BYTES * ROWS // max(1, self._largest(x)))
         return x.split(span) if span < rows else (x,)
+
+
+def _remember(kept: dict, key: Any, value: Any) -> None:
+    """Keep a value of an input shape, and forget the oldest: who asks with ever new shapes fills no memory."""
+    kept[key] = value
+    while len(kept) > KEPT_SHAPES:
+        del kept[next(iter(kept))]
 
 
 def _check_model(model: Any, device: torch.device) -> None:

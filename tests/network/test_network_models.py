@@ -8,6 +8,7 @@ from network_world import Trio
 from torch import nn
 
 from sectorch.nn.program import describe_exported
+from sectorch.nn.secure import KEPT_SHAPES
 
 
 class Indexed(nn.Module):
@@ -34,5 +35,20 @@ def test_a_model_exported_as_it_is(pki, model, tmp_path):
         trio.party.close()
         trio.start_answering(described=describe_exported(exported.graph, exported, x[:2]))
         assert (trio.connection.model("hospital-b")(x) - model(x)).abs().max() < 1e-4
+    finally:
+        trio.close()
+
+
+def test_many_shapes_fill_no_memory(pki, small_model, tmp_path):
+    """Each new batch size is worked out anew, and the oldest is forgotten; the results stay right."""
+    x = torch.randn(KEPT_SHAPES + 4, 1, 8, 8)
+    trio = Trio(pki[1], small_model, x, tmp_path)
+    try:
+        remote = trio.connection.model("hospital-b")
+        for rows in [*range(1, len(x) + 1), 1, len(x)]:
+            assert (remote(x[:rows]) - small_model(x[:rows])).abs().max() < 1e-4
+        (opened,) = remote._opened.values()
+        (module,) = opened.party._modules
+        assert len(module._projections) == KEPT_SHAPES and len(module._checked) <= KEPT_SHAPES
     finally:
         trio.close()
