@@ -33,7 +33,9 @@ BAD = {
         (["b", "x.npy", "--batch", "0", "--ca", "none.pem", *FILES], "--batch is at least 1, got 0"),
     ],
     "models": [(["--ca", "none.pem", *FILES], "cannot read")],
-    "keys": [(["show", "none.pem"], "cannot read none.pem"), (["issue", "none", "alice"], "none")],
+    "keys": [(["show", "none.pem"], "cannot read none.pem"), (["issue", "none", "alice"], "none"),
+        (["issue", "none", "../evil"], "1 to 64 letters, digits and _ . - @ or spaces"),
+    ],
     "privhfl": [
         (["--clients", "1000"], "1000 clients with 30 samples each need 30000"),
         (["--clients", "1"], "at least two clients"),

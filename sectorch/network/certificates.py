@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..errors import ArgumentError, IdentityError
 from .identity import new_identity
+
+NAME = re.compile(r"\w[\w.@ -]{0,63}")
+"""Names that a certificate is issued for: they name its files too, and 64 is the most that a common name holds."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,7 @@ class Credentials:
 
         Raises:
             ArgumentError: a file is not there (says which).
+            IdentityError: the certificate is not that of the key, or one of the two is not PEM.
         """
         certificate = Path(certificate)
         beside = certificate.with_name(f"{certificate.stem}-identity.pem")
@@ -84,7 +96,18 @@ class Credentials:
                 contents.append(None if path is None else Path(path).read_bytes())
             except OSError as error:
                 raise ArgumentError(f"cannot read the {what} {path}: {error.strerror}") from None
-        return cls(*contents)
+        found = cls(*contents)
+        found._check_key(certificate, key)
+        return found
+
+    def _check_key(self, certificate: str | Path, key: str | Path) -> None:
+        """Whether certificate and key are a pair; TLS would say it in many words, and not which files."""
+        try:
+            secret = load_pem_private_key(self.key, None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            raise IdentityError(f"the key file {key} does not hold a PEM private key without a password") from None
+        if _public_pem(secret.public_key()) != _public_pem(self._certificate.public_key()):
+            raise IdentityError(f"the certificate {certificate} and the key {key} do not belong together; name a pair")
 
 
 def common_name(certificate: x509.Certificate) -> str:
@@ -94,6 +117,10 @@ def common_name(certificate: x509.Certificate) -> str:
 
 def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _public_pem(key) -> bytes:
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def _private_pem(key) -> bytes:
@@ -136,7 +163,17 @@ def issue(
 
     Writes NAME.pem and NAME-key.pem beside the CA, and for a client NAME-identity.pem unless it is there: a client
     keeps its identity when its certificate is renewed.
+
+    Raises:
+        ArgumentError: no CA in `folder`, or a name that is not plain.
     """
+    if not NAME.fullmatch(name):
+        raise ArgumentError(
+            f"a party's name is 1 to 64 letters, digits and _ . - @ or spaces, and starts with one of the first "
+            f"three, got {name!r}"
+        )
+    if name == "ca" or name.endswith(("-key", "-identity")):
+        raise ArgumentError(f"a party cannot be called {name!r}: its files would be the CA's or another party's")
     folder = Path(folder)
     try:
         authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())

@@ -145,6 +145,32 @@ def test_an_expired_server_or_one_of_another_host_is_refused(pki):
         server.stop()
 
 
+@pytest.mark.parametrize(
+    "name", ["", "..", "../evil", "a/b", "/tmp/evil", ".hidden", "a\\b", "a\n", "x" * 65, "ca", "alice-key"]
+)
+def test_a_name_that_is_no_plain_one_is_issued_nothing(tmp_path, name):
+    """Neither outside the folder nor over another's files."""
+    folder = tmp_path / "pki"
+    make_authority(folder)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(errors.ArgumentError, match=r"a party's name is 1 to 64|cannot be called"):
+        issue(folder, name)
+    assert before == {path: path.read_bytes() for path in folder.iterdir()} and list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_key_of_another_certificate_is_refused_at_reading(pki, tmp_path):
+    folder, made = pki
+    read = lambda certificate, key: Credentials.read(folder / certificate, key, folder / "ca.pem")
+    assert read("alice.pem", folder / "alice-key.pem") == made["alice"]
+    with pytest.raises(errors.IdentityError) as refused:
+        read("alice.pem", folder / "bob-key.pem")
+    assert f"{folder / 'alice.pem'} and the key {folder / 'bob-key.pem'} do not belong together" in str(refused.value)
+    (tmp_path / "key.pem").write_text("no key")
+    for wrong in (tmp_path / "key.pem", folder / "alice.pem"):
+        with pytest.raises(errors.IdentityError, match=f"the key file {wrong} does not hold"):
+            read("alice.pem", wrong)
+
+
 def test_a_client_cannot_pose_as_the_server(pki):
     _, made = pki
     posing = Server("localhost:0", made["alice"])
