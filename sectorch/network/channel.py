@@ -13,9 +13,9 @@ from .. import errors
 from ..errors import AbortedError, FrameError, PeerLostError, SectorchError
 from ..runtime.frames import Frame, Kind, pack
 
-WINDOW = 64 << 20
+WINDOW = 16 << 20
 """Bytes of unused messages beyond which no further one is begun."""
-CREDIT = 8 << 20
+CREDIT = 4 << 20
 """Bytes of which a receiver says at once that it has used them."""
 AHEAD = 2 << 20
 """Bytes that Q may send of a call before its turn at the server has come."""
