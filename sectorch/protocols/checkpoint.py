@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -43,11 +44,24 @@ def claim(path: Path | None, wanted: dict) -> None:
     if found is None:
         save_json(path, wanted, indent=2)
         return
-    different = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+    same_run(path.parent, found, wanted)
+
+
+def same_run(folder: Path, found: dict, wanted: dict) -> None:
+    """Whether the run that `folder` holds is the one that is wanted.
+
+    Args:
+        found: what the run there is, as it was read from JSON.
+        wanted: what this run is, in JSON's types.
+
+    Raises:
+        CheckpointError: it is another; names what differs, three at most.
+    """
+    different = list(_differences(found, wanted))
     if different:
-        shown = ", ".join(f"{n} ({_short(found.get(n))} there, {_short(wanted.get(n))} now)" for n in different[:3])
         raise CheckpointError(
-            f"{path.parent} holds another run, which differs in {shown}; name another folder or remove that one"
+            f"{folder} holds another run, which differs in {', '.join(different[:3])}; name another folder or remove "
+            "that one"
         )
 
 
@@ -99,6 +113,21 @@ def _save(path: Path | None, write: Callable[[Path], Any]) -> None:
     os.replace(beside, path)
 
 
+def _differences(there: dict, now: dict, within: str = "") -> Iterator[str]:
+    """What differs, in words: plain values as they are, collections of other sizes by size, contents as such."""
+    for name in sorted(there.keys() | now.keys()):
+        old, new = there.get(name), now.get(name)
+        if old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+            yield from _differences(old, new, f"{within}{name}.")
+            continue
+        if isinstance(old, dict | list) and isinstance(new, dict | list) and len(old) != len(new):
+            old, new = len(old), len(new)
+        old, new = _short(old), _short(new)
+        yield f"{within}{name} " + (f"({old} there, {new} now)" if old != new else "(other content)")
+
+
 def _short(value: Any) -> str:
     text = json.dumps(value)
-    return text if len(text) <= 40 else "other content"
+    return "other content" if len(text) > 40 or re.fullmatch('"[0-9a-f]{32}"', text) else text

@@ -88,6 +88,20 @@ def test_the_command_writes_its_results(tmp_path, capsys):
     assert "largest difference of the two loss curves" in capsys.readouterr().out
 
 
+def test_another_run_in_the_folder_is_refused(tmp_path, capsys):
+    run = ["--rounds", "1", "--clients", "2", "--model", "mlp3", "--no-plots", "--out", str(tmp_path)]
+    assert main(run) == main(run) == 0
+    written = (tmp_path / "results.json").read_text()
+    for changed, words in (
+        (["--rounds", "2"], "differs in rounds (1 there, 2 now)"),
+        (["--no-baseline"], "differs in baseline (true there, false now)"),
+        (["--data", "breast-cancer"], 'differs in data ("digits" there, "breast-cancer" now)'),
+    ):
+        assert main([*run, *changed]) == 1
+        assert words in capsys.readouterr().err
+    assert (tmp_path / "results.json").read_text() == written
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [

@@ -220,7 +220,7 @@ def test_another_run_in_the_folder_is_refused(tmp_path: Path):
     PrivHFL(clients, test, classes, QUICK, out=tmp_path)
     with pytest.raises(CheckpointError, match=r"another run, which differs in queries \(24 there, 25 now\)"):
         PrivHFL(clients, test, classes, replace(QUICK, queries=25), out=tmp_path)
-    with pytest.raises(CheckpointError, match="differs in clients"):
+    with pytest.raises(CheckpointError, match=r"differs in clients \(3 there, 2 now\)"):
         PrivHFL(clients[:2], test, classes, QUICK, out=tmp_path)
 
 

@@ -42,6 +42,13 @@ def test_errors_are_one_line(tmp_path, capsys):
     assert "clients are c1" in capsys.readouterr().err
 
 
+def test_another_run_in_the_folder_is_refused(tmp_path, capsys):
+    run = [*SMALL, "--out", str(tmp_path), "--protocol", "plain", "--no-plots"]
+    assert main(run) == 0
+    assert main([*run, "--rounds", "2"]) == 1
+    assert "holds another run, which differs in rounds (1 there, 2 now)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_takes_the_bundled_digits(model):
     found = for_model(federation("digits", 3, tests=20), model)

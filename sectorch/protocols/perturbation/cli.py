@@ -14,6 +14,7 @@ from rich.table import Table
 from torch import nn
 
 from ...command import Parser, bars, ended, plotting, print_json, require, watched, writable
+from ..checkpoint import load_json, same_run
 from .data import NAMES, Data, load
 from .errors import SettingError
 from .federated import History, Settings, train
@@ -88,9 +89,9 @@ def _run(options: argparse.Namespace, console: Console) -> None:
     if options.threads < 1:
         raise SettingError(f"--threads is at least 1, got {options.threads}")
     torch.set_num_threads(options.threads)
-    runs, settings = _trained(options, console)
+    runs, told = _trained(options, console)
     shown = {k: {n: v for n, v in vars(run).items() if n != "model"} for k, run in runs.items()}
-    results = {"settings": vars(settings), "runs": shown}
+    results = {"settings": told, "runs": shown}
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     if with_plots:
@@ -105,18 +106,25 @@ def _run(options: argparse.Namespace, console: Console) -> None:
     console.print(f"written: {options.out}: results.json{', curve.png' if with_plots else ''}", soft_wrap=True)
 
 
-def _trained(options: argparse.Namespace, console: Console) -> tuple[dict[str, History], Settings]:
+def _trained(options: argparse.Namespace, console: Console) -> tuple[dict[str, History], dict]:
+    """The runs, and what they are; refused where the folder holds others."""
     dtype = torch.float32 if options.float32 else torch.float64
     data = load(options.data, options.data_root, dtype)
     loss = options.loss or ("mse" if data.regression else "cross_entropy")
     if data.regression and loss != "mse":
         raise SettingError(f"{data.name} is a regression; use --loss mse")
-    model = build(options.model or ("cnn" if len(data.shape) == 3 else "mlp3"), data, dtype, options.seed)
+    name = options.model or ("cnn" if len(data.shape) == 3 else "mlp3")
+    model = build(name, data, dtype, options.seed)
     settings = Settings(
         options.clients, options.rounds, options.batch_size, options.local_batches, options.learning_rate,
         options.momentum, options.weight_decay, loss, options.partitions, options.exchange, not options.no_masks,
         options.seed,
     )  # fmt: skip
+    told = {"data": data.name, "model": name, "float32": options.float32, "baseline": not options.no_baseline}
+    told |= vars(settings)
+    found = load_json(options.out / "results.json", "remove it or name another folder")
+    if found is not None:
+        same_run(options.out, found.get("settings", {}) if isinstance(found, dict) else {}, told)
     progress, runs = bars(), {}
     for method in ["perturbed"] if options.no_baseline else ["FedAvg", "perturbed"]:
         task = progress.add_task(method, total=settings.rounds)
@@ -124,7 +132,7 @@ def _trained(options: argparse.Namespace, console: Console) -> tuple[dict[str, H
         step = lambda _, task=task: progress.advance(task)
         work = lambda: train(data, model, settings, method == "perturbed", step)
         runs[method] = watched(work, progress, console)
-    return runs, settings
+    return runs, told
 
 
 def _table(options: argparse.Namespace, runs: dict[str, History]) -> Table:

@@ -12,10 +12,11 @@ import torch
 from rich.console import Console
 
 from ...command import GOES_ON, Parser, bars, ended, plotting, print_json, watched, writable
+from ..checkpoint import same_run
 from . import estimators, plots
 from .checkpoint import Store
 from .data import DATA, federation, for_model
-from .errors import CheckpointError, ShapleyError
+from .errors import ShapleyError
 from .evaluation import ShapleyEvaluation
 from .models import MODELS, build
 from .program import Program
@@ -124,12 +125,7 @@ def _trained(options: argparse.Namespace, model: torch.nn.Module, found) -> tupl
     )  # fmt: skip
     kept = store.models()
     if kept is not None:
-        before = json.loads(kept["told"])
-        if different := [name for name in told if told[name] != before.get(name)]:
-            raise CheckpointError(
-                f"{options.out} holds another run, which differs in {', '.join(different[:3])}; name another folder or "
-                "remove that one"
-            )
+        same_run(options.out, json.loads(kept["told"]), told)
         return kept["models"], kept["weights"]
     attending = dict(_attendance(text, options.rounds, list(found.train)) for text in options.leave)
     how = Training(epochs=options.epochs, lr=RATES[options.model])
