@@ -49,6 +49,16 @@ def test_another_run_in_the_folder_is_refused(tmp_path, capsys):
     assert "holds another run, which differs in rounds (1 there, 2 now)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("width, shown", [(60, False), (80, False), (200, True)])
+def test_the_table_has_each_round_where_all_of_it_fits(width, shown, tmp_path, capsys, monkeypatch):
+    """No cell is cut: the help's first example has ten rounds, which 80 columns do not hold."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main([*SMALL, "--rounds", "10", "--out", str(tmp_path), "--protocol", "plain", "--no-plots"]) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out and "client" in out and "value" in out
+    assert ("round 10" in out) == shown != ("of each round are in results.json" in " ".join(out.split()))
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_takes_the_bundled_digits(model):
     found = for_model(federation("digits", 3, tests=20), model)

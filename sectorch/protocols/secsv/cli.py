@@ -109,7 +109,11 @@ def _run(options: argparse.Namespace, console: Console) -> None:
     if options.json:
         print_json(result.as_dict())
         return
-    console.print(result.table())
+    table, unbound = result.table(), console.options.update(width=1 << 16)
+    if console.measure(table, options=unbound).maximum > console.width:
+        table = result.table(each_round=False)
+        table.caption = "the values of each round are in results.json"
+    console.print(table)
     for line in result.lines():
         console.print(f"- {line}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"written: {options.out}: {', '.join(f.name for f in files)}", highlight=False, soft_wrap=True)

@@ -84,20 +84,20 @@ class Result:
         """ "products" or "rotations"."""
         return sum(r.get(key, 0) for one in self.rounds for r in [*one.begun, *one.records.values()])
 
-    def table(self) -> Table:
-        """Each client's value per round and in all; with the exact one where it is known."""
-        how = self.settings
+    def table(self, each_round: bool = True) -> Table:
+        """Each client's value per round, if wanted, and in all; with the exact one where it is known."""
+        how, rounds = self.settings, self.rounds if each_round else []
         shown = Table(title=f"Shapley values: {how.protocol}, {how.estimator}{', SampleSkip' if how.skip else ''}")
         exact = self.exact
         for column in (
             "client",
-            *(f"round {t + 1}" for t in range(len(self.rounds))),
+            *(f"round {t + 1}" for t in range(len(rounds))),
             "value",
             *(["plain"] if exact else []),
         ):
             shown.add_column(column, justify="left" if column == "client" else "right")
         for i, name in enumerate(self.names):
-            each = [f"{r.values[i]:+.4f}" if i in r.values else "" for r in self.rounds]
+            each = [f"{r.values[i]:+.4f}" if i in r.values else "" for r in rounds]
             shown.add_row(name, *each, f"{self.values[name]:+.4f}", *([f"{exact[name]:+.4f}"] if exact else []))
         return shown
 
