@@ -6,27 +6,8 @@
 See README.md for the parties and what they learn.
 """
 
-import os
-import signal
-import sys
 from importlib import import_module
-from multiprocessing import parent_process
 from typing import TYPE_CHECKING
-
-
-def _stop_at_once(*_) -> None:
-    os.write(2, b"stopped\n")
-    os._exit(130)
-
-
-# The program `sectorch` loads torch here for a second before its `main` can catch Ctrl-C, and an exception in the midst
-# of torch's and numpy's own loading turns into others. `cli.run` sets the usual handler when all is loaded.
-if (
-    os.path.basename(next(iter(sys.argv), "")) == "sectorch"
-    and parent_process() is None
-    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-):
-    signal.signal(signal.SIGINT, _stop_at_once)
 
 from . import errors as errors
 from . import ops as ops

@@ -10,7 +10,6 @@ import argparse
 import difflib
 import importlib
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -18,7 +17,7 @@ from importlib import metadata
 from rich.console import Console
 from rich.table import Table
 
-from .command import DONE, STOPPED, USAGE, Parser, ended, print_json
+from .command import DONE, USAGE, Parser, ended, print_json
 from .table import supported_ops
 
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
@@ -99,10 +98,7 @@ def run(arguments: Sequence[str]) -> int:
         print(f"error: there is no command {first!r}{meant}; sectorch --help lists them", file=sys.stderr)
         return USAGE
     module, function = COMMANDS[first].split(":")
-    command = getattr(importlib.import_module(f".{module}", __package__), function)
-    if signal.getsignal(signal.SIGINT) is sys.modules[__package__]._stop_at_once:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    return command(rest)
+    return getattr(importlib.import_module(f".{module}", __package__), function)(rest)
 
 
 def main() -> None:
@@ -114,9 +110,8 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its notes on connections that end would stand between our lines
     try:
         status = run(sys.argv[1:])
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        status = STOPPED
+    except KeyboardInterrupt:  # while modules are loaded
+        status = 130
     raise SystemExit(status)
 
 

@@ -291,21 +291,3 @@ def test_the_program():
     assert code == 1 and text.startswith("Traceback") and "ArgumentError: cannot read none.pem" in text
     code, text = done("keys", "show")
     assert code == 2 and one_line(text)
-
-
-@pytest.mark.parametrize("handler, code, text", [("default_int_handler", 130, "stopped\n"), ("SIG_IGN", 7, "")])
-def test_ctrl_c_while_the_program_loads_is_one_line(handler, code, text, tmp_path):
-    """As soon as torch begins to load. A process that ignores the signal, as one in the background, goes on."""
-    (tmp_path / "numpy.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nraise SystemExit(7)")
-    program = f"import signal, sys; signal.signal(signal.SIGINT, signal.{handler}); sys.argv[0] = 'bin/sectorch'; "
-    program += f"sys.path.insert(0, {str(tmp_path)!r}); import sectorch.cli"
-    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert (process.returncode, process.stderr) == (code, text)
-
-
-def test_ctrl_c_is_the_usual_one_when_all_is_loaded():
-    program = (
-        "import sys; sys.argv[0] = 'sectorch'; import signal; from sectorch.cli import run; run(['ops', '--json']); "
-    )
-    program += "sys.exit(signal.getsignal(signal.SIGINT) is not signal.default_int_handler)"
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=120)
