@@ -80,7 +80,7 @@ def server(arguments: Sequence[str] | None = None) -> int:
 
 def _server(options: argparse.Namespace, _: Console) -> None:
     _log()
-    _little_kept()
+    _few_arenas()
     if options.running < 1:
         raise ArgumentError(f"--running is at least 1, got {options.running}")
     kept = Store(options.store, options.store_key, _bytes(options.store_budget))
@@ -305,16 +305,10 @@ def _bytes(gigabytes: float) -> int:
     return int(gigabytes * 1e9)
 
 
-def _little_kept() -> None:
-    """Make glibc give freed memory back.
-
-    Its default of eight arenas a core lets each session's thread keep some of its own, and the size from which blocks
-    go back at once grows with use. Both are fixed here.
-    """
+def _few_arenas() -> None:
+    """Two malloc arenas: glibc's default of eight a core lets each session's thread keep freed memory of its own."""
     with suppress(OSError, AttributeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(-8, 2)  # M_ARENA_MAX
-        mallopt(-1, 8 << 20)  # M_TRIM_THRESHOLD
+        ctypes.CDLL(None).mallopt(-8, 2)  # M_ARENA_MAX
 
 
 def _log(level: int = logging.INFO) -> None:
