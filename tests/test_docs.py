@@ -69,9 +69,10 @@ def protocols_as_before():
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
-def test_python_blocks_run(page: Path, protocols_as_before):
+def test_python_blocks_run(page: Path, protocols_as_before, monkeypatch, tmp_path):
     """All blocks of a page run in order in one namespace. Only the page on the leaky mode may warn, and it must."""
     namespace = {"__name__": "__main__"}
+    monkeypatch.chdir(tmp_path)  # for what a block writes
     with warnings.catch_warnings(record=True) as leaks:
         warnings.simplefilter("error")
         warnings.simplefilter("always", LeakyProtocolWarning)
