@@ -46,7 +46,8 @@ console = Console(width=140)
 def settings(name: str, seed: int, options: argparse.Namespace, **changes) -> Settings:
     """A method of the tables; simulated in the clear unless told otherwise."""
     update = {"update": name} if name in ("scalar", "head", "forward") else {"method": name}
-    return replace(Settings(encrypted=False, seed=seed, rounds=options.rounds), **update, **changes)
+    common = Settings(encrypted=False, seed=seed, rounds=options.rounds, weight=options.weight)
+    return replace(common, **update, **changes)
 
 
 def run(name: str, parties: int, split: str, seed: int, options: argparse.Namespace, **changes) -> Result:
@@ -257,6 +258,7 @@ def main() -> None:
     p.add_argument("--data", default="digits")
     p.add_argument("--data-root", type=Path)
     p.add_argument("--rounds", type=int, default=20)
+    p.add_argument("--weight", type=float, help="lambda (default: 2 for each peer)")
     p.add_argument("--samples", type=int, help="of each party (default: all)")
     p.add_argument("--parties", type=int, nargs="+", default=[2, 5])
     p.add_argument("--splits", nargs="+", default=list(SPLITS), choices=SPLITS)

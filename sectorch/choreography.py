@@ -149,6 +149,7 @@ class Net:
         self.recorded: list[Any] | None = None
         """Where to write them down during a dry run."""
         self.recording: Recording | None = None
+        """Who writes down the steps themselves, for further calls."""
         self._steps = 0
         self._fingerprint = 0
         self.opened: WeakKeyDictionary = WeakKeyDictionary()
@@ -285,18 +286,17 @@ class Net:
 
     def _step(self, step: Step, values: tuple, depth: int):
         number, self._steps = self._steps, self._steps + 1
-        here, known = self.runtime.here, None
+        here = self.runtime.here
         ours = bool(step.owners & here)
-        if self.shapes is not None and not ours and type(step) is not Move:
-            known = self.shapes[number]
+        told = ours or type(step) is Move  # observers hear of messages between others as well
 
         def run(taken: bool):
-            if known is not None:
-                return known
-            if not taken:
-                return step.shape([_content(v, False) for v in values])
-            held = bool(step.holders & here)
-            return step.run(self.runtime, self.call, [_content(v, held) for v in values])
+            if taken and told:
+                held = bool(step.holders & here)
+                return step.run(self.runtime, self.call, [_content(v, held) for v in values])
+            if not told and self.shapes is not None:
+                return self.shapes[number]
+            return step.shape([_content(v, False) for v in values])
 
         if self._material is None:
             result = run(True)

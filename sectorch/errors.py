@@ -77,8 +77,6 @@ class IdentityError(NetworkError, PermissionError):
         told: what the other parties are told of it instead of the text, which is for this party's own user.
     """
 
-    told: str | None = None
-
     def __init__(self, text: str, told: str | None = None):
         super().__init__(text)
         self.told = told

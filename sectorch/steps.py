@@ -63,8 +63,9 @@ class Runtime(Protocol):
 class Step(Protocol):
     """One step.
 
-    `owners` hold its result, and `holders` the values that it is taken on. `run` takes contents where a holder is
-    present and shapes elsewhere; `shape` takes shapes and gives the result's.
+    `owners` hold its result, and `holders` the values that it is taken on. `run` is for where an owner is present, and
+    for messages everywhere; it takes contents where a holder is present and shapes elsewhere. `shape` takes shapes and
+    gives the result's.
     """
 
     owners: frozenset[Party]
@@ -90,8 +91,6 @@ class Compute:
         return self.owners
 
     def run(self, runtime: Runtime, call: int, values: Sequence[Any]) -> Any:
-        if not self.owners & runtime.here:
-            return self.f(*values)
         start = time.perf_counter()
         result = self.f(*values)
         runtime.computed(self.path, self.owners, self.phase, time.perf_counter() - start)
@@ -118,8 +117,6 @@ class Draw:
         return self.owners
 
     def run(self, runtime: Runtime, call: int, values: Sequence[Any]) -> torch.Tensor:
-        if not self.owners & runtime.here:
-            return self.shape(values)
         start = time.perf_counter()
         count = self.size.numel()
         drawn = runtime.draw(self.owners, self.name, call, self.number, -(-count * self.dtype.itemsize // 8))

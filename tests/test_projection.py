@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import CASES, World, play, run_with_profile
+from helpers import CASES, World, located, play, run_with_profile, world_of
 
 from sectorch.choreography import Located, Net, Party, Phase
 from sectorch.errors import MaterialError
@@ -177,6 +177,22 @@ def test_a_recorded_program_is_taken_again_by_each_party(case):
     for outputs in read[Q]:
         case.check(inputs, outputs)
     assert all(q.empty() for q in queues.values())
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.answering == 1], ids=str)
+def test_a_tape_made_one_way_is_used_the_other_way(case):
+    """From above and recorded are the same program."""
+    session, inputs, kept = Session(), case.inputs(70), {}
+    party = session.answering[0]
+    with session.call(party) as net:
+        net.recording = Kept(session.runtime, net.call)
+        projection = net.recording.finish(play(world_of(session, net, kept), case.program, inputs))
+        given = net.recording.given
+    with session.prepare(party) as tape:
+        located(world_of(session, session.net(party), kept), case.program, [x.to("meta") for x in inputs])
+    case.check(inputs, projection.replay(session.runtime, tape, *given))
+    with session.replay(party, session.prepare_again(projection)) as net:
+        case.check(inputs, play(world_of(session, net, kept), case.program, inputs))
 
 
 def assert_holds_no_secret(projection) -> None:

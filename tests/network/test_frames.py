@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sectorch.choreography import Phase, Sent
-from sectorch.errors import FrameError, NetworkError
+from sectorch.errors import FrameError, NetworkError, PeerLostError
+from sectorch.network.channel import TOGETHER, Channel
 from sectorch.network.link import Link
 from sectorch.runtime.frames import Frame, Kind, pack, parts_of, unpack
 from sectorch.runtime.party import PartyRuntime
@@ -134,3 +136,45 @@ def test_frames_of_another_session_are_not_delivered():
         channel.receive()
     (refusal,) = unpack(next(link.outgoing()))
     assert (refusal.kind, refusal.session) == (Kind.ABORT, bytes(16)), "whoever sent it is told"
+
+
+class Taken:
+    """A link that keeps what it is given to send."""
+
+    peer = "S"
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, data, urgent=False):
+        self.sent.append(data)
+
+
+def test_frames_that_nobody_waits_for_travel_together():
+    """Dealt frames are held until there are enough, something else goes, the party waits, or the call is over."""
+    link = Taken()
+    channel = Channel(link, SESSION, patience=0.01)
+    runtime = PartyRuntime(A, SESSION, {S: channel})
+    dealt, small = replace(LINE, phase=Phase.OFFLINE), VALUE[:, :1].contiguous()
+    dealt, online = (replace(line, shape=small.shape) for line in (dealt, LINE))
+    numbers = lambda data: [frame.number for frame in unpack(data)]
+
+    def deal(count: int) -> None:
+        for _ in range(count):
+            runtime.transfer(dealt, small)
+
+    deal(2)
+    assert not link.sent
+    runtime.transfer(online, small)
+    assert [numbers(data) for data in link.sent] == [[0, 1, 2]]
+    deal(1)
+    with pytest.raises(PeerLostError):
+        runtime.transfer(replace(online, src=S, dst=A), small.to("meta"))
+    assert numbers(link.sent[1]) == [3]
+    deal(1)
+    runtime.forget(7)
+    assert numbers(link.sent[2]) == [4]
+    deal(1000)
+    assert 1 < len(link.sent) - 3 < 20 and all(len(data) < TOGETHER + 1000 for data in link.sent)
+    runtime.forget(7)
+    assert [n for data in link.sent for n in numbers(data)] == list(range(1005))

@@ -52,3 +52,19 @@ def test_many_shapes_fill_no_memory(pki, small_model, tmp_path):
         assert len(module._projections) == KEPT_SHAPES and len(module._checked) <= KEPT_SHAPES
     finally:
         trio.close()
+
+
+def test_a_result_may_be_used_in_training(pki, small_model, tmp_path):
+    """Of the first call, which runs from above, of a recorded one, and of one that was prepared."""
+    x = torch.randn(2, 1, 8, 8)
+    trio = Trio(pki[1], small_model, x, tmp_path)
+    try:
+        remote = trio.connection.model("hospital-b")
+        results = [remote(x), remote(x)]
+        remote.prepare(2)
+        for y in [*results, remote(x)]:
+            weight = torch.ones(4, requires_grad=True)
+            (y * weight).sum().backward()
+            assert torch.equal(weight.grad, y.sum(0)) and not y.is_inference()
+    finally:
+        trio.close()

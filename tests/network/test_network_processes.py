@@ -92,6 +92,7 @@ def test_prepared_rows_are_topped_up_and_used(stage, model):
         query(stage, str(stage.folder / "x.npy"), "--batch", "4", "--json", "--out", str(stage.folder / "new" / "y"))
     )
     assert '"offline_bytes": 0' in said
+    assert '"prepared_calls": 3' in said
     assert pieces() == 0
 
 
