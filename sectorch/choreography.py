@@ -84,8 +84,14 @@ PROTOCOLS: dict[str, ProtocolSpec] = {}
 """Every protocol by name. Filled by the `protocol` decorator; documentation and tests read it."""
 
 
-def protocol(name: str, source: str, messages: Iterable[Message] = ()) -> Callable:
-    """Declare the decorated function `f(net, ...)` as a protocol. A message that is not listed here cannot be sent."""
+def protocol(name: str, source: str, messages: Iterable[Message] = (), ideal: Callable | None = None) -> Callable:
+    """Declare the decorated function `f(net, ...)` as a protocol. A message that is not listed here cannot be sent.
+
+    Args:
+        ideal: the ideal functionality, which stands in for f, with its arguments, in the reference
+            (`runtime/reference.py`): what f computes, on values instead of shares. None where f is made of other
+            protocols and needs none of its own.
+    """
 
     def decorate(f):
         summary = (f.__doc__ or "").strip().split("\n")[0]
@@ -93,6 +99,8 @@ def protocol(name: str, source: str, messages: Iterable[Message] = ()) -> Callab
 
         @functools.wraps(f)
         def run(net: Net, *args, **kwargs):
+            if ideal is not None and net.ideal:
+                return ideal(net, *args, **kwargs)
             net._stack.append(spec)
             net.note(spec.name, args, kwargs)
             try:
@@ -152,6 +160,8 @@ class Net:
         """Who writes down the steps themselves, for further calls."""
         self._steps = 0
         self._fingerprint = 0
+        self.ideal = runtime.ideal
+        """Whether protocols are replaced by their ideal functionalities."""
         self.opened: WeakKeyDictionary = WeakKeyDictionary()
         """What this call has opened under a mask, by the shares that were opened: mask once, use often."""
 
@@ -241,6 +251,16 @@ class Net:
         if self.recording is not None:
             self.recording.brought(brought)
         return brought
+
+    def given(self, value: Located, *parties: Party) -> Located:
+        """In the reference: the value, at these parties, who were not sent it. Ideal functionalities have no messages.
+
+        Raises:
+            MisplacedValueError: this is not the reference.
+        """
+        if not self.ideal:
+            raise MisplacedValueError("a value is given without a message in the reference only; send it")
+        return Located(value._value, frozenset(parties), value.phase, value.round, self.runtime.session)
 
     def read(self, value: Located, party: Party) -> Any:
         """Hand a result to the caller of the protocol on `party`'s side: the only way out of a choreography.

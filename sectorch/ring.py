@@ -86,6 +86,11 @@ def logical_shift(elements: torch.Tensor, bits: int) -> torch.Tensor:
     return (elements >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
+def rounded_shift(elements: torch.Tensor, bits: int) -> torch.Tensor:
+    """floor(x / 2^bits + 1/2) of signed elements, for 1..62 bits: rounding half up."""
+    return (elements + (1 << (bits - 1))) >> bits
+
+
 def sign_mask(elements: torch.Tensor) -> torch.Tensor:
     """All ones where the top bit is set, zero elsewhere."""
     return elements >> 63

@@ -17,6 +17,7 @@ from .runtime.ledger import Observer, alone
 from .runtime.local import DryRuntime, LocalRuntime
 from .runtime.material import Recorder, Replayer, Tape
 from .runtime.projection import Projection
+from .runtime.reference import ReferenceRuntime
 
 _CALL: ContextVar[dict[bytes, Net] | None] = ContextVar("sectorch_call", default=None)
 
@@ -29,7 +30,9 @@ class Session:
     """Q, S and one or several answering parties with fresh pair keys.
 
     All of them live in this process (see `runtime/local.py`): a session is for development and tests, and shows what
-    the parties would learn, compute and send. With `dry=True` nobody is present and everything runs on shapes.
+    the parties would learn, compute and send. With `dry=True` nobody is present and everything runs on shapes. With
+    `reference=True` there are no parties, and every protocol is the function that it computes: what is shared, computed
+    and revealed in it are the same numbers, bit for bit, at the cost of plain integers (`runtime/reference.py`).
 
     Args:
         answering: how many answering parties, each with a model of its own; they are called A, or A1 ... An.
@@ -42,6 +45,7 @@ class Session:
         answering: int = 1,
         *,
         dry: bool = False,
+        reference: bool = False,
         runtime: Runtime | None = None,
         device: torch.device | str = "cpu",
     ):
@@ -52,6 +56,8 @@ class Session:
         self.answering = tuple(Party(name, "A") for name in names)
         everyone = frozenset((self.Q, self.S, *self.answering))
         self.device = torch.device(device)
+        if reference:
+            runtime = ReferenceRuntime(everyone - {self.S})
         self.runtime = runtime or (DryRuntime() if dry else LocalRuntime(everyone, self.device))
         self._calls = itertools.count()
         self._setup = {party: self._net(party, Phase.SETUP) for party in self.answering}

@@ -53,6 +53,7 @@ class Runtime(Protocol):
 
     session: bytes
     here: frozenset[Party]
+    ideal: bool
 
     def draw(self, pair: frozenset[Party], label: str, call: int, draw: int, count: int) -> torch.Tensor: ...
     def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor: ...

@@ -126,16 +126,16 @@ class SharedTensor(SecretTensor):
         with torch._C.DisableTorchFunctionSubclass():
             dtype = self.dtype
         with self.session.operation(self.party) as net:
-            shares, scale_bits = _rounded(net, self.shares, self.scale_bits, self.scheme.frac_bits)
+            shares, scale_bits = _rounded(net, self.shares, self.scale_bits, self.scheme)
             plain = net.locally(self.session.Q, decode, reveal(net, shares), scale_bits, dtype)
             return net.read(plain, self.session.Q)
 
 
-def _rounded(net: Net, shares: Shares, scale_bits: int, frac_bits: int) -> tuple[Shares, int]:
-    """At most `frac_bits` fraction bits."""
-    while scale_bits > frac_bits:
-        shift = min(MAX_SHIFT, scale_bits - frac_bits)
-        shares, scale_bits = truncate(net, shares, shift), scale_bits - shift
+def _rounded(net: Net, shares: Shares, scale_bits: int, scheme: Scheme) -> tuple[Shares, int]:
+    """At most the scheme's fraction bits."""
+    while scale_bits > scheme.frac_bits:
+        shift = min(MAX_SHIFT, scale_bits - scheme.frac_bits)
+        shares, scale_bits = truncate(net, shares, shift, scheme.fss), scale_bits - shift
     return shares, scale_bits
 
 
@@ -274,7 +274,7 @@ def aggregate(tensors: Sequence[SharedTensor]) -> torch.Tensor:
     with ExitStack() as calls:
         for x in tensors:
             net = calls.enter_context(x.session.call(x.party))
-            shares, bits = _rounded(net, x.shares, x.scale_bits, x.scheme.frac_bits)
+            shares, bits = _rounded(net, x.shares, x.scale_bits, x.scheme)
             terms.append((net, shares))
             scales.append(bits)
         scale = max(scales)

@@ -19,7 +19,7 @@ from ..mpc.shares import Shares, add_at_A, each
 from .argmax import check_inputs
 
 
-def _one_hot(net: Net, values: Shares, low: int, high: int) -> Shares:
+def _one_hot(net: Net, values: Shares, high: int) -> Shares:
     """The one-hot argmax along the first dimension, as shares of 0 and 1; of equal values the first.
 
     The tournament of `garbled.gates.one_hot_argmax`: neighbours meet, and the winner's path is followed back.
@@ -29,7 +29,7 @@ def _one_hot(net: Net, values: Shares, low: int, high: int) -> Shares:
         pairs = count // 2
         ahead = each(net, lambda v: v[0 : 2 * pairs : 2] - v[1 : 2 * pairs : 2], values)
         masked = open_masked(net, ahead)
-        first = drelu(net, masked, low, high)
+        first = drelu(net, masked, high)
         wins.append(bit_to_ring(net, first, ahead.shape))
         if count > 2:
             larger = select(net, first, masked)
@@ -53,7 +53,7 @@ def _beside(net: Net, left: Shares, right: Shares) -> Shares:
 
 def _compare(net: Net, values: Shares, drop: int, bits: int) -> Shares:
     """`_one_hot` along the last dimension, on the planes that `drop` and `bits` ask for."""
-    hot = _one_hot(net, each(net, lambda v: v.movedim(-1, 0), values), drop, min(63, drop + bits))
+    hot = _one_hot(net, each(net, lambda v: v.movedim(-1, 0), values), min(63, drop + bits))
     return each(net, lambda h: h.movedim(0, -1), hot)
 
 

@@ -13,22 +13,25 @@ The blocks are then combined, the more significant one first, in a tree:
 
     lt = lt_hi xor eq_hi lt_lo,         eq = eq_hi eq_lo,
 
-two ANDs a node by XOR Beaver triples that Q deals. Planes below the fraction may be dropped: the sign is then exact for
-all but those x in (-2^low, 0), which may come out either way; with the truncation that follows this is less than one
-unit in the last place. The dealt blocks cost nothing online, so the tree has a third of the leaves that single bits
-would give, and up to two levels less.
+two ANDs a node (`layers.py`). The dealt blocks cost nothing online, so the tree has a third of the leaves that single
+bits would give, and up to two levels less. A comparison of the low planes alone says where a truncation borrows
+(`truncate.py`); several trees side by side share their rounds and messages.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 import torch
 
-from ..bitplanes import planes, rows, words_for
-from ..choreography import Message, Net, protocol
+from ..bitplanes import planes, rows
+from ..choreography import Net, protocol
 from ..errors import ArgumentError
 from .deal import deal_bits
+from .layers import Layer, and_layers, pick
 from .mask import Masked
-from .shares import Shares
+from .shares import Shares, whole
 
 BLOCK = 3
 """Bits in a block. Three minimises bytes: 7/3 dealt bits per bit, against fewer tree nodes."""
@@ -36,15 +39,10 @@ BLOCK = 3
 CODES = (1 << BLOCK) - 1
 
 
-def _top(bit_planes: torch.Tensor, high: int) -> torch.Tensor:
-    """The plane that decides the sign once the borrow from the planes below `high` is known: [1, W]."""
-    return bit_planes[high : high + 1]
-
-
-def check_planes(low: int, high: int) -> None:
-    """Raise `ArgumentError` unless 0 <= low < high <= 63."""
-    if not 0 <= low < high <= 63:
-        raise ArgumentError(f"a comparison looks at planes low..high-1 with 0 <= low < high <= 63, got {low}..{high}")
+def check_planes(high: int, low: int = 0) -> None:
+    """Raise `ArgumentError` unless low < high <= 63."""
+    if not low < high <= 63:
+        raise ArgumentError(f"a comparison looks at planes {low}..high-1 with {low} < high <= 63, got high = {high}")
 
 
 def block_count(low: int, high: int) -> int:
@@ -52,17 +50,11 @@ def block_count(low: int, high: int) -> int:
     return -(-(high - low) // BLOCK)
 
 
-def tree_levels(blocks: int) -> list[int]:
-    """Pairs joined at each level; the most significant block waits where the count is odd."""
-    levels = []
-    while blocks > 1:
-        levels.append(blocks // 2)
-        blocks -= blocks // 2
-    return levels
-
-
 def blocks_of(bit_planes: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    """Planes [64, W] -> [blocks, 3, W], least significant block first; reaches below `low` to fill the last block."""
+    """Planes [64, W] -> [blocks, 3, W], least significant block first; reaches below `low` to fill the last block.
+
+    That does no harm: where the planes that a block and the comparison below it share are equal, they are equal in both.
+    """
     blocks = block_count(low, high)
     start = high - BLOCK * blocks
     if start < 0:
@@ -105,122 +97,125 @@ def pick_equal(hot: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     return xor_all((hot[:CODES] ^ hot[1:]).bitwise_and_(codes))
 
 
-@protocol("less_than_tree", "docs/protocols.md", [
-    Message("masked_A", "A", "S", "alpha_A of k_QA"), Message("masked_S", "S", "A", "alpha_S of k_SQ"),
-])  # fmt: skip
-def less_than_tree(net: Net, less: Shares, equal: Shares) -> Shares:
-    """Combine blocks of [c < r] and [c = r], XOR-shared, into one bit per element.
+@functools.cache
+def forest(blocks: tuple[int, ...], whole: tuple[bool, ...]) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
+    """The layers that combine trees of so many blocks, side by side, and where their results stand.
 
-    Args:
-        less: words [blocks, W], least significant block first.
-        equal: words [blocks - 1, W], of the blocks but the least significant.
+    The state is [lt, eq] of the first tree's blocks, least significant first, and so on. The results are the rows of one
+    lt for each tree, followed by the tree's eq for those that are `whole`: the values are equal in all planes. The
+    lowest block's eq enters for these only.
+    """
+    rows: list[list[tuple[int, int | None]]] = []
+    at = 0
+    for count, kept in zip(blocks, whole, strict=True):
+        rows.append([(at + i, at + count + i if kept or i else None) for i in range(count)])
+        at += 2 * count
+    layers = []
+    while any(len(tree) > 1 for tree in rows):
+        opened: dict[int, int] = {}
+        joins: list[tuple[int, int, int]] = []  # (lt_hi, eq_hi, lt_lo), by rows
+        ands: list[tuple[int, int]] = []  # (eq_hi, eq_lo)
+        for tree in rows:
+            for (lt_lo, eq_lo), (lt_hi, eq_hi) in zip(tree[0::2], tree[1::2], strict=False):
+                joins.append((lt_hi, eq_hi, lt_lo))
+                if eq_lo is not None:
+                    ands.append((eq_hi, eq_lo))
+        pairs = [(eq, lt) for _, eq, lt in joins] + ands
+        for side in (0, 1):
+            for pair in pairs:
+                opened.setdefault(pair[side], len(opened))
+        left, right = (tuple(opened[pair[side]] for pair in pairs) for side in (0, 1))
+        kept: list[int] = []
+        joined, anded, after = iter(range(len(joins))), iter(range(len(joins), len(pairs))), len(pairs)
+        grown = []
+        for tree in rows:
+            new = [(next(joined), None if eq_lo is None else next(anded)) for _, eq_lo in tree[0 : len(tree) - 1 : 2]]
+            if len(tree) % 2:
+                lt, eq = tree[-1]
+                kept += [lt] if eq is None else [lt, eq]
+                new.append((after, None if eq is None else after + 1))
+                after += 1 if eq is None else 2
+            grown.append(new)
+        rows = grown
+        layers.append(Layer(tuple(opened), left, right, tuple(hi for hi, _, _ in joins), tuple(kept)))
+    return tuple(layers), tuple(row for ((lt, eq),) in rows for row in ((lt,) if eq is None else (lt, eq)))
+
+
+def deal_codes(net: Net, x: Masked, spans: Sequence[tuple[int, int]], tops: tuple[int, ...] = ()) -> Shares:
+    """Thermometer codes of the blocks of r for planes low .. high - 1 of each span, and r's planes `tops`.
 
     Returns:
-        words [W], XOR-shared.
-
-    Rounds ceil(log2 blocks); online 2 * (3 * pairs - 1) bits per element and level, dealt 2 * pairs - 1.
+        words [7 blocks + len(tops), W], XOR-shared; as many bits an element are dealt. A plane that is named twice is
+        dealt once.
     """
-    Q, A, S = net.Q, net.A, net.S
-    blocks, width = less.shape
-    levels = tree_levels(blocks)
-    opened = sum(3 * pairs - 1 for pairs in levels)
-    alpha_A = net.common(Q, A, (opened, width), "alpha_A")
-    alpha_S = net.common(Q, S, (opened, width), "alpha_S")
-    triples = deal_bits(net, net.locally(Q, lambda a, s: _products(a ^ s, levels), alpha_A, alpha_S))
 
-    at, done = 0, 0
-    for pairs in levels:
-        mine, made = slice(at, at + 3 * pairs - 1), slice(done, done + 2 * pairs - 1)
-        at, done = mine.stop, made.stop
-        first = net.locally(A, lambda g, p, a: _operands(g, p, pairs).bitwise_xor_(a[mine]), less.A, equal.A, alpha_A)
-        second = net.locally(S, lambda g, p, a: _operands(g, p, pairs).bitwise_xor_(a[mine]), less.S, equal.S, alpha_S)
-        public = net.locally(
-            (A, S), torch.bitwise_xor, net.send(first, A, S, "masked_A"), net.send(second, S, A, "masked_S")
-        )
-        less_A, equal_A = net.locally(
-            A, lambda d, g, p, a, t: _join(d, g, p, a[mine], t[made], pairs, True),
-            public, less.A, equal.A, alpha_A, triples.A,
-        )  # fmt: skip
-        less_S, equal_S = net.locally(
-            S, lambda d, g, p, a, t: _join(d, g, p, a[mine], t[made], pairs, False),
-            public, less.S, equal.S, alpha_S, triples.S,
-        )  # fmt: skip
-        less, equal = Shares(less_A, less_S), Shares(equal_A, equal_S)
-    return Shares(net.locally(A, lambda g: g[0], less.A), net.locally(S, lambda g: g[0], less.S))
+    def code(r):
+        bits = planes(rows(r))
+        codes = thermometer(torch.cat([blocks_of(bits, *span) for span in spans])).flatten(0, 1)
+        return torch.cat((codes, *(bits[top : top + 1] for top in dict.fromkeys(tops))))
+
+    return deal_bits(net, net.locally(net.Q, code, x.r))
 
 
-def _operands(less: torch.Tensor, equal: torch.Tensor, pairs: int) -> torch.Tensor:
-    """What a level opens: eq_hi of every pair, then lt_lo of every pair, then eq_lo of all but the lowest."""
-    return torch.cat((equal[0 : 2 * pairs : 2], less[0 : 2 * pairs : 2], equal[1 : 2 * pairs - 1 : 2]))
+def open_blocks(c: torch.Tensor, spans: Sequence[tuple[int, int]], tops: tuple[int, ...] = ()):
+    """Public c in rows [64, W] -> h_j of the blocks of all spans [8, blocks, W], and c's planes `tops` [tops, W]."""
+    bits = planes(c)
+    hot = one_hot(torch.cat([blocks_of(bits, *span) for span in spans]))
+    return hot, pick(bits, tops)
 
 
-def _products(alpha: torch.Tensor, levels: list[int]) -> torch.Tensor:
-    """The Beaver products of all levels: alpha_hi & alpha_lo for every AND."""
-    out, at = [], 0
-    for pairs in levels:
-        high, low = alpha[at : at + pairs], alpha[at + pairs : at + 3 * pairs - 1]
-        out += [high & low[:pairs], high[1:] & low[pairs:]]
-        at += 3 * pairs - 1
-    return torch.cat(out) if out else alpha[:0]
-
-
-def _join(public, less, equal, alpha, triple, pairs: int, first: bool):
-    """One level at one party: lt = lt_hi xor eq_hi lt_lo and eq = eq_hi eq_lo, by Beaver's formula."""
-    high, low = public[:pairs], public[pairs:]
-    alpha_high, alpha_low = alpha[:pairs], alpha[pairs:]
-    high, alpha_high = torch.cat((high, high[1:])), torch.cat((alpha_high, alpha_high[1:]))
-    ands = (high & alpha_low).bitwise_xor_(alpha_high.bitwise_and_(low)).bitwise_xor_(triple)
+def leaves(hot: torch.Tensor, codes: torch.Tensor, counts: Sequence[int], first: bool, copies: int = 1) -> torch.Tensor:
+    """One party's half of lt and eq of all blocks, in the order of `forest`; `first` is the party that adds [c = 0]."""
+    codes = _copied(codes[: CODES * sum(counts)].unflatten(0, (CODES, -1)), copies)
+    less, equal = pick_less(hot, codes), pick_equal(hot, codes)
     if first:
-        ands.bitwise_xor_(high.bitwise_and_(low))
-    joined = ands[:pairs].bitwise_xor_(less[1 : 2 * pairs : 2])
-    return torch.cat((joined, less[2 * pairs :])), torch.cat((ands[pairs:], equal[2 * pairs - 1 :]))
+        equal ^= hot[0]
+    if len(counts) == 1:
+        return torch.cat((less, equal))
+    return torch.cat([part for pair in zip(less.split(counts), equal.split(counts), strict=True) for part in pair])
 
 
-@protocol("drelu", "PrivHFL, Figure 4, made exact and leak-free")
-def drelu(net: Net, x: Masked, low: int = 0, high: int = 63, thresholds: tuple[int, ...] = (0,)) -> Shares:
-    """[x - t >= 0] for each public threshold t, as XOR-shared bits.
+def _signs(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,)) -> Shares:
+    """The ideal functionality of `drelu`: whole numbers 0 and 1, for several thresholds [T, *shape]."""
+    if len(thresholds) == 1:
+        return whole(net, lambda v: (v - thresholds[0] >= 0).to(torch.int64), x.c)
+    return whole(net, lambda v: torch.stack([(v - t >= 0).to(torch.int64) for t in thresholds]), x.c)
+
+
+@protocol("drelu", "PrivHFL, Figure 4, made exact and leak-free", ideal=_signs)
+def drelu(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,)) -> Shares:
+    """[x - t >= 0] for each public threshold t, as XOR-shared bits. Exact.
 
     Args:
         x: a masked opening of N elements.
-        low: planes below are dropped: exact for x - t outside (-2^low, 0), where either answer may come.
-        high: x - t is known to lie in [-2^high, 2^high - 2^low); 63 assumes nothing.
+        high: x - t is known to lie in [-2^high, 2^high); 63 assumes nothing.
         thresholds: ring elements; one opening and one dealing of r serves them all.
 
     Returns:
         words [T * W], W = ceil(N / 64).
 
-    With L = high - low planes in B = ceil(L / 3) blocks. Rounds ceil(log2 B). Dealt: 7 B + 1 bits per element and
-    2 B - 2 - levels per element and threshold; online 2 (3 (B - 1) - levels) bits per element and threshold.
-    Nobody learns anything: all messages are uniform to their receivers.
+    In B = ceil(high / 3) blocks. Rounds ceil(log2 B). Dealt: 7 B + 1 bits per element and 2 B - 2 - levels per element
+    and threshold; online 2 (3 (B - 1) - levels) bits per element and threshold. Nobody learns anything: all messages are
+    uniform to their receivers.
     """
-    check_planes(low, high)
-    Q, A, S = net.Q, net.A, net.S
-    blocks, width, copies = block_count(low, high), words_for(x.shape.numel()), len(thresholds)
-
-    def code(r):
-        bits = planes(rows(r))
-        return torch.cat((thermometer(blocks_of(bits, low, high)).flatten(0, 1), _top(bits, high)))
+    check_planes(high)
+    A, S, span, copies = net.A, net.S, (0, high), len(thresholds)
+    blocks = block_count(*span)
+    codes = deal_codes(net, x, [span], (high,))
 
     def public(c):
-        bits = torch.cat([planes(rows(c - t if t else c)) for t in thresholds], dim=-1)
-        return one_hot(blocks_of(bits, low, high)), _top(bits, high)[0]
+        return open_blocks(torch.cat([rows(c - t if t else c) for t in thresholds], -1), [span], (high,))
 
-    codes = deal_bits(net, net.locally(Q, code, x.r))
     hot, top = net.locally((A, S), public, x.c)
-
-    def leaves(hot, codes, first):
-        codes = _copied(codes[:-1].view(CODES, blocks, width), copies)
-        equal = pick_equal(hot, codes)
-        if first:
-            equal ^= hot[0]
-        return pick_less(hot, codes), equal[1:]
-
-    less_A, equal_A = net.locally(A, lambda h, u: leaves(h, u, True), hot, codes.A)
-    less_S, equal_S = net.locally(S, lambda h, u: leaves(h, u, False), hot, codes.S)
-    less = less_than_tree(net, Shares(less_A, less_S), Shares(equal_A, equal_S))
+    state = Shares(
+        net.locally(A, lambda h, u: leaves(h, u, (blocks,), True, copies), hot, codes.A),
+        net.locally(S, lambda h, u: leaves(h, u, (blocks,), False, copies), hot, codes.S),
+    )
+    layers, _ = forest((blocks,), (False,))
+    less = and_layers(net, state, layers)
     return Shares(
-        net.locally(A, lambda g, u, top: ~(g ^ _copied(u[-1], copies) ^ top), less.A, codes.A, top),
-        net.locally(S, lambda g, u: g ^ _copied(u[-1], copies), less.S, codes.S),
+        net.locally(A, lambda g, u, top: ~(g[0] ^ _copied(u[-1], copies) ^ top[0]), less.A, codes.A, top),
+        net.locally(S, lambda g, u: g[0] ^ _copied(u[-1], copies), less.S, codes.S),
     )
 
 
@@ -229,44 +224,40 @@ def _copied(words: torch.Tensor, copies: int) -> torch.Tensor:
     return words if copies == 1 else words.repeat(*[1] * (words.dim() - 1), copies)
 
 
-@protocol("is_zero", "docs/protocols.md", [
-    Message("masked_A", "A", "S", "alpha_A of k_QA"), Message("masked_S", "S", "A", "alpha_S of k_SQ"),
-])  # fmt: skip
+def _zeros(net: Net, x: Masked) -> Shares:
+    """The ideal functionality of `is_zero`."""
+    return whole(net, lambda v: (v == 0).to(torch.int64), x.c)
+
+
+@functools.cache
+def _conjunction(blocks: int) -> tuple[Layer, ...]:
+    """The layers of one AND over all blocks."""
+    layers = []
+    while blocks > 1:
+        half = blocks // 2
+        left = tuple(range(half))
+        right = tuple(range(half, 2 * half))
+        layers.append(Layer(left + right, left, right, (), tuple(range(2 * half, blocks))))
+        blocks -= half
+    return tuple(layers)
+
+
+@protocol("is_zero", "docs/protocols.md", ideal=_zeros)
 def is_zero(net: Net, x: Masked) -> Shares:
-    """[x = 0] as XOR-shared bits: c = r in all 64 planes, by a tree of ANDs over the blocks.
+    """[x = 0] as XOR-shared bits: c = r in all 64 planes, by a tree of ANDs over the blocks. Exact.
 
     Returns:
         words [W], W = ceil(N / 64).
 
     Rounds 5; 22 blocks: dealt 154 + 21 bits per element, online 84 bits.
     """
-    Q, A, S = net.Q, net.A, net.S
-    blocks, width = block_count(0, 64), words_for(x.shape.numel())
-    codes = deal_bits(net, net.locally(Q, lambda r: thermometer(blocks_of(planes(rows(r)), 0, 64)), x.r))
-    hot = net.locally((A, S), lambda c: one_hot(blocks_of(planes(rows(c)), 0, 64)), x.c)
-    at_A = net.locally(A, lambda h, u: pick_equal(h, u).bitwise_xor_(h[0]), hot, codes.A)
-    at_S = net.locally(S, pick_equal, hot, codes.S)
-
-    while blocks > 1:
-        half = blocks // 2
-        blocks -= half
-        alpha_A = net.common(Q, A, (2 * half, width), "alpha_A")
-        alpha_S = net.common(Q, S, (2 * half, width), "alpha_S")
-        triple = deal_bits(
-            net, net.locally(Q, lambda a, s: (a[:half] ^ s[:half]) & (a[half:] ^ s[half:]), alpha_A, alpha_S)
-        )
-        masked_A = net.locally(A, lambda e, a: e[: 2 * half] ^ a, at_A, alpha_A)
-        masked_S = net.locally(S, lambda e, a: e[: 2 * half] ^ a, at_S, alpha_S)
-        public = net.locally(
-            (A, S), torch.bitwise_xor, net.send(masked_A, A, S, "masked_A"), net.send(masked_S, S, A, "masked_S")
-        )
-
-        def join(d, e, a, t, first, half=half):
-            both = (d[:half] & a[half:]) ^ (a[:half] & d[half:]) ^ t
-            if first:
-                both ^= d[:half] & d[half:]
-            return torch.cat((both, e[2 * half :]))
-
-        at_A = net.locally(A, lambda d, e, a, t: join(d, e, a, t, True), public, at_A, alpha_A, triple.A)
-        at_S = net.locally(S, lambda d, e, a, t: join(d, e, a, t, False), public, at_S, alpha_S, triple.S)
-    return Shares(net.locally(A, lambda e: e[0], at_A), net.locally(S, lambda e: e[0], at_S))
+    A, S, span = net.A, net.S, (0, 64)
+    blocks = block_count(*span)
+    codes = deal_codes(net, x, [span])
+    hot, _ = net.locally((A, S), lambda c: open_blocks(rows(c), [span]), x.c)
+    state = Shares(
+        net.locally(A, lambda h, u: leaves(h, u, (blocks,), True)[blocks:], hot, codes.A),
+        net.locally(S, lambda h, u: leaves(h, u, (blocks,), False)[blocks:], hot, codes.S),
+    )
+    equal = and_layers(net, state, _conjunction(blocks))
+    return Shares(net.locally(A, lambda e: e[0], equal.A), net.locally(S, lambda e: e[0], equal.S))

@@ -1,11 +1,11 @@
-"""Function secret sharing for slow networks: sign, ReLU and truncation from one opening, without a further message.
+"""Function secret sharing for slow networks: sign, ReLU and borrow from one opening, without a further message.
 
 With c = x + r public to A and S, the sign of x is a public function of c once r is given, so Q deals keys of it:
 
     [x >= 0] = c_63 xor not u,      u = r_63 xor [c mod 2^63 < r mod 2^63],
 
-u by a distributed comparison function (`mpc/dcf.py`). The payload is (1, R, w) with R = r >> f and w = msb(r): its
-shares at c are those of u, u R and u w, from which the select of `mpc/select.py` needs no opening.
+u by a distributed comparison function (`mpc/dcf.py`). With the payload (1, r) its shares at c are those of u and u r, from
+which ReLU needs no opening. The borrow of a truncation is a comparison of the low planes, with the payload 1.
 """
 
 from __future__ import annotations
@@ -18,80 +18,60 @@ from ..choreography import Located, Message, Net, protocol
 from .compare import check_planes
 from .dcf import evaluate, generate
 from .mask import Masked
-from .shares import Shares
-from .truncate import Quotient, deal_quotient, public_quotient, wrap_term
+from .shares import Shares, each, whole
 
 
 @dataclass(frozen=True)
 class Key:
-    """Keys for one masked tensor: seeds at A and S, correction words at both; planes high - L .. high - 1 count."""
+    """Keys for one masked tensor: seeds at A and S, correction words at both; planes 0 .. high - 1 count."""
 
     seeds: Shares
-    words: tuple[Located, ...]
+    words: tuple[Located, Located]
     high: int
 
 
-def _payload(value: torch.Tensor, wrap: torch.Tensor | None) -> torch.Tensor:
-    """(1, R), and (w, 0) where there is a wrap-around bit: [B, N, 2]."""
-    blocks = [torch.stack((torch.ones_like(value), value), -1)]
-    if wrap is not None:
-        blocks.append(torch.stack((wrap.to(torch.int64), torch.zeros_like(value)), -1))
-    return torch.stack(blocks)
-
-
-def _deal(seed_A, seed_S, r, value, low: int, high: int, wrap=None) -> tuple[torch.Tensor, ...]:
-    """The correction words as they are sent: of the wrap-around bit only 32 bits count."""
-    flip = (r << (63 - high)).bitwise_right_shift_(63)
-    seeds, values = generate((seed_A, seed_S), r, flip, _payload(value, wrap), low, high)
-    return (seeds, values[:, 0]) if wrap is None else (seeds, values[:, 0], values[:, 1, :, 0].to(torch.int32))
-
-
-def _values(words: torch.Tensor, wraps: torch.Tensor | None = None) -> torch.Tensor:
-    """The correction words of the payload as `evaluate` takes them: [L + 1, B, N, 2]."""
-    if wraps is None:
-        return words.unsqueeze(1)
-    wide = wraps.to(torch.int64)
-    return torch.stack((words, torch.stack((wide, torch.zeros_like(wide)), -1)), 1)
+def _deal(seed_A, seed_S, r, high: int, signed: bool, product: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The correction words as they are sent: of the payload's second word only where there is one."""
+    r = r.reshape(-1)
+    flip = (r << (63 - high)).bitwise_right_shift_(63) if signed else torch.zeros_like(r)
+    payload = torch.stack((torch.ones_like(r), r if product else torch.zeros_like(r)), -1).unsqueeze(0)
+    seeds, values = generate((seed_A, seed_S), r, flip, payload, 0, high)
+    return seeds, values[:, 0] if product else values[:, 0, :, :1].contiguous()
 
 
 @protocol("deal_key", "Boyle et al., EUROCRYPT 2021, Figure 1", [
     Message("seeds", "Q", "S", "the generator at A's seed of k_QA"),
     Message("values", "Q", "S", "the generator at A's seed of k_QA"),
-    Message("wraps", "Q", "S", "the generator at A's seed of k_QA"),
     Message("seeds_on", "S", "A", "the generator at S's seed of k_SQ"),
     Message("values_on", "S", "A", "the generator at S's seed of k_SQ"),
-    Message("wraps_on", "S", "A", "the generator at S's seed of k_SQ"),
 ])  # fmt: skip
-def deal_key(net: Net, x: Masked, quotient: Quotient, low: int = 0, high: int = 63) -> Key:
-    """Keys that compare any public c, in the planes low .. high - 1, with x's mask.
+def deal_key(net: Net, x: Masked, high: int, signed: bool = True, product: bool = False) -> Key:
+    """Keys that compare any public c, in the planes 0 .. high - 1, with x's mask r.
 
-    Ahead of the query. With L = high - low: Q sends 32 L + 16 bytes per element, and with a shift 4 L + 4 more, to S,
-    and S sends the same on to A. Each sees uniform bits (computationally: AES).
+    Args:
+        signed: give u (above), and not [c < r] alone.
+        product: give u r as well.
+
+    Ahead of the query. Q sends 24 high + 8 bytes per element to S, with `product` 32 high + 16, and S sends the same on
+    to A. Each sees uniform bits (computationally: AES).
     """
-    check_planes(low, high)
     Q, A, S = net.Q, net.A, net.S
     count = x.shape.numel()
     seed_A, seed_S = net.common(Q, A, (count, 2), "seed_A"), net.common(Q, S, (count, 2), "seed_S")
-    secret = [quotient.value] + ([quotient.wrap] if quotient.wrap is not None else [])
-
-    def deal(seed_A, seed_S, r, value, wrap=None):
-        flat = [v if v is None else v.reshape(-1) for v in (r, value, wrap)]
-        return _deal(seed_A, seed_S, flat[0], flat[1], low, high, flat[2])
-
-    dealt = net.locally(Q, deal, seed_A, seed_S, x.r, *secret)
-    labels = ("seeds", "values", "wraps")
-    at_S = [net.send(words, Q, S, label) for words, label in zip(dealt, labels, strict=False)]
-    both = [net.send(words, S, A, f"{label}_on") for words, label in zip(at_S, labels, strict=False)]
-    return Key(Shares(seed_A, seed_S), tuple(both), high)
+    dealt = net.locally(Q, lambda a, s, r: _deal(a, s, r, high, signed, product), seed_A, seed_S, x.r)
+    at_S = [net.send(words, Q, S, label) for words, label in zip(dealt, ("seeds", "values"), strict=True)]
+    seeds, values = (net.send(words, S, A, label) for words, label in zip(at_S, ("seeds_on", "values_on"), strict=True))
+    return Key(Shares(seed_A, seed_S), (seeds, values), high)
 
 
 def _at(net: Net, key: Key, c: Located) -> Shares:
-    """Each evaluator's half of the payload at c: [B, N, 2]."""
-
+    """Each evaluator's half of the payload at c: [N, 2], of which the second word counts with `product` only."""
     high = key.high
 
-    def half(seed, c, seeds, values, wraps=None, second=False):
-        return evaluate(seed, c.reshape(-1), seeds, _values(values, wraps), high, second)
+    def half(seed, c, seeds, values, second=False):
+        if values.shape[-1] == 1:
+            values = torch.cat((values, torch.zeros_like(values)), -1)
+        return evaluate(seed, c.reshape(-1), seeds, values.unsqueeze(1), high, second)[0]
 
     return Shares(
         net.locally(net.A, half, key.seeds.A, c, *key.words),
@@ -99,69 +79,70 @@ def _at(net: Net, key: Key, c: Located) -> Shares:
     )
 
 
-@protocol("gate", "docs/protocols.md; Boyle et al., EUROCRYPT 2021")
-def gate(
-    net: Net, x: Masked, shift: int = 0, low: int = 0, high: int = 63, thresholds: tuple[int, ...] = (0,)
-) -> list[Shares]:
-    """max(x - t, 0) >> shift for each public threshold t.
+@protocol("borrow", "docs/protocols.md; Boyle et al., EUROCRYPT 2021")
+def borrow(net: Net, x: Masked, c: Located, shift: int) -> Shares:
+    """[c mod 2^shift < r mod 2^shift] for x's mask r and a public c, as additive shares of 0 and 1.
+
+    No message online. Dealt as in `deal_key`. Nobody learns anything.
+    """
+    at = _at(net, deal_key(net, x, shift, signed=False), c)
+    return each(net, lambda words: words[:, 0].view(x.shape), at)
+
+
+def _ramps(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,)) -> list[Shares]:
+    """The ideal functionality of `gate`."""
+    return [whole(net, lambda v, t=t: (v - t).clamp(min=0), x.c) for t in thresholds]
+
+
+@protocol("gate", "docs/protocols.md; Boyle et al., EUROCRYPT 2021", ideal=_ramps)
+def gate(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,)) -> list[Shares]:
+    """max(x - t, 0) for each public threshold t. Exact.
 
     Args:
-        x: a masked opening; with a shift |x - t| < 2^62.
-        shift: 0, or 1..32; rounds as in `truncate`.
-        low: planes below are dropped: exact for x - t outside (-2^low, 0), where x - t may come instead of 0.
-        high: x - t is known to lie in [-2^high, 2^high - 2^low).
+        x: a masked opening.
+        high: x - t is known to lie in [-2^high, 2^high).
 
-    No message online: with the opening one round. Dealt per element: the key, and 12 bytes with a shift; one key serves
-    all thresholds. Nobody learns anything.
+    No message online: with the opening one round. Dealt per element: one key, which serves all thresholds. Nobody learns
+    anything.
     """
-    quotient = deal_quotient(net, x, shift)
-    key = deal_key(net, x, quotient, low, high)
+    check_planes(high)
+    key = deal_key(net, x, high, product=True)
     results = []
     for t in thresholds:
-        moved = Masked(net.locally((net.A, net.S), torch.sub, x.c, t), x.r, x.r_A, x.r_S) if t else x
-        at = _at(net, key, moved.c)
-        C, no_wrap = public_quotient(net, moved, shift)
-        low_half = net.locally((net.A, net.S), lambda c: ~(c << (63 - high)).bitwise_right_shift_(63), moved.c)
-        results.append(_combine(net, at, C, no_wrap, low_half, quotient, shift))
+        c = net.locally((net.A, net.S), torch.sub, x.c, t) if t else x.c
+        clear = net.locally((net.A, net.S), lambda c: ~(c << (63 - high)).bitwise_right_shift_(63), c)
+
+        def half(public: bool, words, c, clear, r):
+            # s (c - r) with s = u where the top bit of c is set, and else 1 - u.
+            chosen = words[:, 0].view(c.shape) * c - words[:, 1].view(c.shape)
+            all_of_it = c - r if public else -r
+            return (chosen ^ clear).sub_(clear).add_(all_of_it.bitwise_and_(clear))
+
+        at = _at(net, key, c)
+        results.append(
+            Shares(
+                net.locally(net.A, lambda *v: half(True, *v), at.A, c, clear, x.r_A),
+                net.locally(net.S, lambda *v: half(False, *v), at.S, c, clear, x.r_S),
+            )
+        )
     return results
-
-
-def _combine(net: Net, at: Shares, C: Located, no_wrap: Located, low_half: Located, quotient: Quotient, shift: int):
-    """s * (C - R + wrap) from the halves of u, u R and u w: s = u where the top bit of c is set, else 1 - u."""
-
-    def half(public: bool, words, C, no_wrap, low_half, rho, wrap=None):
-        chosen = words[0, :, 0].view(C.shape) * C - words[0, :, 1].view(C.shape)
-        whole = C - rho if public else -rho
-        if shift:
-            chosen += (words[1, :, 0].view(C.shape) << (64 - shift)).bitwise_and_(no_wrap)
-            whole += wrap_term(wrap, shift).bitwise_and_(no_wrap)
-        # minus the chosen part and plus the whole where the top bit is clear
-        return (chosen ^ low_half).sub_(low_half).add_(whole.bitwise_and_(low_half))
-
-    rho, wraps = quotient.shares, quotient.wraps
-    return Shares(
-        net.locally(net.A, lambda *v: half(True, *v), at.A, C, no_wrap, low_half, rho.A, *([wraps.A] if wraps else [])),
-        net.locally(
-            net.S, lambda *v: half(False, *v), at.S, C, no_wrap, low_half, rho.S, *([wraps.S] if wraps else [])
-        ),
-    )
 
 
 @protocol("signs", "docs/protocols.md; Boyle et al., EUROCRYPT 2021")
 def signs(net: Net, x: Masked, thresholds: tuple[int, ...] = (0,)) -> Shares:
-    """[x - t >= 0] for each public threshold t, as additive shares of 0 and 1: [T, *shape].
+    """[x - t >= 0] for each public threshold t, as additive shares of 0 and 1: [T, *shape]. Exact.
 
-    No message online. Dealt as in `gate` without a shift. Nobody learns anything.
+    No message online. Dealt as in `deal_key`. Nobody learns anything.
     """
-    key = deal_key(net, x, deal_quotient(net, x, 0))
+    key = deal_key(net, x, 63)
     found = []
     for t in thresholds:
         c = net.locally((net.A, net.S), torch.sub, x.c, t)
 
         def half(public: bool, words, c):
-            u, low_half = words[0, :, 0].view(c.shape), ~(c >> 63)
-            u = (u ^ low_half).sub_(low_half)
-            return u.sub_(low_half) if public else u
+            u, clear = words[:, 0].view(c.shape), ~(c >> 63)
+            u = (u ^ clear).sub_(clear)
+            return u.sub_(clear) if public else u
 
         at = _at(net, key, c)
         found.append(

@@ -13,7 +13,7 @@ import torch
 
 from ..choreography import Message, Net, protocol
 from .multiply import multiply
-from .shares import Shares
+from .shares import Shares, whole
 from .truncate import truncate
 
 R_BITS = 12
@@ -25,7 +25,7 @@ R_BITS = 12
     Message("z", "S", "Q", "a positive factor r < 2^12 of k_SA",
             "the sign, the zeros and, over several queries, the value of every activation"),
     Message("y_S", "Q", "S", "delta' of k_QA"),
-])  # fmt: skip
+], ideal=lambda net, x: whole(net, lambda v: (v >= 0).to(torch.int64), x.A))  # fmt: skip
 def leaky_drelu(net: Net, x: Shares) -> Shares:
     """[x >= 0] as shares of 0 and 1, by opening r x to Q. LEAKS to Q.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from ..choreography import Located, Message, Net, protocol
-from .shares import Shares
+from .shares import Shares, whole
 
 
 class Weight:
@@ -36,7 +36,12 @@ class Weight:
         return self._tiles[kind]
 
 
-@protocol("mask_weight", "PrivHFL, Figure 3", [Message("omega_masked", "A", "S", "a of k_QA")])
+def _bare_weight(setup: Net, omega: Located) -> Weight:
+    """In the reference: a weight under no mask."""
+    return Weight(omega, setup.given(omega, setup.Q, setup.A), setup.given(omega, setup.S, setup.A))
+
+
+@protocol("mask_weight", "PrivHFL, Figure 3", [Message("omega_masked", "A", "S", "a of k_QA")], ideal=_bare_weight)
 def mask_weight(setup: Net, omega: Located) -> Weight:
     """A's weight becomes usable in products: S is sent omega + a.
 
@@ -51,10 +56,17 @@ def mask_weight(setup: Net, omega: Located) -> Weight:
     return Weight(omega, a, setup.send(masked, setup.A, setup.S, "omega_masked"))
 
 
+def _product(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight) -> Shares:
+    """The ideal functionality of `linear`."""
+    tiled = hasattr(product, "tiled") and product.tiled(x.shape, weight.shape)
+    return whole(net, product, x.A, weight.omega, *([weight.tiles(setup, product)[0]] if tiled else []))
+
+
 @protocol(
     "linear",
     "PrivHFL, Figure 3",
     [Message("c_S", "Q", "S", "c_A of k_QA"), Message("m", "S", "A", "b of k_SQ")],
+    ideal=_product,
 )
 def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight) -> Shares:
     """y = product(x, omega) for a map that is linear in both arguments, mod 2^64.

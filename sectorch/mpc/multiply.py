@@ -12,8 +12,7 @@ import torch
 from ..choreography import Net, protocol
 from .deal import deal
 from .mask import Masked, open_masked
-from .shares import Shares
-from .truncate import deal_quotient, public_quotient, wrap_term
+from .shares import Shares, whole
 
 
 @protocol("multiply", "PrivHFL, C.4.1, Equation 5")
@@ -28,6 +27,11 @@ def multiply(net: Net, product: Callable, x: Shares, y: Shares) -> Shares:
     return multiply_masked(net, product, open_masked(net, x), open_masked(net, y))
 
 
+@protocol(
+    "multiply_masked",
+    "PrivHFL, C.4.1, Equation 5",
+    ideal=lambda net, product, x, y: whole(net, product, x.c, y.c),
+)
 def multiply_masked(net: Net, product: Callable, x: Masked, y: Masked) -> Shares:
     """`multiply` for values that are open under their masks already. No further message online."""
     rs = deal(net, net.locally(net.Q, product, x.r, y.r))
@@ -43,43 +47,24 @@ def multiply_masked(net: Net, product: Callable, x: Masked, y: Masked) -> Shares
     )
 
 
-@protocol("square", "PrivHFL, C.4.1, with one opening")
-def square(net: Net, x: Shares, shift: int = 0) -> Shares:
-    """(x >> shift)^2, the truncation as in `truncate` and at no further opening.
+def _squared(net: Net, x: Shares) -> Shares:
+    """The ideal functionality of `square`."""
+    return whole(net, torch.square, x.A)
 
-    Args:
-        shift: 0..32; with a shift |x| < 2^62.
 
-    Rounds 1, online 16 bytes per element; dealt 8, with a shift 24. Nobody learns anything.
+@protocol("square", "PrivHFL, C.4.1, with one opening", ideal=_squared)
+def square(net: Net, x: Shares) -> Shares:
+    """x^2 mod 2^64. Rounds 1, online 16 bytes per element; dealt 8. Nobody learns anything.
 
-    With x >> f = C - R + [w] 2^(64-f), where R = r >> f and w = msb(r) counts only where msb(c') = 0:
-    (x >> f)^2 = C^2 - 2 C R + R^2 + [w] 2^(65-f) (C - R), the square of the last term being 0 mod 2^64 for f <= 32.
+    With c = x + r open to A and S: x^2 = c^2 - 2 c r + r^2.
     """
-    Q, A, S = net.Q, net.A, net.S
     x = open_masked(net, x)
-    quotient = deal_quotient(net, x, shift)
-    squared = deal(net, net.locally(Q, torch.square, quotient.value))
-    C, no_wrap = public_quotient(net, x, shift)
+    squared = deal(net, net.locally(net.Q, torch.square, x.r))
 
-    def half(C, R, RR):
-        return RR - 2 * C * R
-
-    if shift == 0:
-        return Shares(
-            net.locally(A, lambda C, R, RR: half(C, R, RR).add_(C * C), C, quotient.shares.A, squared.A),
-            net.locally(S, half, C, quotient.shares.S, squared.S),
-        )
-
-    crossed = deal(net, net.locally(Q, lambda R, w: R.to(torch.int32) * w, quotient.value, quotient.wrap), torch.int32)
-
-    def with_wrap(C, h, R, RR, w, wR):
-        wrap = (wrap_term(w, shift) * C).sub_(wrap_term(wR, shift)).bitwise_left_shift_(1)
-        return half(C, R, RR).add_(wrap.bitwise_and_(h))
+    def half(c, r, rr):
+        return rr - 2 * c * r
 
     return Shares(
-        net.locally(
-            A, lambda C, h, *v: with_wrap(C, h, *v).add_(C * C),
-            C, no_wrap, quotient.shares.A, squared.A, quotient.wraps.A, crossed.A,
-        ),
-        net.locally(S, with_wrap, C, no_wrap, quotient.shares.S, squared.S, quotient.wraps.S, crossed.S),
-    )  # fmt: skip
+        net.locally(net.A, lambda c, r, rr: half(c, r, rr).add_(c * c), x.c, x.r_A, squared.A),
+        net.locally(net.S, half, x.c, x.r_S, squared.S),
+    )

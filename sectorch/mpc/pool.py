@@ -10,17 +10,17 @@ from .shares import Shares, each
 
 
 @protocol("max_tree", "PrivHFL, 3.3 (iii)")
-def max_tree(net: Net, x: Shares, low: int = 0, high: int = 63, fss: bool = False) -> Shares:
-    """The maximum along the first dimension.
+def max_tree(net: Net, x: Shares, high: int = 63, fss: bool = False) -> Shares:
+    """The maximum along the first dimension. Exact.
 
     Args:
         x: [m, ...]; all values within 2^62 of zero.
-        low, high, fss: as in `maximum`.
+        high, fss: as in `maximum`.
 
     ceil(log2 m) levels of `maximum` on half of what is left; m - 1 comparisons per result in all.
     """
     while (count := x.shape[0]) > 1:
         half = count // 2
-        top = maximum(net, each(net, lambda v: v[:half], x), each(net, lambda v: v[half : 2 * half], x), low, high, fss)
+        top = maximum(net, each(net, lambda v: v[:half], x), each(net, lambda v: v[half : 2 * half], x), high, fss)
         x = each(net, lambda a, b: torch.cat((a, b[2 * half :])), top, x) if count % 2 else top
     return each(net, lambda v: v[0], x)

@@ -1,8 +1,8 @@
 """From XOR-shared bits to ring values: bit to ring, and the product of a shared bit with a masked value.
 
 Q knows a random bit b = b_A xor b_S (both halves from streams). A and S open e = s xor b, which is uniform to them, so
-that s = e xor b is b or 1 - b by a public e. The product of s with a value v = C - R + [wrap], where C is public to A
-and S and R known to Q (see `mpc/truncate.py`), is then b v or v - b v: only b, b R and b [wrap] have to be dealt.
+that s = e xor b is b or 1 - b by a public e. The product of s with a value x = c - r, where c is public to A and S and r
+known to Q, is then b x or x - b x: only b and b r have to be dealt.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from ..bitplanes import spread, unrows, words_for
 from ..choreography import Located, Message, Net, protocol
 from .deal import deal
 from .mask import Masked
-from .shares import Shares
-from .truncate import deal_quotient, public_quotient, wrap_term
+from .shares import Shares, whole
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,18 @@ def open_bit(net: Net, s: Shares, mask: BitMask) -> Located:
     return net.locally((A, S), per_element, e_A, e_S, mask.shape, mask.copies)
 
 
-@protocol("bit_to_ring", "docs/protocols.md")
+def opened_bit(e: torch.Tensor, b: torch.Tensor, first: bool) -> torch.Tensor:
+    """One party's half of s = e xor b, from the public mask e and its half of b; `first` is the party that adds e."""
+    s = (b ^ e).sub_(e)
+    return s.sub_(e) if first else s
+
+
+def _bits(net: Net, s: Shares, shape: torch.Size, copies: int | None = None) -> Shares:
+    """The ideal functionality of `bit_to_ring`."""
+    return whole(net, lambda v: v.view(shape if copies is None else (copies, *shape)), s.A)
+
+
+@protocol("bit_to_ring", "docs/protocols.md", ideal=_bits)
 def bit_to_ring(net: Net, s: Shares, shape: torch.Size, copies: int | None = None) -> Shares:
     """XOR-shared bits as additive shares of 0 and 1.
 
@@ -71,55 +81,39 @@ def bit_to_ring(net: Net, s: Shares, shape: torch.Size, copies: int | None = Non
     b = deal(net, net.locally(net.Q, torch.neg, mask.b))
     e = open_bit(net, s, mask)
     return Shares(
-        net.locally(net.A, lambda e, b: ((b ^ e) - e).sub_(e), e, b.A),
-        net.locally(net.S, lambda e, b: (b ^ e) - e, e, b.S),
+        net.locally(net.A, lambda e, b: opened_bit(e, b, True), e, b.A),
+        net.locally(net.S, lambda e, b: opened_bit(e, b, False), e, b.S),
     )
 
 
-@protocol("select", "docs/protocols.md")
-def select(net: Net, s: Shares, x: Masked, shift: int = 0) -> Shares:
-    """s * (x >> shift) for XOR-shared bits s and a masked x; the shift rounds as in `truncate`.
+def _selected(net: Net, s: Shares, x: Masked) -> Shares:
+    """The ideal functionality of `select`."""
+    return whole(net, lambda s, v: s.view(v.shape) * v, s.A, x.c)
+
+
+@protocol("select", "docs/protocols.md", ideal=_selected)
+def select(net: Net, s: Shares, x: Masked) -> Shares:
+    """s * x for XOR-shared bits s and a masked x. Exact.
 
     Args:
         s: words [W] for the elements of x.
-        shift: 0, or 1..32 with |x| < 2^62.
 
-    Rounds 1, online two bits per element. Dealt: 16 bytes per element, with a shift 24 and 8 for the wrap-around.
+    Rounds 1, online two bits per element. Dealt: 16 bytes per element.
     """
     Q, A, S = net.Q, net.A, net.S
     mask = random_bits(net, x.shape)
     b = deal(net, net.locally(Q, torch.neg, mask.b))
-    quotient = deal_quotient(net, x, shift)
-    chosen = deal(net, net.locally(Q, torch.bitwise_and, quotient.value, mask.b))
-    wrapped = None
-    if shift:
-        wrapped = deal(net, net.locally(Q, lambda m, b: m & b.to(torch.int32), quotient.wrap, mask.b), torch.int32)
+    chosen = deal(net, net.locally(Q, torch.bitwise_and, x.r, mask.b))
 
-    def ahead(one, b, whole, chosen, wrap=None, wrapped=None):
+    def ahead(one, b, r, chosen):
         """Both answers for e = 0, and what e = 1 changes in them."""
-        pairs = [b, (one - b).bitwise_xor_(b), chosen, (whole - chosen).bitwise_xor_(chosen)]
-        if shift:
-            low = wrap_term(wrapped, shift)
-            pairs += [low, wrap_term(wrap - wrapped, shift).bitwise_xor_(low)]
-        return tuple(pairs)
+        return b, (one - b).bitwise_xor_(b), chosen, (r - chosen).bitwise_xor_(chosen)
 
-    def online(e, public, s0, s1, v0, v1, w0=None, w1=None):
-        out = s1.bitwise_and(e).bitwise_xor_(s0).mul_(public[0])
-        v = v1.bitwise_and(e).bitwise_xor_(v0)
-        out -= v
-        if shift:
-            out += torch.bitwise_and(w1, e, out=v).bitwise_xor_(w0).bitwise_and_(public[1])
-        return out
+    def online(e, c, s0, s1, v0, v1):
+        out = s1.bitwise_and(e).bitwise_xor_(s0).mul_(c)
+        return out.sub_(v1.bitwise_and(e).bitwise_xor_(v0))
 
-    prepared = {}
-    for party, one in ((A, 1), (S, 0)):
-        halves = [b, quotient.shares, chosen] + ([quotient.wraps, wrapped] if shift else [])
-        mine = [h.A if party == A else h.S for h in halves]
-        prepared[party] = net.locally(party, lambda *v, one=one: ahead(one, *v), *mine)
-
+    at_A = net.locally(A, lambda *v: ahead(1, *v), b.A, x.r_A, chosen.A)
+    at_S = net.locally(S, lambda *v: ahead(0, *v), b.S, x.r_S, chosen.S)
     e = open_bit(net, s, mask)
-    C, no_wrap = public_quotient(net, x, shift)
-    return Shares(
-        net.locally(A, lambda e, C, h, *v: online(e, (C, h), *v), e, C, no_wrap, *prepared[A]),
-        net.locally(S, lambda e, C, h, *v: online(e, (C, h), *v), e, C, no_wrap, *prepared[S]),
-    )
+    return Shares(net.locally(A, online, e, x.c, *at_A), net.locally(S, online, e, x.c, *at_S))

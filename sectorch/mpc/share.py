@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from ..choreography import Located, Message, Net, protocol
-from .shares import Shares
+from .shares import Shares, unshared
 
 
-@protocol("share", "PrivHFL, Figure 2", [Message("x_S", "Q", "S", "x_A of k_QA")])
+@protocol("share", "PrivHFL, Figure 2", [Message("x_S", "Q", "S", "x_A of k_QA")], ideal=unshared)
 def share(net: Net, x: Located) -> Shares:
     """Q secret-shares x: A draws its half from k_QA, S is sent the rest.
 
@@ -30,6 +30,7 @@ def share(net: Net, x: Located) -> Shares:
         Message("masked_A", "A", "S", "r of k_QA"),
         Message("result", "S", "Q", "r of k_QA", "the result, which is Q's to learn"),
     ],
+    ideal=lambda net, x: net.given(x.A, net.Q),
 )
 def reveal(net: Net, x: Shares) -> Located:
     """x becomes known to Q and to nobody else.
@@ -46,6 +47,7 @@ def reveal(net: Net, x: Shares) -> Located:
         Message("masked_A", "A", "S", "r_j of k_QA"),
         Message("sum", "S", "Q", "the sum of the r_j", "the sum over the answering parties, which is Q's to learn"),
     ],
+    ideal=lambda net, terms: net.locally(net.Q, _sum, *(net.given(x.A, net.Q) for _, x in terms)),
 )
 def aggregate(net: Net, terms: list[tuple[Net, Shares]]) -> Located:
     """Pi_Agg: Q learns the sum of the answering parties' tensors and nothing about a single one.

@@ -44,3 +44,14 @@ def add_at_A(net: Net, x: Shares, value) -> Shares:
     """x + value, where value (public, or held by A) is added to A's half only. No message."""
     y = net.locally(net.A, torch.add, x.A, value)
     return Shares(y, x.S if y.shape == x.shape else net.locally(net.S, torch.Tensor.expand, x.S, y.shape))
+
+
+def whole(net: Net, f: Callable, *values: Located) -> Shares:
+    """In the reference: f of values that A holds whole, as A's half; S's half is zero, and has a shape only."""
+    return unshared(net, net.locally(net.A, f, *(net.given(v, net.A) for v in values)))
+
+
+def unshared(net: Net, value: Located) -> Shares:
+    """In the reference: a whole value as shares, of which S's half is zero and has a shape only."""
+    zero = net.own(net.S, torch.empty(value.shape, dtype=torch.int64, device="meta"))
+    return Shares(net.given(value, net.A), zero)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from ..choreography import Net
+import torch
+
+from ..choreography import Net, protocol
 from .compare import drelu
 from .fss import signs
 from .mask import Masked
 from .select import bit_to_ring
-from .shares import Shares
+from .shares import Shares, whole
 
 
+def _compared(net: Net, x: Masked, thresholds: tuple[int, ...] = (0,), fss: bool = False) -> Shares:
+    """The ideal functionality."""
+    return whole(net, lambda v: torch.stack([v - t >= 0 for t in thresholds]).to(torch.int64), x.c)
+
+
+@protocol("at_least", "docs/protocols.md", ideal=_compared)
 def at_least(net: Net, x: Masked, thresholds: tuple[int, ...] = (0,), fss: bool = False) -> Shares:
-    """[x - t >= 0] for each public threshold t: [T, *shape].
+    """[x - t >= 0] for each public threshold t, as shares of 0 and 1: [T, *shape]. Exact.
 
     Rounds: 5 (tree) + 1 (bit), or none with `fss`, where the dealt bytes are some twenty times as many.
     """

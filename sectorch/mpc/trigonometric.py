@@ -5,7 +5,17 @@ A and S learn c = x + r modulo a period P. Since cos(w (c - r)) = cos(w c) cos(w
     f(x) = k + sum_j a_j cos(j w x) + b_j sin(j w x),       w = 2 pi / P,
 
 is linear in the values cos(j w r) and sin(j w r), which Q deals ahead; A and S multiply their shares by public numbers.
-The mask is uniform on the period, so the opening shows nothing, and 32 bits of it are enough.
+The mask is uniform on the period, so the opening shows nothing.
+
+Q's numbers and the public ones are rounded, and the roundings depend on Q's mask. The result must not: Q would learn from
+many results where a hidden value stands between two roundings. So x is opened whole, and both kinds of numbers have 52
+fraction bits, in two digits of 26. With B = B1 + 2^-26 B2 and P = P1 + 2^-26 P2,
+
+    P B = P1 B1 + 2^-26 (P1 B2 + P2 B1)         to 2^-54,
+
+of which the second part is brought to the first one's scale. The sum is the series to `draw_error`, some 2^-48, and
+whoever uses it rounds it exactly to f fraction bits. A rounded result depends on Q's mask only where the series comes
+closer than that to the middle between two results: for 20 bits, about one x in 2^28.
 
 The public multipliers must be the same at A and S to the last bit: a difference of one unit would be multiplied by a
 share, which is a random ring element. They are therefore computed with IEEE additions and multiplications alone, each
@@ -20,16 +30,16 @@ import torch
 
 from ..choreography import Message, Net, protocol
 from .deal import deal
+from .mask import open_masked
 from .series import Series
-from .shares import Shares
+from .shares import Shares, whole
+from .truncate import public_quotient, quotient, wrap_term
 
-OPENED_BITS = 32
+DIGIT = 26
+RESULT_BITS = 2 * DIGIT
+"""Fraction bits of a series."""
+
 _CHUNK = 1 << 15
-
-
-def scales(frac_bits: int) -> tuple[int, int]:
-    """Fraction bits of the dealt values and of the public multipliers; their sum is the result's."""
-    return min(frac_bits + 4, 24), min(frac_bits + 2, 22)
 
 
 def cos_sin(turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,9 +57,9 @@ def cos_sin(turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return 1.0 - 2.0 * (sin * sin), 2.0 * (sin * cos)
 
 
-def _harmonics(turns32: torch.Tensor, terms: int):
-    """Yield cos and sin of 2 pi j t for j = 1..terms, t = turns32 / 2^32, by the Chebyshev recurrence."""
-    cos, sin = cos_sin(turns32.to(torch.float64) * 2.0**-OPENED_BITS)
+def _harmonics(turns: torch.Tensor, terms: int):
+    """Yield cos and sin of 2 pi j t for j = 1..terms, by the Chebyshev recurrence; t is an int32 or int64 fraction."""
+    cos, sin = cos_sin(turns.to(torch.float64) * 2.0 ** (-32 if turns.dtype == torch.int32 else -64))
     twice = 2.0 * cos
     previous = torch.ones_like(cos), torch.zeros_like(sin)
     current = cos, sin
@@ -58,68 +68,128 @@ def _harmonics(turns32: torch.Tensor, terms: int):
         previous, current = current, (twice * current[0] - previous[0], twice * current[1] - previous[1])
 
 
-def _rounded(values: torch.Tensor, bits: int) -> torch.Tensor:
-    return values.mul(2.0**bits).round_().to(torch.int64)
+def _rounded(values: torch.Tensor) -> torch.Tensor:
+    return values.mul(2.0**RESULT_BITS).round_().to(torch.int64)
 
 
-def _in_chunks(turns32: torch.Tensor, rows: int, fill) -> torch.Tensor:
-    """int64 [rows, *shape], filled a cache-sized piece at a time."""
-    flat = turns32.reshape(-1)
-    out = torch.empty(rows, flat.shape[0], dtype=torch.int64, device=flat.device)
+def _digits(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """v = first + 2^-26 second, both at 26 fraction bits; the second within half a unit of the first."""
+    whole = _rounded(values)
+    first = (whole + (1 << (DIGIT - 1))) >> DIGIT
+    return first, whole.sub_(first << DIGIT)
+
+
+def _in_chunks(turns: torch.Tensor, leading: tuple[int, ...], fill) -> torch.Tensor:
+    """int64 [*leading, *shape], filled a cache-sized piece at a time."""
+    flat = turns.reshape(-1)
+    out = torch.empty(*leading, flat.shape[0], dtype=torch.int64, device=flat.device)
     if not out.is_meta:
         for start in range(0, flat.shape[0], _CHUNK):
-            fill(out[:, start : start + _CHUNK], flat[start : start + _CHUNK])
-    return out.view(rows, *turns32.shape)
+            fill(out[..., start : start + _CHUNK], flat[start : start + _CHUNK])
+    return out.view(*leading, *turns.shape)
 
 
-def _top_bits(half: torch.Tensor, width: int) -> torch.Tensor:
-    """The upper 32 of the low `width` bits, as int32: a half of x modulo the period, to 2^-32 of a period."""
-    return (half << (64 - width)).bitwise_right_shift_(32).to(torch.int32)
+def _turns(half: torch.Tensor, width: int) -> torch.Tensor:
+    """A half of x modulo the period 2^width, as a fraction of the period in 32 or 64 bits. Nothing is rounded."""
+    return (half << (32 - width)).to(torch.int32) if width <= 32 else half << (64 - width)
+
+
+def _value(turns: torch.Tensor, series: Series) -> torch.Tensor:
+    """The series at public places, at `RESULT_BITS` fraction bits."""
+
+    def fill(out, turns):
+        out.fill_(round(series.constant * 2.0**RESULT_BITS))
+        for j, (cos, sin) in enumerate(_harmonics(turns, len(series.cos))):
+            out += _rounded(series.cos[j] * cos) + _rounded(series.sin[j] * sin)
+
+    return _in_chunks(turns, (), fill)
+
+
+def draw_error(series: Series) -> float:
+    """A bound on how far two results of `trigonometric` for one x can be apart, whatever Q draws.
+
+    Each is within half of it of the series: a unit of 2^-52 for the digit that is dropped, the roundings of the dealt and
+    of the public numbers and the products of two lower digits, and 2^-50 (j + 1) for cos and sin of the j-th harmonic.
+    """
+    terms = len(series.cos)
+    rounding = 1 + series.weight + terms + terms / 2
+    amplitudes = [abs(a) + abs(b) for a, b in zip(series.cos, series.sin, strict=True)]
+    computed = sum((j + 2) * 2.0**-50 * a for j, a in enumerate(amplitudes))
+    return 2 * (rounding * 2.0**-RESULT_BITS + 4 * computed)
+
+
+def _series(net: Net, x: Shares, scale_bits: int, series: Series) -> Shares:
+    """The ideal functionality."""
+    return whole(net, lambda v: _value(_turns(v, series.period_bits + scale_bits), series), x.A)
 
 
 @protocol("trigonometric", "docs/protocols.md; Fourier extension", [
     Message("c_A", "A", "S", "r_A of k_QA"), Message("c_S", "S", "A", "r_S of k_SQ"),
-])  # fmt: skip
-def trigonometric(net: Net, x: Shares, scale_bits: int, series: Series, frac_bits: int) -> Shares:
-    """series(x) at sum(scales(frac_bits)) fraction bits.
+], ideal=_series)  # fmt: skip
+def trigonometric(net: Net, x: Shares, scale_bits: int, series: Series) -> Shares:
+    """series(x) at `RESULT_BITS` = 52 fraction bits.
 
     Args:
-        x: at `scale_bits` fraction bits, in [series.low, series.high]; beyond it the result is bounded and meaningless.
+        x: at `scale_bits` fraction bits, in [series.low, series.high]; beyond it the result is that of the periodic series.
 
-    Rounds 1, bytes 8 per element online; dealt 16 per term. Error: series.error, plus series.weight * 2^-25 and
-    2^-22 per term for rounding, plus 2^-31 of the period times the slope (at 20 fraction bits). Nobody learns anything.
+    Rounds 2; online 8 bytes per element, or 16 where x and the period have more than 32 bits, and 16 for the second digit;
+    dealt 32 per term and 12. Error: series.error, and half of `draw_error(series)`, which depends on Q's mask: round the
+    result before it is used. Nobody learns anything.
     """
     Q, A, S = net.Q, net.A, net.S
-    width = series.period_bits + scale_bits
-    terms = len(series.cos)
-    basis_bits, public_bits = scales(frac_bits)
-
-    r_A = net.common(Q, A, x.shape, "r_A", torch.int32)
-    r_S = net.common(Q, S, x.shape, "r_S", torch.int32)
+    width, terms = series.period_bits + scale_bits, len(series.cos)
+    drawn = torch.int32 if width <= 32 else torch.int64
+    r_A, r_S = net.common(Q, A, x.shape, "r_A", drawn), net.common(Q, S, x.shape, "r_S", drawn)
 
     def fill_basis(out, turns):
-        for j, (cos, sin) in enumerate(_harmonics(turns, terms)):
-            out[2 * j], out[2 * j + 1] = _rounded(cos, basis_bits), _rounded(sin, basis_bits)
+        for j, values in enumerate(_harmonics(turns, terms)):
+            for i, value in enumerate(values):
+                out[0, 2 * j + i], out[1, 2 * j + i] = _digits(value)
 
     def fill_public(out, turns):
         for j, (cos, sin) in enumerate(_harmonics(turns, terms)):
             a, b = series.cos[j], series.sin[j]
-            out[2 * j] = _rounded(a * cos + b * sin, public_bits)
-            out[2 * j + 1] = _rounded(a * sin - b * cos, public_bits)
+            for i, value in enumerate((a * cos + b * sin, a * sin - b * cos)):
+                out[0, 2 * j + i], out[1, 2 * j + i] = _digits(value)
 
-    basis = deal(net, net.locally(Q, lambda a, s: _in_chunks(a + s, 2 * terms, fill_basis), r_A, r_S))
-    c_A = net.send(net.locally(A, lambda v, r: _top_bits(v, width) + r, x.A, r_A), A, S, "c_A")
-    c_S = net.send(net.locally(S, lambda v, r: _top_bits(v, width) + r, x.S, r_S), S, A, "c_S")
-    public = net.locally((A, S), lambda a, s: _in_chunks(a + s, 2 * terms, fill_public), c_A, c_S)
+    basis = deal(net, net.locally(Q, lambda a, s: _in_chunks(a + s, (2, 2 * terms), fill_basis), r_A, r_S))
+    c_A = net.send(net.locally(A, lambda v, r: _turns(v, width) + r, x.A, r_A), A, S, "c_A")
+    c_S = net.send(net.locally(S, lambda v, r: _turns(v, width) + r, x.S, r_S), S, A, "c_S")
+    public = net.locally((A, S), lambda a, s: _in_chunks(a + s, (2, 2 * terms), fill_public), c_A, c_S)
 
     def combined(public, basis):
-        out = public[0] * basis[0]
-        for multiplier, value in zip(public[1:], basis[1:], strict=True):
-            out.addcmul_(multiplier, value)
-        return out
+        first, second = public[0, 0] * basis[0, 0], public[0, 0] * basis[1, 0]
+        second.addcmul_(public[1, 0], basis[0, 0])
+        for k in range(1, 2 * terms):
+            first.addcmul_(public[0, k], basis[0, k])
+            second.addcmul_(public[0, k], basis[1, k]).addcmul_(public[1, k], basis[0, k])
+        return first, second
 
-    constant = round(series.constant * 2.0 ** (basis_bits + public_bits))
+    constant = round(series.constant * 2.0**RESULT_BITS)
+    first_A, second_A = net.locally(A, combined, public, basis.A)
+    first_S, second_S = net.locally(S, combined, public, basis.S)
+    second = _drop_digit(net, Shares(second_A, second_S))
     return Shares(
-        net.locally(A, lambda p, v: combined(p, v).add_(constant), public, basis.A),
-        net.locally(S, combined, public, basis.S),
+        net.locally(A, lambda p, v: (p + v).add_(constant), first_A, second.A),
+        net.locally(S, torch.add, first_S, second.S),
+    )
+
+
+@protocol("drop_digit", "docs/protocols.md")
+def _drop_digit(net: Net, x: Shares) -> Shares:
+    """floor(x / 2^26), or one more as Q's mask decides. Not for results: for digits of which a rounding drops many more.
+
+    The truncation of `truncate.py` without its borrow. Rounds 1, bytes 16 online, 12 dealt, per element.
+    """
+    x = open_masked(net, x)
+    known = quotient(net, x, DIGIT)
+    R, wrap = deal(net, known.value), deal(net, known.wrap, torch.int32)
+    C, no_wrap = net.locally((net.A, net.S), lambda c: public_quotient(c, DIGIT), x.c)
+
+    def part(no_wrap, R, wrap):
+        return wrap_term(wrap, DIGIT).bitwise_and_(no_wrap).sub_(R)
+
+    return Shares(
+        net.locally(net.A, lambda C, *v: part(*v).add_(C), C, no_wrap, R.A, wrap.A),
+        net.locally(net.S, part, no_wrap, R.S, wrap.S),
     )

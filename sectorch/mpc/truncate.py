@@ -1,13 +1,18 @@
-"""Truncation without failure: x >> f from a masked opening, and the quotient form that other protocols build on.
+"""Exact truncation: x >> f rounded half up, a function of x alone, and the quotient form that other protocols build on.
 
-With c' = c + 2^62 and logical shifts, for |x| < 2^62,
+With x' = x + 2^(f-1) and c = x' + r, open to A and S, c' = c + 2^62 and logical shifts, for |x'| < 2^62,
 
-    x >> f = (c' >> f) - 2^(62-f) - (r >> f) + 2^(64-f) msb(r) (1 - msb(c')),
+    x' >> f = (c' >> f) - 2^(62-f) - (r >> f) - u + 2^(64-f) msb(r) (1 - msb(c')),     u = [c mod 2^f < r mod 2^f].
 
-up to one unit in the last place. A and S know the public quotient C = (c' >> f) - 2^(62-f) and whether msb(c') = 0; Q
-knows r >> f and the bit msb(r). The last term puts back the 2^64 that was lost where c' = x + 2^62 + r wrapped around:
-x + 2^62 is below 2^63, so that happened exactly if msb(r) = 1 and msb(c') = 0. Local truncation of shares, which most
-systems use, fails with probability |x|/2^64 per element instead.
+A and S know the public quotient C = (c' >> f) - 2^(62-f) and whether msb(c') = 0; Q knows R = r >> f and the bit msb(r).
+The last term puts back the 2^64 that was lost where c' = x' + 2^62 + r wrapped around: x' + 2^62 is below 2^63, so that
+happened exactly if msb(r) = 1 and msb(c') = 0. Local truncation of shares, which most systems use, fails with
+probability |x|/2^64 per element instead.
+
+u is the borrow of the planes that are dropped. Without it the result would be the floor of x' / 2^f or one more, as
+x' mod 2^f + r mod 2^f decides: Q knows r, and would read x' mod 2^f off many results to the same question. With it the
+result says nothing about r. The borrow is a comparison in f planes: a part of a sign's tree (`relu.py`), or a tree of its
+own.
 """
 
 from __future__ import annotations
@@ -16,12 +21,17 @@ from dataclasses import dataclass
 
 import torch
 
+from ..bitplanes import rows
 from ..choreography import Located, Net, protocol
 from ..errors import ArgumentError
-from ..ring import HEADROOM_BITS, logical_shift, sign_mask
+from ..ring import HEADROOM_BITS, logical_shift, rounded_shift, sign_mask
+from .compare import block_count, deal_codes, forest, leaves, open_blocks
 from .deal import deal
+from .fss import borrow
+from .layers import and_layers
 from .mask import Masked, open_masked
-from .shares import Shares
+from .select import bit_to_ring
+from .shares import Shares, each, whole
 
 MAX_SHIFT = 32
 """The wrap-around bit is shared mod 2^32, of which a shift by f uses the low f bits."""
@@ -29,22 +39,18 @@ MAX_SHIFT = 32
 
 @dataclass(frozen=True)
 class Quotient:
-    """Q's part of x >> f: `value` = r >> f and the bit `wrap` = msb(r) (int32) at Q, and both in shares."""
+    """Q's part of x >> f: `value` = r >> f and the bit `wrap` = msb(r) (int32) at Q."""
 
     value: Located
-    wrap: Located | None
-    shares: Shares
-    wraps: Shares | None
+    wrap: Located
 
 
-def deal_quotient(net: Net, x: Masked, shift: int) -> Quotient:
-    """Deal r >> shift and msb(r): 8 + 4 bytes per element, or nothing for shift 0, where r's halves serve."""
-    check_shift(shift)
-    if shift == 0:
-        return Quotient(x.r, None, x.mask, None)
-    value = net.locally(net.Q, lambda r: logical_shift(r, shift), x.r)
-    wrap = net.locally(net.Q, lambda r: (r < 0).to(torch.int32), x.r)
-    return Quotient(value, wrap, deal(net, value), deal(net, wrap, torch.int32))
+def quotient(net: Net, x: Masked, shift: int) -> Quotient:
+    """r >> shift and msb(r), at Q."""
+    return Quotient(
+        net.locally(net.Q, lambda r: logical_shift(r, shift), x.r),
+        net.locally(net.Q, lambda r: (r < 0).to(torch.int32), x.r),
+    )
 
 
 def check_shift(shift: int, least: int = 0) -> None:
@@ -53,17 +59,16 @@ def check_shift(shift: int, least: int = 0) -> None:
         raise ArgumentError(f"a truncation shifts by {least} to {MAX_SHIFT} bits, got {shift}")
 
 
-def public_quotient(net: Net, x: Masked, shift: int) -> tuple[Located, Located]:
-    """C and the mask (all ones) of the elements with msb(c') = 0, at A and S."""
-    if shift == 0:
-        return x.c, x.c
+def half(shift: int) -> int:
+    """What rounding half up adds before the floor."""
+    return (1 << shift) >> 1
 
-    def quotient(c):
-        lifted = c + (1 << HEADROOM_BITS)
-        C = logical_shift(lifted, shift).sub_(1 << (HEADROOM_BITS - shift))
-        return C, sign_mask(lifted.bitwise_not_())
 
-    return net.locally((net.A, net.S), quotient, x.c)
+def public_quotient(c: torch.Tensor, shift: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """C, and the mask (all ones) of the elements with msb(c') = 0, for c with the half added."""
+    lifted = c + (1 << HEADROOM_BITS)
+    C = logical_shift(lifted, shift).sub_(1 << (HEADROOM_BITS - shift))
+    return C, sign_mask(lifted.bitwise_not_())
 
 
 def wrap_term(wrap: torch.Tensor, shift: int) -> torch.Tensor:
@@ -71,30 +76,47 @@ def wrap_term(wrap: torch.Tensor, shift: int) -> torch.Tensor:
     return wrap.to(torch.int64).bitwise_left_shift_(64 - shift)
 
 
-@protocol("truncate", "docs/protocols.md")
-def truncate(net: Net, x: Shares, shift: int) -> Shares:
-    """x >> shift, for |x| < 2^62; the result is floor(x / 2^shift) or one more.
+def _rounded(net: Net, x: Shares, shift: int, fss: bool = False) -> Shares:
+    """The ideal functionality."""
+    return whole(net, lambda v: rounded_shift(v, shift), x.A)
+
+
+@protocol("truncate", "docs/protocols.md", ideal=_rounded)
+def truncate(net: Net, x: Shares, shift: int, fss: bool = False) -> Shares:
+    """floor(x / 2^shift + 1/2), exactly, for |x| < 2^62 - 2^(shift-1).
 
     Args:
         shift: 1..32 bits.
+        fss: the borrow by function secret sharing: no round, and 24 * shift + 24 more dealt bytes; see `mpc/fss.py`.
 
-    Rounds 1, bytes 16 online (8 of them ahead after a linear layer), 12 dealt, per element. Nobody learns anything.
+    Rounds 1 (opening) + ceil(log2 B) (borrow) + 1 (bit), B = ceil(shift / 3). With 20 bits: 5 rounds, 20 bytes online
+    (8 of them ahead after a linear layer), 27.25 dealt, per element. Nobody learns anything.
     """
     check_shift(shift, least=1)
-    return truncate_masked(net, open_masked(net, x), shift)
+    x = open_masked(net, x)
+    known = quotient(net, x, shift)
+    R, wrap = deal(net, known.value), deal(net, known.wrap, torch.int32)
+    moved = net.locally((net.A, net.S), torch.add, x.c, half(shift))
+    u = borrow(net, x, moved, shift) if fss else bit_to_ring(net, _borrow(net, x, moved, shift), x.shape)
+    C, no_wrap = net.locally((net.A, net.S), lambda c: public_quotient(c, shift), moved)
 
-
-def truncate_masked(net: Net, x: Masked, shift: int) -> Shares:
-    """`truncate` for a value that is open under its mask already. No further message online."""
-    quotient = deal_quotient(net, x, shift)
-    C, no_wrap = public_quotient(net, x, shift)
-
-    def half(rho, wrap, no_wrap):
-        return wrap_term(wrap, shift).bitwise_and_(no_wrap).sub_(rho)
+    def part(no_wrap, R, wrap, u):
+        return wrap_term(wrap, shift).bitwise_and_(no_wrap).sub_(R).sub_(u)
 
     return Shares(
-        net.locally(
-            net.A, lambda C, h, rho, w: half(rho, w, h).add_(C), C, no_wrap, quotient.shares.A, quotient.wraps.A
-        ),
-        net.locally(net.S, lambda h, rho, w: half(rho, w, h), no_wrap, quotient.shares.S, quotient.wraps.S),
+        net.locally(net.A, lambda C, *v: part(*v).add_(C), C, no_wrap, R.A, wrap.A, u.A),
+        net.locally(net.S, part, no_wrap, R.S, wrap.S, u.S),
     )
+
+
+def _borrow(net: Net, x: Masked, c: Located, shift: int) -> Shares:
+    """u = [c mod 2^shift < r mod 2^shift] as XOR-shared words [W], by a tree over the planes that are dropped."""
+    span, count = (0, shift), block_count(0, shift)
+    codes = deal_codes(net, x, [span])
+    hot, _ = net.locally((net.A, net.S), lambda c: open_blocks(rows(c), [span]), c)
+    state = Shares(
+        net.locally(net.A, lambda h, u: leaves(h, u, (count,), True), hot, codes.A),
+        net.locally(net.S, lambda h, u: leaves(h, u, (count,), False), hot, codes.S),
+    )
+    layers, _ = forest((count,), (False,))
+    return each(net, lambda rows: rows[0], and_layers(net, state, layers))

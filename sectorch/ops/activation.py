@@ -10,11 +10,10 @@ import torch.nn.functional as F
 
 from ..errors import NonFiniteError
 from ..mpc.leaky import leaky_relu_privhfl
-from ..mpc.mask import open_masked
-from ..mpc.relu import ramps, relu_masked
+from ..mpc.relu import ramps
 from ..mpc.relu import relu as relu_protocol
 from ..mpc.shares import Shares, each
-from ..mpc.truncate import truncate_masked
+from ..mpc.truncate import truncate
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .common import bound, encoded_public, excess, fixed, plus, refuse, scaled
@@ -45,10 +44,12 @@ def _stored(x: SharedTensor, result: Fixed, inplace: bool) -> Fixed:
 
 def _pieces(context: Context, x: SharedTensor) -> tuple[Fixed, Fixed]:
     """ReLU(x) and x, both at f fraction bits or fewer, from one opening."""
-    net, shift = context.net, excess(context, x.scale_bits)
-    masked = open_masked(net, x.shares)
-    positive = relu_masked(net, masked, shift, bound(context, x.scale_bits), context.scheme.fss)
-    whole = truncate_masked(net, masked, shift) if shift else x.shares
+    net, shift, fss = context.net, excess(context, x.scale_bits), context.scheme.fss
+    whole = truncate(net, x.shares, shift, fss) if shift else x.shares
+    if fss:  # what is truncated already needs one opening more, and fewer keys
+        positive = relu_protocol(net, whole, 0, bound(context, x.scale_bits) - shift, fss)
+    else:
+        positive = relu_protocol(net, x.shares, shift, bound(context, x.scale_bits))
     return Fixed(positive, x.scale_bits - shift), Fixed(whole, x.scale_bits - shift)
 
 
@@ -86,15 +87,14 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
         constant = each(context.net, torch.zeros_like, x.shares)
         return _lifted(context, Fixed(constant, x.scale_bits), high)
     net, shift = context.net, excess(context, x.scale_bits)
-    bounds = [bound for bound in (low, high) if bound is not None]
-    thresholds = tuple(int(encoded_public(context, float(b), x.scale_bits)) for b in bounds)
-    masked = open_masked(net, x.shares)
-    parts = ramps(net, masked, thresholds, shift, fss=context.scheme.fss)
     scale = x.scale_bits - shift
+    bounds = [bound for bound in (low, high) if bound is not None]
+    thresholds = tuple(int(encoded_public(context, float(b), scale)) for b in bounds)
+    parts = ramps(net, x.shares, thresholds, shift, fss=context.scheme.fss)
     if high is None:
         return _lifted(context, Fixed(parts[0], scale), low)
     if low is None:
-        whole = truncate_masked(net, masked, shift) if shift else x.shares
+        whole = truncate(net, x.shares, shift, context.scheme.fss) if shift else x.shares
         return Fixed(each(net, torch.sub, whole, parts[0]), scale)
     return _lifted(context, Fixed(each(net, torch.sub, *parts), scale), low)
 

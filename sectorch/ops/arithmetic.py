@@ -12,7 +12,7 @@ from ..mpc.multiply import square as square_protocol
 from ..mpc.shares import each
 from ..table import Context, Fixed, implements
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
-from .common import bilinear, excess, fixed, local, refuse, scaled, total
+from .common import bilinear, fixed, local, refuse, scaled, settled, total
 
 T = torch.Tensor
 
@@ -82,10 +82,10 @@ def rpow(context: Context, x: Any, base: Any) -> Fixed:
     return power(context, base, x)
 
 
-@implements("square", torch.square, T.square, in_place=(T.square_,), note="1 round, truncation included")
+@implements("square", torch.square, T.square, in_place=(T.square_,), note="exact after rounding to f bits; 1 round")
 def square(context: Context, x: SharedTensor) -> Fixed:
-    shift = excess(context, x.scale_bits)
-    return Fixed(square_protocol(context.net, x.shares, shift), 2 * (x.scale_bits - shift))
+    value = settled(context, fixed(x), 0)
+    return Fixed(square_protocol(context.net, value.shares), 2 * value.scale_bits)
 
 
 @implements(

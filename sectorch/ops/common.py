@@ -52,7 +52,7 @@ def settled(context: Context, x: Fixed, slack: int = SLACK_BITS) -> Fixed:
     """The value ready to be a factor: truncated to f fraction bits unless it has at most `slack` more."""
     while x.scale_bits - context.frac_bits > slack:
         shift = excess(context, x.scale_bits)
-        x = Fixed(truncate(context.net, x.shares, shift), x.scale_bits - shift)
+        x = Fixed(truncate(context.net, x.shares, shift, context.scheme.fss), x.scale_bits - shift)
     return x
 
 

@@ -28,9 +28,9 @@ def _shifted_exp(context: Context, x: SharedTensor, dim: int) -> tuple[Fixed, Fi
     net = context.net
     difference = x - x.amax(dim, keepdim=True)
     floor = series_of.EXP.low
-    threshold = int(encoded_public(context, floor, difference.scale_bits))
     shift = excess(context, difference.scale_bits)
-    (above,) = ramps(net, open_masked(net, difference.shares), (threshold,), shift, fss=context.scheme.fss)
+    threshold = int(encoded_public(context, floor, difference.scale_bits - shift))
+    (above,) = ramps(net, difference.shares, (threshold,), shift, fss=context.scheme.fss)
     y = lifted(context, Fixed(above, difference.scale_bits - shift), floor)
     return y, settled(context, series(context, y, series_of.EXP))
 
@@ -127,7 +127,7 @@ def _standardised(context: Context, x: SharedTensor, dims: tuple[int, ...], eps:
 def _exactly(context: Context, x: Fixed, bits: int) -> Shares:
     """The value at exactly `bits` fraction bits."""
     if x.scale_bits > bits:
-        return truncate(context.net, x.shares, x.scale_bits - bits)
+        return truncate(context.net, x.shares, x.scale_bits - bits, context.scheme.fss)
     missing = bits - x.scale_bits
     return each(context.net, lambda v: v << missing, x.shares)
 

@@ -14,19 +14,19 @@ from ..mpc.select import bit_to_ring, select
 from ..mpc.shares import Shares, each
 from ..table import BEFORE, Context, Fixed, implements
 from ..tensor import PrivateTensor, SharedTensor
-from .common import excess, fixed, refuse
+from .common import fixed, refuse
 from .smooth import tensor
 
 T = torch.Tensor
 
 
 def _exchange(
-    net: Net, x: tuple[Shares, Shares], y: tuple[Shares, Shares], low: int
+    net: Net, x: tuple[Shares, Shares], y: tuple[Shares, Shares]
 ) -> tuple[Shares, Shares, Shares, Shares]:
     """Pairs (value, position) x and y, ordered: the larger value first. One comparison, both differences selected."""
     values, places = (each(net, torch.sub, a, b) for a, b in zip(x, y, strict=True))
     difference = open_masked(net, values)
-    bits = drelu(net, difference, low=low)
+    bits = drelu(net, difference)
     value = select(net, bits, difference)
     place = select(net, bits, open_masked(net, places))
     first = each(net, torch.add, y[0], value), each(net, torch.add, y[1], place)
@@ -45,14 +45,14 @@ def _places(net: Net, values: Shares) -> Shares:
 
 def _top(context: Context, x: SharedTensor, dim: int, sign: int) -> tuple[Shares, Shares]:
     """The largest value along dim and its position: a tree; among equals the first wins."""
-    net, low = context.net, excess(context, x.scale_bits)
+    net = context.net
     values = each(net, lambda v: sign * v.movedim(dim, 0), x.shares)
     pair = values, _places(net, values)
     while (count := pair[0].shape[0]) > 1:
         half = count // 2
         left = tuple(each(net, lambda v: v[: 2 * half : 2], v) for v in pair)
         right = tuple(each(net, lambda v: v[1 : 2 * half : 2], v) for v in pair)
-        best = _exchange(net, left, right, low)[:2]
+        best = _exchange(net, left, right)[:2]
         if count % 2:
             best = tuple(
                 each(net, lambda a, b: torch.cat((a, b[2 * half :])), b, v) for b, v in zip(best, pair, strict=True)
@@ -88,7 +88,7 @@ def with_indices(context: Context, x: SharedTensor, dim: int, keepdim: bool, sig
 
 def _sorted(context: Context, x: SharedTensor, dim: int, descending: bool) -> tuple[Shares, Shares]:
     """Values and positions in order along dim (moved first): a bitonic network, padded to a power of two."""
-    net, low = context.net, excess(context, x.scale_bits)
+    net = context.net
     values = each(net, lambda v: (v if descending else -v).movedim(dim, 0), x.shares)
     count = values.shape[0]
     size = 1 << max(0, count - 1).bit_length()
@@ -115,7 +115,7 @@ def _sorted(context: Context, x: SharedTensor, dim: int, descending: bool) -> tu
             first, second = torch.where(falling, upper, lower), torch.where(falling, lower, upper)
             x_pair = tuple(each(net, lambda v: v[first], v) for v in (values, places))
             y_pair = tuple(each(net, lambda v: v[second], v) for v in (values, places))
-            big, big_at, small, small_at = _exchange(net, x_pair, y_pair, low)
+            big, big_at, small, small_at = _exchange(net, x_pair, y_pair)
             order = torch.argsort(torch.cat((first, second)))
             values = each(net, lambda a, b: torch.cat((a, b))[order], big, small)
             places = each(net, lambda a, b: torch.cat((a, b))[order], big_at, small_at)

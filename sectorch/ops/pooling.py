@@ -11,7 +11,7 @@ from ..mpc.pool import max_tree
 from ..mpc.shares import Shares, each
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import bilinear, bound, excess, fixed, refuse, scaled
+from .common import bilinear, bound, fixed, refuse, scaled
 
 T = torch.Tensor
 _LOWEST = -(1 << 62)
@@ -61,7 +61,7 @@ def max_pool2d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any 
         net.locally(party, lambda v, fill=fill: _windows(v, kernel, stride, padding, dilation, ceil_mode, fill), half)
         for party, half, fill in ((net.A, x.shares.A, _LOWEST), (net.S, x.shares.S, 0))
     ]
-    return Fixed(max_tree(net, Shares(*halves), excess(context, x.scale_bits), high, context.scheme.fss), x.scale_bits)
+    return Fixed(max_tree(net, Shares(*halves), high, context.scheme.fss), x.scale_bits)
 
 
 @implements("max_pool1d", F.max_pool1d, torch.max_pool1d, F._max_pool1d, note="as max_pool2d with height one")

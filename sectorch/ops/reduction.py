@@ -13,7 +13,7 @@ from ..mpc.relu import maximum as maximum_protocol
 from ..mpc.shares import Shares, each
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import aligned, excess, fixed, local, scaled, summand
+from .common import aligned, fixed, local, scaled, summand
 from .order import with_indices
 
 T = torch.Tensor
@@ -64,9 +64,7 @@ def _extreme(context: Context, x: SharedTensor, dim: Any, keepdim: bool, sign: i
         v = v.permute(*dims, *rest).reshape(-1, *(v.shape[d] for d in rest))
         return v if sign > 0 else -v
 
-    best = max_tree(
-        context.net, each(context.net, flat, x.shares), low=excess(context, x.scale_bits), fss=context.scheme.fss
-    )
+    best = max_tree(context.net, each(context.net, flat, x.shares), fss=context.scheme.fss)
     kept = [1 if d in dims else shape[d] for d in range(len(shape))] if keepdim else [shape[d] for d in rest]
     return Fixed(each(context.net, lambda v: (v if sign > 0 else -v).reshape(kept), best), x.scale_bits)
 
@@ -97,7 +95,7 @@ def _pairwise(context: Context, x: Any, y: Any, sign: int) -> Fixed:
     (left, scale), (right, _) = operands
     shape = torch.broadcast_shapes(left.shape, right.shape)
     left, right = (each(net, lambda v: (v if sign > 0 else -v).expand(shape), v) for v in (left, right))
-    best: Shares = maximum_protocol(net, left, right, low=excess(context, scale), fss=context.scheme.fss)
+    best: Shares = maximum_protocol(net, left, right, fss=context.scheme.fss)
     return Fixed(best if sign > 0 else each(net, torch.neg, best), scale)
 
 

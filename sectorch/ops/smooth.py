@@ -19,7 +19,7 @@ from ..mpc.relu import ramps
 from ..mpc.series import Series
 from ..mpc.shares import Shares, add, each
 from ..mpc.sign import at_least
-from ..mpc.trigonometric import scales, trigonometric
+from ..mpc.trigonometric import RESULT_BITS, trigonometric
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .common import encoded_public, excess, fixed, plus, refuse, scaled, settled
@@ -47,7 +47,7 @@ def series(context: Context, x: Fixed, which: Series) -> Fixed:
     net, shape = context.net, x.shares.shape
 
     def run(part: Shares) -> Shares:
-        return trigonometric(net, part, x.scale_bits, which, context.frac_bits)
+        return trigonometric(net, part, x.scale_bits, which)
 
     if shape.numel() <= PIECE:
         shares = run(x.shares)
@@ -56,15 +56,15 @@ def series(context: Context, x: Fixed, which: Series) -> Fixed:
         starts = range(0, shape.numel(), PIECE)
         parts = [run(each(net, lambda v, k=k: v[k : k + PIECE], flat)) for k in starts]
         shares = each(net, lambda *v: torch.cat(v).view(shape), *parts)
-    return Fixed(shares, sum(scales(context.frac_bits)))
+    return Fixed(shares, RESULT_BITS)
 
 
 def clamped(context: Context, x: Fixed, low: float, high: float) -> tuple[Fixed, Fixed]:
     """x clamped to [low, high], and ReLU(x - high), both at f fraction bits, from one opening."""
     net, shift = context.net, excess(context, x.scale_bits)
-    bounds = tuple(int(encoded_public(context, bound, x.scale_bits)) for bound in (low, high))
-    above_low, above_high = ramps(net, open_masked(net, x.shares), bounds, shift, fss=context.scheme.fss)
     scale = x.scale_bits - shift
+    bounds = tuple(int(encoded_public(context, bound, scale)) for bound in (low, high))
+    above_low, above_high = ramps(net, x.shares, bounds, shift, fss=context.scheme.fss)
     inside = each(net, torch.sub, above_low, above_high)
     return lifted(context, Fixed(inside, scale), low), Fixed(above_high, scale)
 

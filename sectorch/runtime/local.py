@@ -23,6 +23,8 @@ from .ledger import observers
 class LocalRuntime:
     """Every party is here; a message is handed over as it is. Streams are drawn on the host and moved to `device`."""
 
+    ideal = False
+
     def __init__(self, parties: frozenset[Party], device: torch.device | str = "cpu"):
         self.device = torch.device(device)
         self.session = os.urandom(16)
@@ -56,6 +58,8 @@ class LocalRuntime:
 
 class DryRuntime:
     """Nobody is here: shapes only. Messages reach the observers as meta tensors."""
+
+    ideal = False
 
     def __init__(self):
         self.session = os.urandom(16)

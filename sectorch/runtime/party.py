@@ -42,6 +42,8 @@ class PartyRuntime:
         alive: called before each message.
     """
 
+    ideal = False
+
     def __init__(
         self,
         me: Party,
