@@ -81,8 +81,8 @@ class Session:
 
     @property
     def complete(self) -> bool:
-        """Whether all parties are in this process."""
-        return all(self.present(p) for p in (self.Q, self.S, *self.answering))
+        """Whether all parties are in this process, or there are none: in the reference."""
+        return self.runtime.ideal or all(self.present(p) for p in (self.Q, self.S, *self.answering))
 
     def setup(self, party: Party) -> Net:
         """The net for what is done once a session with this answering party."""

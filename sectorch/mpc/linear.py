@@ -58,8 +58,9 @@ def mask_weight(setup: Net, omega: Located) -> Weight:
 
 def _product(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight) -> Shares:
     """The ideal functionality of `linear`."""
-    tiled = hasattr(product, "tiled") and product.tiled(x.shape, weight.shape)
-    return whole(net, product, x.A, weight.omega, *([weight.tiles(setup, product)[0]] if tiled else []))
+    if hasattr(product, "tiled") and product.tiled(x.shape, weight.shape):
+        return whole(net, product, x.A, weight.omega, weight.tiles(setup, product)[0])
+    return whole(net, lambda v, w: product(v, w, None), x.A, weight.omega)
 
 
 @protocol(

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from .secure import SecureModule as SecureModule
+from .secure import reference as reference
 from .secure import secure as secure
 
 if TYPE_CHECKING:

@@ -340,3 +340,33 @@ def secure(
             stacklevel=2,
         )
     return secured
+
+
+def reference(
+    model: nn.Module, scheme: Scheme | None = None, *, calibrate: torch.Tensor | None = None, chunk: int | None = None
+) -> SecureModule:
+    """The public fixed-point function that `secure(model)` computes, as a module: no parties, shares or randomness.
+
+    Its results equal those of a secure run bit for bit: in one process or three, with network "lan" or "wan", prepared or
+    not, in any batch and any piece of it. So "Q learns the result and nothing else" means that Q learns
+    `reference(model)(x)`. It costs little more than the products of whole numbers, and protects nothing.
+
+    Args:
+        model: as in `secure`.
+        scheme: the number representation; 20 fraction bits unless named. `secure(...).scheme` is a secure module's.
+        calibrate: a batch of typical inputs, from which the scheme is chosen as in `secure`.
+        chunk: rows a piece of a batch; chosen by memory unless named.
+
+    Smooth functions (series of a masked opening: `sectorch.mpc.trigonometric`) are equal but for a chance of about 2^-28
+    an element, which that module derives. With relu="privhfl" the results are the same, and the secure run leaks.
+
+    Raises:
+        as `secure`; ArgumentError if both a scheme and a batch to choose it from are named.
+    """
+    if scheme is not None and calibrate is not None:
+        raise ArgumentError("name a scheme or a batch to choose it from, not both")
+    if calibrate is not None:
+        _check_model(model, _device_of(model))
+        scheme = calibrated(model, calibrate)
+    session = Session(reference=True, device=_device_of(model))
+    return SecureModule(model, session, session.answering[0], scheme or Scheme(), chunk)
