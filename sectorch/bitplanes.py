@@ -34,12 +34,9 @@ def rows(elements: torch.Tensor) -> torch.Tensor:
     return flat.view(64, -1)
 
 
-def unrows(matrix: torch.Tensor, shape: torch.Size, copies: int | None = None) -> torch.Tensor:
-    """[64, W] -> the first elements, in `shape`; with `copies`, [64, copies * W] -> [copies, *shape]."""
-    if copies is None:
-        return matrix.reshape(-1)[: shape.numel()].view(shape)
-    apart = matrix.unflatten(1, (copies, -1)).transpose(0, 1).reshape(copies, -1)
-    return apart[:, : shape.numel()].reshape(copies, *shape)
+def unrows(matrix: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """[64, W] -> the first elements, in `shape`."""
+    return matrix.reshape(-1)[: shape.numel()].view(shape)
 
 
 def planes(matrix: torch.Tensor) -> torch.Tensor:

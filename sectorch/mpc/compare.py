@@ -26,7 +26,7 @@ from collections.abc import Sequence
 import torch
 
 from ..bitplanes import planes, rows
-from ..choreography import Net, protocol
+from ..choreography import Located, Net, protocol
 from ..errors import ArgumentError
 from .deal import deal_bits
 from .layers import Layer, and_layers, pick
@@ -37,6 +37,9 @@ BLOCK = 3
 """Bits in a block. Three minimises bytes: 7/3 dealt bits per bit, against fewer tree nodes."""
 
 CODES = (1 << BLOCK) - 1
+
+SPAN = 1 << 10
+"""Words of the leaves at a time, which stay in the cache."""
 
 
 def check_planes(high: int, low: int = 0) -> None:
@@ -63,38 +66,51 @@ def blocks_of(bit_planes: torch.Tensor, low: int, high: int) -> torch.Tensor:
     return bit_planes[start:high].unflatten(0, (blocks, BLOCK))
 
 
-def thermometer(blocks: torch.Tensor) -> torch.Tensor:
-    """[blocks, 3, W] -> [7, blocks, W]: u_j = [j < value of the block]."""
+def thermometer(blocks: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """[blocks, 3, W] -> [7, blocks, W]: u_j = [j < value of the block]; into `out` if it is given."""
+    out = blocks.new_empty(CODES, blocks.shape[0], blocks.shape[2]) if out is None else out
     r0, r1, r2 = blocks.unbind(1)
-    some, both = r1 | r0, r1 & r0
-    return torch.stack((r2 | some, r2 | r1, r2 | both, r2, r2 & some, r2 & r1, r2 & both))
+    some = torch.bitwise_or(r1, r0, out=out[4])
+    both = torch.bitwise_and(r1, r0, out=out[6])
+    torch.bitwise_or(r2, some, out=out[0])
+    torch.bitwise_or(r2, r1, out=out[1])
+    torch.bitwise_or(r2, both, out=out[2])
+    out[3].copy_(r2)
+    some.bitwise_and_(r2)
+    both.bitwise_and_(r2)
+    torch.bitwise_and(r2, r1, out=out[5])
+    return out
 
 
-def one_hot(blocks: torch.Tensor) -> torch.Tensor:
-    """[blocks, 3, W] -> [8, blocks, W]: h_j = [value of the block = j]."""
+def one_hot(blocks: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """[blocks, 3, W] -> [8, blocks, W]: h_j = [value of the block = j]; into `out` if it is given."""
+    out = blocks.new_empty(CODES + 1, blocks.shape[0], blocks.shape[2]) if out is None else out
     c0, c1, c2 = blocks.unbind(1)
-    low = torch.stack((~(c1 | c0), c0 & ~c1, c1 & ~c0, c1 & c0))
-    high = low & c2
-    return torch.cat((low ^ high, high))
-
-
-def xor_all(values: torch.Tensor) -> torch.Tensor:
-    """XOR along the first dimension, in place of the argument."""
-    while (count := values.shape[0]) > 1:
-        half = count // 2
-        values[:half].bitwise_xor_(values[count - half :])
-        values = values[: count - half]
-    return values[0]
+    torch.bitwise_or(c1, c0, out=out[0]).bitwise_not_()
+    torch.bitwise_and(c1, c0, out=out[3])
+    torch.bitwise_xor(c0, out[3], out=out[1])
+    torch.bitwise_xor(c1, out[3], out=out[2])
+    torch.bitwise_and(out[:4], c2, out=out[4:])
+    out[:4].bitwise_xor_(out[4:])
+    return out
 
 
 def pick_less(hot: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     """This party's half of [c < r] per block, from public h_j and its halves of u_j."""
-    return xor_all(hot[:CODES] & codes)
+    return _pick(hot[:CODES], codes)
 
 
 def pick_equal(hot: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     """This party's half of [c = r] per block, but for the term h_0, which A adds."""
-    return xor_all((hot[:CODES] ^ hot[1:]).bitwise_and_(codes))
+    return pick_less(hot, codes).bitwise_xor_(_pick(hot[1:], codes))
+
+
+def _pick(hot: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """xor_j h_j u_j."""
+    out, part = hot[0] & codes[0], torch.empty_like(codes[0])
+    for h, u in zip(hot[1:], codes[1:], strict=True):
+        out.bitwise_xor_(torch.bitwise_and(h, u, out=part))
+    return out
 
 
 @functools.cache
@@ -141,38 +157,59 @@ def forest(blocks: tuple[int, ...], whole: tuple[bool, ...]) -> tuple[tuple[Laye
     return tuple(layers), tuple(row for ((lt, eq),) in rows for row in ((lt,) if eq is None else (lt, eq)))
 
 
-def deal_codes(net: Net, x: Masked, spans: Sequence[tuple[int, int]], tops: tuple[int, ...] = ()) -> Shares:
+def deal_codes(
+    net: Net, x: Masked, spans: Sequence[tuple[int, int]], tops: tuple[int, ...] = ()
+) -> tuple[Shares, Located]:
     """Thermometer codes of the blocks of r for planes low .. high - 1 of each span, and r's planes `tops`.
 
     Returns:
-        words [7 blocks + len(tops), W], XOR-shared; as many bits an element are dealt. A plane that is named twice is
-        dealt once.
+        words [7 blocks + len(tops), W], XOR-shared, of which as many bits an element are dealt; and the planes, at Q.
     """
 
     def code(r):
         bits = planes(rows(r))
-        codes = thermometer(torch.cat([blocks_of(bits, *span) for span in spans])).flatten(0, 1)
-        return torch.cat((codes, *(bits[top : top + 1] for top in dict.fromkeys(tops))))
+        counts = [block_count(*span) for span in spans]
+        out = bits.new_empty(CODES * sum(counts) + len(tops), bits.shape[1])
+        place = out[: CODES * sum(counts)].unflatten(0, (CODES, -1)).split(counts, 1)
+        for span, part in zip(spans, place, strict=True):
+            thermometer(blocks_of(bits, *span), part)
+        for i, top in enumerate(tops):
+            out[i - len(tops)] = bits[top]
+        return out, out[len(out) - len(tops) :]
 
-    return deal_bits(net, net.locally(net.Q, code, x.r))
+    codes, planes_of_r = net.locally(net.Q, code, x.r)
+    return deal_bits(net, codes), planes_of_r
 
 
 def open_blocks(c: torch.Tensor, spans: Sequence[tuple[int, int]], tops: tuple[int, ...] = ()):
     """Public c in rows [64, W] -> h_j of the blocks of all spans [8, blocks, W], and c's planes `tops` [tops, W]."""
     bits = planes(c)
-    hot = one_hot(torch.cat([blocks_of(bits, *span) for span in spans]))
+    counts = [block_count(*span) for span in spans]
+    hot = bits.new_empty(CODES + 1, sum(counts), bits.shape[1])
+    for span, part in zip(spans, hot.split(counts, 1), strict=True):
+        one_hot(blocks_of(bits, *span), part)
     return hot, pick(bits, tops)
 
 
 def leaves(hot: torch.Tensor, codes: torch.Tensor, counts: Sequence[int], first: bool, copies: int = 1) -> torch.Tensor:
     """One party's half of lt and eq of all blocks, in the order of `forest`; `first` is the party that adds [c = 0]."""
-    codes = _copied(codes[: CODES * sum(counts)].unflatten(0, (CODES, -1)), copies)
-    less, equal = pick_less(hot, codes), pick_equal(hot, codes)
-    if first:
-        equal ^= hot[0]
-    if len(counts) == 1:
-        return torch.cat((less, equal))
-    return torch.cat([part for pair in zip(less.split(counts), equal.split(counts), strict=True) for part in pair])
+    total, width = sum(counts), hot.shape[2]
+    codes = _copied(codes[: CODES * total].unflatten(0, (CODES, -1)), copies)
+    out = hot.new_empty(2 * total, width)
+    if out.is_meta:
+        return out
+    for at in range(0, width, SPAN):
+        span = slice(at, at + SPAN)
+        less, other = _pick(hot[:CODES, :, span], codes[..., span]), _pick(hot[1:, :, span], codes[..., span])
+        other.bitwise_xor_(less)
+        if first:
+            other.bitwise_xor_(hot[0, :, span])
+        row = 0
+        for lt, eq in zip(less.split(counts), other.split(counts), strict=True):
+            out[2 * row : 2 * row + len(lt), span] = lt
+            out[2 * row + len(lt) : 2 * row + 2 * len(lt), span] = eq
+            row += len(lt)
+    return out
 
 
 def _signs(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,)) -> Shares:
@@ -201,7 +238,7 @@ def drelu(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,
     check_planes(high)
     A, S, span, copies = net.A, net.S, (0, high), len(thresholds)
     blocks = block_count(*span)
-    codes = deal_codes(net, x, [span], (high,))
+    codes, _ = deal_codes(net, x, [span], (high,))
 
     def public(c):
         return open_blocks(torch.cat([rows(c - t if t else c) for t in thresholds], -1), [span], (high,))
@@ -253,7 +290,7 @@ def is_zero(net: Net, x: Masked) -> Shares:
     """
     A, S, span = net.A, net.S, (0, 64)
     blocks = block_count(*span)
-    codes = deal_codes(net, x, [span])
+    codes, _ = deal_codes(net, x, [span])
     hot, _ = net.locally((A, S), lambda c: open_blocks(rows(c), [span]), x.c)
     state = Shares(
         net.locally(A, lambda h, u: leaves(h, u, (blocks,), True)[blocks:], hot, codes.A),

@@ -16,16 +16,16 @@ from __future__ import annotations
 
 import torch
 
-from ..bitplanes import planes, rows
+from ..bitplanes import rows
 from ..choreography import Located, Message, Net, protocol
 from ..ring import logical_shift, rounded_shift
 from .compare import block_count, check_planes, deal_codes, drelu, forest, leaves, open_blocks
 from .deal import deal, deal_bits
 from .fss import gate
-from .layers import and_layers, pick
+from .layers import and_layers
 from .mask import Masked, open_masked
-from .select import open_bit, random_bits, select
-from .shares import Shares, add, sub, whole
+from .select import BitMask, open_bit, random_bits, select
+from .shares import Shares, add, each, sub, whole
 from .truncate import check_shift, half, truncate
 
 
@@ -72,8 +72,7 @@ def ramps(
     bits = drelu(net, x, high, thresholds)
     results = []
     for i, t in enumerate(thresholds):
-        words = Shares(*(net.locally(p, lambda w, i=i: w.view(len(thresholds), -1)[i], h)
-                         for p, h in ((net.A, bits.A), (net.S, bits.S))))  # fmt: skip
+        words = each(net, lambda w, i=i: w.view(len(thresholds), -1)[i], bits)
         c = net.locally((net.A, net.S), torch.sub, x.c, t) if t else x.c
         results.append(select(net, words, Masked(c, x.r, x.r_A, x.r_S)))
     return results
@@ -81,13 +80,70 @@ def ramps(
 
 def _floored(net: Net, x: Masked, thresholds: tuple[int, ...], shift: int, high: int) -> list[Shares]:
     """`ramps` with a shift, by trees: the bits of every threshold, and then the products with them."""
-    Q, A, S = net.Q, net.A, net.S
-    shape, copies = x.shape, len(thresholds)
+    A, S, copies = net.A, net.S, len(thresholds)
+    moved = net.locally((A, S), lambda c: tuple(c + (half(shift) - (t << shift)) for t in thresholds), x.c)
+    mask = random_bits(net, x.shape, 3 * copies)
+    at_A, at_S = _deal_products(net, x, mask, copies, shift)
+    e = open_bit(net, _compared(net, x, moved, shift, high), mask)
+
+    def product(e, c, s0, s1, p0, p1, v0, v1, w0, w1, i):
+        out = s1.bitwise_and(e[i]).bitwise_xor_(s0).mul_(c)
+        part = p1.bitwise_and(e[i]).bitwise_xor_(p0)
+        out -= part
+        out -= torch.bitwise_and(v1, e[copies + i], out=part).bitwise_xor_(v0)
+        out += torch.bitwise_and(w1, e[2 * copies + i], out=part).bitwise_xor_(w0)
+        return out
+
+    results = []
+    for i, c in enumerate(moved):
+        C = net.locally((A, S), logical_shift, c, shift)
+        mine = slice(8 * i, 8 * i + 8)
+        results.append(
+            Shares(
+                net.locally(A, lambda *v, i=i: product(*v, i), e, C, *at_A[mine]),
+                net.locally(S, lambda *v, i=i: product(*v, i), e, C, *at_S[mine]),
+            )
+        )
+    return results
+
+
+def _deal_products(net: Net, x: Masked, mask: BitMask, copies: int, shift: int) -> tuple[tuple, tuple]:
+    """What the products s (C - R), s u and s msb(r) take, ahead of the query.
+
+    Returns:
+        at A and at S, for each threshold four pairs: the half for e = 0, and what e = 1 changes in it.
+    """
+    R = net.locally(net.Q, lambda r: logical_shift(r, shift), x.r)
+    quotient = deal(net, R)
+    bits = deal(net, net.locally(net.Q, lambda b: b[: 2 * copies].neg(), mask.b))
+    chosen = deal(net, net.locally(net.Q, lambda R, b: R & b[:copies], R, mask.b))
+    wraps = deal(net, net.locally(net.Q, lambda b: b[2 * copies :].neg().to(torch.int32), mask.b), torch.int32)
+
+    def ahead(one, R, bits, chosen, wraps):
+        prepared = []
+        for i in range(copies):
+            w = wraps[i].to(torch.int64).bitwise_left_shift_(64 - shift)
+            for whole, part in ((one, bits[i]), (R, chosen[i]), (one, bits[copies + i]), (one << (64 - shift), w)):
+                prepared += [part, (whole - part).bitwise_xor_(part)]
+        return tuple(prepared)
+
+    return (
+        net.locally(net.A, lambda *v: ahead(1, *v), quotient.A, bits.A, chosen.A, wraps.A),
+        net.locally(net.S, lambda *v: ahead(0, *v), quotient.S, bits.S, chosen.S, wraps.S),
+    )
+
+
+def _compared(net: Net, x: Masked, moved: tuple[Located, ...], shift: int, high: int) -> Shares:
+    """For the public c of every threshold: [x' >= 0], and by it u and the wrap-around bit: words [3 T W], XOR-shared."""
+    A, S, copies = net.A, net.S, len(moved)
     spans = ((0, shift), (shift, high))
     counts = tuple(block_count(*span) for span in spans)
-    codes = deal_codes(net, x, spans, (high, 63))
-    moved = net.locally((A, S), lambda c: tuple(c + (half(shift) - (t << shift)) for t in thresholds), x.c)
-    hot, tops = net.locally((A, S), lambda *c: open_blocks(torch.cat([rows(v) for v in c], -1), spans, (high, 63)), *moved)
+    codes, tops = deal_codes(net, x, spans, (high,) if high == 63 else (high, 63))
+
+    def public(*c):
+        return open_blocks(torch.cat([rows(v) for v in c], -1) if copies > 1 else rows(c[0]), spans, (high, 63))
+
+    hot, signs = net.locally((A, S), public, *moved)
     layers, (u, lt, eq) = forest(counts, (False, True))
     state = and_layers(
         net,
@@ -97,56 +153,18 @@ def _floored(net: Net, x: Masked, thresholds: tuple[int, ...], shift: int, high:
         ),
         layers,
     )
+    r_high = -1 if high == 63 else -2
 
-    top = -1 if high == 63 else -2  # r's plane `high` among the codes, and r's sign last
-
-    def operands(state, codes, tops, first):
-        k = state[lt] ^ codes[top].repeat(copies)
-        return torch.stack((state[eq], ~(k ^ tops[0]) if first else k, state[u]))
+    def operands(state, codes, signs, first):
+        k = state[lt] ^ codes[r_high].repeat(copies)
+        return torch.stack((state[eq], ~(k ^ signs[0]) if first else k, state[u]))
 
     taken = Shares(
-        net.locally(A, lambda *v: operands(*v, True), state.A, codes.A, tops),
-        net.locally(S, lambda *v: operands(*v, False), state.S, codes.S, tops),
+        net.locally(A, lambda *v: operands(*v, True), state.A, codes.A, signs),
+        net.locally(S, lambda *v: operands(*v, False), state.S, codes.S, signs),
     )
-    wraps = Shares(*(net.locally(p, lambda w: w[-1].repeat(copies), c) for p, c in ((A, codes.A), (S, codes.S))))
-    bits = _floor_bits(net, taken, wraps, net.locally(Q, lambda r: planes(rows(r))[63].repeat(copies), x.r), tops)
-
-    mask = random_bits(net, shape, 3 * copies)
-    R = net.locally(Q, lambda r: logical_shift(r, shift), x.r)
-    dealt_R = deal(net, R)
-    dealt_bits = deal(net, net.locally(Q, lambda b: b[: 2 * copies].neg(), mask.b))
-    chosen = deal(net, net.locally(Q, lambda R, b: R & b[:copies], R, mask.b))
-    wrapped = deal(net, net.locally(Q, lambda b: b[2 * copies :].neg().to(torch.int32), mask.b), torch.int32)
-
-    def ahead(one, R, bits, chosen, wrapped):
-        """For each threshold the halves for e = 0, and what e = 1 changes in them."""
-        prepared = []
-        for i in range(copies):
-            s, v, p = bits[i], bits[copies + i], chosen[i]
-            w = wrapped[i].to(torch.int64) << (64 - shift)
-            prepared += [s, (one - s).bitwise_xor_(s), p, (R - p).bitwise_xor_(p)]
-            prepared += [v, (one - v).bitwise_xor_(v), w, ((one << (64 - shift)) - w).bitwise_xor_(w)]
-        return tuple(prepared)
-
-    def online(e, c, s0, s1, p0, p1, v0, v1, w0, w1, i):
-        e_s, e_v, e_w = e[i], e[copies + i], e[2 * copies + i]
-        out = s1.bitwise_and(e_s).bitwise_xor_(s0).mul_(logical_shift(c, shift))
-        part = p1.bitwise_and(e_s).bitwise_xor_(p0)
-        out -= part
-        out -= torch.bitwise_and(v1, e_v, out=part).bitwise_xor_(v0)
-        out += torch.bitwise_and(w1, e_w, out=part).bitwise_xor_(w0)
-        return out
-
-    at_A = net.locally(A, lambda *v: ahead(1, *v), dealt_R.A, dealt_bits.A, chosen.A, wrapped.A)
-    at_S = net.locally(S, lambda *v: ahead(0, *v), dealt_R.S, dealt_bits.S, chosen.S, wrapped.S)
-    e = open_bit(net, bits, mask)
-    return [
-        Shares(
-            net.locally(A, lambda *v, i=i: online(*v, i), e, c, *at_A[8 * i : 8 * i + 8]),
-            net.locally(S, lambda *v, i=i: online(*v, i), e, c, *at_S[8 * i : 8 * i + 8]),
-        )
-        for i, c in enumerate(moved)
-    ]
+    last = lambda w: w[-1].repeat(copies)
+    return _floor_bits(net, taken, each(net, last, codes), net.locally(net.Q, last, tops), signs)
 
 
 @protocol("floor_bits", "docs/protocols.md; PrivHFL, C.4.1 (Beaver), on bits", [

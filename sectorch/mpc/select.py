@@ -30,8 +30,11 @@ class BitMask:
 
 
 def per_element(first: torch.Tensor, second: torch.Tensor, shape: torch.Size, copies: int | None) -> torch.Tensor:
-    """Two halves of words -> a mask per element."""
-    return unrows(spread(first ^ second), shape, copies)
+    """Two halves of words -> a mask per element: `shape`, or [copies, *shape]."""
+    if copies is None:
+        return unrows(spread(first ^ second), shape)
+    matrices = spread((first ^ second).view(copies, -1))
+    return matrices.flatten(1)[:, : shape.numel()].view(copies, *shape)
 
 
 def random_bits(net: Net, shape: torch.Size, copies: int | None = None) -> BitMask:

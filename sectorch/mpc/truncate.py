@@ -112,7 +112,7 @@ def truncate(net: Net, x: Shares, shift: int, fss: bool = False) -> Shares:
 def _borrow(net: Net, x: Masked, c: Located, shift: int) -> Shares:
     """u = [c mod 2^shift < r mod 2^shift] as XOR-shared words [W], by a tree over the planes that are dropped."""
     span, count = (0, shift), block_count(0, shift)
-    codes = deal_codes(net, x, [span])
+    codes, _ = deal_codes(net, x, [span])
     hot, _ = net.locally((net.A, net.S), lambda c: open_blocks(rows(c), [span]), c)
     state = Shares(
         net.locally(net.A, lambda h, u: leaves(h, u, (count,), True), hot, codes.A),
