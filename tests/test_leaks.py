@@ -218,10 +218,13 @@ def distinctions(first: View, second: View) -> list[str]:
     return found
 
 
-DEEP = ("relu_fss", "relu_fss_20", "ramps_fss", "maximum_fss", "signs")
+DEEP = ("relu_fss", "relu_fss_20", "ramps_fss", "ramps_fss_20", "maximum_fss", "signs")
 """Keys of 43 or 63 levels have more bits than a run has elements; `gate_high` is the same protocol in 13 levels."""
 ELEMENTWISE = [case for case in SOUND if case.elementwise and case.name not in DEEP]
-WIDE = ("drelu_thresholds", "ramps", "normalise", "trigonometric", "max_tree", "gate_high")
+WIDE = (
+    "drelu_thresholds", "ramps", "ramps_20", "normalise", "trigonometric", "trigonometric_wide", "max_tree", "gate_high",
+    "truncate_fss",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("case", ELEMENTWISE, ids=str)

@@ -9,8 +9,9 @@ import torch
 from helpers import CASES, SHIPPED, World, case_session, ring_values, run, session, weight_like, world_of
 
 from sectorch.choreography import Phase
-from sectorch.mpc.compare import block_count, drelu, is_zero, less_than_tree, tree_levels
+from sectorch.mpc.compare import block_count, drelu, forest, is_zero
 from sectorch.mpc.deal import deal, deal_bits
+from sectorch.mpc.layers import and_layers
 from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
 from sectorch.mpc.linear import linear, mask_weight
 from sectorch.mpc.mask import open_masked
@@ -22,6 +23,7 @@ from sectorch.mpc.select import bit_to_ring, select
 from sectorch.mpc.series import SIGMOID
 from sectorch.mpc.share import aggregate, reveal, share
 from sectorch.mpc.shares import Shares
+from sectorch.mpc.sign import at_least
 from sectorch.mpc.trigonometric import trigonometric
 from sectorch.mpc.truncate import truncate
 from sectorch.products import Linear
@@ -88,75 +90,101 @@ def words(world: World, *leading: int) -> Shares:
     return Shares(net.own(net.A, ring_values(shape)), net.own(net.S, ring_values(shape, seed=1)))
 
 
-def tree(low: int, high: int) -> tuple[int, float, float]:
-    """Rounds, and bytes opened and dealt per element and threshold, of the comparison as its docstring counts them."""
+def tree(low: int, high: int, whole: bool = False) -> tuple[int, float, float]:
+    """Rounds, and bytes opened and dealt per element and threshold, of a comparison as its docstring counts them.
+
+    With `whole` the lowest block's equality is kept: one operand and one AND more a level.
+    """
     blocks = block_count(low, high)
     levels = ceil(log2(blocks)) if blocks > 1 else 0
-    assert levels == len(tree_levels(blocks))
-    return levels, 2 * (3 * (blocks - 1) - levels) / 8, (2 * blocks - 2 - levels) / 8
+    saved = 0 if whole else levels
+    return levels, 2 * (3 * (blocks - 1) - saved) / 8, (2 * blocks - 2 - saved) / 8
 
 
-def codes(low: int, high: int) -> float:
-    return (7 * block_count(low, high) + 1) / 8
+def codes(low: int, high: int, tops: int = 1) -> float:
+    return (7 * block_count(low, high) + tops) / 8
 
 
 def masked_drelu(**options):
     return lambda w, x: drelu(w.net, open_masked(w.net, x), **options)
 
 
-def relu_cost(shift: int, high: int = 63) -> tuple[int, float, float]:
-    rounds, opened, dealt = tree(shift, high)
-    return 1 + rounds + 1, 16 + opened + 0.25, codes(shift, high) + dealt + (32 if shift else 16)
+def relu_cost(shift: int, high: int = 63, thresholds: int = 1) -> tuple[int, float, float]:
+    """Two trees and a layer of six bits opened and six dealt; three bits to the ring, one of them mod 2^32; R."""
+    if not shift:
+        rounds, opened, dealt = compared(high, thresholds)
+        return rounds + 1, opened + thresholds * 0.25, dealt + thresholds * 16
+    low, top = tree(0, shift), tree(shift, high, True)
+    opened, dealt = low[1] + top[1] + 6 / 8 + 6 / 8, low[2] + top[2] + 6 / 8 + 8 + 8 + 8 + 4
+    coded = codes(0, shift, 0) + codes(shift, high, 1 if high == 63 else 2)
+    return 1 + max(low[0], top[0]) + 1 + 1, 16 + thresholds * opened, coded + thresholds * dealt + 8
 
 
-def compared(low: int, high: int, thresholds: int = 1) -> tuple[int, float, float]:
-    rounds, opened, dealt = tree(low, high)
-    return 1 + rounds, 16 + thresholds * opened, codes(low, high) + thresholds * dealt
+def truncate_cost(shift: int) -> tuple[int, float, float]:
+    rounds, opened, dealt = tree(0, shift)
+    return 1 + rounds + 1, 16 + opened + 0.25, codes(0, shift, 0) + dealt + 8 + 8 + 4
+
+
+def compared(high: int, thresholds: int = 1) -> tuple[int, float, float]:
+    rounds, opened, dealt = tree(0, high)
+    return 1 + rounds, 16 + thresholds * opened, codes(0, high) + thresholds * dealt
+
+
+def by_keys(high: int, words: int) -> float:
+    """Bytes of a key for each element, to S and on to A: a block a level, and one or two words a level and at the end."""
+    return 2 * (16 * high + 8 * words * (high + 1))
 
 
 COSTS = {
     "open_masked": (lambda w, x: open_masked(w.net, x), (1, 16, 0)),
-    "opened_once": (lambda w, x: (truncate(w.net, x, 20), relu(w.net, x, 20)), (6, 25.75, 60.25)),
+    "opened_once": (lambda w, x: (truncate(w.net, x, 20), relu(w.net, x, 20)), (7, 31.75 + 4, 60.75 + 27.25)),
     "deal": (lambda w, x: deal(w.net, w.net.common(w.net.Q, w.net.S, x.shape, "v")), (0, 0, 8)),
     "deal_int32": (
         lambda w, x: deal(w.net, w.net.common(w.net.Q, w.net.S, x.shape, "v", torch.int32), torch.int32),
         (0, 0, 4),
     ),
     "deal_bits": (lambda w, x: deal_bits(w.net, w.net.common(w.net.Q, w.net.S, (N // 64,), "v")), (0, 0, 1 / 8)),
-    "truncate": (lambda w, x: truncate(w.net, x, 20), (1, 16, 12)),
+    "truncate": (lambda w, x: truncate(w.net, x, 20), (5, 20, 27.25)),
+    "truncate_1": (lambda w, x: truncate(w.net, x, 1), truncate_cost(1)),
+    "truncate_32": (lambda w, x: truncate(w.net, x, 32), truncate_cost(32)),
+    "truncate_fss": (lambda w, x: truncate(w.net, x, 20, fss=True), (1, 16, 12 + by_keys(20, 1))),
     "multiply": (lambda w, x: multiply(w.net, torch.mul, x, w.halves(ring_values((N,)))), (1, 32, 8)),
     "multiply_by_one": (lambda w, x: multiply(w.net, torch.mul, x, w.halves(ring_values((1,)))), (1, 16 + 16 / N, 8)),
     "square": (lambda w, x: square(w.net, x), (1, 16, 8)),
-    "square_20": (lambda w, x: square(w.net, x, 20), (1, 16, 24)),
-    "drelu": (masked_drelu(), compared(0, 63)),
-    "drelu_low": (masked_drelu(low=20), compared(20, 63)),
-    "drelu_high": (masked_drelu(low=10, high=31), compared(10, 31)),
+    "drelu": (masked_drelu(), compared(63)),
+    "drelu_high": (masked_drelu(high=31), compared(31)),
     "drelu_one_block": (masked_drelu(high=3), (1, 16, 1)),
-    "drelu_thresholds": (masked_drelu(thresholds=(0, 1, 2, 3, 4)), compared(0, 63, 5)),
+    "drelu_thresholds": (masked_drelu(thresholds=(0, 1, 2, 3, 4)), compared(63, 5)),
     "is_zero": (lambda w, x: is_zero(w.net, open_masked(w.net, x)), (1 + 5, 16 + 84 / 8, (154 + 21) * 1.0 / 8)),
-    "tree": (lambda w, x: less_than_tree(w.net, words(w, 15), words(w, 14)), tree(20, 63)),
+    "tree": (lambda w, x: and_layers(w.net, words(w, 30), forest((15,), (False,))[0]), tree(20, 63)),
+    "whole_tree": (lambda w, x: and_layers(w.net, words(w, 30), forest((15,), (True,))[0]), tree(20, 63, True)),
     "bit_to_ring": (lambda w, x: bit_to_ring(w.net, words(w), x.shape), (1, 0.25, 8)),
     "select": (lambda w, x: select(w.net, words(w), open_masked(w.net, x)), (1, 16.25, 16)),
-    "select_20": (lambda w, x: select(w.net, words(w), open_masked(w.net, x), 20), (1, 16.25, 24 + 8)),
     "relu": (lambda w, x: relu(w.net, x), relu_cost(0)),
-    "relu_20": (lambda w, x: relu(w.net, x, 20), (6, 25.75, 48.25)),
+    "relu_20": (lambda w, x: relu(w.net, x, 20), (7, 31.75, 60.75)),
     "relu_32": (lambda w, x: relu(w.net, x, 32), relu_cost(32)),
     "relu_bounded": (lambda w, x: relu(w.net, x, 20, 41), relu_cost(20, 41)),
     "maximum": (lambda w, x: maximum(w.net, x, w.halves(ring_values((N,)))), relu_cost(0)),
     "ramps": (
-        lambda w, x: ramps(w.net, open_masked(w.net, x), (0, 1, 2)),
+        lambda w, x: ramps(w.net, x, (0, 1, 2)),
         (7, 16 + 3 * (tree(0, 63)[1] + 0.25), codes(0, 63) + 3 * (tree(0, 63)[2] + 16)),
     ),
+    "ramps_20": (lambda w, x: ramps(w.net, x, (0, 1, 2), 20), relu_cost(20, thresholds=3)),
+    "relu_fss": (lambda w, x: relu(w.net, x, fss=True), (1, 16, by_keys(63, 2))),
+    "relu_fss_20": (lambda w, x: relu(w.net, x, 20, fss=True), (2, 32, 12 + by_keys(20, 1) + by_keys(43, 2))),
+    "signs": (lambda w, x: at_least(w.net, open_masked(w.net, x), fss=True), (1, 16, by_keys(63, 1))),
     "leaky_drelu": (lambda w, x: leaky_drelu(w.net, x), (3, 24, 0)),
     # A's half of the sign comes from a stream, so that its 8 bytes of the product's opening go ahead.
-    "leaky_relu": (lambda w, x: leaky_relu_privhfl(w.net, x, 20), (3 + 1 + 1, 24 + 16 + 8 + 16, 8 + 8 + 12)),
-    "trigonometric": (lambda w, x: trigonometric(w.net, x, 20, SIGMOID, 20), (1, 8, 16 * len(SIGMOID.cos))),
+    "leaky_relu": (lambda w, x: leaky_relu_privhfl(w.net, x, 20), (3 + 1 + 5, 24 + 16 + 8 + 20, 8 + 8 + 27.25)),
+    "trigonometric": (lambda w, x: trigonometric(w.net, x, 20, SIGMOID), (2, 8 + 16, 32 * len(SIGMOID.cos) + 12)),
+    "trigonometric_wide": (lambda w, x: trigonometric(w.net, x, 40, SIGMOID), (2, 32, 32 * len(SIGMOID.cos) + 12)),
     "reveal": (lambda w, x: reveal(w.net, x), (2, 16, 0)),
 }  # fmt: skip
 
 
 def test_the_figures_of_the_design():
-    assert relu_cost(20) == (6, 25.75, 48.25)
+    assert relu_cost(20) == (7, 31.75, 60.75)
+    assert truncate_cost(20) == (5, 20, 27.25)
 
 
 @pytest.mark.parametrize("name", COSTS)
@@ -235,13 +263,14 @@ def test_a_profile_of_a_small_program_counted_by_hand():
     held, x = Session(), ring_values((2, 4), 40)
     with Profile() as profile:
         small_program(held, x)
-    # x: 2 x 4, weight: 3 x 4, y: 2 x 3 = 6 elements in one word of bits; 15 blocks of planes.
+    # x: 2 x 4, weight: 3 x 4, y: 2 x 3 = 6 elements in one word of bits; 7 blocks of planes below the fraction, 15 above.
     setup = 12 * 8
-    to_S_ahead = 6 * 8 + (106 + 24) * 8 + 6 * (8 + 8 + 4 + 8 + 4)  # c_S; codes and triples; b, r >> f, its bit, times b
+    # c_S; codes, ANDs of the trees and of the last layer; r >> f, two bits, the first times r >> f, a bit mod 2^32
+    to_S_ahead = 6 * 8 + (155 + 9 + 28 + 6) * 8 + 6 * (8 + 8 + 8 + 8 + 4)
     to_A_ahead = 6 * 8  # c_S of the opening: S's half of y does not wait for the query
-    tree_each_way = (3 * 14 - 4) * 8
+    tree_each_way = (3 * 6 - 3 + 3 * 14 + 3) * 8
     online_QS = 2 * 4 * 8 + 6 * 8  # x_S, result
-    online_SA = 2 * 4 * 8 + 6 * 8 + 2 * tree_each_way + 2 * 8 + 6 * 8  # m; c_A; tree; e; masked result
+    online_SA = 2 * 4 * 8 + 6 * 8 + 2 * tree_each_way + 2 * 3 * 8 + 6 * 8  # m; c_A; trees; e; masked result
     assert profile.setup_bytes == setup
     assert profile.offline_bytes == setup + to_S_ahead + to_A_ahead
     assert profile.online_bytes == online_QS + online_SA
@@ -251,16 +280,16 @@ def test_a_profile_of_a_small_program_counted_by_hand():
     assert profile.bytes_between("Q", "A") == 0
     assert profile.bytes_between("A", "S", Phase.SETUP) == setup
     assert profile.bytes_between("A", "S", Phase.ONLINE) == online_SA
-    # share, m, c_A, four levels, e, masked result, result.
-    assert profile.rounds == 1 + 1 + 1 + 4 + 1 + 1 + 1
-    assert [profile.rounds_of(phase) for phase in Phase] == [1, 2, 10]
+    # share, m, c_A, four levels and the last layer, e, masked result, result.
+    assert profile.rounds == 1 + 1 + 1 + 4 + 1 + 1 + 1 + 1
+    assert [profile.rounds_of(phase) for phase in Phase] == [1, 2, 11]
     rows = profile.by_protocol()
-    assert sum(row["messages"] for row in rows.values()) == len(profile.ledger) == 25
+    assert sum(row["messages"] for row in rows.values()) == len(profile.ledger) == 27
     assert sum(row["online_bytes"] for row in rows.values()) == profile.online_bytes
     assert sum(row["offline_bytes"] for row in rows.values()) == profile.offline_bytes
     assert rows["linear"]["online_bytes"] == 64
     figures = profile.as_dict()
-    assert (figures["bytes"], figures["rounds"], figures["offline_rounds"]) == (profile.bytes, 10, 2)
+    assert (figures["bytes"], figures["rounds"], figures["offline_rounds"]) == (profile.bytes, 11, 2)
     # Local work is a part of the whole, and is split between ahead and online.
     assert 0 < profile.online_seconds + profile.offline_seconds <= profile.seconds
 
@@ -284,9 +313,9 @@ def test_observers_see_what_happens_inside_their_block_only():
             small_program(held, x)
     small_program(held, x)
     assert [line for line, _ in inner.lines] == outer.ledger
-    assert len(outer.ledger) == 25
+    assert len(outer.ledger) == 27
     received = [inner.received(role) for role in "QAS"]
-    assert sum(map(len, received)) == 25
+    assert sum(map(len, received)) == 27
     assert [line.label for line, _ in received[0]] == ["result"]
 
 
@@ -295,7 +324,7 @@ def test_the_table_shows_no_content():
     with Profile() as profile, Transcript() as transcript:
         small_program(held, x)
     text = profile.table()
-    for phrase in ("Q-S", "A-S", "10 online rounds", "nothing (uniform bits)", "less_than_tree", "r_A of k_QA"):
+    for phrase in ("Q-S", "A-S", "11 online rounds", "nothing (uniform bits)", "and_layers", "r_A of k_QA"):
         assert phrase in text
     assert "the result, which is Q's to learn" in " ".join(text.split())
     secrets = [x, *(value for _, value in transcript.lines)]

@@ -56,7 +56,8 @@ def block_count(low: int, high: int) -> int:
 def blocks_of(bit_planes: torch.Tensor, low: int, high: int) -> torch.Tensor:
     """Planes [64, W] -> [blocks, 3, W], least significant block first; reaches below `low` to fill the last block.
 
-    That does no harm: where the planes that a block and the comparison below it share are equal, they are equal in both.
+    That does no harm: where the planes that a block and the comparison below it share are equal, they are equal in
+    both.
     """
     blocks = block_count(low, high)
     start = high - BLOCK * blocks
@@ -117,8 +118,8 @@ def _pick(hot: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 def forest(blocks: tuple[int, ...], whole: tuple[bool, ...]) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
     """The layers that combine trees of so many blocks, side by side, and where their results stand.
 
-    The state is [lt, eq] of the first tree's blocks, least significant first, and so on. The results are the rows of one
-    lt for each tree, followed by the tree's eq for those that are `whole`: the values are equal in all planes. The
+    The state is [lt, eq] of the first tree's blocks, least significant first, and so on. The results are the rows of
+    one lt for each tree, followed by the tree's eq for those that are `whole`: the values are equal in all planes. The
     lowest block's eq enters for these only.
     """
     rows: list[list[tuple[int, int | None]]] = []
@@ -232,8 +233,8 @@ def drelu(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,
         words [T * W], W = ceil(N / 64).
 
     In B = ceil(high / 3) blocks. Rounds ceil(log2 B). Dealt: 7 B + 1 bits per element and 2 B - 2 - levels per element
-    and threshold; online 2 (3 (B - 1) - levels) bits per element and threshold. Nobody learns anything: all messages are
-    uniform to their receivers.
+    and threshold; online 2 (3 (B - 1) - levels) bits per element and threshold. Nobody learns anything: all messages
+    are uniform to their receivers.
     """
     check_planes(high)
     A, S, span, copies = net.A, net.S, (0, high), len(thresholds)

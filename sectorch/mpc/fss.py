@@ -4,8 +4,8 @@ With c = x + r public to A and S, the sign of x is a public function of c once r
 
     [x >= 0] = c_63 xor not u,      u = r_63 xor [c mod 2^63 < r mod 2^63],
 
-u by a distributed comparison function (`mpc/dcf.py`). With the payload (1, r) its shares at c are those of u and u r, from
-which ReLU needs no opening. The borrow of a truncation is a comparison of the low planes, with the payload 1.
+u by a distributed comparison function (`mpc/dcf.py`). With the payload (1, r) its shares at c are those of u and u r,
+from which ReLU needs no opening. The borrow of a truncation is a comparison of the low planes, with the payload 1.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def gate(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,)
         x: a masked opening.
         high: x - t is known to lie in [-2^high, 2^high).
 
-    No message online: with the opening one round. Dealt per element: one key, which serves all thresholds. Nobody learns
-    anything.
+    No message online: with the opening one round. Dealt per element: one key, which serves all thresholds. Nobody
+    learns anything.
     """
     check_planes(high)
     key = deal_key(net, x, high, product=True)

@@ -1,4 +1,5 @@
-"""Circuits of ANDs on XOR-shared words, layer by layer: every operand of a layer is opened once, however many ANDs take it.
+"""Circuits of ANDs on XOR-shared words, layer by layer: every operand of a layer is opened once, however many ANDs
+take it.
 
 By Beaver, with alpha = alpha_A xor alpha_S from streams and d = x xor alpha open to A and S,
 
@@ -24,8 +25,8 @@ from .shares import Shares
 class Layer:
     """One round on a state of rows of words.
 
-    The rows `opened` are masked and opened; AND number i takes the opened ones `left[i]` and `right[i]`. The new state is
-    the first ANDs, each xor the row of the old state that `onto` names, the other ANDs, and the old rows `kept`.
+    The rows `opened` are masked and opened; AND number i takes the opened ones `left[i]` and `right[i]`. The new state
+    is the first ANDs, each xor the row of the old state that `onto` names, the other ANDs, and the old rows `kept`.
     """
 
     opened: tuple[int, ...]

@@ -4,8 +4,9 @@ With x' = x + 2^(f-1), c = x' + r open to A and S, logical shifts and 0 <= x' < 
 
     x' >> f = (c >> f) - (r >> f) - u + 2^(64-f) msb(r) (1 - msb(c)),       u = [c mod 2^f < r mod 2^f],
 
-and the sign bit of x' is that of a comparison whose low part is u: [c < r] = lt xor eq u, with lt and eq of the planes from
-f on. One tree over the planes below f and one above run side by side. With k = not (c_63 xor r_63 xor lt), the layer
+and the sign bit of x' is that of a comparison whose low part is u: [c < r] = lt xor eq u, with lt and eq of the planes
+from f on. One tree over the planes below f and one above run side by side. With k = not (c_63 xor r_63 xor lt), the
+layer
 
     b = [x' >= 0] = k xor eq u,     b u = (k xor eq) u,     b msb(r) = k msb(r) xor eq u msb(r)
 
@@ -123,8 +124,8 @@ def _deal_products(net: Net, x: Masked, mask: BitMask, copies: int, shift: int) 
         prepared = []
         for i in range(copies):
             w = wraps[i].to(torch.int64).bitwise_left_shift_(64 - shift)
-            for whole, part in ((one, bits[i]), (R, chosen[i]), (one, bits[copies + i]), (one << (64 - shift), w)):
-                prepared += [part, (whole - part).bitwise_xor_(part)]
+            for all_of_it, part in ((one, bits[i]), (R, chosen[i]), (one, bits[copies + i]), (one << (64 - shift), w)):
+                prepared += [part, (all_of_it - part).bitwise_xor_(part)]
         return tuple(prepared)
 
     return (
@@ -134,7 +135,8 @@ def _deal_products(net: Net, x: Masked, mask: BitMask, copies: int, shift: int) 
 
 
 def _compared(net: Net, x: Masked, moved: tuple[Located, ...], shift: int, high: int) -> Shares:
-    """For the public c of every threshold: [x' >= 0], and by it u and the wrap-around bit: words [3 T W], XOR-shared."""
+    """For the public c of every threshold: [x' >= 0], and by it u and the wrap-around bit: words [3 T W],
+    XOR-shared."""
     A, S, copies = net.A, net.S, len(moved)
     spans = ((0, shift), (shift, high))
     counts = tuple(block_count(*span) for span in spans)

@@ -1,8 +1,8 @@
 """From XOR-shared bits to ring values: bit to ring, and the product of a shared bit with a masked value.
 
 Q knows a random bit b = b_A xor b_S (both halves from streams). A and S open e = s xor b, which is uniform to them, so
-that s = e xor b is b or 1 - b by a public e. The product of s with a value x = c - r, where c is public to A and S and r
-known to Q, is then b x or x - b x: only b and b r have to be dealt.
+that s = e xor b is b or 1 - b by a public e. The product of s with a value x = c - r, where c is public to A and S and
+r known to Q, is then b x or x - b x: only b and b r have to be dealt.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ A and S learn c = x + r modulo a period P. Since cos(w (c - r)) = cos(w c) cos(w
 is linear in the values cos(j w r) and sin(j w r), which Q deals ahead; A and S multiply their shares by public numbers.
 The mask is uniform on the period, so the opening shows nothing.
 
-Q's numbers and the public ones are rounded, and the roundings depend on Q's mask. The result must not: Q would learn from
-many results where a hidden value stands between two roundings. So x is opened whole, and both kinds of numbers have 52
-fraction bits, in two digits of 26. With B = B1 + 2^-26 B2 and P = P1 + 2^-26 P2,
+Q's numbers and the public ones are rounded, and the roundings depend on Q's mask. The result must not: Q would learn
+from many results where a hidden value stands between two roundings. So x is opened whole, and both kinds of numbers
+have 52 fraction bits, in two digits of 26. With B = B1 + 2^-26 B2 and P = P1 + 2^-26 P2,
 
     P B = P1 B1 + 2^-26 (P1 B2 + P2 B1)         to 2^-54,
 
@@ -108,8 +108,9 @@ def _value(turns: torch.Tensor, series: Series) -> torch.Tensor:
 def draw_error(series: Series) -> float:
     """A bound on how far two results of `trigonometric` for one x can be apart, whatever Q draws.
 
-    Each is within half of it of the series: a unit of 2^-52 for the digit that is dropped, the roundings of the dealt and
-    of the public numbers and the products of two lower digits, and 2^-50 (j + 1) for cos and sin of the j-th harmonic.
+    Each is within half of it of the series: a unit of 2^-52 for the digit that is dropped, the roundings of the dealt
+    and of the public numbers and the products of two lower digits, and 2^-50 (j + 1) for cos and sin of the j-th
+    harmonic.
     """
     terms = len(series.cos)
     rounding = 1 + series.weight + terms + terms / 2
@@ -130,11 +131,12 @@ def trigonometric(net: Net, x: Shares, scale_bits: int, series: Series) -> Share
     """series(x) at `RESULT_BITS` = 52 fraction bits.
 
     Args:
-        x: at `scale_bits` fraction bits, in [series.low, series.high]; beyond it the result is that of the periodic series.
+        x: at `scale_bits` fraction bits, in [series.low, series.high]; beyond it the result is that of the periodic
+        series.
 
-    Rounds 2; online 8 bytes per element, or 16 where x and the period have more than 32 bits, and 16 for the second digit;
-    dealt 32 per term and 12. Error: series.error, and half of `draw_error(series)`, which depends on Q's mask: round the
-    result before it is used. Nobody learns anything.
+    Rounds 2; online 8 bytes per element, or 16 where x and the period have more than 32 bits, and 16 for the second
+    digit; dealt 32 per term and 12. Error: series.error, and half of `draw_error(series)`, which depends on Q's mask:
+    round the result before it is used. Nobody learns anything.
     """
     Q, A, S = net.Q, net.A, net.S
     width, terms = series.period_bits + scale_bits, len(series.cos)
@@ -177,7 +179,7 @@ def trigonometric(net: Net, x: Shares, scale_bits: int, series: Series) -> Share
 
 @protocol("drop_digit", "docs/protocols.md")
 def _drop_digit(net: Net, x: Shares) -> Shares:
-    """floor(x / 2^26), or one more as Q's mask decides. Not for results: for digits of which a rounding drops many more.
+    """floor(x / 2^26), or one more as Q's mask decides: for lower digits that a rounding drops later, never for results.
 
     The truncation of `truncate.py` without its borrow. Rounds 1, bytes 16 online, 12 dealt, per element.
     """

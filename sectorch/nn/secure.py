@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 ROWS = 64
 """Rows of the dry run from which a batch's pieces are reckoned: a word of packed bits holds that many."""
 
-CHUNK_BYTES = 16 << 20
+CHUNK_BYTES = 24 << 20
 """A batch is cut so that its largest message stays below this: memory is bounded by the piece, not by the batch."""
 
 
@@ -347,8 +347,8 @@ def reference(
 ) -> SecureModule:
     """The public fixed-point function that `secure(model)` computes, as a module: no parties, shares or randomness.
 
-    Its results equal those of a secure run bit for bit: in one process or three, with network "lan" or "wan", prepared or
-    not, in any batch and any piece of it. So "Q learns the result and nothing else" means that Q learns
+    Its results equal those of a secure run bit for bit: in one process or three, with network "lan" or "wan", prepared
+    or not, in any batch and any piece of it. So "Q learns the result and nothing else" means that Q learns
     `reference(model)(x)`. It costs little more than the products of whole numbers, and protects nothing.
 
     Args:
@@ -357,8 +357,8 @@ def reference(
         calibrate: a batch of typical inputs, from which the scheme is chosen as in `secure`.
         chunk: rows a piece of a batch; chosen by memory unless named.
 
-    Smooth functions (series of a masked opening: `sectorch.mpc.trigonometric`) are equal but for a chance of about 2^-28
-    an element, which that module derives. With relu="privhfl" the results are the same, and the secure run leaks.
+    Smooth functions (series of a masked opening: `sectorch.mpc.trigonometric`) are equal but for a chance of about
+    2^-28 an element, which that module derives. With relu="privhfl" the results are the same, and the secure run leaks.
 
     Raises:
         as `secure`; ArgumentError if both a scheme and a batch to choose it from are named.

@@ -20,9 +20,7 @@ from .smooth import tensor
 T = torch.Tensor
 
 
-def _exchange(
-    net: Net, x: tuple[Shares, Shares], y: tuple[Shares, Shares]
-) -> tuple[Shares, Shares, Shares, Shares]:
+def _exchange(net: Net, x: tuple[Shares, Shares], y: tuple[Shares, Shares]) -> tuple[Shares, Shares, Shares, Shares]:
     """Pairs (value, position) x and y, ordered: the larger value first. One comparison, both differences selected."""
     values, places = (each(net, torch.sub, a, b) for a, b in zip(x, y, strict=True))
     difference = open_masked(net, values)

@@ -1,8 +1,8 @@
 """The reference: the public fixed-point function that a secure run computes, without parties, shares or randomness.
 
-Every protocol is replaced by its ideal functionality. A's half of a value is then the value itself and S's half is zero,
-of which only the shape is kept. The handlers above the protocols run as they are. It protects nothing: whoever runs it
-holds model and input in the clear.
+Every protocol is replaced by its ideal functionality. A's half of a value is then the value itself and S's half is
+zero, of which only the shape is kept. The handlers above the protocols run as they are. It protects nothing: whoever
+runs it holds model and input in the clear.
 """
 
 from __future__ import annotations
