@@ -17,10 +17,11 @@ from torch import nn
 
 import sectorch
 from sectorch.mpc import relu as relu_module
+from sectorch.mpc import series
 from sectorch.mpc import truncate as truncate_module
 from sectorch.mpc.series import SIGMOID
 from sectorch.mpc.shares import each
-from sectorch.mpc.trigonometric import RESULT_BITS, draw_error
+from sectorch.mpc.trigonometric import RESULT_BITS, draw_error, trigonometric
 
 F = 20
 LOW = (1 << F) - 1
@@ -64,6 +65,36 @@ def test_one_value_in_many_rows_has_one_result(case):
 
 def test_all_protocols_stand_in_these_tests():
     assert {c.name for c in CASES} - {c.name for c in SOUND} == {"leaky_drelu", "leaky_relu"}
+
+
+ALL_SERIES = {name: value for name, value in vars(series).items() if isinstance(value, series.Series)}
+
+
+@pytest.mark.parametrize("scale_bits", [20, 40])
+@pytest.mark.parametrize("name", ALL_SERIES)
+def test_what_draws_change_in_a_series(name: str, scale_bits: int):
+    """Two results for one x, and the ideal one, are within `draw_error`; on the average within 2^-47."""
+    which = ALL_SERIES[name]
+    places = torch.rand(1 << 12, dtype=torch.float64) * (which.high - which.low) + which.low
+    x = (places * 2.0**scale_bits).to(torch.int64)
+    program = lambda w, x: trigonometric(w.net, x, scale_bits, which)
+    first, second = run(program, x), run(program, x)
+    ideal = run(program, x, session=sectorch.Session(reference=True))
+    for other in (second, ideal):
+        apart = (first - other).abs().double() * 2.0**-RESULT_BITS
+        assert apart.max() <= draw_error(which)
+        assert apart.mean() <= 2.0**-47
+    assert draw_error(which) <= 2.0**-38.9
+
+
+@pytest.mark.parametrize("name", ALL_SERIES)
+def test_zero_is_far_from_the_middle_between_two_results(name: str):
+    """The value that stands in every model most often (padding, equal logits) is not one that draws could change."""
+    which = ALL_SERIES[name]
+    at_zero = which.constant + sum(which.cos)
+    unit = at_zero * 2.0**F
+    assert abs((unit + 0.5) % 1.0) > 2.0**-10
+    assert 1 - (unit + 0.5) % 1.0 > 2.0**-10
 
 
 # Models, and the attack.
@@ -139,7 +170,7 @@ def test_an_aggregate_is_one_answer_too(network: str):
 
 
 def plant(monkeypatch) -> None:
-    """The rounding of former versions: without the borrow, a truncation is the floor or one more as the mask decides."""
+    """The rounding of former versions: without the borrow a truncation is the floor, or one more as the mask says."""
     bits, borrow = relu_module._floor_bits, truncate_module._borrow
 
     def without(net, *args):

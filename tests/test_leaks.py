@@ -222,8 +222,8 @@ DEEP = ("relu_fss", "relu_fss_20", "ramps_fss", "ramps_fss_20", "maximum_fss", "
 """Keys of 43 or 63 levels have more bits than a run has elements; `gate_high` is the same protocol in 13 levels."""
 ELEMENTWISE = [case for case in SOUND if case.elementwise and case.name not in DEEP]
 WIDE = (
-    "drelu_thresholds", "ramps", "ramps_20", "normalise", "trigonometric", "trigonometric_wide", "max_tree", "gate_high",
-    "truncate_fss",
+    "drelu_thresholds", "ramps", "ramps_20", "normalise", "trigonometric", "trigonometric_wide", "max_tree",
+    "gate_high", "truncate_fss",
 )  # fmt: skip
 
 

@@ -131,7 +131,7 @@ def compared(high: int, thresholds: int = 1) -> tuple[int, float, float]:
 
 
 def by_keys(high: int, words: int) -> float:
-    """Bytes of a key for each element, to S and on to A: a block a level, and one or two words a level and at the end."""
+    """Bytes of a key for each element, to S and on to A: a block a level, one or two words a level and at the end."""
     return 2 * (16 * high + 8 * words * (high + 1))
 
 
@@ -263,7 +263,8 @@ def test_a_profile_of_a_small_program_counted_by_hand():
     held, x = Session(), ring_values((2, 4), 40)
     with Profile() as profile:
         small_program(held, x)
-    # x: 2 x 4, weight: 3 x 4, y: 2 x 3 = 6 elements in one word of bits; 7 blocks of planes below the fraction, 15 above.
+    # x: 2 x 4, weight: 3 x 4, y: 2 x 3 = 6 elements in one word of bits; 7 blocks of planes below the fraction and
+    # 15 above.
     setup = 12 * 8
     # c_S; codes, ANDs of the trees and of the last layer; r >> f, two bits, the first times r >> f, a bit mod 2^32
     to_S_ahead = 6 * 8 + (155 + 9 + 28 + 6) * 8 + 6 * (8 + 8 + 8 + 8 + 4)

@@ -70,7 +70,7 @@ def argmax_onehot_shares(
     Args:
         at_A, at_Q: int64 [..., classes], shares of numbers within [-2^(drop + bits - 1), 2^(drop + bits - 1)), and
             within 2^62 of zero.
-        drop: numbers that differ by less than 2^drop may come out either way; 0 is exact, equal numbers by the first.
+        drop: with `bits`, the range; all planes are compared, so that the result is exact, equal numbers by the first.
 
     Returns:
         (s at Q, s^ at A), int64 [..., classes]. S gives Q its half under a mask that Q lacks, and Q moves both halves
