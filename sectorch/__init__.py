@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from . import protocols as protocols
     from .ckks import encrypt as encrypt
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _ON_DEMAND = {"ckks": ".ckks", "encrypt": ".ckks", "protocols": ".protocols"}
 """Names whose modules bring much with them (SEAL, numba, scipy): loaded when they are asked for."""

@@ -20,6 +20,7 @@ from op_stage import (
     listed,
     plain_arguments,
     reference,
+    reference_stage,
     revealed,
     scale_0,
     scale_3,
@@ -131,6 +132,17 @@ def test_result_is_torchs(case: Called, grid: bool):
     expected = case.expected(grid=grid)
     args, kwargs = case.secret(grid=grid)
     case.check(case.key(*args, **kwargs), expected)
+
+
+@every_sample
+def test_results_are_the_references_bit_for_bit(case: Called):
+    """Equality where results are exact; smooth functions, too, but for one value in 2^28 (docs/protocols.md)."""
+    both = []
+    for at in (stage(), reference_stage()):
+        args, kwargs = case.secret(at=at, grid=False)
+        both.append([revealed(v) for v in pytree.tree_leaves(listed(case.key(*args, **kwargs)))])
+    for secure, ideal in zip(*both, strict=True):
+        assert torch.equal(secure, ideal) if isinstance(secure, torch.Tensor) else secure == ideal
 
 
 @pytest.mark.parametrize("case", IN_PLACE, ids=repr)

@@ -86,7 +86,7 @@ def _in_chunks(turns: torch.Tensor, leading: tuple[int, ...], fill) -> torch.Ten
     if not out.is_meta:
         for start in range(0, flat.shape[0], _CHUNK):
             fill(out[..., start : start + _CHUNK], flat[start : start + _CHUNK])
-    return out.view(*leading, *turns.shape)
+    return out.view((*leading, *turns.shape))
 
 
 def _turns(half: torch.Tensor, width: int) -> torch.Tensor:
