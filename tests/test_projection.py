@@ -27,6 +27,8 @@ class Quiet(Exception):
 class OneParty:
     """The runtime of one party: it holds keys of its own, queues along its channels, and nobody else's values."""
 
+    ideal = False
+
     def __init__(self, party: Party, session: bytes, queues: dict):
         self.party, self.session, self.queues = party, session, queues
         self.here = frozenset((party,))
