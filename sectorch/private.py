@@ -81,9 +81,10 @@ def _families(given: list[PrivateTensor], run: Callable, count: int, viewed: boo
     """For each result the family of the argument whose memory torch lets it share: a view, or the argument itself."""
     if viewed or all(x.family is None for x in given):
         return [given[0].family] * count
-    stand_ins = [to_meta(x, True) for x in given]
+    with torch.inference_mode(False):  # in inference mode torch does not say what a view is a view of
+        stand_ins = [to_meta(x, True) for x in given]
+        outs = run(*stand_ins)
     pairs = list(zip(given, stand_ins, strict=True))
-    outs = run(*stand_ins)
     return [next((x.family for x, meta in pairs if out is meta or out._base is meta), None) for out in outs]
 
 
