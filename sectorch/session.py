@@ -66,6 +66,7 @@ class Session:
         raise ArgumentError("a session holds keys and cannot be copied or pickled; open a new one")
 
     def _net(self, party: Party, base: Phase, call: int | None = None, material=None) -> Net:
+        party = self.answering_party(party)
         number = next(self._calls) if call is None else call
         return Net(self.runtime, number, self.Q, party, self.S, base, material)
 
@@ -78,9 +79,28 @@ class Session:
         """Whether all parties are in this process."""
         return all(self.present(p) for p in (self.Q, self.S, *self.answering))
 
+    def answering_party(self, party: Party | None = None) -> Party:
+        """`party`, if it is one of this session's answering parties; the first of them for None.
+
+        Every call, module and tensor of the session asks here. Shares between S and S, or S and Q, would hide nothing.
+
+        Raises:
+            ArgumentError: S, Q, another session's party, or no Party at all; nothing was computed or sent.
+        """
+        if party is None:
+            return self.answering[0]
+        if not isinstance(party, Party) or party not in self.answering:
+            known = isinstance(party, Party)
+            raise ArgumentError(
+                f"party must be an answering party of the session ({', '.join(p.name for p in self.answering)}), got "
+                f"{f'{party.name} of role {party.role}' if known else f'a {type(party).__name__}'}; "
+                f"pass party=session.answering[i], or leave it out for the first"
+            )
+        return party
+
     def setup(self, party: Party) -> Net:
         """The net for what is done once a session with this answering party."""
-        return self._setup[party]
+        return self._setup[self.answering_party(party)]
 
     def net(self, party: Party) -> Net:
         """The net of the running call with this party, or a new call of its own."""
@@ -116,7 +136,7 @@ class Session:
     @contextmanager
     def prepare(self, party: Party, shapes: list | None = None) -> Iterator[Tape]:
         """Run the offline part of what is inside, on an input that only has a shape; yields the tape it fills."""
-        number = next(self._calls)
+        party, number = self.answering_party(party), next(self._calls)
         tape = Tape(number, self.runtime.session)
         with self._running(self._net(party, Phase.OFFLINE, number, Recorder(tape))) as net:
             net.shapes = shapes

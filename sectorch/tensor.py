@@ -233,6 +233,7 @@ def share_tensor(
 
     Raises:
         DtypeError, NonFiniteError, FixedPointRangeError: before anything is sent.
+        ArgumentError: a party that is none of the session's answering ones: it would learn x, or nobody could use it.
     """
     if isinstance(x, SecretTensor):
         raise ArgumentError(f"share() takes a plain tensor, got a {type(x).__name__}")
@@ -241,7 +242,7 @@ def share_tensor(
     if x.device not in (session.device, torch.device("meta")):
         raise ArgumentError(f"the tensor is on {x.device}, its session on {session.device}: x.to('{session.device}')")
     scheme = scheme or Scheme()
-    party = party or session.answering[0]
+    party = session.answering_party(party)
     check_encodable(x, scheme.frac_bits, "the input")
     scale_bits = scheme.frac_bits if x.is_floating_point() else 0
     with session.operation(party) as net:
@@ -266,7 +267,7 @@ def aggregate(tensors: Sequence[SharedTensor]) -> torch.Tensor:
     first = tensors[0]
     if any(x.session is not first.session for x in tensors):
         raise SessionMismatchError("aggregate() adds tensors of one session; these are of several")
-    if len({x.party for x in tensors}) < len(tensors):
+    if len({first.session.answering_party(x.party) for x in tensors}) < len(tensors):
         raise ArgumentError("aggregate() takes one tensor of each answering party; add a party's own tensors up first")
     if any(x.shares.shape != first.shares.shape for x in tensors):
         raise ShapeError(f"aggregate() needs equal shapes, got {[tuple(x.shares.shape) for x in tensors]}")

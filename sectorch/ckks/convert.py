@@ -103,7 +103,7 @@ def to_shares(
     if secret.identity != e.keys.identity:
         raise KeyMismatchError(f"the tensor is under keys {e.keys.identity[:8]}, the key is of {secret.identity[:8]}")
     session, scheme = session or default_session(), scheme or Scheme()
-    party = party or session.answering[0]
+    party = session.answering_party(party)
     c = settle(e.cipher)
     bits = math.ceil(math.log2(c.scale)) + value_bits + security_bits
     offset_bits = bits - security_bits

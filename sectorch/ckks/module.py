@@ -78,9 +78,9 @@ class CKKSModule(nn.Module):
             raise TrainingModeError("the model is in training mode; call model.eval() first")
         self.__dict__["model"], self.__dict__["keys"] = model, keys
         self.session = session or default_session()
+        self.party = self.session.answering_party(party)
         if not self.session.complete:
             raise ArgumentError("an encrypted model needs a session with all parties in this process")
-        self.party = party or self.session.answering[0]
         self.queries: list[Query] = []
         super().train(False)
 

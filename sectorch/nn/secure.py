@@ -66,6 +66,7 @@ class SecureModule(nn.Module):
 
     def __init__(self, model: nn.Module, session: Session, party: Party, scheme: Scheme, chunk: int | None):
         super().__init__()
+        party = session.answering_party(party)
         _check_model(model, session.device if session.present(party) else torch.device("meta"))
         self.session, self.party, self.scheme = session, party, scheme
         floating = [p.dtype for p in (*model.parameters(), *model.buffers()) if p.is_floating_point()]
@@ -312,7 +313,8 @@ def secure(
     Raises:
         TrainingModeError: the model is not in evaluation mode.
         NonFiniteError, FixedPointRangeError: weights that fixed point cannot hold.
-        ArgumentError: a choice that does not exist, or choices that do not go together. The model is never changed.
+        ArgumentError: a choice that does not exist, or choices that do not go together; a party that is none of the
+            session's answering ones. The model is never changed.
 
     Warns:
         LeakyProtocolWarning: for relu="privhfl".
@@ -324,7 +326,7 @@ def secure(
 
         return CKKSModule(model, keys, session=session, party=party)
     session = session or default_session(_device_of(model))
-    party = party or session.answering[0]
+    party = session.answering_party(party)
     scheme = Scheme(frac_bits, relu, network=network)
     if calibrate is not None:
         _check_model(model, _device_of(model))

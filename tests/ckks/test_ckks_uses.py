@@ -16,7 +16,7 @@ from torch import nn
 import sectorch
 from sectorch import ckks
 from sectorch.ckks.flood import flood_cost
-from sectorch.errors import TrainingModeError
+from sectorch.errors import ArgumentError, TrainingModeError
 from sectorch.nn.fhe import Polynomial, fhe_friendly, fine_tune
 from sectorch.nn.models import lenet
 from sectorch.nn.models.small import Square
@@ -148,6 +148,24 @@ def test_what_q_and_s_see_of_a_conversion_is_masked(keys):
         ckks.to_shares(e, keys.secret, security_bits=400)
     with pytest.raises(ckks.ScaleError, match="61"):
         ckks.from_shares(sectorch.share(torch.ones(2, 1)), keys.public, security_bits=60)
+
+
+def test_a_conversion_is_between_q_s_and_an_answering_party(keys):
+    """Half a share each at S and S would be the whole value at S."""
+    session = sectorch.Session()
+    e = ckks.encrypt(torch.ones(4, 1, dtype=DOUBLE), keys)
+    shared = sectorch.share(torch.ones(4, 1), session=session)
+    for party in (session.S, session.Q, sectorch.Session(2, dry=True).answering[1], "A"):
+        shared.party = party
+        with sectorch.profile() as p:
+            for use in (
+                lambda: ckks.to_shares(e, keys.secret, session=session, party=party),
+                lambda: ckks.from_shares(shared, keys.public),
+                lambda: ckks.CKKSModule(nn.Linear(1, 1).eval(), keys, session=session, party=party),
+            ):
+                with pytest.raises(ArgumentError, match="answering party of the session"):
+                    use()
+        assert not p.ledger
 
 
 def small_net() -> nn.Sequential:
