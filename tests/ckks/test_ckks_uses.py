@@ -15,7 +15,7 @@ from torch import nn
 
 import sectorch
 from sectorch import ckks
-from sectorch.ckks.flood import flood_cost
+from sectorch.ckks.flood import coefficient_error, flood_cost
 from sectorch.errors import ArgumentError, TrainingModeError
 from sectorch.nn.fhe import Polynomial, fhe_friendly, fine_tune
 from sectorch.nn.models import lenet
@@ -324,6 +324,78 @@ def test_flooding_costs_what_it_says_and_no_more(keys):
         assert cost / 200 < error < 1.1 * cost
     with pytest.raises(ckks.ScaleError, match="does not fit"):
         e.decrypt(keys.secret, flood_bits=60)
+
+
+@given(size=st.floats(0.01, 8), angle=st.floats(0, 2 * math.pi))
+@settings(max_examples=20)
+def test_normal_distributions_apart_by_a_vector_differ_along_it_only(size, angle):
+    """The step of the derivation that leaves one dimension: over the plane it is erf(|e| / (2 sqrt(2) sigma)) too."""
+    step = 0.05
+    x = torch.arange(-14, 14, step, dtype=DOUBLE)
+    density = lambda x, y: torch.exp(-(x[:, None] ** 2 + y[None] ** 2) / 2) / (2 * math.pi)
+    first = density(x + size / 2 * math.cos(angle), x + size / 2 * math.sin(angle))
+    second = density(x - size / 2 * math.cos(angle), x - size / 2 * math.sin(angle))
+    total = float((first - second).abs().sum()) * step * step / 2
+    # The sum over a grid of a function whose second derivatives are below one, cut along the line where it is zero.
+    assert total == pytest.approx(math.erf(size / (2 * math.sqrt(2))), abs=step**2)
+
+
+@pytest.mark.parametrize("results", [1, 226, 10**6])
+@pytest.mark.parametrize("degree", [1, 4096, 16384, 32768])
+@pytest.mark.parametrize("bits", [1, 6.5, 10, 16, 30, 45])
+def test_the_flood_distance_bounds_the_exact_one(degree, bits, results):
+    """Each of results * degree coefficients is apart by one standard deviation of the error, 2^-bits of the noise's."""
+    away = math.sqrt(results * degree) * 2.0**-bits
+    exact, bound = math.erf(away / (2 * math.sqrt(2))), ckks.flood_distance(degree, bits, results)
+    assert exact <= bound <= 1
+    assert bound <= max(1.2534 * exact, away / 2) and (away > 0.01 or bound < 1.2534 * exact)
+    if bound < 1:
+        assert bound == pytest.approx(away / 2)
+        if results * degree > 50:
+            assert exact > 2.0**-bits, "a distance of 2^-bits is that of a few coefficients only"
+
+
+@pytest.mark.parametrize("shift", [(1,), (1, -1), (1, 1, 1)])
+@pytest.mark.parametrize("deviation", [2.0, 4.0, 16.0])
+def test_the_distance_of_rounded_noise(shift, deviation):
+    """All of the distribution of noise as it is sampled, rounded, against the same noise with an error of integers."""
+    edges = torch.arange(-9 * int(deviation), 9 * int(deviation) + 1, dtype=DOUBLE)
+    cumulative = lambda x: (1 + torch.erf(x / (deviation * math.sqrt(2)))) / 2
+    weight = lambda e: cumulative(edges + 0.5 - e) - cumulative(edges - 0.5 - e)
+    first, second = torch.ones((), dtype=DOUBLE), torch.ones((), dtype=DOUBLE)
+    for e in shift:
+        first, second = first[..., None] * weight(0), second[..., None] * weight(e)
+    total = float((first - second).abs().sum()) / 2
+    bound = ckks.flood_distance(len(shift), math.log2(deviation))
+    assert 0.7 * bound < total < bound
+
+
+def test_noise_as_it_is_sampled_has_the_width_that_the_distance_counts_on(keys):
+    """Of what decrypts: the deviation of every coefficient, and none that is left out."""
+    p = keys.parameters
+    e = ckks.encrypt(torch.zeros(1, 1, dtype=DOUBLE), keys)
+    c = ckks.cipher.settle(e.cipher)
+    before = ckks.flood.flooded(c, 12)
+    q = c.primes[0]
+    change = ckks.modular.minus_(before.data[:, 0, 0].contiguous(), c.data[:, 0, 0], q)
+    noise = ckks.ntt.transform(p.degree, q).inverse(change)
+    noise = torch.where(noise > q // 2, noise - q, noise).double()
+    wanted = 2.0**12 * coefficient_error(p.degree, 64)
+    # The variance of N normal numbers is within 6 sqrt(2 / N) of theirs but for one time in 10^8.
+    assert float((noise**2).mean()) == pytest.approx(wanted**2, rel=6 * math.sqrt(2 / p.degree))
+    assert torch.equal(before.data[:, 1], c.data[:, 1])
+
+
+@pytest.mark.parametrize("arguments", [(0, 4), (8192, math.nan), (8192, math.inf), (8192, 4, 0), (math.nan, 4)])
+def test_a_distance_of_nothing_is_refused(arguments):
+    with pytest.raises(ArgumentError, match="at least one coefficient"):
+        ckks.flood_distance(*arguments)
+
+
+def test_the_flood_distance_at_its_ends():
+    assert ckks.flood_distance(1 << 15, -5000) == ckks.flood_distance(1 << 15, 1, 10**400) == 1
+    assert ckks.flood_distance(1 << 15, 5000) == 0
+    assert ckks.flood_distance(1 << 13, 28) == pytest.approx(2.0**-22.5)
 
 
 def test_a_rerandomised_answer_shows_no_combination_of_the_query(keys):
