@@ -15,6 +15,7 @@ from torch import nn
 
 import sectorch
 from sectorch import ckks
+from sectorch.ckks.convert import mask_bits
 from sectorch.ckks.flood import coefficient_error, flood_cost
 from sectorch.errors import ArgumentError, TrainingModeError
 from sectorch.nn.fhe import Polynomial, fhe_friendly, fine_tune
@@ -126,9 +127,14 @@ def test_to_shares_and_back(keys, seed, batch, factor):
     each = 8 * math.sqrt(n * ((1 + 2 * n / 3) / 12 + 11)) / 2.0**28
     assert float((shared.reveal() - factor * x).abs().max()) < 2 * each + 2.0**-18
     rectified = torch.relu(shared)
-    again = ckks.from_shares(rectified, keys.public)
+    with pytest.raises(ckks.ScaleError, match=r"at most 8 elements a call, or round first with frac_bits=1[6-9]"):
+        ckks.from_shares(rectified.repeat(1, 3), keys.public)
+    # Values are below 2^5: 27 elements, which take 5 bits, have room at 20 fraction bits, and with 8 value bits at 18.
     expected = torch.relu(factor * x)
+    again = ckks.from_shares(rectified, keys.public, value_bits=5)
     assert float((again.decrypt(keys.secret) - expected).abs().max()) < 3 * each + 2.0**-16
+    rounded = ckks.from_shares(rectified, keys.public, frac_bits=18)
+    assert float((rounded.decrypt(keys.secret) - expected).abs().max()) < 3 * each + 2.0**-16 + 2.0**-18
     assert again.levels_left == keys.parameters.depth - 1
 
 
@@ -148,6 +154,89 @@ def test_what_q_and_s_see_of_a_conversion_is_masked(keys):
         ckks.to_shares(e, keys.secret, security_bits=400)
     with pytest.raises(ckks.ScaleError, match="61"):
         ckks.from_shares(sectorch.share(torch.ones(2, 1)), keys.public, security_bits=60)
+
+
+class Opening(sectorch.runtime.ledger.Observer):
+    """What Q is sent of a conversion from shares."""
+
+    def message(self, line, value):
+        if (line.path, line.label) == ("shares_to_ckks", "masked"):
+            self.opened = value
+
+
+@pytest.mark.parametrize(
+    "count, frac_bits, bits", [(1, 20, 58), (2, 20, 59), (8, 20, 61), (9, 19, 61), (1 << 10, 13, 61)]
+)
+def test_masks_are_as_wide_as_all_elements_of_a_call_want(keys, count, frac_bits, bits):
+    """x = 0 opens as the mask and its offset: uniform on so many bits, of which some word has the top one."""
+    assert mask_bits(8 + frac_bits, count, 30) == bits
+    zeros = sectorch.share(torch.zeros(count if count < 64 else 64, count // 64 or 1, dtype=DOUBLE))
+    with Opening() as seen:
+        ckks.from_shares(zeros, keys.public, frac_bits=frac_bits)
+    mask = seen.opened - (1 << (8 + frac_bits))
+    assert mask.shape.numel() == count and int(mask.min()) >= 0 and int(mask.max()) < 1 << bits
+    # One word below 2^(bits - 30) has a chance of 2^-30; of many, below the former width of 8 + frac_bits + 30 one of
+    # 2^-30 as well where it falls short by ten bits.
+    assert int(mask.max()) >= 1 << (bits - 30)
+    if count == 1 << 10:
+        assert int(mask.max()) >= 1 << (8 + frac_bits + 30)
+
+
+@pytest.mark.parametrize("count, most", [(1, 33), (1 << 10, 23), ((1 << 10) + 1, 22), (1 << 20, 13)])
+def test_a_call_of_more_elements_than_its_masks_hide_is_refused(small, monkeypatch, count, most):
+    """Refused by shapes alone: nothing is drawn or sent, and what the error names is what just fits."""
+
+    def drawn(words: int):
+        raise InterruptedError
+
+    monkeypatch.setattr("sectorch.ckks.convert.random_words", drawn)
+    session = sectorch.Session(dry=True)
+    shape = (min(count, 1024), -(-count // 1024)) if count != 1025 else (1025,)
+    x = sectorch.share(torch.empty(shape, dtype=DOUBLE, device="meta"), session=session)
+    assert math.prod(shape) == count
+    fits = dict(value_bits=28 - 20, security_bits=30, frac_bits=23 - (count - 1).bit_length())
+    assert fits["frac_bits"] + 10 == most
+    if fits["frac_bits"] < 20:
+        with sectorch.profile() as p:
+            with pytest.raises(
+                ckks.ScaleError, match=f"{count} elements .* or round first with frac_bits={most - 10}"
+            ) as e:
+                ckks.from_shares(x, small.public)
+            with pytest.raises(ckks.ScaleError):
+                ckks.from_shares(x, small.public, **{**fits, "frac_bits": fits["frac_bits"] + 1})
+        assert "\n" not in str(e.value) and not p.ledger
+    with pytest.raises(InterruptedError):
+        ckks.from_shares(x, small.public, **fits)
+
+
+@given(width=st.integers(1, 3), count=st.integers(1, 3), security_bits=st.integers(1, 3), data=st.data())
+@settings(max_examples=60)
+def test_the_masks_leave_what_their_width_promises(width, count, security_bits, data):
+    """The exact distance of what is opened, over all masks, for all elements together."""
+    m = mask_bits(width, count, security_bits)
+    assert m == width + security_bits + math.ceil(math.log2(count))
+    size, offset = 1 << m, 1 << width
+    values = [data.draw(st.integers(1 - offset, offset - 1)) for _ in range(count)]
+    first, second = torch.ones((), dtype=DOUBLE), torch.ones((), dtype=DOUBLE)
+    for x in values:
+        there, here = torch.zeros(2, size + 2 * offset, dtype=DOUBLE)
+        there[offset : offset + size] = here[offset + x : offset + x + size] = 1 / size
+        assert float((there - here).abs().sum()) / 2 == pytest.approx(abs(x) / size)
+        first, second = first[..., None] * there, second[..., None] * here
+    assert float((first - second).abs().sum()) / 2 <= 2.0**-security_bits
+
+
+@pytest.mark.parametrize("bits", [0, -1, 30.0, None, True, "30"])
+def test_masks_of_no_bits_are_refused(keys, bits):
+    e = ckks.encrypt(torch.ones(2, 1, dtype=DOUBLE), keys)
+    x = sectorch.share(torch.ones(2, 1))
+    with pytest.raises(ArgumentError, match="security_bits"):
+        ckks.to_shares(e, keys.secret, security_bits=bits)
+    with pytest.raises(ArgumentError, match="security_bits"):
+        ckks.from_shares(x, keys.public, security_bits=bits)
+    if bits not in (0, None):
+        with pytest.raises(ArgumentError, match="frac_bits"):
+            ckks.from_shares(x, keys.public, frac_bits=bits)
 
 
 def test_a_conversion_is_between_q_s_and_an_answering_party(keys):
