@@ -36,10 +36,25 @@ def call(context: Context, func: Callable, args: tuple, kwargs: dict, meta: Any)
         return _changed(context, func, leaves, at, run)
     if not outputs or not all(isinstance(leaf, torch.Tensor) for leaf in outputs):
         raise SecretAccessError(f"{spell(func)} would take a value out of a PrivateTensor")
-    parent = leaves[at[0]]
+    derived = leaves[at[0]].derived
     key = None if func in _COPIES else _cache_key(func, leaves, at, spec)
-    if key is not None and key in parent.derived:
-        return pytree.tree_unflatten(parent.derived[key][0], out_spec)
+    if key is None:
+        return pytree.tree_unflatten(_results(context, func, leaves, at, run, outputs), out_spec)
+    if key not in derived:
+        with context.setup.lock:
+            if key not in derived:  # another thread may have derived it meanwhile
+                results = _results(context, func, leaves, at, run, outputs)
+                for result in results:
+                    result.lasting = True
+                derived[key] = results, [leaves[i] for i in at]  # holding them keeps their ids theirs
+    return pytree.tree_unflatten(derived[key][0], out_spec)
+
+
+def _results(
+    context: Context, func: Callable, leaves: list, at: list[int], run: Callable, outputs: list
+) -> list[PrivateTensor]:
+    """Computed at the owner; each knows what it is a view of, and whose memory torch lets it share."""
+    parent = leaves[at[0]]
     located = context.setup.locally(context.party, run, *(leaves[i].value for i in at))
     row = ROW_OF.get(func)
     viewed = row is not None and row.view and len(at) == 1
@@ -55,11 +70,7 @@ def call(context: Context, func: Callable, args: tuple, kwargs: dict, meta: Any)
         if viewed:
             result.origin = (parent, lambda v, i=i: run(v)[i])
         results.append(result)
-    if key is not None:
-        parent.derived[key] = results, [leaves[i] for i in at]  # holding them keeps their ids theirs
-        for result in results:
-            result.lasting = True
-    return pytree.tree_unflatten(results, out_spec)
+    return results
 
 
 def _runs(func: Callable, leaves: list, at: list[int], spec: Any) -> Callable:

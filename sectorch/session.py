@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -149,10 +150,13 @@ class Session:
     def replay(self, party: Party, tape: Tape, shapes: list | None = None) -> Iterator[Net]:
         """Run the online part of what is inside on a prepared tape."""
         replayer = Replayer(tape, self.runtime.session)
-        with self._running(self._net(party, Phase.OFFLINE, tape.call, replayer)) as net:
-            net.shapes = shapes
-            yield net
-        replayer.finish()
+        try:
+            with self._running(self._net(party, Phase.OFFLINE, tape.call, replayer)) as net:
+                net.shapes = shapes
+                yield net
+            replayer.finish()
+        finally:
+            tape.release()
 
     def again(self, projection: Projection, x: torch.Tensor, tape: Tape | None = None) -> Any:
         """A recorded program as a call of its own, on prepared material if there is a tape."""
@@ -183,11 +187,13 @@ class Session:
 
 
 _default: dict[torch.device, Session] = {}
+_DEFAULT = threading.Lock()
 
 
 def default_session(device: torch.device | str = "cpu") -> Session:
     """The session of this process that `share` and `secure` use when none is named: one a device, made on first use."""
     device = torch.device(device)
-    if device not in _default:
-        _default[device] = Session(device=device)
-    return _default[device]
+    with _DEFAULT:  # tensors of two threads must be of one session to meet
+        if device not in _default:
+            _default[device] = Session(device=device)
+        return _default[device]

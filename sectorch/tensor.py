@@ -201,17 +201,20 @@ class PrivateTensor(SecretTensor):
         """
         if self._weight is None:
             setup = self.session.setup(self.party)
-            if self.origin is None:
-                self._weight = mask_weight(setup, self.encoded(self.weight_bits))
-            else:
-                parent, view = self.origin
-                whole = parent.weight()
-                self._weight = Weight(
-                    setup.locally(setup.A, view, whole.omega),
-                    setup.locally((setup.Q, setup.A), view, whole.a),
-                    setup.locally((setup.S, setup.A), view, whole.masked),
-                )
+            with setup.lock:  # another thread may have made it meanwhile: it is masked and sent once
+                self._weight = self._weight or self._masked(setup)
         return self._weight
+
+    def _masked(self, setup: Net) -> Weight:
+        if self.origin is None:
+            return mask_weight(setup, self.encoded(self.weight_bits))
+        parent, view = self.origin
+        whole = parent.weight()
+        return Weight(
+            setup.locally(setup.A, view, whole.omega),
+            setup.locally((setup.Q, setup.A), view, whole.a),
+            setup.locally((setup.S, setup.A), view, whole.masked),
+        )
 
 
 def share_tensor(
