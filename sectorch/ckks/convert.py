@@ -56,9 +56,9 @@ def mask_bits(width: int, count: int, security_bits: int) -> int:
     Raises:
         ArgumentError: bits that hide nothing, or that are no whole numbers.
     """
-    for name, bits in (("value_bits", width), ("security_bits", security_bits)):
+    for what, bits in (("value_bits and fraction bits together", width), ("security_bits", security_bits)):
         if type(bits) is not int or bits < 1:
-            raise ArgumentError(f"{name} must leave a whole number of bits from 1 on, got {bits!r}; try the default")
+            raise ArgumentError(f"{what} must be a whole number from 1 on, got {bits!r}; leave them at their defaults")
     return width + security_bits + (max(count, 1) - 1).bit_length()
 
 
