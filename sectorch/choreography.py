@@ -19,6 +19,7 @@ Source of the idea: choreographic programming (HasChor, MultiChor).
 from __future__ import annotations
 
 import functools
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -99,14 +100,15 @@ def protocol(name: str, source: str, messages: Iterable[Message] = (), ideal: Ca
 
         @functools.wraps(f)
         def run(net: Net, *args, **kwargs):
-            if ideal is not None and net.ideal:
-                return ideal(net, *args, **kwargs)
-            net._stack.append(spec)
-            net.note(spec.name, args, kwargs)
-            try:
-                return f(net, *args, **kwargs)
-            finally:
-                net._stack.pop()
+            with net.lock:
+                if ideal is not None and net.ideal:
+                    return ideal(net, *args, **kwargs)
+                net._stack.append(spec)
+                net.note(spec.name, args, kwargs)
+                try:
+                    return f(net, *args, **kwargs)
+                finally:
+                    net._stack.pop()
 
         run.spec = spec
         return run
@@ -133,6 +135,17 @@ class Recording(Protocol):
     def step(self, number: int, step: Step, values: tuple, result: Any, fingerprint: int) -> None: ...
 
 
+def _in_turn(method: Callable) -> Callable:
+    """A step of a net waits while another thread is in one of its protocols."""
+
+    @functools.wraps(method)
+    def run(net: Net, *args, **kwargs):
+        with net.lock:
+            return method(net, *args, **kwargs)
+
+    return run
+
+
 class Net:
     """One call of a choreography among Q, A and S.
 
@@ -151,6 +164,8 @@ class Net:
         self._base = base
         self._material: Material | None = material
         self._draws = 0
+        self.lock = threading.RLock()
+        """Held over each protocol and step: the net of the setup is used by all threads of a session."""
         self._stack: list[ProtocolSpec] = []
         self.shapes: list[Any] | None = None
         """Known results, as meta tensors, of the steps of this program in order: nobody need work them out again."""
@@ -168,6 +183,7 @@ class Net:
     def __repr__(self) -> str:
         return f"Net(call {self.call}, {self.Q}, {self.A}, {self.S})"
 
+    @_in_turn
     def locally(self, parties: Party | tuple[Party, ...], f: Callable, *values: Any):
         """`parties` compute f(*values) on their own; plain Python values and tensors among `values` are public.
 
@@ -190,6 +206,7 @@ class Net:
 
         return self._step(Compute(f, owners, phase, self._path()), values, depth)
 
+    @_in_turn
     def send(self, value: Located, src: Party, dst: Party, label: str) -> Located:
         """Send a value that `src` holds to `dst`; the result is held by both, and has arrived: it is a round later.
 
@@ -212,6 +229,7 @@ class Net:
         )  # fmt: skip
         return self._step(Move(letter, value.owners), (value,), depth + 1)
 
+    @_in_turn
     def common(self, p: Party, q: Party, shape: torch.Size | tuple, label: str, dtype=torch.int64) -> Located:
         """Uniform int64 (or int32) values that p and q draw from their pair stream; nobody else can."""
         shape = torch.Size(shape)

@@ -36,10 +36,25 @@ def call(context: Context, func: Callable, args: tuple, kwargs: dict, meta: Any)
         return _changed(context, func, leaves, at, run)
     if not outputs or not all(isinstance(leaf, torch.Tensor) for leaf in outputs):
         raise SecretAccessError(f"{spell(func)} would take a value out of a PrivateTensor")
-    parent = leaves[at[0]]
+    derived = leaves[at[0]].derived
     key = None if func in _COPIES else _cache_key(func, leaves, at, spec)
-    if key is not None and key in parent.derived:
-        return pytree.tree_unflatten(parent.derived[key][0], out_spec)
+    if key is None:
+        return pytree.tree_unflatten(_results(context, func, leaves, at, run, outputs), out_spec)
+    if key not in derived:
+        with context.setup.lock:
+            if key not in derived:  # another thread may have derived it meanwhile
+                results = _results(context, func, leaves, at, run, outputs)
+                for result in results:
+                    result.lasting = True
+                derived[key] = results, [leaves[i] for i in at]  # holding them keeps their ids theirs
+    return pytree.tree_unflatten(derived[key][0], out_spec)
+
+
+def _results(
+    context: Context, func: Callable, leaves: list, at: list[int], run: Callable, outputs: list
+) -> list[PrivateTensor]:
+    """Computed at the owner; each knows what it is a view of, and whose memory torch lets it share."""
+    parent = leaves[at[0]]
     located = context.setup.locally(context.party, run, *(leaves[i].value for i in at))
     row = ROW_OF.get(func)
     viewed = row is not None and row.view and len(at) == 1
@@ -55,11 +70,7 @@ def call(context: Context, func: Callable, args: tuple, kwargs: dict, meta: Any)
         if viewed:
             result.origin = (parent, lambda v, i=i: run(v)[i])
         results.append(result)
-    if key is not None:
-        parent.derived[key] = results, [leaves[i] for i in at]  # holding them keeps their ids theirs
-        for result in results:
-            result.lasting = True
-    return pytree.tree_unflatten(results, out_spec)
+    return results
 
 
 def _runs(func: Callable, leaves: list, at: list[int], spec: Any) -> Callable:
@@ -81,9 +92,10 @@ def _families(given: list[PrivateTensor], run: Callable, count: int, viewed: boo
     """For each result the family of the argument whose memory torch lets it share: a view, or the argument itself."""
     if viewed or all(x.family is None for x in given):
         return [given[0].family] * count
-    stand_ins = [to_meta(x, True) for x in given]
+    with torch.inference_mode(False):  # in inference mode torch does not say what a view is a view of
+        stand_ins = [to_meta(x, True) for x in given]
+        outs = run(*stand_ins)
     pairs = list(zip(given, stand_ins, strict=True))
-    outs = run(*stand_ins)
     return [next((x.family for x, meta in pairs if out is meta or out._base is meta), None) for out in outs]
 
 

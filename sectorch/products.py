@@ -30,7 +30,9 @@ def _buffer(elements: int) -> torch.Tensor:
     """A reused int64 buffer of this thread. A fresh one would cost more in page faults than the copy into it."""
     held = getattr(_scratch, "buffer", None)
     if held is None or held.numel() < elements:
-        held = _scratch.buffer = torch.empty(max(elements, _CHUNK_ELEMENTS), dtype=torch.int64)
+        # A tensor made in inference mode could not be written outside it, and the thread keeps this one.
+        with torch.inference_mode(False):
+            held = _scratch.buffer = torch.empty(max(elements, _CHUNK_ELEMENTS), dtype=torch.int64)
     return held[:elements]
 
 

@@ -13,6 +13,7 @@ Source: PrivHFL, Figure 18 (Pi_Seed) and section 2.3.
 from __future__ import annotations
 
 import os
+import threading
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -37,6 +38,7 @@ class PairKey:
         self._session = session
         self._ciphers: dict[str, algorithms.AES] = {}
         self._latest: dict[int, dict[str, int]] = {}
+        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return "PairKey(...)"
@@ -63,14 +65,16 @@ class PairKey:
     def _claim(self, label: str, call: int, draw: int) -> None:
         if not (0 <= call < 1 << 32 and 0 <= draw < 1 << 32):
             raise StreamReuseError("the counters of this session are used up; open a new session")
-        latest = self._latest.setdefault(call, {})
-        if draw <= latest.get(label, -1):
-            raise StreamReuseError(f"draw {draw} of '{label}' in call {call} was made already")
-        latest[label] = draw
+        with self._lock:  # of two threads that ask for one place one is refused
+            latest = self._latest.setdefault(call, {})
+            if draw <= latest.get(label, -1):
+                raise StreamReuseError(f"draw {draw} of '{label}' in call {call} was made already")
+            latest[label] = draw
 
     def forget(self, call: int) -> None:
         """Drop the bookkeeping of a finished call; the session never hands out its number again."""
-        self._latest.pop(call, None)
+        with self._lock:
+            self._latest.pop(call, None)
 
     def _fill(self, label: str, call: int, draw: int, out: memoryview) -> None:
         cipher = self._ciphers.get(label)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -72,6 +73,7 @@ class Session:
         raise ArgumentError("a session holds keys and cannot be copied or pickled; open a new one")
 
     def _net(self, party: Party, base: Phase, call: int | None = None, material=None) -> Net:
+        party = self.answering_party(party)
         number = next(self._calls) if call is None else call
         return Net(self.runtime, number, self.Q, party, self.S, base, material)
 
@@ -84,9 +86,28 @@ class Session:
         """Whether all parties are in this process, or there are none: in the reference."""
         return self.runtime.ideal or all(self.present(p) for p in (self.Q, self.S, *self.answering))
 
+    def answering_party(self, party: Party | None = None) -> Party:
+        """`party`, if it is one of this session's answering parties; the first of them for None.
+
+        Every call, module and tensor of the session asks here. Shares between S and S, or S and Q, would hide nothing.
+
+        Raises:
+            ArgumentError: S, Q, another session's party, or no Party at all; nothing was computed or sent.
+        """
+        if party is None:
+            return self.answering[0]
+        if not isinstance(party, Party) or party not in self.answering:
+            known = isinstance(party, Party)
+            raise ArgumentError(
+                f"party must be an answering party of the session ({', '.join(p.name for p in self.answering)}), got "
+                f"{f'{party.name} of role {party.role}' if known else f'a {type(party).__name__}'}; "
+                f"pass party=session.answering[i], or leave it out for the first"
+            )
+        return party
+
     def setup(self, party: Party) -> Net:
         """The net for what is done once a session with this answering party."""
-        return self._setup[party]
+        return self._setup[self.answering_party(party)]
 
     def net(self, party: Party) -> Net:
         """The net of the running call with this party, or a new call of its own."""
@@ -122,7 +143,7 @@ class Session:
     @contextmanager
     def prepare(self, party: Party, shapes: list | None = None) -> Iterator[Tape]:
         """Run the offline part of what is inside, on an input that only has a shape; yields the tape it fills."""
-        number = next(self._calls)
+        party, number = self.answering_party(party), next(self._calls)
         tape = Tape(number, self.runtime.session)
         with self._running(self._net(party, Phase.OFFLINE, number, Recorder(tape))) as net:
             net.shapes = shapes
@@ -135,10 +156,13 @@ class Session:
     def replay(self, party: Party, tape: Tape, shapes: list | None = None) -> Iterator[Net]:
         """Run the online part of what is inside on a prepared tape."""
         replayer = Replayer(tape, self.runtime.session)
-        with self._running(self._net(party, Phase.OFFLINE, tape.call, replayer)) as net:
-            net.shapes = shapes
-            yield net
-        replayer.finish()
+        try:
+            with self._running(self._net(party, Phase.OFFLINE, tape.call, replayer)) as net:
+                net.shapes = shapes
+                yield net
+            replayer.finish()
+        finally:
+            tape.release()
 
     def again(self, projection: Projection, x: torch.Tensor, tape: Tape | None = None) -> Any:
         """A recorded program as a call of its own, on prepared material if there is a tape."""
@@ -169,11 +193,13 @@ class Session:
 
 
 _default: dict[torch.device, Session] = {}
+_DEFAULT = threading.Lock()
 
 
 def default_session(device: torch.device | str = "cpu") -> Session:
     """The session of this process that `share` and `secure` use when none is named: one a device, made on first use."""
     device = torch.device(device)
-    if device not in _default:
-        _default[device] = Session(device=device)
-    return _default[device]
+    with _DEFAULT:  # tensors of two threads must be of one session to meet
+        if device not in _default:
+            _default[device] = Session(device=device)
+        return _default[device]

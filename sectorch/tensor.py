@@ -201,17 +201,20 @@ class PrivateTensor(SecretTensor):
         """
         if self._weight is None:
             setup = self.session.setup(self.party)
-            if self.origin is None:
-                self._weight = mask_weight(setup, self.encoded(self.weight_bits))
-            else:
-                parent, view = self.origin
-                whole = parent.weight()
-                self._weight = Weight(
-                    setup.locally(setup.A, view, whole.omega),
-                    setup.locally((setup.Q, setup.A), view, whole.a),
-                    setup.locally((setup.S, setup.A), view, whole.masked),
-                )
+            with setup.lock:  # another thread may have made it meanwhile: it is masked and sent once
+                self._weight = self._weight or self._masked(setup)
         return self._weight
+
+    def _masked(self, setup: Net) -> Weight:
+        if self.origin is None:
+            return mask_weight(setup, self.encoded(self.weight_bits))
+        parent, view = self.origin
+        whole = parent.weight()
+        return Weight(
+            setup.locally(setup.A, view, whole.omega),
+            setup.locally((setup.Q, setup.A), view, whole.a),
+            setup.locally((setup.S, setup.A), view, whole.masked),
+        )
 
 
 def share_tensor(
@@ -233,6 +236,7 @@ def share_tensor(
 
     Raises:
         DtypeError, NonFiniteError, FixedPointRangeError: before anything is sent.
+        ArgumentError: a party that is none of the session's answering ones: it would learn x, or nobody could use it.
     """
     if isinstance(x, SecretTensor):
         raise ArgumentError(f"share() takes a plain tensor, got a {type(x).__name__}")
@@ -241,7 +245,7 @@ def share_tensor(
     if x.device not in (session.device, torch.device("meta")):
         raise ArgumentError(f"the tensor is on {x.device}, its session on {session.device}: x.to('{session.device}')")
     scheme = scheme or Scheme()
-    party = party or session.answering[0]
+    party = session.answering_party(party)
     check_encodable(x, scheme.frac_bits, "the input")
     scale_bits = scheme.frac_bits if x.is_floating_point() else 0
     with session.operation(party) as net:
@@ -266,7 +270,7 @@ def aggregate(tensors: Sequence[SharedTensor]) -> torch.Tensor:
     first = tensors[0]
     if any(x.session is not first.session for x in tensors):
         raise SessionMismatchError("aggregate() adds tensors of one session; these are of several")
-    if len({x.party for x in tensors}) < len(tensors):
+    if len({first.session.answering_party(x.party) for x in tensors}) < len(tensors):
         raise ArgumentError("aggregate() takes one tensor of each answering party; add a party's own tensors up first")
     if any(x.shares.shape != first.shares.shape for x in tensors):
         raise ShapeError(f"aggregate() needs equal shapes, got {[tuple(x.shares.shape) for x in tensors]}")

@@ -82,20 +82,22 @@ ALIASES = {
 }
 
 
+@pytest.mark.parametrize("inference", [False, True], ids=["", "in inference mode"])
 @pytest.mark.parametrize("name", ALIASES)
-def test_memory_that_another_tensor_shares_is_not_changed(weight, name):
+def test_memory_that_another_tensor_shares_is_not_changed(weight, name, inference):
     """Torch would change both; here the other would keep its old value."""
-    plain = torch.arange(6.0)
-    shared = ALIASES[name](plain)
-    plain.add_(1)
-    assert torch.equal(shared, ALIASES[name](plain)), "torch shares memory here"
-    copy = weight.clone()
-    other = ALIASES[name](copy)
-    for change in (lambda: copy.zero_(), lambda: copy[3:].zero_()):
-        with pytest.raises(UnsupportedOpError, match="would change a weight in place"):
-            change()
-    del other
-    copy.zero_()
+    with torch.inference_mode(inference):
+        plain = torch.arange(6.0)
+        shared = ALIASES[name](plain)
+        plain.add_(1)
+        assert torch.equal(shared, ALIASES[name](plain)), "torch shares memory here"
+        copy = weight.clone()
+        other = ALIASES[name](copy)
+        for change in (lambda: copy.zero_(), lambda: copy[3:].zero_()):
+            with pytest.raises(UnsupportedOpError, match="would change a weight in place"):
+                change()
+        del other
+        copy.zero_()
 
 
 def test_what_is_computed_from_a_copy_does_not_bind_it(weight):

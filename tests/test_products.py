@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -224,6 +225,26 @@ def test_results_do_not_share_the_scratch_buffer():
         kept = first.clone()
         conv(x + 1, weight)
         assert torch.equal(first, kept)
+
+
+@pytest.mark.parametrize("modes", [(True, False, True, False), (False, True, False, True)], ids=str)
+def test_a_thread_begins_in_inference_mode_and_goes_on_outside(modes):
+    """A thread keeps its scratch: what it was first made for says nothing of where it is used next."""
+    conv, sizes = Conv2d((1, 1), (1, 1)), [(2, 8, 8), (64, 4, 4), (3, 16, 16), (80, 32, 32)]
+
+    def serve(first: int) -> list[bool]:
+        right = []
+        for i, inference in enumerate(modes):
+            batch, h, w = sizes[(first + i) % len(sizes)]
+            x, weight = ring_values((batch, 3, h, w), 63, i), ring_values((5, 3, 3, 3), 63, first)
+            with torch.inference_mode(inference):
+                result = conv(x, weight)
+            right.append(torch.equal(result, conv_by_slices(x, weight, conv)))
+        return right
+
+    for first in range(len(sizes)):
+        with ThreadPoolExecutor(2) as fresh:  # threads of its own, whose scratch has still to be made
+            assert all(all(right) for right in fresh.map(serve, (first, first + 1)))
 
 
 @given(st.integers(1, 9), st.integers(1, 200), st.integers(0, 1 << 30))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import queue
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 import torch
-from helpers import CASES, World, located, play, run_with_profile, world_of
+from helpers import CASES, World, located, play, ring_values, run_with_profile, world_of
 
 from sectorch.choreography import Located, Net, Party, Phase
 from sectorch.errors import MaterialError
+from sectorch.mpc.linear import linear
 from sectorch.mpc.seed import seed
+from sectorch.products import Conv2d
 from sectorch.randomness import PairKey
 from sectorch.runtime.material import Tape
 from sectorch.runtime.projection import Recording, as_bound_now
@@ -195,6 +198,36 @@ def test_a_tape_made_one_way_is_used_the_other_way(case):
     case.check(inputs, projection.replay(session.runtime, tape, *given))
     with session.replay(party, session.prepare_again(projection)) as net:
         case.check(inputs, play(world_of(session, net, kept), case.program, inputs))
+
+
+def test_threads_that_begin_with_a_recorded_program_go_on_with_other_shapes():
+    """As in a service: what a thread, a session or a tape keeps of a recorded call is used in one from above."""
+    session, kept, weight = Session(), {}, ring_values((5, 3, 3, 3), 63, 1)
+    product = Conv2d((1, 1), (1, 1))
+    party, wanted = session.answering[0], lambda x: torch.conv2d(x, weight, padding=1)
+    program = lambda w, x: linear(w.net, w.setup, product, x, w.weight(weight))
+
+    def from_above(x, tape=None):
+        with session.call(party) if tape is None else session.replay(party, tape) as net:
+            net.recording = Kept(session.runtime, net.call)
+            outputs = play(world_of(session, net, kept), program, [x])
+            assert torch.equal(outputs[0], wanted(x))
+            return net.recording.finish(outputs)
+
+    shapes = [(2, 3, 8, 8), (64, 3, 4, 4), (1, 3, 16, 16), (80, 3, 32, 32)]
+    projections = [from_above(ring_values(shape)) for shape in shapes]
+
+    def serve(first: int) -> None:
+        for i, shape in enumerate((*shapes[first:], *shapes[:first])):
+            x = ring_values(shape, 63, i)
+            (out,) = session.again(projections[(first + i) % len(shapes)], x)
+            assert torch.equal(out, wanted(x))
+            from_above(x, session.prepare_again(projections[(first + i) % len(shapes)]))
+            from_above(x[:, :, 1:, 1:])
+
+    for first in range(len(shapes)):
+        with ThreadPoolExecutor(1) as fresh:  # a thread of its own, whose scratch has still to be made
+            fresh.submit(serve, first).result()
 
 
 def assert_holds_no_secret(projection) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import pickle
 
 import pytest
@@ -14,7 +15,10 @@ from torch import nn
 
 import sectorch
 from sectorch import errors
+from sectorch.choreography import Party
 from sectorch.nn.models import ZOO, randomize_batchnorm
+from sectorch.runtime.material import Tape
+from sectorch.tensor import Scheme, private_tensor
 
 # The zoo's logits are below one in magnitude. Every layer adds rounding of the order of 2^-20 times the norm of a
 # weight row; 1e-4 is the project's promise for these nets, a hundred times that.
@@ -309,6 +313,56 @@ def test_tensors_of_another_session_are_refused():
     secured = sectorch.secure(nn.Linear(2, 2).eval(), session=sectorch.Session())
     with pytest.raises(errors.SessionMismatchError):
         secured(sectorch.share(torch.zeros(1, 2)))
+
+
+NOT_ANSWERING = {
+    "S": lambda s: s.S,
+    "Q": lambda s: s.Q,
+    "of a session with others": lambda s: sectorch.Session(answering=3, dry=True).answering[2],
+    "S by the name of A": lambda s: Party(s.answering[0].name, "S"),
+    "a role of its own": lambda s: Party("A", "B"),
+    "a name": lambda s: "A",
+    "a number": lambda s: 0,
+    "a list": lambda s: [s.answering[0]],
+    "a tensor": lambda s: torch.zeros(2),
+}
+TAKES_A_PARTY = {
+    "share": lambda s, p: sectorch.share(torch.zeros(2, 2), session=s, party=p),
+    "secure": lambda s, p: sectorch.secure(nn.Linear(2, 2).eval(), session=s, party=p),
+    "secure, encrypted": lambda s, p: sectorch.secure(nn.Linear(2, 2).eval(), session=s, party=p, backend="ckks"),
+    "private_tensor": lambda s, p: private_tensor(torch.zeros(2), s, p, Scheme(), "w"),
+    "setup": lambda s, p: s.setup(p),
+    "net": lambda s, p: s.net(p),
+    **{name: lambda s, p, name=name: getattr(s, name)(p).__enter__() for name in ("call", "operation", "prepare")},
+    "replay": lambda s, p: s.replay(p, Tape(0, s.runtime.session)).__enter__(),
+}
+
+
+@pytest.mark.parametrize("take", TAKES_A_PARTY)
+def test_only_an_answering_party_of_the_session_answers(take: str):
+    """S alone would decode what is shared between S and S; nothing is drawn, numbered or sent before it is refused."""
+    for who, dry in itertools.product(NOT_ANSWERING, (False, True)):
+        session = sectorch.Session(2 if who == "S by the name of A" else 1, dry=dry)
+        party = NOT_ANSWERING[who](session)
+        with sectorch.profile() as p:
+            with pytest.raises(
+                errors.ArgumentError, match=r"party must be an answering party of the session \(A"
+            ) as said:
+                TAKES_A_PARTY[take](session, party)
+        assert "\n" not in str(said.value) and "party=session.answering[i]" in str(said.value)
+        assert not p.ledger
+        assert next(session._calls) == len(session.answering), "no call was numbered"
+
+
+def test_what_passes_for_a_shared_tensor_is_asked_for_its_party():
+    session = sectorch.Session(answering=2)
+    x = [sectorch.share(torch.ones(2, 2), session=session, party=p) for p in session.answering]
+    x[1].party = session.S
+    with sectorch.profile() as p:
+        for use in (lambda: sectorch.aggregate(x), lambda: x[1].reveal(), lambda: x[1] * x[1], lambda: x[1].relu()):
+            with pytest.raises(errors.ArgumentError, match="answering party"):
+                use()
+    assert not p.ledger
 
 
 def test_aggregate_over_three_models():

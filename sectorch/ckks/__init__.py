@@ -19,6 +19,7 @@ from .errors import SerialisationError as SerialisationError
 from .errors import SlotError as SlotError
 from .explain import Report as Report
 from .explain import explain as explain
+from .flood import flood_distance as flood_distance
 from .keys import Keys as Keys
 from .keys import OwnerKeys as OwnerKeys
 from .keys import PublicKeys as PublicKeys

@@ -22,6 +22,7 @@ from .. import products
 from ..choreography import Located, Message, Net, Party, Phase, protocol
 from ..errors import ArgumentError
 from ..mpc.shares import Shares
+from ..mpc.truncate import MAX_SHIFT, truncate
 from ..randomness import PairKey, random_secret
 from ..session import Session, default_session
 from ..tensor import Scheme, SharedTensor
@@ -36,6 +37,29 @@ from .tensor import CKKSTensor
 EXTRA_BITS = 8
 """Fraction bits of converted shares beyond 2f: the matrix of the map is rounded to them."""
 _LOW = 62
+_WORDS = 2 * _LOW
+"""The most bits of a mask: it is held as two words."""
+_OPENED = 61
+"""The most bits of the mask of an element of Z_2^64, such that x + r stays below 2^62."""
+
+
+def mask_bits(width: int, count: int, security_bits: int) -> int:
+    """Bits of the uniform masks that hide `count` integers below 2^width in magnitude within 2^-security_bits.
+
+    Returns:
+        m = width + security_bits + ceil(log2(count)).
+
+    Derivation. For r uniform on 2^m integers in a row, x + r and r differ in total variation by exactly |x| / 2^m, as
+    long as that is below one: |x| places at one end and |x| at the other. Masks are drawn apart, and distances of
+    independent values add up at most: count |x| / 2^m < count 2^(width - m) <= 2^-security_bits.
+
+    Raises:
+        ArgumentError: bits that hide nothing, or that are no whole numbers.
+    """
+    for what, bits in (("value_bits and fraction bits together", width), ("security_bits", security_bits)):
+        if type(bits) is not int or bits < 1:
+            raise ArgumentError(f"{what} must be a whole number from 1 on, got {bits!r}; leave them at their defaults")
+    return width + security_bits + (max(count, 1) - 1).bit_length()
 
 
 def random_words(count: int) -> torch.Tensor:
@@ -84,13 +108,14 @@ def to_shares(
     party: Party | None = None,
     scheme: Scheme | None = None,
     value_bits: int = 7,
-    security_bits: int = 40,
+    security_bits: int = 30,
 ) -> SharedTensor:
     """An encrypted tensor at A becomes shares of A and S. Q's secret key is used at Q only.
 
     Args:
         value_bits: every value is below 2^value_bits in magnitude (a larger one is masked less well, and wraps).
-        security_bits: what Q and S see of a message is within 2^-security_bits of independent of it, a coefficient.
+        security_bits: what Q and S see of this call is within 2^-security_bits of independent of the values, in total
+            variation over all coefficients of all ciphertexts together (`mask_bits`). Calls add up.
 
     Rounds 3; bytes: the ciphertexts from A to S and on to Q, 8 an element from Q to S. Q and S learn nothing but
     shapes; the fresh encryption of zero hides A's weights from Q. Error: |x| 2^-(f + EXTRA_BITS) beside that of the
@@ -103,16 +128,19 @@ def to_shares(
     if secret.identity != e.keys.identity:
         raise KeyMismatchError(f"the tensor is under keys {e.keys.identity[:8]}, the key is of {secret.identity[:8]}")
     session, scheme = session or default_session(), scheme or Scheme()
-    party = party or session.answering[0]
+    party = session.answering_party(party)
     c = settle(e.cipher)
-    bits = math.ceil(math.log2(c.scale)) + value_bits + security_bits
-    offset_bits = bits - security_bits
+    offset_bits = math.ceil(math.log2(c.scale)) + value_bits
+    coefficients = c.count * c.keys.parameters.degree
+    bits = mask_bits(offset_bits, coefficients, security_bits)
     while c.level and math.log2(math.prod(c.primes[: c.level])) > bits + 2:
         c = drop_to(c, c.level - 1)
-    if math.log2(math.prod(c.primes)) <= bits + 2:
+    room = math.log2(math.prod(c.primes))
+    if room <= bits + 2 or bits > _WORDS:
         raise ScaleError(
-            f"a mask of {bits} bits does not fit the {math.log2(math.prod(c.primes)):.0f} bits of modulus that are "
-            f"left; make keys with more depth, so that two or three levels remain, or lower value_bits or security_bits"
+            f"a mask of {bits} bits, for {coefficients} coefficients within 2^-{security_bits} together, does not fit "
+            f"{f'the {room:.0f} bits of modulus that are left' if room <= bits + 2 else f'{_WORDS} bits'}; make keys "
+            f"with more depth, so that two or three levels remain, or lower value_bits or security_bits"
         )
     scale_bits = 2 * scheme.frac_bits + EXTRA_BITS
     context, p = c.keys.context, c.keys.parameters
@@ -175,19 +203,27 @@ def _masked_to_Q(net: Net, x: Shares, r: Located) -> Located:
 
 
 def from_shares(
-    x: SharedTensor, keys: PublicKeys | Keys, *, value_bits: int = 8, security_bits: int = 30
+    x: SharedTensor,
+    keys: PublicKeys | Keys,
+    *,
+    value_bits: int = 8,
+    security_bits: int = 30,
+    frac_bits: int | None = None,
 ) -> CKKSTensor:
     """Shares of A and S become a tensor encrypted under Q's key, at A; one level of the chain is used.
 
     Args:
         value_bits: every value is below 2^value_bits in magnitude.
-        security_bits: what S and Q see is within 2^-security_bits of independent of x, an element; x + r stays below
-            2^62.
+        security_bits: what S and Q see of this call is within 2^-security_bits of independent of x, in total variation
+            over all its elements together (`mask_bits`). Calls add up.
+        frac_bits: fraction bits that are converted: more are rounded away first. All that x has unless named.
 
-    Rounds 2, and Q's ciphertexts to A. Error: |x| 2^-20 beside that of a fresh encryption.
+    Rounds 2, one more for rounding, and Q's ciphertexts to A. Error: |x| 2^-20 beside that of a fresh encryption, and
+    2^-frac_bits where it was rounded.
 
     Raises:
-        ScaleError: value_bits, the fraction bits and security_bits are more than 61 together.
+        ScaleError: value_bits, the fraction bits, security_bits and log2 of the number of elements, rounded up, are
+            more than 61 together, as x + r has to stay below 2^62; it says what would do. Nothing was sent.
         SlotError: more samples than slots.
     """
     public = keys.public if isinstance(keys, Keys) else keys
@@ -196,19 +232,24 @@ def from_shares(
         shape, dtype = x.shares.shape, x.dtype
     if not len(shape) or not shape[0] or shape[0] > p.slots:
         raise SlotError(f"a tensor of shape {tuple(shape)} does not fit {p.slots} slots, a batch in dimension 0")
-    width = x.scale_bits + value_bits
-    if width + security_bits > 61:
-        raise ScaleError(
-            f"{value_bits} value bits, {x.scale_bits} fraction bits and {security_bits} security bits exceed 61 "
-            f"together; truncate first (multiply by one) or lower them"
-        )
+    if frac_bits is not None and (type(frac_bits) is not int or frac_bits < 0):
+        raise ArgumentError(f"frac_bits must be a whole number from 0 on, got {frac_bits!r}; leave it out to keep all")
+    scale_bits = x.scale_bits if frac_bits is None else min(x.scale_bits, frac_bits)
+    width = scale_bits + value_bits
+    bits = mask_bits(width, math.prod(shape), security_bits)
+    if bits > _OPENED:
+        raise ScaleError(_without_room(math.prod(shape), value_bits, scale_bits, security_bits))
     if p.depth < 1:
         raise ArgumentError("the keys need a depth of at least one")
     scale = p.scales[p.depth - 1] * p.primes[p.depth]
-    matrix = (_cosines(p.degree, shape[0]) * (scale / 2.0**x.scale_bits * 2 / p.degree)).round_().to(torch.int64).t()
+    matrix = (_cosines(p.degree, shape[0]) * (scale / 2.0**scale_bits * 2 / p.degree)).round_().to(torch.int64).t()
     with x.session.operation(x.party) as net:
-        r = (random_words(math.prod(shape)).view(shape) & ((1 << (width + security_bits)) - 1)) + (1 << width)
-        opened = net.read(_masked_to_Q(net, x.shares, net.own(net.A, r, Phase.ONLINE)), net.Q)
+        shares, excess = x.shares, x.scale_bits - scale_bits
+        while excess:
+            shift = min(MAX_SHIFT, excess)
+            shares, excess = truncate(net, shares, shift), excess - shift
+        r = (random_words(math.prod(shape)).view(shape) & ((1 << bits) - 1)) + (1 << width)
+        opened = net.read(_masked_to_Q(net, shares, net.own(net.A, r, Phase.ONLINE)), net.Q)
     rows = math.prod(shape[1:])
     blank = Cipher(torch.empty(rows, 2, p.depth + 1, p.degree, dtype=torch.int64), public)
     data = zeros(blank).contiguous()  # Q's encryption of zero; what follows adds Q's message, and takes A's mask off
@@ -218,3 +259,17 @@ def from_shares(
             message = dot(matrix.contiguous(), columns, q).t().contiguous()
             data[:, 0, j] = change(data[:, 0, j].contiguous(), transform(p.degree, q).forward(message), q)
     return CKKSTensor(replace(blank, data=data, pending=1), shape[0], tuple(shape[1:]), dtype)
+
+
+def _without_room(count: int, value_bits: int, scale_bits: int, security_bits: int) -> str:
+    """What an error says where the mask does not fit: what came, and what would fit."""
+    spare = _OPENED - value_bits - scale_bits - security_bits
+    fitting = _OPENED - value_bits - security_bits - (count - 1).bit_length()
+    ways = [f"convert at most {1 << spare} elements a call"] if spare >= 0 else []
+    ways += [f"round first with frac_bits={fitting}"] if fitting >= 0 else []
+    bits = mask_bits(scale_bits + value_bits, count, security_bits)
+    return (
+        f"{count} elements of {value_bits} value and {scale_bits} fraction bits, hidden within 2^-{security_bits} "
+        f"together, need masks of {bits} bits, and x + r has room for {_OPENED}; "
+        f"{', or '.join([*ways, 'lower value_bits or security_bits'])}"
+    )

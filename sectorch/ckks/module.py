@@ -6,6 +6,7 @@ Source: CaPriDe (section 2.1), PrivHFL (Appendix B.2, where HE-Transformer does 
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -78,10 +79,11 @@ class CKKSModule(nn.Module):
             raise TrainingModeError("the model is in training mode; call model.eval() first")
         self.__dict__["model"], self.__dict__["keys"] = model, keys
         self.session = session or default_session()
+        self.party = self.session.answering_party(party)
         if not self.session.complete:
             raise ArgumentError("an encrypted model needs a session with all parties in this process")
-        self.party = party or self.session.answering[0]
         self.queries: list[Query] = []
+        self._making = threading.Lock()  # of the keys: several threads may call the module
         super().train(False)
 
     def train(self, mode: bool = True) -> CKKSModule:
@@ -101,10 +103,11 @@ class CKKSModule(nn.Module):
             raise ShapeError(
                 "an encrypted model takes a tensor whose first dimension is the batch, of at least one sample"
             )
-        if self.keys is None:
-            report = self.explain(x[: 1 << 14])
-            self._check(report)
-            self.__dict__["keys"] = keygen(max(1, report.depth), slots=min(len(x), 1 << 14))
+        with self._making:
+            if self.keys is None:
+                report = self.explain(x[: 1 << 14])
+                self._check(report)
+                self.__dict__["keys"] = keygen(max(1, report.depth), slots=min(len(x), 1 << 14))
         self._check(self.explain(x[: self.keys.parameters.slots]))
         return torch.cat([self._query(part) for part in x.split(self.keys.parameters.slots)])
 

@@ -2,8 +2,8 @@
 
 Q holds the secret key and knows the ciphertexts that it sent; the second polynomial of an untouched answer is a known
 combination of those, with A's weights as coefficients. SEAL's public-key encryption of zero makes it pseudo-random.
-What is left to Q is the result and its error, whose size depends on the weights; `flood_bits` hides that too
-(`flood.py`).
+What is left to Q is the result and its error, whose size depends on the weights; `flood_bits` hides that too. Q sees
+all N coefficients of each ciphertext's error: `flood_distance` (`flood.py`) says within what distance.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ def zeros(c: Cipher) -> torch.Tensor:
 def rerandomised(y: CKKSTensor, flood_bits: int | None = None) -> CKKSTensor:
     """y settled, with a fresh encryption of zero (and noise) added. Error: that of a fresh encryption (and of the
     noise).
+
+    Args:
+        flood_bits: k; the errors that Q sees are then within `flood_distance(N, k, n)`, about sqrt(n N) 2^-k, of errors
+            that do not depend on A's weights, for the n ciphertexts that Q gets under its keys. None adds no noise.
     """
     lowest = y.settled() if flood_bits is None else CKKSTensor(settle(y.cipher), y.batch, y.row_shape, y.float_dtype)
     c = lowest.cipher

@@ -95,7 +95,8 @@ class CKKSTensor(torch.Tensor):
             secret: the key of the same key set. May be left out where the tensor comes from `encrypt(x)` without keys,
                 in the process that called it: that made the keys and kept the secret (`tensor.keys.secret`).
             flood_bits: before the result is handed to anyone else, noise of this many bits over the ciphertext's own
-                error is added (`flood.py`); needed where decrypted results are shared (docs/ckks.md, IND-CPA-D).
+                error is added (`flood.py`); needed where decrypted results are shared (docs/ckks.md, IND-CPA-D). What
+                that hides, for all n ciphertexts shared under one key: `ckks.flood_distance(N, flood_bits, n)`.
 
         Error: what the operations left; see each operation, and docs/ckks.md for the bound.
 

@@ -32,7 +32,9 @@ class Weight:
         kind = type(product).__name__
         if kind not in self._tiles:
             holders = ((setup.A, self.omega), (setup.Q, self.a), (setup.S, self.masked))
-            self._tiles[kind] = tuple(setup.locally(party, product.prepare, w) for party, w in holders)
+            with setup.lock:
+                if kind not in self._tiles:  # another thread may have made them meanwhile
+                    self._tiles[kind] = tuple(setup.locally(party, product.prepare, w) for party, w in holders)
         return self._tiles[kind]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -66,8 +67,10 @@ class SecureModule(nn.Module):
 
     def __init__(self, model: nn.Module, session: Session, party: Party, scheme: Scheme, chunk: int | None):
         super().__init__()
+        party = session.answering_party(party)
         _check_model(model, session.device if session.present(party) else torch.device("meta"))
         self.session, self.party, self.scheme = session, party, scheme
+        self._lock = threading.Lock()  # over what the module keeps of calls: several threads may call it
         floating = [p.dtype for p in (*model.parameters(), *model.buffers()) if p.is_floating_point()]
         self.dtype = floating[0] if floating else torch.float32
         plain = copy.deepcopy(model).double().requires_grad_(False)
@@ -118,29 +121,35 @@ class SecureModule(nn.Module):
         if batch_size < 1:
             raise ArgumentError(f"preprocess needs a batch of at least one row, got {batch_size}")
         if sample_shape is None:
-            if not self._checked:
+            with self._lock:
+                latest = next(reversed(self._checked), None)
+            if latest is None:
                 raise ArgumentError("name sample_shape (the shape of one row): the module has not been called yet")
-            sample_shape = next(reversed(self._checked))[0][1:]
+            sample_shape = latest[0][1:]
         x = torch.empty((batch_size, *sample_shape), dtype=self.dtype, device="meta")
         self._check(x)
         held = 0
         for piece in self.pieces(x):
             tape = self._prepare(piece)
-            self._material.setdefault(tuple(piece.shape), []).append(tape)
             held += tape.bytes
+            with self._lock:
+                self._material.setdefault(tuple(piece.shape), []).append(tape)
         return held
 
     def prepared(self) -> dict[tuple[int, ...], int]:
         """Input shapes for which offline material is at hand, and how many calls it serves."""
-        return {shape: len(tapes) for shape, tapes in self._material.items() if tapes}
+        with self._lock:
+            return {shape: len(tapes) for shape, tapes in self._material.items() if tapes}
 
     def discard(self) -> None:
         """Drop all prepared material unused."""
-        self._material.clear()
+        with self._lock:
+            self._material.clear()
 
     def _predict(self, x: torch.Tensor) -> Any:
-        tapes = self._material.get(tuple(x.shape))
-        tape = tapes.pop() if tapes else None
+        with self._lock:
+            tapes = self._material.get(tuple(x.shape))
+            tape = tapes.pop() if tapes else None
         known = self._projections.get((tuple(x.shape), x.dtype))
         if known is not None:
             return self.session.again(known, x, tape)
@@ -166,7 +175,8 @@ class SecureModule(nn.Module):
         if net.recording is not None:
             projection = net.recording.finish(outputs)
             if projection is not None and projection.inputs == 1:
-                _remember(self._projections, (tuple(x.shape), x.dtype), projection)
+                with self._lock:
+                    _remember(self._projections, (tuple(x.shape), x.dtype), projection)
         return outputs
 
     def _shapes(self, x: torch.Tensor) -> list | None:
@@ -216,17 +226,20 @@ class SecureModule(nn.Module):
     def _check(self, x: torch.Tensor) -> _Checked:
         """Run on shapes: every error that depends on shapes comes from here, before anything is shared."""
         key = (tuple(x.shape), x.dtype)
-        if key in self._checked:
-            self._checked[key] = self._checked.pop(key)  # the latest is the last
-        else:
-            session, bound = self.__dict__["_dry"]
-            profile = Profile()
-            with alone(profile), session.call(session.answering[0]) as net:
-                net.recorded = []
-                shared = share_tensor(x, session=session, scheme=self.scheme)
-                self._outputs(run(bound, shared) if self.graph is not None else bound(shared))
-            _remember(self._checked, key, _Checked(profile, net.recorded))
-        return self._checked[key]
+        with self._lock:
+            if key in self._checked:
+                self._checked[key] = checked = self._checked.pop(key)  # the latest is the last
+                return checked
+        session, bound = self.__dict__["_dry"]
+        profile = Profile()
+        with alone(profile), session.call(session.answering[0]) as net:
+            net.recorded = []
+            shared = share_tensor(x, session=session, scheme=self.scheme)
+            self._outputs(run(bound, shared) if self.graph is not None else bound(shared))
+        checked = _Checked(profile, net.recorded)
+        with self._lock:
+            _remember(self._checked, key, checked)
+        return checked
 
     def _largest(self, x: torch.Tensor) -> int:
         """Bytes of the largest message of `ROWS` rows."""
@@ -312,7 +325,8 @@ def secure(
     Raises:
         TrainingModeError: the model is not in evaluation mode.
         NonFiniteError, FixedPointRangeError: weights that fixed point cannot hold.
-        ArgumentError: a choice that does not exist, or choices that do not go together. The model is never changed.
+        ArgumentError: a choice that does not exist, or choices that do not go together; a party that is none of the
+            session's answering ones. The model is never changed.
 
     Warns:
         LeakyProtocolWarning: for relu="privhfl".
@@ -324,7 +338,7 @@ def secure(
 
         return CKKSModule(model, keys, session=session, party=party)
     session = session or default_session(_device_of(model))
-    party = party or session.answering[0]
+    party = session.answering_party(party)
     scheme = Scheme(frac_bits, relu, network=network)
     if calibrate is not None:
         _check_model(model, _device_of(model))

@@ -21,7 +21,21 @@ _TRACING = threading.Lock()
 
 
 class _Tracer(fx.Tracer):
-    """fx's tracer; each node remembers the line of the model that made it."""
+    """fx's tracer; each node remembers the line of the model that made it. Other threads' modules run as ever."""
+
+    def __init__(self):
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def call_module(self, m: nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict) -> Any:
+        if threading.get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)

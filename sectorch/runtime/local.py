@@ -48,7 +48,7 @@ class LocalRuntime:
             raise KeyAgreementError(f"{sorted(p.name for p in pair)} did not agree on one key")
 
     def forget(self, call: int) -> None:
-        for key in self._keys.values():
+        for key in tuple(self._keys.values()):
             key.forget(call)
 
     def computed(self, path: str, owners: frozenset[Party], phase: Phase, seconds: float) -> None:

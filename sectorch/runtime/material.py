@@ -8,6 +8,7 @@ so the two runs meet at the same places; a tape is used once.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -28,6 +29,7 @@ class Tape:
     plural: list[bool] = field(default_factory=list, repr=False)
     fingerprints: list[int] = field(default_factory=list, repr=False)
     position: int = 0
+    _claimed: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def add(self, result: object, fingerprint: int) -> None:
         """The result's shapes, as those of the next offline step."""
@@ -36,11 +38,20 @@ class Tape:
         self.fingerprints.append(fingerprint)
 
     def claim(self, session: bytes) -> None:
-        """Raise `MaterialError` unless the tape is of this session and has not been used."""
+        """Take the tape for one replay, of whichever thread comes first: its masks hide one query.
+
+        Raises:
+            MaterialError: it is of another session, or was used or claimed already.
+        """
         if self.session != session:
             raise MaterialError("the prepared material belongs to another session")
-        if self.position:
+        if self.position or not self._claimed.acquire(blocking=False):
             raise MaterialError(f"the material of call {self.call} was used already; prepare it again")
+
+    def release(self) -> None:
+        """End a replay: a tape of which nothing was taken can be claimed again."""
+        if not self.position:
+            self._claimed.release()
 
     @property
     def bytes(self) -> int:

@@ -146,6 +146,14 @@ class Projection:
             MaterialError: the tape was used, or is of another session or program.
         """
         tape.claim(runtime.session)
+        try:
+            values = self._kept_of(tape, inputs)
+        finally:
+            tape.release()
+        return self._learned(_take(self._online, runtime, tape.call, values))
+
+    def _kept_of(self, tape: Tape, inputs: tuple[torch.Tensor, ...]) -> dict[Slot, Any]:
+        """The inputs and what the online steps need of a tape, which then holds nothing."""
         if (tape.fingerprints, tape.plural) != (self._template.fingerprints, self._template.plural):
             raise MaterialError("the material was prepared for another program, other shapes or other arguments")
         values = self._given(inputs)
@@ -155,7 +163,7 @@ class Projection:
                 raise MaterialError("a step needs a value that was not prepared: the material is of another program")
         tape.position = len(tape.steps)
         tape.steps = [None] * tape.position
-        return self._learned(_take(self._online, runtime, tape.call, values))
+        return values
 
     def _given(self, inputs: tuple[torch.Tensor, ...]) -> dict[Slot, Any]:
         if len(inputs) != self.inputs:

@@ -15,8 +15,9 @@ from torch import nn
 
 import sectorch
 from sectorch import ckks
-from sectorch.ckks.flood import flood_cost
-from sectorch.errors import TrainingModeError
+from sectorch.ckks.convert import mask_bits
+from sectorch.ckks.flood import coefficient_error, flood_cost
+from sectorch.errors import ArgumentError, TrainingModeError
 from sectorch.nn.fhe import Polynomial, fhe_friendly, fine_tune
 from sectorch.nn.models import lenet
 from sectorch.nn.models.small import Square
@@ -126,9 +127,14 @@ def test_to_shares_and_back(keys, seed, batch, factor):
     each = 8 * math.sqrt(n * ((1 + 2 * n / 3) / 12 + 11)) / 2.0**28
     assert float((shared.reveal() - factor * x).abs().max()) < 2 * each + 2.0**-18
     rectified = torch.relu(shared)
-    again = ckks.from_shares(rectified, keys.public)
+    with pytest.raises(ckks.ScaleError, match=r"at most 8 elements a call, or round first with frac_bits=1[6-9]"):
+        ckks.from_shares(rectified.repeat(1, 3), keys.public)
+    # Values are below 2^5: 27 elements, which take 5 bits, have room at 20 fraction bits, and with 8 value bits at 18.
     expected = torch.relu(factor * x)
+    again = ckks.from_shares(rectified, keys.public, value_bits=5)
     assert float((again.decrypt(keys.secret) - expected).abs().max()) < 3 * each + 2.0**-16
+    rounded = ckks.from_shares(rectified, keys.public, frac_bits=18)
+    assert float((rounded.decrypt(keys.secret) - expected).abs().max()) < 3 * each + 2.0**-16 + 2.0**-18
     assert again.levels_left == keys.parameters.depth - 1
 
 
@@ -148,6 +154,107 @@ def test_what_q_and_s_see_of_a_conversion_is_masked(keys):
         ckks.to_shares(e, keys.secret, security_bits=400)
     with pytest.raises(ckks.ScaleError, match="61"):
         ckks.from_shares(sectorch.share(torch.ones(2, 1)), keys.public, security_bits=60)
+
+
+class Opening(sectorch.runtime.ledger.Observer):
+    """What Q is sent of a conversion from shares."""
+
+    def message(self, line, value):
+        if (line.path, line.label) == ("shares_to_ckks", "masked"):
+            self.opened = value
+
+
+@pytest.mark.parametrize(
+    "count, frac_bits, bits", [(1, 20, 58), (2, 20, 59), (8, 20, 61), (9, 19, 61), (1 << 10, 13, 61)]
+)
+def test_masks_are_as_wide_as_all_elements_of_a_call_want(keys, count, frac_bits, bits):
+    """x = 0 opens as the mask and its offset: uniform on so many bits, of which some word has the top one."""
+    assert mask_bits(8 + frac_bits, count, 30) == bits
+    zeros = sectorch.share(torch.zeros(count if count < 64 else 64, count // 64 or 1, dtype=DOUBLE))
+    with Opening() as seen:
+        ckks.from_shares(zeros, keys.public, frac_bits=frac_bits)
+    mask = seen.opened - (1 << (8 + frac_bits))
+    assert mask.shape.numel() == count and int(mask.min()) >= 0 and int(mask.max()) < 1 << bits
+    # One word below 2^(bits - 30) has a chance of 2^-30; of many, below the former width of 8 + frac_bits + 30 one of
+    # 2^-30 as well where it falls short by ten bits.
+    assert int(mask.max()) >= 1 << (bits - 30)
+    if count == 1 << 10:
+        assert int(mask.max()) >= 1 << (8 + frac_bits + 30)
+
+
+@pytest.mark.parametrize("count, most", [(1, 33), (1 << 10, 23), ((1 << 10) + 1, 22), (1 << 20, 13)])
+def test_a_call_of_more_elements_than_its_masks_hide_is_refused(small, monkeypatch, count, most):
+    """Refused by shapes alone: nothing is drawn or sent, and what the error names is what just fits."""
+
+    def drawn(words: int):
+        raise InterruptedError
+
+    monkeypatch.setattr("sectorch.ckks.convert.random_words", drawn)
+    session = sectorch.Session(dry=True)
+    shape = (min(count, 1024), -(-count // 1024)) if count != 1025 else (1025,)
+    x = sectorch.share(torch.empty(shape, dtype=DOUBLE, device="meta"), session=session)
+    assert math.prod(shape) == count
+    fits = dict(value_bits=28 - 20, security_bits=30, frac_bits=23 - (count - 1).bit_length())
+    assert fits["frac_bits"] + 10 == most
+    if fits["frac_bits"] < 20:
+        with sectorch.profile() as p:
+            with pytest.raises(
+                ckks.ScaleError, match=f"{count} elements .* or round first with frac_bits={most - 10}"
+            ) as e:
+                ckks.from_shares(x, small.public)
+            with pytest.raises(ckks.ScaleError):
+                ckks.from_shares(x, small.public, **{**fits, "frac_bits": fits["frac_bits"] + 1})
+        assert "\n" not in str(e.value) and not p.ledger
+    with pytest.raises(InterruptedError):
+        ckks.from_shares(x, small.public, **fits)
+
+
+@given(width=st.integers(1, 3), count=st.integers(1, 3), security_bits=st.integers(1, 3), data=st.data())
+@settings(max_examples=60)
+def test_the_masks_leave_what_their_width_promises(width, count, security_bits, data):
+    """The exact distance of what is opened, over all masks, for all elements together."""
+    m = mask_bits(width, count, security_bits)
+    assert m == width + security_bits + math.ceil(math.log2(count))
+    size, offset = 1 << m, 1 << width
+    values = [data.draw(st.integers(1 - offset, offset - 1)) for _ in range(count)]
+    first, second = torch.ones((), dtype=DOUBLE), torch.ones((), dtype=DOUBLE)
+    for x in values:
+        there, here = torch.zeros(2, size + 2 * offset, dtype=DOUBLE)
+        there[offset : offset + size] = here[offset + x : offset + x + size] = 1 / size
+        assert float((there - here).abs().sum()) / 2 == pytest.approx(abs(x) / size)
+        first, second = first[..., None] * there, second[..., None] * here
+    assert float((first - second).abs().sum()) / 2 <= 2.0**-security_bits
+
+
+@pytest.mark.parametrize("bits", [0, -1, 30.0, None, True, "30"])
+def test_masks_of_no_bits_are_refused(keys, bits):
+    e = ckks.encrypt(torch.ones(2, 1, dtype=DOUBLE), keys)
+    x = sectorch.share(torch.ones(2, 1))
+    with pytest.raises(ArgumentError, match="security_bits"):
+        ckks.to_shares(e, keys.secret, security_bits=bits)
+    with pytest.raises(ArgumentError, match="security_bits"):
+        ckks.from_shares(x, keys.public, security_bits=bits)
+    if bits not in (0, None):
+        with pytest.raises(ArgumentError, match="frac_bits"):
+            ckks.from_shares(x, keys.public, frac_bits=bits)
+
+
+def test_a_conversion_is_between_q_s_and_an_answering_party(keys):
+    """Half a share each at S and S would be the whole value at S."""
+    session = sectorch.Session()
+    e = ckks.encrypt(torch.ones(4, 1, dtype=DOUBLE), keys)
+    shared = sectorch.share(torch.ones(4, 1), session=session)
+    for party in (session.S, session.Q, sectorch.Session(2, dry=True).answering[1], "A"):
+        shared.party = party
+        with sectorch.profile() as p:
+            for use in (
+                lambda: ckks.to_shares(e, keys.secret, session=session, party=party),
+                lambda: ckks.from_shares(shared, keys.public),
+                lambda: ckks.CKKSModule(nn.Linear(1, 1).eval(), keys, session=session, party=party),
+            ):
+                with pytest.raises(ArgumentError, match="answering party of the session"):
+                    use()
+        assert not p.ledger
 
 
 def small_net() -> nn.Sequential:
@@ -306,6 +413,78 @@ def test_flooding_costs_what_it_says_and_no_more(keys):
         assert cost / 200 < error < 1.1 * cost
     with pytest.raises(ckks.ScaleError, match="does not fit"):
         e.decrypt(keys.secret, flood_bits=60)
+
+
+@given(size=st.floats(0.01, 8), angle=st.floats(0, 2 * math.pi))
+@settings(max_examples=20)
+def test_normal_distributions_apart_by_a_vector_differ_along_it_only(size, angle):
+    """The step of the derivation that leaves one dimension: over the plane it is erf(|e| / (2 sqrt(2) sigma)) too."""
+    step = 0.05
+    x = torch.arange(-14, 14, step, dtype=DOUBLE)
+    density = lambda x, y: torch.exp(-(x[:, None] ** 2 + y[None] ** 2) / 2) / (2 * math.pi)
+    first = density(x + size / 2 * math.cos(angle), x + size / 2 * math.sin(angle))
+    second = density(x - size / 2 * math.cos(angle), x - size / 2 * math.sin(angle))
+    total = float((first - second).abs().sum()) * step * step / 2
+    # The sum over a grid of a function whose second derivatives are below one, cut along the line where it is zero.
+    assert total == pytest.approx(math.erf(size / (2 * math.sqrt(2))), abs=step**2)
+
+
+@pytest.mark.parametrize("results", [1, 226, 10**6])
+@pytest.mark.parametrize("degree", [1, 4096, 16384, 32768])
+@pytest.mark.parametrize("bits", [1, 6.5, 10, 16, 30, 45])
+def test_the_flood_distance_bounds_the_exact_one(degree, bits, results):
+    """Each of results * degree coefficients is apart by one standard deviation of the error, 2^-bits of the noise's."""
+    away = math.sqrt(results * degree) * 2.0**-bits
+    exact, bound = math.erf(away / (2 * math.sqrt(2))), ckks.flood_distance(degree, bits, results)
+    assert exact <= bound <= 1
+    assert bound <= max(1.2534 * exact, away / 2) and (away > 0.01 or bound < 1.2534 * exact)
+    if bound < 1:
+        assert bound == pytest.approx(away / 2)
+        if results * degree > 50:
+            assert exact > 2.0**-bits, "a distance of 2^-bits is that of a few coefficients only"
+
+
+@pytest.mark.parametrize("shift", [(1,), (1, -1), (1, 1, 1)])
+@pytest.mark.parametrize("deviation", [2.0, 4.0, 16.0])
+def test_the_distance_of_rounded_noise(shift, deviation):
+    """All of the distribution of noise as it is sampled, rounded, against the same noise with an error of integers."""
+    edges = torch.arange(-9 * int(deviation), 9 * int(deviation) + 1, dtype=DOUBLE)
+    cumulative = lambda x: (1 + torch.erf(x / (deviation * math.sqrt(2)))) / 2
+    weight = lambda e: cumulative(edges + 0.5 - e) - cumulative(edges - 0.5 - e)
+    first, second = torch.ones((), dtype=DOUBLE), torch.ones((), dtype=DOUBLE)
+    for e in shift:
+        first, second = first[..., None] * weight(0), second[..., None] * weight(e)
+    total = float((first - second).abs().sum()) / 2
+    bound = ckks.flood_distance(len(shift), math.log2(deviation))
+    assert 0.7 * bound < total < bound
+
+
+def test_noise_as_it_is_sampled_has_the_width_that_the_distance_counts_on(keys):
+    """Of what decrypts: the deviation of every coefficient, and none that is left out."""
+    p = keys.parameters
+    e = ckks.encrypt(torch.zeros(1, 1, dtype=DOUBLE), keys)
+    c = ckks.cipher.settle(e.cipher)
+    before = ckks.flood.flooded(c, 12)
+    q = c.primes[0]
+    change = ckks.modular.minus_(before.data[:, 0, 0].contiguous(), c.data[:, 0, 0], q)
+    noise = ckks.ntt.transform(p.degree, q).inverse(change)
+    noise = torch.where(noise > q // 2, noise - q, noise).double()
+    wanted = 2.0**12 * coefficient_error(p.degree, 64)
+    # The variance of N normal numbers is within 6 sqrt(2 / N) of theirs but for one time in 10^8.
+    assert float((noise**2).mean()) == pytest.approx(wanted**2, rel=6 * math.sqrt(2 / p.degree))
+    assert torch.equal(before.data[:, 1], c.data[:, 1])
+
+
+@pytest.mark.parametrize("arguments", [(0, 4), (8192, math.nan), (8192, math.inf), (8192, 4, 0), (math.nan, 4)])
+def test_a_distance_of_nothing_is_refused(arguments):
+    with pytest.raises(ArgumentError, match="at least one coefficient"):
+        ckks.flood_distance(*arguments)
+
+
+def test_the_flood_distance_at_its_ends():
+    assert ckks.flood_distance(1 << 15, -5000) == ckks.flood_distance(1 << 15, 1, 10**400) == 1
+    assert ckks.flood_distance(1 << 15, 5000) == 0
+    assert ckks.flood_distance(1 << 13, 28) == pytest.approx(2.0**-22.5)
 
 
 def test_a_rerandomised_answer_shows_no_combination_of_the_query(keys):
