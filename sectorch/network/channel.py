@@ -12,6 +12,7 @@ from typing import Protocol
 from .. import errors
 from ..errors import AbortedError, FrameError, PeerLostError, SectorchError
 from ..runtime.frames import Frame, Kind, pack
+from .names import readable
 
 WINDOW = 16 << 20
 """Bytes of unused messages beyond which no further one is begun."""
@@ -38,6 +39,7 @@ def again(error: SectorchError) -> SectorchError:
 
 def error_of(text: str) -> SectorchError:
     """What another party said of an error ("Type: text"), as an error here."""
+    text = readable(text)
     kind, _, said = text.partition(": ")
     return getattr(errors, kind)(said) if kind in _KINDS else AbortedError(text)
 

@@ -38,7 +38,7 @@ def command(stage: Stage, *arguments: str, name: str = "alice") -> list[str]:
 
 
 def query(stage: Stage, *arguments: str) -> list[str]:
-    kept = ("--pins", str(stage.folder / "pins-cli"), "--store", str(stage.folder / "store-cli"))
+    kept = ("--pins", str(stage.pins.path), "--store", str(stage.folder / "store-cli"))
     return command(stage, "query", "hospital-b", *arguments, *kept)
 
 
