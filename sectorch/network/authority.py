@@ -148,7 +148,6 @@ def _read_request(pem: object) -> x509.CertificateSigningRequest:
         if request is None:
             raise ValueError
         key, signed = request.public_key(), request.is_signature_valid
-        len(request.subject)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise ArgumentError(f"not a request for a certificate in PEM; {_MAKE_ONE}") from None
     if not signed:

@@ -107,8 +107,11 @@ class Credentials:
 
 
 def common_name(subject: x509.Certificate | x509.CertificateSigningRequest) -> str:
-    """The one common name in a certificate or a request; empty if there is none or more than one."""
-    names = subject.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    """The one common name in a certificate or a request; empty if there is none that can be read, or more than one."""
+    try:
+        names = subject.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    except (ValueError, UserWarning):  # too long: a warning, which may be an error
+        names = []
     return str(names[0].value) if len(names) == 1 else ""
 
 
