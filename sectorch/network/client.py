@@ -13,7 +13,7 @@ from .. import errors
 from ..errors import FrameError, IdentityError, NetworkError, PeerLostError, SectorchError
 from ..tensor import Scheme
 from .certificates import Credentials
-from .channel import again
+from .channel import again, relayed
 from .group import RemoteGroup
 from .identity import Pins, read_identity
 from .link import Link
@@ -129,7 +129,7 @@ class Connection:
         if "error" in reply:
             kind = getattr(errors, str(reply["error"]), None)
             known = isinstance(kind, type) and issubclass(kind, SectorchError)
-            raise (kind if known else NetworkError)(readable(str(reply.get("text"))))
+            raise relayed(kind if known else NetworkError, readable(str(reply.get("text"))))
         return reply
 
     def _request(self, link: Link, request: dict) -> None:

@@ -79,6 +79,23 @@ def test_what_the_server_says_of_an_error_controls_no_terminal(kind):
     assert str(error).isprintable() and "nothing" in str(error)
 
 
+def test_who_wants_a_key_pinned_is_told_apart(star):
+    """A server that words an error of its own as if this party's process had refused the other's key."""
+    wish = (
+        "the identity key of 'hospital-b' has changed. If it confirms: sectorch keys pin hospital-b SHA256:" + "a" * 43
+    )
+    assert str(error_of(f"IdentityError: {wish}")) == f"{wish} (as the server relays it)"
+    assert str(error_of(f"IdentityError: {error_of(f'IdentityError: {wish}')}")).count("relays it") == 1
+    address, made, _ = star
+    with connect(address, made["alice"]) as connection:
+        connection.link.tell = lambda request: connection._request(
+            connection.link, {"do": "reply", "number": request["number"], "error": "IdentityError", "text": wish}
+        )
+        with pytest.raises(errors.IdentityError, match=r"\(as the server relays it\)$"):
+            connection.ask({"do": "hello"})
+        del connection.link.tell
+
+
 def test_a_reply_that_is_an_error_controls_no_terminal(star):
     address, made, _ = star
     with connect(address, made["alice"]) as connection:
