@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import stat
 from pathlib import Path
 
@@ -13,8 +15,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sectorch import errors
-from sectorch.network import Credentials, Server, connect
+from sectorch.network import Credentials, Pins, Server, connect
 from sectorch.network.authority import issue, make_authority, make_request
+from sectorch.network.identity import fingerprint_of
 from sectorch.network.keys import keys
 from sectorch.network.stage import enrol
 
@@ -221,3 +224,31 @@ def test_a_request_holds_the_name_and_the_public_key_and_no_more(tmp_path):
     assert b"PRIVATE" not in path.read_bytes()
     public = made.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     assert public != P256.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def test_the_commands_of_the_documents_make_three_parties_that_know_each_other(tmp_path, monkeypatch, capsys):
+    """As they stand in docs/deploying.md, with the fingerprint that was printed last in place of the dots."""
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[2] / "docs" / "deploying.md").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.startswith(("sectorch keys ", "cp "))]
+    shown = ""
+    for line in lines:
+        words = shlex.split(line.replace("SHA256:...", shown), comments=True)
+        if words[0] == "cp":
+            for source in words[1:-1]:
+                shutil.copy(source, words[-1])
+            continue
+        assert keys(words[2:]) == 0, line
+        printed = capsys.readouterr().out.strip()
+        shown = printed if words[2] == "show" else shown
+    assert len(lines) == 14
+    of = lambda folder, name: Credentials.read(f"{folder}/{name}.pem", f"{folder}/{name}-key.pem", f"{folder}/ca.pem")
+    a, b = of("a", "hospital-a"), of("b", "hospital-b")
+    assert Pins("a/pins").known() == {"hospital-b": fingerprint_of(b.identity)}
+    assert Pins("b/pins").known() == {"hospital-a": fingerprint_of(a.identity)}
+    server = Server("localhost:0", of("s", "server"))
+    try:
+        with connect(f"localhost:{server.port}", a, pins=Pins("a/pins")) as connection:
+            assert connection.models() == []
+    finally:
+        server.stop()
