@@ -9,7 +9,7 @@ import threading
 import torch
 from torch import nn
 
-from ..errors import FrameError, MaterialError, NetworkError, PeerLostError
+from ..errors import FrameError, IdentityError, MaterialError, NetworkError, PeerLostError
 from ..nn.program import describe, load_program
 from ..runtime.frames import raw
 from ..session import A, S
@@ -120,7 +120,9 @@ class Answering:
                 self.answered += asked.get("do") in ("predict", "aggregate")
         except Exception as error:
             said = reason(error)
-            log.info("session for %s ended: %s", readable(str(request.get("for")), LONGEST), said)
+            # Whom the pins refuse, and the command that pins it, is for this party's own user.
+            own = error if isinstance(error, IdentityError) else said
+            log.info("session for %s ended: %s", readable(str(request.get("for")), LONGEST), own)
             if not isinstance(error, NetworkError):
                 log.debug("in detail", exc_info=error)
         finally:

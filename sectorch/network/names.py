@@ -21,10 +21,10 @@ def name_of(value: object, whose: str, kind: type[SectorchError] = ArgumentError
     Args:
         value: from a user, a file or another party; of any type.
         whose: what the name is, for the error's text.
-        kind: what is raised.
+        kind: of error where it is none.
 
     Raises:
-        `kind`: it is none.
+        SectorchError: it is none; of the kind that was named.
     """
     if isinstance(value, str) and NAME.fullmatch(value):
         return value

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 from dataclasses import replace
 
 import pytest
 import torch
-from network_world import Trio
+from network_world import Trio, until
 
 from sectorch import errors
 from sectorch.mpc.seed import Identities
@@ -118,8 +119,9 @@ def test_pins_are_required(trio, small_model):
         assert (connection.model("hospital-b")(X) - small_model(X)).abs().max() < 1e-4
 
 
-def test_pins_that_the_answering_party_requires(trio, small_model):
-    """Q is told whose key is missing there, and no more."""
+def test_pins_that_the_answering_party_requires(trio, small_model, caplog):
+    """Q is told whose key is missing there, and no more; A's own log has the command that pins it."""
+    caplog.set_level(logging.INFO, "sectorch.answer")
     pins = own_pins(trio)["A"]
     trio.connection.pins = trio.pins
     with pytest.raises(errors.IdentityError) as told:
@@ -127,6 +129,8 @@ def test_pins_that_the_answering_party_requires(trio, small_model):
     key = fingerprint_of(trio.made["alice"].identity)
     assert str(told.value).startswith("the other party answers to keys that it has pinned, and 'alice' is not among")
     assert f"its key is {key}" in str(told.value) and str(trio.folder) not in str(told.value)
+    command = f"sectorch keys pin alice {key} --pins {pins.path}"
+    assert until(lambda: any(record.getMessage().endswith(f": {command}") for record in caplog.records), 30)
     pins.pin("alice", key)
     assert (trio.connection.model("hospital-b")(X) - small_model(X)).abs().max() < 1e-4
 
