@@ -14,7 +14,7 @@ from sectorch.cli import COMMANDS, GROUPS, overview, run
 from sectorch.command import Parser, ended, writable
 from sectorch.errors import ArgumentError, SectorchError
 
-ACTIONS = ("init", "issue", "identity", "show", "pin")
+ACTIONS = ("init", "request", "issue", "identity", "show", "pin")
 ALL = [*([name] for name in COMMANDS), *(["keys", action] for action in ACTIONS)]
 FILES = ["--cert", "none.pem", "--key", "none.pem"]
 
@@ -33,8 +33,16 @@ BAD = {
         (["b", "x.npy", "--batch", "0", "--ca", "none.pem", *FILES], "--batch is at least 1, got 0"),
     ],
     "models": [(["--ca", "none.pem", *FILES], "cannot read")],
-    "keys": [(["show", "none.pem"], "cannot read none.pem"), (["issue", "none", "alice"], "none"),
-        (["issue", "none", "../evil"], "1 to 64 letters, digits and _ . - @ or spaces"),
+    "keys": [(["show", "none.pem"], "cannot read none.pem"), (["issue", "none", "alice.csr"], "cannot read alice.csr"),
+        (["issue", "none", "alice"], "`sectorch keys request alice`, then here `sectorch keys issue none alice.csr`"),
+        (["issue", "none", "s", "--host", "localhost"],
+            "`sectorch keys request s --server`, then here `sectorch keys issue none s.csr --host localhost`"),
+        (["issue", "none", "hospital b"], "run `sectorch keys request NAME`, then here"),
+        (["issue", "none", "x.csr", "--days", "inf"], "--days is above 0 and at most 36500, got inf"),
+        (["request", "../evil"], "1 to 64 letters (ASCII), digits and _ . - @"),
+        (["request", "hospital b"], "1 to 64 letters (ASCII), digits and _ . - @"),
+        (["pin", "alice ", "SHA256:" + "a" * 43, "--pins", "pins"], "1 to 64 letters (ASCII), digits and _ . - @"),
+        (["pin", "alice", "SHA256:", "--pins", "pins"], "a fingerprint is SHA256: and 43 characters"),
     ],
     "privhfl": [
         (["--clients", "1000"], "1000 clients with 30 samples each need 30000"),
@@ -230,10 +238,15 @@ def test_json_of_ops_and_keys(tmp_path, capsys):
     assert {"name", "kind", "note"} <= of("ops")[0].keys()
     pki = tmp_path / "pki"
     assert of("keys", "init", str(pki)) == {"ca": str(pki / "ca.pem")}
-    made = of("keys", "issue", str(pki), "alice")
-    assert all(Path(made[what]).is_file() for what in ("certificate", "key", "identity"))
+    made = of("keys", "request", "alice", "--folder", str(tmp_path / "alice"))
+    assert all(Path(made[what]).is_file() for what in ("request", "key", "identity"))
     assert of("keys", "show", made["identity"]) == {"fingerprint": made["fingerprint"]}
-    assert set(of("keys", "issue", str(pki), "server", "--host", "localhost")) == {"certificate", "key"}
+    issued = of("keys", "issue", str(pki), made["request"])
+    assert issued == {"certificate": str(pki / "alice.pem"), "ca": str(pki / "ca.pem")}
+    asked = of("keys", "request", "server", "--server", "--folder", str(tmp_path))
+    assert set(asked) == {"request", "key"}
+    assert set(of("keys", "issue", str(pki), asked["request"], "--host", "localhost")) == {"certificate", "ca"}
+    assert {path.name for path in pki.iterdir()} == {"ca.pem", "ca-key.pem", "alice.pem", "server.pem"}, "no one's keys"
     pins = tmp_path / "pins"
     assert of("keys", "pin", "alice", made["fingerprint"], "--pins", str(pins))["pins"] == str(pins)
     assert of("keys", "identity", str(tmp_path / "bob.pem"))["fingerprint"].startswith("SHA256:")

@@ -15,6 +15,7 @@ ROOT = Path(sectorch.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 LEVELS = (
     "errors",
+    "files",
     "ring",
     "limbs",
     "products",

@@ -4,19 +4,22 @@
     python examples/three_hosts/run.py --net vgg7 --rows 64 --batch 32
     python examples/three_hosts/run.py --prepare   # offline phase first, and the online phase after a restart of S
 
-Makes a trial CA, starts `sectorch server` and `sectorch answer`, and runs `sectorch query`, over TLS on loopback. On
-three hosts the same commands run with each party's own certificate and the server's host name.
+Makes a trial CA, keys and certificates, lets the two clients pin each other, starts `sectorch server` and
+`sectorch answer`, and runs `sectorch query`, over TLS on loopback. On three hosts the same commands run with each
+party's own folder and the server's host name.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +58,16 @@ def build(net: str, rows: int) -> tuple[torch.nn.Module, torch.Tensor]:
     return model.eval(), images[1500 : 1500 + rows]
 
 
+def enrol(run: Callable[..., subprocess.CompletedProcess], here: Path, name: str) -> str | None:
+    """A party makes its keys and a request in its own folder, and the CA hands back a certificate; its fingerprint."""
+    own, serves = here / name, name == "server"
+    made = json.loads(run("keys", "request", name, "--folder", own, *["--server"] * serves, "--json").stdout)
+    run("keys", "issue", here / "pki", made["request"], *["--host", "localhost"] * serves)
+    for file in (f"{name}.pem", "ca.pem"):
+        shutil.copy(here / "pki" / file, own / file)
+    return made.get("fingerprint")
+
+
 def answers(options: list[str]) -> bool:
     """Whether the server lists the model."""
     listed = subprocess.run([*SECTORCH, "models", *options], capture_output=True, text=True)
@@ -72,21 +85,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         run = lambda *args: subprocess.run([*SECTORCH, *map(str, args)], check=True, capture_output=True, text=True)
-        run("keys", "init", here)
-        run("keys", "issue", here, "server", "--host", "localhost")
-        for name in ("hospital-b", "alice"):
-            run("keys", "issue", here, name)
+        run("keys", "init", here / "pki")
+        prints = {name: enrol(run, here, name) for name in ("server", "hospital-b", "alice")}
+        for name, other in (("hospital-b", "alice"), ("alice", "hospital-b")):  # as they tell each other by telephone
+            run("keys", "pin", other, prints[other], "--pins", here / name / "pins")
         torch.export.save(optimised_export(model, x[:2]), here / "model.pt2")
         np.save(here / "images.npy", x.numpy())
         address = f"localhost:{free_port()}"
 
         def client(name: str, pins: bool = True) -> list[str]:
-            files = ("--cert", here / f"{name}.pem", "--key", here / f"{name}-key.pem", "--ca", here / "ca.pem")
-            known = ("--pins", here / f"pins-{name}", "--store", here / f"store-{name}") if pins else ()
+            own = here / name
+            files = ("--cert", own / f"{name}.pem", "--key", own / f"{name}-key.pem", "--ca", own / "ca.pem")
+            known = ("--pins", own / "pins", "--store", own / "store") if pins else ()
             return [*map(str, (*files, *known)), "--server", address]
 
-        files = ("--cert", here / "server.pem", "--key", here / "server-key.pem", "--clients-ca", here / "ca.pem")
-        serve = [*SECTORCH, "server", "--listen", address, *map(str, files), "--store", str(here / "store-server")]
+        own = here / "server"
+        files = ("--cert", own / "server.pem", "--key", own / "server-key.pem", "--clients-ca", own / "ca.pem")
+        serve = [*SECTORCH, "server", "--listen", address, *map(str, files), "--store", str(own / "store")]
         processes = [subprocess.Popen(serve)]
         try:
             answer = [*SECTORCH, "answer", str(here / "model.pt2"), "--name", "hospital-b", *client("hospital-b")]

@@ -5,9 +5,10 @@ keys and learns nothing about the pair secret of Q and A (computational Diffie-H
 travel inside the secured channel (TLS) to their owner.
 
 The figure trusts S to relay what it was given. Here each client signs both fresh public keys with its long-term Ed25519
-key (as SIGMA and the station-to-station protocol do), together with the session, its role and both names, and the other
-client checks the signature before it derives anything. An S that puts keys of its own in between is noticed by whoever
-knows the other's identity key; `Identities.trust` is asked whether it is the right one.
+key (as SIGMA and the station-to-station protocol do), together with the session, its role, both names and what it
+believes that the session is for, and the other client checks the signature before it derives anything. An S that puts
+keys of its own in between is noticed by whoever knows the other's identity key; `Identities.trust` is asked whether it
+is the right one. An S that tells the two of different programs or number formats is noticed by both.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ from ..errors import KeyAgreementError
 from ..randomness import SECRET_BYTES, agree, keypair, random_secret
 
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
-_CONTEXT = b"sectorch v1 seed signature"
+_CONTEXT = b"sectorch v2 seed signature"
 
 
 @dataclass
 class Identities:
     """Who Q and A are to each other: their names, the long-term key of whoever is here, and a check of the other's.
 
+    `context` is what both have to agree on beside their keys, and sign: a digest of the program and the number format.
+
     As it stands it is for a process that holds all parties: fresh keys, and nobody to mistake.
     """
 
     names: dict[str, str] = field(default_factory=lambda: {"Q": "Q", "A": "A"})
     key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate, repr=False)
+    context: bytes = b""
 
     def trust(self, name: str, public: bytes) -> None:
         """Raise IdentityError unless `public` is the long-term key of `name`. Its signature has been checked."""
@@ -53,9 +57,10 @@ def _keypair():
     return private, _tensor(public)
 
 
-def _statement(session: bytes, role: str, names: dict[str, str], public_q: bytes, public_a: bytes) -> bytes:
-    """What a client signs; every part has a fixed length or carries its own."""
-    parts = (_CONTEXT, session, role.encode(), names["Q"].encode(), names["A"].encode(), public_q, public_a)
+def _statement(session: bytes, role: str, who: Identities, public_q: bytes, public_a: bytes) -> bytes:
+    """What a client signs; every part carries its length."""
+    names = (who.names["Q"].encode(), who.names["A"].encode())
+    parts = (_CONTEXT, session, role.encode(), *names, who.context, public_q, public_a)
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
@@ -91,18 +96,19 @@ def seed(net: Net, *, first: bool = True, identities: Identities | None = None) 
     session, who = net.runtime.session, identities or Identities()
 
     def signed(role: str, public_q, public_a):
-        statement = _statement(session, role, who.names, _bytes(public_q), _bytes(public_a))
+        statement = _statement(session, role, who, _bytes(public_q), _bytes(public_a))
         return who.key.public_key().public_bytes_raw() + who.key.sign(statement)
 
     def check(role: str, proof: bytes, public_q, public_a) -> None:
         public, signature = proof[:KEY_BYTES], proof[KEY_BYTES:]
-        statement = _statement(session, role, who.names, _bytes(public_q), _bytes(public_a))
+        statement = _statement(session, role, who, _bytes(public_q), _bytes(public_a))
         try:
             Ed25519PublicKey.from_public_bytes(public).verify(signature, statement)
         except (InvalidSignature, ValueError):
             raise KeyAgreementError(
                 f"the key that came for '{who.names[role]}' is not signed by it for this session: the server, or "
-                f"somebody in its place, has put a key of its own in between. Nothing was sent; ask the operator"
+                f"somebody in its place, has put a key of its own in between, or tells the two of you of different "
+                f"models, number formats or versions. Nothing was sent; ask the operator"
             ) from None
         who.trust(who.names[role], public)
 

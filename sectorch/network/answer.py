@@ -9,14 +9,15 @@ import threading
 import torch
 from torch import nn
 
-from ..errors import MaterialError, NetworkError, PeerLostError
+from ..errors import FrameError, IdentityError, MaterialError, NetworkError, PeerLostError
 from ..nn.program import describe, load_program
 from ..runtime.frames import raw
 from ..session import A, S
 from .certificates import Credentials
 from .channel import Channel, again
 from .client import Connection
-from .identity import PinnedIdentities, Pins
+from .identity import PinnedIdentities, Pins, context
+from .names import LONGEST, name_of, readable
 from .session import Part, PartySession, join, reason, scheme_of, session_of
 from .store import Store, fingerprint
 
@@ -28,7 +29,7 @@ class Answering:
     """A running answering party; `close` ends it.
 
     Args:
-        pins: the clients that are known; the file in the user's settings, trust on first use, unless given.
+        pins: the clients that are known; the file in the user's settings unless given.
         store: where prepared material is kept; a temporary one unless given.
     """
 
@@ -59,7 +60,12 @@ class Answering:
         )
 
     def register(self, name: str) -> None:
-        """Be known to the server under `name`, which the certificate must carry."""
+        """Be known to the server under `name`, which the certificate must carry.
+
+        Raises:
+            ArgumentError: what is no name; nothing was sent.
+        """
+        name_of(name, "an answering party's name")
         request = {"do": "register", "name": name, "description": self._description, "edition": self._edition}
         there = set(self.connection.ask(request)["sessions"])
         for shelf in self.store.shelves():
@@ -114,7 +120,9 @@ class Answering:
                 self.answered += asked.get("do") in ("predict", "aggregate")
         except Exception as error:
             said = reason(error)
-            log.info("session for %s ended: %s", request.get("for"), said)
+            # Whom the pins refuse, and the command that pins it, is for this party's own user.
+            own = error if isinstance(error, IdentityError) else said
+            log.info("session for %s ended: %s", readable(str(request.get("for")), LONGEST), own)
             if not isinstance(error, NetworkError):
                 log.debug("in detail", exc_info=error)
         finally:
@@ -126,7 +134,7 @@ class Answering:
                 self.store.forget(session)
 
     def _party(self, session: bytes, channel: Channel, request: dict) -> PartySession:
-        client, scheme = str(request.get("for")), scheme_of(request)
+        client, scheme = _client(request), scheme_of(request)
         place, of, resume = request.get("place", 0), request.get("of", 1), request.get("resume")
         if type(place) is not int or type(of) is not int or not 0 <= place < of:
             raise MaterialError("a place among the answering parties that does not exist")
@@ -138,11 +146,16 @@ class Answering:
             self.store.shelf(session, binding).keep(request.get("calls"))
             channel.tell({"do": "ready"})
         names = {"Q": client, "A": self.connection.name}
-        identities = PinnedIdentities(names, self.connection.identity, self._pins)
+        agreed = context(self._description, self._edition, scheme, place, of)
+        identities = PinnedIdentities(names, self.connection.identity, agreed, self._pins)
         return PartySession(
             A, session, {S: channel}, [Part(self._description, identities, self._weights)], scheme,
             lambda: self.store.shelf(session, binding), place=place, of=of, fresh=resume is None,
         )  # fmt: skip
+
+
+def _client(request: dict) -> str:
+    return name_of(request.get("for"), "the name of a client that the server relays", FrameError)
 
 
 def _digest(weights: dict[str, torch.Tensor]) -> bytes:
@@ -174,7 +187,8 @@ def answer(
         patience: seconds without a word after which a party counts as hanging; 60 unless named.
 
     Raises:
-        ProgramError: the model cannot be described. IdentityError: the name or the certificate is refused.
+        ProgramError: the model cannot be described. ArgumentError: what is no name. IdentityError: the name or the
+            certificate is refused.
     """
     description, weights = describe(model, x)
     running = Answering(address, credentials, description, weights, pins, store, patience)

@@ -10,8 +10,9 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from .. import errors
-from ..errors import AbortedError, FrameError, PeerLostError, SectorchError
+from ..errors import AbortedError, FrameError, IdentityError, PeerLostError, SectorchError
 from ..runtime.frames import Frame, Kind, pack
+from .names import readable
 
 WINDOW = 16 << 20
 """Bytes of unused messages beyond which no further one is begun."""
@@ -27,6 +28,7 @@ REQUESTS = 64
 PATIENCE = 60.0
 """Seconds without a word after which a party counts as hanging."""
 
+RELAYED = " (as the server relays it)"
 _KINDS = ("BusyError", "MaterialError", "StoreFullError", "IdentityError", "KeyAgreementError", "UnknownModelError")
 """Errors that keep their type on the way to another party; all others become an AbortedError."""
 
@@ -38,8 +40,14 @@ def again(error: SectorchError) -> SectorchError:
 
 def error_of(text: str) -> SectorchError:
     """What another party said of an error ("Type: text"), as an error here."""
+    text = readable(text)
     kind, _, said = text.partition(": ")
-    return getattr(errors, kind)(said) if kind in _KINDS else AbortedError(text)
+    return relayed(getattr(errors, kind), said) if kind in _KINDS else AbortedError(text)
+
+
+def relayed(kind: type[SectorchError], said: str) -> SectorchError:
+    """An error of another party's. One about identities says so: whoever stands in between may want a key pinned."""
+    return kind(said + RELAYED if issubclass(kind, IdentityError) and not said.endswith(RELAYED) else said)
 
 
 class Peer(Protocol):

@@ -49,7 +49,18 @@ def _client(p: Parser) -> None:
 
 def _pins(p: Parser) -> None:
     p.add_argument("--pins", type=Path, help="file of known identity keys")
-    p.add_argument("--require-pin", action="store_true", help="refuse whom the pins do not name")
+    p.add_argument(
+        "--trust-on-first-use", action="store_true", help="trust whom the pins do not name, and write the key down"
+    )
+    p.add_argument("--require-pin", action="store_true", help="does nothing: it is what happens anyway")
+
+
+def _known(options: argparse.Namespace) -> Pins:
+    if options.require_pin and options.trust_on_first_use:
+        raise ArgumentError("--require-pin and --trust-on-first-use exclude each other; leave one out")
+    if options.require_pin:
+        console.print("--require-pin is the default now and will be removed; leave it out")
+    return Pins(options.pins, first_use=options.trust_on_first_use)
 
 
 def _patience(p: Parser) -> None:
@@ -119,7 +130,7 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
     description, weights = describe_exported(module.graph, module, example)
     credentials = Credentials.read(options.cert, options.key, options.ca, options.identity)
     kept = Store(options.store, options.store_key, _bytes(options.store_budget))
-    known, patience = Pins(options.pins, options.require_pin), _positive(options.patience)
+    known, patience = _known(options), _positive(options.patience)
     party = Answering(options.server, credentials, description, weights, known, kept, patience)
     stopped = threading.Event()
 
@@ -184,7 +195,7 @@ def _query(options: argparse.Namespace, _: Console) -> None:
     if options.out is not None:
         writable(options.out.parent)
     credentials = Credentials.read(options.cert, options.key, options.ca, options.identity)
-    folder, known = options.store or _own_folder(credentials.name), Pins(options.pins, options.require_pin)
+    folder, known = options.store or _own_folder(credentials.name), _known(options)
     kept = _own_store(folder, needed=options.prepare > 0)
     patience = _positive(options.patience)
     with connect(options.server, credentials, pins=known, store=kept, silence=patience) as connection:
@@ -252,13 +263,14 @@ def models(arguments: Sequence[str] | None = None) -> int:
         ["sectorch models --server cloud.example:7100 --cert alice.pem --key alice-key.pem --ca ca.pem"],
     )
     _client(p)
+    _pins(p)
     p.takes_json("the names")
     return ended(p, arguments, _models)
 
 
 def _models(options: argparse.Namespace, _: Console) -> None:
     credentials = Credentials.read(options.cert, options.key, options.ca, options.identity)
-    with connect(options.server, credentials) as connection:
+    with connect(options.server, credentials, pins=_known(options)) as connection:
         names = connection.models()
     if options.json:
         print_json(list(names))

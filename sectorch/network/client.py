@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import errors
-from ..errors import IdentityError, NetworkError, PeerLostError, SectorchError
+from ..errors import FrameError, IdentityError, NetworkError, PeerLostError, SectorchError
 from ..tensor import Scheme
 from .certificates import Credentials
-from .channel import again
+from .channel import again, relayed
 from .group import RemoteGroup
 from .identity import Pins, read_identity
 from .link import Link
+from .names import name_of, readable
 from .query import RemoteModel
 from .store import Store
 from .transport import dial, refusal
@@ -30,7 +31,7 @@ class Connection:
 
     Args:
         on_serve: called with a request to take part in a session; an answering party gives one.
-        pins: the answering parties that are known; the file in the user's settings, trust on first use, unless given.
+        pins: the answering parties that are known; the file in the user's settings unless given.
         store: where this client's part of prepared material is kept; a temporary one unless given. It is closed
             with the connection.
         silence: seconds without a word after which the server counts as hanging; 60 unless named.
@@ -128,7 +129,7 @@ class Connection:
         if "error" in reply:
             kind = getattr(errors, str(reply["error"]), None)
             known = isinstance(kind, type) and issubclass(kind, SectorchError)
-            raise (kind if known else NetworkError)(str(reply.get("text"))[:600])
+            raise relayed(kind if known else NetworkError, readable(str(reply.get("text"))))
         return reply
 
     def _request(self, link: Link, request: dict) -> None:
@@ -142,8 +143,15 @@ class Connection:
             self._on_serve(request)
 
     def models(self) -> list[str]:
-        """Names of the models that can be asked."""
-        return list(self.ask({"do": "models"})["models"])
+        """Names of the models that can be asked.
+
+        Raises:
+            FrameError: the server lists what is no name.
+        """
+        listed = self.ask({"do": "models"}).get("models")
+        if not isinstance(listed, list):
+            raise FrameError("the server's reply lacks the models' names")
+        return [name_of(name, "a model's name in the server's list", FrameError) for name in listed]
 
     def model(self, name: str, frac_bits: int = 20, network: str = "lan") -> RemoteModel:
         """The model of the answering party of that name.
@@ -152,7 +160,7 @@ class Connection:
             frac_bits, network: see `sectorch.secure`.
 
         Raises:
-            UnknownModelError: it is not connected; the text lists those that are.
+            ArgumentError: what is no name. UnknownModelError: it is not connected; the text lists those that are.
         """
         model = RemoteModel(self, name, Scheme(frac_bits, network=network))
         self._asked.add(model)

@@ -8,6 +8,7 @@ import torch
 
 from ..errors import ArgumentError
 from ..tensor import Scheme
+from .names import name_of
 from .query import Asker, Opened, check_input, open_session, run
 
 
@@ -21,7 +22,7 @@ class RemoteGroup:
     """
 
     def __init__(self, connection: Asker, names: list[str], scheme: Scheme):
-        names = list(names)
+        names = [name_of(name, "an answering party's name") for name in names]
         if len(names) < 2 or len(set(names)) < len(names):
             raise ArgumentError(
                 f"a sum is over two or more different models, got {names}; ask a single one by .model()"

@@ -25,8 +25,9 @@ from ..ring import check_encodable
 from ..session import Q, S
 from ..tensor import Scheme
 from .channel import Channel
-from .identity import PinnedIdentities
+from .identity import PinnedIdentities, Pins, context
 from .link import Link
+from .names import name_of
 from .session import Part, PartySession, reason, scheme_in
 from .store import Shelf, Store, fingerprint
 
@@ -47,7 +48,7 @@ class Asker(Protocol):
     name: str
     authority: str
     identity: Any
-    pins: Any
+    pins: Pins
     link: Link
 
     @property
@@ -60,9 +61,12 @@ def open_session(connection: Asker, names: list[str], scheme: Scheme, shelf: She
     """Open a session with the models of these names, or take up the one that a shelf's material belongs to.
 
     Raises:
+        ArgumentError: what is no name; nothing was sent.
         UnknownModelError, BusyError, IdentityError, KeyAgreementError: no session came about.
         MaterialError: the material is void.
     """
+    for name in names:
+        name_of(name, "an answering party's name")
     wire = os.urandom(16)
     session = wire if shelf is None else shelf.session
     request: dict[str, Any] = {"do": "open", "session": wire.hex(), "models": names, **scheme_in(scheme)}
@@ -72,7 +76,7 @@ def open_session(connection: Asker, names: list[str], scheme: Scheme, shelf: She
     channel = connection.link.open(wire)
     try:
         replied = connection.ask(request).get("parts")
-        if not isinstance(replied, list) or len(replied) != len(names) or not all(isinstance(p, dict) for p in replied):
+        if not isinstance(replied, list) or len(replied) != len(names) or not all(map(_is_part, replied)):
             raise FrameError("the server's reply lacks the models' descriptions")
         binding = {
             "client": connection.name, "model": names[0], "fingerprint": fingerprint(replied[0].get("description")),
@@ -83,8 +87,10 @@ def open_session(connection: Asker, names: list[str], scheme: Scheme, shelf: She
                 raise MaterialError(f"'{names[0]}' has another model now, or was started again without its store")
             if channel.request(channel.patience).get("do") != "ready":
                 raise FrameError("the server does not say whether the material is there")
-        known = [PinnedIdentities({"Q": connection.name, "A": n}, connection.identity, connection.pins) for n in names]
-        parts = [Part(part.get("description"), who) for part, who in zip(replied, known, strict=True)]
+        parts = [
+            Part(part.get("description"), _other(connection, part, scheme, names, place))
+            for place, part in enumerate(replied)
+        ]
         party = PartySession(
             Q, session, {S: channel}, parts, scheme,
             lambda: connection.store.shelf(session, binding), of=len(names), fresh=shelf is None,
@@ -94,6 +100,17 @@ def open_session(connection: Asker, names: list[str], scheme: Scheme, shelf: She
         channel.close()
         raise
     return Opened(session, channel, party, binding)
+
+
+def _is_part(part: object) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("description"), dict) and isinstance(part.get("edition"), str)
+
+
+def _other(connection: Asker, part: dict, scheme: Scheme, names: list[str], place: int) -> PinnedIdentities:
+    """Who Q and the answering party of this place are to each other, for the model that S says it has."""
+    agreed = context(part.get("description"), part.get("edition"), scheme, place, len(names))
+    both = {"Q": connection.name, "A": names[place]}
+    return PinnedIdentities(both, connection.identity, agreed, connection.pins)
 
 
 def run(opened: Opened, request: dict, work: Callable[[], Any]) -> Any:

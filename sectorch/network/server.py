@@ -8,7 +8,15 @@ import time
 from dataclasses import dataclass
 
 from ..choreography import Party
-from ..errors import BusyError, FrameError, MaterialError, PeerLostError, SectorchError, UnknownModelError
+from ..errors import (
+    BusyError,
+    FrameError,
+    IdentityError,
+    MaterialError,
+    PeerLostError,
+    SectorchError,
+    UnknownModelError,
+)
 from ..mpc.seed import Identities
 from ..nn.program import load_program
 from ..session import Q, S
@@ -16,6 +24,7 @@ from ..tensor import Scheme
 from .certificates import Credentials
 from .channel import Channel
 from .link import Link
+from .names import name_of
 from .session import Part, PartySession, join, parties, reason, scheme_in, scheme_of, session_of
 from .store import Store, fingerprint
 from .transport import listen
@@ -125,7 +134,8 @@ class Server:
         link.tell({"do": "reply", "number": number, **answer})
 
     def _register(self, link: Link, request: dict) -> dict:
-        name, edition = str(request.get("name")), str(request.get("edition"))[:64]
+        name = name_of(request.get("name"), "an answering party's name", IdentityError)
+        edition = str(request.get("edition"))[:64]
         if name != link.peer:
             text = f"the certificate is for '{link.peer}' and cannot answer as '{name}'"
             return {"error": "IdentityError", "text": text}
@@ -147,8 +157,10 @@ class Server:
 
     def _open(self, link: Link, request: dict) -> dict:
         asked, resume = request.get("models"), request.get("resume")
-        names = list(map(str, asked)) if isinstance(asked, list) else []
-        if not 0 < len(names) <= MOST_MODELS or len(set(names)) < len(names):
+        if not isinstance(asked, list) or not 0 < len(asked) <= MOST_MODELS:
+            raise FrameError(f"a session has 1 to {MOST_MODELS} different models")
+        names = [name_of(name, "a model's name in a request", FrameError) for name in asked]
+        if len(set(names)) < len(names):
             raise FrameError(f"a session has 1 to {MOST_MODELS} different models")
         scheme = scheme_of(request)
         with self._lock:

@@ -16,9 +16,10 @@ from torch import nn
 
 from ..errors import NetworkError, PeerLostError
 from ..nn.program import optimised_export
-from .certificates import Credentials, issue, make_authority
+from .authority import issue, make_authority, make_request
+from .certificates import Credentials
 from .client import Connection, connect
-from .identity import Pins
+from .identity import Pins, fingerprint_of
 from .store import Store
 
 PROGRAM = [sys.executable, "-c", "from sectorch.cli import main; main()"]
@@ -35,6 +36,13 @@ class Network:
 
 NETWORKS = {"lan": Network(0.00025, 1e9), "wan": Network(0.02, 100e6)}
 """Round trips of 0.5 ms at 1 Gbit/s and of 40 ms at 100 Mbit/s."""
+
+
+def enrol(folder: Path, name: str, *, hosts: tuple[str, ...] = (), days: float = 90) -> Credentials:
+    """What a party and the CA do in turn, where one folder on one machine is both's: a request, and its certificate."""
+    request = make_request(folder, name, server=bool(hosts))
+    certificate = issue(folder, request.read_bytes(), hosts=hosts, days=days)
+    return Credentials.read(certificate, folder / f"{name}-key.pem", folder / "ca.pem")
 
 
 def free_port() -> int:
@@ -65,12 +73,13 @@ class Stage:
         self.processes: dict[str, subprocess.Popen] = {}
         self.port = free_port()
         make_authority(self.folder)
-        issue(self.folder, "server", server=True, hosts=("localhost",))
+        enrol(self.folder, "server", hosts=("localhost",))
+        self.pins = Pins(self.folder / "pins")
         try:
             self.start_server()
             self.connect("visitor", direct=True).close()
             for name, (model, x) in models.items():
-                issue(self.folder, name)
+                self.credentials(name)
                 torch.export.save(optimised_export(model, x[:2]), self.folder / f"{name}.pt2")
                 self.start_answering(name)
             with self.connect("visitor", direct=True) as connection:
@@ -94,24 +103,25 @@ class Stage:
         self._start("server", ["server", "--listen", f"localhost:{self.port}", *files, *store, *self._options])
 
     def start_answering(self, name: str) -> None:
-        files = (*self._files(name, "--ca"), "--pins", str(self.folder / "pins-a"))
+        files = (*self._files(name, "--ca"), "--pins", str(self.pins.path))
         store = ("--store", str(self.folder / f"store-{name}"))
         to = ("--server", f"localhost:{self._way()}")
         self._start(name, ["answer", str(self.folder / f"{name}.pt2"), "--name", name, *to, *files, *store])
 
     def credentials(self, name: str) -> Credentials:
+        """A client's, made when it is first named; all of them know each other's identity keys."""
         if not (self.folder / f"{name}.pem").exists():
-            issue(self.folder, name)
+            self.pins.pin(name, fingerprint_of(enrol(self.folder, name).identity))
         return Credentials.read(*(self.folder / f for f in (f"{name}.pem", f"{name}-key.pem", "ca.pem")))
 
     def connect(self, name: str, direct: bool = False) -> Connection:
         """A client's connection from this process; waits for the server to come up. `direct` is past the network."""
         credentials, end = self.credentials(name), time.monotonic() + START
-        address, pins = f"localhost:{self.port if direct else self._way()}", Pins(self.folder / "pins-q")
+        address = f"localhost:{self.port if direct else self._way()}"
         store = Store(self.folder / f"store-of-{name}")
         while True:
             try:
-                return connect(address, credentials, pins=pins, store=store)
+                return connect(address, credentials, pins=self.pins, store=store)
             except PeerLostError:
                 self._check(end)
 

@@ -30,10 +30,10 @@ from typing import BinaryIO
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from .. import files
 from ..errors import ArgumentError, MaterialError, StoreFullError, StoreInUseError
 from ..randomness import derive
 from ..runtime.material import Tape
-from .certificates import write_secret
 from .tapes import read_tape, write_tape
 
 BUDGET = 4 << 30
@@ -128,7 +128,9 @@ class Store:
                 folder = self.folder / session.hex()
                 folder.mkdir(mode=0o700)
                 sealed = b"".join(_sealed(self.key, [json.dumps(binding).encode()], b"binding" + session))
-                (folder / "binding.sealed").write_bytes(sealed)
+                self._write(folder / "binding.sealed", sealed)
+                if self.lasting:
+                    files.settle(self.folder)
                 shelf = self._shelves[session] = Shelf(self, session, binding)
         if shelf is None:
             raise MaterialError(
@@ -138,6 +140,12 @@ class Store:
         if binding is not None and shelf.binding != binding:
             raise MaterialError("the material of that session was prepared for another client, model or number format")
         return shelf
+
+    def _write(self, path: Path, data: bytes) -> None:
+        if self.lasting:
+            files.write(path, data)
+        else:
+            path.write_bytes(data)
 
     def edition(self, weights: bytes) -> str:
         """A name for a model's weights that says nothing about them to whoever lacks this store's key."""
@@ -207,7 +215,10 @@ class Shelf:
             for part in _sealed(self.store.key, parts, self._about(tape.call, shape)):
                 file.write(part)
             size = file.tell()
-        partial.replace(path)
+        if self.store.lasting:
+            files.move(partial, path)
+        else:
+            os.replace(partial, path)
         with self._lock:
             self._pieces[tape.call] = tuple(shape), size
         return size
@@ -226,11 +237,11 @@ class Shelf:
         path = self._path(call, shape)
         claimed = path.with_suffix(".claimed")
         try:
-            path.rename(claimed)
+            os.replace(path, claimed)
             with claimed.open("rb") as sealed:
-                claimed.unlink()
+                os.unlink(claimed)
                 if self.store.lasting:
-                    _settle(self.folder)
+                    files.settle(self.folder)
                 size = os.fstat(sealed.fileno()).st_size
                 tape = read_tape(_opened(self.store.key, sealed, size, self._about(call, shape)))
         except OSError as error:
@@ -274,20 +285,11 @@ def fingerprint(*things: object) -> str:
 
 def _key(path: Path) -> bytes:
     if not path.exists():
-        write_secret(path, os.urandom(32))
+        files.write(path, os.urandom(32), 0o600)
     key = path.read_bytes()
     if len(key) != 32:
         raise ArgumentError(f"{path} does not hold a store's key (32 bytes)")
     return key
-
-
-def _settle(folder: Path) -> None:
-    """Until this returns, a power cut could bring a removed name back."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _sealed(key: bytes, parts: list, about: bytes) -> Iterator[bytes]:

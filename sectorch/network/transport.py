@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from ..errors import BusyError, FrameError, IdentityError, NetworkError, PeerLostError
-from .certificates import Credentials
+from .certificates import Credentials, peer_name
 from .link import Link
 
 METHOD = "/sectorch.Star/Connect"
@@ -32,7 +32,7 @@ _SERVER = [
 def listen(
     address: str, credentials: Credentials, welcome: Callable[[str], Link], workers: int = 64
 ) -> tuple[grpc.Server, int]:
-    """Start serving. `welcome` is called with the common name of each client's certificate.
+    """Start serving. `welcome` is called with the name in each client's certificate; one without a name is refused.
 
     Raises:
         PeerLostError: the address cannot be bound. IdentityError: the certificate is not valid now.
@@ -42,8 +42,11 @@ def listen(
     credentials.check_dates()
 
     def handle(incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        names = context.auth_context().get("x509_common_name", [b""])
-        link = welcome(names[0].decode(errors="replace"))
+        try:
+            name = peer_name(context.auth_context().get("x509_pem_cert", [b""])[0])
+        except IdentityError as error:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+        link = welcome(name)
         context.add_callback(lambda: link.close(PeerLostError(f"the connection to {link.peer} was closed")))
         threading.Thread(target=link.pump, args=(incoming,), daemon=True, name=f"from {link.peer}").start()
         yield from link.outgoing()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 
+from .. import files
 from ..errors import CheckpointError
 
 
@@ -108,9 +108,7 @@ def _save(path: Path | None, write: Callable[[Path], Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
     write(beside)
-    with open(beside, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    files.move(beside, path)
 
 
 def _differences(there: dict, now: dict, within: str = "") -> Iterator[str]:

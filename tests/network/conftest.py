@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from network_world import known
 from torch import nn
 
-from sectorch.network import Server, answer
-from sectorch.network.certificates import issue, make_authority
+from sectorch.network import Pins, Server, answer
+from sectorch.network.authority import make_authority
+from sectorch.network.stage import enrol
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,12 +30,13 @@ def small_model() -> nn.Module:
 
 @pytest.fixture(scope="session")
 def pki(tmp_path_factory):
-    """A folder with a CA, and the certificates of a server and two clients."""
+    """A folder with a CA, and the certificates of a server and three clients, who know each other's identity keys."""
     folder = tmp_path_factory.mktemp("pki")
     make_authority(folder)
-    made = {"server": issue(folder, "server", server=True, hosts=("localhost",))}
+    made = {"server": enrol(folder, "server", hosts=("localhost",))}
     for name in ("hospital-b", "alice", "bob"):
-        made[name] = issue(folder, name)
+        made[name] = enrol(folder, name)
+    known(Pins().path, made)
     return folder, made
 
 

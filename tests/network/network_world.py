@@ -12,16 +12,30 @@ from torch import nn
 
 from sectorch.network import Pins, Server, Store, connect
 from sectorch.network.answer import Answering
+from sectorch.network.identity import fingerprint_of
 from sectorch.nn.program import describe
 
 
+def known(path: Path, made: dict) -> Pins:
+    """A file of pins with the identity keys of all clients among these credentials."""
+    pins = Pins(path)
+    for name, credentials in made.items():
+        if credentials.identity is not None:
+            pins.pin(name, fingerprint_of(credentials.identity))
+    return pins
+
+
 class Trio:
-    """S, A and Q with fresh links. `kill(party)` is what a process that dies looks like to the others."""
+    """S, A and Q with fresh links; A and Q know all clients' keys.
+
+    `kill(party)` is what a process that dies looks like to the others.
+    """
 
     def __init__(self, made: dict, model: nn.Module, x: torch.Tensor, folder: Path, patience: float = 60.0):
         self.made, self.folder, self.patience = made, folder, patience
         self.described = describe(model, x[:2] if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1)))
         self.server = self.party = self.connection = None
+        self.pins = known(folder / "pins", made)
         self.port = 0
         self.start_server()
         self.start_answering()
@@ -48,7 +62,7 @@ class Trio:
         deadline = time.monotonic() + 30
         while True:  # the server may not have noticed yet that the one before died
             party = Answering(
-                self.address, self.made["hospital-b"], description, weights, Pins(self.folder / "pins-a"), store,
+                self.address, self.made["hospital-b"], description, weights, self.pins, store,
                 self.patience,
             )  # fmt: skip
             try:
@@ -62,8 +76,7 @@ class Trio:
         self.party = party
 
     def start_querying(self, store: Store | None = None, name: str = "alice") -> None:
-        pins = Pins(self.folder / f"pins-{name}")
-        self.connection = connect(self.address, self.made[name], pins=pins, store=store, silence=self.patience)
+        self.connection = connect(self.address, self.made[name], pins=self.pins, store=store, silence=self.patience)
 
     def links(self, who: str) -> list:
         """The links over which a party sends."""

@@ -1,22 +1,25 @@
-"""Identity keys: a server that stands in between is noticed, a changed key is refused, pins are kept."""
+"""Identity keys: a server that stands in between is noticed, an unknown or a changed key is refused."""
 
 from __future__ import annotations
 
-import threading
+import logging
+import shlex
 from dataclasses import replace
 
 import pytest
 import torch
-from network_world import Trio
+from network_world import Trio, until
 
 from sectorch import errors
 from sectorch.mpc.seed import Identities
 from sectorch.mpc.seed import _statement as seed_statement
-from sectorch.network import Pins, connect
-from sectorch.network.identity import fingerprint_of, new_identity, read_identity
+from sectorch.network import Pins, Server, answer, connect
+from sectorch.network.identity import context, fingerprint_of, new_identity
+from sectorch.network.keys import keys
 from sectorch.randomness import keypair
 from sectorch.runtime.party import PartyRuntime
 from sectorch.session import A, Q, S
+from sectorch.tensor import Scheme
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(5))
 
@@ -29,17 +32,58 @@ def trio(pki, small_model, tmp_path):
     trio.close()
 
 
-def test_both_clients_learn_each_other_on_first_use_and_know_each_other_then(trio, small_model):
+def own_pins(trio: Trio, **options) -> dict[str, Pins]:
+    """Give the answering and the querying party a file of pins each, in which nobody stands."""
+    pins = {who: Pins(trio.folder / f"pins-{who}", **options) for who in "AQ"}
+    trio.party._pins, trio.connection.pins = pins["A"], pins["Q"]
+    return pins
+
+
+def test_whom_nobody_has_pinned_is_refused_unless_somebody_says_otherwise(pki, small_model, tmp_path, monkeypatch):
+    """Without a word about pins, on either side: no key comes of it, and the error is the command that pins it."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    _, made = pki
+    installed, install = [], PartyRuntime.install
+
+    def recorded(self, pair, secret):
+        installed.append((self.me, pair))
+        install(self, pair, secret)
+
+    monkeypatch.setattr(PartyRuntime, "install", recorded)
+    server = Server("localhost:0", made["server"])
+    address = f"localhost:{server.port}"
+    party = answer(address, made["hospital-b"], small_model, X)
+    try:
+        with connect(address, made["alice"]) as connection:
+            with pytest.raises(errors.IdentityError) as refused:
+                connection.model("hospital-b")
+            assert installed == []
+            command = f"sectorch keys pin hospital-b {fingerprint_of(made['hospital-b'].identity)}"
+            assert str(refused.value).endswith(f": {command}")
+            assert keys(shlex.split(command)[2:]) == 0
+            with pytest.raises(errors.IdentityError, match="'alice' is not among them"):
+                connection.model("hospital-b")(X)
+        assert (A, frozenset((Q, A))) not in installed
+        assert Pins().known() == {"hospital-b": fingerprint_of(made["hospital-b"].identity)}
+    finally:
+        party.close()
+        server.stop()
+
+
+def test_both_clients_learn_each_other_on_first_use_where_that_is_said_and_know_each_other_then(trio, small_model):
+    pins = own_pins(trio, first_use=True)
     for _ in range(2):
         remote = trio.connection.model("hospital-b")
         assert (remote(X) - small_model(X)).abs().max() < 1e-4
         remote.close()
     of = {name: fingerprint_of(trio.made[name].identity) for name in ("alice", "hospital-b")}
-    assert Pins(trio.folder / "pins-alice").known() == {"hospital-b": of["hospital-b"]}
-    assert Pins(trio.folder / "pins-a").known() == {"alice": of["alice"]}
+    assert pins["Q"].known() == {"hospital-b": of["hospital-b"]}
+    assert pins["A"].known() == {"alice": of["alice"]}
 
 
-def test_a_changed_key_is_refused_with_both_fingerprints_and_the_way_out(trio, small_model):
+@pytest.mark.parametrize("first_use", [False, True])
+def test_a_changed_key_is_refused_with_both_fingerprints_and_the_way_out(trio, small_model, first_use):
+    trio.pins.first_use = first_use
     trio.connection.model("hospital-b").close()
     old = fingerprint_of(trio.made["hospital-b"].identity)
     trio.party.close()
@@ -48,9 +92,10 @@ def test_a_changed_key_is_refused_with_both_fingerprints_and_the_way_out(trio, s
     trio.start_answering()
     with pytest.raises(errors.IdentityError) as refused:
         trio.connection.model("hospital-b")
-    for part in (old, new, f"sectorch keys pin 'hospital-b' {new}"):
+    command = f"sectorch keys pin hospital-b {new} --pins {trio.pins.path}"
+    for part in (old, new, command):
         assert part in str(refused.value)
-    Pins(trio.folder / "pins-alice").pin("hospital-b", new)
+    assert keys(shlex.split(command)[2:]) == 0
     assert (trio.connection.model("hospital-b")(X) - small_model(X)).abs().max() < 1e-4
 
 
@@ -64,9 +109,9 @@ def test_a_querying_party_whose_key_changed_is_refused_by_the_answering_one(trio
     assert str(trio.folder) not in str(told.value), "no path of the other party's"
 
 
-def test_pins_that_are_required(trio, small_model):
+def test_pins_are_required(trio, small_model):
     trio.connection.close()
-    pins = Pins(trio.folder / "required", required=True)
+    pins = Pins(trio.folder / "required")
     with connect(trio.address, trio.made["alice"], pins=pins) as connection:
         with pytest.raises(errors.IdentityError, match="pins are required; its key is SHA256:"):
             connection.model("hospital-b")
@@ -74,15 +119,19 @@ def test_pins_that_are_required(trio, small_model):
         assert (connection.model("hospital-b")(X) - small_model(X)).abs().max() < 1e-4
 
 
-def test_pins_that_the_answering_party_requires(trio, small_model):
-    """Q is told whose key is missing there, and no more."""
-    trio.party._pins.required = True
+def test_pins_that_the_answering_party_requires(trio, small_model, caplog):
+    """Q is told whose key is missing there, and no more; A's own log has the command that pins it."""
+    caplog.set_level(logging.INFO, "sectorch.answer")
+    pins = own_pins(trio)["A"]
+    trio.connection.pins = trio.pins
     with pytest.raises(errors.IdentityError) as told:
         trio.connection.model("hospital-b")(X)
     key = fingerprint_of(trio.made["alice"].identity)
     assert str(told.value).startswith("the other party answers to keys that it has pinned, and 'alice' is not among")
     assert f"its key is {key}" in str(told.value) and str(trio.folder) not in str(told.value)
-    trio.party._pins.pin("alice", key)
+    command = f"sectorch keys pin alice {key} --pins {pins.path}"
+    assert until(lambda: any(record.getMessage().endswith(f": {command}") for record in caplog.records), 30)
+    pins.pin("alice", key)
     assert (trio.connection.model("hospital-b")(X) - small_model(X)).abs().max() < 1e-4
 
 
@@ -147,14 +196,15 @@ def test_a_server_in_the_middle_is_noticed_before_a_key_is_used(trio, small_mode
 def test_a_middle_that_signs_for_itself_is_refused_by_the_pins(trio, meddling):
     """Its keys and signatures are right, in the name of the other; but that name is pinned to another key."""
     trio.connection.model("hospital-b").close()
-    own = Identities({"Q": "alice", "A": "hospital-b"})
+    agreed = context(trio.party._description, trio.party._edition, Scheme(), 0, 1)
+    own = Identities({"Q": "alice", "A": "hospital-b"}, context=agreed)
     public, heard = keypair()[1], {}
 
     def change(label: str, value: torch.Tensor) -> torch.Tensor:
         if label == "public_Q_relayed":
             heard["Q"] = bytes(value.tolist())
         if label == "signed_A_relayed":
-            statement = seed_statement(heard["session"], "A", own.names, heard["Q"], public)
+            statement = seed_statement(heard["session"], "A", own, heard["Q"], public)
             proof = public + own.key.public_key().public_bytes_raw() + own.key.sign(statement)
             return torch.frombuffer(bytearray(proof), dtype=torch.uint8)
         return value
@@ -182,31 +232,3 @@ def test_a_signature_of_another_session_does_not_verify(trio, meddling):
     trio.connection.model("hospital-b").close()
     with pytest.raises(errors.KeyAgreementError, match="in between"):
         trio.connection.model("hospital-b")
-
-
-# The file of pins.
-
-
-def test_the_pin_file_survives_many_writers(tmp_path):
-    keys = {f"client {i}": read_identity(new_identity()).public_key().public_bytes_raw() for i in range(20)}
-    threads = [
-        threading.Thread(target=Pins(tmp_path / "pins").check, args=item) for item in keys.items() for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(Pins(tmp_path / "pins").known()) == set(keys)
-
-
-@pytest.mark.parametrize("text", ["alice", "alice md5:abc", "alice SHA256:a\nalice SHA256:b", "\xff"])
-def test_a_broken_pin_file_trusts_nobody(tmp_path, text):
-    (tmp_path / "pins").write_text(text, encoding="latin-1")
-    with pytest.raises(errors.IdentityError):
-        Pins(tmp_path / "pins").check("alice", bytes(32))
-
-
-@pytest.mark.parametrize("print_", ["", "SHA256:", "SHA256:" + "a" * 42, "MD5:" + "a" * 46, "SHA256:a b" + "c" * 40])
-def test_what_is_no_fingerprint_is_not_pinned(tmp_path, print_):
-    with pytest.raises(errors.ArgumentError):
-        Pins(tmp_path / "pins").pin("alice", print_)

@@ -8,7 +8,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
-from network_world import Trio, until
+from network_world import Trio, known, until
 from test_leaks import findings
 from torch import nn
 
@@ -36,7 +36,7 @@ def two_models(pki, models, tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     server = Server("localhost:0", made["server"])
     address = f"localhost:{server.port}"
-    parties = [answer(address, made[n], m, X, pins=Pins(folder / f"pins-{n}")) for n, m in models.items()]
+    parties = [answer(address, made[n], m, X, pins=known(folder / "pins", made)) for n, m in models.items()]
     yield server, address, made, folder
     for party in parties:
         party.close()
@@ -46,7 +46,7 @@ def two_models(pki, models, tmp_path_factory):
 def test_several_answering_parties_give_their_sum_and_nothing_else(two_models, models):
     server, address, made, folder = two_models
     expected = sum(model(X) for model in models.values())
-    with connect(address, made["alice"], pins=Pins(folder / "pins-q")) as connection:
+    with connect(address, made["alice"], pins=Pins(folder / "pins")) as connection:
         group = connection.aggregate(["hospital-b", "bob"])
         for _ in range(2):
             with Transcript() as transcript:
@@ -74,7 +74,7 @@ def test_the_sum_is_that_of_the_local_run(two_models, models):
     local(X)
     with sectorch.profile() as here:
         y = local(X)
-    with connect(address, made["alice"], pins=Pins(folder / "pins-q")) as connection:
+    with connect(address, made["alice"], pins=Pins(folder / "pins")) as connection:
         group = connection.aggregate(["hospital-b", "bob"])
         group(X)
         with sectorch.profile() as there:
@@ -94,14 +94,14 @@ def test_the_sum_is_that_of_the_local_run(two_models, models):
 )
 def test_groups_that_are_refused(two_models, names, error):
     server, address, made, folder = two_models
-    with connect(address, made["alice"], pins=Pins(folder / "pins-q")) as connection, pytest.raises(error):
+    with connect(address, made["alice"], pins=Pins(folder / "pins")) as connection, pytest.raises(error):
         connection.aggregate(names)
     assert until(lambda: server.sessions == 0, 60)
 
 
 def test_nobody_asks_itself(two_models):
     _, address, made, folder = two_models
-    with connect(address, made["bob"], pins=Pins(folder / "pins-q")) as connection:
+    with connect(address, made["bob"], pins=Pins(folder / "pins")) as connection:
         with pytest.raises(errors.NetworkError, match="its own model"):
             connection.model("bob")
 
@@ -119,7 +119,7 @@ def test_twenty_queries_at_once_of_two_models(two_models, models):
         except errors.SectorchError as error:
             failures.append(error)
 
-    connections = [connect(address, made["alice"], pins=Pins(folder / "pins-q")) for _ in range(4)]
+    connections = [connect(address, made["alice"], pins=Pins(folder / "pins")) for _ in range(4)]
     threads = [threading.Thread(target=ask, args=(i, connections[i % 4])) for i in range(20)]
     for thread in threads:
         thread.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -16,6 +17,7 @@ from torch import nn
 
 import sectorch
 from sectorch.network.bench import example
+from sectorch.network.identity import fingerprint_of
 from sectorch.network.stage import PROGRAM, Stage
 
 
@@ -38,7 +40,7 @@ def command(stage: Stage, *arguments: str, name: str = "alice") -> list[str]:
 
 
 def query(stage: Stage, *arguments: str) -> list[str]:
-    kept = ("--pins", str(stage.folder / "pins-cli"), "--store", str(stage.folder / "store-cli"))
+    kept = ("--pins", str(stage.pins.path), "--store", str(stage.folder / "store-cli"))
     return command(stage, "query", "hospital-b", *arguments, *kept)
 
 
@@ -181,6 +183,38 @@ def test_errors_are_one_line_and_a_code(stage):
 
 def asked_nobody(stage: Stage) -> list[str]:
     return [a.replace("hospital-b", "nobody") for a in query(stage, "--prepare", "1")]
+
+
+def test_whom_the_pins_do_not_name_is_refused_with_the_command_that_pins_it(stage, tmp_path):
+    pins, wanted = tmp_path / "own pins", fingerprint_of((stage.folder / "hospital-b-identity.pem").read_bytes())
+    ask = command(stage, "query", "hospital-b", "--prepare", "1", "--store", str(tmp_path / "q"), "--pins", str(pins))
+    for required in ((), ("--require-pin",)):
+        said = done([*ask, *required], 1)
+        assert f"'hospital-b' is not in {pins} and pins are required; its key is {wanted}" in said
+        assert ("--require-pin is the default now" in said) == bool(required)
+        assert not pins.exists()
+    (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    way_out = shlex.split(line[line.index("sectorch keys pin") :])
+    assert way_out == ["sectorch", "keys", "pin", "hospital-b", wanted, "--pins", str(pins)]
+    done([*PROGRAM, *way_out[1:]])
+    assert "1 rows are prepared" in done(ask)
+
+
+def test_trust_on_first_use_has_to_be_asked_for(stage, tmp_path):
+    pins = tmp_path / "pins"
+    ask = command(stage, "query", "hospital-b", "--prepare", "1", "--store", str(tmp_path / "q"), "--pins", str(pins))
+    said = done([*ask, "--trust-on-first-use"])
+    assert "'hospital-b' is new: trusting its key SHA256:" in said and "1 rows are prepared" in said
+    assert "exclude each other" in done([*ask, "--trust-on-first-use", "--require-pin"], 1)
+
+
+def test_the_options_of_pins_are_those_of_every_client(stage):
+    """One line of options serves them all; the list of models itself needs no pin."""
+    listed = command(stage, "models", "--pins", str(stage.pins.path), "--require-pin")
+    assert done(listed).splitlines()[-1] == "--require-pin is the default now and will be removed; leave it out"
+    assert "hospital-b" in done(listed)
+    for command_ in ("answer", "query", "models"):
+        assert "--trust-on-first-use" in done([*PROGRAM, command_, "--help"])
 
 
 def test_keys_are_made_shown_and_pinned(tmp_path):

@@ -12,7 +12,9 @@ import torch
 import sectorch
 from sectorch import errors
 from sectorch.network import Server, answer, connect
-from sectorch.network.certificates import Credentials, issue, make_authority
+from sectorch.network.authority import make_authority
+from sectorch.network.certificates import Credentials
+from sectorch.network.stage import enrol
 from sectorch.runtime.ledger import Transcript
 
 X = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -114,7 +116,7 @@ def test_one_name_cannot_answer_as_another(star):
 def test_a_client_of_another_ca_is_refused(star, tmp_path):
     address, made, _ = star
     make_authority(tmp_path)
-    stranger = issue(tmp_path, "alice")
+    stranger = enrol(tmp_path, "alice")
     with pytest.raises(errors.IdentityError, match="does not accept this party's certificate"):
         connect(address, replace(stranger, authority=made["alice"].authority), patience=2)
     with pytest.raises(errors.IdentityError, match="not of the CA that --ca names"):
@@ -124,7 +126,7 @@ def test_a_client_of_another_ca_is_refused(star, tmp_path):
 def test_an_expired_certificate_is_refused(star, pki):
     address, _, _ = star
     folder, _ = pki
-    expired = issue(folder, "late", days=-1 / 24)
+    expired = enrol(folder, "late", days=-1 / 24)
     with pytest.raises(errors.IdentityError, match=r"'late' is valid from .* to .* UTC, and it is"):
         connect(address, expired, patience=2)
     with pytest.MonkeyPatch.context() as patch:  # a client that does not look at its own dates
@@ -137,8 +139,8 @@ def test_an_expired_server_or_one_of_another_host_is_refused(pki):
     folder, made = pki
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Credentials, "check_dates", lambda self: None)
-        late = Server("localhost:0", issue(folder, "late-server", server=True, hosts=("localhost",), days=-1 / 24))
-    other = Server("localhost:0", issue(folder, "elsewhere", server=True, hosts=("example.org",)))
+        late = Server("localhost:0", enrol(folder, "late-server", hosts=("localhost",), days=-1 / 24))
+    other = Server("localhost:0", enrol(folder, "elsewhere", hosts=("example.org",)))
     for server, said in ((late, "certificate has expired"), (other, "for another host name")):
         with pytest.raises(errors.IdentityError, match=said):
             connect(f"localhost:{server.port}", made["alice"], patience=2)
@@ -154,7 +156,7 @@ def test_a_name_that_is_no_plain_one_is_issued_nothing(tmp_path, name):
     make_authority(folder)
     before = {path: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(errors.ArgumentError, match=r"a party's name is 1 to 64|cannot be called"):
-        issue(folder, name)
+        enrol(folder, name)
     assert before == {path: path.read_bytes() for path in folder.iterdir()} and list(tmp_path.iterdir()) == [folder]
 
 
