@@ -12,7 +12,6 @@ from torch import nn
 import sectorch
 from sectorch.mpc import mask, multiply, relu
 from sectorch.nn import passes
-from sectorch.ops import activation
 
 
 class FunctionalPool(nn.Module):
@@ -91,7 +90,6 @@ def test_one_opening_serves_several_uses():
 
     with (
         mock.patch.object(relu, "open_masked", always),
-        mock.patch.object(activation, "open_masked", always),
         mock.patch.object(multiply, "open_masked", always),
     ):
         often, z = run()

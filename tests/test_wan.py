@@ -13,7 +13,7 @@ from sectorch.nn.models import ZOO
 from sectorch.tensor import Scheme, share_tensor
 
 
-def test_vgg7_in_25_rounds():
+def test_vgg7_in_29_rounds():
     torch.manual_seed(0)
     construct, shape = ZOO["vgg7"]
     model, x = construct().eval(), torch.randn(1, *shape)
@@ -22,7 +22,7 @@ def test_vgg7_in_25_rounds():
         y = secured(x)
     with torch.no_grad():
         expected = model(x)
-    assert p.rounds <= 25
+    assert p.rounds <= 29
     assert (y - expected).abs().max() <= 1e-4
     assert torch.equal(y.argmax(1), expected.argmax(1))
     explained = sectorch.explain(model, x, network="wan")
@@ -30,14 +30,14 @@ def test_vgg7_in_25_rounds():
 
 
 def test_key_bytes_of_a_relu():
-    """43 levels of 36 bytes and a last correction of 20, from Q to S and on to A."""
+    """For the borrow 20 levels with one word of payload, for the ReLU of the rest 43 with two; and one more each."""
     n = 640
     secured = sectorch.secure(nn.Sequential(nn.Linear(8, n), nn.ReLU()).eval(), network="wan")
     secured(torch.zeros(1, 8))
     with sectorch.profile() as p:
         secured(torch.zeros(1, 8))
-    keys = {label: sum(m.bytes for m in p.ledger if m.label == label) for label in ("seeds", "values", "wraps")}
-    assert keys == {"seeds": 43 * 16 * n, "values": 44 * 16 * n, "wraps": 44 * 4 * n}
+    keys = {label: sum(m.bytes for m in p.ledger if m.label == label) for label in ("seeds", "values")}
+    assert keys == {"seeds": (20 + 43) * 16 * n, "values": 21 * 8 * n + 44 * 16 * n}
     assert p.bytes_between("S", "A") > sum(keys.values())
 
 

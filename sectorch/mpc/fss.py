@@ -85,8 +85,8 @@ def borrow(net: Net, x: Masked, c: Located, shift: int) -> Shares:
 
     No message online. Dealt as in `deal_key`. Nobody learns anything.
     """
-    at = _at(net, deal_key(net, x, shift, signed=False), c)
-    return each(net, lambda words: words[:, 0].view(x.shape), at)
+    shape, at = x.shape, _at(net, deal_key(net, x, shift, signed=False), c)
+    return each(net, lambda words: words[:, 0].view(shape), at)
 
 
 def _ramps(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,)) -> list[Shares]:
