@@ -82,12 +82,19 @@ def operations() -> str:
     rows: dict[str, list[list[str]]] = {kind: [] for kind in KINDS}
     for op in sectorch.supported_ops():
         reached = [n for n in (*op["functions"], *op["in_place"]) if not re.search(r"\._(?!_)", n)]  # private names
-        cells = [f"`{op['name']}`", ", ".join(f"`{name}`" for name in reached), op["note"]]
+        cells = [
+            f"`{op['name']}`",
+            ", ".join(f"`{name}`" for name in reached),
+            op["note"],
+            "exact" if op["exact"] else "smooth",
+        ]
         rows.setdefault(op["kind"], []).append(cells)
     sections = []
     for kind, listed in rows.items():
         if listed:
-            sections.append(f"### {KINDS.get(kind, kind)}\n\n{table(('operation', 'reached by', 'note'), listed)}")
+            sections.append(
+                f"### {KINDS.get(kind, kind)}\n\n{table(('operation', 'reached by', 'note', 'result'), listed)}"
+            )
     return "\n\n".join(sections)
 
 

@@ -38,7 +38,7 @@ from torch.utils import _pytree as pytree
 import sectorch
 from sectorch.errors import SectorchError, SessionMismatchError
 from sectorch.session import Session
-from sectorch.table import TABLE
+from sectorch.table import SMOOTH, TABLE
 from sectorch.tensor import SharedTensor
 
 ROLES = {"s": "shared", "p": "private", ".": "public"}
@@ -143,6 +143,17 @@ def test_results_are_the_references_bit_for_bit(case: Called):
         both.append([revealed(v) for v in pytree.tree_leaves(listed(case.key(*args, **kwargs)))])
     for secure, ideal in zip(*both, strict=True):
         assert torch.equal(secure, ideal) if isinstance(secure, torch.Tensor) else secure == ideal
+
+
+def test_smooth_operations_are_those_that_take_a_series():
+    at, taken = Stage(Session(dry=True)), {}
+    for case in ONCE:
+        args, kwargs = case.secret(at=at)
+        with sectorch.profile() as profile:
+            case.key(*args, **kwargs)
+        taken.setdefault(case.row.name, set()).add(any("trigonometric" in line.path for line in profile.ledger))
+    assert {name for name, kinds in taken.items() if True in kinds} == SMOOTH
+    assert SMOOTH == {op["name"] for op in sectorch.supported_ops() if not op["exact"]}
 
 
 @pytest.mark.parametrize("case", IN_PLACE, ids=repr)

@@ -14,8 +14,8 @@ have 52 fraction bits, in two digits of 26. With B = B1 + 2^-26 B2 and P = P1 + 
     P B = P1 B1 + 2^-26 (P1 B2 + P2 B1)         to 2^-54,
 
 of which the second part is brought to the first one's scale. The sum is the series to `draw_error`, and whoever uses it
-rounds it exactly to f fraction bits. A rounded result depends on Q's mask only where the series comes closer than that to
-the middle between two results: for 20 bits, about one x in 2^28 (the exponential) to 2^32.
+rounds it exactly to f fraction bits. A rounded result depends on Q's mask only where the series comes closer than that
+to the middle between two results: for 20 bits, about one x in 2^28 (the exponential) to 2^32.
 
 The public multipliers must be the same at A and S to the last bit: a difference of one unit would be multiplied by a
 share, which is a random ring element. They are therefore computed with IEEE additions and multiplications alone, each
