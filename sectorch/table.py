@@ -138,14 +138,16 @@ class OpTable:
 SHARES = OpTable("secret tensors", "sectorch.supported_ops() lists all")
 """The operations of SharedTensors. Handlers are f(context, *args, **kwargs) -> Fixed, or a list or tuple of them."""
 
-SMOOTH = frozenset(
-    """binary_cross_entropy binary_cross_entropy_with_logits celu cos cosh cosine_similarity cross_entropy div elu erf erfc
-    exp exp2 expm1 gelu glu group_norm gru gru_cell instance_norm kl_div layer_norm local_response_norm log log10 log1p
-    log2 log_softmax logsigmoid logsumexp lstm lstm_cell mish multi_head_attention norm normalize poisson_nll_loss pow
-    reciprocal rms_norm rnn_tanh rnn_tanh_cell rsqrt scaled_dot_product_attention selu sigmoid silu sin sinh
-    soft_margin_loss softmax softmin softplus softsign sqrt std tanh tanhshrink""".split()
-)
-"""Operations that go through a series, for some arguments at least (`div` by a shared divisor, `pow` by a broken exponent).
+SMOOTH = frozenset((
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "celu", "cos", "cosh", "cosine_similarity",
+    "cross_entropy", "div", "elu", "erf", "erfc", "exp", "exp2", "expm1", "gelu", "glu", "group_norm", "gru",
+    "gru_cell", "instance_norm", "kl_div", "layer_norm", "local_response_norm", "log", "log10", "log1p", "log2",
+    "log_softmax", "logsigmoid", "logsumexp", "lstm", "lstm_cell", "mish", "multi_head_attention", "norm",
+    "normalize", "poisson_nll_loss", "pow", "reciprocal", "rms_norm", "rnn_tanh", "rnn_tanh_cell", "rsqrt",
+    "scaled_dot_product_attention", "selu", "sigmoid", "silu", "sin", "sinh", "soft_margin_loss", "softmax",
+    "softmin", "softplus", "softsign", "sqrt", "std", "tanh", "tanhshrink",
+))  # fmt: skip
+"""Operations that go through a series, for some arguments at least: `div` by a shared divisor, `pow` by a fraction.
 
 All others are exact functions of their operands' ring elements. What Q's draws change in these: docs/protocols.md.
 """
@@ -165,8 +167,10 @@ def row_of(func: Any) -> Row | None:
 
 
 def supported_ops() -> list[dict[str, Any]]:
-    """The table as data: for each operation its name, the torch functions that reach it, a note on its cost or error, and
-    whether its result is an exact function of the ring elements, or that but for one value in 2^28 (a smooth one)."""
+    """The table as data: for each operation its name, the torch functions that reach it, a note, and `exact`.
+
+    An operation is exact if its result depends on its operands alone, and else smooth: but for one value in 2^28.
+    """
     return [
         dict(
             name=row.name,
