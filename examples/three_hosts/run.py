@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
 import sectorch
+from sectorch.network import save_model
 from sectorch.nn.models import ZOO
-from sectorch.nn.program import optimised_export
 
 SECTORCH = [sys.executable, "-c", "from sectorch.cli import main; main()"]
 
@@ -76,7 +76,7 @@ def main() -> None:
         run("keys", "issue", here, "server", "--host", "localhost")
         for name in ("hospital-b", "alice"):
             run("keys", "issue", here, name)
-        torch.export.save(optimised_export(model, x[:2]), here / "model.pt2")
+        save_model(model, x[:2], here / "model.safetensors")
         np.save(here / "images.npy", x.numpy())
         address = f"localhost:{free_port()}"
 
@@ -89,7 +89,14 @@ def main() -> None:
         serve = [*SECTORCH, "server", "--listen", address, *map(str, files), "--store", str(here / "store-server")]
         processes = [subprocess.Popen(serve)]
         try:
-            answer = [*SECTORCH, "answer", str(here / "model.pt2"), "--name", "hospital-b", *client("hospital-b")]
+            answer = [
+                *SECTORCH,
+                "answer",
+                str(here / "model.safetensors"),
+                "--name",
+                "hospital-b",
+                *client("hospital-b"),
+            ]
             while not answers(client("alice", pins=False)):
                 if len(processes) == 1 or processes[1].poll() is not None:  # S may not listen yet
                     processes[1:] = [subprocess.Popen(answer)]

@@ -30,6 +30,8 @@ from .trace import refuse_training, trace
 MAX_NODES = 20_000
 MAX_CONSTANT = 100_000
 MAX_WEIGHT = 1 << 32
+MAX_JSON = 4 << 20
+"""Bytes of a description as it travels."""
 VERSION = 1
 _SCALARS = (bool, int, float, str, type(None))
 _DTYPES = {str(d): d for d in (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)}
@@ -292,6 +294,8 @@ class _Reader:
         value = torch.empty(shape, dtype=dtype, device="meta") if self._weights is None else self._weights[name]
         if list(value.shape) != shape:
             raise ProgramError(f"weight '{name}' has shape {tuple(value.shape)}, the description says {tuple(shape)}")
+        if value.dtype != dtype or not dtype.is_floating_point:
+            raise ProgramError(f"weight '{name[:80]}' is of {value.dtype}, the description says {dtype}")
         if not hasattr(self._root, attribute):
             self._root.register_parameter(attribute, nn.Parameter(value, requires_grad=False))
         return attribute
@@ -336,8 +340,10 @@ def from_json(data: bytes) -> dict:
     """Bytes as a description; `load_program` checks the content.
 
     Raises:
-        ProgramError: not JSON, or not an object.
+        ProgramError: not JSON, not an object, or more than `MAX_JSON` bytes.
     """
+    if len(data) > MAX_JSON:
+        raise ProgramError(f"a model description of {len(data)} bytes; at most {MAX_JSON} are read")
     try:
         description = json.loads(data)
     except (ValueError, RecursionError):
