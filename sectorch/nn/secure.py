@@ -82,6 +82,8 @@ class SecureModule(nn.Module):
         self.__dict__["_dry"] = (dry, bind(source, dry, dry.answering[0], scheme, self.dtype))
         self._checked: dict[Any, _Checked] = {}
         self._rows: set[Any] = set()
+        self.largest: dict[tuple[str, str], int] = {}
+        """Bytes of the largest message of all shapes that were checked, by the roles of its ends."""
         self._material: dict[tuple[int, ...], list[Tape]] = {}
         self._projections: dict[Any, Projection] = {}
         super().train(False)
@@ -226,6 +228,9 @@ class SecureModule(nn.Module):
                 shared = share_tensor(x, session=session, scheme=self.scheme)
                 self._outputs(run(bound, shared) if self.graph is not None else bound(shared))
             _remember(self._checked, key, _Checked(profile, net.recorded))
+            for line in profile.ledger:
+                edge = (line.src.role, line.dst.role)
+                self.largest[edge] = max(self.largest.get(edge, 0), line.bytes)
         return self._checked[key]
 
     def _largest(self, x: torch.Tensor) -> int:
