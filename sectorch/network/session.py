@@ -111,7 +111,7 @@ class PartySession:
         self._reader: ThreadPoolExecutor | None = None
         self._coming: dict[int, tuple[tuple[int, ...], Future]] = {}
         self._modules = [
-            SecureModule(program.module, self.session, party, scheme, None)
+            SecureModule(program.module, self.session, party, scheme, None, limited=True)
             for program, party in zip(programs, self.session.answering, strict=True)
         ]
 
@@ -128,7 +128,7 @@ class PartySession:
         x = torch.empty(shape, dtype=self.dtype, device="meta")
         for module in self._modules:
             for piece in {x.shape} if self.grouped else set(self.pieces(x)):
-                module._check(x.new_empty(piece))
+                module._check(x.new_empty(piece)).budget.check_call()
         for party, channel in self._channels.items():
             edge = (party.role, self._me.role)
             channel.expect(max(module.largest.get(edge, 0) for module in self._modules))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from ..runtime.projection import Projection, Recording
 from ..session import Session, default_session
 from ..tensor import Scheme, SharedTensor, share_tensor
 from .bind import bind
+from .bounds import Budget
 from .calibrate import calibrate as calibrated
 from .passes import is_samplewise, optimise
 from .trace import refuse_training, run, trace
@@ -51,6 +53,7 @@ class _Checked:
 
     profile: Profile = field(repr=False)
     shapes: list = field(repr=False)
+    budget: Budget | None = field(repr=False, default=None)
 
 
 class SecureModule(nn.Module):
@@ -59,13 +62,19 @@ class SecureModule(nn.Module):
     Called with a plain tensor (Q's), it gives the plain result, revealed to Q alone. Called with a SharedTensor, it
     gives a SharedTensor. A batch is cut into pieces of bounded memory where the graph shows that rows do not meet.
 
+    Args:
+        limited: whether the model comes from another party: its dry run is held to the bounds of `nn/bounds.py`.
+
     Raises on a call:
         DtypeError, NonFiniteError, FixedPointRangeError, ShapeError: a bad input; nothing was shared.
         UnsupportedOpError: naming the operation, the layer and line, and the nearest supported one.
     """
 
-    def __init__(self, model: nn.Module, session: Session, party: Party, scheme: Scheme, chunk: int | None):
+    def __init__(
+        self, model: nn.Module, session: Session, party: Party, scheme: Scheme, chunk: int | None, limited: bool = False
+    ):
         super().__init__()
+        self._limited = limited
         _check_model(model, session.device if session.present(party) else torch.device("meta"))
         self.session, self.party, self.scheme = session, party, scheme
         floating = [p.dtype for p in (*model.parameters(), *model.buffers()) if p.is_floating_point()]
@@ -223,11 +232,15 @@ class SecureModule(nn.Module):
         else:
             session, bound = self.__dict__["_dry"]
             profile = Profile()
-            with alone(profile), session.call(session.answering[0]) as net:
+            budget = Budget(len(bound.graph.nodes), self.scheme.fss) if self._limited else None
+            with alone(profile), session.call(session.answering[0]) as net, budget or nullcontext():
                 net.recorded = []
                 shared = share_tensor(x, session=session, scheme=self.scheme)
-                self._outputs(run(bound, shared) if self.graph is not None else bound(shared))
-            _remember(self._checked, key, _Checked(profile, net.recorded))
+                step = None if budget is None else budget.step
+                self._outputs(run(bound, shared, step=step) if self.graph is not None else bound(shared))
+            if budget is not None:
+                budget.check_weights(profile)
+            _remember(self._checked, key, _Checked(profile, net.recorded, budget))
             for line in profile.ledger:
                 edge = (line.src.role, line.dst.role)
                 self.largest[edge] = max(self.largest.get(edge, 0), line.bytes)
