@@ -7,6 +7,7 @@ values are computed in a dry run too; of those the sizes are worked out on shape
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -40,12 +41,13 @@ MAX_CELLS = 1 << 16
 """Cells of an adaptive pooling, and time steps of a recurrent layer."""
 MAX_SENT = 1 << 30
 """Bytes of one masked weight."""
-OPERATIONS, OPERATIONS_EACH, OPERATIONS_MOST = 60_000, 2_000, 1_500_000
-"""Steps below torch of a dry run: a start, and more for each node, at most so many."""
+OPERATIONS, OPERATIONS_EACH, OPERATIONS_SORT, OPERATIONS_MOST = 25_000, 2_000, 1_500, 1_500_000
+"""Steps below torch of a dry run: a start, more for each node and each layer of a sorting network, and an end."""
 FEW_ROUNDS = 128
 """How many times the steps and elements the protocols of few rounds may take."""
 
 _CELLS = ("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool2d")
+_SORTS = ("sort", "argsort", "msort", "topk")
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
@@ -184,11 +186,10 @@ class Budget(TorchDispatchMode):
             raise ProgramError(
                 f"the model takes more than {self._operations} steps; ask with fewer rows, or serve less"
             )
-        self._count_results(func, args, kwargs)
+        if _cuts(func):
+            self._count_results(func, args, kwargs)
         device = kwargs.get("device")
-        leaves = pytree.arg_tree_leaves(*args, **kwargs)
-        absent = any(isinstance(x, torch.Tensor) and x.is_meta for x in leaves)
-        if torch.device(device).type != "meta" if device is not None else not absent:
+        if torch.device(device).type != "meta" if device is not None else not _absent(args, kwargs):
             self._make_public(func, args, kwargs)
         result = func(*args, **kwargs)
         for made in result if isinstance(result, (tuple, list)) else (result,):
@@ -206,9 +207,6 @@ class Budget(TorchDispatchMode):
 
     def _count_results(self, func: Any, args: tuple, kwargs: dict) -> None:
         """Refuse to cut a tensor into very many."""
-        name = func._schema.name.partition("::")[2]
-        if not ("split" in name or "unbind" in name or "chunk" in name) or not isinstance(args[0], torch.Tensor):
-            return
         given = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
         sizes, dim = args[0].shape, given.get("dim", 0)
         if not sizes or type(dim) is not int or not -len(sizes) <= dim < len(sizes):
@@ -253,10 +251,15 @@ class Budget(TorchDispatchMode):
         """What an operation makes lists of in Python, before torch sees it."""
         row = row_of(node.target)
         name = "" if row is None else row.name
-        if name not in (*_CELLS, *_RECURRENT):
+        if name not in (*_CELLS, *_RECURRENT, *_SORTS):
             return
         leaves = pytree.arg_tree_leaves(*args, **kwargs)
         sizes = [x.shape for x in leaves if isinstance(x, torch.Tensor)]
+        if name in _SORTS:
+            bits = max((max(s, default=1) for s in sizes), default=1).bit_length()
+            more = OPERATIONS_SORT * bits * (bits + 1) // 2
+            self._operations = min(self._operations + more * self._more, OPERATIONS_MOST * self._more)
+            return
         numbers = [x for x in leaves if type(x) is int]
         if name in _CELLS:
             sides = [*(abs(n) for n in numbers), *(max(sizes[0][-2:], default=1) for x in leaves if x is None)]
@@ -265,6 +268,19 @@ class Budget(TorchDispatchMode):
             asked = max((*(n for s in sizes[:1] for n in s[:2]), *numbers), default=1)
         if asked > MAX_CELLS:
             raise ProgramError(f"the model asks '{name}' for {asked} cells or steps; at most {MAX_CELLS}")
+
+
+@functools.cache
+def _cuts(func: Any) -> bool:
+    name = func._schema.name.partition("::")[2]
+    return any(word in name for word in ("split", "unbind", "chunk"))
+
+
+def _absent(args: tuple, kwargs: dict) -> bool:
+    """Whether a tensor among the arguments has a shape only."""
+    if any(isinstance(x, torch.Tensor) and x.is_meta for x in args):
+        return True
+    return any(isinstance(x, torch.Tensor) and x.is_meta for x in pytree.arg_tree_leaves(*args, **kwargs))
 
 
 def _indexed(values: Any, indices: list, *rest: Any) -> tuple:
