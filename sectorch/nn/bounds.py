@@ -47,6 +47,7 @@ FEW_ROUNDS = 128
 """How many times the steps and elements the protocols of few rounds may take."""
 
 _CELLS = ("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool2d")
+_CUTS = ("tensor_split", "chunk")
 _SORTS = ("sort", "argsort", "msort", "topk")
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
@@ -251,7 +252,7 @@ class Budget(TorchDispatchMode):
         """What an operation makes lists of in Python, before torch sees it."""
         row = row_of(node.target)
         name = "" if row is None else row.name
-        if name not in (*_CELLS, *_RECURRENT, *_SORTS):
+        if name not in (*_CELLS, *_CUTS, *_RECURRENT, *_SORTS):
             return
         leaves = pytree.arg_tree_leaves(*args, **kwargs)
         sizes = [x.shape for x in leaves if isinstance(x, torch.Tensor)]
@@ -261,6 +262,10 @@ class Budget(TorchDispatchMode):
             self._operations = min(self._operations + more * self._more, OPERATIONS_MOST * self._more)
             return
         numbers = [x for x in leaves if type(x) is int]
+        if name in _CUTS:  # torch makes room for so many results before it makes the first
+            if len(sizes) > 1 or max(map(abs, numbers), default=0) > MAX_PIECES:
+                raise ProgramError(f"the model asks '{name}' for more than {MAX_PIECES} parts, or for no fixed number")
+            return
         if name in _CELLS:
             sides = [*(abs(n) for n in numbers), *(max(sizes[0][-2:], default=1) for x in leaves if x is None)]
             asked = max(sides, default=1) ** 2 if len(sides) == 1 else math.prod(max(1, n) for n in sides)

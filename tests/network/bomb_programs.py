@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from pathlib import Path
 
 import torch
 
@@ -33,7 +34,8 @@ def outcome(text: bytes, rows: int = 2, network: str = "lan") -> str:
         for piece in set(module.pieces(x)):
             module._check(x.new_empty(piece.shape)).budget.check_call()
     except SectorchError as error:
-        return type(error).__name__
+        said = str(error)
+        return f"untyped {said}" if any(word in said for word in OUT_OF_MEMORY) else type(error).__name__
     return "runs"
 
 
@@ -101,12 +103,16 @@ BOMBS = {
     "a kernel": one("max_pool2d.default", [1, 5000, 5000], "x", [4000, 4000]),
     "an average": one("avg_pool2d.default", [1, 5000, 5000], "x", [5000, 5000]),
     "pooling with padding": one("avg_pool2d.default", IMAGE, "x", [2, 2], [1, 1], [1 << 30, 1 << 30]),
-    "patches": one("unfold_patches.default", [1, 5000, 5000], "x", [1000, 1000]),
-    "windows": one("unfold.default", [1 << 20], "x", 1, 1 << 19, 1),
+    "patches": one("unfold.default", [1, 5000, 5000], "x", [1000, 1000]),
+    "windows": one("unfold.default", [1, 1, 1 << 20], "x", [1, 1 << 19]),
     "unbind": described([1 << 26], ("unbind.int", ["x", 1], {}), ("size.getitem", ["x", 0], {})),
     "split": described([1 << 26], ("split.Tensor", ["x", 1, 1], {}), ("size.getitem", ["x", 0], {})),
     "chunk": described([1 << 26], ("chunk.default", ["x", 1 << 31, 1], {}), ("size.getitem", ["x", 0], {})),
     "tensor_split": described([64], ("tensor_split.sections", ["x", 1 << 31, 1], {}), ("size.getitem", ["x", 0], {})),
+    "tensor_split by a public number": described([64],
+        ("tensor_split.tensor_indices_or_sections", [{"ref": 1}, {"ref": 2}], {}), ("size.getitem", ["x", 0], {}),
+        before=(constant([4], [1] * 4), constant([], [1 << 31]))),
+    "chunk of nothing": described([0], ("chunk.default", ["x", 1 << 31, 1], {}), ("size.getitem", ["x", 0], {})),
     "sort": one("sort.default", [1 << 26], "x"),
     "topk": described([1 << 24], ("topk.default", ["x", 1 << 24], {}), ("size.getitem", ["x", 0], {})),
     "topk of more": described([4], ("topk.default", ["x", END], {}), ("size.getitem", ["x", 0], {})),
@@ -138,7 +144,7 @@ BOMBS = {
         ("relu.default", ["x"], {}), before=(constant([100_000], [0] * 100_000),)),
     "a repetition by a public number": described([1],
         ("repeat_interleave.self_Tensor", [{"ref": 0}, {"ref": 1}, 1], {}), before=(constant([1], [1 << 60]),)),
-    "a large weight": described([4], ("expand.default", [{"ref": 1}, [1 << 20, 1 << 12, 4]], {}),
+    "a large weight": described([4], ("expand.default", [{"ref": 1}, [1 << 30, 1, 4]], {}),
         ("add.Tensor", [{"ref": 0}, "x"], {}), before=(weight([4]),)),
     "a large product": described([4], ("linear.default", [{"ref": 0}, {"ref": 1}], {}), before=(weight([1 << 30, 4]),)),
     "a convolution": described(IMAGE, ("conv2d.default", ["x", {"ref": 1}, None, 1, [1 << 20, 1 << 20]], {}),
@@ -179,14 +185,16 @@ HARMLESS = {
         before=(constant([2], [2, 3]),)),
 }  # fmt: skip
 
-LIMIT = 12 << 30
-"""Bytes of address space: torch reserves some before it does anything."""
+LIMIT = 2 << 30
+"""Bytes of address space beside what torch reserves before it does anything."""
+OUT_OF_MEMORY = ("bad_alloc", "allocate", "MemoryError", "length_error", "max_size")
 
 
 def main() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT))
     torch.set_num_threads(1)
     outcome(json.dumps(HARMLESS["a layer"]).encode())
+    most = LIMIT + int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     highest = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     before = highest()
     for line in sys.stdin.buffer:
