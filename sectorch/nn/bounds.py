@@ -41,7 +41,7 @@ MAX_CELLS = 1 << 16
 """Cells of an adaptive pooling, and time steps of a recurrent layer."""
 MAX_SENT = 1 << 30
 """Bytes of one masked weight."""
-OPERATIONS, OPERATIONS_EACH, OPERATIONS_SORT, OPERATIONS_MOST = 25_000, 2_000, 1_500, 1_500_000
+OPERATIONS, OPERATIONS_EACH, OPERATIONS_SORT, OPERATIONS_MOST = 25_000, 2_000, 1_500, 800_000
 """Steps below torch of a dry run: a start, more for each node and each layer of a sorting network, and an end."""
 FEW_ROUNDS = 128
 """How many times the steps and elements the protocols of few rounds may take."""

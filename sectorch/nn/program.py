@@ -295,7 +295,9 @@ class _Reader:
         attribute = self._names.setdefault(name, f"weight_{len(self._names)}")
         value = torch.empty(shape, dtype=dtype, device="meta") if self._weights is None else self._weights[name]
         if list(value.shape) != shape:
-            raise ProgramError(f"weight '{name}' has shape {tuple(value.shape)}, the description says {tuple(shape)}")
+            raise ProgramError(
+                f"weight '{name[:80]}' has shape {tuple(value.shape)}, the description says {tuple(shape)}"
+            )
         if value.dtype != dtype or not dtype.is_floating_point:
             raise ProgramError(f"weight '{name[:80]}' is of {value.dtype}, the description says {dtype}")
         if not hasattr(self._root, attribute):
