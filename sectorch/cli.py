@@ -24,6 +24,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "secure inference over three parties": {
         "server": ("network.cli:server", "run the server S, which learns nothing"),
         "answer": ("network.cli:answer", "answer queries with your model, which nobody sees"),
+        "convert": ("network.convert:convert", "make a model file of a .pt2 that you trust"),
         "query": ("network.cli:query", "ask a model; you alone learn the result"),
         "models": ("network.cli:models", "list the models that can be asked"),
         "keys": ("network.keys:keys", "identity keys, certificates, and a small CA for trying it out"),

@@ -24,7 +24,11 @@ BAD = {
         (["--clients-ca", "none.pem", *FILES], "cannot read"),
         (["--clients-ca", "none.pem", *FILES, "--running", "0"], "--running is at least 1, got 0"),
     ],
-    "answer": [(["none.pt2", "--name", "b", "--ca", "none.pem", *FILES], "cannot load none.pt2")],
+    "answer": [(["none.safetensors", "--name", "b", "--ca", "none.pem", *FILES], "cannot load none.safetensors")],
+    "convert": [
+        (["none.pt2", "new.safetensors"], "cannot load none.pt2"),
+        (["none.pt2", "new.safetensors", "--trust"], "cannot load none.pt2"),
+    ],
     "query": [
         (["b", "none.npy", "--ca", "none.pem", *FILES], "cannot read none.npy"),
         (["b", "--ca", "none.pem", *FILES, "none.npy"], "cannot read none.npy"),
@@ -194,10 +198,13 @@ def test_bad_input_is_one_line_before_any_work(name, options, words, tmp_path, c
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_holds_no_model_is_one_line(tmp_path, capsys):
-    (tmp_path / "model.pt2").write_bytes(b"not a model")
-    assert run(["answer", str(tmp_path / "model.pt2"), "--name", "b", "--ca", "none.pem", *FILES]) == 1
+@pytest.mark.parametrize("name", ["model.pt2", "model.safetensors"])
+def test_a_file_that_holds_no_model_is_one_line(name, tmp_path, capsys):
+    (tmp_path / name).write_bytes(b"not a model")
+    assert run(["answer", str(tmp_path / name), "--name", "b", "--ca", "none.pem", *FILES]) == 1
     assert one_line(capsys.readouterr().err)
+    assert run(["convert", str(tmp_path / name), str(tmp_path / "new.out"), "--trust"]) == 1
+    assert one_line(capsys.readouterr().err) and not (tmp_path / "new.out").exists()
 
 
 @pytest.mark.parametrize("name", BAD)

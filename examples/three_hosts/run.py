@@ -28,8 +28,8 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
 import sectorch
+from sectorch.network import save_model
 from sectorch.nn.models import ZOO
-from sectorch.nn.program import optimised_export
 
 SECTORCH = [sys.executable, "-c", "from sectorch.cli import main; main()"]
 
@@ -89,7 +89,7 @@ def main() -> None:
         prints = {name: enrol(run, here, name) for name in ("server", "hospital-b", "alice")}
         for name, other in (("hospital-b", "alice"), ("alice", "hospital-b")):  # as they tell each other by telephone
             run("keys", "pin", other, prints[other], "--pins", here / name / "pins")
-        torch.export.save(optimised_export(model, x[:2]), here / "model.pt2")
+        save_model(model, x[:2], here / "model.safetensors")
         np.save(here / "images.npy", x.numpy())
         address = f"localhost:{free_port()}"
 
@@ -104,7 +104,14 @@ def main() -> None:
         serve = [*SECTORCH, "server", "--listen", address, *map(str, files), "--store", str(own / "store")]
         processes = [subprocess.Popen(serve)]
         try:
-            answer = [*SECTORCH, "answer", str(here / "model.pt2"), "--name", "hospital-b", *client("hospital-b")]
+            answer = [
+                *SECTORCH,
+                "answer",
+                str(here / "model.safetensors"),
+                "--name",
+                "hospital-b",
+                *client("hospital-b"),
+            ]
             while not answers(client("alice", pins=False)):
                 if len(processes) == 1 or processes[1].poll() is not None:  # S may not listen yet
                     processes[1:] = [subprocess.Popen(answer)]

@@ -1,5 +1,6 @@
 """The server, answering and querying parties as processes, over gRPC with mutual TLS. Only the server listens."""
 
+from ..nn.model_file import save_model as save_model
 from .answer import Answering as Answering
 from .answer import answer as answer
 from .certificates import Credentials as Credentials

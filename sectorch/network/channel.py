@@ -1,17 +1,25 @@
-"""One session over a link: what a `PartyRuntime` sends and receives through, with back-pressure and a deadline."""
+"""One session over a link: what a `PartyRuntime` sends and receives through, with back-pressure and a deadline.
+
+What waits here to be read is bounded by what this party knows, whatever the sender says. Between calls, and in a call
+until this party has worked out its shapes, there is room for `AHEAD` and one part; then it tells the peer to go on, and
+until the call is over there is room for a window and the largest message that the peer has to send in it.
+"""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from .. import errors
 from ..errors import AbortedError, FrameError, IdentityError, PeerLostError, SectorchError
-from ..runtime.frames import Frame, Kind, pack
+from ..runtime.frames import PART_BYTES, Frame, Kind, pack
 from .names import readable
 
 WINDOW = 16 << 20
@@ -19,12 +27,18 @@ WINDOW = 16 << 20
 CREDIT = 4 << 20
 """Bytes of which a receiver says at once that it has used them."""
 AHEAD = 2 << 20
-"""Bytes that Q may send of a call before its turn at the server has come."""
+"""Bytes that a party may send of a call before the receiver says that it is ready for it."""
+IDLE = 4 << 20
+"""Bytes that a session keeps of what comes before it is ready: `AHEAD`, one part, and names."""
 LARGEST = 1 << 30
-"""Bytes of one message for which there is always room beyond the window."""
+"""Bytes of one message for which there may be room beyond the window."""
+FRAME = 1 << 10
+"""Bytes by which a frame that waits counts more than it has on the wire: about what it takes beside its payload."""
 TOGETHER = 32 << 10
 """Bytes of frames that nobody can be waiting for yet which go as one."""
 REQUESTS = 64
+REQUEST_BYTES = 1 << 20
+"""How many requests of a session may wait to be answered, and their bytes together."""
 PATIENCE = 60.0
 """Seconds without a word after which a party counts as hanging."""
 
@@ -63,6 +77,8 @@ class Peer(Protocol):
 
     def forget(self, channel: Channel) -> None: ...
 
+    def check_idle(self) -> None: ...
+
 
 class Channel:
     """One session's frames to and from one peer.
@@ -81,8 +97,11 @@ class Channel:
         self._sent = self._credit_got = 0
         self._held: list[bytes] = []
         self._held_bytes = 0
-        self._requests: deque[dict] = deque()
-        self._turn_at: int | None = None
+        self._room: int | None = None
+        self._requests: deque[bytes] = deque()
+        self._request_bytes = 0
+        # Calls that this side has begun, those for which the peer is ready, and where it waits for that.
+        self._begun = self._ready = self._ready_at = 0
         self._heard = time.monotonic()
         self._failure: SectorchError | None = None
         self._changed = threading.Condition()
@@ -97,32 +116,68 @@ class Channel:
         """
         self._heard = time.monotonic()
         if frame.kind == Kind.DATA:
-            self._came += frame.size
-            if self._came - self._used > WINDOW + LARGEST:
-                raise FrameError(f"{self.link.peer} sends more than it was given room for")
-            if self._failure is None:
-                self._frames.put(frame)
+            self._keep(frame)
             return
         with self._changed:
             if frame.kind == Kind.CONTROL:
-                request = read(frame)
-                if request.get("do") == "go":
-                    self._turn_at = None
-                elif len(self._requests) >= REQUESTS:
-                    raise FrameError(f"{self.link.peer} sends more requests than are answered")
-                else:
-                    self._requests.append(request)
+                self._asked(frame, read)
             elif frame.kind == Kind.CREDIT:
                 self._credit_got += frame.number
             self._changed.notify_all()
         if frame.kind == Kind.ABORT:
             self.fail(error_of(bytes(frame.payload[:600]).decode(errors="replace")))
 
+    def _keep(self, frame: Frame) -> None:
+        room, size = self._room, frame.size + FRAME
+        if self._failure is not None:
+            return
+        if self.waiting + size > (IDLE if room is None else room):
+            self._drop()
+            raise FrameError(f"{self.link.peer} sends more than it was given room for")
+        if 2 * len(frame.payload) < len(memoryview(frame.payload).obj):
+            frame = replace(frame, payload=bytes(frame.payload))  # it would keep what came together with it
+        self._came += size
+        self._frames.put(frame)
+        if room is None:
+            self.link.check_idle()
+
+    def _asked(self, frame: Frame, read: Callable[[Frame], dict]) -> None:
+        if len(frame.payload) > REQUEST_BYTES:
+            raise FrameError(f"{self.link.peer} sends a request of {len(frame.payload)} bytes; at most {REQUEST_BYTES}")
+        if read(frame).get("do") == "go":
+            self._ready += 1
+        elif len(self._requests) >= REQUESTS or self._request_bytes + len(frame.payload) > REQUEST_BYTES:
+            raise FrameError(f"{self.link.peer} sends more requests than are answered")
+        else:
+            self._requests.append(bytes(frame.payload))
+            self._request_bytes += len(frame.payload)
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that have come and that nobody has read."""
+        return self._came - self._used
+
+    @property
+    def idle(self) -> bool:
+        """Whether this party expects nothing of a call now."""
+        return self._room is None
+
+    def expect(self, largest: int) -> None:
+        """From now on, and until `rest`, there is room for a window and a message of so many bytes."""
+        largest = min(largest, LARGEST)
+        self._room = WINDOW + largest + (largest // PART_BYTES + 2) * (FRAME + FRAME)
+        self.tell({"do": "go"})
+
+    def rest(self) -> None:
+        """The call is over."""
+        self._room = None
+
     def fail(self, failure: SectorchError) -> None:
         with self._changed:
-            self._failure = self._failure or failure
+            known, self._failure = self._failure, self._failure or failure
             self._changed.notify_all()
-        self._frames.put(None)
+        if known is None:
+            self._frames.put(None)
 
     def receive(self) -> Frame:
         """The next frame."""
@@ -138,7 +193,7 @@ class Channel:
                 self._frames.put(None)  # whoever asks again gets the same answer
                 raise again(self._failure)
             break
-        self._used += frame.size
+        self._used += frame.size + FRAME
         if self._used - self._credited >= CREDIT:
             count, self._credited = self._used - self._credited, self._used
             self._credit(count)
@@ -148,7 +203,9 @@ class Channel:
         """The next request of this session; without `patience` it may be long in coming."""
         with self._changed:
             self._wait(lambda: self._requests, patience)
-            return self._requests.popleft()
+            request = self._requests.popleft()
+            self._request_bytes -= len(request)
+        return json.loads(request)
 
     # What goes.
 
@@ -158,14 +215,18 @@ class Channel:
         Args:
             later: it may be held back until there are `TOGETHER` bytes, the next message, or `flush`.
         """
-        if self._sent - self._credit_got > WINDOW or self._before_turn():
+        if self._sent - self._credit_got > WINDOW:
             self.flush()
             with self._changed:
-                self._wait(lambda: self._sent - self._credit_got <= WINDOW and not self._before_turn(), self.patience)
+                self._wait(lambda: self._sent - self._credit_got <= WINDOW, self.patience)
         for part in parts:
+            if self._too_early():
+                self.flush()
+                with self._changed:
+                    self._wait(lambda: not self._too_early(), self.patience)
             if self._failure is not None:
                 raise again(self._failure)
-            self._sent += len(part)
+            self._sent += len(part) + FRAME
             self._held.append(part)
             self._held_bytes += len(part)
             if self._held_bytes >= TOGETHER:
@@ -179,21 +240,17 @@ class Channel:
             held, self._held, self._held_bytes = self._held, [], 0
             self.link.send(held[0] if len(held) == 1 else b"".join(held))
 
-    def _before_turn(self) -> bool:
-        turn_at = self._turn_at
-        return turn_at is not None and self._sent >= turn_at
+    def _too_early(self) -> bool:
+        return self._ready < self._begun and self._sent >= self._ready_at
 
     def tell(self, request: dict) -> None:
         """Send a request of this session."""
         self.link.tell(request, self.session)
 
-    def ahead_of_turn(self) -> None:
-        """From now on only `AHEAD` bytes may be sent until the peer says go."""
-        self._turn_at = self._sent + AHEAD
-
-    def go(self) -> None:
-        """Tell the peer that its turn has come."""
-        self.tell({"do": "go"})
+    def begin(self) -> None:
+        """A call begins: only `AHEAD` bytes of it are sent until the peer has said that it is ready (`expect`)."""
+        self._begun += 1
+        self._ready_at = self._sent + AHEAD
 
     def beat(self) -> None:
         """Tell the peer that this side is alive, though it has nothing to send."""
@@ -215,9 +272,13 @@ class Channel:
             self._failure = self._failure or PeerLostError("the session was closed")
             self._requests.clear()
             self._changed.notify_all()
-        while not self._frames.empty():
-            self._frames.get()
+        self._drop()
         self._frames.put(None)
+
+    def _drop(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._frames.get_nowait()
 
     def _wait(self, ready: Callable[[], object], patience: float | None) -> None:
         """Called with the condition held. A word of any kind from the peer counts as a sign of life."""

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from ..command import Parser, bars, ended, print_json, writable
 from ..errors import ArgumentError, IdentityError, NetworkError, StoreInUseError
-from ..nn.program import describe_exported
+from ..nn.model_file import read_model
 from ..runtime.ledger import Profile
 from .answer import Answering
 from .certificates import Credentials
@@ -106,9 +106,9 @@ def answer(arguments: Sequence[str] | None = None) -> int:
     p = Parser(
         "answer",
         "Answer queries with a model of your own, which nobody sees. Ctrl-C stops it.",
-        ["sectorch answer model.pt2 --name hospital-b --cert hospital-b.pem --key hospital-b-key.pem --ca ca.pem"],
+        ["sectorch answer model.safetensors --name clinic --cert clinic.pem --key clinic-key.pem --ca ca.pem"],
     )
-    p.add_argument("model", type=Path, help="a .pt2 file made by torch.export.save")
+    p.add_argument("model", type=Path, help="a model file, of sectorch.network.save_model or `sectorch convert`")
     p.add_argument("--name", required=True, help="the name in this party's certificate")
     _client(p)
     _pins(p)
@@ -119,15 +119,7 @@ def answer(arguments: Sequence[str] | None = None) -> int:
 
 def _answer(options: argparse.Namespace, _: Console) -> None:
     _log()
-    logging.getLogger("torch.export").setLevel(logging.ERROR)  # it tells what went wrong in lines of its own
-    try:
-        exported = torch.export.load(options.model)
-    except Exception as error:
-        said = getattr(error, "strerror", None) or "not a file that torch.export.save has made"
-        raise ArgumentError(f"cannot load {options.model}: {said}") from None
-    module, name = exported.module(), options.name
-    (example,) = exported.example_inputs[0]
-    description, weights = describe_exported(module.graph, module, example)
+    (description, weights), name = read_model(options.model), options.name
     credentials = Credentials.read(options.cert, options.key, options.ca, options.identity)
     kept = Store(options.store, options.store_key, _bytes(options.store_budget))
     known, patience = _known(options), _positive(options.patience)

@@ -2,7 +2,8 @@
 
 A link knows nothing of gRPC: the transport feeds it what came (`pump`) and takes what goes (`outgoing`). What is queued
 is bounded on both sides without ever holding up the connection: in each direction of a session, a message is begun only
-while the receiver has not used less than a window's bytes of earlier ones; it says what it used with credits.
+while the receiver has not used less than a window's bytes of earlier ones; it says what it used with credits. The
+receiver does not rely on that: what waits in a session, and in all that are idle, has bounds of its own (`channel.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from .channel import Channel, again
 OUTBOX_BYTES = 16 << 20
 TOGETHER_BYTES = 256 << 10
 """Small frames that wait for the connection go as one message of up to this size."""
+IDLE_BYTES = 128 << 20
+"""What may wait in all sessions of a link together in which this party expects nothing."""
+URGENT_BYTES = 4 << 20
+"""Refusals and credits that may wait beyond the outbox for a peer that takes nothing."""
 STUCK = 20.0
 """Seconds after which a connection that takes nothing more counts as lost."""
 
@@ -68,12 +73,22 @@ class Link:
             if self._channels.get(channel.session) is channel:
                 del self._channels[channel.session]
 
+    def check_idle(self) -> None:
+        """Raise FrameError if too much waits in the sessions in which this party expects nothing."""
+        with self._lock:
+            waiting = sum(channel.waiting for channel in self._channels.values() if channel.idle)
+        if waiting > IDLE_BYTES:
+            raise FrameError(f"{self.peer} sends more to idle sessions than is kept of them")
+
     def send(self, data: bytes, urgent: bool = False) -> None:
         """Queue a packed frame; waits while too much is queued, unless it is `urgent`.
 
         Raises:
-            PeerLostError: the connection is closed, or has taken nothing for `STUCK` seconds.
+            PeerLostError: the connection is closed, or has taken nothing for `STUCK` seconds, or nothing of so much
+                that is urgent; then it is closed.
         """
+        if urgent and self._queued - self._taken > OUTBOX_BYTES + URGENT_BYTES:
+            self.close(PeerLostError(f"{self.peer} takes nothing of what it is told"))
         if not urgent and self._queued - self._taken > OUTBOX_BYTES:
             self._wait_for_room()
         if self.closed is not None:
@@ -126,6 +141,8 @@ class Link:
         reason: SectorchError = PeerLostError(f"the connection to {self.peer} was closed")
         try:
             for data in incoming:
+                if self.closed is not None:
+                    break
                 for frame in unpack(data):
                     self._route(frame)
         except SectorchError as error:

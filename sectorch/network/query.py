@@ -116,9 +116,12 @@ def _other(connection: Asker, part: dict, scheme: Scheme, names: list[str], plac
 def run(opened: Opened, request: dict, work: Callable[[], Any]) -> Any:
     """Ask for `request` in a session and take part; where that fails, the session is given up at all parties."""
     try:
-        opened.channel.ahead_of_turn()
+        opened.channel.begin()
         opened.channel.tell(request)
-        return work()
+        opened.party.expect(torch.Size(request["shape"]))
+        result = work()
+        opened.channel.rest()
+        return result
     except BaseException as error:
         opened.channel.abort(reason(error))
         opened.channel.close()

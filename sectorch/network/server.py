@@ -258,7 +258,6 @@ class Server:
                 self._sessions.pop(channels[Q].session, None)
 
     def _call(self, party: PartySession, channels: dict[Party, Channel], asked: dict) -> None:
-        channels[Q].go()
         for channel in _answering(channels):
             channel.tell(asked)
         stored = party.follow(asked)

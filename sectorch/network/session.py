@@ -105,12 +105,13 @@ class PartySession:
         wire = next(iter(channels.values())).session
         runtime = PartyRuntime(me, session, channels, alive, wire)
         self.session = RemoteSession(runtime, [part.identities for part in parts], place, of, fresh)
+        self._me, self._channels = me, channels
         self._scheme = scheme
         self._shelf = shelf
         self._reader: ThreadPoolExecutor | None = None
         self._coming: dict[int, tuple[tuple[int, ...], Future]] = {}
         self._modules = [
-            SecureModule(program.module, self.session, party, scheme, None)
+            SecureModule(program.module, self.session, party, scheme, None, limited=True)
             for program, party in zip(programs, self.session.answering, strict=True)
         ]
 
@@ -121,6 +122,16 @@ class PartySession:
     def rows_at_once(self, x: torch.Tensor) -> int:
         """Rows of a batch that all models take in one piece."""
         return min(module.pieces(x.to("meta"))[0].shape[0] for module in self._modules)
+
+    def expect(self, shape: torch.Size) -> None:
+        """A call on an input of this shape begins: work out its messages, and tell the others that there is room."""
+        x = torch.empty(shape, dtype=self.dtype, device="meta")
+        for module in self._modules:
+            for piece in {x.shape} if self.grouped else set(self.pieces(x)):
+                module._check(x.new_empty(piece)).budget.check_call()
+        for party, channel in self._channels.items():
+            edge = (party.role, self._me.role)
+            channel.expect(max(module.largest.get(edge, 0) for module in self._modules))
 
     def predict(
         self, x: torch.Tensor, use: list[int] | tuple[int, ...] = (), then: list[int] | tuple[int, ...] = ()
@@ -216,17 +227,27 @@ class PartySession:
         for calls in (use, then):
             if not isinstance(calls, list) or not all(type(n) is int and 0 <= n < 1 << 32 for n in calls):
                 raise FrameError("a request that does not name its prepared calls by number")
+        for channel in self._channels.values():
+            channel.begin()
+        self.expect(torch.Size(shape))
         x = torch.empty(shape, dtype=self.dtype, device="meta")
+        try:
+            return self._take_part(str(what), x, use, then)
+        finally:
+            for channel in self._channels.values():
+                channel.rest()
+
+    def _take_part(self, what: str, x: torch.Tensor, use: list[int], then: list[int]) -> dict | None:
         if what == "predict" and not self.grouped:
             self.predict(x, use, then)
         elif what == "aggregate" and self.grouped:
             self.aggregate(x)
         elif what == "prepare" and self.fresh and not self.grouped:
-            kept = self.prepare(torch.Size(shape))
+            kept = self.prepare(x.shape)
             store = self._shelf().store
             return {"do": "stored", "bytes": sum(size for _, _, size in kept), "room": store.budget - store.used}
         else:
-            raise FrameError(f"an unknown request {str(what)[:40]!r}")
+            raise FrameError(f"an unknown request {what[:40]!r}")
         return None
 
 

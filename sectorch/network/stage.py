@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ..errors import NetworkError, PeerLostError
-from ..nn.program import optimised_export
+from ..nn.model_file import save_model
 from .authority import issue, make_authority, make_request
 from .certificates import Credentials
 from .client import Connection, connect
@@ -80,7 +80,7 @@ class Stage:
             self.connect("visitor", direct=True).close()
             for name, (model, x) in models.items():
                 self.credentials(name)
-                torch.export.save(optimised_export(model, x[:2]), self.folder / f"{name}.pt2")
+                save_model(model, x[:2], self.folder / f"{name}.safetensors")
                 self.start_answering(name)
             with self.connect("visitor", direct=True) as connection:
                 end = time.monotonic() + START
@@ -106,7 +106,7 @@ class Stage:
         files = (*self._files(name, "--ca"), "--pins", str(self.pins.path))
         store = ("--store", str(self.folder / f"store-{name}"))
         to = ("--server", f"localhost:{self._way()}")
-        self._start(name, ["answer", str(self.folder / f"{name}.pt2"), "--name", name, *to, *files, *store])
+        self._start(name, ["answer", str(self.folder / f"{name}.safetensors"), "--name", name, *to, *files, *store])
 
     def credentials(self, name: str) -> Credentials:
         """A client's, made when it is first named; all of them know each other's identity keys."""

@@ -24,19 +24,22 @@ from torch import fx, nn
 
 from ..errors import ProgramError, SectorchError, TrainingModeError
 from ..table import row_of
+from . import bounds
 from .passes import optimise
 from .trace import refuse_training, trace
 
 MAX_NODES = 20_000
 MAX_CONSTANT = 100_000
 MAX_WEIGHT = 1 << 32
+MAX_JSON = 4 << 20
+"""Bytes of a description as it travels."""
 VERSION = 1
+MAX_LEAVES = 500_000
+"""Arguments of all nodes together."""
 _SCALARS = (bool, int, float, str, type(None))
 _DTYPES = {str(d): d for d in (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)}
-_WHOLE = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv,
-    "getitem": operator.getitem,
-}  # fmt: skip
+_WHOLE = {name: getattr(bounds, name) for name in ("add", "sub", "mul", "floordiv", "getitem")}
+_EXPORTED = {getattr(operator, name): name for name in _WHOLE}
 
 
 def _slice(x: torch.Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
@@ -191,9 +194,8 @@ def _attribute(name: str, value: torch.Tensor, weights: dict[str, torch.Tensor])
 def _aten_name(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
         return f"{target._schema.name.split('::')[1]}.{target._overloadname}"
-    for name, function in _WHOLE.items():
-        if target is function:
-            return f"size.{name}"
+    if target in _EXPORTED:
+        return f"size.{_EXPORTED[target]}"
     raise ProgramError(f"{target} is not in the list of operations")
 
 
@@ -237,14 +239,15 @@ def load_program(description: dict, weights: dict[str, torch.Tensor] | None = No
         return _Reader(description, weights).program
     except SectorchError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+    except Exception as error:
         raise ProgramError(f"the model description is malformed ({type(error).__name__})") from None
 
 
 class _Reader:
     def __init__(self, description: dict, weights: dict[str, torch.Tensor] | None):
         if description["version"] != VERSION:
-            raise ProgramError(f"a model description of version {description['version']}, expected {VERSION}")
+            came = str(description["version"])[:40]
+            raise ProgramError(f"a model description of version {came}, expected {VERSION}")
         nodes = description["nodes"]
         if not isinstance(nodes, list) or not 0 < len(nodes) <= MAX_NODES:
             raise ProgramError(f"a model description has 1 to {MAX_NODES} nodes")
@@ -256,7 +259,8 @@ class _Reader:
         self._weights = weights
         self._names: dict[str, str] = {}
         self._nodes: list[fx.Node] = []
-        row, dtype = tuple(_whole(n) for n in description["row"]), _DTYPES[description["dtype"]]
+        self._leaves = 0
+        row, dtype = tuple(bounds.shape(description["row"], bounds.MAX_ELEMENTS)), _DTYPES[description["dtype"]]
         for node in nodes:
             self._nodes.append(self._node(node))
         module = fx.GraphModule(self._root, self._graph).eval()
@@ -269,37 +273,46 @@ class _Reader:
         if kind == "weight":
             return graph.get_attr(self._weight(node))
         if kind == "constant":
-            shape = [_whole(n) for n in node["shape"]]
-            if math.prod(shape) > MAX_CONSTANT:
-                raise ProgramError(f"a public constant of more than {MAX_CONSTANT} entries")
+            shape, data = bounds.shape(node["shape"], MAX_CONSTANT), node["data"]
+            if type(data) is not list or len(data) != math.prod(shape):
+                raise ProgramError(f"a public constant of shape {shape} does not have its entries")
+            if not all(type(v) in (bool, int, float) for v in data):
+                raise ProgramError("a public constant holds what is no number")
             name = f"constant_{len(self._nodes)}"
-            constant = torch.tensor(node["data"], dtype=_DTYPES[node["dtype"]]).reshape(shape)
+            constant = torch.tensor(data, dtype=_DTYPES[node["dtype"]]).reshape(shape)
             self._root.register_buffer(name, constant)
             return graph.get_attr(name)
         if kind == "call":
-            args = tuple(self._argument(a) for a in node["args"])
+            args = tuple(self._argument(node["args"]))
             kwargs = {_keyword(k): self._argument(v) for k, v in node["kwargs"].items()}
-            return graph.call_function(operation(str(node["name"])), args, kwargs)
+            return graph.call_function(operation(bounds.scalar(node["name"])), args, kwargs)
         if kind == "output":
             return graph.output(self._argument(node["value"]))
         raise ProgramError(f"a model description holds a node of kind {str(kind)[:40]!r}")
 
     def _weight(self, node: dict) -> str:
-        name, shape, dtype = str(node["name"]), [_whole(n) for n in node["shape"]], _DTYPES[node["dtype"]]
-        if math.prod(shape) > MAX_WEIGHT:
-            raise ProgramError(f"weight '{name[:80]}' is too large")
+        name, shape, dtype = str(node["name"]), bounds.shape(node["shape"], MAX_WEIGHT), _DTYPES[node["dtype"]]
         attribute = self._names.setdefault(name, f"weight_{len(self._names)}")
         value = torch.empty(shape, dtype=dtype, device="meta") if self._weights is None else self._weights[name]
         if list(value.shape) != shape:
-            raise ProgramError(f"weight '{name}' has shape {tuple(value.shape)}, the description says {tuple(shape)}")
+            raise ProgramError(
+                f"weight '{name[:80]}' has shape {tuple(value.shape)}, the description says {tuple(shape)}"
+            )
+        if value.dtype != dtype or not dtype.is_floating_point:
+            raise ProgramError(f"weight '{name[:80]}' is of {value.dtype}, the description says {dtype}")
         if not hasattr(self._root, attribute):
             self._root.register_parameter(attribute, nn.Parameter(value, requires_grad=False))
         return attribute
 
-    def _argument(self, value: Any) -> Any:
+    def _argument(self, value: Any, depth: int = 0) -> Any:
         """A written argument, with references to nodes that stand before."""
+        self._leaves += 1
+        if depth > bounds.MAX_DEPTH or self._leaves > MAX_LEAVES:
+            raise ProgramError("a model description holds too many arguments, or lists in lists in lists")
         if isinstance(value, list):
-            return [self._argument(v) for v in value]
+            if len(value) > bounds.MAX_ITEMS:
+                raise ProgramError(f"a model description holds a list of {len(value)}; at most {bounds.MAX_ITEMS}")
+            return [self._argument(v, depth + 1) for v in value]
         if isinstance(value, dict):
             ((kind, content),) = value.items()
             if kind == "ref" and type(content) is int and 0 <= content < len(self._nodes):
@@ -309,9 +322,7 @@ class _Reader:
             if kind == "dtype":
                 return _DTYPES[content]
             raise ProgramError("a model description refers to what is not there")
-        if isinstance(value, _SCALARS):
-            return value
-        raise ProgramError("a model description holds an unknown kind of argument")
+        return bounds.scalar(value)
 
 
 def _keyword(name: Any) -> str:
@@ -319,12 +330,6 @@ def _keyword(name: Any) -> str:
     if not isinstance(name, str) or not re.fullmatch("[a-z][a-z0-9_]{0,40}", name) or keyword.iskeyword(name):
         raise ProgramError("a model description holds an argument of an impossible name")
     return name
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 40:
-        raise ProgramError(f"expected a size, got {value!r}"[:80])
-    return value
 
 
 def to_json(description: dict) -> bytes:
@@ -336,8 +341,10 @@ def from_json(data: bytes) -> dict:
     """Bytes as a description; `load_program` checks the content.
 
     Raises:
-        ProgramError: not JSON, or not an object.
+        ProgramError: not JSON, not an object, or more than `MAX_JSON` bytes.
     """
+    if len(data) > MAX_JSON:
+        raise ProgramError(f"a model description of {len(data)} bytes; at most {MAX_JSON} are read")
     try:
         description = json.loads(data)
     except (ValueError, RecursionError):

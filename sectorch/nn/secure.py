@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from ..runtime.projection import Projection, Recording
 from ..session import Session, default_session
 from ..tensor import Scheme, SharedTensor, share_tensor
 from .bind import bind
+from .bounds import Budget
 from .calibrate import calibrate as calibrated
 from .passes import is_samplewise, optimise
 from .trace import refuse_training, run, trace
@@ -52,6 +54,7 @@ class _Checked:
 
     profile: Profile = field(repr=False)
     shapes: list = field(repr=False)
+    budget: Budget | None = field(repr=False, default=None)
 
 
 class SecureModule(nn.Module):
@@ -60,14 +63,20 @@ class SecureModule(nn.Module):
     Called with a plain tensor (Q's), it gives the plain result, revealed to Q alone. Called with a SharedTensor, it
     gives a SharedTensor. A batch is cut into pieces of bounded memory where the graph shows that rows do not meet.
 
+    Args:
+        limited: whether the model comes from another party: its dry run is held to the bounds of `nn/bounds.py`.
+
     Raises on a call:
         DtypeError, NonFiniteError, FixedPointRangeError, ShapeError: a bad input; nothing was shared.
         UnsupportedOpError: naming the operation, the layer and line, and the nearest supported one.
     """
 
-    def __init__(self, model: nn.Module, session: Session, party: Party, scheme: Scheme, chunk: int | None):
+    def __init__(
+        self, model: nn.Module, session: Session, party: Party, scheme: Scheme, chunk: int | None, limited: bool = False
+    ):
         super().__init__()
         party = session.answering_party(party)
+        self._limited = limited
         _check_model(model, session.device if session.present(party) else torch.device("meta"))
         self.session, self.party, self.scheme = session, party, scheme
         self._lock = threading.Lock()  # over what the module keeps of calls: several threads may call it
@@ -85,6 +94,8 @@ class SecureModule(nn.Module):
         self.__dict__["_dry"] = (dry, bind(source, dry, dry.answering[0], scheme, self.dtype))
         self._checked: dict[Any, _Checked] = {}
         self._rows: set[Any] = set()
+        self.largest: dict[tuple[str, str], int] = {}
+        """Bytes of the largest message of all shapes that were checked, by the roles of its ends."""
         self._material: dict[tuple[int, ...], list[Tape]] = {}
         self._projections: dict[Any, Projection] = {}
         super().train(False)
@@ -232,13 +243,20 @@ class SecureModule(nn.Module):
                 return checked
         session, bound = self.__dict__["_dry"]
         profile = Profile()
-        with alone(profile), session.call(session.answering[0]) as net:
+        budget = Budget(len(bound.graph.nodes), self.scheme.fss) if self._limited else None
+        with alone(profile), session.call(session.answering[0]) as net, budget or nullcontext():
             net.recorded = []
             shared = share_tensor(x, session=session, scheme=self.scheme)
-            self._outputs(run(bound, shared) if self.graph is not None else bound(shared))
-        checked = _Checked(profile, net.recorded)
+            step = None if budget is None else budget.step
+            self._outputs(run(bound, shared, step=step) if self.graph is not None else bound(shared))
+        if budget is not None:
+            budget.check_weights(profile)
+        checked = _Checked(profile, net.recorded, budget)
         with self._lock:
             _remember(self._checked, key, checked)
+            for line in profile.ledger:
+                edge = (line.src.role, line.dst.role)
+                self.largest[edge] = max(self.largest.get(edge, 0), line.bytes)
         return checked
 
     def _largest(self, x: torch.Tensor) -> int:

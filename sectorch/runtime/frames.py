@@ -19,7 +19,7 @@ import torch
 
 from ..errors import FrameError
 
-MAGIC, VERSION = b"SX", 1
+MAGIC, VERSION = b"SX", 2
 PART_BYTES = 1 << 20
 MAX_DIMS = 12
 _HEAD = struct.Struct(">2sBB16sIIIIBBHHI")
@@ -38,7 +38,7 @@ class Kind(IntEnum):
 _KINDS = {int(kind): kind for kind in Kind}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Frame:
     """One frame. A control frame's payload is JSON, an abort's its reason; a credit's `number` counts bytes."""
 

@@ -1,0 +1,142 @@
+"""A model in one file: its checked description, and its weights as safetensors. Reading one runs nothing.
+
+The file is a `.safetensors` file whose metadata holds the description of `nn/program.py` as JSON under `KEY`; its
+tensors are the weights that the description names, and no others. Nothing in it is packed, so that it takes about as
+much memory as it has bytes, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from ..errors import ArgumentError, ProgramError
+from .program import MAX_JSON, describe, from_json, load_program, to_json
+
+KEY = "sectorch.model"
+MAX_HEADER = 4 * MAX_JSON
+"""Bytes of a file's header: a description in quotes, and the places of the weights."""
+_LENGTH_BYTES = 8
+_KINDS = {"F32": "torch.float32", "F64": "torch.float64"}
+_CAN_RUN_CODE = (".pt2", ".pt", ".pth", ".pkl", ".ckpt", ".bin")
+
+
+def save_model(model: nn.Module, x: torch.Tensor, path: str | Path) -> None:
+    """Write a model for `sectorch answer`.
+
+    Args:
+        model: in evaluation mode; graph passes are applied where fx can trace it. Its weights keep their precision.
+        x: an example batch of at least two rows, for torch.export; only its shape and dtype enter the file.
+        path: of the file, by habit `NAME.safetensors`. It holds the weights, and only its owner may read it.
+
+    Raises:
+        ProgramError: the model cannot be described. TrainingModeError: it is in training mode.
+        ArgumentError: the file cannot be written; what was there before is unchanged.
+    """
+    write_model(*describe(model, x), path)
+
+
+def write_model(description: dict, weights: dict[str, torch.Tensor], path: str | Path) -> None:
+    """Write a description and its weights (`describe` gives both) as one file; it is there whole or not at all.
+
+    Raises:
+        ProgramError: the two do not belong together. ArgumentError: the file cannot be written.
+    """
+    path = Path(path)
+    load_program(description, weights)
+    text = to_json(description)
+    if len(text) > MAX_JSON:
+        raise ProgramError(f"a model description of {len(text)} bytes; at most {MAX_JSON} can be served")
+    own = {name: value.detach().cpu().contiguous().clone() for name, value in weights.items()}
+    made = None
+    try:
+        handle, made = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        save_file(own, made, {KEY: text.decode()})
+        os.chmod(made, stat.S_IRUSR | stat.S_IWUSR)
+        os.replace(made, path)
+        made = None
+    except OSError as error:
+        raise ArgumentError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        if made is not None:
+            Path(made).unlink(missing_ok=True)
+
+
+def read_model(path: str | Path) -> tuple[dict, dict[str, torch.Tensor]]:
+    """The description and the weights of a file that `save_model` or `sectorch convert` wrote.
+
+    Everything is checked before a weight is read: the header's length, the description, and of each weight the name,
+    shape and dtype. The weights are then of the size of the file.
+
+    Raises:
+        ArgumentError: there is no such file, or it is of another kind; a `.pt2` is named with the way to convert it.
+        ProgramError: a file of this kind that is cut, was changed, or does not hold what its description says.
+    """
+    path = Path(path)
+    _refuse_other_kinds(path)
+    try:
+        return _read(path)
+    except (ArgumentError, ProgramError):
+        raise
+    except Exception as error:  # what safetensors finds wrong has no common type
+        said = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
+        raise ProgramError(f"{path} is not a whole model file: {said}; make it anew with sectorch convert") from None
+
+
+def _refuse_other_kinds(path: Path) -> None:
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ArgumentError(f"cannot load {path}: it is not a file")
+        with path.open("rb") as file:
+            start, size = file.read(_LENGTH_BYTES), os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise ArgumentError(f"cannot load {path}: {error.strerror or error}") from None
+    if path.suffix.lower() in _CAN_RUN_CODE or start.startswith((b"PK", b"\x80")):
+        to = path.with_suffix(".safetensors")
+        raise ArgumentError(
+            f"{path} is of a kind that can run code when it is read, and was not read; if you trust where it comes "
+            f"from, convert it once: sectorch convert {path} {to} --trust"
+        )
+    header = int.from_bytes(start, "little")
+    if len(start) < _LENGTH_BYTES or not 2 <= header <= min(MAX_HEADER, size - _LENGTH_BYTES):
+        raise ProgramError(
+            f"{path} is not a model file: it does not begin with a header of at most {MAX_HEADER} bytes; "
+            f"sectorch.network.save_model makes one, and sectorch convert makes one of a .pt2"
+        )
+
+
+def _read(path: Path) -> tuple[dict, dict[str, torch.Tensor]]:
+    with safe_open(path, framework="pt", device="cpu") as file:
+        text = (file.metadata() or {}).get(KEY)
+        if text is None:
+            raise ProgramError(
+                f"{path} holds weights and no description of a model; sectorch.network.save_model writes both"
+            )
+        description = from_json(text.encode())
+        load_program(description)
+        wanted = {node["name"]: node for node in description["nodes"] if node["op"] == "weight"}
+        there = set(file.keys())
+        if there != set(wanted):
+            name = sorted(there ^ set(wanted))[0][:80]
+            what = "a weight that its description does not name" if name in there else "a description of a weight more"
+            raise ProgramError(f"{path} holds {what}: '{name}'")
+        for name, node in wanted.items():
+            part = file.get_slice(name)
+            came = _KINDS.get(str(part.get_dtype()), str(part.get_dtype())), list(part.get_shape())
+            if came != (node["dtype"], node["shape"]):
+                raise ProgramError(
+                    f"{path} holds '{name[:80]}' as {came[0]} {came[1]}, its description says {node['dtype']} "
+                    f"{node['shape']}"
+                )
+        # Copies: what is mapped from a file would change with it.
+        weights = {name: file.get_tensor(name).clone() for name in wanted}
+    load_program(description, weights)
+    return description, weights
