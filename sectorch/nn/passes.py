@@ -53,14 +53,22 @@ def op_name(node: fx.Node, graph: fx.GraphModule) -> str | None:
     return row.name if row else None
 
 
-def optimise(graph: fx.GraphModule) -> fx.GraphModule:
-    """All passes, in order, on the given graph."""
+def optimise(graph: fx.GraphModule, precision: torch.dtype = torch.float64) -> fx.GraphModule:
+    """All passes, in order, on the given graph.
+
+    Args:
+        precision: what folded weights are rounded to, the model's own dtype: so that a model file, which holds weights of
+            that dtype, computes the same numbers as the model.
+    """
     drop_identities(graph)
     fold_batchnorm(graph)
     fold_scales(graph)
     pool_before_relu(graph)
     graph.graph.lint()
     graph.delete_all_unused_submodules()
+    for tensor in (*graph.parameters(), *graph.buffers()):
+        if tensor.is_floating_point() and not tensor.is_meta:
+            tensor.data = tensor.data.to(precision).to(tensor.dtype)
     return graph
 
 

@@ -121,8 +121,13 @@ def optimised_export(model: nn.Module, x: torch.Tensor) -> torch.export.Exported
     refuse_training(model)
     x = torch.zeros_like(x)
     plain = copy.deepcopy(model).requires_grad_(False)
-    graph = trace(plain)
-    source = plain if graph is None else optimise(graph)
+    dtypes = {t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()}
+    dtype = dtypes.pop() if len(dtypes) == 1 else None
+    graph = trace(plain if dtype is None else plain.double())  # folded as `secure` folds, and rounded once
+    if graph is None:
+        source = plain if dtype is None else plain.to(dtype)
+    else:
+        source = optimise(graph) if dtype is None else optimise(graph, dtype).to(dtype)
     try:
         try:
             return torch.export.export(source, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},), strict=False)

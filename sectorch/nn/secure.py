@@ -85,7 +85,8 @@ class SecureModule(nn.Module):
         plain = copy.deepcopy(model).double().requires_grad_(False)
         graph = trace(plain)
         # What holds weights stays out of nn.Module's registry: it is nobody's to train, to list or to save.
-        self.__dict__["graph"] = optimise(graph) if graph is not None else None
+        precision = torch.promote_types(self.dtype, torch.float32)
+        self.__dict__["graph"] = optimise(graph, precision) if graph is not None else None
         source = self.__dict__["source"] = plain if self.graph is None else self.graph
         self._samplewise = self.graph is not None and is_samplewise(self.graph)
         self._chunk = chunk
