@@ -244,7 +244,7 @@ def test_the_attack_reads_the_model_where_the_old_rounding_is_planted(monkeypatc
     active = model[0](net("mlp")[1])[0] > 0
     # The largest of thousands of dependent scores of a null unit (three columns) stays below 6; see the test below.
     clear = active & (model[2].weight.abs().max(0).values > 0.05)
-    assert (score[clear] > 6).double().mean() > 0.9
+    assert (score[clear] > 6).double().mean() > 0.75
     assert (score[~active] > 6).sum() <= 2
     weights = torch.corrcoef(torch.stack([steps[clear].flatten(), -model[2].weight.double().T[clear].flatten()]))[0, 1]
     assert weights.abs() > 0.7

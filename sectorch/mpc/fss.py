@@ -36,7 +36,7 @@ def _deal(seed_A, seed_S, r, high: int, signed: bool, product: bool) -> tuple[to
     flip = (r << (63 - high)).bitwise_right_shift_(63) if signed else torch.zeros_like(r)
     payload = torch.stack((torch.ones_like(r), r if product else torch.zeros_like(r)), -1).unsqueeze(0)
     seeds, values = generate((seed_A, seed_S), r, flip, payload, 0, high)
-    return seeds, values[:, 0] if product else values[:, 0, :, :1].contiguous()
+    return seeds, values[:, 0] if product else values[:, 0, :, 0].contiguous()
 
 
 @protocol("deal_key", "Boyle et al., EUROCRYPT 2021, Figure 1", [
@@ -69,8 +69,8 @@ def _at(net: Net, key: Key, c: Located) -> Shares:
     high = key.high
 
     def half(seed, c, seeds, values, second=False):
-        if values.shape[-1] == 1:
-            values = torch.cat((values, torch.zeros_like(values)), -1)
+        if values.dim() == 2:  # no second word: nobody looks at what comes of it
+            values = torch.stack((values, torch.zeros_like(values)), -1)
         return evaluate(seed, c.reshape(-1), seeds, values.unsqueeze(1), high, second)[0]
 
     return Shares(

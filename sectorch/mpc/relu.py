@@ -19,7 +19,7 @@ import torch
 
 from ..bitplanes import rows
 from ..choreography import Located, Message, Net, protocol
-from ..ring import logical_shift, rounded_shift
+from ..ring import logical_shift, rounded_shift, signed
 from .compare import block_count, check_planes, deal_codes, drelu, forest, leaves, open_blocks
 from .deal import deal, deal_bits
 from .fss import gate
@@ -82,7 +82,7 @@ def ramps(
 def _floored(net: Net, x: Masked, thresholds: tuple[int, ...], shift: int, high: int) -> list[Shares]:
     """`ramps` with a shift, by trees: the bits of every threshold, and then the products with them."""
     A, S, copies = net.A, net.S, len(thresholds)
-    moved = net.locally((A, S), lambda c: tuple(c + (half(shift) - (t << shift)) for t in thresholds), x.c)
+    moved = net.locally((A, S), lambda c: tuple(c + signed(half(shift) - (t << shift)) for t in thresholds), x.c)
     mask = random_bits(net, x.shape, 3 * copies)
     at_A, at_S = _deal_products(net, x, mask, copies, shift)
     e = open_bit(net, _compared(net, x, moved, shift, high), mask)

@@ -131,8 +131,7 @@ def trigonometric(net: Net, x: Shares, scale_bits: int, series: Series) -> Share
     """series(x) at `RESULT_BITS` = 52 fraction bits.
 
     Args:
-        x: at `scale_bits` fraction bits, in [series.low, series.high]; beyond it the result is that of the periodic
-        series.
+        x: at `scale_bits` fraction bits, in [series.low, series.high]; beyond it the series is periodic.
 
     Rounds 2; online 8 bytes per element, or 16 where x and the period have more than 32 bits, and 16 for the second
     digit; dealt 32 per term and 12. Error: series.error, and half of `draw_error(series)`, which depends on Q's mask:

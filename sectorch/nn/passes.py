@@ -57,8 +57,8 @@ def optimise(graph: fx.GraphModule, precision: torch.dtype = torch.float64) -> f
     """All passes, in order, on the given graph.
 
     Args:
-        precision: what folded weights are rounded to, the model's own dtype: so that a model file, which holds weights of
-            that dtype, computes the same numbers as the model.
+        precision: what folded weights are rounded to, the model's own dtype: so that a model file, which holds weights
+            of that dtype, computes the same numbers as the model.
     """
     drop_identities(graph)
     fold_batchnorm(graph)

@@ -394,7 +394,7 @@ def reference(
     2^-28 an element, which that module derives. With relu="privhfl" the results are the same, and the secure run leaks.
 
     Raises:
-        as `secure`; ArgumentError if both a scheme and a batch to choose it from are named.
+        ArgumentError: both a scheme and a batch to choose it from; else what `secure` raises.
     """
     if scheme is not None and calibrate is not None:
         raise ArgumentError("name a scheme or a batch to choose it from, not both")

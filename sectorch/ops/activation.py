@@ -16,7 +16,7 @@ from ..mpc.shares import Shares, each
 from ..mpc.truncate import truncate
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import bound, encoded_public, excess, fixed, plus, refuse, scaled
+from .common import beside, bound, encoded_public, excess, fixed, plus, refuse, scaled
 
 T = torch.Tensor
 
@@ -86,9 +86,10 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
     if low is not None and high is not None and low >= high:
         constant = each(context.net, torch.zeros_like, x.shares)
         return _lifted(context, Fixed(constant, x.scale_bits), high)
+    bounds = [bound for bound in (low, high) if bound is not None]
+    x = beside(context, fixed(x), *bounds)
     net, shift = context.net, excess(context, x.scale_bits)
     scale = x.scale_bits - shift
-    bounds = [bound for bound in (low, high) if bound is not None]
     thresholds = tuple(int(encoded_public(context, float(b), scale)) for b in bounds)
     parts = ramps(net, x.shares, thresholds, shift, fss=context.scheme.fss)
     if high is None:

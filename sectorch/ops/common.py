@@ -56,6 +56,12 @@ def settled(context: Context, x: Fixed, slack: int = SLACK_BITS) -> Fixed:
     return x
 
 
+def beside(context: Context, x: Fixed, *bounds: float) -> Fixed:
+    """The value with few enough fraction bits that its difference from public bounds stays in the range."""
+    fits = max(map(abs, bounds), default=0.0) < 2.0 ** (HEADROOM_BITS - 2 - x.scale_bits)
+    return x if fits else settled(context, x, 0)
+
+
 def aligned(context: Context, *values: Fixed) -> list[Fixed]:
     """The values at one scale, the finest; but one with more than 2 f bits is truncated before others are raised to it.
 
