@@ -1,0 +1,218 @@
+"""`sectorch.reference`: what a secure run computes, bit for bit, however it is run."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torchvision
+from sklearn.datasets import load_digits
+from torch import nn
+
+import sectorch
+from sectorch.errors import ArgumentError, MaterialError, MisplacedValueError
+from sectorch.nn.models import ZOO, randomize_batchnorm
+from sectorch.nn.program import describe, load_program
+
+# Models.
+
+
+def randomised(model: nn.Module) -> nn.Module:
+    randomize_batchnorm(model.eval(), torch.Generator().manual_seed(0))
+    return model.requires_grad_(False)
+
+
+def zoo(name: str, rows: int) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    construct, shape = ZOO[name]
+    return randomised(construct()), torch.randn(rows, *shape)
+
+
+SMALL = ["lenet", "mlp", "cryptonets", "cryptonets_relu", "vgg7", "resnet8"]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_zoo_in_every_way_of_running_it(name: str):
+    model, x = zoo(name, 3)
+    wanted = sectorch.reference(model)(x)
+    secure = sectorch.secure(model, session=sectorch.Session())
+    assert torch.equal(secure(x), wanted)
+    secure.preprocess(3)
+    assert torch.equal(secure(x), wanted), "on prepared material"
+    assert torch.equal(sectorch.secure(model, session=sectorch.Session(), chunk=2)(x), wanted), "in pieces"
+    assert torch.equal(torch.cat([secure(row[None]) for row in x]), wanted), "row by row"
+    shared = secure(sectorch.share(x, session=secure.session))
+    assert torch.equal(shared.reveal(), wanted), "on shares"
+    served = load_program(*describe(model, x)).module
+    assert torch.equal(sectorch.reference(served)(x), wanted), "as the parties of a network read it"
+
+
+@pytest.mark.parametrize("name", ["lenet", "mlp", "cryptonets_relu"])
+def test_slow_networks_compute_the_same(name: str):
+    model, x = zoo(name, 1)
+    wan = sectorch.secure(model, session=sectorch.Session(), network="wan")
+    assert torch.equal(wan(x), sectorch.reference(model)(x))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("network", ["lan", "wan"])
+@pytest.mark.parametrize("name", ZOO)
+def test_the_whole_zoo(name: str, network: str):
+    model, x = zoo(name, 2)
+    secure = sectorch.secure(model, session=sectorch.Session(), network=network)
+    assert torch.equal(secure(x), sectorch.reference(model)(x))
+
+
+VISION = [
+    "resnet18", "resnet50", "vgg11_bn", "mobilenet_v2", "squeezenet1_1", "densenet121", "shufflenet_v2_x0_5",
+    "mnasnet0_5", "regnet_y_400mf", "mobilenet_v3_small",
+]  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", VISION)
+def test_ten_nets_of_torchvision(name: str):
+    torch.manual_seed(0)
+    model, x = randomised(torchvision.models.get_model(name)), torch.randn(1, 3, 64, 64)
+    wanted = sectorch.reference(model)(x)
+    assert torch.equal(sectorch.secure(model, session=sectorch.Session())(x), wanted)
+    assert (wanted - model(x)).abs().max() <= 1e-3 * model(x).abs().max()
+
+
+def digits() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """A small CNN, trained for a moment on the bundled digits, and 450 test images."""
+    torch.manual_seed(0)
+    data = load_digits()
+    x, y = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(data.target)
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 10)
+    )
+    optimiser = torch.optim.Adam(model.parameters(), 0.01)
+    for _ in range(60):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(x[:1347]), y[:1347]).backward()
+        optimiser.step()
+    return model.eval().requires_grad_(False), x[1347:], y[1347:]
+
+
+def test_digits():
+    model, x, y = digits()
+    wanted = sectorch.reference(model)(x)
+    assert torch.equal(sectorch.secure(model, session=sectorch.Session())(x), wanted)
+    right = (wanted.argmax(1) == y).float().mean()
+    assert right == (model(x).argmax(1) == y).float().mean() and right > 0.85
+
+
+SMOOTH = {
+    "activations": lambda: nn.Sequential(
+        nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 9), nn.SiLU(), nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 4),
+        nn.Softplus(),
+    ),
+    "norms": lambda: nn.Sequential(nn.Linear(6, 9), nn.LayerNorm(9), nn.Linear(9, 4), nn.Softmax(-1)),
+    "attention": lambda: nn.TransformerEncoderLayer(6, 2, 12, batch_first=True),
+    "recurrent": lambda: First(nn.LSTM(6, 5, batch_first=True)),
+}  # fmt: skip
+
+
+class First(nn.Module):
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)[0]
+
+
+WAYS = [(name, "lan") for name in SMOOTH] + [("activations", "wan")]
+SLOW_WAYS = [pytest.param(name, "wan", marks=pytest.mark.long) for name in SMOOTH if name != "activations"]
+
+
+@pytest.mark.parametrize(("name", "network"), WAYS + SLOW_WAYS)
+def test_smooth_models(name: str, network: str):
+    """But for one value in 2^28, and here are a few thousand: less than one failure in 10^4 runs."""
+    torch.manual_seed(0)
+    model, x = SMOOTH[name]().eval(), torch.randn(2, 4, 6)
+    secure = sectorch.secure(model, session=sectorch.Session(), network=network)
+    assert torch.equal(secure(x), sectorch.reference(model)(x))
+
+
+@pytest.mark.parametrize("frac_bits", [10, 16, 24, 26])
+def test_any_number_of_fraction_bits(frac_bits: int):
+    torch.manual_seed(0)
+    model, x = (
+        nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.LeakyReLU(0.1), nn.Linear(8, 3)).eval(),
+        None,
+    )
+    x = torch.randn(7, 5)
+    secure = sectorch.secure(model, frac_bits=frac_bits, session=sectorch.Session())
+    assert torch.equal(secure(x), sectorch.reference(model, secure.scheme)(x))
+
+
+def test_calibrated():
+    model, x, _ = digits()
+    secure = sectorch.secure(model, session=sectorch.Session(), calibrate=x)
+    assert torch.equal(secure(x[:9]), sectorch.reference(model, secure.scheme)(x[:9]))
+    assert torch.equal(secure(x[:9]), sectorch.reference(model, calibrate=x)(x[:9]))
+
+
+class Branches(nn.Module):
+    """fx cannot trace it, and it gives a dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        y = self.linear(x if x.shape[0] > 1 else -x)
+        return {"values": torch.relu(y), "label": y.argmax(1), "positive": y > 0}
+
+
+def test_modules_that_run_as_they_are():
+    torch.manual_seed(0)
+    model, x = Branches().eval(), torch.randn(5, 4)
+    secure, wanted = sectorch.secure(model, session=sectorch.Session())(x), sectorch.reference(model)(x)
+    assert secure.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert value.dtype == secure[name].dtype and torch.equal(secure[name], value)
+
+
+# What it is.
+
+
+def test_the_reference_sends_and_draws_nothing():
+    model, x = zoo("lenet", 2)
+    ideal = sectorch.reference(model)
+    with sectorch.profile() as profile:
+        ideal(x)
+    assert profile.ledger == [] and profile.bytes == 0
+    session = sectorch.Session(reference=True)
+    net = session.net(session.answering[0])
+    with pytest.raises(MaterialError, match="the reference has no randomness"):
+        net.common(net.Q, net.A, (3,), "mask")
+    assert sectorch.Session().net(sectorch.Session().answering[0]).ideal is False
+
+
+def test_a_value_is_given_without_a_message_in_the_reference_only():
+    session = sectorch.Session()
+    net = session.net(session.answering[0])
+    value = net.own(net.Q, torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(MisplacedValueError, match="in the reference only"):
+        net.given(value, net.A)
+
+
+def test_refusals_are_those_of_a_secure_module():
+    with pytest.raises(ArgumentError, match="not both"):
+        sectorch.reference(nn.Linear(2, 2).eval(), sectorch.Scheme(), calibrate=torch.zeros(1, 2))
+    ideal = sectorch.reference(nn.Linear(2, 2).eval())
+    with pytest.raises(sectorch.errors.FixedPointRangeError):
+        ideal(torch.full((1, 2), 1e9))
+    with pytest.raises(sectorch.errors.TrainingModeError):
+        sectorch.reference(nn.Linear(2, 2))
+
+
+def test_the_model_is_not_changed():
+    model, x = zoo("resnet8", 1)
+    before = copy.deepcopy(model.state_dict())
+    sectorch.reference(model)(x)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
