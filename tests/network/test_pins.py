@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,8 @@ from sectorch.network import Pins
 from sectorch.network.identity import fingerprint, new_identity, read_identity
 from sectorch.network.keys import keys
 
-KEYS = [read_identity(new_identity()).public_key().public_bytes_raw() for _ in range(4)]
+KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32).public_key().public_bytes_raw() for i in range(4)]
+"""The same in every process: the names of tests below are made of them."""
 PRINTS = [fingerprint(key) for key in KEYS]
 EXPECTED = "expected `NAME SHA256:...`, each name once"
 
