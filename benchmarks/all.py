@@ -37,6 +37,7 @@ _SECSV = "--json {work}/figures.json"
 BENCHMARKS: dict[str, str] = {
     "models": "models.py --nets lenet vgg7 --batches 1 8 --repeats 3 --json {work}/figures.json",
     "models-paper-relu": "models.py --nets lenet --batches 1 --repeats 3 --relu privhfl --json {work}/figures.json",
+    "against": "against.py . --what relu lenet:1 --repeats 3 --json {work}/figures.json",
     "ordinary": "ordinary.py resnet18 --size 64",
     "torchvision": "torchvision_table.py --one resnet18",
     "products": "products.py",
