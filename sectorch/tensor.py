@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import reduce
 from typing import NoReturn
 from weakref import ref
 
@@ -286,7 +287,8 @@ def aggregate(tensors: Sequence[SharedTensor]) -> torch.Tensor:
         net = terms[0][0]
         elements = net.read(aggregate_protocol(net, terms), first.session.Q)
     with torch._C.DisableTorchFunctionSubclass():
-        dtype = first.dtype
+        dtype = reduce(torch.promote_types, (x.dtype for x in tensors))
+        dtype = torch.int64 if dtype == torch.bool and len(tensors) > 1 else dtype  # a sum of yes and no is a count
     return torch.empty_like(elements, dtype=dtype) if elements.is_meta else decode(elements, scale, dtype)
 
 

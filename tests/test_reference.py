@@ -137,6 +137,98 @@ def test_smooth_models(name: str, network: str):
     assert torch.equal(secure(x), sectorch.reference(model)(x))
 
 
+class Does(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.eval()
+
+    def forward(self, x):
+        return self.function(x)
+
+
+TIES = torch.tensor([[0.3, 0.3, 0.1, 0.3], [20.0, 20.0, 30.0, 20.0]]).repeat(16, 1)
+AFTER_A_SERIES = {
+    "argmax": lambda x: torch.sigmoid(x).argmax(-1),
+    "topk": lambda x: torch.topk(torch.tanh(x), 2)[1],
+    "max": lambda x: torch.max(torch.sigmoid(x), -1)[1],
+    "eq": lambda x: torch.sigmoid(x) == torch.sigmoid(x),
+    "ge": lambda x: torch.sigmoid(x)[:, 0] >= torch.sigmoid(x)[:, 1],
+    "sign": lambda x: torch.sign(torch.log(x) - torch.log(x)),
+    "erf of zero": lambda x: torch.erf(x * 0) == 0,
+    "whole factor": lambda x: torch.sigmoid(x) * 3000,
+    "sum": lambda x: torch.sigmoid(x).repeat(1, 600).sum(-1),
+    "mean": lambda x: torch.tanh(x).repeat(1, 700).mean(-1),
+    "beside": lambda x: torch.sigmoid(x) + 2000.0,
+}
+
+
+@pytest.mark.parametrize("frac_bits", [20, 26])
+@pytest.mark.parametrize("name", AFTER_A_SERIES)
+def test_a_series_is_rounded_before_anybody_looks_at_it(name: str, frac_bits: int):
+    """Ties stand on masks otherwise, and whole factors and sums bring up what a rounding should drop."""
+    model = Does(AFTER_A_SERIES[name])
+    secure = sectorch.secure(model, frac_bits=frac_bits, session=sectorch.Session())
+    try:
+        wanted = sectorch.reference(model, secure.scheme)(TIES)
+    except sectorch.errors.FixedPointRangeError:
+        return
+    assert torch.equal(secure(TIES), wanted)
+
+
+@pytest.mark.parametrize("spread", [1.0, 0.03, 0.0003])
+@pytest.mark.parametrize("frac_bits", [20, 24, 26])
+def test_norms_of_small_variance(frac_bits: int, spread: float):
+    torch.manual_seed(0)
+    model, x = nn.LayerNorm(16).eval(), torch.randn(16, 16) * spread
+    secure = sectorch.secure(model, frac_bits=frac_bits, session=sectorch.Session())
+    wanted = sectorch.reference(model, secure.scheme)(x)
+    assert torch.equal(secure(x), wanted)
+    assert (wanted - model(x)).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("frac_bits", [24, 25, 26])
+def test_smooth_functions_with_many_fraction_bits(frac_bits: int):
+    functions = {
+        torch.cos: [0.03, -0.05], torch.exp: [9.9, -3.0], torch.reciprocal: [2.0**-12, 50.0],
+        torch.rsqrt: [2.0**-14, 50.0],
+    }  # fmt: skip
+    for function, places in functions.items():
+        model, x = Does(function), torch.tensor(places)
+        secure = sectorch.secure(model, frac_bits=frac_bits, session=sectorch.Session())
+        wanted = sectorch.reference(model, secure.scheme)(x)
+        assert torch.equal(secure(x), wanted)
+        assert torch.allclose(wanted, function(x), rtol=1e-5, atol=1e-5)
+
+
+def steep_rnn() -> nn.Module:
+    rnn = nn.RNN(6, 8, nonlinearity="relu", batch_first=True)
+    with torch.no_grad():
+        rnn.weight_ih_l0.copy_(-torch.rand(8, 6) * 30)
+        rnn.weight_hh_l0.mul_(0.1)
+    return First(rnn)
+
+
+def steep_encoder() -> nn.Module:
+    encoder = nn.TransformerEncoderLayer(6, 2, 16, dropout=0.0, batch_first=True)
+    with torch.no_grad():
+        encoder.linear1.weight.mul_(150)
+        encoder.linear2.weight.mul_(1e-3)
+    return nn.Sequential(encoder)
+
+
+@pytest.mark.parametrize("make", [steep_rnn, steep_encoder])
+def test_calibration_assumes_nothing_of_values_that_it_did_not_see(make):
+    torch.manual_seed(0)
+    model, x = make().eval(), torch.rand(2, 3, 6) + 0.1
+    secure = sectorch.secure(model, session=sectorch.Session(), calibrate=x)
+    wanted = sectorch.reference(model, secure.scheme)(x)
+    assert torch.equal(secure(x), wanted)
+    assert (wanted - model(x)).abs().max() < 1e-3
+
+
 @pytest.mark.parametrize("frac_bits", [10, 16, 24, 26])
 def test_any_number_of_fraction_bits(frac_bits: int):
     torch.manual_seed(0)

@@ -40,13 +40,19 @@ def calibrate(
     graph = optimise(graph)
     largest, at = ranges(graph, batch)
     value_bits = max(1, math.ceil(math.log2(max(largest, 2.0**-20)))) + MARGIN_BITS
+    hidden = any(_hides_values(graph.get_submodule(n.target)) for n in graph.graph.nodes if n.op == "call_module")
     # A layer's sum has 2 f fraction bits, six more where averages add them, and one for a difference of two values.
     fitting = (HEADROOM_BITS - 1 - value_bits - 6) // 2
     if fitting < SMALLEST:
         raise FixedPointRangeError(
             f"{at} reaches magnitude {largest:.4g}, which leaves {fitting} fraction bits; normalise the model there"
         )
-    return Scheme(min(frac_bits, fitting), relu, value_bits, network)
+    return Scheme(min(frac_bits, fitting), relu, None if hidden else value_bits, network)
+
+
+def _hides_values(module: nn.Module) -> bool:
+    """Whether a layer is one step of the graph with activations inside: nobody saw them, so nothing is assumed."""
+    return isinstance(module, (nn.RNNBase, nn.RNNCellBase)) or any(True for _ in module.children())
 
 
 def ranges(graph: fx.GraphModule, batch: torch.Tensor) -> tuple[float, str]:

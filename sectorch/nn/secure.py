@@ -390,8 +390,9 @@ def reference(
         calibrate: a batch of typical inputs, from which the scheme is chosen as in `secure`.
         chunk: rows a piece of a batch; chosen by memory unless named.
 
-    Smooth functions (series of a masked opening: `sectorch.mpc.trigonometric`) are equal but for a chance of about
-    2^-28 an element, which that module derives. With relu="privhfl" the results are the same, and the secure run leaks.
+    Smooth functions (series of a masked opening: `sectorch.mpc.trigonometric`) are equal but for about one value in
+    2^28 (with 20 fraction bits), which that module derives. Values beyond the range may differ. With relu="privhfl" the
+    results are the same, and the secure run leaks.
 
     Raises:
         ArgumentError: both a scheme and a batch to choose it from; else what `secure` raises.

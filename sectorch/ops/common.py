@@ -86,8 +86,11 @@ def encoded_public(context: Context, value: Any, scale_bits: int, infinite: bool
     value = torch.as_tensor(value)
     if infinite and value.is_floating_point() and not value.is_meta:
         end = 2.0 ** (HEADROOM_BITS - 2 - scale_bits)
-        value = torch.where(value.abs() >= INFINITE, value.sign() * end, value)
-    check_encodable(value, context.frac_bits, "a public operand")
+        endless = value.abs() >= INFINITE
+        check_encodable(torch.where(endless, 0.0, value), context.frac_bits, "a public operand")
+        value = torch.where(endless, value.sign() * end, value)
+    else:
+        check_encodable(value, context.frac_bits, "a public operand")
     largest = 0.0 if value.is_meta or not value.numel() else float(value.to(torch.float64).abs().max())
     if largest >= 2.0 ** (HEADROOM_BITS - scale_bits):
         raise FixedPointRangeError(

@@ -15,6 +15,7 @@ from ..mpc.normalise import exponent_map, normalise
 from ..mpc.relu import ramps
 from ..mpc.shares import Shares, add, each
 from ..mpc.truncate import truncate
+from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .common import encoded_public, excess, fixed, refuse, settled
@@ -116,7 +117,9 @@ def _standardised(context: Context, x: SharedTensor, dims: tuple[int, ...], eps:
     low = max(0, offset.bit_length() - 2)
     normal = normalise(net, sums, low, 61, context.scheme.fss)
     m = series(context, Fixed(normal.mantissa, normal.high), series_of.RSQRT)
-    bits = f + 6
+    # The inverse root is at most 1 / sqrt(eps), and is held beside f fraction bits of its mantissa.
+    largest = math.sqrt(n / offset) * 2.0**f
+    bits = min(f + 6, HEADROOM_BITS - 1 - f - max(0, math.ceil(math.log2(largest))))
     power = exponent_map(net, normal, lambda e: round(math.sqrt(n) * 2.0 ** (-(e - 2 * f) / 2) * 2**bits))
     inverse = tensor(context, settled(context, m)) * tensor(context, Fixed(power, bits))
     inverse = _exactly(context, fixed(inverse), bits)

@@ -20,6 +20,7 @@ from ..mpc.series import Series
 from ..mpc.shares import Shares, add, each
 from ..mpc.sign import at_least
 from ..mpc.trigonometric import RESULT_BITS, trigonometric
+from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .common import encoded_public, excess, fixed, plus, refuse, scaled, settled
@@ -40,9 +41,11 @@ def tensor(context: Context, x: Fixed, dtype: torch.dtype = torch.float32) -> Sh
 
 
 def series(context: Context, x: Fixed, which: Series) -> Fixed:
-    """A trigonometric series of x, which must lie in the interval of the series.
+    """A trigonometric series of x, which must lie in the interval of the series, rounded to f fraction bits.
 
-    In pieces, since each term takes 8 bytes an element four times over. They do not wait for each other: rounds as one.
+    Nobody gets it before it is rounded: its last bits depend on Q's draws, and a comparison would show them, a factor
+    or a sum bring them up. In pieces, since each term takes 8 bytes an element eight times over. They do not wait for
+    each other: rounds as one.
     """
     net, shape = context.net, x.shares.shape
 
@@ -56,7 +59,7 @@ def series(context: Context, x: Fixed, which: Series) -> Fixed:
         starts = range(0, shape.numel(), PIECE)
         parts = [run(each(net, lambda v, k=k: v[k : k + PIECE], flat)) for k in starts]
         shares = each(net, lambda *v: torch.cat(v).view(shape), *parts)
-    return Fixed(shares, RESULT_BITS)
+    return settled(context, Fixed(shares, RESULT_BITS), 0)
 
 
 def clamped(context: Context, x: Fixed, low: float, high: float) -> tuple[Fixed, Fixed]:
@@ -110,12 +113,17 @@ def exp(context: Context, x: SharedTensor) -> Fixed:
     bits = at_least(net, open_masked(net, x.shares), thresholds, context.scheme.fss)
     whole = unary_map(net, bits, 0, [EXP_LOW + 1 << x.scale_bits] + [1 << x.scale_bits] * (len(steps) - 1))
     part = Fixed(each(net, torch.sub, x.shares, whole), x.scale_bits)  # in [-1, 0)
-    f = context.frac_bits
+    f = fitting(context, math.exp(EXP_HIGH))
     powers = [round(math.exp(n + 1) * 2**f) for n in steps][:-1]
     factor = unary_map(net, bits, 0, [b - a for a, b in zip([0, *powers], [*powers, 0], strict=True)])
     top = unary_map(net, bits, 0, [0] * (len(steps) - 1) + [round(math.exp(EXP_HIGH) * 2**f)])
     y = tensor(context, series(context, part, series_of.EXP)) * tensor(context, Fixed(factor, f))
     return plus(context, fixed(y), Fixed(top, f))
+
+
+def fitting(context: Context, largest: float) -> int:
+    """Fraction bits, f at most, of a public factor below `largest` that multiplies a number below two of f bits."""
+    return min(context.frac_bits, HEADROOM_BITS - 2 - context.frac_bits - math.ceil(math.log2(max(1.0, largest))))
 
 
 @unary("sigmoid", torch.sigmoid, T.sigmoid, F.sigmoid, torch.special.expit, in_place=(T.sigmoid_, torch.sigmoid_),
@@ -255,9 +263,9 @@ def sin(context: Context, x: SharedTensor) -> Fixed:
 
 
 def _turns(context: Context, x: SharedTensor) -> Fixed:
-    """x / (2 pi), with ten fraction bits more than usual: the error of the constant grows with x."""
-    x = settled(context, fixed(x))
-    bits = context.frac_bits + 10
+    """x / (2 pi), with up to ten fraction bits more than usual: the error of the constant grows with x."""
+    x = settled(context, fixed(x), 0)
+    bits = min(context.frac_bits + 10, HEADROOM_BITS - x.scale_bits)
     factor = round(2**bits / (2 * math.pi))
     return Fixed(each(context.net, lambda v: v * factor, x.shares), x.scale_bits + bits)
 
@@ -269,7 +277,8 @@ def exponent(context: Context, x: Fixed, low: int, high: int) -> Normal:
 
 def _times_power(context: Context, x: Fixed, normal: Normal, mantissa: Series, power: Callable, below: float) -> Fixed:
     """mantissa(m) * power(e) for x = m 2^e."""
-    f, s = context.frac_bits, x.scale_bits
+    s = x.scale_bits
+    f = fitting(context, max(below, *(power(e - s) for e in range(normal.low + 1, normal.high + 1))))
     m = series(context, Fixed(normal.mantissa, normal.high), mantissa)
     g = exponent_map(context.net, normal, lambda e: round(power(e - s) * 2**f), round(below * 2**f))
     return fixed(tensor(context, m) * tensor(context, Fixed(g, f)))
