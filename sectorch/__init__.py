@@ -13,8 +13,8 @@ from . import errors as errors
 from . import ops as ops
 from .nn.explain import diff as diff
 from .nn.explain import explain as explain
+from .nn.reference import reference as reference
 from .nn.secure import SecureModule as SecureModule
-from .nn.secure import reference as reference
 from .nn.secure import secure as secure
 from .runtime.ledger import Profile as profile
 from .session import Session as Session

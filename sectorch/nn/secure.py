@@ -77,7 +77,7 @@ class SecureModule(nn.Module):
         super().__init__()
         party = session.answering_party(party)
         self._limited = limited
-        _check_model(model, session.device if session.present(party) else torch.device("meta"))
+        check_model(model, session.device if session.present(party) else torch.device("meta"))
         self.session, self.party, self.scheme = session, party, scheme
         self._lock = threading.Lock()  # over what the module keeps of calls: several threads may call it
         floating = [p.dtype for p in (*model.parameters(), *model.buffers()) if p.is_floating_point()]
@@ -283,7 +283,8 @@ def _remember(kept: dict, key: Any, value: Any) -> None:
         del kept[next(iter(kept))]
 
 
-def _check_model(model: Any, device: torch.device) -> None:
+def check_model(model: Any, device: torch.device) -> None:
+    """Raise unless the model can be made secure on this device."""
     if isinstance(model, (SecureModule, fx.Interpreter)):
         raise ArgumentError("the module is secure already")
     if not isinstance(model, nn.Module):
@@ -300,7 +301,7 @@ def _check_model(model: Any, device: torch.device) -> None:
             raise UnsupportedOpError(f"parameter '{name}' is uninitialised (a lazy module): run the model once first")
 
 
-def _device_of(model: Any) -> torch.device:
+def device_of(model: Any) -> torch.device:
     """Where a module's parameters are, if they are on one device that can compute; the CPU otherwise."""
     held = {t.device for t in (*model.parameters(), *model.buffers())} if isinstance(model, nn.Module) else set()
     return held.pop() if len(held) == 1 and next(iter(held)).type in ("cpu", "cuda") else torch.device("cpu")
@@ -356,11 +357,11 @@ def secure(
         from ..ckks import CKKSModule  # SEAL and numba, which shares do without
 
         return CKKSModule(model, keys, session=session, party=party)
-    session = session or default_session(_device_of(model))
+    session = session or default_session(device_of(model))
     party = session.answering_party(party)
     scheme = Scheme(frac_bits, relu, network=network)
     if calibrate is not None:
-        _check_model(model, _device_of(model))
+        check_model(model, device_of(model))
         scheme = calibrated(model, calibrate, relu, frac_bits, network)
     if chunk is not None and chunk < 1:
         raise ArgumentError(f"chunk must be at least one row, got {chunk}")
@@ -373,34 +374,3 @@ def secure(
             stacklevel=2,
         )
     return secured
-
-
-def reference(
-    model: nn.Module, scheme: Scheme | None = None, *, calibrate: torch.Tensor | None = None, chunk: int | None = None
-) -> SecureModule:
-    """The public fixed-point function that `secure(model)` computes, as a module: no parties, shares or randomness.
-
-    Its results equal those of a secure run bit for bit: in one process or three, with network "lan" or "wan", prepared
-    or not, in any batch and any piece of it. So "Q learns the result and nothing else" means that Q learns
-    `reference(model)(x)`. It costs little more than the products of whole numbers, and protects nothing.
-
-    Args:
-        model: as in `secure`.
-        scheme: the number representation; 20 fraction bits unless named. `secure(...).scheme` is a secure module's.
-        calibrate: a batch of typical inputs, from which the scheme is chosen as in `secure`.
-        chunk: rows a piece of a batch; chosen by memory unless named.
-
-    Smooth functions (series of a masked opening: `sectorch.mpc.trigonometric`) are equal but for about one value in
-    2^28 (with 20 fraction bits), which that module derives. Values beyond the range may differ. With relu="privhfl" the
-    results are the same, and the secure run leaks.
-
-    Raises:
-        ArgumentError: both a scheme and a batch to choose it from; else what `secure` raises.
-    """
-    if scheme is not None and calibrate is not None:
-        raise ArgumentError("name a scheme or a batch to choose it from, not both")
-    if calibrate is not None:
-        _check_model(model, _device_of(model))
-        scheme = calibrated(model, calibrate)
-    session = Session(reference=True, device=_device_of(model))
-    return SecureModule(model, session, session.answering[0], scheme or Scheme(), chunk)

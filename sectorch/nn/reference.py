@@ -1,0 +1,43 @@
+"""`sectorch.reference(model)`: the public function that a secure module computes, without parties."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ..errors import ArgumentError
+from ..session import Session
+from ..tensor import Scheme
+from .calibrate import calibrate as calibrated
+from .secure import SecureModule, check_model, device_of
+
+
+def reference(
+    model: nn.Module, scheme: Scheme | None = None, *, calibrate: torch.Tensor | None = None, chunk: int | None = None
+) -> SecureModule:
+    """The public fixed-point function that `secure(model)` computes, as a module: no parties, shares or randomness.
+
+    Its results equal those of a secure run bit for bit: in one process or three, with network "lan" or "wan", prepared
+    or not, in any batch and any piece of it. So "Q learns the result and nothing else" means that Q learns
+    `reference(model)(x)`. It costs little more than the products of whole numbers, and protects nothing.
+
+    Args:
+        model: as in `secure`.
+        scheme: the number representation; 20 fraction bits unless named. `secure(...).scheme` is a secure module's.
+        calibrate: a batch of typical inputs, from which the scheme is chosen as in `secure`.
+        chunk: rows a piece of a batch; chosen by memory unless named.
+
+    Smooth functions (series of a masked opening: `sectorch.mpc.trigonometric`) are equal but for about one value in
+    2^28 (with 20 fraction bits), which that module derives. Values beyond the range may differ. With relu="privhfl" the
+    results are the same, and the secure run leaks.
+
+    Raises:
+        ArgumentError: both a scheme and a batch to choose it from; else what `secure` raises.
+    """
+    if scheme is not None and calibrate is not None:
+        raise ArgumentError("name a scheme or a batch to choose it from, not both")
+    if calibrate is not None:
+        check_model(model, device_of(model))
+        scheme = calibrated(model, calibrate)
+    session = Session(reference=True, device=device_of(model))
+    return SecureModule(model, session, session.answering[0], scheme or Scheme(), chunk)
