@@ -46,7 +46,7 @@ def _deal(seed_A, seed_S, r, high: int, signed: bool, product: bool) -> tuple[to
     Message("values_on", "S", "A", "the generator at S's seed of k_SQ"),
 ])  # fmt: skip
 def deal_key(net: Net, x: Masked, high: int, signed: bool = True, product: bool = False) -> Key:
-    """Keys that compare any public c, in the planes 0 .. high - 1, with x's mask r.
+    """Deal keys that compare any public c, in the planes 0 .. high - 1, with x's mask r.
 
     Args:
         signed: give u (above), and not [c < r] alone.
