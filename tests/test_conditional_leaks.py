@@ -41,10 +41,10 @@ def same(case, y: torch.Tensor, again: torch.Tensor) -> None:
 @pytest.mark.parametrize("case", SOUND, ids=str)
 def test_a_result_depends_on_the_inputs_alone(case):
     """The same inputs in many rows and in several calls, so under many draws of Q: one result a row."""
-    for seed in range(3):
+    for seed in range(2):
         shapes = case.shapes(8)
         small = [ring_values(shape, case.bits, seed + i) for i, shape in enumerate(shapes)]
-        results = [run(case.program, *small, session=case_session(case)) for _ in range(8)]
+        results = [run(case.program, *small, session=case_session(case)) for _ in range(4)]
         results = [r if isinstance(r, list) else [r] for r in results]
         for other in results[1:]:
             for y, again in zip(results[0], other, strict=True):

@@ -22,7 +22,7 @@ from helpers import (
     session,
     weight_like,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sectorch.bitplanes import planes, rows, spread
@@ -69,6 +69,7 @@ def test_every_case(case, n: int, seed: int):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@settings(max_examples=15)
 @given(n=st.sampled_from([1, 64, 130]), seed=SEED)
 def test_every_case_is_its_ideal_functionality(case, n: int, seed: int):
     """The reference gives the same numbers, bit for bit; of a smooth function up to what Q's draws may change."""
