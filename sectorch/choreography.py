@@ -179,6 +179,8 @@ class Net:
         """Whether protocols are replaced by their ideal functionalities."""
         self.opened: WeakKeyDictionary = WeakKeyDictionary()
         """What this call has opened under a mask, by the shares that were opened: mask once, use often."""
+        self.raised: list[Any] = []
+        """Flags that protocols of this call raised, as XOR-shared words; see `mpc/guard.py`."""
 
     def __repr__(self) -> str:
         return f"Net(call {self.call}, {self.Q}, {self.A}, {self.S})"

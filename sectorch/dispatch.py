@@ -31,7 +31,7 @@ from .errors import (
     ShapeError,
     UnsupportedOpError,
 )
-from .mpc.shares import each
+from .mpc.shares import Shares, each
 from .private import to_meta
 from .table import BEFORE, HANDLER, IN_PLACE, ROW_OF, Context, Fixed, Row, spell, unsupported
 from .tensor import PrivateTensor, SecretTensor, SharedTensor, set_dispatch
@@ -86,20 +86,22 @@ def call(func: Callable, types: tuple, args: tuple, kwargs: dict) -> Any:
     if not shared:
         return private.call(context, func, args, kwargs, meta)
     target = _in_place_target(func, args)
-    result = _handled(context, func, args, kwargs)
-    wrapped = _wrap(context, ROW_OF[func], result, meta, secrets)
+    result, raised = _handled(context, func, args, kwargs)
+    wrapped = _flagged(_wrap(context, ROW_OF[func], result, meta, secrets), secrets, raised)
     if ROW_OF[func].view:
         _mark_aliased(args, wrapped)
     return wrapped if target is None else _replace(target, wrapped)
 
 
-def _handled(context: Context, func: Callable, args: tuple, kwargs: dict) -> Any:
-    """Run the handler as one call. What it does not expect is a typed refusal."""
+def _handled(context: Context, func: Callable, args: tuple, kwargs: dict) -> tuple[Any, tuple[Shares, ...]]:
+    """Run the handler as one call: its result, and the flags that it raised. What it does not expect is a refusal."""
     handler = HANDLER[func]
     args, kwargs = _positional(func, args, kwargs)
     try:
-        with context.session.operation(context.party):
-            return handler(context, *args, **_renamed(func, handler, len(args), kwargs))
+        with context.session.operation(context.party) as net:
+            before = len(net.raised)
+            result = handler(context, *args, **_renamed(func, handler, len(args), kwargs))
+            return result, tuple(net.raised[before:])
     except SectorchError:
         raise
     except IndexError as error:
@@ -279,6 +281,17 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list[Secret
     return result
 
 
+def _flagged(wrapped: Any, given: list[SecretTensor], raised: tuple[Shares, ...]) -> Any:
+    """The result depends on the flags of its operands and on those that the operation raised."""
+    flags = dict.fromkeys(f for x in given if isinstance(x, SharedTensor) for f in x.flags)
+    flags.update(dict.fromkeys(raised))
+    if flags:
+        for leaf in pytree.tree_leaves(wrapped):
+            if isinstance(leaf, SharedTensor):
+                leaf.flags = tuple(flags)
+    return wrapped
+
+
 def _plain_dtype(x: SecretTensor) -> torch.dtype:
     with torch._C.DisableTorchFunctionSubclass():
         return x.dtype
@@ -303,7 +316,7 @@ def _replace(target: SharedTensor, result: SharedTensor) -> SharedTensor:
             f"output with shape {list(target.shares.shape)} doesn't match the broadcast shape "
             f"{list(result.shares.shape)}"
         )
-    target.shares, target.scale_bits = result.shares, result.scale_bits
+    target.shares, target.scale_bits, target.flags = result.shares, result.scale_bits, result.flags
     return target
 
 

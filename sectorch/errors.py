@@ -109,6 +109,10 @@ class FixedPointRangeError(SectorchError, ValueError):
     """A value does not fit the fixed-point ring."""
 
 
+class RangeExceededError(SectorchError, ArithmeticError):
+    """A secret value left the range in which results are right: there is no result, and nobody learned which value."""
+
+
 class NonFiniteError(SectorchError, ValueError):
     """NaN or infinity where a number has to be encoded."""
 

@@ -92,6 +92,20 @@ def derive(secret: bytes, salt: bytes, info: str, length: int) -> bytes:
     return HKDF(SHA256(), length, salt, b"sectorch v1/" + info.encode()).derive(secret)
 
 
+def key_stream(key: torch.Tensor, count: int) -> torch.Tensor:
+    """`count` words of the AES-128-CTR key stream under a key of two words that is used for nothing else."""
+    out = torch.empty(count, dtype=torch.int64, device=key.device)
+    if key.is_meta or not count:
+        return out
+    stream = Cipher(algorithms.AES(key.cpu().numpy().tobytes()), modes.CTR(bytes(16))).encryptor()
+    words = out if out.device.type == "cpu" else torch.empty(count, dtype=torch.int64)
+    view = memoryview(words.numpy()).cast("B")
+    for start in range(0, len(view), len(_ZEROS)):
+        part = view[start : start + len(_ZEROS)]
+        stream.update_into(_ZEROS[: len(part)], part)
+    return words.to(key.device)
+
+
 def random_secret() -> bytes:
     """A fresh pair secret from the operating system."""
     return os.urandom(SECRET_BYTES)

@@ -11,13 +11,22 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import reduce
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 from weakref import ref
 
 import torch
+from torch.utils import _pytree as pytree
 
 from .choreography import Located, Net, Party, Phase
-from .errors import ArgumentError, SecretAccessError, SessionMismatchError, ShapeError, UnsupportedOpError
+from .errors import (
+    ArgumentError,
+    RangeExceededError,
+    SecretAccessError,
+    SessionMismatchError,
+    ShapeError,
+    UnsupportedOpError,
+)
+from .mpc.guard import guard, unpadded
 from .mpc.linear import Weight, mask_weight
 from .mpc.share import aggregate as aggregate_protocol
 from .mpc.share import reveal, share
@@ -40,6 +49,8 @@ class Scheme:
     """Every activation is known to lie below 2^value_bits in magnitude; None assumes nothing."""
     network: str = "lan"
     """What the parties' network is like: "lan" sends the fewest bytes, "wan" waits for the fewest rounds."""
+    range_check: bool = True
+    """Whether a value that leaves its range is noticed, and Q gets `RangeExceededError` in place of a result."""
 
     def __post_init__(self):
         if not 1 <= self.frac_bits <= 26:
@@ -109,6 +120,8 @@ class SharedTensor(SecretTensor):
         self.party = party
         self.scheme = scheme
         self.aliased = False
+        self.flags: tuple[Shares, ...] = ()
+        """XOR-shared words that are zero unless a value on which this one depends left its range (`mpc/guard.py`)."""
         return self
 
     def __init__(self, *_args, **_kwargs):
@@ -123,13 +136,55 @@ class SharedTensor(SecretTensor):
 
         More than `frac_bits` fraction bits are rounded away first (`mpc/truncate.py`, one round more): they would show
         the exact sums of a last linear layer.
+
+        Raises:
+            RangeExceededError: a value on which this one depends left its range. Q learns that and nothing else.
         """
+        return unwrapped(self.open())
+
+    def open(self) -> Opening:
+        """What `reveal` gives, not yet looked at."""
         with torch._C.DisableTorchFunctionSubclass():
             dtype = self.dtype
+        Q = self.session.Q
         with self.session.operation(self.party) as net:
             shares, scale_bits = _rounded(net, self.shares, self.scale_bits, self.scheme)
-            plain = net.locally(self.session.Q, decode, reveal(net, shares), scale_bits, dtype)
-            return net.read(plain, self.session.Q)
+            right = None
+            if self.flags:
+                shape = shares.shape
+                padded, key = guard(net, shares, self.flags)
+                opened, right = net.locally(Q, lambda v, k: unpadded(v, shape, k), reveal(net, padded), key)
+            else:
+                opened = reveal(net, shares)
+            plain = net.locally(Q, decode, opened, scale_bits, dtype)
+            return Opening(net.read(plain, Q), None if right is None else net.read(right, Q))
+
+
+class Opening(NamedTuple):
+    """A revealed tensor at Q, and whether it is right: [1], or None where nothing could be wrong."""
+
+    plain: torch.Tensor
+    right: torch.Tensor | None
+
+
+def unwrapped(outputs: Any) -> Any:
+    """A tree of what was revealed, with plain tensors in the place of each `Opening`.
+
+    Raises:
+        RangeExceededError: one of them is not right.
+    """
+
+    def plain(y: Any) -> Any:
+        if not isinstance(y, Opening):
+            return y
+        if y.right is not None and not y.right.is_meta and not bool(y.right):
+            raise RangeExceededError(
+                "a value between input and result left the range in which results are right, so there is no result "
+                "(which value it was, nobody learned); scale the input or the model down, or use fewer fraction bits"
+            )
+        return y.plain
+
+    return pytree.tree_map(plain, outputs, is_leaf=lambda y: isinstance(y, Opening))
 
 
 def _rounded(net: Net, shares: Shares, scale_bits: int, scheme: Scheme) -> tuple[Shares, int]:
@@ -276,6 +331,7 @@ def aggregate(tensors: Sequence[SharedTensor]) -> torch.Tensor:
     if any(x.shares.shape != first.shares.shape for x in tensors):
         raise ShapeError(f"aggregate() needs equal shapes, got {[tuple(x.shares.shape) for x in tensors]}")
     terms, scales = [], []
+    Q, shape = first.session.Q, first.shares.shape
     with ExitStack() as calls:
         for x in tensors:
             net = calls.enter_context(x.session.call(x.party))
@@ -284,8 +340,17 @@ def aggregate(tensors: Sequence[SharedTensor]) -> torch.Tensor:
             scales.append(bits)
         scale = max(scales)
         terms = [(n, each(n, lambda v, b=scale - b: v << b, s)) for (n, s), b in zip(terms, scales, strict=True)]
-        net = terms[0][0]
-        elements = net.read(aggregate_protocol(net, terms), first.session.Q)
+        net, right = terms[0][0], None
+        if any(x.flags for x in tensors):
+            guarded = [guard(n, s, x.flags) for (n, s), x in zip(terms, tensors, strict=True)]
+            padded = [(n, s) for (n, _), (s, _) in zip(terms, guarded, strict=True)]
+            keys = [key for _, key in guarded]
+            total = aggregate_protocol(net, padded)
+            opened, right = net.locally(Q, lambda v, *k: unpadded(v, shape, *k), total, *keys)
+            right = net.read(right, Q)
+        else:
+            opened = aggregate_protocol(net, terms)
+        elements = unwrapped(Opening(net.read(opened, Q), right))
     with torch._C.DisableTorchFunctionSubclass():
         dtype = reduce(torch.promote_types, (x.dtype for x in tensors))
         dtype = torch.int64 if dtype == torch.bool and len(tensors) > 1 else dtype  # a sum of yes and no is a count

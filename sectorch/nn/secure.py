@@ -27,7 +27,7 @@ from ..runtime.ledger import Profile, alone
 from ..runtime.material import Tape
 from ..runtime.projection import Projection, Recording
 from ..session import Session, default_session
-from ..tensor import Scheme, SharedTensor, share_tensor
+from ..tensor import Scheme, SharedTensor, share_tensor, unwrapped
 from .bind import bind
 from .bounds import Budget
 from .calibrate import calibrate as calibrated
@@ -115,7 +115,8 @@ class SecureModule(nn.Module):
             return self._forward_shared(x)
         x = self._check_input(x)
         pieces = self.pieces(x)
-        outputs = [self._predict(piece) for piece in pieces]
+        # All pieces are run before anything is looked at: the other parties do not learn that one had no result.
+        outputs = [unwrapped(opened) for opened in [self._predict(piece) for piece in pieces]]
         if len(outputs) == 1:
             return outputs[0]
         return pytree.tree_map(lambda *parts: torch.cat(parts), *outputs)
@@ -204,7 +205,7 @@ class SecureModule(nn.Module):
         return run(self.bound, x) if self.graph is not None else self.bound(x)
 
     def _outputs(self, outputs: Any) -> Any:
-        return pytree.tree_map(lambda y: y.reveal() if isinstance(y, SharedTensor) else y, outputs)
+        return pytree.tree_map(lambda y: y.open() if isinstance(y, SharedTensor) else y, outputs)
 
     def _forward_shared(self, x: SharedTensor) -> Any:
         if x.session is not self.session or x.party != self.party:

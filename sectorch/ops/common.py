@@ -14,9 +14,12 @@ import torch
 
 from ..choreography import Located, Phase
 from ..errors import FixedPointRangeError, UnsupportedOpError
+from ..mpc.guard import flags_of_bits, raise_flags
 from ..mpc.linear import linear
+from ..mpc.mask import open_masked
 from ..mpc.multiply import multiply
 from ..mpc.shares import Shares, add, add_at_A, each
+from ..mpc.sign import at_least
 from ..mpc.truncate import MAX_SHIFT, truncate
 from ..ring import HEADROOM_BITS, check_encodable, encode
 from ..table import Context, Fixed
@@ -231,6 +234,33 @@ def bound(context: Context, scale_bits: int, extra: int = 0) -> int:
     if context.scheme.value_bits is None:
         return 63
     return min(63, scale_bits + context.scheme.value_bits + extra)
+
+
+def forbid(context: Context, bad: Shares) -> None:
+    """The call's result is withheld, with `RangeExceededError` at Q, if one of these is 1.
+
+    Args:
+        bad: additive shares of 0 and 1, of any shape. Nobody learns which of them is set; see `mpc/guard.py`.
+    """
+    if context.scheme.range_check:
+        raise_flags(context.net, flags_of_bits(context.net, bad))
+
+
+def require(context: Context, x: Fixed, low: float | None = None, high: float | None = None) -> None:
+    """The call's result is withheld, with `RangeExceededError` at Q, unless low <= x < high holds everywhere.
+
+    A comparison for each bound: rounds beside those of the result, not before them.
+    """
+    if not context.scheme.range_check:
+        return
+    bounds = [b for b in (low, high) if b is not None]
+    x = beside(context, x, *bounds)
+    net, thresholds = context.net, tuple(math.ceil(b * 2**x.scale_bits) for b in bounds)
+    bits = at_least(net, open_masked(net, x.shares), thresholds, context.scheme.fss)
+    if low is not None:
+        forbid(context, add_at_A(net, each(net, lambda v: -v[0], bits), 1))
+    if high is not None:
+        forbid(context, each(net, lambda v: v[-1], bits))
 
 
 def refuse(what: str, instead: str) -> None:

@@ -1,0 +1,132 @@
+"""The guarded reveal: whether any value left its range is one bit, which Q learns in place of a result.
+
+While a program runs, protocols raise flags: XOR-shared bits that are 1 where a value is outside the range in which the
+program is proven right. Nobody knows them. At the end A and S hash all flags w that a result depends on into one element
+of GF(2^64), under keys of k_SA, which Q never holds:
+
+    z = sum_j k_j w_j,
+
+zero if no flag is set, and uniform if one is: the hash is linear, so each party computes it on its own half. A draws a
+key n of two words, adds the key stream of n to its half of the result, and Q receives n + (z, k z). Without a flag
+that is n, and Q takes the stream off again. With one it is uniform and says nothing of n: Q sees a tag that does not
+match, no result, and not which value it was. S sees uniform words only.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..bitplanes import planes, rows
+from ..choreography import Located, Message, Net, protocol
+from ..randomness import key_stream
+from .shares import Shares, each, unshared
+
+FIELD = 0b11011
+"""x^64 = x^4 + x^3 + x + 1 in GF(2^64)."""
+
+SPAN = 1 << 12
+"""Words multiplied at a time: few enough to stay in the cache."""
+
+
+def raise_flags(net: Net, flags: Shares) -> None:
+    """Make what this call reveals depend on these XOR-shared words being zero. No message."""
+    net.raised.append(flags)
+
+
+def flags_of_bits(net: Net, bits: Shares) -> Shares:
+    """Additive shares of 0 and 1 as XOR-shared words: the lowest bits of the halves are shares of the bit."""
+    return each(net, lambda v: planes(rows(v))[0], bits)
+
+
+def kept_rows(words: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Packed bits of a tensor of this shape, without those that pad its last words."""
+    count = shape.numel()
+    if count % 64 == 0 or words.is_meta:
+        return words
+    return words & planes(rows(torch.ones(count, dtype=torch.int64, device=words.device)))[0]
+
+
+def field_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """x y in GF(2^64), element by element; bits of a word are coefficients, the lowest is that of x^0."""
+    out = torch.zeros(torch.broadcast_shapes(x.shape, y.shape), dtype=torch.int64, device=x.device)
+    if out.is_meta:
+        return out
+    x, y = x.expand(out.shape), y.expand(out.shape).clone()
+    for bit in range(64):
+        out ^= y & -((x >> bit) & 1)
+        y = (y << 1) ^ ((y >> 63) & FIELD)
+    return out
+
+
+def linear_hash(words: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """sum_j k_j w_j in GF(2^64): [W] and [W + 1] -> (z, k z), with the last key for k."""
+    parts, keys, last = [], keys[:-1], keys[-1:]
+    for at in range(0, words.shape[0], SPAN):
+        part = field_product(words[at : at + SPAN], keys[at : at + SPAN])
+        while part.shape[0] > 1:
+            half = part.shape[0] // 2
+            folded = part[:half] ^ part[half : 2 * half]
+            part = torch.cat((folded, part[2 * half :])) if part.shape[0] % 2 else folded
+        parts.append(part)
+    z = parts[0]
+    for part in parts[1:]:
+        z = z ^ part
+    return torch.cat((z, field_product(z, last)))
+
+
+def _padded(v: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    """The tag and the elements of v, with the key stream of n on them."""
+    stream = key_stream(n, v.numel() + 1)
+    stream[1:] += v.reshape(-1)
+    return stream
+
+
+def _passed(net: Net, x: Shares, flags: tuple[Shares, ...]) -> tuple[Shares, Located]:
+    """The ideal functionality: the key is zero, and Q gets another where a flag is set."""
+    said = [net.given(f.A, net.Q) for f in flags]
+    key = net.locally(net.Q, lambda *w: w[0].new_zeros(2) + torch.stack([v.any() for v in w]).any(), *said)
+    return unshared(net, net.locally(net.A, lambda v: _padded(v, v.new_zeros(2)), x.A)), key
+
+
+@protocol("guard", "docs/protocols.md", [
+    Message("flags_A", "A", "S", "rho of k_QA"),
+    Message("key", "S", "Q", "n, where no flag is set, and z else", "whether a value left its range"),
+], ideal=_passed)  # fmt: skip
+def guard(net: Net, x: Shares, flags: tuple[Shares, ...]) -> tuple[Shares, Located]:
+    """x padded by A so that who gets all of it can read it only if no flag is set.
+
+    Args:
+        x: the result, any shape. flags: XOR-shared words, not empty.
+
+    Returns:
+        shares [N + 1] of a tag and the padded elements of x, and the key, at Q, for `unpadded`.
+
+    Rounds 2, beside the reveal's own; 16 bytes from A to S, 16 from S to Q, and 8 for the tag each way.
+    A flag that is set goes unseen with a probability of 2^-64.
+    """
+    Q, A, S = net.Q, net.A, net.S
+    count = sum(f.shape.numel() for f in flags)
+    keys = net.common(A, S, (count + 1,), "hash_keys")
+    n = net.common(A, S, (2,), "n")
+    rho = net.common(Q, A, (2,), "rho")
+    hashed = each(net, lambda k, *f: linear_hash(torch.cat([w.reshape(-1) for w in f]), k), Shares(keys, keys), *flags)
+    sent = net.send(net.locally(A, lambda z, n, rho: z ^ n ^ rho, hashed.A, n, rho), A, S, "flags_A")
+    key = net.send(net.locally(S, torch.bitwise_xor, sent, hashed.S), S, Q, "key")
+
+    at_A = net.locally(A, _padded, x.A, n)
+    at_S = net.locally(S, lambda v: torch.cat((v.new_zeros(1), v.reshape(-1))), x.S)
+    return Shares(at_A, at_S), net.locally(Q, torch.bitwise_xor, key, rho)
+
+
+def unpadded(words: torch.Tensor, shape: torch.Size, *keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """At Q: the result, and whether it is one [1]: zeros where the tag does not match.
+
+    Args:
+        words: [N + 1], the sum of what was padded. keys: those of every summand.
+    """
+    if words.is_meta:
+        return words[1:].view(shape), words[:1] == 0
+    streams = sum(key_stream(key, words.shape[0]) for key in keys)
+    plain = words - streams
+    right = plain[:1] == 0
+    return plain[1:].view(shape) * right, right
