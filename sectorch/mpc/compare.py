@@ -13,7 +13,7 @@ The blocks are then combined, the more significant one first, in a tree:
 
     lt = lt_hi xor eq_hi lt_lo,         eq = eq_hi eq_lo,
 
-two ANDs a node (`layers.py`). The dealt blocks cost nothing online, so the tree has a third of the leaves that single
+two ANDs a node (`circuit.py`, `layers.py`). The dealt blocks cost nothing online, so the tree has a third of the leaves that single
 bits would give, and up to two levels less. A comparison of the low planes alone says where a truncation borrows
 (`truncate.py`); several trees side by side share their rounds and messages.
 """
@@ -28,6 +28,7 @@ import torch
 from ..bitplanes import planes, rows
 from ..choreography import Located, Net, protocol
 from ..errors import ArgumentError
+from .circuit import Circuit
 from .deal import deal_bits
 from .layers import Layer, and_layers, pick
 from .mask import Masked
@@ -114,48 +115,56 @@ def _pick(hot: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     return out
 
 
+Node = tuple[int, int | None]
+"""A node of a tree by numbers of a circuit: lt, and eq where somebody needs it."""
+
+
+def join(circuit: Circuit, high: Node, low: Node) -> Node:
+    """lt = lt_hi xor eq_hi lt_lo, eq = eq_hi eq_lo."""
+    lt = circuit.land(high[1], low[0], high[0])
+    return lt, None if low[1] is None else circuit.land(high[1], low[1])
+
+
+def levels(circuit: Circuit, nodes: list[Node]) -> list[list[Node]]:
+    """A tree from its blocks, least significant first, to its root: level l has nodes of 2^l blocks."""
+    found = [nodes]
+    while len(nodes) > 1:
+        pairs = zip(nodes[0::2], nodes[1::2], strict=False)
+        nodes = [join(circuit, high, low) for low, high in pairs] + nodes[len(nodes) // 2 * 2 :]
+        found.append(nodes)
+    return found
+
+
+def _prefix(tree: list[list[Node]], blocks: int) -> list[Node]:
+    """Nodes of a tree that together cover its lowest blocks, least significant first."""
+    parts, at = [], 0
+    while at < blocks:
+        level = max(l for l in range(len(tree)) if at % (1 << l) == 0 and at + (1 << l) <= blocks)
+        parts.append(tree[level][at >> level])
+        at += 1 << level
+    return parts
+
+
 @functools.cache
-def forest(blocks: tuple[int, ...], whole: tuple[bool, ...]) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
+def forest(
+    blocks: tuple[int, ...], whole: tuple[bool, ...], prefix: tuple[int, int] | None = None
+) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
     """The layers that combine trees of so many blocks, side by side, and where their results stand.
 
     The state is [lt, eq] of the first tree's blocks, least significant first, and so on. The results are the rows of
     one lt for each tree, followed by the tree's eq for those that are `whole`: the values are equal in all planes. The
     lowest block's eq enters for these only.
+
+    Args:
+        prefix: a tree, and how many of its lowest blocks: lt and eq of nodes that cover these, least significant first,
+            follow the other results.
     """
-    rows: list[list[tuple[int, int | None]]] = []
-    at = 0
+    circuit, trees, at = Circuit(2 * sum(blocks)), [], 0
     for count, kept in zip(blocks, whole, strict=True):
-        rows.append([(at + i, at + count + i if kept or i else None) for i in range(count)])
+        trees.append(levels(circuit, [(at + i, at + count + i if kept or i else None) for i in range(count)]))
         at += 2 * count
-    layers = []
-    while any(len(tree) > 1 for tree in rows):
-        opened: dict[int, int] = {}
-        joins: list[tuple[int, int, int]] = []  # (lt_hi, eq_hi, lt_lo), by rows
-        ands: list[tuple[int, int]] = []  # (eq_hi, eq_lo)
-        for tree in rows:
-            for (lt_lo, eq_lo), (lt_hi, eq_hi) in zip(tree[0::2], tree[1::2], strict=False):
-                joins.append((lt_hi, eq_hi, lt_lo))
-                if eq_lo is not None:
-                    ands.append((eq_hi, eq_lo))
-        pairs = [(eq, lt) for _, eq, lt in joins] + ands
-        for side in (0, 1):
-            for pair in pairs:
-                opened.setdefault(pair[side], len(opened))
-        left, right = (tuple(opened[pair[side]] for pair in pairs) for side in (0, 1))
-        kept: list[int] = []
-        joined, anded, after = iter(range(len(joins))), iter(range(len(joins), len(pairs))), len(pairs)
-        grown = []
-        for tree in rows:
-            new = [(next(joined), None if eq_lo is None else next(anded)) for _, eq_lo in tree[0 : len(tree) - 1 : 2]]
-            if len(tree) % 2:
-                lt, eq = tree[-1]
-                kept += [lt] if eq is None else [lt, eq]
-                new.append((after, None if eq is None else after + 1))
-                after += 1 if eq is None else 2
-            grown.append(new)
-        rows = grown
-        layers.append(Layer(tuple(opened), left, right, tuple(hi for hi, _, _ in joins), tuple(kept)))
-    return tuple(layers), tuple(row for ((lt, eq),) in rows for row in ((lt,) if eq is None else (lt, eq)))
+    nodes = [tree[-1][0] for tree in trees] + ([] if prefix is None else _prefix(trees[prefix[0]], prefix[1]))
+    return circuit.layers(tuple(row for node in nodes for row in node if row is not None))
 
 
 def deal_codes(

@@ -17,6 +17,7 @@ import torch
 from ..choreography import Located, Message, Net, protocol
 from .compare import check_planes
 from .dcf import evaluate, generate
+from .guard import flags_of_bits, raise_flags
 from .mask import Masked
 from .shares import Shares, each, whole
 
@@ -89,24 +90,34 @@ def borrow(net: Net, x: Masked, c: Located, shift: int) -> Shares:
     return each(net, lambda words: words[:, 0].view(shape), at)
 
 
-def _ramps(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,)) -> list[Shares]:
+def _ramps(
+    net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,), limit_bits: int | None = None
+) -> list[Shares]:
     """The ideal functionality of `gate`."""
-    return [whole(net, lambda v, t=t: (v - t).clamp(min=0), x.c) for t in thresholds]
+    found = [whole(net, lambda v, t=t: (v - t).clamp(min=0), x.c) for t in thresholds]
+    if limit_bits is not None:
+        raise_flags(net, whole(net, lambda y: (y >= 1 << limit_bits).to(torch.int64), found[0].A))
+    return found
 
 
 @protocol("gate", "docs/protocols.md; Boyle et al., EUROCRYPT 2021", ideal=_ramps)
-def gate(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,)) -> list[Shares]:
+def gate(
+    net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,), limit_bits: int | None = None
+) -> list[Shares]:
     """max(x - t, 0) for each public threshold t. Exact.
 
     Args:
         x: a masked opening.
         high: x - t is known to lie in [-2^high, 2^high).
+        limit_bits: raise a flag where the first result is 2^limit_bits or more; the key is evaluated once more.
 
     No message online: with the opening one round. Dealt per element: one key, which serves all thresholds. Nobody
     learns anything.
     """
     check_planes(high)
     key = deal_key(net, x, high, product=True)
+    if limit_bits is not None and limit_bits < high:
+        raise_flags(net, flags_of_bits(net, _sign(net, key, x, thresholds[0] + (1 << limit_bits))))
     results = []
     for t in thresholds:
         c = net.locally((net.A, net.S), torch.sub, x.c, t) if t else x.c
@@ -128,6 +139,23 @@ def gate(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,)
     return results
 
 
+def _sign(net: Net, key: Key, x: Masked, t: int) -> Shares:
+    """[x - t >= 0] as additive shares of 0 and 1, in the planes of the key."""
+    shift = 63 - key.high
+    c = net.locally((net.A, net.S), lambda c: (c - t) << shift, x.c)
+
+    def half(public: bool, words, c):
+        u, clear = words[:, 0].view(c.shape), ~(c >> 63)
+        u = (u ^ clear).sub_(clear)
+        return u.sub_(clear) if public else u
+
+    at = _at(net, key, net.locally((net.A, net.S), torch.sub, x.c, t))
+    return Shares(
+        net.locally(net.A, lambda *v: half(True, *v), at.A, c),
+        net.locally(net.S, lambda *v: half(False, *v), at.S, c),
+    )
+
+
 @protocol("signs", "docs/protocols.md; Boyle et al., EUROCRYPT 2021")
 def signs(net: Net, x: Masked, thresholds: tuple[int, ...] = (0,)) -> Shares:
     """[x - t >= 0] for each public threshold t, as additive shares of 0 and 1: [T, *shape]. Exact.
@@ -135,22 +163,7 @@ def signs(net: Net, x: Masked, thresholds: tuple[int, ...] = (0,)) -> Shares:
     No message online. Dealt as in `deal_key`. Nobody learns anything.
     """
     key = deal_key(net, x, 63)
-    found = []
-    for t in thresholds:
-        c = net.locally((net.A, net.S), torch.sub, x.c, t)
-
-        def half(public: bool, words, c):
-            u, clear = words[:, 0].view(c.shape), ~(c >> 63)
-            u = (u ^ clear).sub_(clear)
-            return u.sub_(clear) if public else u
-
-        at = _at(net, key, c)
-        found.append(
-            Shares(
-                net.locally(net.A, lambda *v: half(True, *v), at.A, c),
-                net.locally(net.S, lambda *v: half(False, *v), at.S, c),
-            )
-        )
+    found = [_sign(net, key, x, t) for t in thresholds]
     return Shares(
         net.locally(net.A, lambda *v: torch.stack(v), *(f.A for f in found)),
         net.locally(net.S, lambda *v: torch.stack(v), *(f.S for f in found)),

@@ -16,6 +16,7 @@ gives all bits that max(x', 0) >> f takes; Q knows msb(r), so that the last need
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from ..bitplanes import rows
 from ..choreography import Located, Message, Net, protocol
@@ -23,33 +24,42 @@ from ..ring import logical_shift, rounded_shift, signed
 from .compare import block_count, check_planes, deal_codes, drelu, forest, leaves, open_blocks
 from .deal import deal, deal_bits
 from .fss import gate
-from .layers import and_layers
+from .guard import kept_rows, raise_flags
+from .layers import and_layers, pick
 from .mask import Masked, open_masked
 from .select import BitMask, open_bit, random_bits, select
 from .shares import Shares, add, each, sub, whole
 from .truncate import check_shift, half, truncate
+from .within import blocks_above, count_above, part_of, raise_above
 
 
-def relu(net: Net, x: Shares, shift: int = 0, high: int = 63, fss: bool = False) -> Shares:
+def relu(
+    net: Net, x: Shares, shift: int = 0, high: int = 63, fss: bool = False, limit_bits: int | None = None
+) -> Shares:
     """max(x, 0) / 2^shift, rounded half up: `ramps` with the threshold 0."""
-    return ramps(net, x, (0,), shift, high, fss)[0]
+    return ramps(net, x, (0,), shift, high, fss, limit_bits)[0]
 
 
 def _ramps(
-    net: Net, x: Shares, thresholds: tuple[int, ...] = (0,), shift: int = 0, high: int = 63, fss: bool = False
-) -> list[Shares]:
+    net: Net, x: Shares, thresholds: tuple[int, ...] = (0,), shift: int = 0, high: int = 63, fss: bool = False,
+    limit_bits: int | None = None,
+) -> list[Shares]:  # fmt: skip
     """The ideal functionality."""
 
     def above(v: torch.Tensor, t: int) -> torch.Tensor:
         return ((rounded_shift(v, shift) if shift else v) - t).clamp_(min=0)
 
-    return [whole(net, lambda v, t=t: above(v, t), x.A) for t in thresholds]
+    found = [whole(net, lambda v, t=t: above(v, t), x.A) for t in thresholds]
+    if limit_bits is not None:
+        raise_flags(net, whole(net, lambda y: (y >= 1 << limit_bits).to(torch.int64), found[0].A))
+    return found
 
 
 @protocol("ramps", "PrivHFL, 3.3 (ii), made exact and leak-free", ideal=_ramps)
 def ramps(
-    net: Net, x: Shares, thresholds: tuple[int, ...] = (0,), shift: int = 0, high: int = 63, fss: bool = False
-) -> list[Shares]:
+    net: Net, x: Shares, thresholds: tuple[int, ...] = (0,), shift: int = 0, high: int = 63, fss: bool = False,
+    limit_bits: int | None = None,
+) -> list[Shares]:  # fmt: skip
     """max(x / 2^shift - t, 0) for each public threshold t, x / 2^shift rounded half up. Exact: a function of x.
 
     Args:
@@ -57,6 +67,7 @@ def ramps(
         shift: fraction bits to drop, 0..32; with a shift |x - t 2^shift| < 2^62 - 2^(shift-1).
         high: x - t 2^shift is known to lie in [-2^high, 2^high - 2^shift); fewer planes are compared.
         fss: by function secret sharing: one round (two with a shift), and some twenty times as many dealt bytes.
+        limit_bits: raise a flag (`mpc/guard.py`) where the first result is 2^limit_bits or more; about 5 bytes more.
 
     Rounds: 1 (opening) + ceil(log2 B) (trees) + 1 (bit), and with a shift 1 more; B = ceil((high - shift) / 3) blocks.
     ReLU by 20 bits: 7 rounds, 31.75 bytes online (8 of them ahead after a linear layer), 60.75 dealt, per element.
@@ -66,26 +77,34 @@ def ramps(
     check_planes(high, shift)
     if fss:
         floor = truncate(net, x, shift, fss) if shift else x
-        return gate(net, open_masked(net, floor), high - shift, thresholds)
+        return gate(net, open_masked(net, floor), high - shift, thresholds, limit_bits)
     if shift:
-        return _floored(net, open_masked(net, x), thresholds, shift, high)
+        return _floored(net, open_masked(net, x), thresholds, shift, high, limit_bits)
     x = open_masked(net, x)
-    bits = drelu(net, x, high, thresholds)
+    limit = () if limit_bits is None else (signed(thresholds[0] + (1 << limit_bits)),)
+    bits = drelu(net, x, high, thresholds + limit)
+    compared = [
+        each(net, lambda w, i=i: w.view(len(thresholds) + len(limit), -1)[i], bits)
+        for i in range(len(thresholds) + len(limit))
+    ]
+    if limit:
+        raise_flags(net, each(net, lambda w: kept_rows(w, x.shape), compared[-1]))
     results = []
-    for i, t in enumerate(thresholds):
-        words = each(net, lambda w, i=i: w.view(len(thresholds), -1)[i], bits)
+    for t, words in zip(thresholds, compared, strict=False):
         c = net.locally((net.A, net.S), torch.sub, x.c, t) if t else x.c
         results.append(select(net, words, Masked(c, x.r, x.r_A, x.r_S)))
     return results
 
 
-def _floored(net: Net, x: Masked, thresholds: tuple[int, ...], shift: int, high: int) -> list[Shares]:
+def _floored(
+    net: Net, x: Masked, thresholds: tuple[int, ...], shift: int, high: int, limit_bits: int | None = None
+) -> list[Shares]:
     """`ramps` with a shift, by trees: the bits of every threshold, and then the products with them."""
     A, S, copies = net.A, net.S, len(thresholds)
     moved = net.locally((A, S), lambda c: tuple(c + signed(half(shift) - (t << shift)) for t in thresholds), x.c)
     mask = random_bits(net, x.shape, 3 * copies)
     at_A, at_S = _deal_products(net, x, mask, copies, shift)
-    e = open_bit(net, _compared(net, x, moved, shift, high), mask)
+    e = open_bit(net, _compared(net, x, moved, shift, high, limit_bits), mask)
 
     def product(e, c, s0, s1, p0, p1, v0, v1, w0, w1, i):
         out = s1.bitwise_and(e[i]).bitwise_xor_(s0).mul_(c)
@@ -134,28 +153,51 @@ def _deal_products(net: Net, x: Masked, mask: BitMask, copies: int, shift: int) 
     )
 
 
-def _compared(net: Net, x: Masked, moved: tuple[Located, ...], shift: int, high: int) -> Shares:
+def _compared(
+    net: Net, x: Masked, moved: tuple[Located, ...], shift: int, high: int, limit_bits: int | None = None
+) -> Shares:
     """For the public c of every threshold: [x' >= 0], and by it u and the wrap-around bit: words [3 T W],
-    XOR-shared."""
+    XOR-shared; a flag is raised beside them where x' of the first threshold is 2^(shift + limit_bits) or more."""
     A, S, copies = net.A, net.S, len(moved)
     spans = ((0, shift), (shift, high))
     counts = tuple(block_count(*span) for span in spans)
+    plane = high if limit_bits is None else min(high, shift + limit_bits)
+    top, total = count_above(plane, high), sum(counts)
     codes, tops = deal_codes(net, x, spans, (high,) if high == 63 else (high, 63))
 
     def public(*c):
         return open_blocks(torch.cat([rows(v) for v in c], -1) if copies > 1 else rows(c[0]), spans, (high, 63))
 
     hot, signs = net.locally((A, S), public, *moved)
-    layers, (u, lt, eq) = forest(counts, (False, True))
+    if top:
+        hot_top, sign = blocks_above(net, moved[0], (1 << plane,), plane, high)
+        trees = forest((*counts, top), (False, True, True), (1, counts[1] - top))
+    else:
+        hot_top, sign, trees = None, None, forest(counts, (False, True))
+    layers, (u, lt, eq, *rest) = trees
+
+    def blocks(h, w, h_top, first):
+        state = leaves(h, w, counts, first, copies)
+        if h_top is None:
+            return state
+        # Of the first threshold only; the other copies stand empty, and nobody looks at them.
+        tip = leaves(h_top, part_of(w, total, total - top, total), (top,), first)
+        return torch.cat((state, tip if copies == 1 else F.pad(tip, (0, state.shape[1] - tip.shape[1]))))
+
     state = and_layers(
         net,
         Shares(
-            net.locally(A, lambda h, w: leaves(h, w, counts, True, copies), hot, codes.A),
-            net.locally(S, lambda h, w: leaves(h, w, counts, False, copies), hot, codes.S),
+            net.locally(A, lambda *v: blocks(*v, True), hot, codes.A, hot_top),
+            net.locally(S, lambda *v: blocks(*v, False), hot, codes.S, hot_top),
         ),
         layers,
     )
     r_high = -1 if high == 63 else -2
+    if top:
+        width = x.shape.numel() + 63 >> 6
+        of = lambda places: each(net, lambda g: pick(g, places)[:, :width], state)
+        r_top = each(net, lambda w: w[r_high], codes)
+        raise_above(net, of((u,)), of(tuple(rest[2:])), of(tuple(rest[:2])), sign, r_top, x.shape)
 
     def operands(state, codes, signs, first):
         k = state[lt] ^ codes[r_high].repeat(copies)

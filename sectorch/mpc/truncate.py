@@ -28,10 +28,12 @@ from ..ring import HEADROOM_BITS, logical_shift, rounded_shift, sign_mask
 from .compare import block_count, deal_codes, forest, leaves, open_blocks
 from .deal import deal
 from .fss import borrow
+from .guard import raise_flags
 from .layers import and_layers
 from .mask import Masked, open_masked
 from .select import bit_to_ring
 from .shares import Shares, each, whole
+from .within import raise_outside
 
 MAX_SHIFT = 32
 """The wrap-around bit is shared mod 2^32, of which a shift by f uses the low f bits."""
@@ -76,18 +78,24 @@ def wrap_term(wrap: torch.Tensor, shift: int) -> torch.Tensor:
     return wrap.to(torch.int64).bitwise_left_shift_(64 - shift)
 
 
-def _rounded(net: Net, x: Shares, shift: int, fss: bool = False) -> Shares:
+def _rounded(net: Net, x: Shares, shift: int, fss: bool = False, limit_bits: int | None = None) -> Shares:
     """The ideal functionality."""
-    return whole(net, lambda v: rounded_shift(v, shift), x.A)
+    y = whole(net, lambda v: rounded_shift(v, shift), x.A)
+    if limit_bits is not None:
+        limit = 1 << limit_bits
+        raise_flags(net, whole(net, lambda v: ((v < -limit) | (v >= limit)).to(torch.int64), y.A))
+    return y
 
 
 @protocol("truncate", "docs/protocols.md", ideal=_rounded)
-def truncate(net: Net, x: Shares, shift: int, fss: bool = False) -> Shares:
+def truncate(net: Net, x: Shares, shift: int, fss: bool = False, limit_bits: int | None = None) -> Shares:
     """floor(x / 2^shift + 1/2), exactly, for |x| < 2^62 - 2^(shift-1).
 
     Args:
         shift: 1..32 bits.
         fss: the borrow by function secret sharing: no round, and 24 * shift + 24 more dealt bytes; see `mpc/fss.py`.
+        limit_bits: raise a flag (`mpc/guard.py`) where the result is not within -2^limit_bits .. 2^limit_bits - 1. That
+            compares the planes above as well: see `mpc/within.py`.
 
     Rounds 1 (opening) + ceil(log2 B) (borrow) + 1 (bit), B = ceil(shift / 3). With 20 bits: 5 rounds, 20 bytes online
     (8 of them ahead after a linear layer), 27.25 dealt, per element. Nobody learns anything.
@@ -97,7 +105,13 @@ def truncate(net: Net, x: Shares, shift: int, fss: bool = False) -> Shares:
     known = quotient(net, x, shift)
     R, wrap = deal(net, known.value), deal(net, known.wrap, torch.int32)
     moved = net.locally((net.A, net.S), torch.add, x.c, half(shift))
-    u = borrow(net, x, moved, shift) if fss else bit_to_ring(net, _borrow(net, x, moved, shift), x.shape)
+    if fss:
+        words, u = None, borrow(net, x, moved, shift)
+    else:
+        words = _borrow(net, x, moved, shift)
+        u = bit_to_ring(net, words, x.shape)
+    if limit_bits is not None:
+        raise_outside(net, x, moved, shift + limit_bits, shift, words, fss)
     C, no_wrap = net.locally((net.A, net.S), lambda c: public_quotient(c, shift), moved)
 
     def part(no_wrap, R, wrap, u):
