@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -33,10 +34,25 @@ from .errors import (
 )
 from .mpc.shares import Shares, each
 from .private import to_meta
-from .table import BEFORE, HANDLER, IN_PLACE, ROW_OF, Context, Fixed, Row, spell, unsupported
+from .ring import HEADROOM_BITS
+from .table import (
+    AT_MOST_TWO,
+    BEFORE,
+    HANDLER,
+    IN_PLACE,
+    NO_LARGER,
+    ONE_LARGER,
+    ROW_OF,
+    Context,
+    Fixed,
+    Row,
+    spell,
+    unsupported,
+)
 from .tensor import PrivateTensor, SecretTensor, SharedTensor, set_dispatch
 
 _T = torch.Tensor
+_DEPTH: ContextVar[int] = ContextVar("handlers that are running", default=0)
 METADATA = {
     getattr(_T, name).__get__
     for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "is_cuda", "is_meta",
@@ -86,8 +102,12 @@ def call(func: Callable, types: tuple, args: tuple, kwargs: dict) -> Any:
     if not shared:
         return private.call(context, func, args, kwargs, meta)
     target = _in_place_target(func, args)
-    result, raised = _handled(context, func, args, kwargs)
-    wrapped = _flagged(_wrap(context, ROW_OF[func], result, meta, secrets), secrets, raised)
+    depth = _DEPTH.set(_DEPTH.get() + 1)
+    try:
+        result, raised = _handled(context, func, args, kwargs)
+        wrapped = _flagged(_wrap(context, ROW_OF[func], result, meta, secrets), secrets, raised)
+    finally:
+        _DEPTH.reset(depth)
     if ROW_OF[func].view:
         _mark_aliased(args, wrapped)
     return wrapped if target is None else _replace(target, wrapped)
@@ -267,18 +287,41 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list[Secret
             raise UnsupportedOpError(
                 f"'{row.name}': rounding a secret number to {meta.dtype} is not supported; compare it, or reveal it"
             )
-        shares, scale_bits = result
+        shares, scale_bits, bound = result
+        bound = _bound(context, row, scale_bits, meta.dtype, given) if bound is None else bound
         if meta.dtype.is_floating_point and scale_bits < context.frac_bits:
             bits = context.frac_bits - scale_bits
             with context.session.operation(context.party) as net:
                 shares, scale_bits = each(net, lambda v: v << bits, shares), context.frac_bits
-        return SharedTensor(shares, scale_bits, context.session, context.party, context.scheme, meta.dtype)
+                bound = None if bound is None else bound * 2.0**bits
+        return SharedTensor(shares, scale_bits, context.session, context.party, context.scheme, meta.dtype, bound)
     if isinstance(result, (list, tuple)):
         wrapped = [_wrap(context, row, r, m, given) for r, m in zip(result, meta, strict=True)]
         if isinstance(meta, list):
             return wrapped
         return type(meta)(wrapped) if type(meta).__module__ == "torch.return_types" else tuple(wrapped)
     return result
+
+
+def _bound(
+    context: Context, row: Row, scale_bits: int, dtype: torch.dtype, given: list[SecretTensor]
+) -> float | None:
+    """The bound of a result whose handler gave none.
+
+    None, if an operand has none and so what is made of it is vouched for, or in a handler that is another's part.
+    """
+    one = 2.0**scale_bits
+    if not context.scheme.range_check:
+        return None
+    if dtype == torch.bool or row.name in AT_MOST_TWO:
+        return 2 * one
+    bounds = [2.0 ** (scale_bits - x.scale_bits) * x.bound for x in given if isinstance(x, SharedTensor) and x.bound]
+    known = len(bounds) == sum(isinstance(x, SharedTensor) for x in given)
+    if known and not dtype.is_floating_point and any(_plain_dtype(x).is_floating_point for x in given):
+        return 2.0**32  # positions
+    if known and (row.view or row.name in NO_LARGER | ONE_LARGER):
+        return max(bounds) + (2 * one if row.name in ONE_LARGER else 0)
+    return None if not known or _DEPTH.get() > 1 else 2.0**HEADROOM_BITS
 
 
 def _flagged(wrapped: Any, given: list[SecretTensor], raised: tuple[Shares, ...]) -> Any:
@@ -316,7 +359,9 @@ def _replace(target: SharedTensor, result: SharedTensor) -> SharedTensor:
             f"output with shape {list(target.shares.shape)} doesn't match the broadcast shape "
             f"{list(result.shares.shape)}"
         )
-    target.shares, target.scale_bits, target.flags = result.shares, result.scale_bits, result.flags
+    target.shares, target.scale_bits, target.bound, target.flags = (
+        result.shares, result.scale_bits, result.bound, result.flags
+    )
     return target
 
 

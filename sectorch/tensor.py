@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from .choreography import Located, Net, Party, Phase
 from .errors import (
     ArgumentError,
+    FixedPointRangeError,
     RangeExceededError,
     SecretAccessError,
     SessionMismatchError,
@@ -32,7 +33,7 @@ from .mpc.share import aggregate as aggregate_protocol
 from .mpc.share import reveal, share
 from .mpc.shares import Shares, each
 from .mpc.truncate import MAX_SHIFT, truncate
-from .ring import FRAC_BITS, check_encodable, decode, encode
+from .ring import FRAC_BITS, check_encodable, decode, encode, range_limit
 from .session import Session, default_session
 
 RELU_MODES = ("exact", "privhfl")
@@ -51,6 +52,8 @@ class Scheme:
     """What the parties' network is like: "lan" sends the fewest bytes, "wan" waits for the fewest rounds."""
     range_check: bool = True
     """Whether a value that leaves its range is noticed, and Q gets `RangeExceededError` in place of a result."""
+    limit_bits: int | None = None
+    """Activations stay below 2^limit_bits in magnitude; None for the share of the range that leaves room for weights."""
 
     def __post_init__(self):
         if not 1 <= self.frac_bits <= 26:
@@ -61,6 +64,27 @@ class Scheme:
             raise ArgumentError(f"relu must be one of {', '.join(RELU_MODES)}, got {self.relu!r}")
         if self.network not in NETWORKS:
             raise ArgumentError(f"network must be one of {', '.join(NETWORKS)}, got {self.network!r}")
+
+        if self.limit_bits is not None and not 1 <= self.limit_bits <= 61 - 2 * self.frac_bits:
+            raise ArgumentError(
+                f"activations below 2^{self.limit_bits} leave no room for weights beside 2 x {self.frac_bits} fraction "
+                f"bits: limit_bits is between 1 and {61 - 2 * self.frac_bits}"
+            )
+
+    @property
+    def activation_bits(self) -> int:
+        """`limit_bits`, or five of eight of the bits that products leave to whole numbers: 13 with 20 fraction bits."""
+        return (61 - 2 * self.frac_bits) * 5 // 8 if self.limit_bits is None else self.limit_bits
+
+    @property
+    def activation_limit(self) -> float:
+        """What every activation is below in magnitude; beyond it there is an error, and no result."""
+        return 2.0**self.activation_bits
+
+    @property
+    def gain(self) -> float:
+        """What the weights of one output may sum to in magnitude: then no sum of products leaves the ring."""
+        return 2.0 ** (61 - 2 * self.frac_bits - self.activation_bits) * 63 / 64
 
     @property
     def fss(self) -> bool:
@@ -112,7 +136,10 @@ class SharedTensor(SecretTensor):
     """
 
     @staticmethod
-    def __new__(cls, shares: Shares, scale_bits: int, session: Session, party: Party, scheme: Scheme, dtype):
+    def __new__(
+        cls, shares: Shares, scale_bits: int, session: Session, party: Party, scheme: Scheme, dtype,
+        bound: float | None = None,
+    ):  # fmt: skip
         self = torch.Tensor._make_wrapper_subclass(cls, shares.shape, dtype=dtype, device=session.device)
         self.shares = shares
         self.scale_bits = scale_bits
@@ -120,6 +147,8 @@ class SharedTensor(SecretTensor):
         self.party = party
         self.scheme = scheme
         self.aliased = False
+        self.bound = bound
+        """The largest magnitude that an element may have, as a whole number of the ring; None if that is vouched for."""
         self.flags: tuple[Shares, ...] = ()
         """XOR-shared words that are zero unless a value on which this one depends left its range (`mpc/guard.py`)."""
         return self
@@ -216,6 +245,8 @@ class PrivateTensor(SecretTensor):
         self.scheme = scheme
         self.label = name
         self.derived: dict = {}
+        self.summed: set = set()
+        """Kinds of products whose sums were found to stay in the ring; see `ops/common.py`."""
         self.lasting = False
         self.origin: tuple[PrivateTensor, Callable] | None = None
         self.copied = False
@@ -230,12 +261,21 @@ class PrivateTensor(SecretTensor):
         with torch._C.DisableTorchFunctionSubclass():
             return f"PrivateTensor(shape={tuple(self.shape)}, dtype={self.dtype}, at {self.party})"
 
-    def encoded(self, scale_bits: int) -> Located:
-        """The tensor as ring elements, at its owner."""
+    def encoded(self, scale_bits: int, limit: float | None = None) -> Located:
+        """The tensor as ring elements, at its owner.
+
+        Raises:
+            FixedPointRangeError: at the owner: it does not fit the ring, or is not below the limit as a summand.
+        """
         bits = self.scheme.frac_bits
 
         def encoded(value):
             check_encodable(value, bits, self.label)
+            if limit is not None and value.numel() and not value.is_meta and float(value.abs().max()) >= limit:
+                raise FixedPointRangeError(
+                    f"{self.label} reaches magnitude {float(value.abs().max()):.6g} as a summand; activations are below "
+                    f"{limit:g} at {bits} fraction bits"
+                )
             return encode(value, scale_bits)
 
         return self.session.setup(self.party).locally(self.party, encoded, self.value)
@@ -248,7 +288,7 @@ class PrivateTensor(SecretTensor):
 
     def become(self, value: Located) -> None:
         """Take another value of the same shape: an operation in place. Nothing that was derived from the old one is."""
-        self.value, self.derived, self.lasting, self._weight = value, {}, False, None
+        self.value, self.derived, self.summed, self.lasting, self._weight = value, {}, set(), False, None
 
     def weight(self) -> Weight:
         """The masked operand of linear protocols at `weight_bits`, sent to S on first use and kept.
@@ -279,6 +319,7 @@ def share_tensor(
     session: Session | None = None,
     party: Party | None = None,
     scheme: Scheme | None = None,
+    limit: float | None = None,
 ) -> SharedTensor:
     """Secret-share Q's tensor between an answering party and S (Pi_Share, PrivHFL Figure 2).
 
@@ -287,6 +328,7 @@ def share_tensor(
         session: where; the process's default session on x's device if none is named.
         party: which answering party of the session; the first if none is named.
         scheme: the number representation; 20 fraction bits if none is named.
+        limit: what the caller has found x to be below in magnitude, for all x that may ever come here: it is public.
 
     Rounds 1, bytes 8 per element. A learns nothing; S receives uniform bits. Error at most 2^-(frac_bits + 1).
 
@@ -306,7 +348,8 @@ def share_tensor(
     scale_bits = scheme.frac_bits if x.is_floating_point() else 0
     with session.operation(party) as net:
         encoded = net.locally(session.Q, lambda v: encode(v, scale_bits), net.own(session.Q, x, Phase.ONLINE))
-        return SharedTensor(share(net, encoded), scale_bits, session, party, scheme, x.dtype)
+        bound = (limit or range_limit(scheme.frac_bits)) * 2.0**scale_bits if scheme.range_check else None
+        return SharedTensor(share(net, encoded), scale_bits, session, party, scheme, x.dtype, bound)
 
 
 def aggregate(tensors: Sequence[SharedTensor]) -> torch.Tensor:

@@ -128,10 +128,10 @@ def explain(
         watch = None if secured.graph is None else _Watch(secured.graph, scheme)
         with alone(whole), session.call(session.answering[0]):
             if watch is None:
-                layers = [_whole(module, share_tensor(piece, session=session, scheme=scheme))]
+                layers = [_whole(module, secured.share(piece, session))]
                 continue
             with Profile() as first:
-                shared = share_tensor(piece, session=session, scheme=scheme)
+                shared = secured.share(piece, session)
             watch.add(Layer("(the input is shared)", "", "", tuple(piece.shape), first))
             y = run(module, shared, step=watch)
             with Profile() as last:
@@ -287,6 +287,6 @@ def diff(
         return y
 
     with secured.session.call(secured.party):
-        shared = share_tensor(x, session=secured.session, party=secured.party, scheme=secured.scheme)
+        shared = secured.share(x)
         run(secured.bound, shared, step=compare)
     return Difference(layers, tolerance)

@@ -17,6 +17,7 @@ from ..choreography import Net, Party
 from ..errors import (
     ArgumentError,
     DtypeError,
+    FixedPointRangeError,
     LeakyProtocolWarning,
     SessionMismatchError,
     TrainingModeError,
@@ -184,7 +185,7 @@ class SecureModule(nn.Module):
         """Run the program, and keep this party's part of it for the next input of this shape."""
         if not self.session.complete:
             net.recording = Recording(self.session.runtime, net.call)
-        outputs = self._outputs(self._run(self._share(x)))
+        outputs = self._outputs(self._run(self.share(x)))
         if net.recording is not None:
             projection = net.recording.finish(outputs)
             if projection is not None and projection.inputs == 1:
@@ -198,8 +199,16 @@ class SecureModule(nn.Module):
             return None
         return self._check(torch.empty_like(x, device="meta")).shapes
 
-    def _share(self, x: torch.Tensor) -> SharedTensor:
-        return share_tensor(x, session=self.session, party=self.party, scheme=self.scheme)
+    def share(self, x: torch.Tensor, session: Session | None = None) -> SharedTensor:
+        """The module's input in shares; Q has checked that it is below the activation limit, if it is no whole number.
+
+        Args:
+            session: one of the same choreography in which the program is run on shapes.
+        """
+        limit = self.scheme.activation_limit if self.scheme.range_check and x.is_floating_point() else None
+        if session is not None:
+            return share_tensor(x, session=session, scheme=self.scheme, limit=limit)
+        return share_tensor(x, session=self.session, party=self.party, scheme=self.scheme, limit=limit)
 
     def _run(self, x: SharedTensor) -> Any:
         return run(self.bound, x) if self.graph is not None else self.bound(x)
@@ -226,6 +235,7 @@ class SecureModule(nn.Module):
         if x.device != expected:
             raise ArgumentError(f"the input is on {x.device}, the secure module on {expected}: use x.to('{expected}')")
         check_encodable(x, self.scheme.frac_bits, "the input")
+        check_limit(x, self.scheme)
         self._ensure(torch.empty_like(x, device="meta"))
         return x.detach()
 
@@ -248,7 +258,7 @@ class SecureModule(nn.Module):
         budget = Budget(len(bound.graph.nodes), self.scheme.fss) if self._limited else None
         with alone(profile), session.call(session.answering[0]) as net, budget or nullcontext():
             net.recorded = []
-            shared = share_tensor(x, session=session, scheme=self.scheme)
+            shared = self.share(x, session)
             step = None if budget is None else budget.step
             self._outputs(run(bound, shared, step=step) if self.graph is not None else bound(shared))
         if budget is not None:
@@ -275,6 +285,17 @@ class SecureModule(nn.Module):
             return (x,)
         span = max(1, CHUNK_BYTES * ROWS // max(1, self._largest(x)))
         return x.split(span) if span < rows else (x,)
+
+
+def check_limit(x: torch.Tensor, scheme: Scheme) -> None:
+    """Raise `FixedPointRangeError` unless an input is below the activation limit; whole numbers may be anything."""
+    if scheme.range_check and x.is_floating_point() and x.numel() and not x.is_meta:
+        largest = float(x.abs().max())
+        if largest >= scheme.activation_limit:
+            raise FixedPointRangeError(
+                f"the input reaches magnitude {largest:.6g}, and activations are below {scheme.activation_limit:g} with "
+                f"{scheme.frac_bits} fraction bits; scale it down, use fewer fraction bits, or name activation_limit"
+            )
 
 
 def _remember(kept: dict, key: Any, value: Any) -> None:

@@ -16,7 +16,20 @@ from ..mpc.shares import Shares, each
 from ..mpc.truncate import truncate
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import beside, bound, encoded_public, excess, fixed, plus, refuse, scaled
+from .common import (
+    beside,
+    bound,
+    dropped,
+    encoded_public,
+    excess,
+    fitted,
+    fixed,
+    limit_at,
+    limit_bits,
+    plus,
+    refuse,
+    scaled,
+)
 
 T = torch.Tensor
 
@@ -26,10 +39,14 @@ T = torch.Tensor
 def relu(context: Context, x: SharedTensor, inplace: bool = False) -> Fixed:
     shift = excess(context, x.scale_bits)
     if context.scheme.relu == "exact":
-        shares = relu_protocol(context.net, x.shares, shift, bound(context, x.scale_bits), context.scheme.fss)
+        value, scale = fixed(x), x.scale_bits - shift
+        limit = limit_bits(context, value, scale)
+        shares = relu_protocol(
+            context.net, x.shares, shift, bound(context, x.scale_bits), context.scheme.fss, limit
+        )
+        result = Fixed(shares, scale, dropped(context, value, shift))
     else:
-        shares = leaky_relu_privhfl(context.net, x.shares, shift)
-    result = Fixed(shares, x.scale_bits - shift)
+        result = Fixed(leaky_relu_privhfl(context.net, x.shares, shift), x.scale_bits - shift, x.bound)
     return _stored(x, result, inplace)
 
 
@@ -38,19 +55,23 @@ def _stored(x: SharedTensor, result: Fixed, inplace: bool) -> Fixed:
     if inplace:
         if x.aliased:
             refuse("an in-place activation on a view", "pass inplace=False")
-        x.shares, x.scale_bits = result
+        x.shares, x.scale_bits, x.bound = result
     return result
 
 
 def _pieces(context: Context, x: SharedTensor) -> tuple[Fixed, Fixed]:
     """ReLU(x) and x, both at f fraction bits or fewer, from one opening."""
     net, shift, fss = context.net, excess(context, x.scale_bits), context.scheme.fss
-    whole = truncate(net, x.shares, shift, fss) if shift else x.shares
+    value, scale = fixed(x), x.scale_bits - shift
+    limit, smaller = limit_bits(context, value, scale), dropped(context, value, shift)
+    if not shift and limit is not None:
+        value = fitted(context, value, limit_at(context, scale))
+    whole = truncate(net, x.shares, shift, fss, limit) if shift else x.shares
     if fss:  # what is truncated already needs one opening more, and fewer keys
         positive = relu_protocol(net, whole, 0, bound(context, x.scale_bits) - shift, fss)
     else:
         positive = relu_protocol(net, x.shares, shift, bound(context, x.scale_bits))
-    return Fixed(positive, x.scale_bits - shift), Fixed(whole, x.scale_bits - shift)
+    return Fixed(positive, scale, smaller), Fixed(whole, scale, smaller)
 
 
 @implements("leaky_relu", F.leaky_relu, in_place=(F.leaky_relu_,), note="exact")
@@ -71,7 +92,8 @@ def prelu(context: Context, x: SharedTensor, weight: Any) -> Fixed:
 @implements("abs", torch.abs, torch.absolute, T.abs, T.absolute, T.__abs__, in_place=(T.abs_,), note="exact")
 def absolute(context: Context, x: SharedTensor) -> Fixed:
     positive, whole = _pieces(context, x)
-    return Fixed(each(context.net, lambda p, w: 2 * p - w, positive.shares, whole.shares), positive.scale_bits)
+    shares = each(context.net, lambda p, w: 2 * p - w, positive.shares, whole.shares)
+    return Fixed(shares, positive.scale_bits, positive.bound)
 
 
 def _clamped(context: Context, x: SharedTensor, low: float | None, high: float | None) -> Fixed:
@@ -91,13 +113,18 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
     net, shift = context.net, excess(context, x.scale_bits)
     scale = x.scale_bits - shift
     thresholds = tuple(int(encoded_public(context, float(b), scale)) for b in bounds)
-    parts = ramps(net, x.shares, thresholds, shift, fss=context.scheme.fss)
+    fss, smaller = context.scheme.fss, dropped(context, x, shift)
+    # A difference of two ramps is between them whatever x is; one ramp alone is as large as x.
+    limit = None if low is not None and high is not None else limit_bits(context, x, scale)
+    ends = max(abs(b) for b in bounds) * 2.0**scale + 1
+    bound = ends if limit is None and len(bounds) == 2 else None if smaller is None else max(smaller, ends) + ends
+    parts = ramps(net, x.shares, thresholds, shift, fss=fss, limit_bits=limit if high is None else None)
     if high is None:
-        return _lifted(context, Fixed(parts[0], scale), low)
+        return _lifted(context, Fixed(parts[0], scale), low)._replace(bound=bound)
     if low is None:
-        whole = truncate(net, x.shares, shift, context.scheme.fss) if shift else x.shares
-        return Fixed(each(net, torch.sub, whole, parts[0]), scale)
-    return _lifted(context, Fixed(each(net, torch.sub, *parts), scale), low)
+        whole = truncate(net, x.shares, shift, fss, limit) if shift else x.shares
+        return Fixed(each(net, torch.sub, whole, parts[0]), scale, bound)
+    return _lifted(context, Fixed(each(net, torch.sub, *parts), scale), low)._replace(bound=bound)
 
 
 def _lifted(context: Context, x: Fixed, constant: float) -> Fixed:

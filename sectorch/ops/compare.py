@@ -91,7 +91,7 @@ def logical_or(context: Context, x: Any, y: Any) -> Fixed:
 def total_tensor(context: Context, x: Any, y: Any) -> SharedTensor:
     """x + y of comparisons as whole numbers."""
     both = total(context, x, y)
-    return SharedTensor(both.shares, both.scale_bits, context.session, context.party, context.scheme, torch.int64)
+    return SharedTensor(both.shares, both.scale_bits, context.session, context.party, context.scheme, torch.int64, both.bound)
 
 
 @implements("sign", torch.sign, T.sign, torch.sgn, T.sgn, note="exact")
@@ -121,7 +121,9 @@ def where(context: Context, condition: Any, x: Any = None, y: Any = None) -> Fix
         return fixed(y + condition * (x - y))
     difference = total(context, x, y, -1)
     dtype = next(v.dtype for v in (x, y) if isinstance(v, SharedTensor))
-    like = SharedTensor(difference.shares, difference.scale_bits, context.session, context.party, context.scheme, dtype)
+    like = SharedTensor(
+        difference.shares, difference.scale_bits, context.session, context.party, context.scheme, dtype, difference.bound
+    )
     return fixed(y + like * condition.to(torch.int64))
 
 

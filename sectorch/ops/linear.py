@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -26,7 +27,27 @@ def _same_dtype(x: Any, y: Any) -> None:
             T.mv, torch.dot, T.dot, torch.vdot, note="1 round for two secrets")  # fmt: skip
 def matmul(context: Context, x: Any, y: Any) -> Fixed:
     _same_dtype(x, y)
-    return bilinear(context, products.matmul, x, y)
+    return bilinear(context, products.matmul, x, y, x.shape[-1], (_rows, _columns))
+
+
+def _rows(w: torch.Tensor) -> torch.Tensor:
+    """Of a left operand of matmul."""
+    return w.sum(-1)
+
+
+def _columns(w: torch.Tensor) -> torch.Tensor:
+    """Of a right one."""
+    return w.sum(-2) if w.dim() > 1 else w.sum(-1)
+
+
+def _kernels(w: torch.Tensor) -> torch.Tensor:
+    """Of a convolution's weight: at most, since the padding is zero."""
+    return w.flatten(1).sum(1)
+
+
+def _all(w: torch.Tensor) -> torch.Tensor:
+    """Of any operand: no output has more than all of it."""
+    return w.sum()
 
 
 @implements("outer", torch.outer, T.outer, torch.ger, note="1 round for two secrets")
@@ -46,20 +67,35 @@ def linear(context: Context, x: Any, weight: Any, bias: Any = None) -> Fixed:
     _same_dtype(x, weight)
     if not isinstance(x, SharedTensor) and not isinstance(weight, SharedTensor):
         return total(context, F.linear(x, weight), bias)
+    terms = x.shape[-1]
     if weight.dim() == 1:
-        y = bilinear(context, lambda a, w, *_: products.matmul(a, w), x, weight)
+        y = bilinear(context, lambda a, w, *_: products.matmul(a, w), x, weight, terms, (_rows, _columns))
     elif isinstance(x, SharedTensor) and not isinstance(weight, SharedTensor):
-        y = bilinear(context, products.Linear(), x, weight)
+        y = bilinear(context, products.Linear(), x, weight, terms, (_rows, _rows))
     else:
-        y = bilinear(context, lambda a, w: products.matmul(a, w.transpose(-1, -2)), x, weight)
+        y = bilinear(context, lambda a, w, *_: products.matmul(a, w.transpose(-1, -2)), x, weight, terms, (_rows, _rows))
     return _with_bias(context, x, y, bias)
 
 
 def _with_bias(context: Context, x: Any, y: Fixed, bias: Any) -> Fixed:
     if bias is None:
         return y
-    like = SharedTensor(y.shares, y.scale_bits, context.session, context.party, context.scheme, torch.float32)
+    like = SharedTensor(y.shares, y.scale_bits, context.session, context.party, context.scheme, torch.float32, y.bound)
     return total(context, like, bias)
+
+
+def _letters(equation: str, operands: tuple) -> list[str]:
+    """The letter of every dimension of every operand; an ellipsis stands for letters of its own."""
+    letters = []
+    for part, operand in zip(equation.replace(" ", "").split("->")[0].split(","), operands, strict=True):
+        missing = operand.dim() - len(part.replace("...", ""))
+        letters += list(part) if "..." not in part else _spelled(part, missing)
+    return letters
+
+
+def _spelled(part: str, missing: int) -> list[str]:
+    before, after = part.split("...")
+    return [*before, *(f".{i}" for i in range(missing, 0, -1)), *after]
 
 
 @implements("einsum", torch.einsum, note="1 round for two secrets")
@@ -70,7 +106,10 @@ def einsum(context: Context, equation: str, *operands: Any) -> Fixed:
         return Fixed(each(context.net, lambda v: torch.einsum(equation, v), x.shares), x.scale_bits)
     if len(operands) != 2:
         refuse(f"einsum of {len(operands)} operands", "contract two at a time")
-    return bilinear(context, lambda a, b, *_: torch.einsum(equation, a, b), *operands)
+    sizes = dict(zip(_letters(equation, operands), (n for o in operands for n in o.shape), strict=True))
+    out = equation.replace(" ", "").split("->")[1] if "->" in equation else ""
+    terms = math.prod(n for letter, n in sizes.items() if letter not in out) if sizes else 1
+    return bilinear(context, lambda a, b, *_: torch.einsum(equation, a, b), *operands, terms, (_all, _all))
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -103,7 +142,8 @@ def conv2d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any 
     if x.dim() == 3:
         whole = torch.conv2d(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups)
         return fixed(whole.squeeze(0))
-    y = bilinear(context, products.Conv2d(stride, _pair(padding), dilation, groups), x, weight)
+    product = products.Conv2d(stride, _pair(padding), dilation, groups)
+    y = bilinear(context, product, x, weight, math.prod(weight.shape[1:]), (_all, _kernels))
     return _with_bias(context, x, y, None if bias is None else bias.view(-1, 1, 1))
 
 

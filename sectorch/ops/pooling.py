@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from ..mpc.pool import max_tree
-from ..mpc.shares import Shares, each
+from ..mpc.shares import Shares
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import bilinear, bound, fixed, refuse, scaled
+from .common import bilinear, bound, fixed, local, refuse, scaled
 
 T = torch.Tensor
 _LOWEST = -(1 << 62)
@@ -76,14 +77,16 @@ def max_pool1d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any 
     return fixed(y.squeeze(-2))
 
 
-def _average(context: Context, x: SharedTensor, sums: Shares, counts: torch.Tensor | int) -> Fixed:
-    """Window sums over public counts."""
-    total = Fixed(sums, x.scale_bits)
+def _average(context: Context, x: SharedTensor, sums: Callable, counts: torch.Tensor | int, terms: int) -> Fixed:
+    """Sums of at most so many elements in windows, over public counts."""
+    total = local(context, sums, x, terms)
     if isinstance(counts, torch.Tensor) and bool((counts == counts.flatten()[0]).all()):
         counts = int(counts.flatten()[0])
     if isinstance(counts, int):
         return scaled(context, total, 1.0 / counts)
-    like = SharedTensor(sums, x.scale_bits, context.session, context.party, context.scheme, torch.float32)
+    like = SharedTensor(
+        total.shares, total.scale_bits, context.session, context.party, context.scheme, torch.float32, total.bound
+    )
     return bilinear(context, torch.mul, like, 1.0 / counts.to(torch.float64))
 
 
@@ -111,7 +114,7 @@ def avg_pool2d(
             counts = counts.sum(0)[: out[0], : out[1]]
         else:
             counts = sums(inside)
-    return _average(context, x, each(context.net, sums, x.shares), counts)
+    return _average(context, x, sums, counts, kernel[0] * kernel[1])
 
 
 @implements("avg_pool1d", F.avg_pool1d, torch.avg_pool1d, note="local")
@@ -143,7 +146,7 @@ def adaptive_avg_pool2d(context: Context, x: SharedTensor, output_size: Any) -> 
         return torch.stack([tall[..., a:b].sum(-1) for a, b in columns], dim=-1)
 
     counts = torch.tensor([[(b - a) * (d - c) for c, d in columns] for a, b in rows])
-    return _average(context, x, each(context.net, sums, x.shares), counts)
+    return _average(context, x, sums, counts, int(counts.max()))
 
 
 @implements("adaptive_avg_pool1d", F.adaptive_avg_pool1d, torch.adaptive_avg_pool1d, note="local")

@@ -21,12 +21,13 @@ T = torch.Tensor
 
 @implements("sum", torch.sum, T.sum, note="local")
 def sum_(context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Fixed:
-    return local(context, lambda v: v.sum(_dims(v, dim), keepdim), x)
+    dims = _dims(x.shares, dim)
+    return local(context, lambda v: v.sum(dims, keepdim), x, math.prod(x.shares.shape[d] for d in dims))
 
 
-def _dims(v: torch.Tensor, dim: Any) -> tuple[int, ...]:
+def _dims(v: Shares, dim: Any) -> tuple[int, ...]:
     if dim is None or dim == ():
-        return tuple(range(v.dim()))
+        return tuple(range(len(v.shape)))
     return (dim,) if isinstance(dim, int) else tuple(dim)
 
 
@@ -45,7 +46,7 @@ def _listed(dim: Any) -> list[int]:
 
 @implements("cumsum", torch.cumsum, T.cumsum, note="local")
 def cumsum(context: Context, x: SharedTensor, dim: int, *, dtype: Any = None) -> Fixed:
-    return local(context, lambda v: v.cumsum(dim), x)
+    return local(context, lambda v: v.cumsum(dim), x, x.shares.shape[dim] if x.dim() else 1)
 
 
 def _extreme(context: Context, x: SharedTensor, dim: Any, keepdim: bool, sign: int) -> Fixed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -13,10 +14,15 @@ from ..mpc.shares import each
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .common import bilinear, fixed, local, refuse, settled
-from .linear import _pair, _with_bias
+from .linear import _all, _pair, _with_bias
 from .smooth import tensor
 
 T = torch.Tensor
+
+
+def _taps(w: torch.Tensor) -> torch.Tensor:
+    """Of a transposed convolution's weight: at most, since zeros stand between the elements."""
+    return w.sum((0, 2, 3))
 
 
 def _transposed(stride: tuple, padding: tuple, output_padding: tuple, dilation: tuple, groups: int):
@@ -56,7 +62,7 @@ def conv_transpose2d(context: Context, x: Any, weight: Any, bias: Any = None, st
             f"{weight.shape[0]} channels, but got {x.shape[1]} channels instead"
         )
     product = _transposed(_pair(stride), _pair(padding), _pair(output_padding), _pair(dilation), groups)
-    return _with_bias(context, x, bilinear(context, product, x, weight), None if bias is None else bias.view(-1, 1, 1))
+    return _with_bias(context, x, bilinear(context, product, x, weight, weight.shape[0] * math.prod(weight.shape[2:]), (_all, _taps)), None if bias is None else bias.view(-1, 1, 1))
 
 
 @implements("conv_transpose1d", torch.conv_transpose1d, F.conv_transpose1d, note="as conv_transpose2d")
@@ -97,6 +103,7 @@ def interpolate(
             value = Fixed(
                 each(context.net, lambda v, i=index, d=d: v.index_select(2 + d, i.to(v.device)), value.shares),
                 value.scale_bits,
+                value.bound,
             )
         else:
             moved = tensor(context, settled(context, value)).movedim(2 + d, -1)

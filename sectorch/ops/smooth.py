@@ -23,7 +23,7 @@ from ..mpc.trigonometric import RESULT_BITS, trigonometric
 from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import encoded_public, excess, fixed, plus, refuse, scaled, settled
+from .common import encoded_public, excess, fixed, limit_bits, plus, refuse, scaled, settled
 
 T = torch.Tensor
 PIECE = 1 << 18
@@ -37,7 +37,7 @@ QUARTER = Series(-0.5, 0.5, 0, 0.0, 0.0, (0.0,), (1.0,))
 
 def tensor(context: Context, x: Fixed, dtype: torch.dtype = torch.float32) -> SharedTensor:
     """A handler's value as an operand of torch functions."""
-    return SharedTensor(x.shares, x.scale_bits, context.session, context.party, context.scheme, dtype)
+    return SharedTensor(x.shares, x.scale_bits, context.session, context.party, context.scheme, dtype, x.bound)
 
 
 def series(context: Context, x: Fixed, which: Series) -> Fixed:
@@ -62,12 +62,17 @@ def series(context: Context, x: Fixed, which: Series) -> Fixed:
     return settled(context, Fixed(shares, RESULT_BITS), 0)
 
 
-def clamped(context: Context, x: Fixed, low: float, high: float) -> tuple[Fixed, Fixed]:
-    """x clamped to [low, high], and ReLU(x - high), both at f fraction bits, from one opening."""
+def clamped(context: Context, x: Fixed, low: float, high: float, checked: bool = False) -> tuple[Fixed, Fixed]:
+    """x clamped to [low, high], and ReLU(x - high), both at f fraction bits, from one opening.
+
+    Args:
+        checked: whether the second is used, and x must be below the activation limit.
+    """
     net, shift = context.net, excess(context, x.scale_bits)
     scale = x.scale_bits - shift
+    limit = limit_bits(context, x, scale) if checked else None
     bounds = tuple(int(encoded_public(context, bound, scale)) for bound in (low, high))
-    above_low, above_high = ramps(net, x.shares, bounds, shift, fss=context.scheme.fss)
+    above_low, above_high = ramps(net, x.shares, bounds, shift, fss=context.scheme.fss, limit_bits=limit)
     inside = each(net, torch.sub, above_low, above_high)
     return lifted(context, Fixed(inside, scale), low), Fixed(above_high, scale)
 
@@ -81,7 +86,7 @@ def lifted(context: Context, x: Fixed, constant: float) -> Fixed:
 
 def saturated(context: Context, x: Fixed, which: Series, right_slope: float = 0.0) -> Fixed:
     """The series on its interval; constant to the left of it, and with a slope to the right."""
-    inside, beyond = clamped(context, x, which.low, which.high)
+    inside, beyond = clamped(context, x, which.low, which.high, right_slope != 0)
     y = series(context, inside, which)
     return plus(context, y, scaled(context, beyond, right_slope)) if right_slope else y
 
@@ -182,13 +187,13 @@ def _in_place(x: SharedTensor, y: SharedTensor, inplace: bool) -> SharedTensor:
     if inplace:
         if x.aliased:
             refuse("an in-place activation on a view", "pass inplace=False")
-        x.shares, x.scale_bits = y.shares, y.scale_bits
+        x.shares, x.scale_bits, x.bound = y.shares, y.scale_bits, y.bound
     return y
 
 
 def _exp_below_zero(context: Context, x: SharedTensor) -> tuple[Fixed, Fixed]:
     """exp(min(x, 0)) and ReLU(x)."""
-    inside, beyond = clamped(context, fixed(x), series_of.EXP.low, 0.0)
+    inside, beyond = clamped(context, fixed(x), series_of.EXP.low, 0.0, True)
     return series(context, inside, series_of.EXP), beyond
 
 
