@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 import warnings
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -287,6 +288,17 @@ class SecureModule(nn.Module):
         return x.split(span) if span < rows else (x,)
 
 
+def limit_bits_of(limit: float) -> int:
+    """The bits of an activation limit.
+
+    Raises:
+        ArgumentError: no power of two from 2 on.
+    """
+    if not isinstance(limit, (int, float)) or limit < 2 or math.frexp(limit)[0] != 0.5:
+        raise ArgumentError(f"activation_limit is a power of two from 2 on, got {limit!r}")
+    return math.frexp(limit)[1] - 1
+
+
 def check_limit(x: torch.Tensor, scheme: Scheme) -> None:
     """Raise `FixedPointRangeError` unless an input is below the activation limit; whole numbers may be anything."""
     if scheme.range_check and x.is_floating_point() and x.numel() and not x.is_meta:
@@ -341,6 +353,8 @@ def secure(
     network: str = "lan",
     backend: str = "shares",
     keys: Any = None,
+    activation_limit: float | None = None,
+    range_check: bool = True,
 ) -> SecureModule | CKKSModule:
     """Wrap a module: its weights become A's secret, its inputs Q's, and only Q learns the result.
 
@@ -349,9 +363,8 @@ def secure(
             or a CUDA device, where the session then computes as well.
         relu: "exact" (leak-free) or "privhfl", the paper's protocol, which shows Q the sign and the size of every
             activation. Only `relu` itself changes: maxima and clamps stay exact. Activations below 2^(51 - 2f).
-        frac_bits: fraction bits f of the fixed-point numbers. Inputs and weights must be below 2^(62 - 2f), which is
-            2^22 for the default, and activations below 2^(56 - 2f), which is 2^16: beyond it they wrap around without
-            an error, since nobody sees them. The error of each layer is of the order of 2^-f.
+        frac_bits: fraction bits f of the fixed-point numbers. The error of each layer is of the order of 2^-f, and the
+            range shrinks by four with each bit: see `activation_limit`.
         session: where it runs; the process's default session on the model's device unless named, with all parties in
             this process.
         party: the answering party of the session that owns the model; the first unless named.
@@ -363,10 +376,18 @@ def secure(
             twenty times as many bytes for them. Both give the same results; `explain` estimates the seconds of both.
         backend: "shares", or "ckks": Q encrypts under `keys` (`sectorch.ckks.keygen`), A evaluates the model in plain
             on ciphertexts, one message each way; for FHE-friendly modules (`sectorch.nn.fhe_friendly`).
+        activation_limit: a power of two that inputs and activations are below; 2^13 with 20 fraction bits, unless
+            named (`Scheme.activation_limit`). The weights of one output may then sum to 2^(61 - 2f) / activation_limit
+            in magnitude, which is 2^8: so no sum can leave the ring, and A checks it. It is public.
+        range_check: whether the parties check that activations stay below the limit, securely: a call in which one
+            does not ends in `RangeExceededError` at Q, who learns this one bit and no result; A and S learn nothing.
+            False trusts the model and the inputs: a value beyond the range gives a wrong result without an error, which
+            also depends on the parties' masks.
 
     Raises:
         TrainingModeError: the model is not in evaluation mode.
-        NonFiniteError, FixedPointRangeError: weights that fixed point cannot hold.
+        NonFiniteError, FixedPointRangeError: weights that fixed point cannot hold; on a call, weights whose sums could
+            leave the ring.
         ArgumentError: a choice that does not exist, or choices that do not go together; a party that is none of the
             session's answering ones. The model is never changed.
 
@@ -381,10 +402,12 @@ def secure(
         return CKKSModule(model, keys, session=session, party=party)
     session = session or default_session(device_of(model))
     party = session.answering_party(party)
-    scheme = Scheme(frac_bits, relu, network=network)
+    bits = None if activation_limit is None else limit_bits_of(activation_limit)
+    scheme = Scheme(frac_bits, relu, network=network, range_check=range_check, limit_bits=bits)
     if calibrate is not None:
         check_model(model, device_of(model))
-        scheme = calibrated(model, calibrate, relu, frac_bits, network)
+        found = calibrated(model, calibrate, relu, frac_bits, network)
+        scheme = replace(found, range_check=range_check, limit_bits=bits if bits is not None else found.limit_bits)
     if chunk is not None and chunk < 1:
         raise ArgumentError(f"chunk must be at least one row, got {chunk}")
     secured = SecureModule(model, session, party, scheme, chunk)

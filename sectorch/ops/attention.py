@@ -36,7 +36,15 @@ def attention(
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     if attn_mask is not None:
         scores = scores + _additive(attn_mask, True)
-    return fixed(torch.matmul(F.softmax(scores, -1), value))
+    return fixed(_mixed(F.softmax(scores, -1), value))
+
+
+def _mixed(weights: SharedTensor, value: Any) -> SharedTensor:
+    """weights @ value, where each row's weights sum to one: no result is larger than the largest value."""
+    y = torch.matmul(weights, value)
+    if y.bound is not None and isinstance(value, SharedTensor) and value.bound is not None:
+        y.bound = min(y.bound, 1.01 * 2.0 ** (y.scale_bits - value.scale_bits) * value.bound)
+    return y
 
 
 @implements("multi_head_attention", F.multi_head_attention_forward, note="nn.MultiheadAttention, its fast path too")
@@ -77,7 +85,7 @@ def multi_head_attention(
     if key_padding_mask is not None:
         scores = scores + _additive(key_padding_mask, False).view(batch, 1, 1, -1)
     shares = F.softmax(scores, -1)
-    mixed = torch.matmul(shares, v).permute(2, 0, 1, 3).reshape(length, batch, width)
+    mixed = _mixed(shares, v).permute(2, 0, 1, 3).reshape(length, batch, width)
     out = F.linear(mixed, out_proj_weight, out_proj_bias)
     weights_out = None
     if need_weights:

@@ -36,6 +36,10 @@ CAPACITY = 2.0**HEADROOM_BITS
 """What every element is below in magnitude: protocols are exact for such."""
 
 
+ROOM = 129 / 128
+"""What a value that was checked may have grown by before it is checked again; `Scheme.gain` leaves room for it."""
+
+
 def fixed(x: SharedTensor) -> Fixed:
     """The content of a SharedTensor as a handler's value."""
     return Fixed(x.shares, x.scale_bits, x.bound)
@@ -46,23 +50,30 @@ def limit_at(context: Context, scale_bits: int) -> float:
     return 2.0 ** (context.scheme.activation_bits + scale_bits)
 
 
-def limit_bits(context: Context, x: Fixed, scale_bits: int) -> int | None:
+def limit_bits(context: Context, x: Fixed, scale_bits: int, most: float = math.inf) -> int | None:
     """For protocols that bring x to so many fraction bits: the bits that it must fit, or None if it is sure to.
 
     Without range checks, and for values that their handler vouches for, nothing is checked.
+
+    Args:
+        most: what x must be below in magnitude, if that is less than the activation limit.
     """
     if x.bound is None or not context.scheme.range_check:
         return None
-    beyond = x.bound * 2.0 ** (scale_bits - x.scale_bits) > limit_at(context, scale_bits)
-    return context.scheme.activation_bits + scale_bits if beyond else None
+    bits = _bits(context, most) + scale_bits
+    return bits if x.bound * 2.0 ** (scale_bits - x.scale_bits) > 2.0**bits else None
 
 
-def dropped(context: Context, x: Fixed, shift: int) -> float | None:
+def _bits(context: Context, most: float) -> int:
+    return min(context.scheme.activation_bits, math.floor(math.log2(most)) if most < math.inf else 64)
+
+
+def dropped(context: Context, x: Fixed, shift: int, most: float = math.inf) -> float | None:
     """The bound of x with so many fraction bits less, after the check that `limit_bits` asks for."""
     if x.bound is None:
         return None
     smaller = x.bound / 2.0**shift + 1
-    return min(smaller, limit_at(context, x.scale_bits - shift)) if context.scheme.range_check else smaller
+    return min(smaller, 2.0 ** (_bits(context, most) + x.scale_bits - shift)) if context.scheme.range_check else smaller
 
 
 def fitted(context: Context, x: Fixed, allowed: float) -> Fixed:
@@ -103,13 +114,16 @@ def raised(context: Context, x: Fixed, scale_bits: int) -> Fixed:
     return Fixed(each(context.net, lambda v: v << bits, x.shares), scale_bits, bound)
 
 
-def settled(context: Context, x: Fixed, slack: int = SLACK_BITS) -> Fixed:
-    """The value ready to be a factor: truncated to f fraction bits unless it has at most `slack` more."""
+def settled(context: Context, x: Fixed, slack: int = SLACK_BITS, most: float = math.inf) -> Fixed:
+    """The value ready to be a factor: truncated to f fraction bits unless it has at most `slack` more.
+
+    What is truncated is checked beside that to be below the activation limit, and `most`.
+    """
     while x.scale_bits - context.frac_bits > slack:
         shift = excess(context, x.scale_bits)
-        limit = limit_bits(context, x, x.scale_bits - shift)
+        limit = limit_bits(context, x, x.scale_bits - shift, most)
         shares = truncate(context.net, x.shares, shift, context.scheme.fss, limit)
-        x = Fixed(shares, x.scale_bits - shift, dropped(context, x, shift))
+        x = Fixed(shares, x.scale_bits - shift, dropped(context, x, shift, most))
     return x
 
 
@@ -264,7 +278,9 @@ def bilinear(
         return bilinear(context, lambda b, a, *_: product(a, b), y, x, terms, sums[::-1])
     net = context.net
     if isinstance(y, SharedTensor):
-        left, right = settled(context, fixed(x)), settled(context, fixed(y))
+        left, right = fixed(x), fixed(y)
+        most = _shares_of_range(context, left, right, terms)
+        left, right = settled(context, left, most=most[0]), settled(context, right, most=most[1])
         if left.scale_bits + right.scale_bits > 2 * context.frac_bits + SLACK_BITS:
             left, right = settled(context, left, 0), settled(context, right, 0)
         left, right = _factors(context, left, right, terms)
@@ -273,7 +289,7 @@ def bilinear(
         return Fixed(multiply(net, product, left.shares, right.shares), left.scale_bits + right.scale_bits, bound)
     if isinstance(y, PrivateTensor):
         left = settled(context, fixed(x))
-        left = fitted(context, left, limit_at(context, left.scale_bits))
+        left = fitted(context, left, limit_at(context, left.scale_bits) * ROOM)
         if left.bound is not None:
             _check_sums(context, y, sums[1])
         accepts_tiles = hasattr(product, "tiled")
@@ -284,18 +300,35 @@ def bilinear(
     return _times_public(context, product, fixed(x), y, sums[1])
 
 
+def _shares_of_range(context: Context, x: Fixed, y: Fixed, terms: int) -> tuple[float, float]:
+    """What two factors may be in magnitude so that the sum of so many products stays in the ring; infinite for one
+    that surely is."""
+    if x.bound is None or y.bound is None:
+        return math.inf, math.inf
+    f, limit = context.frac_bits, context.scheme.activation_limit
+    scales = [v.scale_bits if v.scale_bits <= f + SLACK_BITS else f for v in (x, y)]
+    sizes = [min(v.bound / 2.0**v.scale_bits, limit) for v in (x, y)]
+    product = CAPACITY / terms / 2.0 ** sum(scales)
+    if sizes[0] * sizes[1] <= product:
+        return math.inf, math.inf
+    half = math.sqrt(product)
+    if min(sizes) > half:
+        return half, half
+    other = product / min(sizes)
+    return (math.inf, other) if sizes[0] <= sizes[1] else (other, math.inf)
+
+
 def _factors(context: Context, x: Fixed, y: Fixed, terms: int) -> tuple[Fixed, Fixed]:
-    """Two factors whose sum of so many products stays in the ring: both below the limit, or below less."""
+    """Two settled factors whose sum of so many products stays in the ring: what is not sure to is checked."""
     if x.bound is None or y.bound is None or terms * x.bound * y.bound <= CAPACITY:
         return x, y
-    x, y = (fitted(context, v, limit_at(context, v.scale_bits)) for v in (x, y))
-    if terms * x.bound * y.bound > CAPACITY:
-        x, y = settled(context, x, 0), settled(context, y, 0)
-        share = math.sqrt(CAPACITY / terms)
-        small, large = sorted((x.bound, y.bound))
-        allowed = CAPACITY / terms / small if small < share else share
-        x, y = fitted(context, x, max(allowed, small)), fitted(context, y, max(allowed, small))
-    return x, y
+    most = _shares_of_range(context, x, y, terms)
+    if most == (math.inf, math.inf):  # below the limit they fit
+        most = context.scheme.activation_limit, context.scheme.activation_limit
+    return tuple(
+        fitted(context, v, min(m, context.scheme.activation_limit) * 2.0**v.scale_bits)
+        for v, m in zip((x, y), most, strict=True)
+    )
 
 
 def _check_sums(context: Context, weight: PrivateTensor, sums: Sums) -> None:

@@ -23,7 +23,7 @@ from ..mpc.trigonometric import RESULT_BITS, trigonometric
 from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import encoded_public, excess, fixed, limit_bits, plus, refuse, scaled, settled
+from .common import dropped, encoded_public, excess, fixed, limit_bits, plus, refuse, scaled, settled
 
 T = torch.Tensor
 PIECE = 1 << 18
@@ -74,7 +74,7 @@ def clamped(context: Context, x: Fixed, low: float, high: float, checked: bool =
     bounds = tuple(int(encoded_public(context, bound, scale)) for bound in (low, high))
     above_low, above_high = ramps(net, x.shares, bounds, shift, fss=context.scheme.fss, limit_bits=limit)
     inside = each(net, torch.sub, above_low, above_high)
-    return lifted(context, Fixed(inside, scale), low), Fixed(above_high, scale)
+    return lifted(context, Fixed(inside, scale), low), Fixed(above_high, scale, dropped(context, x, shift))
 
 
 def lifted(context: Context, x: Fixed, constant: float) -> Fixed:
@@ -88,7 +88,11 @@ def saturated(context: Context, x: Fixed, which: Series, right_slope: float = 0.
     """The series on its interval; constant to the left of it, and with a slope to the right."""
     inside, beyond = clamped(context, x, which.low, which.high, right_slope != 0)
     y = series(context, inside, which)
-    return plus(context, y, scaled(context, beyond, right_slope)) if right_slope else y
+    if not right_slope:
+        return y
+    z = plus(context, y, scaled(context, beyond, right_slope))
+    # Of the functions that are computed so, none is larger than its argument by more than two.
+    return z if beyond.bound is None else z._replace(bound=beyond.bound * 2.0 ** (z.scale_bits - beyond.scale_bits) + 2.0 ** (z.scale_bits + 1))
 
 
 def unary(name: str, *keys: Any, in_place: tuple = (), note: str = "") -> Callable:
