@@ -303,9 +303,7 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list[Secret
     return result
 
 
-def _bound(
-    context: Context, row: Row, scale_bits: int, dtype: torch.dtype, given: list[SecretTensor]
-) -> float | None:
+def _bound(context: Context, row: Row, scale_bits: int, dtype: torch.dtype, given: list[SecretTensor]) -> float | None:
     """The bound of a result whose handler gave none.
 
     None, if an operand has none and so what is made of it is vouched for, or in a handler that is another's part.
@@ -360,7 +358,10 @@ def _replace(target: SharedTensor, result: SharedTensor) -> SharedTensor:
             f"{list(result.shares.shape)}"
         )
     target.shares, target.scale_bits, target.bound, target.flags = (
-        result.shares, result.scale_bits, result.bound, result.flags
+        result.shares,
+        result.scale_bits,
+        result.bound,
+        result.flags,
     )
     return target
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any, NamedTuple, NoReturn
 from weakref import ref
@@ -33,64 +32,9 @@ from .mpc.share import aggregate as aggregate_protocol
 from .mpc.share import reveal, share
 from .mpc.shares import Shares, each
 from .mpc.truncate import MAX_SHIFT, truncate
-from .ring import FRAC_BITS, check_encodable, decode, encode, range_limit
+from .ring import check_encodable, decode, encode, range_limit
+from .scheme import Scheme as Scheme
 from .session import Session, default_session
-
-RELU_MODES = ("exact", "privhfl")
-NETWORKS = ("lan", "wan")
-
-
-@dataclass(frozen=True)
-class Scheme:
-    """How values are represented and which protocols compute on them; travels with every tensor."""
-
-    frac_bits: int = FRAC_BITS
-    relu: str = "exact"
-    value_bits: int | None = None
-    """Every activation is known to lie below 2^value_bits in magnitude; None assumes nothing."""
-    network: str = "lan"
-    """What the parties' network is like: "lan" sends the fewest bytes, "wan" waits for the fewest rounds."""
-    range_check: bool = True
-    """Whether a value that leaves its range is noticed, and Q gets `RangeExceededError` in place of a result."""
-    limit_bits: int | None = None
-    """Activations stay below 2^limit_bits in magnitude; None for the share of the range that leaves room for weights."""
-
-    def __post_init__(self):
-        if not 1 <= self.frac_bits <= 26:
-            raise ArgumentError(
-                f"frac_bits must be between 1 and 26 (products need twice as many), got {self.frac_bits}"
-            )
-        if self.relu not in RELU_MODES:
-            raise ArgumentError(f"relu must be one of {', '.join(RELU_MODES)}, got {self.relu!r}")
-        if self.network not in NETWORKS:
-            raise ArgumentError(f"network must be one of {', '.join(NETWORKS)}, got {self.network!r}")
-
-        if self.limit_bits is not None and not 1 <= self.limit_bits <= 61 - 2 * self.frac_bits:
-            raise ArgumentError(
-                f"activations below 2^{self.limit_bits} leave no room for weights beside 2 x {self.frac_bits} fraction "
-                f"bits: limit_bits is between 1 and {61 - 2 * self.frac_bits}"
-            )
-
-    @property
-    def activation_bits(self) -> int:
-        """`limit_bits`, or five of eight of the bits that products leave to whole numbers: 13 with 20 fraction bits."""
-        return (61 - 2 * self.frac_bits) * 5 // 8 if self.limit_bits is None else self.limit_bits
-
-    @property
-    def activation_limit(self) -> float:
-        """What every activation is below in magnitude; beyond it there is an error, and no result."""
-        return 2.0**self.activation_bits
-
-    @property
-    def gain(self) -> float:
-        """What the weights of one output may sum to in magnitude: then no sum of products leaves the ring."""
-        return 2.0 ** (61 - 2 * self.frac_bits - self.activation_bits) * 63 / 64
-
-    @property
-    def fss(self) -> bool:
-        """Whether comparisons are made by function secret sharing: no round, and some twenty times the dealt bytes."""
-        return self.network == "wan"
-
 
 _dispatch: Callable | None = None
 
@@ -148,7 +92,7 @@ class SharedTensor(SecretTensor):
         self.scheme = scheme
         self.aliased = False
         self.bound = bound
-        """The largest magnitude that an element may have, as a whole number of the ring; None if that is vouched for."""
+        """The largest magnitude that an element may have, as a whole number of the ring; None if vouched for."""
         self.flags: tuple[Shares, ...] = ()
         """XOR-shared words that are zero unless a value on which this one depends left its range (`mpc/guard.py`)."""
         return self
@@ -246,7 +190,7 @@ class PrivateTensor(SecretTensor):
         self.label = name
         self.derived: dict = {}
         self.summed: set = set()
-        """Kinds of products whose sums were found to stay in the ring; see `ops/common.py`."""
+        """Kinds of products whose sums were found to stay in the ring; see `ops/bilinear.py`."""
         self.lasting = False
         self.origin: tuple[PrivateTensor, Callable] | None = None
         self.copied = False
@@ -273,8 +217,8 @@ class PrivateTensor(SecretTensor):
             check_encodable(value, bits, self.label)
             if limit is not None and value.numel() and not value.is_meta and float(value.abs().max()) >= limit:
                 raise FixedPointRangeError(
-                    f"{self.label} reaches magnitude {float(value.abs().max()):.6g} as a summand; activations are below "
-                    f"{limit:g} at {bits} fraction bits"
+                    f"{self.label} reaches magnitude {float(value.abs().max()):.6g} as a summand; activations are "
+                    f"below {limit:g} at {bits} fraction bits"
                 )
             return encode(value, scale_bits)
 

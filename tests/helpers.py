@@ -16,6 +16,7 @@ import sectorch  # noqa: F401 - all of it, so that every protocol is declared
 from sectorch.bitplanes import spread, unrows
 from sectorch.choreography import PROTOCOLS, Located, Net, Party, Phase
 from sectorch.mpc.compare import drelu, is_zero
+from sectorch.mpc.guard import guard, unpadded
 from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
 from sectorch.mpc.linear import linear, mask_weight
 from sectorch.mpc.mask import open_masked
@@ -229,6 +230,34 @@ def _aggregate(world: World, *shares: Shares) -> Located:
     return aggregate(world.net, [(net, x) for (_, net), x in zip(world.pairs, shares, strict=True)])
 
 
+LIMIT_BITS = 30
+"""What the guarded programs' results must be below in magnitude, by bits."""
+
+
+def _guarded(protocol: Callable) -> Callable:
+    """A protocol with a limit, revealed under guard: the result, or zeros, and whether there is one."""
+
+    def program(world: World, x: Shares):
+        net = world.net
+        y, shape = protocol(net, x), x.shape
+        padded, key = guard(net, y, tuple(net.raised))
+        found = net.locally(net.Q, lambda v, k: unpadded(v, shape, k), reveal(net, padded), key)
+        return found[0], net.locally(net.Q, lambda right: right.to(torch.int64), found[1])
+
+    return program
+
+
+def _check_guarded(result: Callable) -> Callable:
+    def check(inputs, outputs):
+        (x,), (y, right) = inputs, outputs
+        wanted = result(x)
+        inside = bool(((wanted >= -(1 << LIMIT_BITS)) & (wanted < 1 << LIMIT_BITS)).all())
+        assert right.tolist() == [inside]
+        assert torch.equal(y, wanted if inside else torch.zeros_like(wanted))
+
+    return check
+
+
 LOW, HIGH = 3, 9
 
 
@@ -339,6 +368,34 @@ CASES = [
     Case(
         "leaky_relu", lambda w, x: leaky_relu_privhfl(w.net, x, 20), check_relu(20),
         50, leaks=True,
+    ),
+    Case(
+        "guarded_truncate", _guarded(lambda net, x: truncate(net, x, 20, limit_bits=LIMIT_BITS)),
+        _check_guarded(lambda x: rounded(x, 20)), 62, elementwise=False,
+    ),
+    Case(
+        "guarded_truncate_fss", _guarded(lambda net, x: truncate(net, x, 20, True, LIMIT_BITS)),
+        _check_guarded(lambda x: rounded(x, 20)), 62, elementwise=False,
+    ),
+    Case(
+        "guarded_relu", _guarded(lambda net, x: relu(net, x, 20, limit_bits=LIMIT_BITS)),
+        _check_guarded(lambda x: rounded(x, 20).clamp(min=0)), 62, elementwise=False,
+    ),
+    Case(
+        "guarded_relu_fss", _guarded(lambda net, x: relu(net, x, 20, fss=True, limit_bits=LIMIT_BITS)),
+        _check_guarded(lambda x: rounded(x, 20).clamp(min=0)), 62, elementwise=False,
+    ),
+    Case(
+        "guarded_relu_0", _guarded(lambda net, x: relu(net, x, limit_bits=LIMIT_BITS)),
+        _check_guarded(lambda x: x.clamp(min=0)), 62, elementwise=False,
+    ),
+    Case(
+        "guarded_inside", _guarded(lambda net, x: relu(net, x, 20, limit_bits=LIMIT_BITS)),
+        _check_guarded(lambda x: rounded(x, 20).clamp(min=0)), 49, elementwise=False,
+    ),
+    Case(
+        "guarded_ramps", _guarded(lambda net, x: ramps(net, x, (0, 7), 20, limit_bits=LIMIT_BITS)[0]),
+        _check_guarded(lambda x: rounded(x, 20).clamp(min=0)), 61, elementwise=False,
     ),
     Case("aggregate", _aggregate, exact(lambda *x: sum(x)), 63, lambda n: [(n,)] * 3, True, False, 3),
 ]  # fmt: skip

@@ -17,6 +17,7 @@ LEVELS = (
     "errors",
     "files",
     "ring",
+    "scheme",
     "limbs",
     "products",
     "bitplanes",

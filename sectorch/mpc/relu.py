@@ -88,7 +88,8 @@ def ramps(
         for i in range(len(thresholds) + len(limit))
     ]
     if limit:
-        raise_flags(net, each(net, lambda w: kept_rows(w, x.shape), compared[-1]))
+        shape = x.shape
+        raise_flags(net, each(net, lambda w: kept_rows(w, shape), compared[-1]))
     results = []
     for t, words in zip(thresholds, compared, strict=False):
         c = net.locally((net.A, net.S), torch.sub, x.c, t) if t else x.c

@@ -105,7 +105,9 @@ def raise_outside(
     A, S, limit = net.A, net.S, 1 << k
     if fss:
         bits = signs(net, Masked(c, x.r, x.r_A, x.r_S), (limit, -limit))
-        outside = Shares(net.locally(A, lambda v: v[0] - v[1] + 1, bits.A), net.locally(S, lambda v: v[0] - v[1], bits.S))
+        outside = Shares(
+            net.locally(A, lambda v: v[0] - v[1] + 1, bits.A), net.locally(S, lambda v: v[0] - v[1], bits.S)
+        )
         raise_flags(net, flags_of_bits(net, outside))
         return
     span = (shift, 63)
@@ -122,7 +124,9 @@ def raise_outside(
     def state(h, h_top, w, first):
         upper = part_of(w, blocks, low, blocks)
         tops_of = [leaves(h_top[:, i : i + top].contiguous(), upper, (top,), first) for i in (0, top)]
-        return torch.cat([leaves(h, part_of(w, blocks, 0, low), (low,), first), *tops_of]) if low else torch.cat(tops_of)
+        return (
+            torch.cat([leaves(h, part_of(w, blocks, 0, low), (low,), first), *tops_of]) if low else torch.cat(tops_of)
+        )
 
     rows_of = Shares(
         net.locally(A, lambda *v: state(*v, True), below, hot, codes.A),

@@ -17,11 +17,13 @@ from ..errors import (
     DtypeError,
     FrameError,
     MaterialError,
+    RangeExceededError,
     SectorchError,
     ShapeError,
     StoreFullError,
 )
 from ..ring import check_encodable
+from ..scheme import check_limit
 from ..session import Q, S
 from ..tensor import Scheme
 from .channel import Channel
@@ -114,18 +116,28 @@ def _other(connection: Asker, part: dict, scheme: Scheme, names: list[str], plac
 
 
 def run(opened: Opened, request: dict, work: Callable[[], Any]) -> Any:
-    """Ask for `request` in a session and take part; where that fails, the session is given up at all parties."""
+    """Ask for `request` in a session and take part; where that fails, the session is given up at all parties.
+
+    Raises:
+        RangeExceededError: the session goes on, and the others learn nothing of it.
+    """
     try:
         opened.channel.begin()
         opened.channel.tell(request)
         opened.party.expect(torch.Size(request["shape"]))
-        result = work()
+        result, beyond = None, None
+        try:
+            result = work()
+        except RangeExceededError as error:
+            beyond = error  # the others have done their part, and do not hear of it
         opened.channel.rest()
-        return result
     except BaseException as error:
         opened.channel.abort(reason(error))
         opened.channel.close()
         raise
+    if beyond is not None:
+        raise beyond
+    return result
 
 
 def check_input(x: Any, row: tuple[int, ...], dtype: torch.dtype, scheme: Scheme) -> None:
@@ -137,6 +149,7 @@ def check_input(x: Any, row: tuple[int, ...], dtype: torch.dtype, scheme: Scheme
     if x.dim() < 1 or tuple(x.shape[1:]) != row or x.shape[0] < 1:
         raise ShapeError(f"the model takes [rows, {', '.join(map(str, row))}], got {list(x.shape)}")
     check_encodable(x, scheme.frac_bits, "the input")
+    check_limit(x, scheme)
 
 
 class RemoteModel:
@@ -145,6 +158,7 @@ class RemoteModel:
     Only this party learns the result; A and S learn its shape. Raises on a call:
         DtypeError, ShapeError, NonFiniteError, FixedPointRangeError: a bad input; nothing was sent.
         BusyError: too many calls wait at the server. MaterialError: a prepared call that is void; it is dropped.
+        RangeExceededError: a value between input and result left its range: no result, and A and S do not know.
         NetworkError and its kinds: the query ended; nothing of it was revealed, and the next call opens a new session.
     """
 
@@ -285,6 +299,8 @@ class RemoteModel:
     def _run(self, opened: Opened, request: dict, work: Callable[[], Any]) -> Any:
         try:
             return run(opened, request, work)
+        except RangeExceededError:
+            raise
         except BaseException:
             self._forget(opened)
             raise

@@ -29,7 +29,7 @@ from ..nn.secure import SecureModule
 from ..runtime.material import Settled, Tape
 from ..runtime.party import PartyRuntime
 from ..session import Q, S, Session
-from ..tensor import Scheme, aggregate, share_tensor
+from ..tensor import Scheme, aggregate
 from .channel import Channel
 from .store import Shelf
 
@@ -208,9 +208,7 @@ class PartySession:
 
     def aggregate(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of the models' results, at Q (PrivHFL, Figure 5)."""
-        share = lambda party: share_tensor(x, session=self.session, party=party, scheme=self._scheme)
-        shared = [share(module.party) for module in self._modules]
-        return aggregate([module(piece) for module, piece in zip(self._modules, shared, strict=True)])
+        return aggregate([module(module.share(x)) for module in self._modules])
 
     def follow(self, request: dict) -> dict | None:
         """Take part in what Q asked for, at A or S; what the party that asked is told then.
@@ -253,20 +251,22 @@ class PartySession:
 
 def scheme_in(scheme: Scheme) -> dict:
     """A number representation as a part of a request; `scheme_of` reads it."""
-    return {"frac_bits": scheme.frac_bits, "value_bits": scheme.value_bits, "network": scheme.network}
+    kept = ("frac_bits", "value_bits", "network", "limit_bits")
+    return {name: getattr(scheme, name) for name in kept}
 
 
 def scheme_of(request: dict) -> Scheme:
-    """The number representation that Q asks for.
+    """The number representation that Q asks for. Ranges are always checked: a wrong result would tell of A's model.
 
     Raises:
         FrameError: not one that exists.
     """
     try:
         frac_bits, value_bits = request.get("frac_bits", 20), request.get("value_bits")
-        if type(frac_bits) is not int or type(value_bits) not in (int, type(None)):
+        limit_bits = request.get("limit_bits")
+        if type(frac_bits) is not int or not {type(value_bits), type(limit_bits)} <= {int, type(None)}:
             raise FrameError("a scheme of wrong types")
-        return Scheme(frac_bits, "exact", value_bits, str(request.get("network", "lan")))
+        return Scheme(frac_bits, "exact", value_bits, str(request.get("network", "lan")), limit_bits=limit_bits)
     except NetworkError:
         raise
     except SectorchError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import threading
 import warnings
 from contextlib import nullcontext
@@ -18,7 +17,6 @@ from ..choreography import Net, Party
 from ..errors import (
     ArgumentError,
     DtypeError,
-    FixedPointRangeError,
     LeakyProtocolWarning,
     SessionMismatchError,
     TrainingModeError,
@@ -28,6 +26,7 @@ from ..ring import check_encodable
 from ..runtime.ledger import Profile, alone
 from ..runtime.material import Tape
 from ..runtime.projection import Projection, Recording
+from ..scheme import check_limit, limit_bits_of
 from ..session import Session, default_session
 from ..tensor import Scheme, SharedTensor, share_tensor, unwrapped
 from .bind import bind
@@ -288,28 +287,6 @@ class SecureModule(nn.Module):
         return x.split(span) if span < rows else (x,)
 
 
-def limit_bits_of(limit: float) -> int:
-    """The bits of an activation limit.
-
-    Raises:
-        ArgumentError: no power of two from 2 on.
-    """
-    if not isinstance(limit, (int, float)) or limit < 2 or math.frexp(limit)[0] != 0.5:
-        raise ArgumentError(f"activation_limit is a power of two from 2 on, got {limit!r}")
-    return math.frexp(limit)[1] - 1
-
-
-def check_limit(x: torch.Tensor, scheme: Scheme) -> None:
-    """Raise `FixedPointRangeError` unless an input is below the activation limit; whole numbers may be anything."""
-    if scheme.range_check and x.is_floating_point() and x.numel() and not x.is_meta:
-        largest = float(x.abs().max())
-        if largest >= scheme.activation_limit:
-            raise FixedPointRangeError(
-                f"the input reaches magnitude {largest:.6g}, and activations are below {scheme.activation_limit:g} with "
-                f"{scheme.frac_bits} fraction bits; scale it down, use fewer fraction bits, or name activation_limit"
-            )
-
-
 def _remember(kept: dict, key: Any, value: Any) -> None:
     """Keep a value of an input shape, and forget the oldest: who asks with ever new shapes fills no memory."""
     kept[key] = value
@@ -407,7 +384,9 @@ def secure(
     if calibrate is not None:
         check_model(model, device_of(model))
         found = calibrated(model, calibrate, relu, frac_bits, network)
-        scheme = replace(found, range_check=range_check, limit_bits=bits if bits is not None else found.limit_bits)
+        # What no value of the batch came near is the limit; without a check it is taken for granted.
+        seen = dict(value_bits=None, limit_bits=found.value_bits) if range_check else {}
+        scheme = replace(found, range_check=range_check, **seen | ({} if bits is None else {"limit_bits": bits}))
     if chunk is not None and chunk < 1:
         raise ArgumentError(f"chunk must be at least one row, got {chunk}")
     secured = SecureModule(model, session, party, scheme, chunk)

@@ -16,20 +16,9 @@ from ..mpc.shares import Shares, each
 from ..mpc.truncate import truncate
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import (
-    beside,
-    bound,
-    dropped,
-    encoded_public,
-    excess,
-    fitted,
-    fixed,
-    limit_at,
-    limit_bits,
-    plus,
-    refuse,
-    scaled,
-)
+from .bilinear import scaled
+from .common import beside, bound, encoded_public, excess, fixed, plus, refuse
+from .ranges import dropped, fitted, limit_at, limit_bits
 
 T = torch.Tensor
 
@@ -41,9 +30,7 @@ def relu(context: Context, x: SharedTensor, inplace: bool = False) -> Fixed:
     if context.scheme.relu == "exact":
         value, scale = fixed(x), x.scale_bits - shift
         limit = limit_bits(context, value, scale)
-        shares = relu_protocol(
-            context.net, x.shares, shift, bound(context, x.scale_bits), context.scheme.fss, limit
-        )
+        shares = relu_protocol(context.net, x.shares, shift, bound(context, x.scale_bits), context.scheme.fss, limit)
         result = Fixed(shares, scale, dropped(context, value, shift))
     else:
         result = Fixed(leaky_relu_privhfl(context.net, x.shares, shift), x.scale_bits - shift, x.bound)

@@ -12,7 +12,8 @@ from ..mpc.multiply import square as square_protocol
 from ..mpc.shares import each
 from ..table import Context, Fixed, implements
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
-from .common import bilinear, fixed, local, refuse, scaled, settled, total
+from .bilinear import bilinear, scaled
+from .common import fixed, local, refuse, settled, total
 
 T = torch.Tensor
 

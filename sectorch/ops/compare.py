@@ -91,7 +91,9 @@ def logical_or(context: Context, x: Any, y: Any) -> Fixed:
 def total_tensor(context: Context, x: Any, y: Any) -> SharedTensor:
     """x + y of comparisons as whole numbers."""
     both = total(context, x, y)
-    return SharedTensor(both.shares, both.scale_bits, context.session, context.party, context.scheme, torch.int64, both.bound)
+    return SharedTensor(
+        both.shares, both.scale_bits, context.session, context.party, context.scheme, torch.int64, both.bound
+    )
 
 
 @implements("sign", torch.sign, T.sign, torch.sgn, T.sgn, note="exact")
@@ -122,7 +124,13 @@ def where(context: Context, condition: Any, x: Any = None, y: Any = None) -> Fix
     difference = total(context, x, y, -1)
     dtype = next(v.dtype for v in (x, y) if isinstance(v, SharedTensor))
     like = SharedTensor(
-        difference.shares, difference.scale_bits, context.session, context.party, context.scheme, dtype, difference.bound
+        difference.shares,
+        difference.scale_bits,
+        context.session,
+        context.party,
+        context.scheme,
+        dtype,
+        difference.bound,
     )
     return fixed(y + like * condition.to(torch.int64))
 

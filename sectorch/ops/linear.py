@@ -13,7 +13,8 @@ from ..errors import DtypeError
 from ..mpc.shares import each
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import bilinear, fixed, refuse, total
+from .bilinear import bilinear
+from .common import fixed, refuse, total
 
 T = torch.Tensor
 
@@ -73,7 +74,9 @@ def linear(context: Context, x: Any, weight: Any, bias: Any = None) -> Fixed:
     elif isinstance(x, SharedTensor) and not isinstance(weight, SharedTensor):
         y = bilinear(context, products.Linear(), x, weight, terms, (_rows, _rows))
     else:
-        y = bilinear(context, lambda a, w, *_: products.matmul(a, w.transpose(-1, -2)), x, weight, terms, (_rows, _rows))
+        y = bilinear(
+            context, lambda a, w, *_: products.matmul(a, w.transpose(-1, -2)), x, weight, terms, (_rows, _rows)
+        )
     return _with_bias(context, x, y, bias)
 
 

@@ -12,7 +12,8 @@ from ..mpc.pool import max_tree
 from ..mpc.shares import Shares
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import bilinear, bound, fixed, local, refuse, scaled
+from .bilinear import bilinear, scaled
+from .common import bound, fixed, local, refuse
 
 T = torch.Tensor
 _LOWEST = -(1 << 62)

@@ -13,7 +13,8 @@ from ..mpc.relu import maximum as maximum_protocol
 from ..mpc.shares import Shares, each
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import aligned, fixed, local, scaled, summand
+from .bilinear import scaled
+from .common import aligned, fixed, local, summand
 from .order import with_indices
 
 T = torch.Tensor

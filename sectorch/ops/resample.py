@@ -13,7 +13,8 @@ from ..errors import ShapeError
 from ..mpc.shares import each
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import bilinear, fixed, local, refuse, settled
+from .bilinear import bilinear
+from .common import fixed, local, refuse, settled
 from .linear import _all, _pair, _with_bias
 from .smooth import tensor
 
@@ -62,7 +63,12 @@ def conv_transpose2d(context: Context, x: Any, weight: Any, bias: Any = None, st
             f"{weight.shape[0]} channels, but got {x.shape[1]} channels instead"
         )
     product = _transposed(_pair(stride), _pair(padding), _pair(output_padding), _pair(dilation), groups)
-    return _with_bias(context, x, bilinear(context, product, x, weight, weight.shape[0] * math.prod(weight.shape[2:]), (_all, _taps)), None if bias is None else bias.view(-1, 1, 1))
+    return _with_bias(
+        context,
+        x,
+        bilinear(context, product, x, weight, weight.shape[0] * math.prod(weight.shape[2:]), (_all, _taps)),
+        None if bias is None else bias.view(-1, 1, 1),
+    )
 
 
 @implements("conv_transpose1d", torch.conv_transpose1d, F.conv_transpose1d, note="as conv_transpose2d")

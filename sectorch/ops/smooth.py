@@ -23,7 +23,9 @@ from ..mpc.trigonometric import RESULT_BITS, trigonometric
 from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import dropped, encoded_public, excess, fixed, limit_bits, plus, refuse, scaled, settled
+from .bilinear import scaled
+from .common import encoded_public, excess, fixed, plus, refuse, settled
+from .ranges import dropped, limit_bits
 
 T = torch.Tensor
 PIECE = 1 << 18
@@ -92,7 +94,11 @@ def saturated(context: Context, x: Fixed, which: Series, right_slope: float = 0.
         return y
     z = plus(context, y, scaled(context, beyond, right_slope))
     # Of the functions that are computed so, none is larger than its argument by more than two.
-    return z if beyond.bound is None else z._replace(bound=beyond.bound * 2.0 ** (z.scale_bits - beyond.scale_bits) + 2.0 ** (z.scale_bits + 1))
+    return (
+        z
+        if beyond.bound is None
+        else z._replace(bound=beyond.bound * 2.0 ** (z.scale_bits - beyond.scale_bits) + 2.0 ** (z.scale_bits + 1))
+    )
 
 
 def unary(name: str, *keys: Any, in_place: tuple = (), note: str = "") -> Callable:

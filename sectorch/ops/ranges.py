@@ -1,0 +1,91 @@
+"""What values are below, and the checks of what nothing proves.
+
+Every shared value has a public bound. A protocol is exact for ring elements below 2^62; an operation whose result could
+be beyond that, or a factor beyond the activation limit, is checked, securely and beside the computation
+(`mpc/guard.py`). A value that is sure to fit is not.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..errors import FixedPointRangeError
+from ..mpc.guard import flags_of_bits, raise_flags
+from ..mpc.mask import open_masked
+from ..mpc.shares import Shares
+from ..mpc.within import raise_outside
+from ..ring import HEADROOM_BITS
+from ..table import Context, Fixed
+
+CAPACITY = 2.0**HEADROOM_BITS
+"""What every element is below in magnitude: protocols are exact for such."""
+
+
+ROOM = 129 / 128
+"""What a value that was checked may have grown by before it is checked again; `Scheme.gain` leaves room for it."""
+
+
+def limit_at(context: Context, scale_bits: int) -> float:
+    """The activation limit as a whole number of the ring, at so many fraction bits."""
+    return 2.0 ** (context.scheme.activation_bits + scale_bits)
+
+
+def limit_bits(context: Context, x: Fixed, scale_bits: int, most: float = math.inf) -> int | None:
+    """For protocols that bring x to so many fraction bits: the bits that it must fit, or None if it is sure to.
+
+    Without range checks, and for values that their handler vouches for, nothing is checked.
+
+    Args:
+        most: what x must be below in magnitude, if that is less than the activation limit.
+    """
+    if x.bound is None or not context.scheme.range_check:
+        return None
+    bits = _bits(context, most) + scale_bits
+    return bits if x.bound * 2.0 ** (scale_bits - x.scale_bits) > 2.0**bits else None
+
+
+def _bits(context: Context, most: float) -> int:
+    return min(context.scheme.activation_bits, math.floor(math.log2(most)) if most < math.inf else 64)
+
+
+def dropped(context: Context, x: Fixed, shift: int, most: float = math.inf) -> float | None:
+    """The bound of x with so many fraction bits less, after the check that `limit_bits` asks for."""
+    if x.bound is None:
+        return None
+    smaller = x.bound / 2.0**shift + 1
+    return min(smaller, 2.0 ** (_bits(context, most) + x.scale_bits - shift)) if context.scheme.range_check else smaller
+
+
+def fitted(context: Context, x: Fixed, allowed: float) -> Fixed:
+    """x, of which every element is below `allowed` (of the ring) in magnitude: by its bound, or by a check.
+
+    Raises:
+        FixedPointRangeError: hardly any value would be: the product or sum is too large for the number representation.
+    """
+    if x.bound is None or x.bound <= allowed or not context.scheme.range_check:
+        return x
+    bits = math.floor(math.log2(allowed)) if allowed >= 1 else 0
+    if bits <= x.scale_bits - context.frac_bits + 1:
+        raise FixedPointRangeError(
+            f"a sum or product here leaves the range for any operand of magnitude {2.0 ** (bits - x.scale_bits):.3g}; "
+            f"scale the operands down first, or use fewer than {context.frac_bits} fraction bits"
+        )
+    net = context.net
+    masked = open_masked(net, x.shares)
+    raise_outside(net, masked, masked.c, bits, fss=context.scheme.fss)
+    return Fixed(x.shares, x.scale_bits, 2.0**bits)
+
+
+def forbid(context: Context, bad: Shares) -> None:
+    """The call's result is withheld, with `RangeExceededError` at Q, if one of these is 1.
+
+    Args:
+        bad: additive shares of 0 and 1, of any shape. Nobody learns which of them is set; see `mpc/guard.py`.
+    """
+    if context.scheme.range_check:
+        raise_flags(context.net, flags_of_bits(context.net, bad))
+
+
+def beyond(x: Fixed, factor: float) -> bool:
+    """Whether x times a factor may leave the ring."""
+    return x.bound is not None and x.bound * factor > CAPACITY
