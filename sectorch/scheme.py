@@ -84,5 +84,5 @@ def check_limit(x: torch.Tensor, scheme: Scheme) -> None:
         if largest >= scheme.activation_limit:
             raise FixedPointRangeError(
                 f"the input reaches magnitude {largest:.6g}, and activations are below {scheme.activation_limit:g} "
-                f"with {scheme.frac_bits} fraction bits; scale it down, use fewer fraction bits, or name activation_limit"
+                f"with {scheme.frac_bits} fraction bits; scale it down, use fewer of them, or name activation_limit"
             )

@@ -13,9 +13,9 @@ The blocks are then combined, the more significant one first, in a tree:
 
     lt = lt_hi xor eq_hi lt_lo,         eq = eq_hi eq_lo,
 
-two ANDs a node (`circuit.py`, `layers.py`). The dealt blocks cost nothing online, so the tree has a third of the leaves that single
-bits would give, and up to two levels less. A comparison of the low planes alone says where a truncation borrows
-(`truncate.py`); several trees side by side share their rounds and messages.
+two ANDs a node (`circuit.py`, `layers.py`). The dealt blocks cost nothing online, so the tree has a third of the leaves
+that single bits would give, and up to two levels less. A comparison of the low planes alone says where a truncation
+borrows (`truncate.py`); several trees side by side share their rounds and messages.
 """
 
 from __future__ import annotations

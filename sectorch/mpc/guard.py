@@ -1,8 +1,8 @@
 """The guarded reveal: whether any value left its range is one bit, which Q learns in place of a result.
 
 While a program runs, protocols raise flags: XOR-shared bits that are 1 where a value is outside the range in which the
-program is proven right. Nobody knows them. At the end A and S hash all flags w that a result depends on into one element
-of GF(2^64), under keys of k_SA, which Q never holds:
+program is proven right. Nobody knows them. At the end A and S hash all flags w that a result depends on into one
+element of GF(2^64), under keys of k_SA, which Q never holds:
 
     z = sum_j k_j w_j,
 

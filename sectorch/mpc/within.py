@@ -100,7 +100,7 @@ def raise_outside(
         u: words [W] of [c mod 2^shift < r mod 2^shift], where they are there already; planes below `shift` are then
             not compared again. fss: by a key of its own.
 
-    With B = ceil((63 - shift) / 3) blocks, T of which reach above plane k: dealt 7 B + about 2 B + 4 T bits per element.
+    With B = ceil((63 - shift) / 3) blocks, T of which reach above plane k, some 9 B + 4 T bits per element are dealt.
     """
     A, S, limit = net.A, net.S, 1 << k
     if fss:
