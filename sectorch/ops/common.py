@@ -22,10 +22,22 @@ from ..ring import HEADROOM_BITS, check_encodable, encode
 from ..table import Context, Fixed
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
 
-MAX_FACTOR_BITS = 10
 INFINITE = 2.0**29
 SLACK_BITS = 6
 """Fraction bits above f that a factor may carry. They come free from averages; each halves the range of a product."""
+
+
+def limit_bits(context: Context) -> int:
+    """Activations lie below 2^this in magnitude: 56 - 2 f."""
+    return 56 - 2 * context.frac_bits
+
+
+def require(context: Context, x: Fixed, low: float | None = None, high: float | None = None) -> None:
+    """Declare that low <= x < high must hold: a value outside makes the call end in RangeExceededError at Q."""
+
+
+def forbid(context: Context, bad: Shares) -> None:
+    """Declare that no element of `bad`, additive shares mod 2^64 of 0 and 1, is 1; otherwise as `require`."""
 
 
 def fixed(x: SharedTensor) -> Fixed:
@@ -46,6 +58,14 @@ def raised(context: Context, x: Fixed, scale_bits: int) -> Fixed:
     """The same value with more fraction bits: a local shift to the left."""
     bits = scale_bits - x.scale_bits
     return x if bits == 0 else Fixed(each(context.net, lambda v: v << bits, x.shares), scale_bits)
+
+
+def shortened(context: Context, x: Fixed, scale_bits: int) -> Fixed:
+    """The value rounded to at most `scale_bits` fraction bits."""
+    while x.scale_bits > scale_bits:
+        shift = min(MAX_SHIFT, x.scale_bits - scale_bits)
+        x = Fixed(truncate(context.net, x.shares, shift, context.scheme.fss), x.scale_bits - shift)
+    return x
 
 
 def settled(context: Context, x: Fixed, slack: int = SLACK_BITS) -> Fixed:
@@ -137,8 +157,14 @@ def total(context: Context, x: Any, y: Any, sign: int = 1) -> Fixed:
 
 
 def _plus(context: Context, x: Fixed, value: Any, sign: int = 1) -> Fixed:
-    """x + sign * value for a value that is not shared: A adds it to its half."""
+    """x + sign * value for a value that is not shared: A adds it to its half.
+
+    A small number, as the 1e-8 under a logarithm, would be lost among f fraction bits: x then gets 2 f.
+    """
     scale = x.scale_bits
+    if isinstance(value, float) and 0 < abs(value) < 2.0 ** (8 - context.frac_bits):
+        scale = max(scale, 2 * context.frac_bits)
+        x = raised(context, x, scale)
     if scale == 0 and _fractional(value):
         scale = context.frac_bits
         x = raised(context, x, scale)
@@ -181,28 +207,57 @@ def bilinear(context: Context, product: Callable, x: Any, y: Any) -> Fixed:
 
 
 def _times_public(context: Context, product: Callable, x: Fixed, value: Any) -> Fixed:
-    """Times a public operand: local. Powers of two and integers cost no fraction bits."""
-    net = context.net
+    """Times a public operand: local. Powers of two and whole numbers cost no fraction bits.
+
+    A fraction keeps f significant bits if it is small, and fewer fraction bits if it is large: its error grows with what
+    it scales, and its product with any activation stays in the ring.
+    """
+    net, f = context.net, context.frac_bits
     if isinstance(value, numbers.Real) and value != 0 and math.frexp(abs(value))[0] == 0.5:
-        check_encodable(torch.tensor(float(value)), context.frac_bits, "a public operand")
-        exponent = math.frexp(abs(value))[1] - 1
-        shares = x.shares if value > 0 else each(net, torch.neg, x.shares)
-        if exponent <= 0:
-            finer = Fixed(shares, x.scale_bits - exponent)
-            return finer if finer.scale_bits <= 2 * context.frac_bits + SLACK_BITS else settled(context, finer)
-        return Fixed(each(net, lambda v: v << exponent, shares), x.scale_bits)
-    if not _fractional(value):
-        weight = encoded_public(context, value, 0)
+        check_encodable(torch.tensor(float(value)), f, "a public operand")
+        return _times_power_of_two(context, x, math.frexp(abs(value))[1] - 1, value < 0)
+    check_encodable(torch.as_tensor(value), f, "a public operand")
+    if not _fractional(value) or (isinstance(value, float) and value == int(value)):
+        weight = encoded_public(context, value if isinstance(value, torch.Tensor) else int(value), 0)
+        if x.scale_bits + limit_bits(context) + _magnitude(weight) > HEADROOM_BITS:
+            x = settled(context, x, 0)
         return Fixed(each(net, lambda v: product(v, weight.to(v.device)), x.shares), x.scale_bits)
-    x = settled(context, x)
-    bits = context.frac_bits
-    if not isinstance(value, torch.Tensor):
-        # A small factor keeps f significant bits: its error would otherwise grow with what it scales.
-        bits += min(MAX_FACTOR_BITS, max(0, -math.frexp(float(value))[1]))
-    weight = encode(torch.as_tensor(value, dtype=torch.float64), bits)
-    check_encodable(torch.as_tensor(value), context.frac_bits, "a public operand")
-    result = Fixed(each(net, lambda v: product(v, weight.to(v.device)), x.shares), x.scale_bits + bits)
+    weight = torch.as_tensor(value, dtype=torch.float64)
+    size = _magnitude(weight)
+    if size > SLACK_BITS and isinstance(value, torch.Tensor):
+        small = weight.abs() < 2.0**SLACK_BITS
+        x = settled(context, x, 0)
+        parts = (torch.where(small, weight, 0.0), f), (torch.where(small, 0.0, weight), f + SLACK_BITS - size)
+    else:
+        x = settled(context, x)
+        room = 2 * f + SLACK_BITS - x.scale_bits
+        most = f if isinstance(value, torch.Tensor) else min(f - size, f + SLACK_BITS + MAX_SHIFT - x.scale_bits)
+        parts = ((weight, min(max(f, most), room - size) if size > 0 else max(f, most)),)
+    results = [_times_encoded(context, product, x, *part) for part in parts]
+    return results[0] if len(results) == 1 else plus(context, settled(context, results[0], 0), results[1])
+
+
+def _times_power_of_two(context: Context, x: Fixed, exponent: int, negative: bool) -> Fixed:
+    """x 2^exponent, or the negative of it: fraction bits move as far as they may, and a shift does the rest."""
+    shares = each(context.net, torch.neg, x.shares) if negative else x.shares
+    moved = max(0, min(exponent, x.scale_bits - context.frac_bits)) if exponent > 0 else exponent
+    x = Fixed(shares, x.scale_bits - moved)
+    if exponent > moved:
+        return Fixed(each(context.net, lambda v: v << (exponent - moved), shares), x.scale_bits)
+    return x if x.scale_bits <= 2 * context.frac_bits + SLACK_BITS else settled(context, x)
+
+
+def _times_encoded(context: Context, product: Callable, x: Fixed, weight: torch.Tensor, bits: int) -> Fixed:
+    weight = encode(weight, bits)
+    result = Fixed(each(context.net, lambda v: product(v, weight.to(v.device)), x.shares), x.scale_bits + bits)
     return result if result.scale_bits <= 2 * context.frac_bits + SLACK_BITS else settled(context, result)
+
+
+def _magnitude(values: torch.Tensor) -> int:
+    """The least k with all |v| < 2^k; 0 of no values, and where they are not known."""
+    if values.is_meta or not values.numel():
+        return 0
+    return math.frexp(float(values.to(torch.float64).abs().max()))[1]
 
 
 def scaled(context: Context, x: Fixed, factor: float) -> Fixed:

@@ -11,17 +11,19 @@ from ..errors import ArgumentError
 from ..mpc.pool import max_tree
 from ..mpc.relu import maximum as maximum_protocol
 from ..mpc.shares import Shares, each
+from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import aligned, fixed, local, scaled, summand
+from .common import aligned, fixed, limit_bits, scaled, shortened, summand
 from .order import with_indices
 
 T = torch.Tensor
 
 
-@implements("sum", torch.sum, T.sum, note="local")
+@implements("sum", torch.sum, T.sum, note="local; what has more than f fraction bits is first rounded, by log2 n bits")
 def sum_(context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Fixed:
-    return local(context, lambda v: v.sum(_dims(v, dim), keepdim), x)
+    v = summable(context, fixed(x), _count(x, dim))
+    return Fixed(each(context.net, lambda v: v.sum(_dims(v, dim), keepdim), v.shares), v.scale_bits)
 
 
 def _dims(v: torch.Tensor, dim: Any) -> tuple[int, ...]:
@@ -30,22 +32,46 @@ def _dims(v: torch.Tensor, dim: Any) -> tuple[int, ...]:
     return (dim,) if isinstance(dim, int) else tuple(dim)
 
 
-@implements("mean", torch.mean, T.mean, note="local; a count that is a power of two costs nothing")
-def mean(context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Fixed:
+def _count(x: SharedTensor, dim: Any) -> int:
     shape = x.shares.shape
-    count = math.prod(shape[d] for d in (range(len(shape)) if dim is None or dim == () else _listed(dim)))
+    return math.prod(shape[d] for d in (range(len(shape)) if dim is None or dim == () else _listed(dim)))
+
+
+def summable(context: Context, x: Fixed, count: int) -> Fixed:
+    """x with so few fraction bits that a sum of `count` entries stays in the ring: what has f bits stays as it is."""
+    f, terms = context.frac_bits, max(0, count - 1).bit_length()
+    if x.scale_bits > f:
+        known = min(HEADROOM_BITS, x.scale_bits + HEADROOM_BITS - 2 * f)
+        return shortened(context, x, max(f, x.scale_bits - max(0, known + terms - HEADROOM_BITS)))
+    return shortened(context, x, x.scale_bits - max(0, x.scale_bits + limit_bits(context) + terms - HEADROOM_BITS))
+
+
+@implements("mean", torch.mean, T.mean,
+            note="as sum; a count that is a power of two costs nothing more, another an error of 1e-6 |result|")  # fmt: skip
+def mean(context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Fixed:
+    count = _count(x, dim)
     if count == 0:
         raise ArgumentError("the mean of no elements is not a number")
-    return scaled(context, sum_(context, x, dim, keepdim), 1.0 / count)
+    return over(context, sum_(context, x, dim, keepdim), count)
+
+
+def over(context: Context, x: Fixed, count: int) -> Fixed:
+    """A sum over its number of terms: where the sum may be large, it first loses bits that the quotient gets back."""
+    f, terms = context.frac_bits, (count - 1).bit_length()
+    if count != 1 << terms:
+        wide = x.scale_bits + limit_bits(context) + terms + f - HEADROOM_BITS
+        x = shortened(context, x, x.scale_bits - max(0, wide))
+    return scaled(context, x, 1.0 / count)
 
 
 def _listed(dim: Any) -> list[int]:
     return [dim] if isinstance(dim, int) else list(dim)
 
 
-@implements("cumsum", torch.cumsum, T.cumsum, note="local")
+@implements("cumsum", torch.cumsum, T.cumsum, note="as sum")
 def cumsum(context: Context, x: SharedTensor, dim: int, *, dtype: Any = None) -> Fixed:
-    return local(context, lambda v: v.cumsum(dim), x)
+    v = summable(context, fixed(x), x.shares.shape[dim] if x.shares.shape else 1)
+    return Fixed(each(context.net, lambda v: v.cumsum(dim), v.shares), v.scale_bits)
 
 
 def _extreme(context: Context, x: SharedTensor, dim: Any, keepdim: bool, sign: int) -> Fixed:
