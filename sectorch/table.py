@@ -139,6 +139,7 @@ SHARES = OpTable("secret tensors", "sectorch.supported_ops() lists all")
 """The operations of SharedTensors. Handlers are f(context, *args, **kwargs) -> Fixed, or a list or tuple of them."""
 
 SMOOTH = frozenset((
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh",
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "celu", "cos", "cosh", "cosine_similarity",
     "cross_entropy", "div", "elu", "erf", "erfc", "exp", "exp2", "expm1", "gelu", "glu", "group_norm", "gru",
     "gru_cell", "instance_norm", "kl_div", "layer_norm", "local_response_norm", "log", "log10", "log1p", "log2",

@@ -209,8 +209,8 @@ def bilinear(context: Context, product: Callable, x: Any, y: Any) -> Fixed:
 def _times_public(context: Context, product: Callable, x: Fixed, value: Any) -> Fixed:
     """Times a public operand: local. Powers of two and whole numbers cost no fraction bits.
 
-    A fraction keeps f significant bits if it is small, and fewer fraction bits if it is large: its error grows with what
-    it scales, and its product with any activation stays in the ring.
+    A fraction keeps f significant bits if it is small, and fewer fraction bits if it is large: its error grows with
+    what it scales, and its product with any activation stays in the ring.
     """
     net, f = context.net, context.frac_bits
     if isinstance(value, numbers.Real) and value != 0 and math.frexp(abs(value))[0] == 0.5:

@@ -47,7 +47,7 @@ def summable(context: Context, x: Fixed, count: int) -> Fixed:
 
 
 @implements("mean", torch.mean, T.mean,
-            note="as sum; a count that is a power of two costs nothing more, another an error of 1e-6 |result|")  # fmt: skip
+            note="as sum; where the count is no power of two, error 1e-6 |result|")  # fmt: skip
 def mean(context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Fixed:
     count = _count(x, dim)
     if count == 0:
