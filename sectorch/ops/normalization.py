@@ -24,6 +24,10 @@ from .smooth import lifted, series, tensor
 T = torch.Tensor
 
 
+def _sum_is_below(shape: torch.Size, dim: int) -> int:
+    return math.ceil(math.log2(shape[dim] + 1)) + 1
+
+
 def _shifted_exp(context: Context, x: SharedTensor, dim: int) -> tuple[SharedTensor, Fixed]:
     """x - max x, and e to that with about 2 f fraction bits, so that a sum of many small ones is right.
 
