@@ -76,7 +76,8 @@ def mul(context: Context, x: Any, y: Any) -> Fixed:
 
 
 @implements("div", torch.div, torch.divide, torch.true_divide, T.div, T.divide, T.true_divide, T.__truediv__,
-            in_place=(T.div_, T.__itruediv__), note="any divisor; a shared one with 2^-20 <= |y| < 2^20 and a result below 2^16: error 1e-6 (1 + |result|)")  # fmt: skip
+            in_place=(T.div_, T.__itruediv__),
+            note="any divisor; result < 2^16; by a shared one error 4e-6 + 2e-6 |result|")  # fmt: skip
 def div(context: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -> Fixed:
     if rounding_mode is not None:
         refuse("division that rounds", "use plain division")

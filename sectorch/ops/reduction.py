@@ -11,10 +11,11 @@ from ..errors import ArgumentError
 from ..mpc.pool import max_tree
 from ..mpc.relu import maximum as maximum_protocol
 from ..mpc.shares import Shares, each
+from ..mpc.truncate import MAX_SHIFT
 from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import aligned, fixed, limit_bits, scaled, shortened, summand
+from .common import SLACK_BITS, aligned, fixed, limit_bits, plus, raised, scaled, shortened, summand
 from .order import with_indices
 
 T = torch.Tensor
@@ -56,12 +57,27 @@ def mean(context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = Fal
 
 
 def over(context: Context, x: Fixed, count: int) -> Fixed:
-    """A sum over its number of terms: where the sum may be large, it first loses bits that the quotient gets back."""
+    """A sum over its number of terms: where the sum may be large, it first loses bits that the quotient gets back.
+
+    A sum of more than f fraction bits, of squares say, has them for small means: what the first quotient leaves is
+    divided once more.
+    """
     f, terms = context.frac_bits, (count - 1).bit_length()
-    if count != 1 << terms:
-        wide = x.scale_bits + limit_bits(context) + terms + f - HEADROOM_BITS
-        x = shortened(context, x, x.scale_bits - max(0, wide))
-    return scaled(context, x, 1.0 / count)
+    if count == 1 << terms:
+        return scaled(context, x, 1.0 / count)
+    wide = max(0, x.scale_bits + limit_bits(context) + terms + f - HEADROOM_BITS)
+    factor = round(2.0 ** (f + terms) / count)
+
+    def times(v: Fixed) -> Fixed:
+        return Fixed(each(context.net, lambda s: s * factor, v.shares), v.scale_bits + f + terms)
+
+    near = times(shortened(context, x, x.scale_bits - wide))
+    if x.scale_bits <= f or not wide:
+        return shortened(context, near, max(2 * f, near.scale_bits - MAX_SHIFT))
+    near = shortened(context, near, x.scale_bits)
+    rest = each(context.net, lambda v, q: v - q * count, x.shares, near.shares)
+    rest = shortened(context, times(Fixed(rest, x.scale_bits)), 2 * f + SLACK_BITS)
+    return plus(context, raised(context, near, rest.scale_bits), rest)
 
 
 def _listed(dim: Any) -> list[int]:
