@@ -81,15 +81,26 @@ def regimes(context: Context, n: int, cap: float = math.inf) -> Regimes:
         thresholds.append(16 * n << (2 * j))
 
 
-def deviations(context: Context, x: Fixed, dims: tuple[int, ...], centred: bool, cap: float = math.inf) -> Deviations:
-    """The entries of each row over `dims`, less the row's mean if `centred`, as m at the scale of the row's regime."""
+def deviations(
+    context: Context, x: Fixed, dims: tuple[int, ...], centred: bool, cap: float = math.inf, wanted: int = 0
+) -> Deviations:
+    """The entries of each row over `dims`, less the row's mean if `centred`, as m at the scale of the row's regime.
+
+    Args:
+        cap: fraction bits that m may have at most.
+        wanted: fraction bits that m has in rows of all but equal entries. Where n is large, the lowest regime has fewer,
+            and is divided once more, by the sum of the m^2 of a first attempt.
+    """
     net, fss = context.net, context.scheme.fss
     n = math.prod(x.shares.shape[d] for d in dims)
     found = regimes(context, n, cap)
+    bottom = found.scales[-1]
     x = raised(context, x, max(x.scale_bits, context.frac_bits, found.coarse))
-    x = shortened(context, x, max(found.coarse, found.scales[-1] + LONGEST))
-    fine = max(x.scale_bits, found.scales[0])
-    if fine - found.scales[-1] > LONGEST:
+    x = shortened(context, x, max(found.coarse, bottom + LONGEST))
+    more = min(cap, wanted, bottom + LONGEST) - found.scales[0]
+    more = max(0, min(math.floor(more), (WHOLE - 5 - math.ceil(math.log2(n))) // 2))
+    fine = max(x.scale_bits, found.scales[0] + more)
+    if fine - bottom > LONGEST:
         refuse("an eps above the square of the largest activation", "use a smaller one")
     drop = x.scale_bits - found.coarse
     near = truncate(net, x.shares, drop, fss) if drop else x.shares
@@ -108,20 +119,54 @@ def deviations(context: Context, x: Fixed, dims: tuple[int, ...], centred: bool,
         bits = at_least(net, open_masked(net, sums), found.thresholds, fss)
     if centred:
         mean = _refined(context, x.shares, mean, dims, n, fine - x.scale_bits, fine - found.coarse)
-    shift = fine - found.scales[-1]
-    powers = [1 << (k - found.scales[-1]) for k in found.scales]
+    masked = _scaled(context, x, mean, bits, found.scales, fine)
+    squares = each(net, total, multiply_masked(net, torch.mul, masked, masked))
+    if more:
+        bits, found = _divided(context, squares, bits, found, more)
+        masked = _scaled(context, x, mean, bits, found.scales, fine)
+        squares = each(net, total, multiply_masked(net, torch.mul, masked, masked))
+    return Deviations(masked, squares, bits, found)
+
+
+def _scaled(
+    context: Context, x: Fixed, mean: Shares | None, bits: Shares | None, scales: tuple[int, ...], fine: int
+) -> Masked:
+    """x - mean, the mean at `fine` fraction bits, at the scale of its regime and rounded; opened under its mask."""
+    net, finer = context.net, fine - x.scale_bits
     if bits is None:
-        scaled = each(net, lambda v: v << (fine - x.scale_bits), x.shares)
-        scaled = sub(net, scaled, mean) if centred else scaled
+        product = each(net, lambda v: v << finer, x.shares)
+        product = product if mean is None else sub(net, product, mean)
     else:
-        factor = by_regime(context, bits, powers)
-        raised_factor = each(net, lambda v: v << (fine - x.scale_bits), factor)
-        scaled = multiply_masked(net, torch.mul, open_masked(net, x.shares), open_masked(net, raised_factor))
-        if centred:
-            scaled = sub(net, scaled, multiply(net, torch.mul, mean, factor))
-    m = truncate(net, scaled, shift, fss) if shift else scaled
-    masked = open_masked(net, m)
-    return Deviations(masked, each(net, total, multiply_masked(net, torch.mul, masked, masked)), bits, found)
+        factor = by_regime(context, bits, [1 << (k - scales[-1]) for k in scales])
+        raised_factor = each(net, lambda v: v << finer, factor)
+        product = multiply_masked(net, torch.mul, open_masked(net, x.shares), open_masked(net, raised_factor))
+        if mean is not None:
+            product = sub(net, product, multiply(net, torch.mul, mean, factor))
+    shift = fine - scales[-1]
+    return open_masked(net, truncate(net, product, shift, context.scheme.fss) if shift else product)
+
+
+def _divided(
+    context: Context, squares: Shares, bits: Shares | None, found: Regimes, more: int
+) -> tuple[Shares, Regimes]:
+    """The lowest regime in `more` + 1 parts, by a sum of squares that is right to a factor of two from 16 n on."""
+    net, scale = context.net, found.scales[0]
+    sizes = [WHOLE - 1 - 2 * k for k in range(more, 0, -1)]
+    codes = at_least(net, open_masked(net, squares), tuple(1 << k for k in sizes), context.scheme.fss)
+    if bits is not None:  # a row of another regime is above all of these
+        above = each(net, lambda b: b[:1], bits)
+        both = multiply(net, torch.mul, codes, above)
+        codes = each(net, lambda c, a, b: c + a - b, codes, above, both)
+        bits = each(net, lambda c, b: torch.cat((c, b)), codes, bits)
+    least = (0.0, *(2.0 ** (WHOLE - 5) for _ in sizes))
+    most = tuple(2.0 ** (k + 1 - 2 * scale) for k in sizes)
+    return codes if bits is None else bits, Regimes(
+        found.coarse,
+        found.thresholds,
+        (*range(scale + more, scale, -1), *found.scales),
+        (*least, *found.least[1:]),
+        (*most, *found.most),
+    )
 
 
 def by_regime(context: Context, bits: Shares | None, values: list[int]) -> Shares | int:
@@ -193,7 +238,10 @@ def standardised(
     gain = 1.0 if unit else math.sqrt(n)
     half = math.log2(gain)
     cap = (WHOLE - 1 - math.log2(n * eps)) / 2 if eps else math.inf
-    d = deviations(context, x, dims, centred, cap)
+    wanted = f + 9
+    if eps:
+        wanted = min(wanted, math.ceil(f - 4 - math.log2(eps) / 2))
+    d = deviations(context, x, dims, centred, cap, wanted)
     offsets = [round(n * eps * 4.0**k) for k in d.regimes.scales]
     low = max(0, math.floor(math.log2(max(1, min(a + b for a, b in zip(offsets, d.regimes.least, strict=True))))) - 1)
     sums = each(net, torch.clone, d.squares)

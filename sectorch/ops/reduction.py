@@ -11,7 +11,6 @@ from ..errors import ArgumentError
 from ..mpc.pool import max_tree
 from ..mpc.relu import maximum as maximum_protocol
 from ..mpc.shares import Shares, each
-from ..mpc.truncate import MAX_SHIFT
 from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
@@ -73,7 +72,7 @@ def over(context: Context, x: Fixed, count: int) -> Fixed:
 
     near = times(shortened(context, x, x.scale_bits - wide))
     if x.scale_bits <= f or not wide:
-        return shortened(context, near, max(2 * f, near.scale_bits - MAX_SHIFT))
+        return shortened(context, near, 2 * f + SLACK_BITS)
     near = shortened(context, near, x.scale_bits)
     rest = each(context.net, lambda v, q: v - q * count, x.shares, near.shares)
     rest = shortened(context, times(Fixed(rest, x.scale_bits)), 2 * f + SLACK_BITS)
