@@ -88,8 +88,8 @@ def deviations(
 
     Args:
         cap: fraction bits that m may have at most.
-        wanted: fraction bits that m has in rows of all but equal entries. Where n is large, the lowest regime has fewer,
-            and is divided once more, by the sum of the m^2 of a first attempt.
+        wanted: fraction bits that m has in rows of all but equal entries. Where n is large, the lowest regime has
+            fewer, and is divided once more, by the sum of the m^2 of a first attempt.
     """
     net, fss = context.net, context.scheme.fss
     n = math.prod(x.shares.shape[d] for d in dims)
@@ -318,7 +318,7 @@ def root_mean_square(context: Context, x: Fixed, dims: tuple[int, ...], divisor:
     net, f = context.net, context.frac_bits
     n = math.prod(x.shares.shape[d] for d in dims)
     k = math.floor(math.log2(divisor)) // 2
-    spare = min(10, WHOLE - 32 - f)
+    spare = min(f // 2, WHOLE - 32 - f)
     largest = math.ceil(limit_bits(context) + math.log2(n / divisor) / 2) + 1
     finer = WHOLE - largest - spare
     d = deviations(context, x, dims, centred, finer - k)

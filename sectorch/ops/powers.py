@@ -23,7 +23,7 @@ from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed
 from ..tensor import SharedTensor
 from .common import SLACK_BITS, fixed, forbid, limit_bits, raised, require, settled, shortened
-from .smooth import fitting, series, tensor, unary
+from .smooth import fitting, result_bits, series, tensor, unary
 
 T = torch.Tensor
 SPARE_BITS = 4
@@ -40,7 +40,7 @@ def exponent(context: Context, x: Fixed, low: int, high: int) -> Normal:
 
 
 def high_bits(context: Context) -> int:
-    return limit_bits(context) + SPARE_BITS
+    return result_bits(context) + SPARE_BITS
 
 
 def forbid_below(context: Context, normal: Normal) -> None:
@@ -103,7 +103,7 @@ def sqrt(context: Context, x: SharedTensor) -> Fixed:
 @unary("rsqrt", torch.rsqrt, T.rsqrt, in_place=(T.rsqrt_,),
        note="0 < x < 2^20, y < 2^16; error 2e-6 + 1e-6 y + 1e-6 y^3")  # fmt: skip
 def rsqrt(context: Context, x: SharedTensor) -> Fixed:
-    x, limit = fixed(x), limit_bits(context)
+    x, limit = fixed(x), result_bits(context)
     s = x.scale_bits
     normal = exponent(context, x, -min(s, 2 * limit), high_bits(context))
     forbid_below(context, normal)
@@ -143,7 +143,7 @@ def _sign(context: Context, x: Fixed) -> Shares:
 def reciprocal(context: Context, x: SharedTensor) -> Fixed:
     x = fixed(x)
     sign = _sign(context, x)
-    y = positive_reciprocal(context, _signed(context, x, sign), -limit_bits(context), high_bits(context))
+    y = positive_reciprocal(context, _signed(context, x, sign), -result_bits(context), high_bits(context))
     return _signed(context, y, sign)
 
 

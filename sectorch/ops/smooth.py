@@ -99,20 +99,20 @@ def unary(name: str, *keys: Any, in_place: tuple = (), note: str = "") -> Callab
 EXP_LOW = -14
 
 
-def exp_high(context: Context) -> float:
-    """e^x is held below this x: below the limit of activations, or 2^16 where that is less."""
-    return max(16, limit_bits(context)) * math.log(2)
+def result_bits(context: Context) -> int:
+    """Results of functions that grow are held below 2^this: the limit of activations, or 2^16 where that is less."""
+    return max(16, limit_bits(context))
 
 
 @unary("exp", torch.exp, T.exp, in_place=(T.exp_, torch.exp_), note="e^x < 2^16; 0 below -14; error 6e-6 e^x + 2e-6")
 def exp(context: Context, x: SharedTensor) -> Fixed:
     """x = n + u with whole n from comparisons with all whole numbers at once; e^u is a series, e^n a public map."""
-    return exponential(context, fixed(x), exp_high(context))
+    return exponential(context, fixed(x), result_bits(context) * math.log(2))
 
 
-def exponential(context: Context, x: Fixed, high: float, low: int = EXP_LOW, bits: int | None = None) -> Fixed:
-    """e^x for x < high, with `bits` fraction bits for e^n; 0 below `low`; from `high` on a range error."""
-    net = context.net
+def exponential(context: Context, x: Fixed, high: float) -> Fixed:
+    """e^x for x < high; 0 below -14; from `high` on a range error."""
+    net, low = context.net, EXP_LOW
     steps = range(low, math.ceil(high) + 1)
     x = settled(context, x)
     thresholds = (*(k << x.scale_bits for k in steps[:-1]), round(high * 2**x.scale_bits))
@@ -120,7 +120,7 @@ def exponential(context: Context, x: Fixed, high: float, low: int = EXP_LOW, bit
     forbid(context, each(net, lambda b: b[-1], codes))
     whole = unary_map(net, codes, 0, [low + 1 << x.scale_bits] + [1 << x.scale_bits] * (len(steps) - 1))
     part = Fixed(each(net, torch.sub, x.shares, whole), x.scale_bits)  # in [-1, 0)
-    f = fitting(context, math.exp(high)) if bits is None else bits
+    f = fitting(context, math.exp(high))
     powers = [round(math.exp(n + 1) * 2**f) for n in steps[:-1]]
     factor = unary_map(net, codes, 0, [b - a for a, b in zip([0, *powers], [*powers, 0], strict=True)])
     y = series(context, part, series_of.EXP)
@@ -274,7 +274,7 @@ def exp2(context: Context, x: SharedTensor) -> SharedTensor:
 
 def _half_exp(context: Context, x: SharedTensor) -> SharedTensor:
     """e^x / 2, up to where that is held."""
-    y = exponential(context, fixed(x), exp_high(context) + math.log(2))
+    y = exponential(context, fixed(x), (result_bits(context) + 1) * math.log(2))
     return tensor(context, Fixed(y.shares, y.scale_bits + 1))
 
 
