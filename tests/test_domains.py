@@ -422,3 +422,32 @@ def test_what_can_be_held_is_not_refused(name: str, monkeypatch):
     declared = Declared(monkeypatch)
     check(name, torch.cat([v[DOMAINS[name].function(v).abs() < LIMIT / 4] for v in [places(60)]]))
     assert not declared.broken
+
+
+# Losses at both ends.
+
+
+@settings(max_examples=15)
+@given(
+    x=st.lists(numbers, min_size=1, max_size=10),
+    width=st.one_of(st.floats(1e-3, 1), st.floats(1, 30_000)),
+    target=st.sampled_from([0.0, 1.0]),
+)
+def test_losses_of_large_and_small_numbers(x: list[float], width: float, target: float):
+    x = torch.tensor(x, dtype=torch.float64)
+    y, none = torch.full(x.shape, target, dtype=torch.float64), {"reduction": "none"}
+    close(lambda v: F.smooth_l1_loss(v, y, beta=width, **none), x, 4e-6)
+    if width < 32:  # beyond, products with a difference may leave the range, which is declared
+        close(lambda v: F.huber_loss(v, y, delta=width, **none), x, 1e-5)
+    close(lambda v: F.binary_cross_entropy_with_logits(v, y, **none), x, 0, 5 + 1e-6 * float(x.abs().max()) / LAST)
+    close(lambda v: F.soft_margin_loss(v, 2 * y - 1, **none), x, 1e-6)
+    p = grid(torch.sigmoid(x))
+    close(lambda v: F.binary_cross_entropy(v, y, **none), p, 0)
+    close(lambda v: F.kl_div(grid(x), v, **none), p, 1e-5, 16)
+
+
+@settings(max_examples=10)
+@given(scale=st.floats(0.01, 5000), seed=st.integers(0, 99))
+def test_local_response_norms(scale: float, seed: int):
+    x = grid(torch.randn(1, 5, 3, generator=torch.Generator().manual_seed(seed)) * scale)
+    close(lambda v: F.local_response_norm(v, 3), x, 1e-4)

@@ -57,15 +57,25 @@ def l1_loss(context: Context, x: Any, y: Any, size_average: Any = None, reduce: 
     return _reduced((x - y).abs(), reduction)
 
 
-@implements("huber_loss", F.huber_loss, note="exact")
+@implements("huber_loss", F.huber_loss, note="error 2e-6 + 2e-6 |result|")
 def huber_loss(
     context: Context, x: Any, y: Any, reduction: str = "mean", delta: float = 1.0, weight: Any = None
 ) -> Fixed:
     _plain_options(None, None, weight)
     difference = x - y
+    if delta < 1:
+        return _reduced(_smooth_l1(context, difference, delta) * delta, reduction)
     inside = difference.clamp(-delta, delta)
     _within(context, difference, delta)
     return _reduced(inside * (difference - inside * 0.5), reduction)
+
+
+def _smooth_l1(context: Context, difference: SharedTensor, beta: float) -> SharedTensor:
+    """|d| - beta / 2, and d^2 / (2 beta) within beta, which is rounded to the last place, and is one at least."""
+    last = 2.0**-context.frac_bits
+    beta = max(last, round(beta / last) * last)
+    inside = difference.clamp(-beta, beta)
+    return (inside / beta) * (difference - inside * 0.5)
 
 
 def _within(context: Context, difference: SharedTensor, factor: float) -> None:
@@ -75,15 +85,13 @@ def _within(context: Context, difference: SharedTensor, factor: float) -> None:
         require(context, fixed(difference), -most / factor, most / factor)
 
 
-@implements("smooth_l1_loss", F.smooth_l1_loss, note="exact")
+@implements("smooth_l1_loss", F.smooth_l1_loss, note="error 2e-6 + 2e-6 |result|")
 def smooth_l1_loss(context: Context, x: Any, y: Any, size_average: Any = None, reduce: Any = None,
                    reduction: str = "mean", beta: float = 1.0) -> Fixed:  # fmt: skip
     _plain_options(size_average, reduce)
     if beta == 0:
         return l1_loss(context, x, y, reduction=reduction)
-    difference = x - y
-    inside = difference.clamp(-beta, beta)
-    return _reduced((inside / beta) * (difference - inside * 0.5), reduction)
+    return _reduced(_smooth_l1(context, x - y, beta), reduction)
 
 
 @implements("nll_loss", F.nll_loss, note="public targets")
@@ -119,7 +127,7 @@ def cross_entropy(
     return _reduced(loss, reduction)
 
 
-@implements("binary_cross_entropy_with_logits", F.binary_cross_entropy_with_logits, note="error 5e-6")
+@implements("binary_cross_entropy_with_logits", F.binary_cross_entropy_with_logits, note="error 5e-6 + 1e-6 |x|")
 def bce_with_logits(
     context: Context, x: Any, target: Any, weight: Any = None, size_average: Any = None, reduce: Any = None,
     reduction: str = "mean", pos_weight: Any = None,
@@ -195,7 +203,7 @@ def poisson_nll_loss(
     return _reduced(torch.exp(x) - x * target, reduction)
 
 
-@implements("cosine_similarity", F.cosine_similarity, torch.cosine_similarity, note="error 1e-5")
+@implements("cosine_similarity", F.cosine_similarity, torch.cosine_similarity, note="everywhere; error 4e-6")
 def cosine_similarity(context: Context, a: Any, b: Any, dim: int = 1, eps: float = 1e-8) -> Fixed:
     shape = torch.broadcast_shapes(a.shape, b.shape)
     operands = (fixed(tensor(context, summand(context, v)).expand(shape)) for v in (a, b))

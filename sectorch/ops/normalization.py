@@ -120,14 +120,15 @@ def _affine(x: SharedTensor, weight: Any, bias: Any) -> Fixed:
     return fixed(x if bias is None else x + bias)
 
 
-@implements("layer_norm", F.layer_norm, torch.layer_norm, note="error 1e-5 |result|")
+@implements("layer_norm", F.layer_norm, torch.layer_norm,
+            note="everywhere; error 4e-6 + 1e-5 |result|; if sigma < 2^-16 and eps < 1e-9, 2e-4")  # fmt: skip
 def layer_norm(context: Context, x: SharedTensor, normalized_shape: Any, weight: Any = None, bias: Any = None,
                eps: float = 1e-5, *_: Any) -> Fixed:  # fmt: skip
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
     return _affine(_normal(context, x, dims, eps, True), weight, bias)
 
 
-@implements("rms_norm", F.rms_norm, torch.rms_norm, note="error 1e-5 |result|")
+@implements("rms_norm", F.rms_norm, torch.rms_norm, note="everywhere; error 4e-6 + 1e-5 |result|")
 def rms_norm(
     context: Context, x: SharedTensor, normalized_shape: Any, weight: Any = None, eps: float | None = None
 ) -> Fixed:
@@ -140,7 +141,7 @@ def _per_channel(parameter: Any, dims: int) -> Any:
     return None if parameter is None else parameter.view(1, -1, *([1] * (dims - 2)))
 
 
-@implements("group_norm", F.group_norm, torch.group_norm, note="error 1e-5 |result|")
+@implements("group_norm", F.group_norm, torch.group_norm, note="everywhere; error 4e-6 + 1e-5 |result|")
 def group_norm(context: Context, x: SharedTensor, num_groups: int, weight: Any = None, bias: Any = None,
                eps: float = 1e-5, *_: Any) -> Fixed:  # fmt: skip
     shape = x.shape
@@ -148,7 +149,7 @@ def group_norm(context: Context, x: SharedTensor, num_groups: int, weight: Any =
     return _affine(y, _per_channel(weight, len(shape)), _per_channel(bias, len(shape)))
 
 
-@implements("instance_norm", F.instance_norm, note="error 1e-5 |result|")
+@implements("instance_norm", F.instance_norm, note="everywhere; error 4e-6 + 1e-5 |result|")
 def instance_norm(
     context: Context, x: SharedTensor, running_mean: Any = None, running_var: Any = None, weight: Any = None,
     bias: Any = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5, *_: Any,
@@ -178,7 +179,7 @@ def local_response_norm(context: Context, x: SharedTensor, size: int, alpha: flo
     return quotient(context, fixed(x), fixed((sums + k) ** beta), positive=True)
 
 
-@implements("normalize", F.normalize, note="p = 2, 1; error 1e-5 |result|")
+@implements("normalize", F.normalize, note="p = 2, 1; everywhere; error 4e-6")
 def normalize(
     context: Context, x: SharedTensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None
 ) -> Fixed:
