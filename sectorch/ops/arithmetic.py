@@ -131,7 +131,8 @@ def _constant(context: Context, x: SharedTensor, value: float) -> Fixed:
                         net.locally(net.S, torch.zeros_like, x.shares.S)), f)  # fmt: skip
 
 
-@implements("pow", T.__rpow__)
+@implements("pow", T.__rpow__,
+            note="result < 2^16; whole exponents exact; others for x >= 0, error 2e-6 + 1e-5 |result|")  # fmt: skip
 def rpow(context: Context, x: Any, base: Any) -> Fixed:
     return power(context, base, x)
 
@@ -158,7 +159,6 @@ def _roots(context: Context, n: int) -> tuple[float, float]:
     T.__pow__,
     torch.float_power,
     T.float_power,
-    note="whole exponents anywhere; others as exp(y log x) for x > 0",
 )
 def power(context: Context, x: Any, exponent: Any) -> Fixed:
     if not isinstance(x, SharedTensor):

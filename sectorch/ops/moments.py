@@ -238,7 +238,7 @@ def standardised(
     gain = 1.0 if unit else math.sqrt(n)
     half = math.log2(gain)
     cap = (WHOLE - 1 - math.log2(n * eps)) / 2 if eps else math.inf
-    wanted = f + 9
+    wanted = f + 10
     if eps:
         wanted = min(wanted, math.ceil(f - 4 - math.log2(eps) / 2))
     d = deviations(context, x, dims, centred, cap, wanted)
