@@ -29,6 +29,8 @@ KINDS = {
     "resample": "Transposed convolutions and interpolation",
     "activation": "Piecewise linear activations",
     "smooth": "Smooth functions and activations",
+    "powers": "Logarithms, roots and quotients",
+    "trigonometry": "Trigonometric functions and their inverses",
     "normalization": "Softmax and normalisation layers",
     "attention": "Attention",
     "recurrent": "Recurrent layers",

@@ -36,7 +36,7 @@ from .mpc.shares import Shares, each
 from .private import to_meta
 from .ring import HEADROOM_BITS
 from .table import (
-    AT_MOST_TWO,
+    AT_MOST_FOUR,
     BEFORE,
     HANDLER,
     IN_PLACE,
@@ -311,8 +311,8 @@ def _bound(context: Context, row: Row, scale_bits: int, dtype: torch.dtype, give
     one = 2.0**scale_bits
     if not context.scheme.range_check:
         return None
-    if dtype == torch.bool or row.name in AT_MOST_TWO:
-        return 2 * one
+    if dtype == torch.bool or row.name in AT_MOST_FOUR:
+        return 4 * one
     bounds = [2.0 ** (scale_bits - x.scale_bits) * x.bound for x in given if isinstance(x, SharedTensor) and x.bound]
     known = len(bounds) == sum(isinstance(x, SharedTensor) for x in given)
     if known and not dtype.is_floating_point and any(_plain_dtype(x).is_floating_point for x in given):

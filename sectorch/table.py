@@ -144,6 +144,7 @@ SHARES = OpTable("secret tensors", "sectorch.supported_ops() lists all")
 """The operations of SharedTensors. Handlers are f(context, *args, **kwargs) -> Fixed, or a list or tuple of them."""
 
 SMOOTH = frozenset((
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh",
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "celu", "cos", "cosh", "cosine_similarity",
     "cross_entropy", "div", "elu", "erf", "erfc", "exp", "exp2", "expm1", "gelu", "glu", "group_norm", "gru",
     "gru_cell", "instance_norm", "kl_div", "layer_norm", "local_response_norm", "log", "log10", "log1p", "log2",
@@ -167,9 +168,9 @@ NO_LARGER = frozenset((
 ))  # fmt: skip
 """Operations whose results are no larger in magnitude than their largest operand, and so are views."""
 
-AT_MOST_TWO = frozenset((
-    "cos", "cosine_similarity", "erf", "erfc", "hardsigmoid", "sigmoid", "sign", "sin", "softmax", "softmin",
-    "softsign", "tanh",
+AT_MOST_FOUR = frozenset((
+    "acos", "asin", "atan", "atan2", "cos", "cosine_similarity", "erf", "erfc", "hardsigmoid", "sigmoid", "sign", "sin",
+    "softmax", "softmin", "softsign", "tanh",
 ))  # fmt: skip
 
 ONE_LARGER = frozenset(("celu", "elu", "gelu", "logsigmoid", "mish", "softplus"))

@@ -36,6 +36,7 @@ FUNCTIONS = {
     "rsqrt": (lambda x: x**-0.5, 0.5, 1, 0, 9, 1e-6),
     "sqrt": (np.sqrt, 0.5, 1, 0, 9, 1e-6),
     "log": (np.log, 0.5, 1, 0, 9, 1e-6),
+    "atan": (np.arctan, -1, 1, 2, 11, 1e-6),
 }  # fmt: skip
 
 

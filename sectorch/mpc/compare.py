@@ -139,7 +139,7 @@ def _prefix(tree: list[list[Node]], blocks: int) -> list[Node]:
     """Nodes of a tree that together cover its lowest blocks, least significant first."""
     parts, at = [], 0
     while at < blocks:
-        level = max(l for l in range(len(tree)) if at % (1 << l) == 0 and at + (1 << l) <= blocks)
+        level = max(k for k in range(len(tree)) if at % (1 << k) == 0 and at + (1 << k) <= blocks)
         parts.append(tree[level][at >> level])
         at += 1 << level
     return parts

@@ -33,7 +33,8 @@ def normalise(net: Net, x: Shares, low: int, high: int, fss: bool = False) -> No
     """The mantissa and the exponent of x, for ring values 2^low <= x < 2^high.
 
     Below the range the mantissa is 1/2 and the exponent low + 1; above it the mantissa is 1 - 2^-high and the exponent
-    high: a saturation. 0 <= low < high <= 62.
+    high. The first and the last of the bits say so: whoever promises more than a saturation checks them.
+    0 <= low < high <= 62.
 
     Rounds: 1 + 5 (comparison) + 1 (bits) + 1 (product). Per element: 32 bytes online and 26.5 dealt, and 14
     and 12.375 for each of the high - low + 1 thresholds. With `fss` the comparison and its bits take no round.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -9,13 +10,17 @@ import torch
 
 from ..errors import ArgumentError
 from ..mpc.multiply import square as square_protocol
-from ..mpc.shares import each
+from ..mpc.shares import Shares
+from ..ring import HEADROOM_BITS, check_encodable
 from ..table import Context, Fixed, implements
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
 from .bilinear import bilinear, scaled
-from .common import fixed, local, refuse, settled, total
+from .common import SLACK_BITS, encoded_public, fixed, local, plus, refuse, require, settled, shortened, summand, total
+from .powers import fractional_power, quotient
+from .smooth import tensor
 
 T = torch.Tensor
+SIZE_BITS = 8
 
 
 @implements("add", torch.add, T.add, T.__add__, T.__radd__, in_place=(T.add_, T.__iadd__), note="local")
@@ -58,35 +63,80 @@ def mul(context: Context, x: Any, y: Any) -> Fixed:
 
 
 @implements("div", torch.div, torch.divide, torch.true_divide, T.div, T.divide, T.true_divide, T.__truediv__,
-            in_place=(T.div_, T.__itruediv__), note="any divisor; a shared one with 2^-12 <= |y| < 2^20")  # fmt: skip
+            in_place=(T.div_, T.__itruediv__),
+            note="any divisor; result < 2^16; by a shared one error 4e-6 + 2e-6 |result|")  # fmt: skip
 def div(context: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -> Fixed:
     if rounding_mode is not None:
         refuse("division that rounds", "use plain division")
     if isinstance(y, SharedTensor):
-        return fixed(x * torch.reciprocal(y))
+        return quotient(context, summand(context, x), fixed(y))
     if isinstance(y, (int, float)):
         if y == 0:
             raise ArgumentError("division by zero")
         return scaled(context, fixed(x), 1.0 / y)
     if not isinstance(y, PrivateTensor):
         y = torch.as_tensor(y).to(torch.float64)
+        if isinstance(x, SharedTensor):
+            return _times_inverse(context, fixed(x), y)
     return bilinear(context, torch.mul, x, 1.0 / y)
+
+
+def _times_inverse(context: Context, x: Fixed, y: torch.Tensor) -> Fixed:
+    """x / y for public y, by factors that keep their significant bits: those of one size at a time.
+
+    A size spans eight powers of two, so that the inverse of each has 18 significant bits at least.
+    """
+    inverse = 1.0 / y
+    check_encodable(inverse, context.frac_bits, "a public operand")
+    if inverse.is_meta or not inverse.numel():
+        return bilinear(context, torch.mul, tensor(context, x), inverse)
+    sizes = torch.frexp(inverse.to(torch.float64))[1]
+    top, parts = int(sizes.max()), []
+    for high in range(top, int(sizes.min()) - 1, -SIZE_BITS):
+        here = (sizes <= high) & (sizes > high - SIZE_BITS)
+        if bool(here.any()):
+            factor = torch.where(here, inverse, 0.0) * 2.0**-high
+            parts.append(scaled(context, fixed(tensor(context, x) * factor), 2.0**high))
+    if len(parts) == 1:
+        return parts[0]
+    parts = [shortened(context, part, context.frac_bits + SLACK_BITS) for part in parts]
+    return functools.reduce(lambda a, b: plus(context, a, b), parts)
 
 
 @implements("div", T.__rdiv__, T.__rtruediv__)
 def rdiv(context: Context, x: Any, y: Any) -> Fixed:
-    return fixed(torch.div(y, x) if isinstance(y, torch.Tensor) else torch.reciprocal(x) * y)
+    return (
+        fixed(torch.div(y, x)) if isinstance(y, torch.Tensor) else quotient(context, _constant(context, x, y), fixed(x))
+    )
 
 
-@implements("pow", T.__rpow__)
+def _constant(context: Context, x: SharedTensor, value: float) -> Fixed:
+    """A public number in the shape of x."""
+    net, f = context.net, context.frac_bits
+    number = int(encoded_public(context, float(value), f))
+    return Fixed(Shares(net.locally(net.A, lambda v: torch.full_like(v, number), x.shares.A),
+                        net.locally(net.S, torch.zeros_like, x.shares.S)), f)  # fmt: skip
+
+
+@implements("pow", T.__rpow__,
+            note="result < 2^16; whole exponents exact; others for x >= 0, error 2e-6 + 1e-5 |result|")  # fmt: skip
 def rpow(context: Context, x: Any, base: Any) -> Fixed:
     return power(context, base, x)
 
 
-@implements("square", torch.square, T.square, in_place=(T.square_,), note="exact after rounding to f bits; 1 round")
+@implements(
+    "square", torch.square, T.square, in_place=(T.square_,), note="|x| < 2^11; exact after rounding to f bits; 1 round"
+)
 def square(context: Context, x: SharedTensor) -> Fixed:
     value = settled(context, fixed(x), 0)
+    require(context, value, *_roots(context, 2))
     return Fixed(square_protocol(context.net, value.shares), 2 * value.scale_bits)
+
+
+def _roots(context: Context, n: int) -> tuple[float, float]:
+    """Between which numbers the n-th power stays in the ring, with 2 f fraction bits."""
+    root = 2.0 ** ((HEADROOM_BITS - 2 * context.frac_bits) / n)
+    return -root, root
 
 
 @implements(
@@ -96,7 +146,6 @@ def square(context: Context, x: SharedTensor) -> Fixed:
     T.__pow__,
     torch.float_power,
     T.float_power,
-    note="whole exponents anywhere; others as exp(y log x) for x > 0",
 )
 def power(context: Context, x: Any, exponent: Any) -> Fixed:
     if not isinstance(x, SharedTensor):
@@ -107,7 +156,7 @@ def power(context: Context, x: Any, exponent: Any) -> Fixed:
     if public and bool((exponent == exponent.to(torch.float64).round()).any()):
         refuse("whole exponents in a tensor", "they are exact for negative bases too: use x ** n with a number")
     if not isinstance(exponent, (int, float)):
-        return fixed(torch.exp(torch.log(x) * exponent))
+        return fractional_power(context, x, exponent)
     if exponent == -1:
         return fixed(torch.reciprocal(x))
     if exponent == 0.5:
@@ -115,23 +164,32 @@ def power(context: Context, x: Any, exponent: Any) -> Fixed:
     if exponent == -0.5:
         return fixed(torch.rsqrt(x))
     if exponent != int(exponent):
-        return fixed(torch.exp(torch.log(x) * exponent))
+        return fractional_power(context, x, exponent)
     n = int(exponent)
     if n < 0:
         return fixed(torch.reciprocal(x) ** -n)
     if n == 0:
-        ones = 1 << x.scale_bits
-        zeros = each(context.net, torch.zeros_like, x.shares)
-        net = context.net
-        return Fixed(type(zeros)(net.locally(net.A, lambda v: v + ones, zeros.A), zeros.S), x.scale_bits)
+        return _constant(context, x, 1.0)
+    return _whole_power(context, fixed(x), n)
+
+
+def _whole_power(context: Context, x: Fixed, n: int) -> Fixed:
+    """x^n by squaring; the power of the last place stays in the ring if x^n does."""
+    if n > 1:
+        require(context, x, *_roots(context, n))
     result, factor = None, x
     while True:
         if n & 1:
-            result = factor if result is None else result * factor
+            result = factor if result is None else _product(context, result, factor)
         n >>= 1
         if not n:
-            return fixed(result)
-        factor = factor.square()
+            return result
+        value = settled(context, factor, 0)
+        factor = Fixed(square_protocol(context.net, value.shares), 2 * value.scale_bits)
+
+
+def _product(context: Context, x: Fixed, y: Fixed) -> Fixed:
+    return bilinear(context, torch.mul, tensor(context, x), tensor(context, y))
 
 
 @implements("addcmul", torch.addcmul, T.addcmul, note="1 round for two secrets")

@@ -13,13 +13,13 @@ from ..errors import FixedPointRangeError
 from ..mpc.linear import linear
 from ..mpc.multiply import multiply
 from ..mpc.shares import each
-from ..ring import check_encodable, encode
+from ..mpc.truncate import MAX_SHIFT
+from ..ring import HEADROOM_BITS, check_encodable, encode
 from ..table import Context, Fixed
 from ..tensor import PrivateTensor, SharedTensor
-from .common import SLACK_BITS, encoded_public, fixed, fractional, refuse, settled
-from .ranges import CAPACITY, ROOM, beyond, fitted, limit_at
+from .common import SLACK_BITS, encoded_public, fixed, fractional, plus, refuse, settled
+from .ranges import CAPACITY, ROOM, beyond, domain_bits, fitted, limit_at
 
-MAX_FACTOR_BITS = 10
 Sums = Callable[[torch.Tensor], torch.Tensor]
 """Of the magnitudes of a product's second operand: what they sum to for each output, where the first is one
 everywhere."""
@@ -129,39 +129,66 @@ def _check_sums(context: Context, weight: PrivateTensor, sums: Sums) -> None:
 
 
 def _times_public(context: Context, product: Callable, x: Fixed, value: Any, sums: Sums = torch.abs) -> Fixed:
-    """Times a public operand: local. Powers of two and integers cost no fraction bits."""
-    net = context.net
+    """Times a public operand: local. Powers of two and whole numbers cost no fraction bits.
+
+    A fraction keeps f significant bits if it is small, and fewer fraction bits if it is large: its error grows with
+    what it scales, and its product with any activation stays in the ring.
+    """
+    f = context.frac_bits
     if isinstance(value, numbers.Real) and value != 0 and math.frexp(abs(value))[0] == 0.5:
-        check_encodable(torch.tensor(float(value)), context.frac_bits, "a public operand")
-        exponent = math.frexp(abs(value))[1] - 1
-        if exponent > 0:
-            x = fitted(context, settled(context, x) if beyond(x, 2.0**exponent) else x, CAPACITY / 2.0**exponent)
-        shares = x.shares if value > 0 else each(net, torch.neg, x.shares)
-        if exponent <= 0:
-            finer = Fixed(shares, x.scale_bits - exponent, x.bound)
-            return finer if finer.scale_bits <= 2 * context.frac_bits + SLACK_BITS else settled(context, finer)
-        bound = None if x.bound is None else x.bound * 2.0**exponent
-        return Fixed(each(net, lambda v: v << exponent, shares), x.scale_bits, bound)
-    factor = torch.as_tensor(value)
-    factor = factor.to(torch.float64) if not factor.is_meta else factor
-    largest = 1.0 if factor.is_meta or not factor.numel() else float(sums(factor.abs()).max())
-    if not fractional(value):
-        weight = encoded_public(context, value, 0)
-        x = fitted(context, settled(context, x) if beyond(x, largest) else x, CAPACITY / max(1.0, largest))
-        bound = None if x.bound is None else x.bound * largest
-        return Fixed(each(net, lambda v: product(v, weight.to(v.device)), x.shares), x.scale_bits, bound)
-    x = settled(context, x)
-    bits = context.frac_bits
-    if not isinstance(value, torch.Tensor):
-        # A small factor keeps f significant bits: its error would otherwise grow with what it scales.
-        bits += min(MAX_FACTOR_BITS, max(0, -math.frexp(float(value))[1]))
-    weight = encode(torch.as_tensor(value, dtype=torch.float64), bits)
-    check_encodable(torch.as_tensor(value), context.frac_bits, "a public operand")
-    grown = (largest + 2.0**-bits) * 2.0**bits
-    x = fitted(context, x, CAPACITY / grown)
-    bound = None if x.bound is None else x.bound * grown
-    result = Fixed(each(net, lambda v: product(v, weight.to(v.device)), x.shares), x.scale_bits + bits, bound)
-    return result if result.scale_bits <= 2 * context.frac_bits + SLACK_BITS else settled(context, result)
+        check_encodable(torch.tensor(float(value)), f, "a public operand")
+        return _times_power_of_two(context, x, math.frexp(abs(value))[1] - 1, value < 0)
+    check_encodable(torch.as_tensor(value), f, "a public operand")
+    if not fractional(value) or (isinstance(value, float) and value == int(value)):
+        weight = encoded_public(context, value if isinstance(value, torch.Tensor) else int(value), 0)
+        if x.bound is None and x.scale_bits + domain_bits(context) + _magnitude(weight) > HEADROOM_BITS:
+            x = settled(context, x, 0)
+        return _product(context, product, x, weight, 0, sums)
+    weight = torch.as_tensor(value, dtype=torch.float64)
+    size = _magnitude(weight)
+    if size > SLACK_BITS and isinstance(value, torch.Tensor):
+        small = weight.abs() < 2.0**SLACK_BITS
+        x = settled(context, x, 0)
+        parts = (torch.where(small, weight, 0.0), f), (torch.where(small, 0.0, weight), f + SLACK_BITS - size)
+    else:
+        x = settled(context, x)
+        room = 2 * f + SLACK_BITS - x.scale_bits
+        most = f if isinstance(value, torch.Tensor) else min(f - size, f + SLACK_BITS + MAX_SHIFT - x.scale_bits)
+        parts = ((weight, min(max(f, most), room - size) if size > 0 else max(f, most)),)
+    results = [_product(context, product, x, encode(part, bits), bits, sums) for part, bits in parts]
+    results = [r if r.scale_bits <= 2 * f + SLACK_BITS else settled(context, r) for r in results]
+    return results[0] if len(results) == 1 else plus(context, settled(context, results[0], 0), results[1])
+
+
+def _times_power_of_two(context: Context, x: Fixed, exponent: int, negative: bool) -> Fixed:
+    """x 2^exponent, or the negative of it: fraction bits move as far as they may, and a shift does the rest."""
+    shares = each(context.net, torch.neg, x.shares) if negative else x.shares
+    moved = max(0, min(exponent, x.scale_bits - context.frac_bits)) if exponent > 0 else exponent
+    x, rest = Fixed(shares, x.scale_bits - moved, x.bound), exponent - moved
+    if rest > 0:
+        x = fitted(context, x, CAPACITY / 2.0**rest)
+        bound = None if x.bound is None else x.bound * 2.0**rest
+        return Fixed(each(context.net, lambda v: v << rest, x.shares), x.scale_bits, bound)
+    return x if x.scale_bits <= 2 * context.frac_bits + SLACK_BITS else settled(context, x)
+
+
+def _product(context: Context, product: Callable, x: Fixed, weight: torch.Tensor, bits: int, sums: Sums) -> Fixed:
+    """x times ring elements of so many fraction bits."""
+    known = not weight.is_meta and weight.numel()
+    largest = float(sums(weight.to(torch.float64).abs()).max()) if known else 1.0
+    if beyond(x, largest):
+        x = settled(context, x, SLACK_BITS, CAPACITY / largest / 2.0**context.frac_bits)
+    x = fitted(context, x, CAPACITY / max(1.0, largest))
+    bound = None if x.bound is None else x.bound * largest
+    shares = each(context.net, lambda v: product(v, weight.to(v.device)), x.shares)
+    return Fixed(shares, x.scale_bits + bits, bound)
+
+
+def _magnitude(values: torch.Tensor) -> int:
+    """The least k with all |v| < 2^k; 0 of no values, and where they are not known."""
+    if values.is_meta or not values.numel():
+        return 0
+    return math.frexp(float(values.to(torch.float64).abs().max()))[1]
 
 
 def scaled(context: Context, x: Fixed, factor: float) -> Fixed:

@@ -51,6 +51,15 @@ def raised(context: Context, x: Fixed, scale_bits: int) -> Fixed:
     return Fixed(each(context.net, lambda v: v << bits, x.shares), scale_bits, bound)
 
 
+def shortened(context: Context, x: Fixed, scale_bits: int) -> Fixed:
+    """The value rounded to at most `scale_bits` fraction bits."""
+    while x.scale_bits > scale_bits:
+        shift = min(MAX_SHIFT, x.scale_bits - scale_bits)
+        bound = None if x.bound is None else x.bound / 2.0**shift + 1
+        x = Fixed(truncate(context.net, x.shares, shift, context.scheme.fss), x.scale_bits - shift, bound)
+    return x
+
+
 def settled(context: Context, x: Fixed, slack: int = SLACK_BITS, most: float = math.inf) -> Fixed:
     """The value ready to be a factor: truncated to f fraction bits unless it has at most `slack` more.
 
@@ -168,8 +177,14 @@ def both(x: float | None, y: float | None) -> float | None:
 
 
 def _plus(context: Context, x: Fixed, value: Any, sign: int = 1) -> Fixed:
-    """x + sign * value for a value that is not shared: A adds it to its half."""
+    """x + sign * value for a value that is not shared: A adds it to its half.
+
+    A small number, as the 1e-8 under a logarithm, would be lost among f fraction bits: x then gets 2 f.
+    """
     scale = x.scale_bits
+    if isinstance(value, float) and 0 < abs(value) < 2.0 ** (8 - context.frac_bits):
+        scale = max(scale, 2 * context.frac_bits)
+        x = raised(context, fitted(context, x, CAPACITY / 2.0 ** (scale - x.scale_bits)), scale)
     if scale == 0 and fractional(value):
         scale = context.frac_bits
         x = raised(context, x, scale)

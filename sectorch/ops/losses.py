@@ -7,9 +7,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ..mpc.multiply import multiply
+from ..mpc.shares import each
+from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import fixed, refuse
+from .common import fixed, refuse, require, shortened, summand
+from .moments import mean_of_squares, standardised
+from .powers import logarithm
+from .ranges import domain_bits
+from .smooth import tensor
+
+UNIT_BITS = 30
+"""Fraction bits of vectors of length one: a product of two fills 60."""
 
 
 def _reduced(loss: Any, reduction: str, count: float | None = None) -> Fixed:
@@ -27,11 +37,18 @@ def _plain_options(size_average: Any, reduce: Any, weight: Any = None) -> None:
         refuse("class weights in a loss", "weight the losses with reduction='none'")
 
 
-@implements("mse_loss", F.mse_loss, note="1 round")
+@implements("mse_loss", F.mse_loss, note="result < 2^16; error 2e-6 + 1e-6 |result|")
 def mse_loss(context: Context, x: Any, y: Any, size_average: Any = None, reduce: Any = None, reduction: str = "mean",
              weight: Any = None) -> Fixed:  # fmt: skip
     _plain_options(size_average, reduce, weight)
-    return _reduced((x - y).square(), reduction)
+    difference = x - y
+    if reduction == "none":
+        return fixed(difference.square())
+    flat, count = difference.flatten(), difference.numel()
+    if not count:
+        return _reduced(flat.square(), reduction)
+    total = mean_of_squares(context, fixed(flat), (0,), count if reduction == "mean" else 1, False)
+    return fixed(tensor(context, total, difference.dtype).reshape(()))
 
 
 @implements("l1_loss", F.l1_loss, note="exact")
@@ -41,23 +58,41 @@ def l1_loss(context: Context, x: Any, y: Any, size_average: Any = None, reduce: 
     return _reduced((x - y).abs(), reduction)
 
 
-@implements("huber_loss", F.huber_loss, note="exact")
+@implements("huber_loss", F.huber_loss, note="error 2e-6 + 2e-6 |result|")
 def huber_loss(
     context: Context, x: Any, y: Any, reduction: str = "mean", delta: float = 1.0, weight: Any = None
 ) -> Fixed:
     _plain_options(None, None, weight)
     difference = x - y
+    if delta < 1:
+        return _reduced(_smooth_l1(context, difference, delta) * delta, reduction)
     inside = difference.clamp(-delta, delta)
+    _within(context, difference, delta)
     return _reduced(inside * (difference - inside * 0.5), reduction)
 
 
-@implements("smooth_l1_loss", F.smooth_l1_loss, note="exact")
+def _smooth_l1(context: Context, difference: SharedTensor, beta: float) -> SharedTensor:
+    """|d| - beta / 2, and d^2 / (2 beta) within beta, which is rounded to the last place, and is one at least."""
+    last = 2.0**-context.frac_bits
+    beta = max(last, round(beta / last) * last)
+    inside = difference.clamp(-beta, beta)
+    return (inside / beta) * (difference - inside * 0.5)
+
+
+def _within(context: Context, difference: SharedTensor, factor: float) -> None:
+    """That a product of a difference with something up to a public factor stays in the ring, where that may fail."""
+    most = 2.0 ** (HEADROOM_BITS - 2 * context.frac_bits)
+    if factor * 2.0 ** (domain_bits(context) + 1) > most:
+        require(context, fixed(difference), -most / factor, most / factor)
+
+
+@implements("smooth_l1_loss", F.smooth_l1_loss, note="error 2e-6 + 2e-6 |result|")
 def smooth_l1_loss(context: Context, x: Any, y: Any, size_average: Any = None, reduce: Any = None,
                    reduction: str = "mean", beta: float = 1.0) -> Fixed:  # fmt: skip
     _plain_options(size_average, reduce)
     if beta == 0:
         return l1_loss(context, x, y, reduction=reduction)
-    return _reduced(F.huber_loss(x, y, "none", beta) / beta, reduction)
+    return _reduced(_smooth_l1(context, x - y, beta), reduction)
 
 
 @implements("nll_loss", F.nll_loss, note="public targets")
@@ -93,7 +128,7 @@ def cross_entropy(
     return _reduced(loss, reduction)
 
 
-@implements("binary_cross_entropy_with_logits", F.binary_cross_entropy_with_logits, note="error 5e-6")
+@implements("binary_cross_entropy_with_logits", F.binary_cross_entropy_with_logits, note="error 5e-6 + 1e-6 |x|")
 def bce_with_logits(
     context: Context, x: Any, target: Any, weight: Any = None, size_average: Any = None, reduce: Any = None,
     reduction: str = "mean", pos_weight: Any = None,
@@ -104,11 +139,21 @@ def bce_with_logits(
     return _reduced(F.softplus(x) - x * target, reduction)
 
 
-@implements("binary_cross_entropy", F.binary_cross_entropy, note="probabilities in [2^-14, 1 - 2^-14]")
+@implements("binary_cross_entropy", F.binary_cross_entropy, note="as log; logarithms not below -100, as torch's")
 def bce(context: Context, x: Any, target: Any, weight: Any = None, size_average: Any = None, reduce: Any = None,
         reduction: str = "mean") -> Fixed:  # fmt: skip
     _plain_options(size_average, reduce, weight)
-    return _reduced(-(torch.log(x) * target + torch.log(1 - x) * (1 - target)), reduction)
+    last = 2.0**-context.frac_bits
+    require(context, summand(context, x), 0.0, 1.0 + last)
+    yes, no = (_log(context, v, -100.0) for v in (x, 1 - x))
+    return _reduced(-(yes * target + no * (1 - target)), reduction)
+
+
+def _log(context: Context, x: Any, zero: float) -> Any:
+    """log x, and `zero` where x is 0."""
+    if not isinstance(x, SharedTensor):
+        return torch.log(x).clamp(min=zero)
+    return tensor(context, logarithm(context, fixed(x), zero))
 
 
 @implements("kl_div", F.kl_div, note="log-probabilities against public or secret ones")
@@ -118,7 +163,8 @@ def kl_div(context: Context, x: Any, target: Any, size_average: Any = None, redu
     if log_target:
         loss = torch.exp(target) * (target - x)
     elif isinstance(target, SharedTensor):
-        loss = target * (torch.log(target) - x)
+        require(context, fixed(target), 0.0)
+        loss = target * (_log(context, target, 0.0) - x)
     else:
         loss = torch.special.xlogy(target, target) - x * target
     return _reduced(loss, reduction, x.shape[0] if reduction == "batchmean" else None)
@@ -158,8 +204,11 @@ def poisson_nll_loss(
     return _reduced(torch.exp(x) - x * target, reduction)
 
 
-@implements("cosine_similarity", F.cosine_similarity, torch.cosine_similarity, note="error 1e-5")
+@implements("cosine_similarity", F.cosine_similarity, torch.cosine_similarity, note="everywhere; error 4e-6")
 def cosine_similarity(context: Context, a: Any, b: Any, dim: int = 1, eps: float = 1e-8) -> Fixed:
     shape = torch.broadcast_shapes(a.shape, b.shape)
-    a, b = (F.normalize(v.expand(shape), dim=dim) for v in (a, b))
-    return fixed((a * b).sum(dim))
+    operands = (fixed(tensor(context, summand(context, v)).expand(shape)) for v in (a, b))
+    units = (standardised(context, v, (dim,), 0.0, False, unit=True) for v in operands)
+    a, b = (shortened(context, v, UNIT_BITS) for v in units)
+    product = each(context.net, lambda v: v.sum(dim), multiply(context.net, torch.mul, a.shares, b.shares))
+    return shortened(context, Fixed(product, a.scale_bits + b.scale_bits), 2 * context.frac_bits)

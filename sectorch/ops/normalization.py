@@ -9,38 +9,50 @@ import torch
 import torch.nn.functional as F
 
 from ..mpc import series as series_of
-from ..mpc.mask import open_masked
-from ..mpc.multiply import multiply_masked
+from ..mpc.multiply import square
 from ..mpc.normalise import exponent_map, normalise
 from ..mpc.relu import ramps
-from ..mpc.shares import Shares, add, each
-from ..mpc.truncate import truncate
+from ..mpc.shares import add, each
 from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import encoded_public, excess, fixed, refuse, settled
-from .smooth import lifted, positive_reciprocal, series, tensor
+from .common import encoded_public, excess, fixed, refuse, shortened
+from .moments import mean_of_squares, root_mean_square, standardised
+from .powers import positive_reciprocal, quotient
+from .smooth import lifted, series, tensor
 
 T = torch.Tensor
-
-
-def _shifted_exp(context: Context, x: SharedTensor, dim: int) -> tuple[Fixed, Fixed]:
-    """y = max(x - max x, -14) and e^y, both at about f fraction bits."""
-    net = context.net
-    difference = x - x.amax(dim, keepdim=True)
-    floor = series_of.EXP.low
-    shift = excess(context, difference.scale_bits)
-    threshold = int(encoded_public(context, floor, difference.scale_bits - shift))
-    (above,) = ramps(net, difference.shares, (threshold,), shift, fss=context.scheme.fss)
-    y = lifted(context, Fixed(above, difference.scale_bits - shift), floor)
-    return y, settled(context, series(context, y, series_of.EXP))
 
 
 def _sum_is_below(shape: torch.Size, dim: int) -> int:
     return math.ceil(math.log2(shape[dim] + 1)) + 1
 
 
-@implements("softmax", torch.softmax, T.softmax, F.softmax, torch.special.softmax, note="error 1e-5; 0 below e^-14")
+def _shifted_exp(context: Context, x: SharedTensor, dim: int) -> tuple[SharedTensor, Fixed]:
+    """x - max x, and e to that with about 2 f fraction bits, so that a sum of many small ones is right.
+
+    The square of a series for half of it: e^(-28) is where it ends, and an error of e^(x/2) is scaled with it.
+    """
+    net = context.net
+    difference = x - x.amax(dim, keepdim=True)
+    half, floor = Fixed(difference.shares, difference.scale_bits + 1), series_of.EXP.low
+    shift = excess(context, half.scale_bits)
+    threshold = int(encoded_public(context, floor, half.scale_bits - shift))
+    (above,) = ramps(net, half.shares, (threshold,), shift, fss=context.scheme.fss)
+    root = series(context, lifted(context, Fixed(above, half.scale_bits - shift), floor), series_of.EXP)
+    e = Fixed(square(net, root.shares), 2 * root.scale_bits)
+    spare = HEADROOM_BITS - _sum_is_below(x.shares.shape, dim)
+    return difference, shortened(context, e, spare)
+
+
+@implements(
+    "softmax",
+    torch.softmax,
+    T.softmax,
+    F.softmax,
+    torch.special.softmax,
+    note="error 1e-5 + 2e-6 sqrt(n) |result| of n entries",
+)
 def softmax(
     context: Context, x: SharedTensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
 ) -> Fixed:
@@ -52,13 +64,13 @@ def softmax(
 
 
 @implements("log_softmax", torch.log_softmax, T.log_softmax, F.log_softmax, torch.special.log_softmax,
-            note="error 1e-5; not below -14 - log(n)")  # fmt: skip
+            note="error 1e-5 + 2e-6 sqrt(n) of n entries, however small a result")  # fmt: skip
 def log_softmax(
     context: Context, x: SharedTensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
 ) -> Fixed:
     dim = _default_dim(x, dim)
     y, e = _shifted_exp(context, x, dim)
-    return fixed(tensor(context, y) - tensor(context, _log_of_sum(context, e, x.shares.shape, dim, True)))
+    return fixed(y - tensor(context, _log_of_sum(context, e, x.shares.shape, dim, True)))
 
 
 def _default_dim(x: SharedTensor, dim: int | None) -> int:
@@ -85,7 +97,9 @@ def _log_of_sum(context: Context, e: Fixed, shape: torch.Size, dim: int, keepdim
     return Fixed(add(net, m.shares, whole), m.scale_bits)
 
 
-@implements("logsumexp", torch.logsumexp, T.logsumexp, torch.special.logsumexp, note="error 1e-5")
+@implements(
+    "logsumexp", torch.logsumexp, T.logsumexp, torch.special.logsumexp, note="error 1e-5 + 2e-6 sqrt(n) of n entries"
+)
 def logsumexp(context: Context, x: SharedTensor, dim: Any, keepdim: bool = False) -> Fixed:
     if not isinstance(dim, int):
         if len(dim) != 1:
@@ -96,43 +110,8 @@ def logsumexp(context: Context, x: SharedTensor, dim: Any, keepdim: bool = False
     return fixed(largest + tensor(context, _log_of_sum(context, e, x.shares.shape, dim, keepdim)))
 
 
-def _standardised(context: Context, x: SharedTensor, dims: tuple[int, ...], eps: float, centred: bool) -> SharedTensor:
-    """(x - mean) / sqrt(mean of squares + eps) along dims; without `centred` the mean is not taken off.
-
-    The deviation d is opened once under its mask, for the squares and for the product with the inverse root. The sum
-    of squares keeps all its fraction bits, and the inverse root six more than usual, since it multiplies large numbers.
-    """
-    if eps < 0:
-        refuse("a negative eps", "use a positive one")
-    net, f = context.net, context.frac_bits
-    shape = x.shares.shape
-    n = math.prod(shape[d] for d in dims)
-    deviation = x - x.mean(dims, keepdim=True) if centred else x
-    d = _exactly(context, settled(context, fixed(deviation)), f)
-    masked = open_masked(net, d)
-    squares = multiply_masked(net, torch.mul, masked, masked)
-    offset = max(1, round(n * eps * 4.0**f))
-    sums = each(net, lambda v: v.sum(dims, keepdim=True), squares)
-    sums = Shares(net.locally(net.A, lambda v: v + offset, sums.A), sums.S)
-    low = max(0, offset.bit_length() - 2)
-    normal = normalise(net, sums, low, 61, context.scheme.fss)
-    m = series(context, Fixed(normal.mantissa, normal.high), series_of.RSQRT)
-    # The inverse root is at most 1 / sqrt(eps), and is held beside f fraction bits of its mantissa.
-    largest = math.sqrt(n / offset) * 2.0**f
-    bits = min(f + 6, HEADROOM_BITS - 1 - f - max(0, math.ceil(math.log2(largest))))
-    power = exponent_map(net, normal, lambda e: round(math.sqrt(n) * 2.0 ** (-(e - 2 * f) / 2) * 2**bits))
-    inverse = tensor(context, settled(context, m)) * tensor(context, Fixed(power, bits))
-    inverse = _exactly(context, fixed(inverse), bits)
-    product = multiply_masked(net, torch.mul, masked, open_masked(net, inverse))
-    return tensor(context, Fixed(product, f + bits))
-
-
-def _exactly(context: Context, x: Fixed, bits: int) -> Shares:
-    """The value at exactly `bits` fraction bits."""
-    if x.scale_bits > bits:
-        return truncate(context.net, x.shares, x.scale_bits - bits, context.scheme.fss)
-    missing = bits - x.scale_bits
-    return each(context.net, lambda v: v << missing, x.shares)
+def _normal(context: Context, x: SharedTensor, dims: tuple[int, ...], eps: float, centred: bool) -> SharedTensor:
+    return tensor(context, standardised(context, fixed(x), dims, eps, centred))
 
 
 def _affine(x: SharedTensor, weight: Any, bias: Any) -> Fixed:
@@ -141,42 +120,43 @@ def _affine(x: SharedTensor, weight: Any, bias: Any) -> Fixed:
     return fixed(x if bias is None else x + bias)
 
 
-@implements("layer_norm", F.layer_norm, torch.layer_norm, note="error 1e-5 |result|")
+@implements("layer_norm", F.layer_norm, torch.layer_norm,
+            note="everywhere; error 4e-6 + 1e-5 |result|; 1e-3 if sigma < 2^-13 and eps < 1e-8")  # fmt: skip
 def layer_norm(context: Context, x: SharedTensor, normalized_shape: Any, weight: Any = None, bias: Any = None,
                eps: float = 1e-5, *_: Any) -> Fixed:  # fmt: skip
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
-    return _affine(_standardised(context, x, dims, eps, True), weight, bias)
+    return _affine(_normal(context, x, dims, eps, True), weight, bias)
 
 
-@implements("rms_norm", F.rms_norm, torch.rms_norm, note="error 1e-5 |result|")
+@implements("rms_norm", F.rms_norm, torch.rms_norm, note="everywhere; error 4e-6 + 1e-5 |result|")
 def rms_norm(
     context: Context, x: SharedTensor, normalized_shape: Any, weight: Any = None, eps: float | None = None
 ) -> Fixed:
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
     eps = torch.finfo(x.dtype).eps if eps is None else eps
-    return _affine(_standardised(context, x, dims, eps, False), weight, None)
+    return _affine(_normal(context, x, dims, eps, False), weight, None)
 
 
 def _per_channel(parameter: Any, dims: int) -> Any:
     return None if parameter is None else parameter.view(1, -1, *([1] * (dims - 2)))
 
 
-@implements("group_norm", F.group_norm, torch.group_norm, note="error 1e-5 |result|")
+@implements("group_norm", F.group_norm, torch.group_norm, note="everywhere; error 4e-6 + 1e-5 |result|")
 def group_norm(context: Context, x: SharedTensor, num_groups: int, weight: Any = None, bias: Any = None,
                eps: float = 1e-5, *_: Any) -> Fixed:  # fmt: skip
     shape = x.shape
-    y = _standardised(context, x.reshape(shape[0], num_groups, -1), (-1,), eps, True).reshape(shape)
+    y = _normal(context, x.reshape(shape[0], num_groups, -1), (-1,), eps, True).reshape(shape)
     return _affine(y, _per_channel(weight, len(shape)), _per_channel(bias, len(shape)))
 
 
-@implements("instance_norm", F.instance_norm, note="error 1e-5 |result|")
+@implements("instance_norm", F.instance_norm, note="everywhere; error 4e-6 + 1e-5 |result|")
 def instance_norm(
     context: Context, x: SharedTensor, running_mean: Any = None, running_var: Any = None, weight: Any = None,
     bias: Any = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5, *_: Any,
 ) -> Fixed:  # fmt: skip
     if not use_input_stats:
         return fixed(F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps))
-    y = _standardised(context, x, tuple(range(2, x.dim())), eps, True)
+    y = _normal(context, x, tuple(range(2, x.dim())), eps, True)
     return _affine(y, _per_channel(weight, x.dim()), _per_channel(bias, x.dim()))
 
 
@@ -189,56 +169,71 @@ def native_instance_norm(
     return instance_norm(context, x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
-@implements("local_response_norm", F.local_response_norm, note="error 1e-4 |result|")
+@implements(
+    "local_response_norm", F.local_response_norm, note="as log of its sum of squares; error 4e-6 + 1e-4 |result|"
+)
 def local_response_norm(context: Context, x: SharedTensor, size: int, alpha: float = 1e-4, beta: float = 0.75,
                         k: float = 1.0) -> Fixed:  # fmt: skip
-    squares = (x * x).unsqueeze(1).flatten(3)
+    scaled = x * math.sqrt(alpha / size)
+    squares = scaled.square().unsqueeze(1).flatten(3)
     padded = F.pad(squares, (0, 0, size // 2, (size - 1) // 2))
-    mean = F.avg_pool2d(padded, (size, 1), stride=1).squeeze(1).reshape(x.shape)
-    return fixed(x * (mean * alpha + k) ** -beta)
+    sums = F.avg_pool2d(padded, (size, 1), stride=1, divisor_override=1).squeeze(1).reshape(x.shape)
+    return quotient(context, fixed(x), fixed((sums + k) ** beta), positive=True)
 
 
-@implements("normalize", F.normalize, note="p = 2, 1; error 1e-5 |result|")
+@implements("normalize", F.normalize, note="p = 2, 1; everywhere; error 4e-6")
 def normalize(
     context: Context, x: SharedTensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None
 ) -> Fixed:
-    if p == 1:
-        return fixed(x / x.abs().sum(dim, keepdim=True))
-    if p != 2:
+    if p not in (1, 2):
         refuse(f"normalize with p={p}", "use p=2 or p=1")
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
-    n = math.prod(x.shares.shape[d] for d in dims)
-    return fixed(
-        _standardised(context, x, dims, max(eps * eps, 4.0**-context.frac_bits) / n, False) * (1 / math.sqrt(n))
-    )
+    least = 2.0**-context.frac_bits
+    if p == 2 and eps <= least:  # of a vector that is not zero, the norm is above
+        return standardised(context, fixed(x), dims, 0.0, False, unit=True)
+    size = x.abs().sum(dims, keepdim=True) if p == 1 else tensor(context, norm(context, x, 2, dims, True))
+    return quotient(context, fixed(x), fixed(size.clamp_min(max(eps, least))), positive=True)
 
 
-@implements("var", torch.var, T.var, note="error 4e-6 n")
+@implements("var", torch.var, T.var, note="result < 2^16; error 2e-6 + 1e-6 |result|")
 def var(context: Context, x: SharedTensor, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *,
         correction: Any = None) -> Fixed:  # fmt: skip
-    return fixed(_variance(x, dim, unbiased, keepdim, correction))
+    return _statistic(context, mean_of_squares, x, dim, unbiased, keepdim, correction)
 
 
-def _variance(x: SharedTensor, dim: Any, unbiased: Any, keepdim: bool, correction: Any) -> SharedTensor:
+def _statistic(context: Context, which: Any, x: SharedTensor, dim: Any, unbiased: Any, keepdim: bool,
+               correction: Any) -> Fixed:  # fmt: skip
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     if correction is None:
         correction = 1 if unbiased is None else int(unbiased)
-    dims = tuple(range(x.dim())) if dim is None or dim == () else ((dim,) if isinstance(dim, int) else tuple(dim))
+    dims = _dims(x, dim)
     n = math.prod(x.shares.shape[d] for d in dims)
     if n <= correction:
         refuse("the variance of too few elements", "it is not a number")
-    deviation = x - x.mean(dims, keepdim=True)
-    return deviation.square().sum(dims, keepdim=keepdim) / (n - correction)
+    return _kept(context, which(context, fixed(x), dims, n - correction, True), dims, keepdim)
 
 
-@implements("std", torch.std, T.std, note="error as sqrt")
+def _dims(x: SharedTensor, dim: Any) -> tuple[int, ...]:
+    count = len(x.shares.shape)
+    chosen = range(count) if dim is None or dim == () else (dim,) if isinstance(dim, int) else dim
+    return tuple(d % max(1, count) for d in chosen)
+
+
+def _kept(context: Context, x: Fixed, dims: tuple[int, ...], keepdim: bool) -> Fixed:
+    if keepdim:
+        return x
+    shape = [size for d, size in enumerate(x.shares.shape) if d not in dims]
+    return Fixed(each(context.net, lambda v: v.reshape(shape), x.shares), x.scale_bits)
+
+
+@implements("std", torch.std, T.std, note="everywhere; error 2e-6 + 1e-6 |result|")
 def std(context: Context, x: SharedTensor, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *,
         correction: Any = None) -> Fixed:  # fmt: skip
-    return fixed(torch.sqrt(_variance(x, dim, unbiased, keepdim, correction)))
+    return _statistic(context, root_mean_square, x, dim, unbiased, keepdim, correction)
 
 
-@implements("norm", torch.linalg.norm)
+@implements("norm", torch.linalg.norm, note="p = 1, 2, inf; error 2e-6 + 1e-6 |result|")
 def linalg_norm(context: Context, x: SharedTensor, ord: Any = None, dim: Any = None, keepdim: bool = False, *,
                 dtype: Any = None) -> Fixed:  # fmt: skip
     """Of a matrix only the Frobenius norm; other orders are norms of operators."""
@@ -252,13 +247,13 @@ def linalg_norm(context: Context, x: SharedTensor, ord: Any = None, dim: Any = N
     return norm(context, x, 2 if ord is None else ord, dim, keepdim)
 
 
-@implements("norm", torch.norm, T.norm, torch.linalg.vector_norm, note="p = 1, 2, inf")
+@implements("norm", torch.norm, T.norm, torch.linalg.vector_norm)
 def norm(context: Context, x: SharedTensor, p: Any = 2, dim: Any = None, keepdim: bool = False, out: Any = None,
          dtype: Any = None, ord: Any = None) -> Fixed:  # fmt: skip
     p = ord if ord is not None else (2 if p in (None, "fro") else p)
-    dims = tuple(range(x.dim())) if dim is None else ((dim,) if isinstance(dim, int) else tuple(dim))
+    dims = _dims(x, dim)
     if p == 2:
-        return fixed(torch.sqrt(x.square().sum(dims, keepdim=keepdim)))
+        return _kept(context, root_mean_square(context, fixed(x), dims, 1, False), dims, keepdim)
     if p == 1:
         return fixed(x.abs().sum(dims, keepdim=keepdim))
     if p == math.inf:

@@ -25,6 +25,11 @@ ROOM = 129 / 128
 """What a value that was checked may have grown by before it is checked again; `Scheme.gain` leaves room for it."""
 
 
+def domain_bits(context: Context) -> int:
+    """Functions and norms are right for arguments below 2^this in magnitude: 56 - 2 f, above the activation limit."""
+    return 56 - 2 * context.frac_bits
+
+
 def limit_at(context: Context, scale_bits: int) -> float:
     """The activation limit as a whole number of the ring, at so many fraction bits."""
     return 2.0 ** (context.scheme.activation_bits + scale_bits)
@@ -89,3 +94,8 @@ def forbid(context: Context, bad: Shares) -> None:
 def beyond(x: Fixed, factor: float) -> bool:
     """Whether x times a factor may leave the ring."""
     return x.bound is not None and x.bound * factor > CAPACITY
+
+
+def within_domain(context: Context, x: Fixed) -> Fixed:
+    """x, below 2^`domain_bits` in magnitude."""
+    return fitted(context, x, 2.0 ** (domain_bits(context) + x.scale_bits))

@@ -11,19 +11,23 @@ from ..errors import ArgumentError
 from ..mpc.pool import max_tree
 from ..mpc.relu import maximum as maximum_protocol
 from ..mpc.shares import Shares, each
+from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .bilinear import scaled
-from .common import aligned, fixed, local, summand
+from .common import SLACK_BITS, aligned, fixed, plus, raised, shortened, summand
 from .order import with_indices
+from .ranges import CAPACITY, domain_bits, fitted
 
 T = torch.Tensor
 
 
-@implements("sum", torch.sum, T.sum, note="local")
+@implements("sum", torch.sum, T.sum, note="local; what has more than f fraction bits is first rounded, by log2 n bits")
 def sum_(context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Fixed:
-    dims = _dims(x.shares, dim)
-    return local(context, lambda v: v.sum(dims, keepdim), x, math.prod(x.shares.shape[d] for d in dims))
+    count, dims = _count(x, dim), _dims(x.shares, dim)
+    v = summable(context, fixed(x), count)
+    bound = None if v.bound is None else v.bound * max(1, count)
+    return Fixed(each(context.net, lambda v: v.sum(dims, keepdim), v.shares), v.scale_bits, bound)
 
 
 def _dims(v: Shares, dim: Any) -> tuple[int, ...]:
@@ -32,22 +36,71 @@ def _dims(v: Shares, dim: Any) -> tuple[int, ...]:
     return (dim,) if isinstance(dim, int) else tuple(dim)
 
 
-@implements("mean", torch.mean, T.mean, note="local; a count that is a power of two costs nothing")
-def mean(context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Fixed:
+def _count(x: SharedTensor, dim: Any) -> int:
     shape = x.shares.shape
-    count = math.prod(shape[d] for d in (range(len(shape)) if dim is None or dim == () else _listed(dim)))
+    return math.prod(shape[d] for d in (range(len(shape)) if dim is None or dim == () else _listed(dim)))
+
+
+def summable(context: Context, x: Fixed, count: int) -> Fixed:
+    """x with so few fraction bits that a sum of `count` entries stays in the ring: what has f bits stays as it is."""
+    f, terms = context.frac_bits, max(0, count - 1).bit_length()
+    if x.bound is not None:
+        over = math.ceil(math.log2(max(1.0, x.bound * count / CAPACITY)))
+        x = shortened(context, x, max(min(f, x.scale_bits), x.scale_bits - over))
+        return fitted(context, x, CAPACITY / max(1, count))
+    if x.scale_bits > f:
+        known = min(HEADROOM_BITS, x.scale_bits + HEADROOM_BITS - 2 * f)
+        return shortened(context, x, max(f, x.scale_bits - max(0, known + terms - HEADROOM_BITS)))
+    return shortened(context, x, x.scale_bits - max(0, x.scale_bits + domain_bits(context) + terms - HEADROOM_BITS))
+
+
+@implements("mean", torch.mean, T.mean,
+            note="as sum; where the count is no power of two, error 1e-6 |result|")  # fmt: skip
+def mean(context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Fixed:
+    count = _count(x, dim)
     if count == 0:
         raise ArgumentError("the mean of no elements is not a number")
-    return scaled(context, sum_(context, x, dim, keepdim), 1.0 / count)
+    return over(context, sum_(context, x, dim, keepdim), count)
+
+
+def over(context: Context, x: Fixed, count: int) -> Fixed:
+    """A sum over its number of terms: where the sum may be large, it first loses bits that the quotient gets back.
+
+    A sum of more than f fraction bits, of squares say, has them for small means: what the first quotient leaves is
+    divided once more.
+    """
+    f, terms = context.frac_bits, (count - 1).bit_length()
+    if count == 1 << terms:
+        return scaled(context, x, 1.0 / count)
+    factor = round(2.0 ** (f + terms) / count)
+    if x.bound is None:
+        known = x.scale_bits + domain_bits(context) + terms + f
+    else:
+        known = math.ceil(math.log2(max(1.0, x.bound * factor)))
+    wide, x = max(0, known - HEADROOM_BITS), x._replace(bound=None)
+
+    def times(v: Fixed) -> Fixed:
+        return Fixed(each(context.net, lambda s: s * factor, v.shares), v.scale_bits + f + terms)
+
+    near = times(shortened(context, x, x.scale_bits - wide))
+    if x.scale_bits <= f or not wide:
+        return shortened(context, near, 2 * f + SLACK_BITS)
+    near = shortened(context, near, x.scale_bits)
+    rest = each(context.net, lambda v, q: v - q * count, x.shares, near.shares)
+    rest = shortened(context, times(Fixed(rest, x.scale_bits)), 2 * f + SLACK_BITS)
+    return plus(context, raised(context, near, rest.scale_bits), rest)
 
 
 def _listed(dim: Any) -> list[int]:
     return [dim] if isinstance(dim, int) else list(dim)
 
 
-@implements("cumsum", torch.cumsum, T.cumsum, note="local")
+@implements("cumsum", torch.cumsum, T.cumsum, note="as sum")
 def cumsum(context: Context, x: SharedTensor, dim: int, *, dtype: Any = None) -> Fixed:
-    return local(context, lambda v: v.cumsum(dim), x, x.shares.shape[dim] if x.dim() else 1)
+    count = x.shares.shape[dim] if x.shares.shape else 1
+    v = summable(context, fixed(x), count)
+    bound = None if v.bound is None else v.bound * max(1, count)
+    return Fixed(each(context.net, lambda v: v.cumsum(dim), v.shares), v.scale_bits, bound)
 
 
 def _extreme(context: Context, x: SharedTensor, dim: Any, keepdim: bool, sign: int) -> Fixed:

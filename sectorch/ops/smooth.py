@@ -14,10 +14,11 @@ import torch.nn.functional as F
 
 from ..mpc import series as series_of
 from ..mpc.mask import open_masked
-from ..mpc.normalise import Normal, exponent_map, normalise, unary_map
+from ..mpc.multiply import multiply
+from ..mpc.normalise import unary_map
 from ..mpc.relu import ramps
 from ..mpc.series import Series
-from ..mpc.shares import Shares, add, each
+from ..mpc.shares import Shares, each
 from ..mpc.sign import at_least
 from ..mpc.trigonometric import RESULT_BITS, trigonometric
 from ..ring import HEADROOM_BITS
@@ -25,16 +26,11 @@ from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .bilinear import scaled
 from .common import encoded_public, excess, fixed, plus, refuse, settled
-from .ranges import dropped, limit_bits
+from .ranges import domain_bits, dropped, forbid, limit_bits
 
 T = torch.Tensor
 PIECE = 1 << 18
 """Elements of a series at a time."""
-TURN = Series(-0.5, 0.5, 0, 0.0, 0.0, (1.0,), (0.0,))
-"""cos(2 pi x), of any x: the period is exact."""
-
-QUARTER = Series(-0.5, 0.5, 0, 0.0, 0.0, (0.0,), (1.0,))
-"""sin(2 pi x)."""
 
 
 def tensor(context: Context, x: Fixed, dtype: torch.dtype = torch.float32) -> SharedTensor:
@@ -90,15 +86,14 @@ def saturated(context: Context, x: Fixed, which: Series, right_slope: float = 0.
     """The series on its interval; constant to the left of it, and with a slope to the right."""
     inside, beyond = clamped(context, x, which.low, which.high, right_slope != 0)
     y = series(context, inside, which)
-    if not right_slope:
+    return _no_larger(plus(context, y, scaled(context, beyond, right_slope)), beyond) if right_slope else y
+
+
+def _no_larger(y: Fixed, beyond: Fixed) -> Fixed:
+    """A function that exceeds its argument by two at most, with the bound of the argument's part that may be large."""
+    if beyond.bound is None:
         return y
-    z = plus(context, y, scaled(context, beyond, right_slope))
-    # Of the functions that are computed so, none is larger than its argument by more than two.
-    return (
-        z
-        if beyond.bound is None
-        else z._replace(bound=beyond.bound * 2.0 ** (z.scale_bits - beyond.scale_bits) + 2.0 ** (z.scale_bits + 1))
-    )
+    return y._replace(bound=beyond.bound * 2.0 ** (y.scale_bits - beyond.scale_bits) + 2.0 ** (y.scale_bits + 1))
 
 
 def unary(name: str, *keys: Any, in_place: tuple = (), note: str = "") -> Callable:
@@ -115,25 +110,35 @@ def unary(name: str, *keys: Any, in_place: tuple = (), note: str = "") -> Callab
     return register
 
 
-EXP_LOW, EXP_HIGH = -14, 10
+EXP_LOW = -14
 
 
-@unary("exp", torch.exp, T.exp, in_place=(T.exp_, torch.exp_), note="x <= 10; 0 below -14; error 6e-6 e^x + 2e-6")
+def result_bits(context: Context) -> int:
+    """Results of functions that grow are held below 2^this: the limit of activations, or 2^16 where that is less."""
+    return max(16, domain_bits(context))
+
+
+@unary("exp", torch.exp, T.exp, in_place=(T.exp_, torch.exp_), note="e^x < 2^16; 0 below -14; error 6e-6 e^x + 2e-6")
 def exp(context: Context, x: SharedTensor) -> Fixed:
     """x = n + u with whole n from comparisons with all whole numbers at once; e^u is a series, e^n a public map."""
-    net = context.net
-    steps = range(EXP_LOW, EXP_HIGH + 1)
-    x = settled(context, fixed(x))
-    thresholds = tuple(k << x.scale_bits for k in steps)
-    bits = at_least(net, open_masked(net, x.shares), thresholds, context.scheme.fss)
-    whole = unary_map(net, bits, 0, [EXP_LOW + 1 << x.scale_bits] + [1 << x.scale_bits] * (len(steps) - 1))
+    return exponential(context, fixed(x), result_bits(context) * math.log(2))
+
+
+def exponential(context: Context, x: Fixed, high: float) -> Fixed:
+    """e^x for x < high; 0 below -14; from `high` on a range error."""
+    net, low = context.net, EXP_LOW
+    steps = range(low, math.ceil(high) + 1)
+    x = settled(context, x)
+    thresholds = (*(k << x.scale_bits for k in steps[:-1]), round(high * 2**x.scale_bits))
+    codes = at_least(net, open_masked(net, x.shares), thresholds, context.scheme.fss)
+    forbid(context, each(net, lambda b: b[-1], codes))
+    whole = unary_map(net, codes, 0, [low + 1 << x.scale_bits] + [1 << x.scale_bits] * (len(steps) - 1))
     part = Fixed(each(net, torch.sub, x.shares, whole), x.scale_bits)  # in [-1, 0)
-    f = fitting(context, math.exp(EXP_HIGH))
-    powers = [round(math.exp(n + 1) * 2**f) for n in steps][:-1]
-    factor = unary_map(net, bits, 0, [b - a for a, b in zip([0, *powers], [*powers, 0], strict=True)])
-    top = unary_map(net, bits, 0, [0] * (len(steps) - 1) + [round(math.exp(EXP_HIGH) * 2**f)])
-    y = tensor(context, series(context, part, series_of.EXP)) * tensor(context, Fixed(factor, f))
-    return plus(context, fixed(y), Fixed(top, f))
+    f = fitting(context, math.exp(high))
+    powers = [round(math.exp(n + 1) * 2**f) for n in steps[:-1]]
+    factor = unary_map(net, codes, 0, [b - a for a, b in zip([0, *powers], [*powers, 0], strict=True)])
+    y = series(context, part, series_of.EXP)
+    return Fixed(multiply(net, torch.mul, y.shares, factor), y.scale_bits + f)
 
 
 def fitting(context: Context, largest: float) -> int:
@@ -182,15 +187,21 @@ def logsigmoid(context: Context, x: SharedTensor) -> SharedTensor:
     return -F.softplus(-x)
 
 
-@unary("silu", F.silu, note="everywhere; error 4e-6 |x| + 2e-6")
+def _gated(context: Context, x: SharedTensor, gate: Series) -> SharedTensor:
+    """x gate(x) for a gate that is 0 far to the left and 1 far to the right: beyond the series, a constant and x."""
+    inside, beyond = clamped(context, fixed(x), gate.low, gate.high, True)
+    y = tensor(context, inside) * tensor(context, series(context, inside, gate)) + tensor(context, beyond)
+    return tensor(context, _no_larger(fixed(y), beyond))
+
+
+@unary("silu", F.silu, note="everywhere; error 3e-5")
 def silu(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTensor:
-    return _in_place(x, x * torch.sigmoid(x), inplace)
+    return _in_place(x, _gated(context, x, series_of.SIGMOID), inplace)
 
 
-@unary("mish", F.mish, note="everywhere; error 4e-6 |x| + 2e-6")
+@unary("mish", F.mish, note="everywhere; error 3e-5")
 def mish(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTensor:
-    gate = tensor(context, saturated(context, fixed(x), series_of.TANH_SOFTPLUS))
-    return _in_place(x, x * gate, inplace)
+    return _in_place(x, _gated(context, x, series_of.TANH_SOFTPLUS), inplace)
 
 
 def _in_place(x: SharedTensor, y: SharedTensor, inplace: bool) -> SharedTensor:
@@ -215,7 +226,11 @@ def elu(context: Context, x: SharedTensor, alpha: float = 1.0, inplace: bool = F
 
 @unary("celu", F.celu, torch.celu, note="everywhere; error 4e-6 alpha")
 def celu(context: Context, x: SharedTensor, alpha: float = 1.0, inplace: bool = False) -> SharedTensor:
-    return _in_place(x, F.elu(x / alpha) * alpha, inplace)
+    if alpha <= 0:
+        refuse(f"celu with alpha={alpha}", "use a positive one")
+    positive = torch.relu(x)
+    below = ((x - positive).clamp_min(series_of.EXP.low * alpha) / alpha).exp()
+    return _in_place(x, positive + (below - 1) * alpha, inplace)
 
 
 SELU_SCALE, SELU_ALPHA = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
@@ -234,11 +249,6 @@ def hardsigmoid(context: Context, x: SharedTensor, inplace: bool = False) -> Sha
 @unary("hardswish", F.hardswish, note="everywhere")
 def hardswish(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTensor:
     return _in_place(x, x * (torch.clamp(x + 3, 0, 6) / 6), inplace)
-
-
-@unary("softsign", F.softsign, note="everywhere; error 1e-5")
-def softsign(context: Context, x: SharedTensor) -> SharedTensor:
-    return x / (1 + x.abs())
 
 
 @unary("tanhshrink", F.tanhshrink, note="everywhere; error 8e-6")
@@ -267,126 +277,27 @@ def glu(context: Context, x: SharedTensor, dim: int = -1) -> SharedTensor:
     return a * torch.sigmoid(b)
 
 
-@unary("cos", torch.cos, T.cos, in_place=(T.cos_,), note="|x| <= 1000; error 4e-6")
-def cos(context: Context, x: SharedTensor) -> Fixed:
-    return series(context, _turns(context, x), TURN)
-
-
-@unary("sin", torch.sin, T.sin, in_place=(T.sin_,), note="|x| <= 1000; error 4e-6")
-def sin(context: Context, x: SharedTensor) -> Fixed:
-    return series(context, _turns(context, x), QUARTER)
-
-
-def _turns(context: Context, x: SharedTensor) -> Fixed:
-    """x / (2 pi), with up to ten fraction bits more than usual: the error of the constant grows with x."""
-    x = settled(context, fixed(x), 0)
-    bits = min(context.frac_bits + 10, HEADROOM_BITS - x.scale_bits)
-    factor = round(2**bits / (2 * math.pi))
-    return Fixed(each(context.net, lambda v: v * factor, x.shares), x.scale_bits + bits)
-
-
-def exponent(context: Context, x: Fixed, low: int, high: int) -> Normal:
-    """Mantissa and exponent of x for 2^low <= x < 2^high, real exponents."""
-    return normalise(context.net, x.shares, max(0, x.scale_bits + low), x.scale_bits + high, context.scheme.fss)
-
-
-def _times_power(context: Context, x: Fixed, normal: Normal, mantissa: Series, power: Callable, below: float) -> Fixed:
-    """mantissa(m) * power(e) for x = m 2^e."""
-    s = x.scale_bits
-    f = fitting(context, max(below, *(power(e - s) for e in range(normal.low + 1, normal.high + 1))))
-    m = series(context, Fixed(normal.mantissa, normal.high), mantissa)
-    g = exponent_map(context.net, normal, lambda e: round(power(e - s) * 2**f), round(below * 2**f))
-    return fixed(tensor(context, m) * tensor(context, Fixed(g, f)))
-
-
-LOG_LOW, HIGH = -14, 20
-
-
-@unary(
-    "log", torch.log, T.log, in_place=(T.log_, torch.log_), note="2^-14 <= x < 2^20; saturates; error 4e-6 + 1e-6 / x"
-)
-def log(context: Context, x: SharedTensor) -> Fixed:
-    x = settled(context, fixed(x))
-    normal = exponent(context, x, LOG_LOW, HIGH)
-    m = series(context, Fixed(normal.mantissa, normal.high), series_of.LOG)
-    s, bits = x.scale_bits, m.scale_bits
-    whole = exponent_map(context.net, normal, lambda e: round((e - s) * math.log(2) * 2**bits))
-    return Fixed(add(context.net, m.shares, whole), bits)
-
-
-@unary("log2", torch.log2, T.log2, note="as log")
-def log2(context: Context, x: SharedTensor) -> SharedTensor:
-    return torch.log(x) * (1 / math.log(2))
-
-
-@unary("log10", torch.log10, T.log10, note="as log")
-def log10(context: Context, x: SharedTensor) -> SharedTensor:
-    return torch.log(x) * (1 / math.log(10))
-
-
-@unary("log1p", torch.log1p, T.log1p, note="as log of 1 + x")
-def log1p(context: Context, x: SharedTensor) -> SharedTensor:
-    return torch.log(1 + x)
-
-
 @unary("expm1", torch.expm1, T.expm1, note="as exp")
 def expm1(context: Context, x: SharedTensor) -> SharedTensor:
     return torch.exp(x) - 1
 
 
-@unary("exp2", torch.exp2, T.exp2, torch.special.exp2, note="as exp of x ln 2")
+@unary("exp2", torch.exp2, T.exp2, torch.special.exp2, note="2^x < 2^16; as exp of x ln 2")
 def exp2(context: Context, x: SharedTensor) -> SharedTensor:
     return torch.exp(x * math.log(2))
 
 
-@unary("sinh", torch.sinh, T.sinh, note="|x| <= 10; error as exp")
+def _half_exp(context: Context, x: SharedTensor) -> SharedTensor:
+    """e^x / 2, up to where that is held."""
+    y = exponential(context, fixed(x), (result_bits(context) + 1) * math.log(2))
+    return tensor(context, Fixed(y.shares, y.scale_bits + 1))
+
+
+@unary("sinh", torch.sinh, T.sinh, note="result < 2^16; error as exp")
 def sinh(context: Context, x: SharedTensor) -> SharedTensor:
-    return (torch.exp(x) - torch.exp(-x)) * 0.5
+    return _half_exp(context, x) - _half_exp(context, -x)
 
 
-@unary("cosh", torch.cosh, T.cosh, note="|x| <= 10; error as exp")
+@unary("cosh", torch.cosh, T.cosh, note="result < 2^16; error as exp")
 def cosh(context: Context, x: SharedTensor) -> SharedTensor:
-    return (torch.exp(x) + torch.exp(-x)) * 0.5
-
-
-@unary("sqrt", torch.sqrt, T.sqrt, in_place=(T.sqrt_,), note="x < 2^20; 0 below 2^-16; error 2e-6 + 1e-6 / y + 4e-6 y")
-def sqrt(context: Context, x: SharedTensor) -> Fixed:
-    x = settled(context, fixed(x))
-    normal = exponent(context, x, -16, HIGH)
-    return _times_power(context, x, normal, series_of.SQRT, lambda e: 2.0 ** (e / 2), 0.0)
-
-
-@unary(
-    "rsqrt",
-    torch.rsqrt,
-    T.rsqrt,
-    in_place=(T.rsqrt_,),
-    note="2^-14 <= x < 2^20; saturates; error 2e-6 + 4e-6 y + 1e-6 y^3",
-)
-def rsqrt(context: Context, x: SharedTensor) -> Fixed:
-    x = settled(context, fixed(x))
-    normal = exponent(context, x, LOG_LOW, HIGH)
-    return _times_power(context, x, normal, series_of.RSQRT, lambda e: 2.0 ** (-e / 2), 2.0 ** (-(LOG_LOW + 1) / 2))
-
-
-RECIPROCAL_LOW = -12
-
-
-def positive_reciprocal(context: Context, x: Fixed, low: int, high: int) -> Fixed:
-    """1 / x for 2^low <= x < 2^high."""
-    normal = exponent(context, x, low, high)
-    return _times_power(context, x, normal, series_of.RECIPROCAL, lambda e: 2.0**-e, 2.0 ** -(low + 1))
-
-
-@unary("reciprocal", torch.reciprocal, T.reciprocal, in_place=(T.reciprocal_,),
-       note="2^-12 <= |x| < 2^20; saturates; error 2e-6 (1 + |y|) + 1e-6 y^2")  # fmt: skip
-def reciprocal(context: Context, x: SharedTensor) -> SharedTensor:
-    x = tensor(context, settled(context, fixed(x)))
-    sign = (x >= 0) * 2 - 1
-    magnitude = positive_reciprocal(context, fixed(x * sign), RECIPROCAL_LOW, HIGH)
-    return tensor(context, magnitude) * sign
-
-
-def raised_power(context: Context, x: SharedTensor, y: Any) -> SharedTensor:
-    """x^y = exp(y log x) for x > 0."""
-    return torch.exp(torch.log(x) * y)
+    return _half_exp(context, x) + _half_exp(context, -x)

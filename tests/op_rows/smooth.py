@@ -15,6 +15,7 @@ from .base import call, number, op
 
 T = torch.Tensor
 X = number(2, 3)
+NARROW = number(2, 3, low=-0.9, high=0.9)
 WIDE = number(4, 8, low=-20, high=20)
 POSITIVE = number(2, 3, low=0.5, high=4)
 
@@ -26,6 +27,7 @@ def series(which: Series) -> float:
 
 EXP, SIGMOID, ERF, GELU = (series(s) for s in (fitted.EXP, fitted.SIGMOID, fitted.ERF, fitted.GELU))
 SOFTPLUS, GATE, LOG = (series(s) for s in (fitted.SOFTPLUS, fitted.TANH_SOFTPLUS, fitted.LOG))
+ATAN = series(fitted.ATAN)
 RECIPROCAL, SQRT, RSQRT = (series(s) for s in (fitted.RECIPROCAL, fitted.SQRT, fitted.RSQRT))
 SIG = SIGMOID + 0.125 + 0.9
 """Slope 1/4 times 1/2, and e^-14 beyond the interval."""
@@ -164,9 +166,9 @@ ROWS = (
     op(
         "sqrt",
         call(number(2, 3, low=0.25, high=4)),
-        call(number(8, low=0, high=0), ulps=4.1),
+        call(number(8, low=0, high=0), ulps=0.0),
         ulps=2.83 * (SQRT + 1) + 1,
-        why="2^(e/2) <= 2.83 times the series truncated, 1/2; input 1/2 / (2 sqrt x); 0 below 2^-16",
+        why="2^(e/2) <= 2.83 times the series truncated, 1/2; input 1/2 / (2 sqrt x)",
     ),
     op(
         "rsqrt",
@@ -175,4 +177,26 @@ ROWS = (
         why="2^(-e/2) <= 1.42 times the series truncated, 1.42 / 2; input 1/2 / (2 x^1.5)",
     ),
     op("reciprocal", call(POSITIVE), call(number(2, 3, low=-4, high=-0.5)), ulps=RECIP, why="RECIP"),
+    op("atan", call(X), call(WIDE), ulps=2 * (ATAN + 1) + 2, why="two series, the arguments of both 1/2 and 1, pi/4"),
+    op(
+        "atan2",
+        call(X, X),
+        call(X, number(3)),
+        call(POSITIVE, X.public),
+        call(X.public, POSITIVE),
+        ulps=6 * (ATAN + 3),
+        whole=False,
+        why="the quotient within 2 of the input's 1/2 over a larger operand of at least 1/4, and the series",
+    ),
+    op("asin", call(NARROW), ulps=16, why="1/2 and the root's 4 over sqrt(1 - x^2) >= 0.43; atan2"),
+    op("acos", call(NARROW), ulps=17, why="as asin, and pi / 2"),
+    op("asinh", call(X), ulps=8, why="log of at least 0.12 for x = 0 on: the root 4 and the log"),
+    op("acosh", call(number(2, 3, low=1.25, high=4)), ulps=12, why="as asinh; slope 1 / sqrt(x^2 - 1) <= 1.4"),
+    op(
+        "atanh",
+        call(NARROW),
+        ulps=12,
+        whole=False,
+        why="two logs of at least 0.1, whose input's 1/2 counts ten times; half of it",
+    ),
 )

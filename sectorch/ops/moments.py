@@ -1,0 +1,335 @@
+"""Sums of squares over the whole domain of the scheme: deviations with an exponent that the entries of a row share.
+
+A square has twice the bits of its root, and a sum of n of them log2 n more, so that squares of f-bit numbers leave the
+ring from sums of 2^(62-2f) on. So the deviations d = x - mean are first brought to a size that fits:
+
+1. x rounded to so few bits that its squares fit in any case (it is opened once for this and for step 3) gives a coarse
+   sum of squares, whose size says in which of some regimes, each a factor of two wide, the row lies.
+2. The mean is that of the coarse numbers, corrected twice by the mean of what is left, until it is the nearest number
+   at the scale of the deviations: constant rows have deviations of zero.
+3. d times the power of two of the regime, rounded: m. The sum of the m^2 is below 2^62 and, but for rows that are all
+   but constant, above 2^48. So it has its bits wherever the row lies.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+
+from ..mpc.mask import Masked, open_masked
+from ..mpc.multiply import multiply, multiply_masked, square
+from ..mpc.normalise import Normal, exponent_map, normalise, unary_map
+from ..mpc.series import RSQRT, SQRT
+from ..mpc.shares import Shares, add, each, sub
+from ..mpc.sign import at_least
+from ..mpc.truncate import MAX_SHIFT, truncate
+from ..ring import HEADROOM_BITS
+from ..table import Context, Fixed
+from .common import raised, refuse, shortened
+from .ranges import domain_bits, forbid, within_domain
+from .smooth import series
+
+WHOLE = 61
+"""Sums of squares stay below 2^61, and with an eps below 2^62."""
+LONGEST = MAX_SHIFT - 1
+"""Bits that the scaled deviations lose at most: they fill 62 before."""
+
+
+@dataclass(frozen=True)
+class Regimes:
+    """Public: the sizes of rows that are told apart. `scales[j]`: fraction bits of m in regime j, falling."""
+
+    coarse: int
+    thresholds: tuple[int, ...]
+    scales: tuple[int, ...]
+    least: tuple[float, ...]
+    """A lower bound of the sum of the m^2 in regime j."""
+    most: tuple[float, ...]
+    """An upper bound of the sum of the d^2 in regime j."""
+
+
+@dataclass(frozen=True)
+class Deviations:
+    """m opened under its mask, the sum of its squares (dimensions kept), and the unary code of each row's regime."""
+
+    masked: Masked
+    squares: Shares
+    bits: Shares | None
+    regimes: Regimes
+
+
+def regimes(context: Context, n: int, cap: float = math.inf) -> Regimes:
+    """The regimes of rows of n activations. `cap`: fraction bits that m may have at most.
+
+    A coarse number errs by half a unit and the coarse mean by less than three. So the root mean square of the d lies
+    within 3 units of the coarse one, from 4 units on within a factor of four.
+    """
+    limit = domain_bits(context)
+    coarse = math.floor((WHOLE - math.log2(n)) / 2 - limit)
+    largest = n * 4.0**limit
+    thresholds, scales, least, most = [], [], [], []
+    while True:
+        j = len(scales)
+        low = max(0.0, 2.0 ** (j + 1) - 3) if j else 0.0
+        most.append(min(largest, n * (4 * 2.0**j + 3) ** 2 * 4.0**-coarse))
+        scales.append(math.floor(min(cap, (WHOLE - math.log2(most[-1])) / 2)))
+        least.append(n * low * low * 4.0 ** (scales[-1] - coarse) / 2)
+        if most[-1] == largest:
+            return Regimes(coarse, tuple(thresholds), tuple(scales), tuple(least), tuple(most))
+        thresholds.append(16 * n << (2 * j))
+
+
+def deviations(
+    context: Context, x: Fixed, dims: tuple[int, ...], centred: bool, cap: float = math.inf, wanted: int = 0
+) -> Deviations:
+    """The entries of each row over `dims`, less the row's mean if `centred`, as m at the scale of the row's regime.
+
+    Args:
+        cap: fraction bits that m may have at most.
+        wanted: fraction bits that m has in rows of all but equal entries. Where n is large, the lowest regime has
+            fewer, and is divided once more, by the sum of the m^2 of a first attempt.
+    """
+    net, fss = context.net, context.scheme.fss
+    n = math.prod(x.shares.shape[d] for d in dims)
+    found = regimes(context, n, cap)
+    bottom = found.scales[-1]
+    x = within_domain(context, x)._replace(bound=None)
+    x = raised(context, x, max(x.scale_bits, context.frac_bits, found.coarse))
+    x = shortened(context, x, max(found.coarse, bottom + LONGEST))
+    more = min(cap, wanted, bottom + LONGEST) - found.scales[0]
+    more = max(0, min(math.floor(more), (WHOLE - 5 - math.ceil(math.log2(n))) // 2))
+    fine = max(x.scale_bits, found.scales[0] + more)
+    if fine - bottom > LONGEST:
+        refuse("an eps above the square of the largest activation", "use a smaller one")
+    drop = x.scale_bits - found.coarse
+    near = truncate(net, x.shares, drop, fss) if drop else x.shares
+
+    def total(v: torch.Tensor) -> torch.Tensor:
+        return v.sum(dims, keepdim=True)
+
+    mean = None
+    if centred:
+        size = domain_bits(context) + found.coarse + math.ceil(math.log2(n)) + 1
+        mean = quotient(context, each(net, total, near), size, n, 2.5)
+        near = sub(net, near, mean)
+    sums = each(net, total, square(net, near))
+    bits = None
+    if found.thresholds:
+        bits = at_least(net, open_masked(net, sums), found.thresholds, fss)
+    if centred:
+        mean = _refined(context, x.shares, mean, dims, n, fine - x.scale_bits, fine - found.coarse)
+    masked = _scaled(context, x, mean, bits, found.scales, fine)
+    squares = each(net, total, multiply_masked(net, torch.mul, masked, masked))
+    if more:
+        bits, found = _divided(context, squares, bits, found, more)
+        masked = _scaled(context, x, mean, bits, found.scales, fine)
+        squares = each(net, total, multiply_masked(net, torch.mul, masked, masked))
+    return Deviations(masked, squares, bits, found)
+
+
+def _scaled(
+    context: Context, x: Fixed, mean: Shares | None, bits: Shares | None, scales: tuple[int, ...], fine: int
+) -> Masked:
+    """x - mean, the mean at `fine` fraction bits, at the scale of its regime and rounded; opened under its mask."""
+    net, finer = context.net, fine - x.scale_bits
+    if bits is None:
+        product = each(net, lambda v: v << finer, x.shares)
+        product = product if mean is None else sub(net, product, mean)
+    else:
+        factor = by_regime(context, bits, [1 << (k - scales[-1]) for k in scales])
+        raised_factor = each(net, lambda v: v << finer, factor)
+        product = multiply_masked(net, torch.mul, open_masked(net, x.shares), open_masked(net, raised_factor))
+        if mean is not None:
+            product = sub(net, product, multiply(net, torch.mul, mean, factor))
+    shift = fine - scales[-1]
+    return open_masked(net, truncate(net, product, shift, context.scheme.fss) if shift else product)
+
+
+def _divided(
+    context: Context, squares: Shares, bits: Shares | None, found: Regimes, more: int
+) -> tuple[Shares, Regimes]:
+    """The lowest regime in `more` + 1 parts, by a sum of squares that is right to a factor of two from 16 n on."""
+    net, scale = context.net, found.scales[0]
+    sizes = [WHOLE - 1 - 2 * k for k in range(more, 0, -1)]
+    codes = at_least(net, open_masked(net, squares), tuple(1 << k for k in sizes), context.scheme.fss)
+    if bits is not None:  # a row of another regime is above all of these
+        above = each(net, lambda b: b[:1], bits)
+        both = multiply(net, torch.mul, codes, above)
+        codes = each(net, lambda c, a, b: c + a - b, codes, above, both)
+        bits = each(net, lambda c, b: torch.cat((c, b)), codes, bits)
+    least = (0.0, *(2.0 ** (WHOLE - 5) for _ in sizes))
+    most = tuple(2.0 ** (k + 1 - 2 * scale) for k in sizes)
+    return codes if bits is None else bits, Regimes(
+        found.coarse,
+        found.thresholds,
+        (*range(scale + more, scale, -1), *found.scales),
+        (*least, *found.least[1:]),
+        (*most, *found.most),
+    )
+
+
+def by_regime(context: Context, bits: Shares | None, values: list[int]) -> Shares | int:
+    """A public function of the regime."""
+    if bits is None:
+        return values[0]
+    return unary_map(context.net, bits, values[0], [b - a for a, b in itertools.pairwise(values)])
+
+
+def _times_regime(context: Context, x: Shares, bits: Shares | None, values: list[int]) -> Shares:
+    if bits is None:
+        return each(context.net, lambda v: v * values[0], x)
+    return multiply(context.net, torch.mul, x, by_regime(context, bits, values))
+
+
+def quotient(context: Context, x: Shares, size: int, n: float, error: float = math.inf) -> Shares:
+    """x / n to the nearest ring element, and within `error` of that, for |x| < 2^size and a public n >= 1.
+
+    One truncation where it is precise enough, and two where not.
+    """
+    net, fss = context.net, context.scheme.fss
+    k = math.floor(math.log2(n))
+    if n == 1 << k:
+        return truncate(net, x, k, fss) if k else x
+    bits = min(WHOLE - size, MAX_SHIFT - k)
+    if 2.0 ** (size - k - bits - 1) + 0.5 <= error:
+        factor = round(2.0 ** (k + bits) / n)
+        return truncate(net, each(net, lambda v: v * factor, x), k + bits, fss)
+    bits = min(LONGEST, WHOLE - size + k)
+    factor = round(2.0 ** (k + bits) / n)
+    x = truncate(net, x, k, fss) if k else x
+    return truncate(net, each(net, lambda v: v * factor, x), bits, fss)
+
+
+def _refined(context: Context, x: Shares, mean: Shares, dims: tuple[int, ...], n: int, finer: int, drop: int) -> Shares:
+    """The mean of x at `finer` more bits, from a coarse one within three units at `drop` bits less: to the nearest.
+
+    Sums of what is left are exact, whatever wraps around on the way. The second is within a few units times n, so that
+    its quotient is rounded once.
+    """
+    net = context.net
+    mean = each(net, lambda v: v << drop, mean)
+    spare = math.ceil(math.log2(n))
+
+    def left(x: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        return (x << finer).sub_(mean).sum(dims, keepdim=True)
+
+    size = spare + 2 + drop
+    for _ in range(2):
+        rest = each(net, left, x, mean)
+        mean = add(net, mean, quotient(context, rest, size, n))
+        k = math.floor(math.log2(n))
+        size = spare + 2 + max(0, size - k - min(WHOLE - size, MAX_SHIFT - k))
+    return mean
+
+
+def standardised(
+    context: Context, x: Fixed, dims: tuple[int, ...], eps: float, centred: bool, unit: bool = False
+) -> Fixed:
+    """(x - mean) / sqrt(mean of squares + eps) along dims; without `centred` the mean is not taken off.
+
+    Args:
+        unit: by the root of the sum of squares, not of their mean; and then rows of zeros stay zeros without an eps.
+    """
+    if eps < 0:
+        refuse("a negative eps", "use a positive one")
+    net, f = context.net, context.frac_bits
+    n = math.prod(x.shares.shape[d] for d in dims)
+    gain = 1.0 if unit else math.sqrt(n)
+    half = math.log2(gain)
+    cap = (WHOLE - 1 - math.log2(n * eps)) / 2 if eps else math.inf
+    wanted = f + 10
+    if eps:
+        wanted = min(wanted, math.ceil(f - 4 - math.log2(eps) / 2))
+    d = deviations(context, x, dims, centred, cap, wanted)
+    offsets = [round(n * eps * 4.0**k) for k in d.regimes.scales]
+    low = max(0, math.floor(math.log2(max(1, min(a + b for a, b in zip(offsets, d.regimes.least, strict=True))))) - 1)
+    sums = each(net, torch.clone, d.squares)
+    if any(offsets):
+        offset = by_regime(context, d.bits, offsets)
+        sums = _plus(context, sums, offset) if isinstance(offset, int) else add(net, sums, offset)
+    normal = normalise(net, sums, low, HEADROOM_BITS, context.scheme.fss)
+    if not eps and not unit:
+        forbid(context, _not(context, normal.bits))
+    root = series(context, Fixed(normal.mantissa, normal.high), RSQRT)
+    bits = min(f + MAX_SHIFT, math.floor(HEADROOM_BITS - 2 - half))
+    if bits + f + 1 + half - (low + 1) / 2 <= HEADROOM_BITS - 1:
+        power = exponent_map(net, normal, lambda e: round(gain * 2.0 ** (bits - e / 2)))
+        inverse = Fixed(multiply(net, torch.mul, root.shares, power), root.scale_bits + bits)
+        inverse = shortened(context, inverse, bits).shares
+    else:
+        inverse = _inverse_root(context, normal, root, gain, bits)
+    bound = 1.01 * (1.0 if unit else gain) * 2.0**bits if context.scheme.range_check else None
+    return Fixed(multiply_masked(net, torch.mul, d.masked, open_masked(net, inverse)), bits, bound)
+
+
+def _inverse_root(context: Context, normal: Normal, root: Fixed, gain: float, bits: int) -> Shares:
+    """root gain 2^(bits - e/2) for a wide range of e: first what is no power of two, and then an exact power."""
+    net, finer = context.net, context.frac_bits + 1
+
+    def split(e: int) -> tuple[float, int]:
+        whole = math.floor(math.log2(gain) - e / 2)
+        return gain * 2.0 ** (-e / 2 - whole), whole
+
+    part = exponent_map(net, normal, lambda e: round(split(e)[0] * 2**finer))
+    mixed = shortened(context, Fixed(multiply(net, torch.mul, root.shares, part), root.scale_bits + finer), finer)
+    return multiply(net, torch.mul, mixed.shares, exponent_map(net, normal, lambda e: 1 << bits - finer + split(e)[1]))
+
+
+def _not(context: Context, bits: Shares) -> Shares:
+    """1 - the first bit of a unary code: what lies below its range."""
+    return Shares(
+        context.net.locally(context.net.A, lambda b: 1 - b[0], bits.A),
+        context.net.locally(context.net.S, lambda b: -b[0], bits.S),
+    )
+
+
+def _plus(context: Context, x: Shares, constant: int) -> Shares:
+    return Shares(context.net.locally(context.net.A, lambda v: v + constant, x.A), x.S)
+
+
+def mean_of_squares(context: Context, x: Fixed, dims: tuple[int, ...], divisor: float, centred: bool) -> Fixed:
+    """The sum over `dims` of (x - mean)^2, or of x^2, over `divisor`; dimensions are kept. At 2 f + 3 fraction bits.
+
+    A result from 2^(59-2f) on ends in a range error.
+    """
+    net, f = context.net, context.frac_bits
+    bits, dropped = 2 * f + 3, LONGEST
+    k = math.floor(math.log2(divisor))
+    d = deviations(context, x, dims, centred, (dropped + bits - k) // 2)
+    beyond = [most / divisor >= 2.0 ** (HEADROOM_BITS - bits) for most in d.regimes.most]
+    if d.bits is None:
+        bits = min(bits, math.floor(WHOLE - math.log2(d.regimes.most[0] / divisor)))
+    elif any(beyond):
+        forbid(context, by_regime(context, d.bits, [int(b) for b in beyond]))
+    sums = truncate(net, d.squares, dropped, context.scheme.fss)
+    if divisor != 2.0**k:
+        factor = round(2.0 ** (k + 30) / divisor)
+        sums = truncate(net, each(net, lambda v: v * factor, sums), 30, context.scheme.fss)
+    return Fixed(_times_regime(context, sums, d.bits, [_power(dropped - 2 * s - k + bits) for s in d.regimes.scales]),
+                 bits)  # fmt: skip
+
+
+def _power(exponent: int) -> int:
+    return 1 << min(max(0, exponent), HEADROOM_BITS)
+
+
+def root_mean_square(context: Context, x: Fixed, dims: tuple[int, ...], divisor: float, centred: bool) -> Fixed:
+    """The square root of what `mean_of_squares` gives, wherever it lies; dimensions are kept."""
+    net, f = context.net, context.frac_bits
+    n = math.prod(x.shares.shape[d] for d in dims)
+    k = math.floor(math.log2(divisor)) // 2
+    spare = min(f // 2, WHOLE - 32 - f)
+    largest = math.ceil(domain_bits(context) + math.log2(n / divisor) / 2) + 1
+    finer = WHOLE - largest - spare
+    d = deviations(context, x, dims, centred, finer - k)
+    normal = normalise(net, d.squares, 0, HEADROOM_BITS, context.scheme.fss)
+    root = series(context, Fixed(normal.mantissa, normal.high), SQRT)
+    size = 2.0 ** (k + spare) / math.sqrt(divisor)
+    power = exponent_map(net, normal, lambda e: round(2.0 ** (e / 2) * size), 0)
+    product = Fixed(multiply(net, torch.mul, root.shares, power), root.scale_bits + spare)
+    product = shortened(context, product, spare).shares
+    powers = [_power(finer - s - k) for s in d.regimes.scales]
+    return Fixed(_times_regime(context, product, d.bits, powers), spare + finer)

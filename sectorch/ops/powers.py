@@ -1,0 +1,205 @@
+"""Logarithms, roots, reciprocals and quotients: x = m 2^e, a series of m and a public map of e.
+
+An argument keeps all its fraction bits, so that a mean of squares of 40 bits has its root down to 2^-20.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..mpc import series as series_of
+from ..mpc.mask import open_masked
+from ..mpc.multiply import multiply
+from ..mpc.normalise import Normal, exponent_map, normalise
+from ..mpc.series import Series
+from ..mpc.shares import Shares, add, each
+from ..mpc.sign import at_least
+from ..ring import HEADROOM_BITS
+from ..table import Context, Fixed
+from ..tensor import SharedTensor
+from .common import SLACK_BITS, fixed, raised, require, settled, shortened
+from .ranges import domain_bits, forbid
+from .smooth import fitting, result_bits, series, tensor, unary
+
+T = torch.Tensor
+SPARE_BITS = 4
+"""Arguments may be 2^4 times the largest activation."""
+
+
+def exponent(context: Context, x: Fixed, low: int, high: int) -> Normal:
+    """Mantissa and exponent of x for 2^low <= x < 2^high, real exponents; above, a range error."""
+    s = x.scale_bits
+    high = min(HEADROOM_BITS, s + high)
+    normal = normalise(context.net, x.shares, max(0, s + low), high, context.scheme.fss)
+    forbid(context, each(context.net, lambda b: b[-1], normal.bits))
+    return normal
+
+
+def high_bits(context: Context) -> int:
+    return result_bits(context) + SPARE_BITS
+
+
+def forbid_below(context: Context, normal: Normal) -> None:
+    """What lies below the range of exponents, zero and negative numbers with it, ends in a range error."""
+    net = context.net
+    forbid(context, Shares(net.locally(net.A, lambda b: 1 - b[0], normal.bits.A),
+                           net.locally(net.S, lambda b: -b[0], normal.bits.S)))  # fmt: skip
+
+
+def _times_power(context: Context, normal: Normal, mantissa: Series, power: Callable, bits: int) -> Fixed:
+    """mantissa(m) power(e), power(e) with so many fraction bits; 0 below the range."""
+    m = series(context, Fixed(normal.mantissa, normal.high), mantissa)
+    g = exponent_map(context.net, normal, lambda e: round(power(e) * 2**bits), 0)
+    return Fixed(multiply(context.net, torch.mul, m.shares, g), m.scale_bits + bits)
+
+
+def logarithm(context: Context, x: Fixed, zero: float | None = None) -> Fixed:
+    """log x; what is below the last place of x ends in a range error, or gives `zero`."""
+    normal = exponent(context, x, -x.scale_bits, high_bits(context))
+    if zero is None:
+        forbid_below(context, normal)
+    m = series(context, Fixed(normal.mantissa, normal.high), series_of.LOG)
+    unit = 2**m.scale_bits
+    below = None if zero is None else round((zero + math.log(2)) * unit)
+    whole = exponent_map(context.net, normal, lambda e: round((e - x.scale_bits) * math.log(2) * unit), below)
+    return Fixed(add(context.net, m.shares, whole), m.scale_bits)
+
+
+@unary("log", torch.log, T.log, in_place=(T.log_, torch.log_), note="0 < x < 2^20; error 4e-6 + 1e-6 / x")
+def log(context: Context, x: SharedTensor) -> Fixed:
+    return logarithm(context, fixed(x))
+
+
+@unary("log2", torch.log2, T.log2, note="as log")
+def log2(context: Context, x: SharedTensor) -> SharedTensor:
+    return torch.log(x) * (1 / math.log(2))
+
+
+@unary("log10", torch.log10, T.log10, note="as log")
+def log10(context: Context, x: SharedTensor) -> SharedTensor:
+    return torch.log(x) * (1 / math.log(10))
+
+
+@unary("log1p", torch.log1p, T.log1p, note="as log of 1 + x")
+def log1p(context: Context, x: SharedTensor) -> SharedTensor:
+    return torch.log(1 + x)
+
+
+@unary("sqrt", torch.sqrt, T.sqrt, in_place=(T.sqrt_,), note="0 <= x < 2^20; error 2e-6 + 1e-6 / y + 4e-6 y")
+def sqrt(context: Context, x: SharedTensor) -> Fixed:
+    net, x = context.net, fixed(x)
+    sign = at_least(net, open_masked(net, x.shares), (0,), context.scheme.fss)
+    forbid(context, Shares(net.locally(net.A, lambda b: 1 - b, sign.A), net.locally(net.S, torch.neg, sign.S)))
+    s, high = x.scale_bits, high_bits(context)
+    normal = exponent(context, x, -s, high)
+    bits = fitting(context, 2.0 ** (high / 2))
+    return _times_power(context, normal, series_of.SQRT, lambda e: 2.0 ** ((e - s) / 2), bits)
+
+
+@unary("rsqrt", torch.rsqrt, T.rsqrt, in_place=(T.rsqrt_,),
+       note="0 < x < 2^20, y < 2^16; error 2e-6 + 1e-6 y + 1e-6 y^3")  # fmt: skip
+def rsqrt(context: Context, x: SharedTensor) -> Fixed:
+    x, limit = fixed(x), result_bits(context)
+    s = x.scale_bits
+    normal = exponent(context, x, -min(s, 2 * limit), high_bits(context))
+    forbid_below(context, normal)
+    bits = _factor_bits(context, (s - normal.low) / 2)
+    y = _times_power(context, normal, series_of.RSQRT, lambda e: 2.0 ** ((s - e) / 2), bits)
+    return shortened(context, y, context.frac_bits + SLACK_BITS)
+
+
+def _factor_bits(context: Context, largest: float) -> int:
+    """Fraction bits of a power of two below 2^largest that multiplies a number of f bits below two."""
+    return min(context.frac_bits + 12, math.floor(HEADROOM_BITS - 2 - context.frac_bits - largest))
+
+
+def positive_reciprocal(context: Context, x: Fixed, low: int, high: int) -> Fixed:
+    """1 / x for 2^low <= x < 2^high, to f + 6 fraction bits."""
+    s = x.scale_bits
+    normal = exponent(context, x, low, high)
+    forbid_below(context, normal)
+    bits = _factor_bits(context, -low)
+    y = _times_power(context, normal, series_of.RECIPROCAL, lambda e: 2.0 ** (s - e), bits)
+    return shortened(context, y, context.frac_bits + SLACK_BITS)
+
+
+def _signed(context: Context, x: Fixed, sign: Shares | None) -> Fixed:
+    return x if sign is None else Fixed(multiply(context.net, torch.mul, x.shares, sign), x.scale_bits)
+
+
+def _sign(context: Context, x: Fixed) -> Shares:
+    """1 where x >= 0, and -1."""
+    net = context.net
+    bits = at_least(net, open_masked(net, x.shares), (0,), context.scheme.fss)
+    return Shares(net.locally(net.A, lambda b: 2 * b[0] - 1, bits.A), net.locally(net.S, lambda b: 2 * b[0], bits.S))
+
+
+@unary("reciprocal", torch.reciprocal, T.reciprocal, in_place=(T.reciprocal_,),
+       note="2^-16 <= |x| < 2^20; error 2e-6 (1 + |y|) + 1e-6 y^2")  # fmt: skip
+def reciprocal(context: Context, x: SharedTensor) -> Fixed:
+    x = fixed(x)
+    sign = _sign(context, x)
+    y = positive_reciprocal(context, _signed(context, x, sign), -result_bits(context), high_bits(context))
+    return _signed(context, y, sign)
+
+
+def quotient(context: Context, x: Fixed, y: Fixed, positive: bool = False) -> Fixed:
+    """x / y where the result is an activation: y = m 2^e, first x 2^-e, and then times 1 / m.
+
+    So the result has its bits however small or large both are. A quotient from the limit of activations on, 0 / 0 with
+    it, ends in a range error.
+
+    Args:
+        positive: whether y > 0 and |x / y| is below the limit, by what the caller knows.
+    """
+    net, f, limit = context.net, context.frac_bits, domain_bits(context)
+    x = shortened(context, raised(context, x, max(f, x.scale_bits)), f)
+    if not positive:
+        sign = _sign(context, y)
+        x, y = _signed(context, x, sign), _signed(context, y, sign)
+        _require_quotient(context, x, y, limit)
+    s = y.scale_bits
+    high = min(high_bits(context), HEADROOM_BITS - 2 - f - limit)
+    normal = exponent(context, y, -s, high)
+    forbid_below(context, normal)
+    power = exponent_map(net, normal, lambda e: 1 << high + s - e, 0)
+    coarse = Fixed(multiply(net, torch.mul, x.shares, power), f + high)
+    inverse = series(context, Fixed(normal.mantissa, normal.high), series_of.RECIPROCAL)
+    coarse = shortened(context, coarse, f + SLACK_BITS - 1)
+    return Fixed(multiply(net, torch.mul, coarse.shares, inverse.shares), coarse.scale_bits + inverse.scale_bits)
+
+
+@unary("softsign", F.softsign, note="everywhere; error 1e-5")
+def softsign(context: Context, x: SharedTensor) -> Fixed:
+    return quotient(context, fixed(x), fixed(1 + x.abs()), positive=True)
+
+
+def _require_quotient(context: Context, x: Fixed, y: Fixed, limit: int) -> None:
+    """-2^limit y < x < 2^limit y, for y >= 0."""
+    most = Fixed(y.shares, y.scale_bits - limit)
+    scale = max(most.scale_bits, x.scale_bits)
+    most, x = raised(context, most, scale), raised(context, x, scale)
+    shape = torch.broadcast_shapes(most.shares.shape, x.shares.shape)
+
+    def both(x: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
+        return torch.stack(((most - x).expand(shape), (most + x).expand(shape)))
+
+    require(context, Fixed(each(context.net, both, x.shares, most.shares), scale), low=0.0)
+
+
+def fractional_power(context: Context, x: SharedTensor, y: Any) -> Fixed:
+    """x^y = exp(y log x) for x > 0; 0^y = 0 for a public y > 0."""
+    if not isinstance(y, (int, float)) or y <= 0:
+        return fixed(torch.exp(torch.log(x) * y))
+    lowest = -(x.scale_bits + 1) * math.log(2)
+    power = tensor(context, logarithm(context, fixed(x), lowest)) * y
+    positive = at_least(context.net, open_masked(context.net, x.shares), (0, 1), context.scheme.fss)
+    net = context.net
+    forbid(context, Shares(net.locally(net.A, lambda b: 1 - b[0], positive.A),
+                           net.locally(net.S, lambda b: -b[0], positive.S)))  # fmt: skip
+    return _signed(context, settled(context, fixed(power.exp())), each(net, lambda b: b[1], positive))
