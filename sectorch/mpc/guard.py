@@ -129,4 +129,4 @@ def unpadded(words: torch.Tensor, shape: torch.Size, *keys: torch.Tensor) -> tup
     streams = sum(key_stream(key, words.shape[0]) for key in keys)
     plain = words - streams
     right = plain[:1] == 0
-    return plain[1:].view(shape) * right, right
+    return plain[1:].view(shape) * right[0], right

@@ -147,11 +147,12 @@ def minimum(context: Context, x: Any, y: Any) -> Fixed:
 def _pairwise(context: Context, x: Any, y: Any, sign: int) -> Fixed:
     net = context.net
     operands = aligned(context, *(summand(context, v) for v in (x, y)))
-    (left, scale), (right, _) = operands
+    (left, scale, one), (right, _, other) = operands
+    bound = None if one is None or other is None else max(one, other)
     shape = torch.broadcast_shapes(left.shape, right.shape)
     left, right = (each(net, lambda v: (v if sign > 0 else -v).expand(shape), v) for v in (left, right))
     best: Shares = maximum_protocol(net, left, right, fss=context.scheme.fss)
-    return Fixed(best if sign > 0 else each(net, torch.neg, best), scale)
+    return Fixed(best if sign > 0 else each(net, torch.neg, best), scale, bound)
 
 
 def _max_or_min(sign: int):
