@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import NoReturn
 from weakref import ref
@@ -251,7 +251,10 @@ def share_tensor(
     scale_bits = scheme.frac_bits if x.is_floating_point() else 0
     with session.operation(party) as net:
         encoded = net.locally(session.Q, lambda v: encode(v, scale_bits), net.own(session.Q, x, Phase.ONLINE))
-        return SharedTensor(share(net, encoded), scale_bits, session, party, scheme, x.dtype)
+        shares = share(net, encoded)
+        if not x.is_floating_point():
+            shares = replace(shares, Q=encoded)
+        return SharedTensor(shares, scale_bits, session, party, scheme, x.dtype)
 
 
 def aggregate(tensors: Sequence[SharedTensor]) -> torch.Tensor:

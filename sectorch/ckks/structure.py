@@ -61,7 +61,7 @@ _mover("split", torch.split, _T.split)
 _mover("unbind", torch.unbind, _T.unbind)
 _mover("unfold", _T.unfold)
 _mover("getitem", _T.__getitem__)
-_mover("pixel_shuffle", torch.nn.functional.pixel_shuffle, torch.pixel_shuffle)
+_mover("pixel_shuffle", torch.pixel_shuffle)
 _mover("channel_shuffle", torch.channel_shuffle)
 
 

@@ -35,6 +35,8 @@ def rsub(context: Context, x: Any, y: Any, *, alpha: float = 1) -> Fixed:
 
 
 def _times(value: Any, alpha: float) -> Any:
+    if alpha != 1 and isinstance(value, torch.Tensor) and not value.is_floating_point():
+        value = value.to(torch.int64)  # torch multiplies in the dtype of the sum, where a byte does not overflow
     return value if alpha == 1 else value * alpha
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -217,8 +218,11 @@ def plus(context: Context, x: Fixed, y: Fixed) -> Fixed:
 
 
 def local(context: Context, f: Callable, x: SharedTensor) -> Fixed:
-    """A linear map that each party applies to its half."""
-    return Fixed(each(context.net, f, x.shares), x.scale_bits)
+    """A linear map that each party applies to its half, and Q to whole numbers of its own."""
+    shares = each(context.net, f, x.shares)
+    if x.shares.Q is not None:
+        shares = replace(shares, Q=context.net.locally(context.net.Q, f, x.shares.Q))
+    return Fixed(shares, x.scale_bits)
 
 
 def excess(context: Context, scale_bits: int) -> int:
@@ -231,6 +235,10 @@ def bound(context: Context, scale_bits: int, extra: int = 0) -> int:
     if context.scheme.value_bits is None:
         return 63
     return min(63, scale_bits + context.scheme.value_bits + extra)
+
+
+def require(context: Context, x: Fixed, low: float | None = None, high: float | None = None) -> None:
+    """The call's result is withheld unless low <= x < high holds everywhere."""
 
 
 def refuse(what: str, instead: str) -> None:

@@ -25,7 +25,7 @@ def sum_(context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = Fal
 
 
 def _dims(v: torch.Tensor, dim: Any) -> tuple[int, ...]:
-    if dim is None or dim == ():
+    if dim is None or dim in ((), []):
         return tuple(range(v.dim()))
     return (dim,) if isinstance(dim, int) else tuple(dim)
 
@@ -33,7 +33,7 @@ def _dims(v: torch.Tensor, dim: Any) -> tuple[int, ...]:
 @implements("mean", torch.mean, T.mean, note="local; a count that is a power of two costs nothing")
 def mean(context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Fixed:
     shape = x.shares.shape
-    count = math.prod(shape[d] for d in (range(len(shape)) if dim is None or dim == () else _listed(dim)))
+    count = math.prod(shape[d] for d in (range(len(shape)) if dim is None or dim in ((), []) else _listed(dim)))
     if count == 0:
         raise ArgumentError("the mean of no elements is not a number")
     return scaled(context, sum_(context, x, dim, keepdim), 1.0 / count)
@@ -52,7 +52,7 @@ def _extreme(context: Context, x: SharedTensor, dim: Any, keepdim: bool, sign: i
     """The maximum (sign 1) or minimum (sign -1) over some dimensions, by a tree."""
     shape = x.shares.shape
     dims = (
-        sorted(d % len(shape) for d in (range(len(shape)) if dim is None or dim == () else _listed(dim)))
+        sorted(d % len(shape) for d in (range(len(shape)) if dim is None or dim in ((), []) else _listed(dim)))
         if shape
         else []
     )
