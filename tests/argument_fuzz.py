@@ -6,7 +6,6 @@ refused by a `SectorchError`; anything else is a finding.
 
 from __future__ import annotations
 
-import math
 import random
 import traceback
 import warnings
@@ -53,7 +52,10 @@ class Tensor:
 CRASHES = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Rows for which torch itself ends the process on empty states."""
 KEYS: list[tuple[OpRow, Callable]] = [
-    (ROWS[name], key) for name in TABLE if name in ROWS and name not in CRASHES for key in dict.fromkeys([*TABLE[name].keys, *TABLE[name].in_place])
+    (ROWS[name], key)
+    for name in TABLE
+    if name in ROWS and name not in CRASHES
+    for key in dict.fromkeys([*TABLE[name].keys, *TABLE[name].in_place])
 ]
 
 
@@ -63,7 +65,11 @@ def call_of(draw: random.Random, row: OpRow, key: Callable) -> tuple[tuple, dict
     seeds = iter(range(1000))
 
     def made(leaf: Any) -> Any:
-        return Tensor(leaf.make(f"{row.name} {number} {next(seeds)}", True), leaf.role, leaf.kind == "distinct") if isinstance(leaf, Data) else leaf
+        return (
+            Tensor(leaf.make(f"{row.name} {number} {next(seeds)}", True), leaf.role, leaf.kind == "distinct")
+            if isinstance(leaf, Data)
+            else leaf
+        )
 
     args, kwargs = pytree.tree_map(made, (sample.args, dict(sample.kwargs)))
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
@@ -156,7 +162,9 @@ def outcome(row: OpRow, key: Callable, args: tuple, kwargs: dict) -> tuple[str, 
         except Exception as error:
             expected = error
         try:
-            secret = pytree.tree_map(lambda v: stage().place(v.role, v.plain.clone()) if isinstance(v, Tensor) else v, (args, kwargs))
+            secret = pytree.tree_map(
+                lambda v: stage().place(v.role, v.plain.clone()) if isinstance(v, Tensor) else v, (args, kwargs)
+            )
         except SectorchError as error:
             return REFUSED, f"{type(error).__name__}: {error}"
         if not any(isinstance(leaf, SecretTensor) for leaf in pytree.tree_leaves(secret)):
@@ -177,7 +185,10 @@ def outcome(row: OpRow, key: Callable, args: tuple, kwargs: dict) -> tuple[str, 
             return REFUSED, "Python asks the other operand, and raises a TypeError"
         if isinstance(expected, Exception):
             if not any(text in str(expected) for text in OF_DTYPE):
-                return FOUND, f"gave {[_kind(o) for o in outputs]}, where torch raises {type(expected).__name__}: {expected}"
+                return (
+                    FOUND,
+                    f"gave {[_kind(o) for o in outputs]}, where torch raises {type(expected).__name__}: {expected}",
+                )
             return _compared(outputs, _in_double(key, args, kwargs), False, row.name not in OTHER_VALUES)
     by_rule = [_kind(o) for o in outputs] == _on_meta(key, args, kwargs)
     return _compared(outputs, pytree.tree_leaves(expected), not by_rule, row.name not in OTHER_VALUES)
@@ -203,7 +214,9 @@ def _on_meta(key: Callable, args: tuple, kwargs: dict) -> list[str] | None:
 def _in_double(key: Callable, args: tuple, kwargs: dict) -> list[Any] | None:
     """torch's values with every number in float64, or None where there is no such form."""
     for too in (torch.int64, torch.bool, None):
-        as_double = lambda v, too=too: Tensor(v.plain if v.plain.dtype == too else v.plain.double(), v.role) if isinstance(v, Tensor) else v
+        as_double = lambda v, too=too: (
+            Tensor(v.plain if v.plain.dtype == too else v.plain.double(), v.role) if isinstance(v, Tensor) else v
+        )
         try:
             return pytree.tree_leaves(_plain(key, *pytree.tree_map(as_double, (args, kwargs))))
         except Exception:
@@ -225,7 +238,10 @@ def _compared(outputs: list[Any], wanted: list[Any] | None, typed: bool, values:
     if wanted is None:
         return RIGHT, "no form of it that torch computes"
     if not typed:
-        wanted = [w.to(o.dtype) if isinstance(o, torch.Tensor) and isinstance(w, torch.Tensor) else w for w, o in zip(wanted, outputs, strict=True)]
+        wanted = [
+            w.to(o.dtype) if isinstance(o, torch.Tensor) and isinstance(w, torch.Tensor) else w
+            for w, o in zip(wanted, outputs, strict=True)
+        ]
     if [_kind(o) for o in outputs] != [_kind(w) for w in wanted]:
         return FOUND, f"gave {[_kind(o) for o in outputs]}, torch {[_kind(w) for w in wanted]}"
     for output, value in zip(outputs, wanted, strict=True):

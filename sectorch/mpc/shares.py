@@ -15,8 +15,8 @@ class Shares:
     """One ring tensor (int64, any shape), half at the answering party, half at the server. Equal to itself only.
 
     Attributes:
-        Q: where these are Q's own whole numbers, shared by Q and only moved since, the numbers as Q has them: Q can then
-            be asked whether they may be looked up. None of everything else.
+        Q: where these are Q's own whole numbers, shared by Q and only moved since, the numbers as Q has them: Q can
+            then be asked whether they may be looked up. None of everything else.
     """
 
     A: Located

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any
 
 import torch
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, DtypeError
 from ..mpc.multiply import square as square_protocol
 from ..mpc.shares import each
 from ..table import Context, Fixed, implements
@@ -65,6 +66,8 @@ def div(context: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -
         refuse("division that rounds", "use plain division")
     if isinstance(y, SharedTensor):
         return fixed(x * torch.reciprocal(y))
+    if isinstance(y, numbers.Complex) and not isinstance(y, numbers.Real):
+        raise DtypeError("division by a complex number is not supported on secret tensors")
     if isinstance(y, (int, float)):
         if y == 0:
             raise ArgumentError("division by zero")

@@ -117,6 +117,9 @@ def conv2d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any 
 @implements("conv1d", torch.conv1d, F.conv1d, note="as conv2d with height one")
 def conv1d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
            dilation: Any = 1, groups: int = 1) -> Fixed:  # fmt: skip
+    _one_dimensional(bias)
+    if any(isinstance(v, (tuple, list)) and len(v) != 1 for v in (stride, padding, dilation)):
+        raise ShapeError(f"conv1d takes one number for stride, padding and dilation, got {(stride, padding, dilation)}")
     stride, dilation = _pair(stride)[0], _pair(dilation)[0]
     x, padding = _padded(x, padding, tuple(weight.shape[2:]), (stride,), (dilation,))
     padding = _pair(padding)[0]

@@ -223,7 +223,9 @@ def embedding(
         refuse("embedding with max_norm", "normalise the table first")
     if isinstance(weight, SharedTensor) and not is_secret(index):
         if index.numel() and not index.is_meta and (int(index.min()) < 0 or int(index.max()) >= weight.shape[0]):
-            raise DimensionError(f"index out of range: a table of {weight.shape[0]} rows, indices to {int(index.max())}")
+            raise DimensionError(
+                f"index out of range: a table of {weight.shape[0]} rows, indices to {int(index.max())}"
+            )
         return fixed(weight[index])
     if not isinstance(index, SharedTensor) or not isinstance(weight, (PrivateTensor, SharedTensor, torch.Tensor)):
         refuse("this embedding", "share the index with sectorch.share(), or give plain weights")
