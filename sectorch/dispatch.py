@@ -63,7 +63,7 @@ def call(func: Callable, types: tuple, args: tuple, kwargs: dict) -> Any:
     try:
         return _called(func, args, dict(kwargs))
     except SectorchError as error:
-        if isinstance(error, DtypeError) and _is_operator(func, args):
+        if isinstance(error, DtypeError) and is_operator(func, args):
             raise UnsupportedOpError(str(error)) from error
         raise
     except Exception as error:
@@ -77,7 +77,7 @@ _OPERATORS = frozenset((
 """Methods of tensors that Python's operators reach, beside those with underscores."""
 
 
-def _is_operator(func: Callable, args: tuple) -> bool:
+def is_operator(func: Callable, args: tuple) -> bool:
     """Whether this is `x + y` or the like of tensors and numbers, where Python takes a TypeError for "not by me".
 
     It would ask the other operand, and then raise an error of its own, or say that `x == y` is False.

@@ -26,6 +26,7 @@ from ..mpc.truncate import MAX_SHIFT, truncate
 from ..randomness import PairKey, random_secret
 from ..session import Session, default_session
 from ..tensor import Scheme, SharedTensor
+from .bounds import fresh_error, held
 from .cipher import Cipher, drop_to, settle
 from .errors import KeyMismatchError, ScaleError, SlotError
 from .keys import Keys, PublicKeys, SecretKey
@@ -107,13 +108,13 @@ def to_shares(
     session: Session | None = None,
     party: Party | None = None,
     scheme: Scheme | None = None,
-    value_bits: int = 7,
+    value_bits: int | None = None,
     security_bits: int = 30,
 ) -> SharedTensor:
     """An encrypted tensor at A becomes shares of A and S. Q's secret key is used at Q only.
 
     Args:
-        value_bits: every value is below 2^value_bits in magnitude (a larger one is masked less well, and wraps).
+        value_bits: every value is below 2^value_bits in magnitude; what the tensor's own bound says unless named.
         security_bits: what Q and S see of this call is within 2^-security_bits of independent of the values, in total
             variation over all coefficients of all ciphertexts together (`mask_bits`). Calls add up.
 
@@ -130,6 +131,14 @@ def to_shares(
     session, scheme = session or default_session(), scheme or Scheme()
     party = session.answering_party(party)
     c = settle(e.cipher)
+    held(c, "a conversion to shares")
+    known = max(1, math.ceil(math.log2(max(1.0, c.largest + c.error))))
+    value_bits = known if value_bits is None else value_bits
+    if value_bits < known:
+        raise ScaleError(
+            f"the tensor may hold values up to 2^{known}, more than the 2^{value_bits} that value_bits names: they would be "
+            f"masked less well; leave value_bits out, or declare a smaller bound with e.bounded(...)"
+        )
     offset_bits = math.ceil(math.log2(c.scale)) + value_bits
     coefficients = c.count * c.keys.parameters.degree
     bits = mask_bits(offset_bits, coefficients, security_bits)
@@ -258,7 +267,10 @@ def from_shares(
             columns = value.reshape(shape[0], rows).remainder(q).contiguous()
             message = dot(matrix.contiguous(), columns, q).t().contiguous()
             data[:, 0, j] = change(data[:, 0, j].contiguous(), transform(p.degree, q).forward(message), q)
-    return CKKSTensor(replace(blank, data=data, pending=1), shape[0], tuple(shape[1:]), dtype)
+    largest = 2.0**value_bits
+    error = fresh_error(p.degree, p.scales[p.depth - 1]) + largest * 2.0**-20 + 2.0**-scale_bits
+    known = held(replace(blank, data=data, pending=1, largest=largest, error=error), "a conversion")
+    return CKKSTensor(known, shape[0], tuple(shape[1:]), dtype)
 
 
 def _without_room(count: int, value_bits: int, scale_bits: int, security_bits: int) -> str:

@@ -137,7 +137,10 @@ def _joined(tensors: Any, join: Callable, func: Any) -> CKKSTensor:
     data = empty(start, *ciphers[0].data.shape[1:], ciphers[0].data.is_meta, "a join")
     if not data.is_meta:
         torch.cat([c.data for c in ciphers], out=data)
-    return wrap(first, taken(replace(ciphers[0], data=data), index[0]), index.shape[1:])
+    largest, error = max(c.largest for c in ciphers), max(c.error for c in ciphers)
+    declared = all(c.declared for c in ciphers)
+    whole = replace(ciphers[0], data=data, largest=largest, error=error, declared=declared)
+    return wrap(first, taken(whole, index[0]), index.shape[1:])
 
 
 @implements("cat", torch.cat, torch.concat, torch.concatenate)

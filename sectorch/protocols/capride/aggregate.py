@@ -27,6 +27,7 @@ import torch
 from tenseal import sealapi
 
 from ... import ckks
+from ...ckks.bounds import fresh_error
 from ...ckks.cipher import Cipher, drop_to
 from ...ckks.flood import coefficient_error
 from ...ckks.ntt import transform
@@ -67,7 +68,9 @@ def encrypt_low(x: torch.Tensor, keys: ckks.Keys, level: int = 1) -> ckks.CKKSTe
         ciphertext = sealapi.Ciphertext(context.seal)
         keys.secret.encryptor.encrypt_symmetric(context.encode(column.tolist(), level, p.scales[level]), ciphertext)
         row.copy_(torch.from_numpy(np.array(context.read(ciphertext)[0])))
-    return ckks.CKKSTensor(Cipher(data, keys.public), len(x), tuple(x.shape[1:]), torch.float64)
+    largest = float(columns.abs().max()) if columns.numel() else 0.0
+    cipher = Cipher(data, keys.public, largest=largest, error=fresh_error(p.degree, p.scales[level]))
+    return ckks.CKKSTensor(cipher, len(x), tuple(x.shape[1:]), torch.float64)
 
 
 def fingerprint(*tensors: torch.Tensor) -> str:
