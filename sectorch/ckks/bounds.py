@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from .errors import ScaleError
@@ -65,13 +66,23 @@ def encoding_error(degree: int, scale: float) -> float:
 
 
 def switching_error(parameters: Any, level: int, scale: float) -> float:
-    """Of a key switch at this level: the digit below q_j meets a key's error, and the special prime P is divided out.
+    """Of a key switch at this level, in the slot where it is largest.
 
-    A digit's mean square is q_j^2 / 3, and N of them meet each coefficient.
+    The digit of q_j is a polynomial of coefficients in 0 .. q_j - 1; slot by slot it meets a key's error, of the
+    deviation 3.2 sqrt(N), and the special prime P is divided out. As SEAL does not centre the digits, their mean
+    q_j / 2 adds up in the slots next to the root 1: |sum_k zeta^k| is 2 N / pi there. The rest varies by
+    q_j sqrt(N / 12).
     """
-    digits = sum((q / parameters.special) ** 2 for q in parameters.primes[: level + 1]) / 3
-    variance = parameters.degree * KEY_VARIANCE * digits + _rounding(parameters.degree)
-    return _slot(parameters.degree, variance, scale)
+    n = parameters.degree
+    digits = math.sqrt(sum((q / parameters.special) ** 2 for q in parameters.primes[: level + 1]))
+    size = n / math.pi + SIGMAS * math.sqrt(n / 12)
+    return SIGMAS * math.sqrt(KEY_VARIANCE * n) * digits * size / scale + rescaling_error(n, scale)
+
+
+def most(values: Iterable[float]) -> float:
+    """The largest; unknown if one of them is."""
+    values = list(values)
+    return math.nan if any(map(math.isnan, values)) else max(values)
 
 
 def held(c: Any, what: str) -> Any:
@@ -80,6 +91,8 @@ def held(c: Any, what: str) -> Any:
     Raises:
         ScaleError: it has not, and the result would wrap.
     """
+    if math.isnan(c.largest):  # left to whoever encrypted
+        return c
     room, wanted = capacity(c.keys.parameters, c.left), c.largest + c.error
     if not wanted < room:
         spelled = f"2^{math.log2(wanted):.1f}" if 0 < wanted < math.inf else "any size"

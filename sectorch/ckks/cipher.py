@@ -162,7 +162,7 @@ def relinearise(c: Cipher) -> Cipher:
 def switch(c: Cipher, key: SwitchingKey) -> Cipher:
     """c0 + c1 s + c2 s' -> two polynomials, with a key that takes s' to s. SEAL's hybrid key switching, bit for bit.
 
-    Cost: about (level + 1)^2 transforms a ciphertext. Error: below that of a rescale, for the special prime is larger.
+    Cost: about (level + 1)^2 transforms a ciphertext. Error: `bounds.switching_error`, most of it in the first slots.
     """
     out = empty(c.count, 2, c.level + 1, c.data.shape[3], c.data.is_meta, "key switching")
     if not c.data.is_meta:
@@ -228,10 +228,10 @@ def aligned(a: Cipher, b: Cipher) -> tuple[Cipher, Cipher]:
     """Both at one level, scale and factor, so that they can be added."""
     if a.factor != b.factor:
         ratio = b.factor / a.factor
-        if ratio.is_integer() and abs(ratio) < 1 << 12:
-            b = replace(times_integers(b, int(ratio)), factor=a.factor)
-        elif (1 / ratio).is_integer() and abs(1 / ratio) < 1 << 12:
+        if (1 / ratio).is_integer() and abs(1 / ratio) < 1 << 12:
             a = replace(times_integers(a, int(1 / ratio)), factor=b.factor)
+        elif ratio.is_integer() and abs(ratio) < 1 << 12:
+            b = replace(times_integers(b, int(ratio)), factor=a.factor)
         else:
             one, other = (a, b) if a.left >= b.left else (b, a)
             one = replace(one, factor=one.factor / other.factor)
@@ -254,6 +254,17 @@ def aligned(a: Cipher, b: Cipher) -> tuple[Cipher, Cipher]:
         return a, goal
     least = min(a.pending, b.pending)
     return settle(a, least), settle(b, least)
+
+
+def alike(ciphers: Sequence[Cipher]) -> list[Cipher]:
+    """All at one level, scale and factor, with nothing pending. What two have in common may be new to both."""
+    ciphers = [settle(c) for c in ciphers]
+    goal = min(ciphers, key=lambda c: c.left)
+    form = lambda c: (c.level, c.pending, c.factor, c.size)
+    while any(form(c) != form(goal) for c in ciphers):
+        for i, c in enumerate(ciphers):
+            ciphers[i], goal = map(settle, aligned(c, goal))
+    return ciphers
 
 
 def _lowered(c: Cipher, level: int, left: int) -> Cipher:

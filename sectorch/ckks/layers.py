@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import DtypeError, UnsupportedOpError
+from .bounds import most
 from .cipher import add_numbers, times_numbers
 from .packing import index_of, plain, taken
 from .table import implements, wrap
@@ -117,7 +118,7 @@ def _conv(
         parts.append(weighted(taken(x.cipher, used), own.flatten(1), inner, f"a conv{rank}d", _listed(mine)))
     c = parts[0]
     if groups > 1:
-        largest, error = max(p.largest for p in parts), max(p.error for p in parts)
+        largest, error = most(p.largest for p in parts), most(p.error for p in parts)
         c = replace(c, data=torch.cat([p.data for p in parts]), largest=largest, error=error)
     return wrap(x, c, (weight.shape[0], *out_shape))
 

@@ -152,11 +152,11 @@ class MatrixProduct(ABC):
         out[:, : self.rows * self.width] = values.flatten(1)
         return out
 
-    def left(self, matrix: torch.Tensor, keys: PublicKeys | Keys, bound: float = VALUE_BOUND) -> Operand:
+    def left(self, matrix: torch.Tensor, keys: PublicKeys | Keys, bound: float | None = VALUE_BOUND) -> Operand:
         """A [d_out, d_in], encrypted; its entries are below `bound`, as with `encrypt`."""
         return self._operand(matrix, keys, (self.d_out, self.d_in), (self.tile[0], self.inner), True, bound)
 
-    def right(self, matrix: torch.Tensor, keys: PublicKeys | Keys | None, bound: float = VALUE_BOUND) -> Operand:
+    def right(self, matrix: torch.Tensor, keys: PublicKeys | Keys | None, bound: float | None = VALUE_BOUND) -> Operand:
         """B [d_in, m], encrypted; plain (a share, say) without keys: the products are then with plain vectors."""
         return self._operand(matrix, keys, (self.d_in, self.m), (self.inner, self.tile[1]), False, bound)
 
@@ -167,7 +167,7 @@ class MatrixProduct(ABC):
         shape: tuple,
         steps: tuple,
         left: bool,
-        bound: float,
+        bound: float | None,
     ) -> Operand:
         if tuple(matrix.shape) != shape:
             raise ShapeError(f"{type(self).__name__} was made for a matrix of shape {shape}, got {tuple(matrix.shape)}")

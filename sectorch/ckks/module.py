@@ -59,7 +59,9 @@ class CKKSModule(nn.Module):
     CKKSTensor.
 
     A knows bounds on its values, layer by layer, from the weights; the answer carries none of them. Keys made on the
-    first call tell Q which of four sizes of the last level the model needs (`explain`). Q learns the result with its error, A the shapes; the answer is rerandomised, so that its ciphertexts show Q nothing
+    first call tell Q which of four sizes of the last level the model needs (`explain`).
+
+    Q learns the result with its error, A the shapes; the answer is rerandomised, so that its ciphertexts show Q nothing
     of the weights beyond the result and the size of its error (`rerandomise.py`). A batch beyond the slots is cut.
 
     Args:
@@ -67,6 +69,7 @@ class CKKSModule(nn.Module):
         keys: Q's; made on the first call, to the depth that `explain` finds, unless given.
         session, party: where the messages are counted (`sectorch.profile`) and who answers; the process's default
             session unless named. All parties are in this process.
+        bound: on the inputs' values; A is told it (`encrypt`).
 
     Raises on a call, before anything is encrypted:
         LevelError: the chain is too short; the layer is named.

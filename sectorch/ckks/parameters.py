@@ -24,7 +24,7 @@ SECURITY_BITS = 128
 INTEGER_BITS = 8
 """log2 of the magnitude that fits the last level: q_0 = 2^(scale_bits + INTEGER_BITS), half of it on each side of 0."""
 VALUE_BOUND = 8.0
-"""The bound on a fresh ciphertext's values unless another is declared: the same for all data, and tells nothing of it."""
+"""The bound on a fresh ciphertext's values unless another is declared: the same for all data."""
 SPECIAL_BITS = 4
 """The special prime is this many bits larger than q_0, where 2^50 allows it: key switching then adds less error than a
 rescale does."""

@@ -132,7 +132,8 @@ def layer_here() -> str | None:
     while frame is not None:
         module = _own(frame) if frame.f_code.co_name == "forward" else None
         if isinstance(module, nn.Module):
-            inner, outer = inner if inner is not None else module, module
+            inner = inner if inner is not None else module
+            outer = module if any(m is inner for m in module.modules()) else outer
         frame = frame.f_back
     if inner is None:
         return None

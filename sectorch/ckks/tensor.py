@@ -88,7 +88,7 @@ class CKKSTensor(torch.Tensor):
 
     @property
     def bound(self) -> float:
-        """Every value is below this in magnitude, by what was declared and what was computed; the evaluator's to know."""
+        """Every value is below this in magnitude, by what was declared and computed; the evaluator's to know."""
         return self.cipher.bound
 
     @property
@@ -97,7 +97,7 @@ class CKKSTensor(torch.Tensor):
         return self.cipher.error_bound
 
     def bounded(self, bound: float) -> CKKSTensor:
-        """The same ciphertexts, declared to hold values below `bound`, by whoever knows more than the bounds of operands.
+        """The same ciphertexts, declared to hold values below `bound` by whoever knows more than the operands' bounds.
 
         Nobody can check it: a value beyond it gives a wrong result without a word.
 
@@ -153,7 +153,7 @@ class CKKSTensor(torch.Tensor):
         return (out * cipher.factor).t().reshape(self.full_shape).to(self.float_dtype)
 
     def save(self, path: str | PathLike, *, keys: bool = False) -> None:
-        """Write the ciphertexts, with the public keys if asked. The file shows shapes and parameters to its readers, and
+        """Write the ciphertexts, with the public keys if asked. The file shows its readers shapes and parameters, and
         the bound that was declared at encryption; not one that an evaluator's weights are in.
         """
         c = self.cipher
@@ -161,7 +161,7 @@ class CKKSTensor(torch.Tensor):
             "identity": self.keys.identity, "batch": self.batch, "shape": list(self.row_shape), "pending": c.pending,
             "factor": c.factor, "size": c.size, "primes_left": c.level + 1, "dtype": str(self.float_dtype),
         }  # fmt: skip
-        if c.declared:
+        if c.declared and not math.isnan(c.largest):
             meta |= {"bound": c.bound}
         blobs = {f"q{j}": _packed(c.data[:, :, j], q) for j, q in enumerate(c.primes)}
         write_container(path, "ciphertexts", meta, blobs | (self.keys.blobs() if keys else {}))
@@ -232,7 +232,7 @@ def _unpacked(content: bytes, shape: torch.Size, q: int) -> torch.Tensor:
 
 
 def encrypt(
-    x: torch.Tensor, keys: PublicKeys | Keys | None = None, *, depth: int = DEPTH, bound: float = VALUE_BOUND
+    x: torch.Tensor, keys: PublicKeys | Keys | None = None, *, depth: int = DEPTH, bound: float | None = VALUE_BOUND
 ) -> CKKSTensor:
     """Encrypt [batch, ...] with the batch in the slots: one ciphertext for each element of a row.
 
@@ -244,7 +244,9 @@ def encrypt(
             can meet e.
         depth: multiplications in sequence that fresh keys allow.
         bound: no value is larger in magnitude. Whoever computes is told it, and refuses what could wrap with it; the
-            default is the same for all data. Choose one by what the data is, not by this batch.
+            default is the same for all data. Choose one by what the data is, not by this batch. None carries no bound:
+            nothing is refused, and a value that its level cannot hold wraps without a word; for protocols that see to
+            their ranges by other means.
 
     Error: below 8 sqrt(N (1 + 2N/3) / 12 + 16 N) / scale in every slot (8 sigma; the rounding of SEAL's last step and
     an error of standard deviation 3.2). Whoever holds no secret key learns the shape.
@@ -262,7 +264,7 @@ def encrypt(
     if public is None:
         public = OwnerKeys(keygen(depth, slots=x.shape[0]))
     p = public.parameters
-    if not isinstance(bound, (int, float)) or not 0 < bound < capacity(p, p.depth):
+    if bound is not None and (not isinstance(bound, (int, float)) or not 0 < bound < capacity(p, p.depth)):
         raise ScaleError(f"a bound is positive and below 2^{math.log2(capacity(p, p.depth)):.0f}, got {bound!r}")
     if x.shape[0] > p.slots:
         raise SlotError(
@@ -276,13 +278,14 @@ def encrypt(
     else:
         if not bool(torch.isfinite(rows).all()):
             raise NonFiniteError("the input holds NaN or infinity")
-        if rows.numel() and float(rows.abs().max()) > bound:
+        if rows.numel() and float(rows.abs().max()) > (p.primes[0] / p.scales[0] / 2 if bound is None else bound):
+            named = "what the last level holds" if bound is None else f"{bound:g}, the bound that the evaluator is told"
             raise ScaleError(
-                f"the input goes beyond {bound:g}, the bound on its values that the evaluator is told; scale it down, or "
-                f"declare a larger one: encrypt(x, keys, bound=...)"
+                f"the input goes beyond {named}; scale it down, or declare a larger one: encrypt(x, keys, bound=...)"
             )
         out = _encrypt_rows(rows, public, getattr(keys or public, "secret", None), shape)
-    blank = Cipher(out, public, largest=bound, error=fresh_error(p.degree, p.scales[p.depth]), declared=True)
+    largest = math.nan if bound is None else float(bound)
+    blank = Cipher(out, public, largest=largest, error=fresh_error(p.degree, p.scales[p.depth]), declared=True)
     return CKKSTensor(held(blank, "an encryption"), x.shape[0], tuple(x.shape[1:]), dtype)
 
 

@@ -94,6 +94,9 @@ def room_of(f: Callable, values: list[Value]) -> float:
         v.secret.cipher = replace(v.secret.cipher, data=data, largest=1e-300, error=0.0)
     try:
         c = f().cipher
+    except ckks.ScaleError:  # of what is added, alone
+        return 0.0
+    else:
         return capacity(c.keys.parameters, c.left) * abs(c.factor)
     finally:
         for v, cipher in zip(values, kept, strict=True):
@@ -141,13 +144,17 @@ def test_a_program_is_right_within_its_stated_error_or_refused(seed: int, depth:
 @pytest.mark.long
 def test_two_thousand_programs_are_right_or_refused():
     draw = random.Random(20)
-    kinds = [right_or_refused(draw.randrange(1 << 40), draw.randint(1, 5), draw.choice((8, 10, 12))) for _ in range(2000)]
+    kinds = [
+        right_or_refused(draw.randrange(1 << 40), draw.randint(1, 5), draw.choice((8, 10, 12))) for _ in range(2000)
+    ]
     assert min(kinds.count(kind) for kind in ("right", "refused")) > 200, "the programs try one thing only"
 
 
 @settings(max_examples=25)
 @given(st.floats(0.5, 100), st.integers(1, 3), st.integers(2, 4), st.integers(0, 1 << 30))
-def test_what_the_last_level_cannot_hold_is_refused_and_the_rest_is_right(bound: float, depth: int, power: int, seed: int):
+def test_what_the_last_level_cannot_hold_is_refused_and_the_rest_is_right(
+    bound: float, depth: int, power: int, seed: int
+):
     """(a * a) * (a * a) and the like at the end of the chain."""
     keys = keys_of(depth)
     plain = (torch.rand(4, 1, dtype=D, generator=torch.Generator().manual_seed(seed)) * 2 - 1) * bound
@@ -214,9 +221,10 @@ def test_conversions_keep_to_the_bound(bound: float, factor: float, seed: int):
     keys = keys_of(4)
     x = (torch.rand(3, 2, dtype=D, generator=torch.Generator().manual_seed(seed)) * 2 - 1) * bound
     e = ckks.encrypt(x, keys.public, bound=bound) * factor
-    scheme = Scheme(16)
+    scheme = Scheme(18 + seed % 4)
     shared = ckks.to_shares(e, keys.secret, scheme=scheme)
-    assert float((shared.reveal() - x * factor).abs().max()) <= e.error_bound + bound * factor * 2.0**-20 + 2.0**-15
+    converted = 2.4 * bound * factor * keys.parameters.scales[4] * 2.0 ** -(2 * scheme.frac_bits + 8)
+    assert float((shared.reveal() - x * factor).abs().max()) <= e.error_bound + converted + 2.0**-17
     bits = max(1, math.ceil(math.log2(bound)))
     back = ckks.from_shares(sectorch.share(x, scheme=scheme), keys.public, value_bits=bits)
     assert back.bound == 2.0**bits
@@ -241,10 +249,12 @@ def test_each_step_errs_by_less_than_it_says_and_not_by_far_less():
     square = settle((e * e).cipher)
     assert square.error > 2 * 0.5 * e.error_bound
     turned = rotating((1,))
+    x = x[: turned.parameters.slots]
     f = ckks.encrypt(x, turned.public, bound=0.5)
     moved = ckks.CKKSTensor(rotate(f.cipher, 1), f.batch, f.row_shape, D)
-    assert f.error_bound < moved.error_bound < 3 * f.error_bound
-    assert float((moved.decrypt(turned.secret) - x.roll(-1, 0)).abs().max()) <= moved.error_bound
+    assert f.error_bound < moved.error_bound < 30 * f.error_bound
+    error = (moved.decrypt(turned.secret) - x.roll(-1, 0)).abs()
+    assert moved.error_bound / 100 < float(error.max()) <= moved.error_bound
 
 
 # What is declared, and who is told.
@@ -348,7 +358,8 @@ def test_every_kind_of_operand_is_right_or_refused_by_name(operation: str, opera
     plain, other, f = torch.linspace(-1, 1, 12).view(2, 6), OPERANDS[operand], OPERATIONS[operation]
     e = ckks.encrypt(plain, keys.public)
     try:
-        expected = f(plain, float(other) if isinstance(other, bool) else other)
+        named = other.float() if isinstance(other, torch.Tensor) and other.dtype == torch.bool else other
+        expected = f(plain, float(other) if isinstance(other, bool) else named)
     except Exception:
         expected = None
     try:

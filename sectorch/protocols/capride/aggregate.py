@@ -68,8 +68,7 @@ def encrypt_low(x: torch.Tensor, keys: ckks.Keys, level: int = 1) -> ckks.CKKSTe
         ciphertext = sealapi.Ciphertext(context.seal)
         keys.secret.encryptor.encrypt_symmetric(context.encode(column.tolist(), level, p.scales[level]), ciphertext)
         row.copy_(torch.from_numpy(np.array(context.read(ciphertext)[0])))
-    largest = float(columns.abs().max()) if columns.numel() else 0.0
-    cipher = Cipher(data, keys.public, largest=largest, error=fresh_error(p.degree, p.scales[level]))
+    cipher = Cipher(data, keys.public, largest=math.nan, error=fresh_error(p.degree, p.scales[level]))
     return ckks.CKKSTensor(cipher, len(x), tuple(x.shape[1:]), torch.float64)
 
 
