@@ -8,6 +8,7 @@ all N coefficients of each ciphertext's error: `flood_distance` (`flood.py`) say
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -61,4 +62,5 @@ def without_bounds(c: Cipher) -> Cipher:
 
     That they fit the level is known to everybody, for nothing else is sent.
     """
-    return replace(c, largest=capacity(c.keys.parameters, c.left) / 2, error=0.0, declared=False)
+    largest = c.largest if math.isnan(c.largest) else capacity(c.keys.parameters, c.left) / 2
+    return replace(c, largest=largest, error=0.0, declared=False)

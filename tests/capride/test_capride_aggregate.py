@@ -36,7 +36,7 @@ def test_copies_fill_the_slots(samples: int, slots: int):
 
 
 def products(keys: ckks.Keys, directions: torch.Tensor, z: torch.Tensor, count: int) -> ckks.CKKSTensor:
-    q, e = ckks.encrypt(blocks(directions, count), keys), ckks.encrypt(spread(z, count), keys)
+    q, e = (ckks.encrypt(v, keys, bound=None) for v in (blocks(directions, count), spread(z, count)))
     return ckks.inner(q, e.unsqueeze(1))
 
 
