@@ -115,6 +115,7 @@ def right_or_refused(seed: int, depth: int, integer_bits: int) -> str:
     draw, keys = random.Random(seed), keys_of(depth, integer_bits)
     width = draw.choice((1, 2, 3))
     values, said = [encrypted(draw, keys, width) for _ in range(2)], "encrypt"
+    outcome = "right"
     for _ in range(draw.randrange(1, 9)):
         name, on_secret, on_plain, bound = step(draw, values)
         said += f", {name}"
@@ -123,13 +124,15 @@ def right_or_refused(seed: int, depth: int, integer_bits: int) -> str:
         except ckks.ScaleError:
             # As reckoned here, in the units that the room has: no refusal below a quarter of it.
             assert bound >= room_of(on_secret, values) / 4, f"{said}: refused for {bound:.3g}"
-            return "refused"
+            outcome = "refused"
+            break
         except ckks.LevelError:
-            return "too deep"
+            outcome = "too deep"
+            break
         values.append(Value(result, on_plain(), bound))
     for value in values[2:]:
         checked(value, keys, said)
-    return "right"
+    return outcome
 
 
 PROGRAMS = st.integers(0, 1 << 40), st.integers(1, 5), st.sampled_from((8, 10, 12))
@@ -147,7 +150,7 @@ def test_two_thousand_programs_are_right_or_refused():
     kinds = [
         right_or_refused(draw.randrange(1 << 40), draw.randint(1, 5), draw.choice((8, 10, 12))) for _ in range(2000)
     ]
-    assert min(kinds.count(kind) for kind in ("right", "refused")) > 200, "the programs try one thing only"
+    assert min(kinds.count(kind) for kind in ("right", "refused", "too deep")) > 50, "the programs try one thing only"
 
 
 @settings(max_examples=25)
