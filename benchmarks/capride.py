@@ -136,8 +136,8 @@ def table2(options: argparse.Namespace) -> None:
         p = keys.parameters
         one, batch = torch.rand(1, *shape), torch.rand(32, *shape)
         weights = torch.rand(32, 4, classes) / classes
-        _, first = timed(lambda: ckks.encrypt(one, keys))
-        e, second = timed(lambda: ckks.encrypt(batch, keys))
+        _, first = timed(lambda: ckks.encrypt(one, keys, bound=1.0))
+        e, second = timed(lambda: ckks.encrypt(batch, keys, bound=1.0))
         with torch.no_grad():
             z, third = timed(lambda: model(e).settled())
         error = float((z.decrypt(keys.secret) - model(batch).detach()).abs().max())

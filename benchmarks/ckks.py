@@ -99,7 +99,7 @@ def train(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, epochs: 
 def inference(model: nn.Module, x: torch.Tensor, labels: torch.Tensor, keys: ckks.Keys) -> dict:
     """Q encrypts, A evaluates, Q decrypts; all three timed."""
     start = time.perf_counter()
-    e = ckks.encrypt(x, keys)
+    e = ckks.encrypt(x, keys, bound=None)
     encrypted = time.perf_counter()
     with torch.no_grad():
         y = model(e).settled()
@@ -177,8 +177,8 @@ def matrices(repeats: int) -> dict:
             plan = kind(d_out, d_in, m, slots)
             keys = ckks.keygen(1, degree=4096, rotations=plan.rotations())
             a, b = torch.randn(d_out, d_in, dtype=torch.float64), torch.randn(d_in, m, dtype=torch.float64)
-            left = plan.left(a, keys)
-            for how, right in (("c2c", plan.right(b, keys)), ("c2p", plan.right(b, None))):
+            left = plan.left(a, keys, None)
+            for how, right in (("c2c", plan.right(b, keys, None)), ("c2p", plan.right(b, None))):
                 result = plan.multiply(left, right)
                 error = float((result.decrypt(keys.secret) - a @ b).abs().max())
                 if error > 0.05:

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import numbers
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import get_testing_overrides
 from torch.utils import _pytree as pytree
@@ -47,6 +49,7 @@ from .table import (
     Fixed,
     Row,
     spell,
+    typed,
     unsupported,
 )
 from .tensor import PrivateTensor, SecretTensor, SharedTensor, set_dispatch
@@ -73,8 +76,35 @@ SECRETS = {
 
 
 def call(func: Callable, types: tuple, args: tuple, kwargs: dict) -> Any:
-    """What `__torch_function__` of every secret tensor does."""
-    kwargs = dict(kwargs)
+    """What `__torch_function__` of every secret tensor does. Whatever it raises is a `SectorchError` with a text."""
+    try:
+        return _called(func, args, dict(kwargs))
+    except SectorchError as error:
+        if isinstance(error, DtypeError) and is_operator(func, args):
+            raise UnsupportedOpError(str(error)) from error
+        raise
+    except Exception as error:
+        raise typed(func, error) from None
+
+
+_OPERATORS = frozenset((
+    "add", "sub", "mul", "div", "matmul", "pow", "remainder", "eq", "ne", "lt", "le", "gt", "ge", "bitwise_and",
+    "bitwise_or", "bitwise_xor",
+))  # fmt: skip
+"""Methods of tensors that Python's operators reach, beside those with underscores."""
+
+
+def is_operator(func: Callable, args: tuple) -> bool:
+    """Whether this is `x + y` or the like of tensors and numbers, where Python takes a TypeError for "not by me".
+
+    It would ask the other operand, and then raise an error of its own, or say that `x == y` is False.
+    """
+    name = getattr(func, "__name__", "")
+    reached = name.startswith("__") or (name.strip("_") in _OPERATORS and func is not getattr(torch, name, None))
+    return reached and all(isinstance(a, (torch.Tensor, numbers.Number, np.ndarray)) for a in args)
+
+
+def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     if func in METADATA:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
@@ -102,10 +132,15 @@ def call(func: Callable, types: tuple, args: tuple, kwargs: dict) -> Any:
     if not shared:
         return private.call(context, func, args, kwargs, meta)
     target = _in_place_target(func, args)
+    before = [(x, x.shares, x.scale_bits, x.bound) for x in secrets if isinstance(x, SharedTensor)]
     depth = _DEPTH.set(_DEPTH.get() + 1)
     try:
         result, raised = _handled(context, func, args, kwargs)
         wrapped = _flagged(_wrap(context, ROW_OF[func], result, meta, secrets), secrets, raised)
+    except BaseException:
+        for x, shares, scale_bits, bound in before:  # of an `inplace=True` that was refused afterwards
+            x.shares, x.scale_bits, x.bound = shares, scale_bits, bound
+        raise
     finally:
         _DEPTH.reset(depth)
     if ROW_OF[func].view:
@@ -117,20 +152,22 @@ def _handled(context: Context, func: Callable, args: tuple, kwargs: dict) -> tup
     """Run the handler as one call: its result, and the flags that it raised. What it does not expect is a refusal."""
     handler = HANDLER[func]
     args, kwargs = _positional(func, args, kwargs)
+    known = _parameters(handler) or ()
+    at = known.index("inplace") if "inplace" in known else len(args)
+    if at < len(args) and not isinstance(args[at], bool):  # torch.elu_ has a number there
+        raise UnsupportedOpError(f"{spell(func)} with {len(args)} arguments is not supported on secret tensors")
     try:
         with context.session.operation(context.party) as net:
             before = len(net.raised)
             result = handler(context, *args, **_renamed(func, handler, len(args), kwargs))
             return result, tuple(net.raised[before:])
-    except SectorchError:
+    except RuntimeError as error:
+        if "bounds" in str(error) and not isinstance(error, SectorchError):
+            raise DimensionError(f"{spell(func)}: index out of range: {error}") from None
         raise
-    except IndexError as error:
-        raise DimensionError(str(error)) from None
-    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-        if type(error) is RuntimeError:
-            if "bounds" in str(error):
-                raise DimensionError(f"index out of range: {error}") from None
-            raise ShapeError(str(error)) from None
+    except (TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, SectorchError):
+            raise
         raise UnsupportedOpError(
             f"this form of {spell(func)} is not supported on secret tensors ({type(error).__name__}: {error})"
         ) from None
@@ -213,6 +250,9 @@ def _context(secrets: list[SecretTensor]) -> Context:
     return Context(first.session, first.party, first.scheme)
 
 
+LARGEST = 1 << 40
+"""Entries of a tensor, of which no machine holds the shares."""
+
 _READS_CONTENT = {_T.__getitem__, torch.masked_select, _T.masked_select, torch.repeat_interleave, _T.repeat_interleave}
 """Operations whose result shape depends on what a public index holds."""
 
@@ -229,6 +269,8 @@ def _selected_on_meta(input: SecretTensor, mask: torch.Tensor) -> torch.Tensor:
     """The shape of a masked_select, which torch does not tell on meta tensors."""
     if isinstance(mask, SecretTensor) or isinstance(input, PrivateTensor):
         raise UnsupportedOpError("masked_select with a secret mask, or of a private tensor, is not supported")
+    if mask.dtype != torch.bool:
+        raise DtypeError(f"masked_select: expected a mask of torch.bool, got {mask.dtype}")
     with torch._C.DisableTorchFunctionSubclass():
         shape = torch.broadcast_shapes(input.shape, mask.shape)
         return torch.empty(int(mask.expand(shape).sum()), dtype=input.dtype, device="meta")
@@ -247,7 +289,11 @@ def _on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
         args = tuple(to_meta(a, public_too) for a in args)
     else:
         args, kwargs = pytree.tree_map(lambda leaf: to_meta(leaf, public_too), (args, kwargs))
-    return torch_on_meta(func, args, kwargs)
+    result = torch_on_meta(func, args, kwargs)
+    for leaf in result if isinstance(result, (tuple, list)) else (result,):
+        if isinstance(leaf, torch.Tensor) and leaf.numel() >= LARGEST:
+            raise ShapeError(f"{spell(func)} would give {leaf.numel()} entries, more than the {LARGEST} there can be")
+    return result
 
 
 def torch_on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
@@ -255,18 +301,8 @@ def torch_on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
     try:
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             return func(*args, **kwargs)
-    except SectorchError:
-        raise
-    except NotImplementedError as error:
-        raise UnsupportedOpError(f"{spell(func)}: {error}") from None
-    except IndexError as error:
-        raise DimensionError(str(error)) from None
-    except TypeError as error:
-        raise DtypeError(str(error)) from None
-    except ValueError as error:
-        raise ArgumentError(str(error)) from None
-    except RuntimeError as error:
-        raise ShapeError(str(error)) from None
+    except Exception as error:
+        raise typed(func, error) from None
 
 
 def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list[SecretTensor]) -> Any:
@@ -276,17 +312,19 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list[Secret
     returns its argument, and so does this.
     """
     if isinstance(result, Fixed):
+        if isinstance(result.shares.A._value, SecretTensor):
+            raise UnsupportedOpError(f"'{row.name}' by a private tensor is not supported on secret tensors")
         if not isinstance(meta, torch.Tensor) or result.shares.shape != meta.shape:
             shape = getattr(meta, "shape", None)
             raise ShapeError(f"internal error: '{row.name}' gave shape {tuple(result.shares.shape)}, torch {shape}")
-        for x in given:
-            same = isinstance(x, SharedTensor) and x.shares is result.shares and x.scale_bits == result.scale_bits
-            if same and _plain_dtype(x) == meta.dtype:
-                return x
         if meta.dtype.is_complex or (not meta.dtype.is_floating_point and result.scale_bits):
             raise UnsupportedOpError(
                 f"'{row.name}': rounding a secret number to {meta.dtype} is not supported; compare it, or reveal it"
             )
+        for x in given:
+            same = isinstance(x, SharedTensor) and x.shares is result.shares and x.scale_bits == result.scale_bits
+            if same and _plain_dtype(x) == meta.dtype:
+                return x
         shares, scale_bits, bound = result
         bound = _bound(context, row, scale_bits, meta.dtype, given) if bound is None else bound
         if meta.dtype.is_floating_point and scale_bits < context.frac_bits:
@@ -348,6 +386,14 @@ def _in_place_target(func: Callable, args: tuple) -> SharedTensor | None:
         raise UnsupportedOpError(
             f"{spell(func)} would change a tensor that others are views of (or that is a view); write it out of place"
         )
+    like = to_meta(target, True)
+    for other in args[1:]:
+        if isinstance(other, (torch.Tensor, numbers.Number)):
+            promoted = torch.result_type(like, to_meta(other, True))
+            if not torch.can_cast(promoted, like.dtype):
+                raise DtypeError(
+                    f"{spell(func)}: result type {promoted} can't be cast to the desired output type {like.dtype}"
+                )
     return target
 
 

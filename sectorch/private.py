@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .errors import SecretAccessError, UnsupportedOpError
-from .table import IN_PLACE, ROW_OF, Context, spell
+from .table import IN_PLACE, ROW_OF, Context, spell, typed
 from .tensor import PrivateTensor, SecretTensor
 
 _T = torch.Tensor
@@ -74,16 +74,26 @@ def _results(
 
 
 def _runs(func: Callable, leaves: list, at: list[int], spec: Any) -> Callable:
-    """func on the contents of the private arguments, which stand at these places; on shapes where they are absent."""
+    """func on the contents of the private arguments, which stand at these places; on shapes where they are absent.
 
-    def run(*values):
+    In float64, unless `double` is False: for what depends on the dtypes that the tensors pass for.
+    """
+
+    def run(*values, double=True):
         absent = any(value.is_meta for value in values)
-        filled = [to_meta(leaf, True) if absent else _in_double(leaf) for leaf in leaves]
+        filled = [to_meta(leaf, True) if absent else leaf for leaf in leaves]
         for i, value in zip(at, values, strict=True):
-            filled[i] = value if absent else _in_double(value)
+            filled[i] = value
+        filled = [_in_double(leaf) for leaf in filled] if double else filled
         a, k = pytree.tree_unflatten(filled, spec)
-        with torch.no_grad():
-            return tuple(pytree.tree_leaves(func(*a, **k)))
+        try:
+            with torch.no_grad():
+                return tuple(pytree.tree_leaves(func(*a, **k)))
+        except Exception as error:
+            # torch's words may name an entry of a weight; its kind and the shapes say enough to whoever is not A.
+            given = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in filled if isinstance(leaf, torch.Tensor))
+            kind = type(typed(func, error))
+            raise kind(f"{spell(func)}: {type(error).__name__} at the owner of the operands, {given}") from None
 
     return run
 
@@ -94,7 +104,7 @@ def _families(given: list[PrivateTensor], run: Callable, count: int, viewed: boo
         return [given[0].family] * count
     with torch.inference_mode(False):  # in inference mode torch does not say what a view is a view of
         stand_ins = [to_meta(x, True) for x in given]
-        outs = run(*stand_ins)
+        outs = run(*stand_ins, double=False)
     pairs = list(zip(given, stand_ins, strict=True))
     return [next((x.family for x, meta in pairs if out is meta or out._base is meta), None) for out in outs]
 
@@ -144,7 +154,9 @@ def _in_place(func: Callable) -> bool:
 
 def _in_double(leaf: Any) -> Any:
     """Private tensors are computed on in float64, whatever dtype they pass for; a public operand joins them."""
-    return leaf.double() if type(leaf) is torch.Tensor and leaf.is_floating_point() else leaf
+    if not isinstance(leaf, torch.Tensor) or isinstance(leaf, SecretTensor) or not leaf.is_floating_point():
+        return leaf
+    return leaf.double()
 
 
 def to_meta(leaf: Any, public_too: bool) -> Any:

@@ -12,6 +12,7 @@ from torch.overrides import resolve_name
 from torch.utils import _pytree as pytree
 
 from .choreography import Net, Party
+from .errors import ArgumentError, DimensionError, DtypeError, SectorchError, ShapeError, UnsupportedOpError
 from .mpc.shares import Shares
 from .session import Session
 from .tensor import Scheme
@@ -81,6 +82,31 @@ def spell(func: Callable) -> str:
     return f"F.{name}" if module.endswith("nn.functional") else f"torch.{name}"
 
 
+_KINDS: tuple[tuple[type[Exception], type[SectorchError]], ...] = (
+    (NotImplementedError, UnsupportedOpError),
+    (IndexError, DimensionError),
+    (TypeError, DtypeError),
+    (AttributeError, DtypeError),
+    (ValueError, ArgumentError),
+    (OverflowError, ArgumentError),
+    (AssertionError, ArgumentError),
+    (MemoryError, ShapeError),
+    (RuntimeError, ShapeError),
+)
+"""What torch raises -> what sectorch raises in its place, the first that fits."""
+
+
+def typed(func: Callable, error: Exception) -> SectorchError:
+    """The error of sectorch's that an exception becomes: it names the function, and has a text in any case."""
+    if isinstance(error, SectorchError):
+        return error
+    said = str(error).strip() or f"{type(error).__name__} without a word"
+    kind = next((ours for theirs, ours in _KINDS if isinstance(error, theirs)), None)
+    if kind is None:
+        return UnsupportedOpError(f"{spell(func)} does not take this call: {type(error).__name__}: {said}")
+    return kind(f"{spell(func)}: {said}")
+
+
 @dataclass(frozen=True)
 class OpTable:
     """The operations of one kind of encrypted tensor: canonical names, and the torch functions that reach them.
@@ -97,16 +123,31 @@ class OpTable:
     handler: dict[Any, Callable] = field(default_factory=dict)
     in_place: set[Any] = field(default_factory=set)
 
-    def implements(self, name: str, *keys, in_place: Iterable = (), note: str = "", view: bool = False) -> Callable:
+    def implements(
+        self, name: str, *keys, in_place: Iterable = (), note: str = "", view: bool = False, override: bool = False
+    ) -> Callable:
         """Register a handler.
 
         Args:
             keys: the torch functions that it computes.
             in_place: their in-place forms; the result replaces the content of the first argument.
             view: whether torch's result shares memory with its argument.
+            override: take functions that have a handler away from it. Every model of this process then computes with
+                the new one, and so do handlers that are made of these functions.
+
+        Raises:
+            ArgumentError: a function that has a handler already, without `override`; nothing was registered.
         """
 
         def register(handler):
+            taken = [key for key in (*keys, *in_place) if key in self.handler]
+            if taken and not override:
+                raise ArgumentError(
+                    f"{', '.join(map(spell, taken))} has a handler on {self.tensors} already (row "
+                    f"'{self.row_of[taken[0]].name}'); pass override=True to replace it in every model of this process"
+                )
+            for key in (*keys, *in_place):
+                self._release(key)
             row = self.rows.setdefault(name, Row(name, handler, note=note, view=view))
             for key in (*keys, *in_place):
                 self.row_of[key] = row
@@ -118,6 +159,17 @@ class OpTable:
             return handler
 
         return register
+
+    def _release(self, key: Any) -> None:
+        """Take a function out of its row; a row that has none left goes too."""
+        row = self.row_of.pop(key, None)
+        if row is None:
+            return
+        del self.handler[key]
+        self.in_place.discard(key)
+        row.keys, row.in_place = ([k for k in kept if k is not key] for kept in (row.keys, row.in_place))
+        if not row.keys and not row.in_place:
+            del self.rows[row.name]
 
     def nearest(self, func: Callable) -> list[str]:
         """Rows whose names come nearest to that of an unsupported function."""

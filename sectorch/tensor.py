@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import reduce
 from typing import Any, NamedTuple, NoReturn
 from weakref import ref
@@ -292,8 +293,11 @@ def share_tensor(
     scale_bits = scheme.frac_bits if x.is_floating_point() else 0
     with session.operation(party) as net:
         encoded = net.locally(session.Q, lambda v: encode(v, scale_bits), net.own(session.Q, x, Phase.ONLINE))
+        shares = share(net, encoded)
+        if not x.is_floating_point():
+            shares = replace(shares, Q=encoded)
         bound = (limit or range_limit(scheme.frac_bits)) * 2.0**scale_bits if scheme.range_check else None
-        return SharedTensor(share(net, encoded), scale_bits, session, party, scheme, x.dtype, bound)
+        return SharedTensor(shares, scale_bits, session, party, scheme, x.dtype, bound)
 
 
 def aggregate(tensors: Sequence[SharedTensor]) -> torch.Tensor:

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..errors import UnsupportedOpError
+from ..errors import SectorchError, UnsupportedOpError
 from .cipher import add as add_ciphers
 from .cipher import multiply as multiply_ciphers
 from .cipher import negate
 from .packing import broadcast, index_of, plain, plus_plain, spread_to, times_plain
 from .polynomial import evaluate, powers_depth
-from .table import implements, wrap
+from .table import implements, located, wrap
 from .tensor import CKKSTensor
 from .weighted import summed
 
@@ -101,7 +101,10 @@ def polynomial(x: CKKSTensor, coefficients: list[float]) -> CKKSTensor:
     """sum_k coefficients[k] x^k by Paterson and Stockmeyer, in the smallest depth (`polynomial.depth`)."""
     if not isinstance(x, CKKSTensor):
         raise UnsupportedOpError(f"ckks.polynomial takes a CKKSTensor, got {type(x).__name__}")
-    return wrap(x, evaluate(x.cipher, [float(c) for c in coefficients]), x.row_shape)
+    try:
+        return wrap(x, evaluate(x.cipher, [float(c) for c in coefficients]), x.row_shape)
+    except SectorchError as error:
+        raise located(error) from None
 
 
 def _groups(x: CKKSTensor, dim: Any, keepdim: bool) -> tuple[torch.Tensor, tuple[int, ...]]:

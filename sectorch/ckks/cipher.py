@@ -5,6 +5,8 @@ What a linear layer or a product leaves to be rescaled is kept pending and done 
 reduces 845 ciphertexts to 100 is rescaled as 100. With t = level - pending the scale is exactly D_t q_(t+1) .. q_level
 (`parameters.py`), and t is how many more multiplications there are.
 
+`largest` and `error` bound the values before that factor, and their error (`bounds.py`).
+
 `factor` is a public number that the decoded values are to be multiplied by: averages and scalar factors cost no level,
 because the next layer's weights take them in.
 """
@@ -13,12 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from . import kernels, sums
+from .bounds import held, rescaling_error, switching_error
 from .errors import LevelError, ScaleError
 from .keys import PublicKeys, SwitchingKey
 from .memory import room
@@ -38,6 +42,20 @@ class Cipher:
     keys: PublicKeys
     pending: int = 0
     factor: float = 1.0
+    largest: float = math.inf
+    error: float = 0.0
+    declared: bool = False
+    """Whether `largest` is what was declared, by whoever encrypted: no plain operand of an evaluator's is in it."""
+
+    @property
+    def bound(self) -> float:
+        """Every decoded value is below this in magnitude, but for its error."""
+        return self.largest * abs(self.factor)
+
+    @property
+    def error_bound(self) -> float:
+        """Every decoded value is within this of what it should be (8 standard deviations; `bounds.py`)."""
+        return self.error * abs(self.factor)
 
     @property
     def count(self) -> int:
@@ -118,7 +136,13 @@ def settle(c: Cipher, pending: int = 0) -> Cipher:
                 lower = target if part.shape[2] == target.shape[2] + 1 else torch.empty_like(part[:, :, 1:])
                 _rescale_into(part, lower, c.primes)
                 part = lower
-    return replace(c, data=out, pending=pending)
+    p, error = c.keys.parameters, c.error
+    if c.size == 3:
+        error += switching_error(p, c.level, c.scale)
+    for _ in range(drops):
+        c = replace(c, data=out[:0, :, :1].expand(0, 2, c.level, degree), pending=c.pending - 1)
+        error += rescaling_error(p.degree, c.scale)
+    return replace(c, data=out, pending=pending, error=error)
 
 
 def _rescale_into(source: torch.Tensor, target: torch.Tensor, primes: tuple[int, ...]) -> None:
@@ -138,7 +162,7 @@ def relinearise(c: Cipher) -> Cipher:
 def switch(c: Cipher, key: SwitchingKey) -> Cipher:
     """c0 + c1 s + c2 s' -> two polynomials, with a key that takes s' to s. SEAL's hybrid key switching, bit for bit.
 
-    Cost: about (level + 1)^2 transforms a ciphertext. Error: below that of a rescale, for the special prime is larger.
+    Cost: about (level + 1)^2 transforms a ciphertext. Error: `bounds.switching_error`, most of it in the first slots.
     """
     out = empty(c.count, 2, c.level + 1, c.data.shape[3], c.data.is_meta, "key switching")
     if not c.data.is_meta:
@@ -147,7 +171,7 @@ def switch(c: Cipher, key: SwitchingKey) -> Cipher:
         inverses = np.array([pow(p.special, -1, q) for q in p.primes], np.float64)
         arguments = (words(c.data), key.residues, out.numpy(), t.roots, t.scales, t.primes, inverses)
         kernels.over(c.count, kernels.switched, *arguments)
-    return replace(c, data=out)
+    return replace(c, data=out, error=c.error + switching_error(c.keys.parameters, c.level, c.scale))
 
 
 def drop_to(c: Cipher, level: int) -> Cipher:
@@ -157,8 +181,19 @@ def drop_to(c: Cipher, level: int) -> Cipher:
     if c.level == level:
         return c
     dropped = replace(c, data=c.data[:, :, : level + 1])
+    ratio = c.scale / dropped.scale
+    dropped = replace(dropped, largest=c.largest * ratio, error=c.error * ratio)
     # The residues keep their scale; what differs from the canonical one of the lower level goes into the public factor.
-    return replace(dropped, factor=c.factor * dropped.scale / c.scale)
+    return held(replace(dropped, factor=c.factor / ratio), "a ciphertext of fewer primes")
+
+
+def smallest(c: Cipher) -> Cipher:
+    """c, settled, with the primes dropped that its values do not need; one beyond the first is left."""
+    c = settle(c)
+    for level in range(1, c.level):
+        with suppress(ScaleError):
+            return drop_to(c, level)
+    return c
 
 
 def times_integers(c: Cipher, integers: Sequence[int] | int) -> Cipher:
@@ -175,24 +210,28 @@ def times_integers(c: Cipher, integers: Sequence[int] | int) -> Cipher:
             else:
                 times_(part, torch.tensor([k % q for k in integers]).view(-1, 1, 1), q)
             out[:, :, j] = part
-    return replace(c, data=out)
+    largest = abs(integers) if isinstance(integers, int) else max(map(abs, integers), default=0)
+    return replace(c, data=out, largest=c.largest * largest, error=c.error * largest, declared=False)
 
 
 def times_numbers(c: Cipher, numbers: Sequence[float], what: str) -> Cipher:
-    """Ciphertext i times the number i; one level. Error: 2^-scale_bits of the value, relative to 1."""
+    """Ciphertext i times the number i; one level. Error: of the number 1/2 of 1/scale, beside |number| e."""
     _need_level(c, what)
     scale = weight_scale(c) * c.factor
-    return replace(times_integers(c, [round(v * scale) for v in numbers]), pending=c.pending + 1, factor=1.0)
+    product = replace(times_integers(c, [round(v * scale) for v in numbers]), pending=c.pending + 1, factor=1.0)
+    most = max(map(abs, numbers), default=0.0) * abs(c.factor)
+    error = c.error * most + (c.largest + c.error) / (2 * weight_scale(c))
+    return held(replace(product, largest=c.largest * most, error=error), what)
 
 
 def aligned(a: Cipher, b: Cipher) -> tuple[Cipher, Cipher]:
     """Both at one level, scale and factor, so that they can be added."""
     if a.factor != b.factor:
         ratio = b.factor / a.factor
-        if ratio.is_integer() and abs(ratio) < 1 << 12:
-            b = replace(times_integers(b, int(ratio)), factor=a.factor)
-        elif (1 / ratio).is_integer() and abs(1 / ratio) < 1 << 12:
+        if (1 / ratio).is_integer() and abs(1 / ratio) < 1 << 12:
             a = replace(times_integers(a, int(1 / ratio)), factor=b.factor)
+        elif ratio.is_integer() and abs(ratio) < 1 << 12:
+            b = replace(times_integers(b, int(ratio)), factor=a.factor)
         else:
             one, other = (a, b) if a.left >= b.left else (b, a)
             one = replace(one, factor=one.factor / other.factor)
@@ -217,20 +256,35 @@ def aligned(a: Cipher, b: Cipher) -> tuple[Cipher, Cipher]:
     return settle(a, least), settle(b, least)
 
 
+def alike(ciphers: Sequence[Cipher]) -> list[Cipher]:
+    """All at one level, scale and factor, with nothing pending. What two have in common may be new to both."""
+    ciphers = [settle(c) for c in ciphers]
+    goal = min(ciphers, key=lambda c: c.left)
+    form = lambda c: (c.level, c.pending, c.factor, c.size)
+    while any(form(c) != form(goal) for c in ciphers):
+        for i, c in enumerate(ciphers):
+            ciphers[i], goal = map(settle, aligned(c, goal))
+    return ciphers
+
+
 def _lowered(c: Cipher, level: int, left: int) -> Cipher:
     """c, settled, brought to a level and to a smaller number of multiplications left."""
     c = settle(c)
     current = c.scale
     p = c.keys.parameters
     goal = p.scales[left] * math.prod(float(q) for q in p.primes[left + 1 : level + 1])
-    return replace(
-        times_integers(replace(c, data=c.data[:, :, : level + 1]), round(goal / current)), pending=level - left
-    )
+    times = round(goal / current)
+    lowered = times_integers(replace(c, data=c.data[:, :, : level + 1]), times)
+    off = abs(times * current / goal - 1)  # of a constant that is rounded
+    lowered = replace(lowered, pending=level - left, largest=c.largest, declared=c.declared)
+    return held(replace(lowered, error=c.error * (1 + off) + c.largest * off), "a ciphertext of fewer levels")
 
 
 def add(a: Cipher, b: Cipher, sign: int = 1) -> Cipher:
     """a + sign * b, ciphertext by ciphertext. The error is the sum of both errors."""
     a, b = aligned(a, b)
+    a = replace(a, largest=a.largest + b.largest, error=a.error + b.error, declared=False)
+    held(a, "a sum")
     large = b if a.size <= b.size else a
     out = empty(*large.data.shape, a.data.is_meta, "an addition")
     if not a.data.is_meta:
@@ -258,8 +312,8 @@ def multiply(a: Cipher, b: Cipher, what: str = "a product") -> Cipher:
     if left < 1:
         _need_level(a if a.left <= b.left else b, what)
     n, _, _, degree = a.data.shape
+    known = _product(a, b, left, 1, what)
     out = empty(n, 3, left + 1, degree, a.data.is_meta, what)
-    factor = a.factor * b.factor
     if not a.data.is_meta:
         primes = tables(degree, a.keys.parameters.primes[: left + 1]).primes
         for start in range(0, n, _PIECE):
@@ -267,7 +321,15 @@ def multiply(a: Cipher, b: Cipher, what: str = "a product") -> Cipher:
             y = x if same else _factor_of(b, slice(start, start + _PIECE), left)
             target = out[start : start + _PIECE].numpy()
             kernels.over(len(x), sums.multiplied, x, y, target, primes)
-    return replace(a, data=out, pending=1, factor=factor)
+    return replace(known, data=out)
+
+
+def _product(a: Cipher, b: Cipher, left: int, terms: int, what: str) -> Cipher:
+    """What is known of a sum of so many products, without ciphertexts; refused if its level cannot hold it."""
+    x, y = (_prepared(replace(c, data=torch.empty(0, *c.data.shape[1:], device="meta")), left) for c in (a, b))
+    error = terms * (x.largest * y.error + y.largest * x.error + x.error * y.error)
+    data = torch.empty(0, 3, left + 1, 0, device="meta")
+    return held(Cipher(data, a.keys, 1, a.factor * b.factor, terms * x.largest * y.largest, error), what)
 
 
 def inner(a: Cipher, b: Cipher, what: str = "an inner product") -> Cipher:
@@ -277,12 +339,13 @@ def inner(a: Cipher, b: Cipher, what: str = "an inner product") -> Cipher:
     left = min(a.left, b.left)
     if left < 1:
         _need_level(a if a.left <= b.left else b, what)
+    known = _product(a, b, left, a.count, what)
     if a.data.is_meta:
         data = empty(1, 3, left + 1, a.data.shape[3], True, what)
     else:
         x, y = (_factor_of(c, slice(None), left) for c in (a, b))
         data = inner_products(a, x, y, what)
-    return replace(a, data=data, pending=1, factor=a.factor * b.factor)
+    return replace(known, data=data)
 
 
 def inner_products(c: Cipher, x: np.ndarray, y: np.ndarray, what: str) -> torch.Tensor:
@@ -296,8 +359,12 @@ def inner_products(c: Cipher, x: np.ndarray, y: np.ndarray, what: str) -> torch.
 
 def _factor_of(c: Cipher, part: slice, left: int) -> np.ndarray:
     """Some ciphertexts relinearised, rescaled and with so many levels left, as a product takes them."""
-    c = settle(relinearise(replace(c, data=c.data[part])))
-    return words((c if c.left == left else settle(_lowered(c, left + 1, left))).data)
+    return words(_prepared(replace(c, data=c.data[part]), left).data)
+
+
+def _prepared(c: Cipher, left: int) -> Cipher:
+    c = settle(relinearise(c))
+    return c if c.left == left else settle(_lowered(c, left + 1, left))
 
 
 def integer_constants(c: Cipher, numbers: Sequence[float]) -> list[int]:
@@ -309,7 +376,10 @@ def integer_constants(c: Cipher, numbers: Sequence[float]) -> list[int]:
 
 
 def add_numbers(c: Cipher, numbers: Sequence[float]) -> Cipher:
-    """Ciphertext i plus the number i in every slot."""
+    """Ciphertext i plus the number i in every slot. Error: of the number 1/2 of 1/scale."""
+    most = max(map(abs, numbers), default=0.0)
+    more = replace(c, largest=c.largest + most / abs(c.factor), error=c.error + 0.5 / c.scale, declared=False)
+    held(more, "a sum")
     out = empty(*c.data.shape, c.data.is_meta, "an addition")
     if not c.data.is_meta:
         out.copy_(c.data)
@@ -317,4 +387,4 @@ def add_numbers(c: Cipher, numbers: Sequence[float]) -> Cipher:
         for j, q in enumerate(c.primes):
             constants = torch.tensor([k % q for k in integers]).view(-1, 1)
             out[:, 0, j] = plus_(out[:, 0, j].clone(), constants, q)
-    return replace(c, data=out)
+    return replace(more, data=out)

@@ -26,6 +26,7 @@ from ..mpc.truncate import MAX_SHIFT, truncate
 from ..randomness import PairKey, random_secret
 from ..session import Session, default_session
 from ..tensor import Scheme, SharedTensor
+from .bounds import SIGMAS, fresh_error, held
 from .cipher import Cipher, drop_to, settle
 from .errors import KeyMismatchError, ScaleError, SlotError
 from .keys import Keys, PublicKeys, SecretKey
@@ -107,21 +108,23 @@ def to_shares(
     session: Session | None = None,
     party: Party | None = None,
     scheme: Scheme | None = None,
-    value_bits: int = 7,
+    value_bits: int | None = None,
     security_bits: int = 30,
 ) -> SharedTensor:
     """An encrypted tensor at A becomes shares of A and S. Q's secret key is used at Q only.
 
     Args:
-        value_bits: every value is below 2^value_bits in magnitude (a larger one is masked less well, and wraps).
+        value_bits: every value is below 2^value_bits in magnitude; what the tensor's own bound says unless named.
         security_bits: what Q and S see of this call is within 2^-security_bits of independent of the values, in total
             variation over all coefficients of all ciphertexts together (`mask_bits`). Calls add up.
 
     Rounds 3; bytes: the ciphertexts from A to S and on to Q, 8 an element from Q to S. Q and S learn nothing but
-    shapes; the fresh encryption of zero hides A's weights from Q. Error: |x| 2^-(f + EXTRA_BITS) beside that of the
-    ciphertext.
+    shapes, and that the masks are as wide as A's bound on the values asks for; the fresh encryption of zero hides A's
+    weights from Q. Error: 2.4 |x| D 2^-(2f + EXTRA_BITS) for the scale D, beside that of the ciphertext: the entries
+    of the map's matrix are rounded to that many bits, and meet a polynomial of the norm |x| D (8 standard deviations).
 
     Raises:
+        ScaleError: a scale so fine that this error is above 2^-10 |x|; take more fraction bits, or a smaller scale.
         ScaleError: the modulus that is left has no room for the mask; keep a level or two (keygen with more depth).
         KeyMismatchError: the secret key of another set.
     """
@@ -130,6 +133,18 @@ def to_shares(
     session, scheme = session or default_session(), scheme or Scheme()
     party = session.answering_party(party)
     c = settle(e.cipher)
+    held(c, "a conversion to shares")
+    if math.isnan(c.largest):
+        raise ScaleError(
+            "the tensor was encrypted with bound=None; declare one with e.bounded(...) before it is shared"
+        )
+    known = max(1, math.ceil(math.log2(max(1.0, c.largest + c.error))))
+    value_bits = known if value_bits is None else value_bits
+    if value_bits < known:
+        raise ScaleError(
+            f"the tensor may hold values up to 2^{known}, more than the 2^{value_bits} that value_bits names: they "
+            f"would be masked less well; leave value_bits out, or declare a smaller bound with e.bounded(...)"
+        )
     offset_bits = math.ceil(math.log2(c.scale)) + value_bits
     coefficients = c.count * c.keys.parameters.degree
     bits = mask_bits(offset_bits, coefficients, security_bits)
@@ -143,6 +158,11 @@ def to_shares(
             f"with more depth, so that two or three levels remain, or lower value_bits or security_bits"
         )
     scale_bits = 2 * scheme.frac_bits + EXTRA_BITS
+    if SIGMAS / math.sqrt(12) * c.scale > 2.0 ** (scale_bits - 10):
+        raise ScaleError(
+            f"a scale of 2^{math.log2(c.scale):.0f} is too fine for shares of {scheme.frac_bits} fraction bits; make "
+            f"keys with scale_bits={scale_bits - 12} or less, or share with more fraction bits (Scheme(frac_bits=...))"
+        )
     context, p = c.keys.context, c.keys.parameters
     matrix = (_cosines(p.degree, e.batch) * (2.0**scale_bits * c.factor / c.scale)).round_().to(torch.int64).t()
     shape = e.full_shape
@@ -218,8 +238,10 @@ def from_shares(
             over all its elements together (`mask_bits`). Calls add up.
         frac_bits: fraction bits that are converted: more are rounded away first. All that x has unless named.
 
-    Rounds 2, one more for rounding, and Q's ciphertexts to A. Error: |x| 2^-20 beside that of a fresh encryption, and
-    2^-frac_bits where it was rounded.
+    Rounds 2, one more for rounding, and Q's ciphertexts to A. Error: 2.4 sqrt(N B) |x| 2^F / (D q) for B samples of F
+    fraction bits, D the scale and q the prime of the level that is used, for the entries of the map's matrix are
+    rounded (8 standard deviations); beside it that of a fresh encryption, and 2^-frac_bits where it was rounded. The
+    ciphertexts' bound is 2^value_bits.
 
     Raises:
         ScaleError: value_bits, the fraction bits, security_bits and log2 of the number of elements, rounded up, are
@@ -258,7 +280,11 @@ def from_shares(
             columns = value.reshape(shape[0], rows).remainder(q).contiguous()
             message = dot(matrix.contiguous(), columns, q).t().contiguous()
             data[:, 0, j] = change(data[:, 0, j].contiguous(), transform(p.degree, q).forward(message), q)
-    return CKKSTensor(replace(blank, data=data, pending=1), shape[0], tuple(shape[1:]), dtype)
+    largest = 2.0**value_bits
+    matrix_error = SIGMAS * math.sqrt(p.degree * shape[0] / 12) * largest * 2.0**scale_bits / scale
+    error = fresh_error(p.degree, p.scales[p.depth - 1]) + matrix_error + 2.0**-scale_bits
+    known = held(replace(blank, data=data, pending=1, largest=largest, error=error), "a conversion")
+    return CKKSTensor(known, shape[0], tuple(shape[1:]), dtype)
 
 
 def _without_room(count: int, value_bits: int, scale_bits: int, security_bits: int) -> str:

@@ -14,11 +14,12 @@ from rich.table import Table
 from torch import nn
 
 from ..errors import ArgumentError, SectorchError
+from .bounds import capacity, fresh_error
 from .cipher import Cipher
-from .errors import LevelError, SecurityLevelError
+from .errors import LevelError, ScaleError, SecurityLevelError
 from .keys import Keys, PublicKeys
 from .memory import metered, room
-from .parameters import Parameters, choose
+from .parameters import INTEGER_BITS, VALUE_BOUND, Parameters, choose
 from .table import observed
 from .tensor import CKKSTensor
 
@@ -35,6 +36,12 @@ class Step:
     ciphertexts: int
     levels_left: int
     bytes: int
+    bound: float = math.inf
+    """Values are below it in magnitude."""
+    error: float = 0.0
+    """And within it of the plain computation's."""
+    room: float = math.inf
+    """What values this place of the chain holds."""
 
 
 @dataclass
@@ -55,6 +62,8 @@ class Report:
     problem: str = ""
     peak_bytes: int = 0
     runs_out: str = field(default="")
+    too_large: bool = False
+    """Whether what is wrong is a value that its level may not hold."""
 
     @property
     def supported(self) -> bool:
@@ -64,11 +73,11 @@ class Report:
         console = Console(file=io.StringIO(), width=140)
         console.print(str(self.parameters) if self.parameters else "no secure parameters fit")
         table = Table(title="level by level")
-        for column in ("layer", "operation", "result", "ciphertexts", "levels left", "MB"):
+        for column in ("layer", "operation", "result", "ciphertexts", "levels left", "bound", "room", "error", "MB"):
             table.add_column(column, justify="left" if column in ("layer", "operation", "result") else "right")
         for s in self.steps:
-            row = (s.layer, s.operation, str(s.shape), str(s.ciphertexts), str(s.levels_left), f"{s.bytes / 1e6:.1f}")
-            table.add_row(*row)
+            sizes = (f"{s.bound:.3g}", f"{s.room:.3g}", f"{s.error:.1g}", f"{s.bytes / 1e6:.1f}")
+            table.add_row(s.layer, s.operation, str(s.shape), str(s.ciphertexts), str(s.levels_left), *sizes)
         console.print(table)
         if self.depth is not None:
             console.print(f"depth {self.depth}; about {self.peak_bytes / 2**30:.2f} GiB of ciphertexts at the peak")
@@ -77,22 +86,26 @@ class Report:
         return console.file.getvalue()
 
 
+def _step(layer: str, name: str, e: CKKSTensor) -> Step:
+    c = e.cipher
+    room = capacity(c.keys.parameters, c.left) * abs(c.factor)
+    return Step(layer, name, tuple(e.full_shape), c.count, c.left, e.ciphertext_bytes, c.bound, c.error_bound, room)
+
+
 def _dry_run(
-    model: nn.Module, x: torch.Tensor, parameters: Any
+    model: nn.Module, x: torch.Tensor, parameters: Any, bound: float
 ) -> tuple[list[Step], CKKSTensor | None, SectorchError | None]:
     """The model on shapes alone: the handlers run, and no ciphertext exists."""
     keys = SimpleNamespace(parameters=parameters, identity="dry run", context=None, relin=None)
     rows = math.prod(x.shape[1:])
     data = room((rows, 2, parameters.depth + 1, parameters.degree), True, "encrypting")
-    e = CKKSTensor(Cipher(data, keys), x.shape[0], tuple(x.shape[1:]), x.dtype)
-    steps = [Step("input", "encrypt", tuple(x.shape), rows, parameters.depth, e.ciphertext_bytes)]
+    error = fresh_error(parameters.degree, parameters.scales[parameters.depth])
+    e = CKKSTensor(Cipher(data, keys, largest=bound, error=error), x.shape[0], tuple(x.shape[1:]), x.dtype)
+    steps = [_step("input", "encrypt", e)]
 
     def watch(name: str, layer: str | None, result: Any) -> None:
         if isinstance(result, CKKSTensor):
-            c, shape = result.cipher, tuple(result.full_shape)
-            steps.append(
-                Step((layer or "").removeprefix("layer "), name, shape, c.count, c.left, result.ciphertext_bytes)
-            )
+            steps.append(_step((layer or "").removeprefix("layer "), name, result))
 
     try:
         with observed(watch), torch.no_grad():
@@ -101,10 +114,38 @@ def _dry_run(
         return steps, None, error
 
 
-def explain(model: nn.Module, x: torch.Tensor, keys: Keys | PublicKeys | Parameters | None = None) -> Report:
-    """What `model(encrypt(x, keys))` takes of the chain, without keys, ciphertexts or values.
+LADDER = (INTEGER_BITS, 14, 20)
+"""What `explain` tries for the room of the last level."""
+
+
+def _fitting(model: nn.Module, x: torch.Tensor, depth: int, bound: float) -> Parameters:
+    """The first parameters that hold the model's values: more room at the last level, or a level that stays unused."""
+    for levels, bits in (*((depth, bits) for bits in LADDER), (depth + 1, INTEGER_BITS)):
+        try:
+            parameters = choose(levels, slots=x.shape[0], integer_bits=bits)
+        except SecurityLevelError:
+            if (levels, bits) == (depth, INTEGER_BITS):
+                raise
+            continue
+        if not isinstance(_dry_run(model, x, parameters, bound)[2], ScaleError):
+            return parameters
+    return choose(depth, slots=x.shape[0])
+
+
+def explain(
+    model: nn.Module,
+    x: torch.Tensor,
+    keys: Keys | PublicKeys | Parameters | None = None,
+    *,
+    bound: float = VALUE_BOUND,
+) -> Report:
+    """What `model(encrypt(x, keys, bound=bound))` takes of the chain, without keys, ciphertexts or values.
+
+    The bounds of the steps come from the largest sums of magnitudes in a layer's weights: they are for whoever has the
+    model. `integer_bits` of the parameters that are chosen without keys is one of `LADDER`, and tells Q that much.
 
     Args:
+        bound: on the input's values.
         x: only its shape and dtype are used; the batch is dimension 0.
         keys: whose chain is asked about; without, the smallest secure parameters that the model needs are chosen.
 
@@ -114,21 +155,22 @@ def explain(model: nn.Module, x: torch.Tensor, keys: Keys | PublicKeys | Paramet
         raise ArgumentError("explain() needs an input with a batch dimension")
     if keys is None:
         fake = SimpleNamespace(
-            degree=8192, primes=(1 << 28,) * (_UNBOUNDED + 1), scales=(2.0**28,) * (_UNBOUNDED + 1), depth=_UNBOUNDED,
-            slots=1 << 20,
+            degree=8192, primes=(1 << 48, *(1 << 28,) * _UNBOUNDED), scales=(2.0**28,) * (_UNBOUNDED + 1),
+            depth=_UNBOUNDED, slots=1 << 20, special=1 << 50,
         )  # fmt: skip
-        steps, _, error = _dry_run(model, x, fake)
+        steps, _, error = _dry_run(model, x, fake, bound)
         if error is not None:
             return Report(steps, None, None, str(error))
         depth = _UNBOUNDED - min((s.levels_left for s in steps), default=_UNBOUNDED)
         try:
-            parameters = choose(max(1, depth), slots=x.shape[0])
+            parameters = _fitting(model, x, max(1, depth), bound)
         except SecurityLevelError as refused:
             return Report(steps, None, depth, str(refused))
     else:
         parameters = keys if isinstance(keys, Parameters) else keys.parameters
     with metered() as meter:
-        steps, _, error = _dry_run(model, x, parameters)
+        steps, _, error = _dry_run(model, x, parameters, bound)
     layer = str(getattr(error, "layer", "") or "") if isinstance(error, LevelError) else ""
     used = parameters.depth - min(s.levels_left for s in steps) if error is None else None
-    return Report(steps, parameters, used, "" if error is None else str(error), meter.peak, layer)
+    too_large = isinstance(error, ScaleError)
+    return Report(steps, parameters, used, "" if error is None else str(error), meter.peak, layer, too_large)

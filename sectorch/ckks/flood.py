@@ -97,7 +97,7 @@ def flooded(c: Cipher, flood_bits: int, terms: int = 64) -> Cipher:
             out[i, 0, j] = plus_(
                 out[i, 0, j].clone(), transform(degree, q).forward(noise.remainder(q).view(1, -1))[0], q
             )
-    return replace(c, data=out)
+    return replace(c, data=out, error=c.error + flood_cost(degree, c.scale, flood_bits, terms))
 
 
 def _gaussian(count: int, deviation: float) -> np.ndarray:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import DtypeError, UnsupportedOpError
+from .bounds import most
 from .cipher import add_numbers, times_numbers
 from .packing import index_of, plain, taken
 from .table import implements, wrap
@@ -115,7 +116,10 @@ def _conv(
         inner = torch.where(columns < 0, -1, torch.searchsorted(used, columns.clamp(min=0)))
         own, mine = (None if v is None else v[g * per_out : (g + 1) * per_out] for v in (weight, bias))
         parts.append(weighted(taken(x.cipher, used), own.flatten(1), inner, f"a conv{rank}d", _listed(mine)))
-    c = parts[0] if groups == 1 else replace(parts[0], data=torch.cat([p.data for p in parts]))
+    c = parts[0]
+    if groups > 1:
+        largest, error = most(p.largest for p in parts), most(p.error for p in parts)
+        c = replace(c, data=torch.cat([p.data for p in parts]), largest=largest, error=error)
     return wrap(x, c, (weight.shape[0], *out_shape))
 
 
@@ -203,4 +207,4 @@ def batch_norm(x: Any, running_mean: Any, running_var: Any, weight: Any = None, 
     c = x.cipher
     spread_factor = factor.repeat_interleave(each).tolist() if not factor.is_meta else [0.0] * c.count
     c = times_numbers(c, spread_factor, "a batch_norm")
-    return wrap(x, c if c.data.is_meta else add_numbers(c, offset.repeat_interleave(each).tolist()), x.row_shape)
+    return wrap(x, c if offset.is_meta else add_numbers(c, offset.repeat_interleave(each).tolist()), x.row_shape)

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from ..errors import ShapeError
+from .bounds import encoding_error, held
 from .cipher import (
     Cipher,
     _need_level,
@@ -40,6 +41,8 @@ from .cipher import (
 from .errors import SlotError
 from .keys import Keys, PublicKeys, SecretKey
 from .ntt import reversed_bits
+from .packing import magnitude
+from .parameters import VALUE_BOUND
 from .tensor import CKKSTensor, encrypt
 
 
@@ -149,16 +152,22 @@ class MatrixProduct(ABC):
         out[:, : self.rows * self.width] = values.flatten(1)
         return out
 
-    def left(self, matrix: torch.Tensor, keys: PublicKeys | Keys) -> Operand:
-        """A [d_out, d_in], encrypted."""
-        return self._operand(matrix, keys, (self.d_out, self.d_in), (self.tile[0], self.inner), True)
+    def left(self, matrix: torch.Tensor, keys: PublicKeys | Keys, bound: float | None = VALUE_BOUND) -> Operand:
+        """A [d_out, d_in], encrypted; its entries are below `bound`, as with `encrypt`."""
+        return self._operand(matrix, keys, (self.d_out, self.d_in), (self.tile[0], self.inner), True, bound)
 
-    def right(self, matrix: torch.Tensor, keys: PublicKeys | Keys | None) -> Operand:
+    def right(self, matrix: torch.Tensor, keys: PublicKeys | Keys | None, bound: float | None = VALUE_BOUND) -> Operand:
         """B [d_in, m], encrypted; plain (a share, say) without keys: the products are then with plain vectors."""
-        return self._operand(matrix, keys, (self.d_in, self.m), (self.inner, self.tile[1]), False)
+        return self._operand(matrix, keys, (self.d_in, self.m), (self.inner, self.tile[1]), False, bound)
 
     def _operand(
-        self, matrix: torch.Tensor, keys: PublicKeys | Keys | None, shape: tuple, steps: tuple, left: bool
+        self,
+        matrix: torch.Tensor,
+        keys: PublicKeys | Keys | None,
+        shape: tuple,
+        steps: tuple,
+        left: bool,
+        bound: float | None,
     ) -> Operand:
         if tuple(matrix.shape) != shape:
             raise ShapeError(f"{type(self).__name__} was made for a matrix of shape {shape}, got {tuple(matrix.shape)}")
@@ -166,7 +175,7 @@ class MatrixProduct(ABC):
         for i, top, bottom in self._ranges(shape[0], steps[0]):
             for j, start, end in self._ranges(shape[1], steps[1]):
                 copies = self._copies(matrix.detach()[top:bottom, start:end].double(), left)
-                blocks[i, j] = copies if keys is None else encrypt(copies.t(), keys).cipher
+                blocks[i, j] = copies if keys is None else encrypt(copies.t(), keys, bound=bound).cipher
         return Operand(shape, blocks)
 
     def multiply(self, left: Operand, right: Operand) -> EncryptedMatrix:
@@ -189,8 +198,13 @@ class MatrixProduct(ABC):
         if isinstance(y, Cipher):
             return inner(x, y, "a matrix product")
         _need_level(x, "a matrix product")
-        data = inner_products(x, words(x.data), right.residues(at, x), "a matrix product")
-        return replace(x, data=data, pending=x.pending + 1)
+        off, most = encoding_error(x.keys.parameters.degree, weight_scale(x)), magnitude(y)
+        known = replace(
+            x, data=x.data[:0], pending=x.pending + 1, largest=self.terms * x.largest * most,
+            error=self.terms * (x.error * (most + off) + x.largest * off), declared=False,
+        )  # fmt: skip
+        held(known, "a matrix product")
+        return replace(known, data=inner_products(x, words(x.data), right.residues(at, x), "a matrix product"))
 
 
 class MatrixReducing(MatrixProduct):

@@ -17,10 +17,11 @@ from torch import nn
 from ..choreography import Located, Message, Net, Party, protocol
 from ..errors import ArgumentError, ShapeError, TrainingModeError
 from ..session import Session, default_session
-from .errors import LevelError, MemoryBudgetError
+from .errors import LevelError, MemoryBudgetError, ScaleError
 from .explain import Report, explain
 from .keys import Keys, keygen
 from .memory import limit
+from .parameters import VALUE_BOUND
 from .rerandomise import rerandomised
 from .tensor import CKKSTensor, encrypt
 
@@ -57,6 +58,9 @@ class CKKSModule(nn.Module):
     """Called with Q's plain tensor [batch, ...], gives the plain result, as Q decrypts it; with a CKKSTensor, a
     CKKSTensor.
 
+    A knows bounds on its values, layer by layer, from the weights; the answer carries none of them. Keys made on the
+    first call tell Q which of four sizes of the last level the model needs (`explain`).
+
     Q learns the result with its error, A the shapes; the answer is rerandomised, so that its ciphertexts show Q nothing
     of the weights beyond the result and the size of its error (`rerandomise.py`). A batch beyond the slots is cut.
 
@@ -65,16 +69,25 @@ class CKKSModule(nn.Module):
         keys: Q's; made on the first call, to the depth that `explain` finds, unless given.
         session, party: where the messages are counted (`sectorch.profile`) and who answers; the process's default
             session unless named. All parties are in this process.
+        bound: on the inputs' values; A is told it (`encrypt`).
 
     Raises on a call, before anything is encrypted:
         LevelError: the chain is too short; the layer is named.
+        ScaleError: an input beyond the bound, or a layer whose values a level of the chain may not hold.
         MemoryBudgetError: with the estimate.
     """
 
     def __init__(
-        self, model: nn.Module, keys: Keys | None = None, *, session: Session | None = None, party: Party | None = None
+        self,
+        model: nn.Module,
+        keys: Keys | None = None,
+        *,
+        session: Session | None = None,
+        party: Party | None = None,
+        bound: float = VALUE_BOUND,
     ):
         super().__init__()
+        self.bound = bound
         if any(m.training for m in model.modules()):
             raise TrainingModeError("the model is in training mode; call model.eval() first")
         self.__dict__["model"], self.__dict__["keys"] = model, keys
@@ -93,7 +106,7 @@ class CKKSModule(nn.Module):
 
     def explain(self, x: torch.Tensor) -> Report:
         """Depth, levels and memory of a call with such an input; runs nothing."""
-        return explain(self.model, x, self.keys)
+        return explain(self.model, x, self.keys, bound=self.bound)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if isinstance(x, CKKSTensor):
@@ -107,13 +120,16 @@ class CKKSModule(nn.Module):
             if self.keys is None:
                 report = self.explain(x[: 1 << 14])
                 self._check(report)
-                self.__dict__["keys"] = keygen(max(1, report.depth), slots=min(len(x), 1 << 14))
+                p = report.parameters
+                self.__dict__["keys"] = keygen(p.depth, slots=min(len(x), 1 << 14), integer_bits=p.integer_bits)
         self._check(self.explain(x[: self.keys.parameters.slots]))
         return torch.cat([self._query(part) for part in x.split(self.keys.parameters.slots)])
 
     def _check(self, report: Report) -> None:
         if report.runs_out:
             raise LevelError(report.problem)
+        if report.too_large:
+            raise ScaleError(report.problem)
         if report.problem:
             raise ArgumentError(report.problem)
         if report.peak_bytes > limit():
@@ -128,7 +144,7 @@ class CKKSModule(nn.Module):
         made: dict[str, CKKSTensor] = {}  # what is public beside the residues: levels and shapes
 
         def encrypted(values: torch.Tensor) -> torch.Tensor:
-            made["query"] = encrypt(values, self.keys)
+            made["query"] = encrypt(values, self.keys, bound=self.bound)
             times.append(time.perf_counter())
             return made["query"].cipher.data
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..errors import DtypeError, NonFiniteError, UnsupportedOpError
+from .bounds import encoding_error, held
 from .cipher import Cipher, _need_level, add_numbers, empty, times_numbers, weight_scale
 from .errors import KeyMismatchError, SlotError
 from .modular import plus_, times_
@@ -85,6 +86,11 @@ def plain(value: Any) -> torch.Tensor:
     return value
 
 
+def magnitude(value: torch.Tensor) -> float:
+    """The largest of a plain operand's entries; 1 where only its shape is known, and nothing is computed."""
+    return 1.0 if value.is_meta else float(value.abs().max()) if value.numel() else 0.0
+
+
 def per_slot(value: torch.Tensor, row_shape: tuple[int, ...]) -> bool:
     """Whether a plain operand differs from sample to sample."""
     return value.dim() == len(row_shape) + 1 and value.shape[0] > 1
@@ -109,13 +115,16 @@ def _encoded(c: Cipher, column: torch.Tensor, scale: float) -> torch.Tensor:
 def plus_plain(c: Cipher, value: torch.Tensor, row_shape: tuple[int, ...]) -> Cipher:
     """c + a plain tensor. Error of the encoding: at most sqrt(N)/scale in a slot, less than a fresh encryption's."""
     if not per_slot(value, row_shape):
-        return add_numbers(c, numbers(value, row_shape)) if not c.data.is_meta else c
+        return c if value.is_meta else add_numbers(c, numbers(value, row_shape))
 
     def add(part: torch.Tensor, encoded: torch.Tensor) -> None:
         for j, q in enumerate(c.primes):
             part[0, j] = plus_(part[0, j].clone(), encoded[j], q)
 
-    return _with_slots(c, value, row_shape, c.scale / c.factor, add)
+    largest = c.largest + magnitude(value) / abs(c.factor)
+    error = c.error + encoding_error(c.keys.parameters.degree, c.scale)
+    more = held(replace(c, largest=largest, error=error, declared=False), "a sum")
+    return replace(more, data=_with_slots(c, value, row_shape, c.scale / c.factor, add).data)
 
 
 def times_plain(c: Cipher, value: torch.Tensor, row_shape: tuple[int, ...]) -> Cipher:
@@ -131,8 +140,15 @@ def times_plain(c: Cipher, value: torch.Tensor, row_shape: tuple[int, ...]) -> C
         for j, q in enumerate(c.primes):
             part[:, j] = times_(part[:, j].contiguous(), encoded[j].expand(part.shape[0], -1), q)
 
-    out = _with_slots(c, value, row_shape, weight_scale(c) * abs(c.factor), multiply)
-    return replace(out, pending=c.pending + 1, factor=math.copysign(1.0, c.factor))
+    scale, most = weight_scale(c) * abs(c.factor), magnitude(value) * abs(c.factor)
+    off = encoding_error(c.keys.parameters.degree, weight_scale(c))
+    product = replace(
+        c, data=torch.empty(0, *c.data.shape[1:], device="meta"), pending=c.pending + 1,
+        factor=math.copysign(1.0, c.factor), largest=c.largest * most,
+        error=c.error * (most + off) + c.largest * off, declared=False,
+    )  # fmt: skip
+    held(product, what)
+    return replace(product, data=_with_slots(c, value, row_shape, scale, multiply).data)
 
 
 def _with_slots(c: Cipher, value: torch.Tensor, row_shape: tuple[int, ...], scale: float, f: Callable) -> Cipher:

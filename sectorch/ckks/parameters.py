@@ -23,6 +23,8 @@ DEGREES = (4096, 8192, 16384, 32768)
 SECURITY_BITS = 128
 INTEGER_BITS = 8
 """log2 of the magnitude that fits the last level: q_0 = 2^(scale_bits + INTEGER_BITS), half of it on each side of 0."""
+VALUE_BOUND = 8.0
+"""The bound on a fresh ciphertext's values unless another is declared: the same for all data."""
 SPECIAL_BITS = 4
 """The special prime is this many bits larger than q_0, where 2^50 allows it: key switching then adds less error than a
 rescale does."""
@@ -78,6 +80,11 @@ class Parameters:
     @property
     def slots(self) -> int:
         return self.degree // 2
+
+    @property
+    def integer_bits(self) -> int:
+        """log2 of q_0 over the scale: what `choose` was asked for."""
+        return round(math.log2(self.primes[0])) - self.scale_bits
 
     @property
     def total_bits(self) -> int:

@@ -8,11 +8,13 @@ all N coefficients of each ciphertext's error: `flood_distance` (`flood.py`) say
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
 from tenseal import sealapi
 
+from .bounds import capacity, fresh_error, held
 from .cipher import Cipher, settle
 from .flood import flooded
 from .modular import plus_
@@ -49,6 +51,16 @@ def rerandomised(y: CKKSTensor, flood_bits: int | None = None) -> CKKSTensor:
         for j, q in enumerate(c.primes):
             data[:, :, j] = plus_(data[:, :, j].contiguous(), fresh[:, :, j], q)
         c = replace(c, data=data)
+    c = replace(c, error=c.error + fresh_error(c.keys.parameters.degree, c.scale))
     if flood_bits is not None:
         c = flooded(c, flood_bits)
-    return CKKSTensor(c, y.batch, y.row_shape, y.float_dtype)
+    return CKKSTensor(without_bounds(held(c, "an answer")), y.batch, y.row_shape, y.float_dtype)
+
+
+def without_bounds(c: Cipher) -> Cipher:
+    """c as whoever is sent it may have it: what the evaluator knows of its values depends on the weights, and stays.
+
+    That they fit the level is known to everybody, for nothing else is sent.
+    """
+    largest = c.largest if math.isnan(c.largest) else capacity(c.keys.parameters, c.left) / 2
+    return replace(c, largest=largest, error=0.0, declared=False)

@@ -10,7 +10,8 @@ import torch
 
 from ..errors import UnsupportedOpError
 from ..table import spell
-from .cipher import aligned, empty, settle
+from .bounds import most
+from .cipher import alike, empty
 from .packing import index_of, taken
 from .table import implements, wrap
 from .tensor import CKKSTensor
@@ -61,7 +62,7 @@ _mover("split", torch.split, _T.split)
 _mover("unbind", torch.unbind, _T.unbind)
 _mover("unfold", _T.unfold)
 _mover("getitem", _T.__getitem__)
-_mover("pixel_shuffle", torch.nn.functional.pixel_shuffle, torch.pixel_shuffle)
+_mover("pixel_shuffle", torch.pixel_shuffle)
 _mover("channel_shuffle", torch.channel_shuffle)
 
 
@@ -131,13 +132,14 @@ def _joined(tensors: Any, join: Callable, func: Any) -> CKKSTensor:
         != (ciphers[0].level, ciphers[0].pending, ciphers[0].factor, ciphers[0].size)
         for c in ciphers
     ):
-        ciphers = [settle(c) for c in ciphers]
-        lowest = min(ciphers, key=lambda c: c.left)
-        ciphers = [c if c is lowest else settle(aligned(c, lowest)[0]) for c in ciphers]
+        ciphers = alike(ciphers)
     data = empty(start, *ciphers[0].data.shape[1:], ciphers[0].data.is_meta, "a join")
     if not data.is_meta:
         torch.cat([c.data for c in ciphers], out=data)
-    return wrap(first, taken(replace(ciphers[0], data=data), index[0]), index.shape[1:])
+    largest, error = most(c.largest for c in ciphers), most(c.error for c in ciphers)
+    declared = all(c.declared for c in ciphers)
+    whole = replace(ciphers[0], data=data, largest=largest, error=error, declared=declared)
+    return wrap(first, taken(whole, index[0]), index.shape[1:])
 
 
 @implements("cat", torch.cat, torch.concat, torch.concatenate)

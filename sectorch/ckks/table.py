@@ -8,6 +8,7 @@ the layer of the model that was running.
 
 from __future__ import annotations
 
+import numbers
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,9 +19,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..dispatch import METADATA, SECRETS, torch_on_meta
-from ..errors import SecretAccessError, SectorchError, ShapeError, UnsupportedOpError
-from ..table import OpTable, spell
+from ..dispatch import METADATA, SECRETS, is_operator, torch_on_meta
+from ..errors import DtypeError, SecretAccessError, SectorchError, ShapeError, UnsupportedOpError
+from ..table import OpTable, spell, typed
 from .cipher import Cipher
 from .tensor import CKKSTensor, set_dispatch
 
@@ -66,18 +67,32 @@ def call(func: Callable, args: tuple, kwargs: dict) -> Any:
         meta = _on_meta(func, args, kwargs)
         result = _checked(handler(*args, **kwargs), meta, func)
     except SectorchError as error:
-        raise _located(error) from error.__cause__
+        if isinstance(error, DtypeError) and is_operator(func, args):
+            error = UnsupportedOpError(str(error))  # Python takes a TypeError for "ask the other operand"
+        raise located(error) from error.__cause__
+    except Exception as error:
+        raise located(typed(func, error)) from None
     for observer in _observers:
         observer(spell(func), layer_here(), result)
     return result
 
 
 def _on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """torch's own result on shapes; a mask among the indices of `x[...]` keeps its content, which the shape comes from.
+
+    Raises:
+        DtypeError: an operand that is no real number, or a tensor of none.
+    """
+
     def to_meta(leaf: Any) -> Any:
         if isinstance(leaf, CKKSTensor):
             return torch.empty(leaf.full_shape, dtype=leaf.float_dtype, device="meta")
-        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
-            return leaf.to("meta")
+        if isinstance(leaf, torch.Tensor):
+            if leaf.is_complex():
+                raise DtypeError(f"{spell(func)}: complex operands are not supported on CKKSTensors")
+            return leaf if func is torch.Tensor.__getitem__ else leaf.to("meta")
+        if isinstance(leaf, numbers.Complex) and not isinstance(leaf, numbers.Real):
+            raise DtypeError(f"{spell(func)}: complex operands are not supported on CKKSTensors")
         return leaf
 
     args, kwargs = pytree.tree_map(to_meta, (args, kwargs))
@@ -94,6 +109,8 @@ def _checked(result: Any, meta: Any, func: Callable) -> Any:
         )
     if result.full_shape != meta.shape:
         raise ShapeError(f"internal error: {spell(func)} gave {tuple(result.full_shape)}, torch {tuple(meta.shape)}")
+    if meta.dtype != result.float_dtype and meta.dtype in (torch.float32, torch.float64):
+        return CKKSTensor(result.cipher, result.batch, result.row_shape, meta.dtype)
     return result
 
 
@@ -115,7 +132,8 @@ def layer_here() -> str | None:
     while frame is not None:
         module = _own(frame) if frame.f_code.co_name == "forward" else None
         if isinstance(module, nn.Module):
-            inner, outer = inner if inner is not None else module, module
+            inner = inner if inner is not None else module
+            outer = module if any(m is inner for m in module.modules()) else outer
         frame = frame.f_back
     if inner is None:
         return None
@@ -123,13 +141,13 @@ def layer_here() -> str | None:
     return f"layer '{name}' ({type(inner).__name__})" if name else f"layer {type(inner).__name__}"
 
 
-def _located(error: SectorchError) -> SectorchError:
+def located(error: SectorchError) -> SectorchError:
     layer = layer_here()
     if layer is None or getattr(error, "layer", None):
         return error
-    located = type(error)(f"{layer}: {error}")
-    located.layer = layer
-    return located
+    found = type(error)(f"{layer}: {error}")
+    found.layer = layer
+    return found
 
 
 def wrap(like: CKKSTensor, cipher: Cipher, shape: Any) -> CKKSTensor:

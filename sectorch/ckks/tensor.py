@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from os import PathLike
 from typing import Any, NoReturn
 
@@ -16,11 +17,13 @@ import torch
 from tenseal import sealapi
 
 from ..errors import ArgumentError, DtypeError, NonFiniteError, SecretAccessError, ShapeError, UnsupportedOpError
-from .cipher import Cipher, drop_to, empty, settle
+from .bounds import capacity, fresh_error, held
+from .cipher import Cipher, empty, settle, smallest
 from .container import read_container, write_container
 from .errors import KeyMismatchError, MissingKeyError, ScaleError, SerialisationError, SlotError
 from .flood import flooded
 from .keys import Keys, OwnerKeys, PublicKeys, SecretKey, keygen, parameters_meta
+from .parameters import VALUE_BOUND
 from .workers import spread
 
 DEPTH = 5
@@ -83,10 +86,32 @@ class CKKSTensor(torch.Tensor):
     def __repr__(self, *, tensor_contents=None) -> str:
         return f"CKKSTensor(shape={tuple(self.full_shape)}, dtype={self.float_dtype}, levels_left={self.levels_left})"
 
+    @property
+    def bound(self) -> float:
+        """Every value is below this in magnitude, by what was declared and computed; the evaluator's to know."""
+        return self.cipher.bound
+
+    @property
+    def error_bound(self) -> float:
+        """Every value is within this of the plain computation's (8 standard deviations a step; `bounds.py`)."""
+        return self.cipher.error_bound
+
+    def bounded(self, bound: float) -> CKKSTensor:
+        """The same ciphertexts, declared to hold values below `bound` by whoever knows more than the operands' bounds.
+
+        Nobody can check it: a value beyond it gives a wrong result without a word.
+
+        Raises:
+            ArgumentError: no positive finite bound. ScaleError: one that the level cannot hold.
+        """
+        if not 0 < bound < math.inf:
+            raise ArgumentError(f"a bound is positive and finite, got {bound}")
+        cipher = held(replace(self.cipher, largest=bound / abs(self.cipher.factor)), "a declared bound")
+        return CKKSTensor(cipher, self.batch, self.row_shape, self.float_dtype)
+
     def settled(self) -> CKKSTensor:
         """Relinearised and rescaled, with the primes dropped that a result does not need: the smallest to send."""
-        cipher = settle(self.cipher)
-        return CKKSTensor(drop_to(cipher, min(cipher.level, 1)), self.batch, self.row_shape, self.float_dtype)
+        return CKKSTensor(smallest(self.cipher), self.batch, self.row_shape, self.float_dtype)
 
     def decrypt(self, secret: SecretKey | None = None, *, flood_bits: int | None = None) -> torch.Tensor:
         """The plain tensor [batch, ...], learned by the holder of the secret key.
@@ -98,7 +123,7 @@ class CKKSTensor(torch.Tensor):
                 error is added (`flood.py`); needed where decrypted results are shared (docs/ckks.md, IND-CPA-D). What
                 that hides, for all n ciphertexts shared under one key: `ckks.flood_distance(N, flood_bits, n)`.
 
-        Error: what the operations left; see each operation, and docs/ckks.md for the bound.
+        Error: `error_bound` where the tensor was computed, and that of a float32 result's rounding.
 
         Raises:
             KeyMismatchError: the key of another set.
@@ -118,7 +143,7 @@ class CKKSTensor(torch.Tensor):
         if cipher.data.is_meta:
             return torch.empty(self.full_shape, dtype=self.float_dtype, device="meta")
         if cipher.pending == 0:
-            cipher = drop_to(cipher, min(cipher.level, 1))
+            cipher = smallest(cipher)
         context, scale = self.keys.context, cipher.scale
         out = torch.empty(cipher.count, self.batch, dtype=torch.float64)
         plain = sealapi.Plaintext()
@@ -128,18 +153,22 @@ class CKKSTensor(torch.Tensor):
         return (out * cipher.factor).t().reshape(self.full_shape).to(self.float_dtype)
 
     def save(self, path: str | PathLike, *, keys: bool = False) -> None:
-        """Write the ciphertexts, with the public keys if asked. The file shows shapes and parameters to its readers."""
+        """Write the ciphertexts, with the public keys if asked. The file shows its readers shapes and parameters, and
+        the bound that was declared at encryption; not one that an evaluator's weights are in.
+        """
         c = self.cipher
         meta = parameters_meta(self.keys.parameters) | {
             "identity": self.keys.identity, "batch": self.batch, "shape": list(self.row_shape), "pending": c.pending,
             "factor": c.factor, "size": c.size, "primes_left": c.level + 1, "dtype": str(self.float_dtype),
         }  # fmt: skip
+        if c.declared and not math.isnan(c.largest):
+            meta |= {"bound": c.bound}
         blobs = {f"q{j}": _packed(c.data[:, :, j], q) for j, q in enumerate(c.primes)}
         write_container(path, "ciphertexts", meta, blobs | (self.keys.blobs() if keys else {}))
 
 
 def load(path: str | PathLike, keys: PublicKeys | Keys | None = None) -> CKKSTensor:
-    """Read what `CKKSTensor.save` wrote.
+    """Read what `CKKSTensor.save` wrote. A file without a bound is taken to hold what its level can (`bounded`).
 
     Args:
         keys: the public keys of the same set; may be left out if the file has them.
@@ -167,6 +196,7 @@ def load(path: str | PathLike, keys: PublicKeys | Keys | None = None) -> CKKSTen
             {"torch.float32": torch.float32, "torch.float64": torch.float64}[meta["dtype"]],
             float(meta["factor"]),
         )
+        bound = None if meta.get("bound") is None else float(meta["bound"])
         blobs = [blobs[f"q{j}"] for j in range(primes)]
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, SerialisationError):
@@ -174,12 +204,16 @@ def load(path: str | PathLike, keys: PublicKeys | Keys | None = None) -> CKKSTen
         raise SerialisationError(f"{path} is damaged: {error}") from None
     p = keys.parameters
     bad = not 1 <= batch <= p.slots or min(shape, default=1) < 0 or size not in (2, 3) or not 1 <= primes <= p.depth + 1
+    bad |= bound is not None and not 0 < bound < math.inf
     if bad or not 0 <= pending < primes or not math.isfinite(factor) or factor == 0:
         raise SerialisationError(f"{path} is damaged: its head does not describe ciphertexts")
     data = empty(math.prod(shape), size, primes, p.degree, False, "loading")
     for j, q in enumerate(p.primes[:primes]):
         data[:, :, j] = _unpacked(blobs[j], data[:, :, j].shape, q)
-    return CKKSTensor(Cipher(data, keys, pending, factor), batch, shape, dtype)
+    left = primes - 1 - pending
+    largest = capacity(p, left) / 2 if bound is None else bound / abs(factor)
+    cipher = Cipher(data, keys, pending, factor, largest, fresh_error(p.degree, p.scales[left]), bound is not None)
+    return CKKSTensor(held(cipher, "a loaded tensor"), batch, shape, dtype)
 
 
 def _packed(residues: torch.Tensor, q: int) -> bytes:
@@ -197,7 +231,9 @@ def _unpacked(content: bytes, shape: torch.Size, q: int) -> torch.Tensor:
     return torch.from_numpy(words.astype(np.int64)).view(shape)
 
 
-def encrypt(x: torch.Tensor, keys: PublicKeys | Keys | None = None, *, depth: int = DEPTH) -> CKKSTensor:
+def encrypt(
+    x: torch.Tensor, keys: PublicKeys | Keys | None = None, *, depth: int = DEPTH, bound: float | None = VALUE_BOUND
+) -> CKKSTensor:
     """Encrypt [batch, ...] with the batch in the slots: one ciphertext for each element of a row.
 
     Args:
@@ -207,6 +243,10 @@ def encrypt(x: torch.Tensor, keys: PublicKeys | Keys | None = None, *, depth: in
             `f(e).decrypt()` work here, files and messages carry no secret, and `encrypt(y, e.keys)` makes others that
             can meet e.
         depth: multiplications in sequence that fresh keys allow.
+        bound: no value is larger in magnitude. Whoever computes is told it, and refuses what could wrap with it; the
+            default is the same for all data. Choose one by what the data is, not by this batch. None carries no bound:
+            nothing is refused, and a value that its level cannot hold wraps without a word; for protocols that see to
+            their ranges by other means.
 
     Error: below 8 sqrt(N (1 + 2N/3) / 12 + 16 N) / scale in every slot (8 sigma; the rounding of SEAL's last step and
     an error of standard deviation 3.2). Whoever holds no secret key learns the shape.
@@ -224,6 +264,8 @@ def encrypt(x: torch.Tensor, keys: PublicKeys | Keys | None = None, *, depth: in
     if public is None:
         public = OwnerKeys(keygen(depth, slots=x.shape[0]))
     p = public.parameters
+    if bound is not None and (not isinstance(bound, (int, float)) or not 0 < bound < capacity(p, p.depth)):
+        raise ScaleError(f"a bound is positive and below 2^{math.log2(capacity(p, p.depth)):.0f}, got {bound!r}")
     if x.shape[0] > p.slots:
         raise SlotError(
             f"a batch of {x.shape[0]} does not fit {p.slots} slots; keygen(depth, slots={x.shape[0]}) or cut it"
@@ -236,13 +278,15 @@ def encrypt(x: torch.Tensor, keys: PublicKeys | Keys | None = None, *, depth: in
     else:
         if not bool(torch.isfinite(rows).all()):
             raise NonFiniteError("the input holds NaN or infinity")
-        if rows.numel() and float(rows.abs().max()) >= p.primes[0] / p.scales[0] / 2:
+        if rows.numel() and float(rows.abs().max()) > (p.primes[0] / p.scales[0] / 2 if bound is None else bound):
+            named = "what the last level holds" if bound is None else f"{bound:g}, the bound that the evaluator is told"
             raise ScaleError(
-                f"the input reaches 2^{math.log2(p.primes[0] / p.scales[0]) - 1:.0f}, the end of what the last level "
-                f"holds; scale it down, or keygen(..., integer_bits=)"
+                f"the input goes beyond {named}; scale it down, or declare a larger one: encrypt(x, keys, bound=...)"
             )
         out = _encrypt_rows(rows, public, getattr(keys or public, "secret", None), shape)
-    return CKKSTensor(Cipher(out, public), x.shape[0], tuple(x.shape[1:]), dtype)
+    largest = math.nan if bound is None else float(bound)
+    blank = Cipher(out, public, largest=largest, error=fresh_error(p.degree, p.scales[p.depth]), declared=True)
+    return CKKSTensor(held(blank, "an encryption"), x.shape[0], tuple(x.shape[1:]), dtype)
 
 
 def _encrypt_rows(

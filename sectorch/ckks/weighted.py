@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from . import kernels, sums
+from .bounds import held
 from .cipher import Cipher, _need_level, empty, integer_constants, settle, weight_scale, words
 from .errors import ScaleError
 from .modular import MAX_PRIME_BITS, row_sum
@@ -65,17 +66,31 @@ def weighted(
     positions = 1 if gather is None else gather.shape[0]
     if c.pending and weights.shape[0] * positions > c.count:
         c = settle(c)  # the smaller side of the layer is the one to rescale
+    rows, terms = (1.0, 1) if weights.is_meta else (_row_sum(weights), weights.shape[1])
+    error = rows * abs(c.factor) * c.error + terms * (c.largest + c.error) / (2 * weight_scale(c))
+    offset = max(map(abs, bias), default=0.0) if bias is not None else 0.0
+    result = replace(
+        c, data=c.data[:0], pending=c.pending + 1, factor=1.0, largest=rows * abs(c.factor) * c.largest + offset,
+        error=error, declared=False,
+    )  # fmt: skip
+    result = held(replace(result, error=error + 0.5 / result.scale), what)
     integers = None if c.data.is_meta else encode_weights(weights, c)
     out = empty(weights.shape[0] * positions, *c.data.shape[1:], c.data.is_meta, what)
-    result = replace(c, data=out, pending=c.pending + 1, factor=1.0)
+    result = replace(result, data=out)
     if integers is not None:
         constants = None if bias is None else integer_constants(result, bias)
         _sum_into(out, c, torch.arange(c.count).view(1, -1) if gather is None else gather, integers, constants)
     return result
 
 
+def _row_sum(weights: torch.Tensor) -> float:
+    return float(weights.abs().sum(1).max()) if weights.numel() else 0.0
+
+
 def summed(c: Cipher, gather: torch.Tensor) -> Cipher:
     """Output p = sum_k ciphertext gather[p, k], -1 for a zero. No level; the errors add up."""
+    terms = int((gather >= 0).sum(1).max()) if gather.numel() else 0
+    c = held(replace(c, largest=terms * c.largest, error=terms * c.error, declared=False), "a sum")
     out = empty(gather.shape[0], *c.data.shape[1:], c.data.is_meta, "a sum")
     if not c.data.is_meta:
         _sum_into(out, c, gather, torch.ones(1, gather.shape[1], dtype=torch.int64), None)

@@ -12,10 +12,16 @@ from ..choreography import Located, Net
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """One ring tensor (int64, any shape), half at the answering party, half at the server. Equal to itself only."""
+    """One ring tensor (int64, any shape), half at the answering party, half at the server. Equal to itself only.
+
+    Attributes:
+        Q: where these are Q's own whole numbers, shared by Q and only moved since, the numbers as Q has them: Q can
+            then be asked whether they may be looked up. None of everything else.
+    """
 
     A: Located
     S: Located
+    Q: Located | None = None
 
     @property
     def shape(self) -> torch.Size:

@@ -17,7 +17,7 @@ from ..mpc.truncate import truncate
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .bilinear import scaled
-from .common import beside, bound, encoded_public, excess, fixed, plus, refuse
+from .common import beside, bound, encoded_public, excess, fixed, plus, raised, refuse
 from .ranges import dropped, fitted, limit_at, limit_bits
 
 T = torch.Tensor
@@ -92,11 +92,14 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
         raise NonFiniteError("clamp has a bound of NaN")
     if low is None and high is None:
         return fixed(x)
+    bounds = [bound for bound in (low, high) if bound is not None]
+    x = fixed(x)
+    if any(bound % 1 for bound in bounds):  # of whole numbers, which carry no fraction bits
+        x = raised(context, x, max(x.scale_bits, context.frac_bits))
     if low is not None and high is not None and low >= high:
         constant = each(context.net, torch.zeros_like, x.shares)
         return _lifted(context, Fixed(constant, x.scale_bits), high)
-    bounds = [bound for bound in (low, high) if bound is not None]
-    x = beside(context, fixed(x), *bounds)
+    x = beside(context, x, *bounds)
     net, shift = context.net, excess(context, x.scale_bits)
     scale = x.scale_bits - shift
     thresholds = tuple(int(encoded_public(context, float(b), scale)) for b in bounds)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 from typing import Any
 
 import torch
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, DtypeError
 from ..mpc.multiply import square as square_protocol
 from ..mpc.shares import Shares
 from ..ring import HEADROOM_BITS, check_encodable
@@ -41,6 +42,8 @@ def rsub(context: Context, x: Any, y: Any, *, alpha: float = 1) -> Fixed:
 
 
 def _times(value: Any, alpha: float) -> Any:
+    if alpha != 1 and isinstance(value, torch.Tensor) and not value.is_floating_point():
+        value = value.to(torch.int64)  # torch multiplies in the dtype of the sum, where a byte does not overflow
     return value if alpha == 1 else value * alpha
 
 
@@ -70,6 +73,8 @@ def div(context: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -
         refuse("division that rounds", "use plain division")
     if isinstance(y, SharedTensor):
         return quotient(context, summand(context, x), fixed(y))
+    if isinstance(y, numbers.Complex) and not isinstance(y, numbers.Real):
+        raise DtypeError("division by a complex number is not supported on secret tensors")
     if isinstance(y, (int, float)):
         if y == 0:
             raise ArgumentError("division by zero")

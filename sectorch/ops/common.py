@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -213,12 +214,19 @@ def plus(context: Context, x: Fixed, y: Fixed) -> Fixed:
 
 
 def local(context: Context, f: Callable, x: SharedTensor, terms: int = 1) -> Fixed:
-    """A linear map that each party applies to its half, whose results sum up so many elements with weights of one."""
-    value = fixed(x)
+    """A linear map that each party applies to its half, and Q to whole numbers of its own.
+
+    Args:
+        terms: how many elements one result sums up, with weights of one.
+    """
+    value, own = fixed(x), x.shares.Q
     if terms > 1 and beyond(value, terms):
         value = fitted(context, settled(context, value, 0), CAPACITY / terms)
     bound = None if value.bound is None else value.bound * max(1, terms)
-    return Fixed(each(context.net, f, value.shares), value.scale_bits, bound)
+    shares = each(context.net, f, value.shares)
+    if own is not None:
+        shares = replace(shares, Q=context.net.locally(context.net.Q, f, own))
+    return Fixed(shares, value.scale_bits, bound)
 
 
 def excess(context: Context, scale_bits: int) -> int:

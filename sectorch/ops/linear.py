@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import products
-from ..errors import DtypeError
+from ..errors import DtypeError, ShapeError
 from ..mpc.shares import each
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
@@ -115,6 +115,12 @@ def einsum(context: Context, equation: str, *operands: Any) -> Fixed:
     return bilinear(context, lambda a, b, *_: torch.einsum(equation, a, b), *operands, terms, (_all, _all))
 
 
+def _one_dimensional(bias: Any) -> None:
+    """Torch's rules for shapes let other biases pass, and its kernels do not."""
+    if bias is not None and bias.dim() != 1:
+        raise ShapeError(f"expected a bias of one dimension, one entry for each channel, got {list(bias.shape)}")
+
+
 def _pair(value: Any) -> tuple[int, int]:
     if isinstance(value, int):
         return value, value
@@ -140,6 +146,7 @@ def _padded(x: Any, padding: Any, kernel: tuple[int, ...], stride: Any, dilation
 def conv2d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
            dilation: Any = 1, groups: int = 1) -> Fixed:  # fmt: skip
     _same_dtype(x, weight)
+    _one_dimensional(bias)
     stride, dilation = _pair(stride), _pair(dilation)
     x, padding = _padded(x, padding, tuple(weight.shape[2:]), stride, dilation)
     if x.dim() == 3:
@@ -153,6 +160,9 @@ def conv2d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any 
 @implements("conv1d", torch.conv1d, F.conv1d, note="as conv2d with height one")
 def conv1d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
            dilation: Any = 1, groups: int = 1) -> Fixed:  # fmt: skip
+    _one_dimensional(bias)
+    if any(isinstance(v, (tuple, list)) and len(v) != 1 for v in (stride, padding, dilation)):
+        raise ShapeError(f"conv1d takes one number for stride, padding and dilation, got {(stride, padding, dilation)}")
     stride, dilation = _pair(stride)[0], _pair(dilation)[0]
     x, padding = _padded(x, padding, tuple(weight.shape[2:]), (stride,), (dilation,))
     padding = _pair(padding)[0]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ..errors import ShapeError
 from ..mpc.multiply import multiply
 from ..mpc.shares import each
 from ..ring import HEADROOM_BITS
@@ -174,6 +175,8 @@ def kl_div(context: Context, x: Any, target: Any, size_average: Any = None, redu
 def soft_margin_loss(context: Context, x: Any, target: Any, size_average: Any = None, reduce: Any = None,
                      reduction: str = "mean") -> Fixed:  # fmt: skip
     _plain_options(size_average, reduce)
+    if torch.broadcast_shapes(x.shape, target.shape) != x.shape:
+        raise ShapeError(f"soft_margin_loss: targets of {list(target.shape)} for predictions of {list(x.shape)}")
     return _reduced(F.softplus(-x * target), reduction)
 
 

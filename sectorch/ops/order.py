@@ -8,13 +8,14 @@ import torch
 import torch.nn.functional as F
 
 from ..choreography import Net
+from ..errors import DimensionError
 from ..mpc.compare import drelu, is_zero
 from ..mpc.mask import open_masked
 from ..mpc.select import bit_to_ring, select
 from ..mpc.shares import Shares, each
 from ..table import BEFORE, Context, Fixed, implements
 from ..tensor import PrivateTensor, SharedTensor
-from .common import fixed, refuse
+from .common import fixed, is_secret, refuse, require
 from .smooth import tensor
 
 T = torch.Tensor
@@ -163,8 +164,36 @@ def _classes_named(x: Any, num_classes: int = -1) -> None:
 BEFORE[F.one_hot] = _classes_named
 
 
+def _look_up(context: Context, index: SharedTensor, count: int) -> None:
+    """Raise, or have the call's result withheld, unless 0 <= index < count everywhere. No message of its own.
+
+    Where the index is Q's own input, moved at most, Q looks: it knows the numbers, and tells nobody what it found. The
+    others see the call end. An index that was computed is compared in secret (`require`); whoever switches that check
+    off gets a row of zeros for an index that is not there.
+
+    Raises:
+        DimensionError: at Q, before anything of the look-up is sent.
+    """
+    net = context.net
+    if index.shares.Q is None:
+        require(context, fixed(index), 0, count)
+        return
+
+    def checked(v: torch.Tensor) -> torch.Tensor:
+        outside = 0 if v.is_meta else int(((v < 0) | (v >= count)).sum())
+        if outside:
+            raise DimensionError(
+                f"index out of range: {outside} of {v.numel()} indices are not among 0 to {count - 1}, which there are"
+            )
+        return v
+
+    net.locally(net.Q, checked, index.shares.Q)
+
+
 @implements("one_hot", F.one_hot, note="of a secret index; name num_classes")
 def one_hot(context: Context, x: SharedTensor, num_classes: int = -1) -> Fixed:
+    """Q's own indices are looked at by Q first, and others by a comparison: see `_look_up`."""
+    _look_up(context, x, num_classes)
     net = context.net
     differences = each(net, lambda v: v.unsqueeze(-1).expand(*v.shape, num_classes), x.shares)
     classes = torch.arange(num_classes)
@@ -184,9 +213,19 @@ def embedding(
     context: Context, index: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, norm_type: float = 2.0,
     scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> Fixed:  # fmt: skip
+    """Rows of `weight`, whose number is public, by an index that stays secret.
+
+    Raises:
+        DimensionError: an index out of range, negative ones among them. Q raises it over its own input, as `_look_up`
+            says; a public index is everybody's to see.
+    """
     if max_norm is not None:
         refuse("embedding with max_norm", "normalise the table first")
-    if isinstance(weight, SharedTensor) and not isinstance(index, SharedTensor):
+    if isinstance(weight, SharedTensor) and not is_secret(index):
+        if index.numel() and not index.is_meta and (int(index.min()) < 0 or int(index.max()) >= weight.shape[0]):
+            raise DimensionError(
+                f"index out of range: a table of {weight.shape[0]} rows, indices to {int(index.max())}"
+            )
         return fixed(weight[index])
     if not isinstance(index, SharedTensor) or not isinstance(weight, (PrivateTensor, SharedTensor, torch.Tensor)):
         refuse("this embedding", "share the index with sectorch.share(), or give plain weights")

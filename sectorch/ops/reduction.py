@@ -31,14 +31,14 @@ def sum_(context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = Fal
 
 
 def _dims(v: Shares, dim: Any) -> tuple[int, ...]:
-    if dim is None or dim == ():
+    if dim is None or dim in ((), []):
         return tuple(range(len(v.shape)))
     return (dim,) if isinstance(dim, int) else tuple(dim)
 
 
 def _count(x: SharedTensor, dim: Any) -> int:
     shape = x.shares.shape
-    return math.prod(shape[d] for d in (range(len(shape)) if dim is None or dim == () else _listed(dim)))
+    return math.prod(shape[d] for d in (range(len(shape)) if dim is None or dim in ((), []) else _listed(dim)))
 
 
 def summable(context: Context, x: Fixed, count: int) -> Fixed:
@@ -107,7 +107,7 @@ def _extreme(context: Context, x: SharedTensor, dim: Any, keepdim: bool, sign: i
     """The maximum (sign 1) or minimum (sign -1) over some dimensions, by a tree."""
     shape = x.shares.shape
     dims = (
-        sorted(d % len(shape) for d in (range(len(shape)) if dim is None or dim == () else _listed(dim)))
+        sorted(d % len(shape) for d in (range(len(shape)) if dim is None or dim in ((), []) else _listed(dim)))
         if shape
         else []
     )

@@ -54,6 +54,8 @@ def _transposed(stride: tuple, padding: tuple, output_padding: tuple, dilation: 
 @implements("conv_transpose2d", torch.conv_transpose2d, F.conv_transpose2d, note="PrivHFL, Figure 3")
 def conv_transpose2d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
                      output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> Fixed:  # fmt: skip
+    if min(_pair(output_padding)) < 0:
+        raise ShapeError(f"negative output_padding is not supported, got {output_padding}")
     if x.dim() == 3:
         y = torch.conv_transpose2d(x.unsqueeze(0), weight, bias, stride, padding, output_padding, groups, dilation)
         return fixed(y.squeeze(0))

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import repeat
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils import _pytree as pytree
 
+from ..errors import DtypeError
 from ..mpc.shares import Shares, add_at_A, each
 from ..table import BEFORE, Context, Fixed, implements
-from ..tensor import SharedTensor
-from .common import aligned, encoded_public, fixed, local, refuse, summand
+from ..tensor import PrivateTensor, SharedTensor
+from .common import aligned, encoded_public, fixed, is_secret, local, refuse, summand
 
 T = torch.Tensor
 
 
 def _moved(func):
     def handler(context: Context, x: SharedTensor, *args, **kwargs):
-        if not isinstance(x, SharedTensor) or any(isinstance(a, SharedTensor) for a in (*args, *kwargs.values())):
+        if not isinstance(x, SharedTensor) or any(is_secret(a) for a in (*args, *kwargs.values())):
             refuse("moving elements by a secret index", "only public positions can be taken")
         moves = func in (torch.gather, T.gather, torch.take_along_dim, T.take_along_dim)
         placed = lambda a, v: a.to(v.device) if moves and isinstance(a, torch.Tensor) else a
@@ -39,7 +43,10 @@ def _moved_many(func):
         net = context.net
         at_A = net.locally(net.A, lambda v: tuple(func(v, *args, **kwargs)), x.shares.A)
         at_S = net.locally(net.S, lambda v: tuple(func(v, *args, **kwargs)), x.shares.S)
-        return [Fixed(Shares(a, s), x.scale_bits) for a, s in zip(at_A, at_S, strict=True)]
+        at_Q: Iterable = repeat(None)
+        if x.shares.Q is not None:
+            at_Q = net.locally(net.Q, lambda v: tuple(func(v, *args, **kwargs)), x.shares.Q)
+        return [Fixed(Shares(a, s, q), x.scale_bits) for a, s, q in zip(at_A, at_S, at_Q, strict=False)]
 
     return handler
 
@@ -87,7 +94,7 @@ MANY = {
 }
 for _table, _view in ((VIEWS, True), (COPIES, False)):
     for _name, _functions in _table.items():
-        for _function in _functions:
+        for _function in dict.fromkeys(_functions):
             implements(_name, _function, view=_view, note="local")(_moved(_function))
 for _name, _functions in MANY.items():
     for _function in _functions:
@@ -129,7 +136,9 @@ def expand_as(context: Context, x: SharedTensor, other: torch.Tensor) -> Fixed:
 
 
 def _public_index(x: Any, index: Any) -> None:
-    if any(isinstance(part, SharedTensor) for part in (index if isinstance(index, tuple) else (index,))):
+    if isinstance(x, PrivateTensor) and not any(isinstance(part, SharedTensor) for part in pytree.tree_leaves(index)):
+        return  # at its owner, who may know the index
+    if any(is_secret(part) for part in pytree.tree_leaves(index)):
         refuse("indexing with a secret index", "only public positions can be taken")
 
 
@@ -204,11 +213,13 @@ def _pad_index(shape: torch.Size, pad: Any, mode: str) -> tuple:
 
 @implements("masked_fill", torch.masked_fill, T.masked_fill, in_place=(T.masked_fill_,), note="local; public mask")
 def masked_fill(context: Context, x: SharedTensor, mask: torch.Tensor, value: float) -> Fixed:
-    if isinstance(mask, SharedTensor):
+    if is_secret(mask):
         refuse("masked_fill with a secret mask", "use torch.where(mask, value, x)")
     cleared = each(context.net, lambda v: v.masked_fill(mask.to(v.device), 0), x.shares)
-    if isinstance(value, SharedTensor):
+    if is_secret(value):
         refuse("masked_fill with a secret value", "use torch.where(mask, value, x)")
+    if not x.dtype.is_floating_point and float(value) % 1:
+        raise DtypeError(f"masked_fill: whole numbers cannot be filled with {float(value)}; use x.to(torch.float32)")
     fill = encoded_public(context, float(value), x.scale_bits, infinite=True)
     return Fixed(add_at_A(context.net, cleared, torch.where(mask, fill, 0)), x.scale_bits)
 

@@ -36,7 +36,7 @@ def test_copies_fill_the_slots(samples: int, slots: int):
 
 
 def products(keys: ckks.Keys, directions: torch.Tensor, z: torch.Tensor, count: int) -> ckks.CKKSTensor:
-    q, e = ckks.encrypt(blocks(directions, count), keys), ckks.encrypt(spread(z, count), keys)
+    q, e = (ckks.encrypt(v, keys, bound=None) for v in (blocks(directions, count), spread(z, count)))
     return ckks.inner(q, e.unsqueeze(1))
 
 
@@ -102,8 +102,8 @@ def test_noise_is_what_was_asked_for(keys: ckks.Keys):
     count, p = 16, keys.parameters
     bits = flood_for(p, count, 0.5, 1.0, 1.0)
     assert noise_of(p, count, bits) == pytest.approx(0.5)
-    zero = ckks.encrypt(torch.zeros(100 * count, 25, dtype=torch.float64), keys) * 1.0
-    zero = ckks.inner(zero.unsqueeze(2), ckks.encrypt(torch.zeros(100 * count, 25, 1), keys))
+    zero = ckks.encrypt(torch.zeros(100 * count, 25, dtype=torch.float64), keys, bound=None) * 1.0
+    zero = ckks.inner(zero.unsqueeze(2), ckks.encrypt(torch.zeros(100 * count, 25, 1), keys, bound=None))
     found = unseal(seal(zero, count, "P2", bits), keys)
     assert found.std() == pytest.approx(0.5, rel=6 / (2 * len(found)) ** 0.5)
     assert abs(float(found.mean())) < 6 * 0.5 / len(found) ** 0.5

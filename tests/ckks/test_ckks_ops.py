@@ -53,7 +53,7 @@ def close(e: ckks.CKKSTensor, expected: torch.Tensor, keys: ckks.Keys, bound: fl
 @settings(max_examples=20)
 def test_round_trip(keys, shape, magnitude, public):
     x = magnitude * torch.randn(shape, dtype=DOUBLE).clamp(-4, 4)
-    e = ckks.encrypt(x, keys.public if public else keys)
+    e = ckks.encrypt(x, keys.public if public else keys, bound=120.0)
     assert e.shape == x.shape and e.dtype == x.dtype
     close(e, x, keys, fresh(keys.parameters) + float(x.abs().max()) * 2.0**-40)
 
@@ -63,7 +63,7 @@ def test_round_trip(keys, shape, magnitude, public):
 def test_sums_and_products(keys, magnitude, number, seed):
     generator = torch.Generator().manual_seed(seed)
     x, y = (magnitude * torch.randn(6, 2, generator=generator, dtype=DOUBLE) for _ in range(2))
-    a, b = ckks.encrypt(x, keys), ckks.encrypt(y, keys)
+    a, b = ckks.encrypt(x, keys, bound=30), ckks.encrypt(y, keys, bound=30)
     p, e = keys.parameters, fresh(keys.parameters)
     top = float(max(x.abs().max(), y.abs().max()))
     close(a + b, x + y, keys, 2 * e)
@@ -94,7 +94,7 @@ def test_polynomials(keys, coefficients, factor):
     if all(c == 0 for c in coefficients[1:]):
         coefficients = [*coefficients, 0.25]
     x = torch.linspace(-1, 1, 9, dtype=DOUBLE).view(9, 1)
-    y = ckks.polynomial(ckks.encrypt(x, keys) * factor, coefficients)
+    y = ckks.polynomial(ckks.encrypt(x, keys, bound=1) * factor, coefficients)
     degree = max(k for k, c in enumerate(coefficients) if c)
     assert depth(coefficients) <= math.ceil(math.log2(degree + 1)) if degree > 1 else depth(coefficients) == 0
     assert keys.parameters.depth - y.levels_left <= depth(coefficients)

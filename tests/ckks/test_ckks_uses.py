@@ -93,11 +93,12 @@ def test_encrypted_matrix_products(kind, shape):
     plan = kind(*shape, 2048)
     keys = ckks.keygen(1, rotations=plan.rotations())
     a, b = torch.randn(d_out, d_in, dtype=DOUBLE), torch.randn(d_in, m, dtype=DOUBLE)
-    left = plan.left(a, keys)
+    # Sums of d_in products of normal values: far below what their largest entries would add up to.
+    left = plan.left(a, keys, None)
     # d_in products of values below 4.5, each with two errors of 8 sigma; rotations add a key switch each.
     n, scale = keys.parameters.degree, 2.0**keys.parameters.scale_bits
     each = 8 * math.sqrt(n * ((1 + 2 * n / 3) / 12 + 11)) / scale
-    for right in (plan.right(b, keys), plan.right(b, None)):
+    for right in (plan.right(b, keys, None), plan.right(b, None)):
         y = plan.multiply(left, right)
         assert float((y.decrypt(keys.secret) - a @ b).abs().max()) < 9 * d_in * each + 30 * each
         blocks = len(y.blocks) * -(-d_in // plan.inner)
@@ -114,14 +115,14 @@ def test_encrypted_matrix_products(kind, shape):
 def test_rotations_need_keys(keys):
     plan = ckks.MatrixSquaring(2, 8, 2, keys.parameters.slots)
     with pytest.raises(ckks.MissingKeyError, match="rotations"):
-        plan.multiply(plan.left(torch.ones(2, 8), keys), plan.right(torch.ones(8, 2), keys))
+        plan.multiply(plan.left(torch.ones(2, 8), keys, 1.0), plan.right(torch.ones(8, 2), keys, 1.0))
 
 
 @given(seed=st.integers(0, 100), batch=st.integers(1, 9), factor=st.sampled_from([1.0, 0.3]))
 @settings(max_examples=6)
 def test_to_shares_and_back(keys, seed, batch, factor):
     x = 5 * torch.randn(batch, 3, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
-    shared = ckks.to_shares(ckks.encrypt(x, keys) * factor, keys.secret)
+    shared = ckks.to_shares(ckks.encrypt(x, keys, bound=25) * factor, keys.secret)
     n = keys.parameters.degree
     # The ciphertext's error and that of the encryption of zero, 8 sigma each; one unit of 2^-20 a truncation.
     each = 8 * math.sqrt(n * ((1 + 2 * n / 3) / 12 + 11)) / 2.0**28
@@ -306,7 +307,7 @@ def test_explain_names_the_layer_before_anything_is_encrypted():
     report = ckks.explain(model, x)
     assert report.supported and report.depth == 4 and [s.levels_left for s in report.steps][-1] == 0
     assert "levels left" in str(report)
-    short = ckks.explain(model, x, ckks.choose(3))
+    short = ckks.explain(model, x, ckks.choose(3), bound=0.1)
     assert not short.supported and "layer '5' (Linear)" in short.problem and short.runs_out == "layer '5' (Linear)"
     assert "ReLU" in ckks.explain(small_net(), x).problem
     assert not ckks.explain(lenet().eval(), torch.empty(1, 1, 28, 28)).supported

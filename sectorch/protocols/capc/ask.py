@@ -31,6 +31,8 @@ from .errors import CaPCError, TooFewVotersError
 from .steps import mask, open_vote, to_guardian
 from .training import answer_of
 
+LOGIT_BOUND_BITS = 10
+"""Encrypted logits are declared to be below 2^10, whatever the largest sums of a voter's weights would allow."""
 LOGIT_BITS = 32
 KEPT_BITS = 16
 """Fraction bits of the logits that the argmax looks at; 32 in all, so logits may reach 2^15 in magnitude."""
@@ -193,8 +195,9 @@ class Panel:
             with torch.no_grad():
                 encrypted = voter.model(encrypt(queries, self._keys.public))
             logits = to_shares(
-                encrypted, self._keys.secret, session=self.session, party=party, scheme=self.scheme, value_bits=10
-            )
+                encrypted.bounded(2.0**LOGIT_BOUND_BITS), self._keys.secret, session=self.session, party=party,
+                scheme=self.scheme,
+            )  # fmt: skip
         else:
             if party not in self._secured:
                 self._secured[party] = secure(

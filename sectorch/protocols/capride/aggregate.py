@@ -20,13 +20,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from tenseal import sealapi
 
 from ... import ckks
+from ...ckks.bounds import fresh_error
 from ...ckks.cipher import Cipher, drop_to
 from ...ckks.flood import coefficient_error
 from ...ckks.ntt import transform
@@ -67,7 +68,8 @@ def encrypt_low(x: torch.Tensor, keys: ckks.Keys, level: int = 1) -> ckks.CKKSTe
         ciphertext = sealapi.Ciphertext(context.seal)
         keys.secret.encryptor.encrypt_symmetric(context.encode(column.tolist(), level, p.scales[level]), ciphertext)
         row.copy_(torch.from_numpy(np.array(context.read(ciphertext)[0])))
-    return ckks.CKKSTensor(Cipher(data, keys.public), len(x), tuple(x.shape[1:]), torch.float64)
+    cipher = Cipher(data, keys.public, largest=math.nan, error=fresh_error(p.degree, p.scales[level]))
+    return ckks.CKKSTensor(cipher, len(x), tuple(x.shape[1:]), torch.float64)
 
 
 def fingerprint(*tensors: torch.Tensor) -> str:
@@ -141,7 +143,7 @@ def seal(products: ckks.CKKSTensor, count: int, sender: str, flood_bits: float) 
     weights, is hidden. Costs: settles B ciphertexts, B encryptions of zero, B inverse transforms.
     """
     lowest = ckks.rerandomised(products, flood_bits=flood_bits).cipher
-    c = drop_to(lowest, 0)
+    c = drop_to(replace(lowest, largest=math.nan), 0)  # what fits was the sender's to see to: `_check_range`
     degree, q = c.data.shape[3], c.primes[0]
     stride = degree // (2 * count)
     constants = transform(degree, q).inverse(c.data[:, 0, 0].contiguous())[:, ::stride].contiguous()

@@ -78,7 +78,10 @@ class Client:
                 slots = torch.zeros(len(padded), self._slots, dtype=torch.float64)
                 spread = padded.repeat_interleave(product.width, dim=1)
                 slots[:, : spread.shape[1]] = spread
-                out[name] = product.left(matrix, self._keys), ckks.encrypt(slots.t(), self._keys).cipher
+                out[name] = (
+                    product.left(matrix, self._keys, None),
+                    ckks.encrypt(slots.t(), self._keys, bound=None).cipher,
+                )
         return out
 
     def encrypt_samples(self, clock: Clock) -> tuple[list[Operand], ckks.CKKSTensor]:
@@ -89,7 +92,7 @@ class Client:
         layers = [layer for layer in self._program.layers if layer.gate] or self._program.layers[:1]
         with clock.during("encryption"):
             unary = F.one_hot(self._labels, self._program.classes).double()
-            return [self._right(layer, values) for layer in layers], ckks.encrypt(unary, self._keys)
+            return [self._right(layer, values) for layer in layers], ckks.encrypt(unary, self._keys, bound=None)
 
     def activate(self, layer: Layer, following: Layer | None, output: ckks.EncryptedMatrix, weight: int, clock: Clock):
         """Decrypt a layer's outputs: the next layer's encrypted operand, both gates, or the prediction in unary."""
@@ -106,9 +109,10 @@ class Client:
         values = layer.outputs(decrypted / weight, samples)
         with torch.no_grad(), clock.during("encryption"):
             if layer.gate:
-                return tuple(ckks.encrypt(v.reshape(-1), self._keys) for v in gates(values))
+                return tuple(ckks.encrypt(v.reshape(-1), self._keys, bound=None) for v in gates(values))
             if following is None:
-                return ckks.encrypt(F.one_hot(values.argmax(1), self._program.classes).double(), self._keys)
+                unary = F.one_hot(values.argmax(1), self._program.classes).double()
+                return ckks.encrypt(unary, self._keys, bound=None)
             return self._right(following, layer.after(values).reshape(samples, -1).t())
 
     def prepare_state(self, following: Layer, masked: ckks.CKKSTensor, clock: Clock):
@@ -118,7 +122,7 @@ class Client:
             state = masked.decrypt(self._keys.secret).view(hidden, -1)
         with clock.during("encryption"):
             padded = F.pad(state, (0, 0, self._program.features, 0))
-            return self._right(following, padded), ckks.encrypt(state.reshape(-1), self._keys)
+            return self._right(following, padded), ckks.encrypt(state.reshape(-1), self._keys, bound=None)
 
     def count(self, matches: ckks.CKKSTensor, clock: Clock) -> int:
         """How many places of a batch hold a one."""

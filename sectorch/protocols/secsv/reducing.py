@@ -199,7 +199,7 @@ def encoding(degree: int, width: int, q: int) -> torch.Tensor:
 
 def encrypt_matrix(layout: Reducing, matrix: torch.Tensor, keys: ckks.Keys) -> torch.Tensor:
     """A under the clients' key: int64 [d_in, 2, primes, N]."""
-    return ckks.encrypt(layout.slots(matrix), keys).cipher.data
+    return ckks.encrypt(layout.slots(matrix), keys, bound=None).cipher.data
 
 
 def decrypt_columns(layout: Reducing, output: torch.Tensor, keys: ckks.Keys, scale: float) -> torch.Tensor:

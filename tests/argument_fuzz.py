@@ -1,0 +1,257 @@
+"""Calls of the op table's operations with arguments that nobody meant: other types, shapes, dtypes, sizes and owners.
+
+`outcome` runs one such call on plain torch and on secret tensors. It is right (torch's dtype, shape and values), or
+refused by a `SectorchError`; anything else is a finding.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from op_rows.base import Data, OpRow
+from op_stage import listed, revealed, spelled, stage
+from op_table import ROWS
+from torch.utils import _pytree as pytree
+
+import sectorch
+from sectorch.errors import SectorchError
+from sectorch.table import TABLE
+from sectorch.tensor import SecretTensor
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int32, torch.int8,
+          torch.int16, torch.bool)  # fmt: skip
+ROLES = ("shared", "private", "public")
+PLAIN = (None, True, False, -1, 0, 1, 2, 3, 7, -8, 1 << 40, 1 << 63, -(1 << 63), 0.5, -1.5, 2.0, "x", "", "sum", (), [],
+         (1, 2), [0], (-1,), (3, -1), (0, 0, 0, 0), torch.float16, torch.float64, torch.int64, {}, b"", object,
+         np.float32(0.5), np.int64(1), slice(None), Ellipsis, 1j)  # fmt: skip
+RIGHT, REFUSED, INVALID, FOUND = "right", "refused", "torch refuses, and so do we", "found"
+LARGEST = 1 << 20
+"""Elements of a result that is computed here."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor argument: its plain values, and whose it is."""
+
+    plain: torch.Tensor
+    role: str
+    distinct: bool = False
+
+    def __repr__(self) -> str:
+        return f"{self.role} {str(self.plain.dtype).removeprefix('torch.')}{list(self.plain.shape)}"
+
+
+CRASHES = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+"""Rows for which torch itself ends the process on empty states."""
+KEYS: list[tuple[OpRow, Callable]] = [
+    (ROWS[name], key)
+    for name in TABLE
+    if name in ROWS and name not in CRASHES
+    for key in dict.fromkeys([*TABLE[name].keys, *TABLE[name].in_place])
+]
+
+
+def call_of(draw: random.Random, row: OpRow, key: Callable) -> tuple[tuple, dict]:
+    """A sample's arguments, with one or two of them changed."""
+    number, sample = draw.choice(row.samples_of(key))
+    seeds = iter(range(1000))
+
+    def made(leaf: Any) -> Any:
+        return (
+            Tensor(leaf.make(f"{row.name} {number} {next(seeds)}", True), leaf.role, leaf.kind == "distinct")
+            if isinstance(leaf, Data)
+            else leaf
+        )
+
+    args, kwargs = pytree.tree_map(made, (sample.args, dict(sample.kwargs)))
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        args, kwargs = _changed(draw, args, kwargs)
+    return args, kwargs
+
+
+def _changed(draw: random.Random, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    way = draw.randrange(12)
+    if way == 0 and len(args) > 1:
+        return args[:-1], kwargs
+    if way == 1:
+        return (*args, draw.choice(PLAIN)), kwargs
+    if way == 2:
+        name = draw.choice(("dim", "keepdim", "dtype", "alpha", "inplace", "eps", "value", "bias", "nonsense"))
+        return args, {**kwargs, name: draw.choice(PLAIN)}
+    if way == 3 and args:
+        at = draw.randrange(len(args))
+        return (*args[:at], draw.choice(PLAIN), *args[at + 1 :]), kwargs
+    if not leaves:
+        return args, kwargs
+    at = draw.randrange(len(leaves))
+    leaf = leaves[at]
+    leaves[at] = _changed_tensor(draw, leaf) if isinstance(leaf, Tensor) else _changed_plain(draw, leaf)
+    return pytree.tree_unflatten(leaves, spec)
+
+
+def _changed_plain(draw: random.Random, leaf: Any) -> Any:
+    if isinstance(leaf, (int, float)) and not isinstance(leaf, bool) and abs(leaf) < 1 << 40 and draw.random() < 0.3:
+        return Tensor(torch.tensor(leaf), draw.choice(ROLES))
+    return draw.choice(PLAIN)
+
+
+def _changed_tensor(draw: random.Random, leaf: Tensor) -> Any:
+    plain, role = leaf.plain, leaf.role
+    if leaf.distinct:
+        plain = plain * 8  # whole numbers stay distinct: among equals the order is anybody's
+    way = draw.randrange(11)
+    if way <= 2:
+        return Tensor(_to(plain, draw.choice(DTYPES)), role)
+    if way == 3:
+        return Tensor(_to(plain, draw.choice(DTYPES)), draw.choice(ROLES))
+    if way == 4:
+        return Tensor(plain, draw.choice(ROLES))
+    if way == 5:
+        return draw.choice((*PLAIN, plain.tolist() if plain.numel() < 100 else None, plain.float().numpy()))
+    if way == 6:
+        return Tensor(plain.to(torch.complex64), "public")
+    shapes: tuple[Callable[[], torch.Tensor], ...] = (
+        lambda: plain[:0] if plain.dim() else plain,
+        lambda: plain.flatten()[0] if plain.numel() else plain.sum(),
+        lambda: plain.unsqueeze(draw.randrange(plain.dim() + 1)),
+        lambda: plain[0] if plain.dim() and plain.shape[0] else plain,
+        lambda: plain.transpose(0, -1) if plain.dim() else plain,
+        lambda: torch.cat([plain, plain]) if plain.dim() else plain,
+        lambda: plain.flatten(),
+        lambda: plain.reshape(*plain.shape, 1).expand(*plain.shape, 2),
+    )
+    return Tensor(draw.choice(shapes)().contiguous(), role)
+
+
+def _to(plain: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    plain = plain.real if plain.dtype.is_complex else plain
+    return plain.to(dtype)
+
+
+def described(key: Callable, args: tuple, kwargs: dict) -> str:
+    named = [f"{name}={value!r}" for name, value in kwargs.items()]
+    return f"{spelled(key)}({', '.join([*map(repr, args), *named])})"
+
+
+HOUSE = str(Path(sectorch.__file__).parent)
+OTHER_VALUES = {
+    "argsort": "among equals the order is anybody's", "sort": "as above", "topk": "as above", "argmax": "as above",
+    "argmin": "as above", "max": "as above", "min": "as above",
+    "celu": "of a negative alpha", "cosine_similarity": "of a large eps", "normalize": "of a large eps",
+    "batch_norm": "of a variance of zero", "dropout": "of a weight, at its owner: it is random",
+    "pow": "a negative base has no logarithm", "binary_cross_entropy": "nor have zero and one their losses",
+}  # fmt: skip
+"""Rows whose values are compared elsewhere: outside of a sample's own domain they are not those of torch."""
+
+
+def outcome(row: OpRow, key: Callable, args: tuple, kwargs: dict) -> tuple[str, str]:
+    """Which of the four it is, and what is to be said of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            expected = _plain(key, args, kwargs)
+        except Exception as error:
+            expected = error
+        try:
+            secret = pytree.tree_map(
+                lambda v: stage().place(v.role, v.plain.clone()) if isinstance(v, Tensor) else v, (args, kwargs)
+            )
+        except SectorchError as error:
+            return REFUSED, f"{type(error).__name__}: {error}"
+        if not any(isinstance(leaf, SecretTensor) for leaf in pytree.tree_leaves(secret)):
+            return REFUSED, "nothing is secret"
+        try:
+            result = listed(key(*secret[0], **secret[1]))
+            outputs = [revealed(leaf) for leaf in pytree.tree_leaves(result)]
+        except SectorchError as error:
+            if not str(error).strip():
+                return FOUND, f"{type(error).__name__} without a text"
+            kind = INVALID if isinstance(expected, Exception) else REFUSED
+            return kind, f"{type(error).__name__}: {error}"
+        except Exception as error:
+            if not any(HOUSE in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
+                return INVALID, "torch's own reading of the arguments, before any tensor is asked"
+            return FOUND, f"{type(error).__name__}: {error}"
+        if result is NotImplemented:
+            return REFUSED, "Python asks the other operand, and raises a TypeError"
+        if isinstance(expected, Exception):
+            if not any(text in str(expected) for text in OF_DTYPE):
+                return (
+                    FOUND,
+                    f"gave {[_kind(o) for o in outputs]}, where torch raises {type(expected).__name__}: {expected}",
+                )
+            return _compared(outputs, _in_double(key, args, kwargs), False, row.name not in OTHER_VALUES)
+    by_rule = [_kind(o) for o in outputs] == _on_meta(key, args, kwargs)
+    return _compared(outputs, pytree.tree_leaves(expected), not by_rule, row.name not in OTHER_VALUES)
+
+
+OF_DTYPE = ("not implemented for", "dtype", "scalar type", "can't be cast", "does not support", "bias type",
+            "not supported for relu", "found Half", "weight type",
+            "with a bool tensor", "Boolean alpha", "without overflow", "must either both be None")  # fmt: skip
+"""What torch's kernels say where they lack a dtype that its rules for shapes take: a right answer is welcome then."""
+
+
+def _on_meta(key: Callable, args: tuple, kwargs: dict) -> list[str] | None:
+    """What torch's rules for shapes say the results are; its kernels have some dtypes otherwise, in a few losses."""
+    on_meta = lambda v: Tensor(v.plain.to("meta"), v.role) if isinstance(v, Tensor) else v
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return [_kind(leaf) for leaf in pytree.tree_leaves(_plain(key, *pytree.tree_map(on_meta, (args, kwargs))))]
+    except Exception:
+        return None
+
+
+def _in_double(key: Callable, args: tuple, kwargs: dict) -> list[Any] | None:
+    """torch's values with every number in float64, or None where there is no such form."""
+    for too in (torch.int64, torch.bool, None):
+        as_double = lambda v, too=too: (
+            Tensor(v.plain if v.plain.dtype == too else v.plain.double(), v.role) if isinstance(v, Tensor) else v
+        )
+        try:
+            return pytree.tree_leaves(_plain(key, *pytree.tree_map(as_double, (args, kwargs))))
+        except Exception:
+            continue
+    return None
+
+
+def _plain(key: Callable, args: tuple, kwargs: dict) -> Any:
+    as_plain = lambda v: v.plain.clone() if isinstance(v, Tensor) else v
+    torch.manual_seed(0)
+    return listed(key(*pytree.tree_map(as_plain, args), **pytree.tree_map(as_plain, kwargs)))
+
+
+def _kind(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _compared(outputs: list[Any], wanted: list[Any] | None, typed: bool, values: bool) -> tuple[str, str]:
+    if wanted is None:
+        return RIGHT, "no form of it that torch computes"
+    if not typed:
+        wanted = [
+            w.to(o.dtype) if isinstance(o, torch.Tensor) and isinstance(w, torch.Tensor) else w
+            for w, o in zip(wanted, outputs, strict=True)
+        ]
+    if [_kind(o) for o in outputs] != [_kind(w) for w in wanted]:
+        return FOUND, f"gave {[_kind(o) for o in outputs]}, torch {[_kind(w) for w in wanted]}"
+    for output, value in zip(outputs, wanted, strict=True):
+        if not values or not isinstance(value, torch.Tensor) or not value.numel():
+            continue
+        if value.dtype.is_complex:
+            return FOUND, "a complex result"
+        fits = value.double().isfinite() & (value.double().abs() < 1e4)
+        step = torch.finfo(value.dtype).eps if value.dtype.is_floating_point else 0.0
+        error = (output.double() - value.double()).abs() / value.double().abs().clamp(min=1)
+        if not bool((error <= 2e-3 + 64 * step)[fits].all()):
+            return FOUND, f"wrong: {output.flatten()[:6].tolist()} for {value.flatten()[:6].tolist()}"
+    return RIGHT, ""

@@ -1,0 +1,342 @@
+"""Arguments that nobody meant: torch's own answer, or an error of sectorch's that says why; nothing else.
+
+The calls are those of `argument_fuzz`. What follows them are the classes that they found, each with variants drawn.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+import warnings
+
+import argument_fuzz
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from op_stage import stage
+from torch import nn
+
+import sectorch
+from sectorch.errors import (
+    ArgumentError,
+    DimensionError,
+    DtypeError,
+    SectorchError,
+    ShapeError,
+    UnsupportedOpError,
+)
+from sectorch.network.session import reason
+from sectorch.table import SHARES, OpTable
+from sectorch.tensor import PrivateTensor, SharedTensor
+
+T = torch.Tensor
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def right_or_refused(seed: int) -> None:
+    draw = random.Random(seed)
+    row, key = draw.choice(argument_fuzz.KEYS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of arguments that are deprecated
+        args, kwargs = argument_fuzz.call_of(draw, row, key)
+        kind, text = argument_fuzz.outcome(row, key, args, kwargs)
+    assert kind != argument_fuzz.FOUND, f"{argument_fuzz.described(key, args, kwargs)}: {text}"
+
+
+@settings(max_examples=1000)
+@given(st.integers(0, 1 << 40))
+def test_a_call_with_changed_arguments_is_right_or_refused(seed: int):
+    right_or_refused(seed)
+
+
+@pytest.mark.long
+@settings(max_examples=30_000)
+@given(st.integers(0, 1 << 40))
+def test_many_calls_with_changed_arguments_are_right_or_refused(seed: int):
+    right_or_refused(seed)
+
+
+def test_the_fuzz_would_notice():
+    """Its verdicts: a right answer, a wrong value, a wrong dtype, a wrong shape, and an error of Python's own."""
+    row = next(row for row, key in argument_fuzz.KEYS if key is torch.add)
+    x = argument_fuzz.Tensor(torch.ones(2, 3), "shared")
+    told = lambda f: argument_fuzz._compared([f(torch.ones(2, 3))], [torch.ones(2, 3)], True, True)[0]
+    assert argument_fuzz.outcome(row, torch.add, (x, x), {})[0] == argument_fuzz.RIGHT
+    assert told(lambda v: v) == argument_fuzz.RIGHT
+    for wrong in (lambda v: v + 0.01, lambda v: v.double(), lambda v: v[0]):
+        assert told(wrong) == argument_fuzz.FOUND
+
+
+# A float/double mix: private tensors pass for the model's dtype and are computed on in float64.
+
+
+class Positions(nn.Module):
+    """Public constants of the model's dtype meet its weights, as positions do in xcit, edgenext and XLNet."""
+
+    def __init__(self, form: str, width: int):
+        super().__init__()
+        self.form = form
+        self.projection = nn.Conv2d(width, width, 1)
+        self.weight = nn.Parameter(torch.randn(width, width) * 0.3)
+
+    def forward(self, x):
+        n = x.shape[-1]
+        places = torch.arange(n * n, dtype=torch.float32).reshape(n, n) / (n * n)
+        w = self.weight
+        return (
+            x
+            + {
+                "conv": lambda: self.projection(places.expand(1, n, n, n))[0, 0],
+                "linear": lambda: F.linear(places, w, w[0]),
+                "addmm": lambda: torch.addmm(w[0], places, w),
+                "einsum": lambda: torch.einsum("ij,jk->ik", places, w),
+                "einsum of a list": lambda: torch.einsum("ij,jk->ik", [places, w]),
+                "cat": lambda: torch.cat([places[:1], w[1:]]),
+                "stack": lambda: torch.stack((places, w)).sum(0),
+                "where": lambda: torch.where(places > 0.5, w, 0.0),
+                "where with a tensor": lambda: torch.where(places > 0.5, w, places),
+                "index_put": lambda: w.index_put((torch.tensor([0]),), places[0]),
+                "lerp": lambda: torch.lerp(places, w, 0.25),
+                "layer_norm": lambda: F.layer_norm(places, (n,), w[0], w[1]),
+                "baddbmm": lambda: torch.baddbmm(w.expand(1, n, n), places.expand(1, n, n), w.expand(1, n, n))[0],
+            }[self.form]()
+        )
+
+
+FORMS = ("conv", "linear", "addmm", "einsum", "einsum of a list", "cat", "stack", "where", "where with a tensor",
+         "index_put", "lerp", "layer_norm", "baddbmm")  # fmt: skip
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(FORMS), st.integers(2, 6), st.integers(0, 1 << 30))
+def test_public_constants_meet_weights(form: str, width: int, seed: int):
+    torch.manual_seed(seed)
+    model, x = Positions(form, width).eval(), torch.randn(width, width)
+    with torch.no_grad():
+        expected = model(x)
+    result = sectorch.secure(model, session=stage().session)(x)
+    assert result.dtype == expected.dtype
+    # The weight's own rounding and that of the sum: two units of 2^-20; float32 arithmetic of torch's: |y| 2^-20.
+    assert bool(((result - expected).abs() <= 4 * 2.0**-20 + expected.abs() * 2.0**-20).all())
+
+
+@settings(max_examples=30)
+@given(st.sampled_from((F.embedding, torch.index_select)), st.integers(1, 9), st.integers(1, 50), st.booleans())
+def test_an_error_at_the_owner_of_a_weight_is_typed_and_shows_no_entry(f, rows: int, beyond: int, negative: bool):
+    """The index is the owner's as well, here: torch's own text would name it."""
+    at = 10_007 * (rows + beyond)
+    index = stage().private(torch.tensor([-at if negative else at]))
+    table = stage().private(torch.ones(rows, 2))
+    with pytest.raises(DimensionError) as raised:
+        f(index, table) if f is F.embedding else f(table, 0, index)
+    assert str(at) not in str(raised.value)
+    assert "embedding" in str(raised.value) or "index_select" in str(raised.value)
+
+
+@settings(max_examples=30)
+@given(st.sampled_from((StopIteration, AssertionError, KeyError, ZeroDivisionError, RuntimeError, OverflowError,
+                        StopAsyncIteration, LookupError, MemoryError, Exception)))  # fmt: skip
+def test_whatever_a_handler_raises_is_typed_and_has_a_text(kind: type[Exception]):
+    key, fresh = torch.lgamma, stage().share(torch.ones(2))
+
+    @SHARES.implements("lgamma of this test", key)
+    def handler(context, x):
+        raise kind
+
+    try:
+        with pytest.raises(SectorchError, match=r"lgamma.*\S"):
+            key(fresh)
+    finally:
+        SHARES._release(key)
+    assert "lgamma of this test" not in SHARES.rows
+
+
+# Operators, where Python takes a TypeError for "not by me" and says something else, or False.
+
+
+@settings(max_examples=30)
+@given(st.sampled_from((operator.add, operator.sub, operator.mul, operator.truediv, operator.eq, operator.ne)),
+       st.sampled_from((1j, 2 + 0j, np.complex64(1j), torch.ones(3, dtype=torch.complex64))),
+       st.booleans())  # fmt: skip
+def test_complex_numbers_are_refused_by_name(f, other, left: bool):
+    x = stage().share(torch.ones(3))
+    if left and isinstance(other, (torch.Tensor, complex)):
+        other, x = x, other
+    with pytest.raises(SectorchError, match=r"(?i)complex"):
+        f(x, other)
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(FLOATS), st.sampled_from(FLOATS), st.booleans())
+def test_a_product_of_two_dtypes_says_so(mine: torch.dtype, theirs: torch.dtype, private: bool):
+    x = stage().share(torch.ones(2, 3).to(mine))
+    w = torch.ones(3, 2).to(theirs)
+    w = stage().private(w) if private else w
+    if mine == theirs:
+        assert bool(((x @ w).reveal() == 3).all())
+        return
+    with pytest.raises(SectorchError, match="same dtype"):
+        x @ w
+
+
+# In-place writes that torch refuses, or that would leave a tensor half written.
+
+
+@settings(max_examples=30)
+@given(st.sampled_from((F.silu, F.mish, F.leaky_relu, F.elu, F.hardtanh, F.hardsigmoid)), st.integers(1, 5))
+def test_a_refused_inplace_argument_changes_nothing(f, size: int):
+    plain = torch.arange(-size, size)
+    x = stage().share(plain)
+    shares = x.shares
+    try:
+        f(x, inplace=True)
+    except SectorchError:
+        assert x.shares is shares
+        assert torch.equal(x.reveal(), plain)
+
+
+@settings(max_examples=30)
+@given(st.sampled_from((T.add_, T.mul_, T.sub_, operator.iadd, operator.imul)), st.floats(0.1, 9), st.booleans())
+def test_a_fraction_is_not_written_into_whole_numbers(f, value: float, tensor: bool):
+    x, plain = stage().share(torch.tensor([1, 2, 3])), torch.tensor([1, 2, 3])
+    other = torch.full((3,), value) if tensor else value
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        f(plain.clone(), other)
+    with pytest.raises(SectorchError, match=r"can't be cast|Promotion of int"):
+        f(x, other)
+    assert torch.equal(x.reveal(), plain)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=6), st.floats(-40, 40), st.floats(-40, 40),
+       st.sampled_from(("both", "min", "max")))  # fmt: skip
+def test_whole_numbers_are_clamped_to_fractions(values: list[int], low: float, high: float, which: str):
+    low, high = round(low, 3), round(high, 3)
+    named = {"both": dict(min=low, max=high), "min": dict(min=low), "max": dict(max=high)}[which]
+    plain = torch.tensor(values)
+    expected, result = plain.clamp(**named), stage().share(plain).clamp(**named).reveal()
+    assert result.dtype == expected.dtype
+    assert bool(((result - expected).abs() <= 2.0**-20 + expected.abs() * 2.0**-23).all())  # the bound's rounding
+
+
+@pytest.mark.parametrize(("f", "x"), [
+    (lambda x: x.expand(1 << 41), torch.ones(1)), (lambda x: F.adaptive_avg_pool1d(x, 1 << 40), torch.ones(1, 2, 3)),
+    (lambda x: x.repeat(1 << 40), torch.ones(3)), (lambda x: F.pad(x, (1 << 41, 0)), torch.ones(3)),
+])  # fmt: skip
+def test_a_size_that_no_machine_holds_is_refused(f, x: torch.Tensor):
+    with pytest.raises(ShapeError, match="entries"):
+        f(stage().share(x))
+
+
+@settings(max_examples=30)
+@given(st.sampled_from((torch.index_select, torch.gather, torch.take_along_dim)), st.integers(0, 2))
+def test_shares_are_not_moved_by_a_private_index(f, at: int):
+    """Only one of the halves' holders knows it."""
+    x, index = stage().share(torch.arange(3.0)), stage().private(torch.tensor([at]))
+    with pytest.raises(UnsupportedOpError, match=r"secret index|private"):
+        f(x, index, 0) if f is torch.take_along_dim else f(x, 0, index)
+    with pytest.raises(UnsupportedOpError, match=r"secret index|private"):
+        x[index]
+    with pytest.raises(UnsupportedOpError, match="secret mask"):
+        x.masked_fill(stage().private(torch.tensor([True, False, True])), 0.0)
+
+
+# Indices out of range: Q looks at its own before anything of the look-up is sent.
+
+
+class LookUp(nn.Module):
+    def __init__(self, rows: int, moved: str):
+        super().__init__()
+        self.table, self.moved = nn.Embedding(rows, 2), moved
+
+    def forward(self, ids):
+        ids = {
+            "": lambda: ids, "reshaped": lambda: ids.reshape(-1), "sliced": lambda: ids[..., 1:],
+            "turned": lambda: ids.t(), "chunked": lambda: ids.chunk(2, -1)[1], "repeated": lambda: ids.repeat(2, 1),
+            "flipped": lambda: ids.flip(0), "long": lambda: ids.long().contiguous(),
+        }[self.moved]()  # fmt: skip
+        return self.table(ids)
+
+
+MOVES = ("", "reshaped", "sliced", "turned", "chunked", "repeated", "flipped", "long")
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(MOVES), st.integers(1, 9), st.data())
+def test_ids_out_of_range_raise_at_q(moved: str, rows: int, data: st.DataObject):
+    model = LookUp(rows, moved).eval().requires_grad_(False)
+    ids = torch.tensor(data.draw(st.lists(st.integers(-2, rows + 1), min_size=8, max_size=8))).view(2, 4)
+    secured = sectorch.secure(model, session=sectorch.Session())
+    try:
+        expected = model(ids)
+    except IndexError:
+        with sectorch.profile() as profile, pytest.raises(DimensionError, match="out of range") as raised:
+            secured(ids)
+        assert {line.path for line in profile.ledger} <= {"share"}, "something of the look-up was sent"
+        assert reason(raised.value) == "DimensionError: see its own log"
+        return
+    assert bool(((secured(ids) - expected).abs() <= 2.0**-20 + expected.abs() * 2.0**-23).all())
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(-3, 9), min_size=1, max_size=5), st.integers(1, 8), st.booleans())
+def test_other_look_ups_out_of_range_raise(values: list[int], rows: int, public: bool):
+    """one_hot of a secret index, and a shared table by a public one: torch counts no index from the end."""
+    ids, plain = torch.tensor(values), torch.randn(rows, 2)
+    table = stage().share(plain)
+    fits = all(0 <= v < rows for v in values)
+    look_ups = [lambda: F.embedding(ids, table), lambda: F.one_hot(stage().share(ids), rows),
+                lambda: F.embedding(stage().share(ids), table)]  # fmt: skip
+    for look_up in look_ups:
+        if fits:
+            look_up().reveal()
+        else:
+            with pytest.raises(DimensionError, match="out of range"):
+                look_up()
+
+
+def test_a_computed_index_has_no_plain_form():
+    ids = stage().share(torch.tensor([0, 1]))
+    assert ids.shares.Q is not None
+    assert ids[1:].shares.Q is not None
+    for computed in (ids + 1, ids * 3, ids * ids, stage().share(torch.ones(2))):
+        assert computed.shares.Q is None
+
+
+# The table.
+
+
+@settings(max_examples=20)
+@given(st.lists(st.sampled_from((torch.relu, torch.add, torch.mul, T.exp, F.gelu, T.add_)), min_size=1, unique=True))
+def test_a_handler_is_replaced_only_by_name(keys: list):
+    table = OpTable("tensors", "")
+    old, new = (lambda: 1), (lambda: 2)
+    table.implements("first", keys[0], torch.neg)(old)
+    for key in keys[1:]:
+        table.implements(f"row of {key}", key)(old)
+    before = {key: table.handler[key] for key in (*keys, torch.neg)}
+    with pytest.raises(ArgumentError, match="override=True"):
+        table.implements("second", torch.sin, *keys)(new)
+    assert {key: table.handler[key] for key in before} == before
+    assert torch.sin not in table.handler
+    table.implements("second", *keys, override=True)(new)
+    assert all(table.handler[key] is new and table.row_of[key].name == "second" for key in keys)
+    assert [row.keys for name, row in table.rows.items() if name != "second"] == [[torch.neg]]
+
+
+def test_an_operation_of_the_package_is_not_replaced_by_accident():
+    before = SHARES.handler[torch.relu]
+    with pytest.raises(ArgumentError, match=r"torch\.relu.*override"):
+        SHARES.implements("relu", torch.relu)(lambda context, x: x)
+    assert SHARES.handler[torch.relu] is before
+    assert isinstance(torch.relu(stage().share(torch.ones(1))), SharedTensor)
+    assert isinstance(torch.relu(stage().private(torch.ones(1))), PrivateTensor)
+
+
+@pytest.mark.parametrize("value", [2.5, -0.5])
+def test_whole_numbers_are_not_filled_with_fractions(value: float):
+    with pytest.raises(DtypeError, match="whole numbers"):
+        stage().share(torch.arange(3)).masked_fill(torch.tensor([True, False, True]), torch.tensor(value))
