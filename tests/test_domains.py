@@ -14,18 +14,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from last_places import BITS, LAST, LIMIT, close, grid, layer_norm, numbers
 
 import sectorch
 from sectorch.table import Context, Fixed
 from sectorch.tensor import Scheme
-
-BITS = 20
-LAST = 2.0**-BITS
-LIMIT = 2.0**16
-
-
-def grid(values: torch.Tensor, frac_bits: int = BITS) -> torch.Tensor:
-    return (values.double() * 2.0**frac_bits).round() / 2.0**frac_bits
 
 
 def places(count: int, frac_bits: int = BITS, signed: bool = True) -> torch.Tensor:
@@ -139,9 +132,6 @@ def test_a_dense_grid(name: str):
     check(name, torch.cat((places(5000), grid(torch.linspace(-20, 20, 10_000).double()))))
 
 
-numbers = st.integers(1, 36).flatmap(lambda bits: st.integers(-(2**bits) + 1, 2**bits - 1)).map(lambda k: k * LAST)
-
-
 @settings(max_examples=40)
 @given(name=st.sampled_from(sorted(DOMAINS)), x=st.lists(numbers, min_size=10, max_size=30))
 def test_random_places(name: str, x: list[float]):
@@ -178,124 +168,6 @@ def test_other_formats(name: str, bits: int):
     bound = (4 * last + 2e-6) * (1 + scale(x, y))
     worst = int(((got - y).abs() - bound).argmax())
     assert (got - y).abs()[worst] <= bound[worst], f"{name}({x[worst]}) = {got[worst]}, not {y[worst]}"
-
-
-# Norms and statistics: n from 1 to 10^6, sigma from the last place to the limit.
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of n entries around an offset, some with one entry as large as the limit, some constant."""
-
-    n: int
-    exponent: float
-    offset: float
-    kind: str
-    seed: int
-
-    def make(self) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(self.seed)
-        x = torch.randn(2, self.n, generator=generator, dtype=torch.float64) * 2.0**self.exponent + self.offset
-        if self.kind == "outlier":
-            x[:, 0] = LIMIT - 1
-        if self.kind == "constant":
-            x[:] = self.offset + 2.0**self.exponent
-        if self.kind == "two":
-            x = (x > self.offset).double() * 2.0**self.exponent + self.offset
-        return grid(x.clamp(-LIMIT + 1, LIMIT - 1))
-
-
-rows = st.builds(
-    Rows,
-    n=st.one_of(st.integers(2, 40), st.sampled_from([64, 768, 1000, 4096, 5000])),
-    exponent=st.floats(-20, 16),
-    offset=st.sampled_from([0.0, 0.0, 1.0, -300.0, 30_000.0]),
-    kind=st.sampled_from(["plain", "plain", "outlier", "constant", "two"]),
-    seed=st.integers(0, 99),
-)
-
-
-def close(function: Callable, x: torch.Tensor, relative: float = 1e-5, ulps: float = 8) -> None:
-    y = function(x)
-    got = function(sectorch.share(x)).reveal()
-    bound = ulps * LAST + relative * y.abs()
-    excess = ((got - y).abs() - bound).flatten()
-    worst = int(excess.argmax())
-    assert excess[worst] <= 0, f"{got.flatten()[worst]}, not {y.flatten()[worst]}"
-
-
-def layer_norm(eps: float) -> Callable:
-    return lambda x: F.layer_norm(x, x.shape[-1:], eps=eps)
-
-
-def rms_norm(eps: float) -> Callable:
-    return lambda x: F.rms_norm(x, x.shape[-1:], eps=eps)
-
-
-@settings(max_examples=25)
-@given(rows, st.sampled_from([1e-6, 1e-5, 1e-3, 1.0]), st.sampled_from([layer_norm, rms_norm]))
-def test_norms(of: Rows, eps: float, norm: Callable):
-    close(norm(eps), of.make())
-
-
-@settings(max_examples=15)
-@given(rows)
-def test_other_norms(of: Rows):
-    """Groups and channels share the code; what differs is the shape."""
-    x = of.make().reshape(1, 2, -1, 1)
-    close(lambda v: F.group_norm(v, 1), x)
-    close(F.instance_norm, x) if x.shape[2] > 1 else None
-
-
-@settings(max_examples=25)
-@given(rows, st.sampled_from(["mean", "std", "norm", "normalize", "cosine", "var", "mse", "rms"]))
-def test_statistics(of: Rows, name: str):
-    x = of.make()
-    y = torch.linspace(1, 2, x.shape[1], dtype=torch.float64)
-    function = {
-        "mean": lambda v: v.mean(-1),
-        "std": lambda v: v.std(-1),
-        "norm": lambda v: torch.linalg.vector_norm(v, dim=-1),
-        "normalize": lambda v: F.normalize(v, dim=-1),
-        "cosine": lambda v: F.cosine_similarity(v, grid(y).expand(v.shape), dim=-1),
-        "var": lambda v: v.var(-1),
-        "mse": lambda v: F.mse_loss(v, torch.zeros(v.shape)),
-        "rms": lambda v: (v.square().mean(-1) + 1e-6).sqrt(),
-    }[name]
-    if name in ("var", "mse", "rms") and x.abs().max() > 180:
-        x = grid(x / 1024)  # results from 2^16 on are range errors, and squares by hand from 2^22 on
-    close(function, x)
-
-
-LARGE = [(1, -3.0), (65_536, -3.0), (65_536, 9.0), (1_000_000, 3.0), (1_000_000, 15.9)]
-
-
-@pytest.mark.parametrize(("n", "exponent"), LARGE)
-def test_large_rows(n: int, exponent: float):
-    x = Rows(n, exponent, 0.0, "plain", 0).make()[:1]
-    if n > 1:
-        close(layer_norm(1e-5), x)
-        close(lambda v: v.std(-1), x)
-    close(rms_norm(1e-5), x)
-    close(lambda v: v.mean(-1), x)
-    if exponent < 8:
-        close(lambda v: F.mse_loss(v, torch.zeros(v.shape)), x)
-
-
-def test_constant_rows_have_no_deviation():
-    x = grid(torch.tensor([0.1, 123.4567, -60_000.3]))[:, None].expand(3, 768).contiguous()
-    assert not layer_norm(1e-12)(sectorch.share(x)).reveal().any()
-    assert not sectorch.share(x).var(-1).reveal().any()
-
-
-@settings(max_examples=10)
-@given(n=st.sampled_from([8, 64, 100, 768]), sigma=st.floats(0.005, 100), seed=st.integers(0, 99))
-def test_norms_by_hand(n: int, sigma: float, seed: int):
-    """Within 1e-4: squares of the last places are what a row of small numbers has."""
-    x = grid(torch.randn(2, n, generator=torch.Generator().manual_seed(seed)) * sigma)
-    close(lambda v: v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + 1e-6), x, 1e-4)
-    close(lambda v: v * torch.rsqrt(v.square().sum(-1, keepdim=True) / n + 1e-6), x, 1e-4)
-    close(lambda v: v / torch.sqrt(((v - 0.125) ** 2).mean(-1, keepdim=True) + 1e-6), x, 1e-4)
 
 
 # Softmax and what rests on it.

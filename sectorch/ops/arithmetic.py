@@ -18,6 +18,7 @@ from ..tensor import PrivateTensor, SecretTensor, SharedTensor
 from .bilinear import bilinear, scaled
 from .common import SLACK_BITS, encoded_public, fixed, local, plus, refuse, require, settled, shortened, summand, total
 from .powers import fractional_power, quotient
+from .reduction import over
 from .smooth import tensor
 
 T = torch.Tensor
@@ -78,7 +79,8 @@ def div(context: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -
     if isinstance(y, (int, float)):
         if y == 0:
             raise ArgumentError("division by zero")
-        return scaled(context, fixed(x), 1.0 / y)
+        whole = 1 < y < 2**20 and y == int(y) and x.scale_bits > context.frac_bits
+        return over(context, fixed(x), int(y)) if whole else scaled(context, fixed(x), 1.0 / y)
     if not isinstance(y, PrivateTensor):
         y = torch.as_tensor(y).to(torch.float64)
         if isinstance(x, SharedTensor):
