@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
+from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -28,11 +30,14 @@ from ..runtime.material import Tape
 from ..runtime.projection import Projection, Recording
 from ..session import Session, default_session
 from ..tensor import Scheme, SharedTensor, share_tensor
-from .bind import bind
+from .bind import Weights, bind
 from .bounds import Budget
 from .calibrate import calibrate as calibrated
-from .passes import is_samplewise, optimise
-from .trace import refuse_training, run, trace
+from .capture import Trace, run
+from .eager import watched
+from .exported import given_program
+from .samplewise import is_samplewise, same_program
+from .shapes import FEW, Traces, remember
 
 if TYPE_CHECKING:
     from ..ckks import CKKSModule
@@ -44,10 +49,6 @@ CHUNK_BYTES = 24 << 20
 """A batch is cut so that its largest message stays below this: memory is bounded by the piece, not by the batch."""
 
 
-KEPT_SHAPES = 16
-"""Input shapes of which a module keeps what it worked out."""
-
-
 @dataclass
 class _Checked:
     """What a dry run said about an input shape."""
@@ -55,6 +56,8 @@ class _Checked:
     profile: Profile = field(repr=False)
     shapes: list = field(repr=False)
     budget: Budget | None = field(repr=False, default=None)
+    samplewise: bool = False
+    """Of a program from another party: whether rows were seen not to meet."""
 
 
 class SecureModule(nn.Module):
@@ -83,27 +86,42 @@ class SecureModule(nn.Module):
         floating = [p.dtype for p in (*model.parameters(), *model.buffers()) if p.is_floating_point()]
         self.dtype = floating[0] if floating else torch.float32
         plain = copy.deepcopy(model).double().requires_grad_(False)
-        graph = trace(plain)
         # What holds weights stays out of nn.Module's registry: it is nobody's to train, to list or to save.
-        precision = torch.promote_types(self.dtype, torch.float32)
-        self.__dict__["graph"] = optimise(graph, precision) if graph is not None else None
-        source = self.__dict__["source"] = plain if self.graph is None else self.graph
-        self._samplewise = self.graph is not None and is_samplewise(self.graph)
+        self.__dict__["plain"] = plain
+        self.__dict__["_given"] = given_program(plain) if limited else None
+        self.__dict__["traces"] = Traces(plain, scheme, self.dtype, session.device)
         self._chunk = chunk
-        dry = Session(dry=True)
-        self.__dict__["bound"] = bind(source, session, party, scheme, self.dtype)
-        self.__dict__["_dry"] = (dry, bind(source, dry, dry.answering[0], scheme, self.dtype))
+        bound, self.__dict__["_weights"] = self.bind(session, party)
+        self.__dict__["_bound"] = bound
+        self.__dict__["_dry_weights"] = self.bind(self.traces.session, self.traces.session.answering[0])[1]
         self._checked: dict[Any, _Checked] = {}
-        self._rows: set[Any] = set()
+        self._rows: dict[Any, Trace] = {}
+        """By shape of row, the program of a batch that was run on shapes and whose rows do not meet."""
         self.largest: dict[tuple[str, str], int] = {}
         """Bytes of the largest message of all shapes that were checked, by the roles of its ends."""
-        self._material: dict[tuple[int, ...], list[Tape]] = {}
+        self._material: dict[tuple[tuple[int, ...], torch.dtype], list[Tape]] = {}
+        self._asked: dict[tuple[tuple[int, ...], torch.dtype], None] = {}
+        """Shape of row and dtype of the inputs so far, the latest last."""
         self._projections: dict[Any, Projection] = {}
         super().train(False)
 
     def extra_repr(self) -> str:
-        how = "operation by operation" if self.graph is None else f"{len(self.graph.graph.nodes)} graph nodes"
-        return f"{how}, model at {self.party}, {self.scheme}"
+        alone = self.traces.alone
+        how = "" if alone is None else f"operation by operation, since {alone}; "
+        return f"{how}model at {self.party}, {self.scheme}"
+
+    def bind(self, session: Session, party: Party) -> tuple[nn.Module, Weights]:
+        """The module with its weights private to a party of a session, and what its programs' names stand for there."""
+        bound, own = bind(self.plain, session, party, self.scheme, self.dtype)
+        return bound, Weights(own, session, party, self.scheme, self.dtype)
+
+    def program(self, x: torch.Tensor) -> Trace | None:
+        """The program for an input of this shape and dtype; None where the module runs operation by operation."""
+        return self._given if self._limited else self.traces.of(torch.empty_like(x, device="meta"))
+
+    def recorded(self, x: torch.Tensor) -> Trace | None:
+        """The same before the graph passes."""
+        return self._given if self._limited else self.traces.recorded(torch.empty_like(x, device="meta"))
 
     def train(self, mode: bool = True) -> SecureModule:
         if mode:
@@ -120,38 +138,51 @@ class SecureModule(nn.Module):
             return outputs[0]
         return pytree.tree_map(lambda *parts: torch.cat(parts), *outputs)
 
-    def preprocess(self, batch_size: int, sample_shape: tuple[int, ...] | None = None) -> int:
+    def preprocess(
+        self, batch_size: int, sample_shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None
+    ) -> int:
         """Run everything that does not depend on the query, for one later call with a batch of this size.
 
         Args:
             batch_size: rows of the later input.
             sample_shape: the shape of one row; that of the last call unless named.
+            dtype: of the later input (torch.int64 for token ids); that of the last call with rows of this shape unless
+                named, and else the model's own.
 
         Returns:
             bytes of memory that the material takes until it is used.
         """
         if batch_size < 1:
             raise ArgumentError(f"preprocess needs a batch of at least one row, got {batch_size}")
+        if self.traces.alone is not None:
+            raise ArgumentError(
+                f"nothing can be prepared: the module runs operation by operation, since {self.traces.alone}"
+            )
+        with self._lock:
+            asked = [key for key in reversed(self._asked) if sample_shape is None or key[0] == tuple(sample_shape)]
+        if not asked and sample_shape is None:
+            raise ArgumentError("name sample_shape (the shape of one row): the module has not been called yet")
         if sample_shape is None:
-            with self._lock:
-                latest = next(reversed(self._checked), None)
-            if latest is None:
-                raise ArgumentError("name sample_shape (the shape of one row): the module has not been called yet")
-            sample_shape = latest[0][1:]
-        x = torch.empty((batch_size, *sample_shape), dtype=self.dtype, device="meta")
-        self._check(x)
+            sample_shape = asked[0][0]
+        if dtype is None:
+            dtype = asked[0][1] if asked else self.dtype
+        x = torch.empty((batch_size, *sample_shape), dtype=dtype, device="meta")
+        self._ensure(x)
         held = 0
         for piece in self.pieces(x):
             tape = self._prepare(piece)
             held += tape.bytes
             with self._lock:
-                self._material.setdefault(tuple(piece.shape), []).append(tape)
+                self._material.setdefault((tuple(piece.shape), piece.dtype), []).append(tape)
         return held
 
     def prepared(self) -> dict[tuple[int, ...], int]:
         """Input shapes for which offline material is at hand, and how many calls it serves."""
         with self._lock:
-            return {shape: len(tapes) for shape, tapes in self._material.items() if tapes}
+            counts: Counter[tuple[int, ...]] = Counter()
+            for (shape, _), tapes in self._material.items():
+                counts[shape] += len(tapes)
+            return {shape: count for shape, count in counts.items() if count}
 
     def discard(self) -> None:
         """Drop all prepared material unused."""
@@ -160,7 +191,7 @@ class SecureModule(nn.Module):
 
     def _predict(self, x: torch.Tensor) -> Any:
         with self._lock:
-            tapes = self._material.get(tuple(x.shape))
+            tapes = self._material.get((tuple(x.shape), x.dtype))
             tape = tapes.pop() if tapes else None
         known = self._projections.get((tuple(x.shape), x.dtype))
         if known is not None:
@@ -188,7 +219,7 @@ class SecureModule(nn.Module):
             projection = net.recording.finish(outputs)
             if projection is not None and projection.inputs == 1:
                 with self._lock:
-                    _remember(self._projections, (tuple(x.shape), x.dtype), projection)
+                    remember(self._projections, (tuple(x.shape), x.dtype), projection)
         return outputs
 
     def _shapes(self, x: torch.Tensor) -> list | None:
@@ -201,7 +232,10 @@ class SecureModule(nn.Module):
         return share_tensor(x, session=self.session, party=self.party, scheme=self.scheme)
 
     def _run(self, x: SharedTensor) -> Any:
-        return run(self.bound, x) if self.graph is not None else self.bound(x)
+        program = self.program(torch.empty(x.shares.shape, dtype=x.dtype, device="meta"))
+        if program is None:
+            return watched(self._bound, x)
+        return run(program, self._weights.of(program), x)
 
     def _outputs(self, outputs: Any) -> Any:
         return pytree.tree_map(lambda y: y.reveal() if isinstance(y, SharedTensor) else y, outputs)
@@ -229,11 +263,21 @@ class SecureModule(nn.Module):
         return x.detach()
 
     def _ensure(self, x: torch.Tensor) -> None:
-        """`_check`, unless rows do not meet and rows of this shape were checked already."""
-        row = (tuple(x.shape[1:]), x.dtype) if self._samplewise and x.dim() and x.shape[0] else None
-        if row is None or row not in self._rows:
-            self._check(x)
-            self._rows.add(row)
+        """`_check`, unless rows do not meet and another batch of the same program was checked already."""
+        program, row = self.program(x), (tuple(x.shape[1:]), x.dtype)
+        with self._lock:
+            self._asked.pop(row, None)
+            remember(self._asked, row, None)
+        known = self._rows.get(row) if x.dim() and x.shape[0] and program is not None else None
+        if known is not None and (known is program or same_program(known, program)):
+            return
+        checked = self._check(x)
+        if program is not None and x.dim() and x.shape[0] and (checked.samplewise or self._apart(program)):
+            with self._lock:
+                remember(self._rows, row, program)
+
+    def _apart(self, program: Trace) -> bool:
+        return not self._limited and is_samplewise(program)
 
     def _check(self, x: torch.Tensor) -> _Checked:
         """Run on shapes: every error that depends on shapes comes from here, before anything is shared."""
@@ -242,19 +286,33 @@ class SecureModule(nn.Module):
             if key in self._checked:
                 self._checked[key] = checked = self._checked.pop(key)  # the latest is the last
                 return checked
-        session, bound = self.__dict__["_dry"]
-        profile = Profile()
-        budget = Budget(len(bound.graph.nodes), self.scheme.fss) if self._limited else None
+        program = self.program(x)
+        session = self.traces.session
+        profile, shapes = Profile(), {}
+        budget = Budget(len(program.graph.nodes), self.scheme.fss) if self._limited else None
+
+        def step(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
+            y = budget.step(node, compute, args, kwargs)
+            if isinstance(y, torch.Tensor):
+                shapes[node] = tuple(y.shape)
+            return y
+
         with alone(profile), session.call(session.answering[0]) as net, budget or nullcontext():
             net.recorded = []
             shared = share_tensor(x, session=session, scheme=self.scheme)
-            step = None if budget is None else budget.step
-            self._outputs(run(bound, shared, step=step) if self.graph is not None else bound(shared))
+            if program is None:
+                outputs = watched(self.traces.bound(), shared)
+            else:
+                outputs = run(program, self._dry_weights.of(program), shared, step if self._limited else None)
+            self._outputs(outputs)
         if budget is not None:
             budget.check_weights(profile)
-        checked = _Checked(profile, net.recorded, budget)
+            for node in program.graph.nodes:
+                if node.op in ("placeholder", "get_attr"):
+                    shapes[node] = tuple(x.shape if node.op == "placeholder" else program.values[node.target].shape)
+        checked = _Checked(profile, net.recorded, budget, self._limited and is_samplewise(program, shapes))
         with self._lock:
-            _remember(self._checked, key, checked)
+            remember(self._checked, key, checked)
             for line in profile.ledger:
                 edge = (line.src.role, line.dst.role)
                 self.largest[edge] = max(self.largest.get(edge, 0), line.bytes)
@@ -265,22 +323,40 @@ class SecureModule(nn.Module):
         sample = torch.empty((ROWS, *x.shape[1:]), dtype=x.dtype, device="meta")
         return max((m.bytes for m in self._check(sample).profile.ledger if m.label != "omega_masked"), default=0)
 
+    def _cut(self, x: torch.Tensor, rows: int) -> bool:
+        """Whether a batch in pieces of so many rows, and one of what is left, gives what the whole batch gives."""
+        if self._limited:
+            sample = torch.empty((ROWS, *x.shape[1:]), dtype=x.dtype, device="meta")
+            return self._check(sample).samplewise
+        sizes = {rows, x.shape[0] % rows} - {0}
+        return self.traces.apart(torch.empty_like(x, device="meta"), sizes)
+
     def pieces(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The pieces in which a batch is run: all rows at once unless rows do not meet and memory asks for less."""
+        """The pieces in which a batch is run: all rows at once unless rows do not meet and memory asks for less.
+
+        Raises:
+            ArgumentError: `chunk` was named and the rows of this batch meet, or it cannot be seen that they do not.
+        """
         rows = x.shape[0] if x.dim() else 1
-        if self._chunk is not None:
-            return x.split(self._chunk) if rows > self._chunk else (x,)
-        if not self._samplewise or rows < 2:
+        if self._chunk is not None and rows > self._chunk:
+            if not self._cut(x, self._chunk):
+                raise ArgumentError(
+                    f"chunk={self._chunk} would cut a batch of {rows} rows into pieces, but rows of this model meet, "
+                    f"or it cannot be seen that they do not; leave chunk out, or ask with at most {self._chunk} rows"
+                )
+            return x.split(self._chunk)
+        if self._chunk is not None or rows < 2 or not self._cut(x, min(rows, FEW)):
             return (x,)
         span = max(1, CHUNK_BYTES * ROWS // max(1, self._largest(x)))
-        return x.split(span) if span < rows else (x,)
+        return x.split(span) if span < rows and self._cut(x, span) else (x,)
 
 
-def _remember(kept: dict, key: Any, value: Any) -> None:
-    """Keep a value of an input shape, and forget the oldest: who asks with ever new shapes fills no memory."""
-    kept[key] = value
-    while len(kept) > KEPT_SHAPES:
-        del kept[next(iter(kept))]
+def refuse_training(model: nn.Module) -> None:
+    """Raise `TrainingModeError`, naming layers, unless the module is in evaluation mode."""
+    training = [name or type(model).__name__ for name, layer in model.named_modules() if layer.training]
+    if training:
+        shown = ", ".join(training[:3]) + (", ..." if len(training) > 3 else "")
+        raise TrainingModeError(f"the model is in training mode ({shown}); call model.eval() first")
 
 
 def check_model(model: Any, device: torch.device) -> None:
