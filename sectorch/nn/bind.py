@@ -14,7 +14,7 @@ from ..errors import ArgumentError
 from ..ring import check_encodable
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, private_tensor
-from .capture import CONSTANT, Trace
+from .trace import CONSTANT, Trace
 
 
 def plain_weights(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -11,10 +11,10 @@ from torch import nn
 from ..errors import ArgumentError, FixedPointRangeError
 from ..ring import HEADROOM_BITS
 from ..tensor import Scheme
-from .capture import Trace
 from .check import plain
 from .passes import op_name
 from .shapes import Traces
+from .trace import Trace
 from .where import place_of
 
 MARGIN_BITS = 3

@@ -14,8 +14,7 @@ changes its own attributes or draws random numbers runs operation by operation, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from weakref import ref
@@ -30,110 +29,17 @@ from .. import dispatch, private
 from ..errors import ArgumentError, SectorchError, UnsupportedOpError
 from ..private import to_meta
 from ..session import Session
-from ..table import BEFORE, HANDLER, row_of, spell
+from ..table import BEFORE, row_of, spell
 from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor
 from .state import state_of
-from .where import Located, located, place_of
+from .trace import CONSTANT, OutOfPlace, Trace, functional_form
+from .where import Place, located
 
 _T = torch.Tensor
-CONSTANT, FOLDED = "constant ", "folded "
 
 
 class NotCaptured(Exception):
     """A recording would not be what the next call does; the text says why."""
-
-
-@dataclass
-class Trace:
-    """A graph of torch functions on values, and the tensors that its `get_attr` nodes name.
-
-    Attributes:
-        graph: one placeholder; call_function nodes; the output is the list of the result's leaves.
-        values: plain weights in float64 (or without content where their owner is absent), and public constants.
-        spec: how the result's leaves make the result; None where the output is the result itself.
-        rows: the first dimension of the input, or None where the program holds for any number of rows.
-        A node's meta["value"]: the name of the node of the unoptimised program whose value a node computes is in its meta["value"].
-    """
-
-    graph: fx.Graph
-    values: dict[str, torch.Tensor]
-    spec: pytree.TreeSpec | None = None
-    rows: int | None = None
-
-    def copy(self) -> Trace:
-        """Another program of the same nodes, which a pass may change."""
-        graph, copies = fx.Graph(), {}
-        out = graph.graph_copy(self.graph, copies)
-        graph.output(out)
-        for old, new in copies.items():
-            new.name, new.meta = old.name, dict(old.meta)
-        return Trace(graph, dict(self.values), self.spec, self.rows)
-
-    @property
-    def secrets(self) -> list[str]:
-        """Names of the weights that the graph reads."""
-        names = dict.fromkeys(n.target for n in self.graph.nodes if n.op == "get_attr")
-        return [name for name in names if not name.startswith(CONSTANT) and self.values[name].is_floating_point()]
-
-
-def run(program: Trace, values: Mapping[str, Any], x: Any, step: Callable | None = None) -> Any:
-    """Run a program; a value is dropped after its last use, and an error names the layer and the model's line.
-
-    Args:
-        values: what the program's names stand for here.
-        step: called as step(node, compute, args, kwargs) in place of compute(*args, **kwargs), for whoever watches.
-    """
-    made: dict[fx.Node, Any] = {}
-    nodes = list(program.graph.nodes)
-    uses = {node: len(node.users) for node in nodes}
-    for node in nodes:
-        args = fx.node.map_arg(node.args, made.__getitem__)
-        kwargs = fx.node.map_arg(node.kwargs, made.__getitem__)
-        try:
-            if node.op == "placeholder":
-                made[node] = x
-            elif node.op == "get_attr":
-                made[node] = values[node.target]
-            elif node.op == "output":
-                return args[0] if program.spec is None else pytree.tree_unflatten(list(args[0]), program.spec)
-            else:
-                compute = node.target
-                made[node] = compute(*args, **kwargs) if step is None else step(node, compute, args, kwargs)
-        except SectorchError as error:
-            raise located(error, place_of(node)) from error
-        for used in node.all_input_nodes:
-            uses[used] -= 1
-            if not uses[used]:
-                del made[used]
-    return None
-
-
-class OutOfPlace:
-    """A torch function that writes into its first argument, as a function that gives what it would have written."""
-
-    def __init__(self, func: Callable):
-        self.func = func
-        self.__name__ = getattr(func, "__name__", "in_place")
-
-    def __call__(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        x = x.clone()
-        self.func(x, *args, **kwargs)
-        return x
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, OutOfPlace) and other.func == self.func
-
-    def __hash__(self) -> int:
-        return hash(("out of place", self.func))
-
-
-@functools.cache
-def _functional(func: Callable) -> Callable | None:
-    """The function of the same row and the same arguments that gives a new tensor, or None."""
-    row, name = row_of(func), getattr(func, "__name__", "")
-    plain = f"__{name[3:]}" if name.startswith("__i") else name.rstrip("_")
-    keys = [k for k in (row.keys if row else ()) if HANDLER[k] is HANDLER[func] and getattr(k, "__name__", "") == plain]
-    return keys[0] if keys else None
 
 
 class StandIn(SharedTensor):
@@ -197,7 +103,7 @@ class Recorder(TorchFunctionMode):
         try:
             return self._secret(func, types, args, kwargs, secrets)
         except SectorchError as error:
-            raise located(error, Located.here(self.layers).text(name_of(func))) from error
+            raise located(error, Place.now(self.layers).text(name_of(func))) from error
 
     def _secret(self, func: Callable, types: Any, args: tuple, kwargs: dict, secrets: list[SecretTensor]) -> Any:
         shared = [s for s in secrets if isinstance(s, StandIn)]
@@ -258,7 +164,7 @@ class Recorder(TorchFunctionMode):
                 f"write it out of place"
             )
         dtypes = {a.dtype for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)}
-        plain = _functional(func) if len(dtypes) == 1 else None
+        plain = functional_form(func) if len(dtypes) == 1 else None
         if kwargs.get("inplace"):
             kwargs = {**kwargs, "inplace": False}
             plain = func
@@ -302,7 +208,7 @@ class Recorder(TorchFunctionMode):
         swap = lambda leaf: self.node_of(leaf) if isinstance(leaf, torch.Tensor) else leaf
         args, kwargs = fx.node.map_aggregate(args, swap), fx.node.map_aggregate(kwargs, swap)
         node = self.graph.create_node("call_function", func, args, kwargs, name=name_of(func))
-        node.meta = {"value": node.name, "where": Located.here(self.layers)}
+        node.meta = {"value": node.name, "where": Place.now(self.layers)}
         return node
 
     def node_of(self, x: torch.Tensor) -> fx.Node:

@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..errors import CaptureWarning
-from .capture import Trace, run
 from .passes import PASSES, optimised
+from .trace import Trace, run
 
 ROUNDING = 2.0**-40
 SLACK = 64.0

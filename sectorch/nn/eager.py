@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from ..dispatch import METADATA
 from ..errors import SectorchError
 from .capture import name_of
-from .where import Located, located
+from .where import Place, located
 
 
 class Watched(TorchFunctionMode):
@@ -28,7 +28,7 @@ class Watched(TorchFunctionMode):
         try:
             return func(*args, **(kwargs or {}))
         except SectorchError as error:
-            raise located(error, Located.here(self._layers).text(name_of(func))) from error
+            raise located(error, Place.now(self._layers).text(name_of(func))) from error
 
 
 def watched(module: nn.Module, x: torch.Tensor) -> Any:

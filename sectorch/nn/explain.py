@@ -20,11 +20,11 @@ from ..runtime.ledger import Profile, alone
 from ..session import Session
 from ..tensor import Scheme, SharedTensor, share_tensor
 from .bind import Weights
-from .capture import Trace, run
 from .check import original, plain
 from .eager import watched
 from .secure import SecureModule, secure
-from .where import Located, place_of
+from .trace import Trace, run
+from .where import Place, place_of
 
 NETWORKS = {"LAN": (10e9 / 8, 0.2e-3), "WAN": (100e6 / 8, 50e-3)}
 """Bytes a second and seconds a round."""
@@ -199,7 +199,7 @@ class _Watch:
         except UnsupportedOpError as error:
             problem = str(error)
             y = self._stand_in(compute, args, kwargs)
-        where = node.meta.get("where", Located())
+        where = node.meta.get("where", Place())
         name, kind = (where.layer or where.kind, where.kind) if where.kind else (node.name, node.name)
         if isinstance(y, SharedTensor) or problem or profile.ledger:
             self.add(Layer(name, kind, where.source, _shape(y), profile, problem))

@@ -8,16 +8,16 @@ import torch
 from torch import fx
 
 from ..table import IN_PLACE, row_of
-from .capture import Trace
 from .passes import function_of, optimise
+from .trace import Trace
 
 
 def given_program(module: fx.GraphModule) -> Trace:
     """A graph of functions with its tensors as attributes as a program for any number of rows, after the passes.
 
     The guards of an export, which check what torch assumed of its inputs, are left out: shapes are checked by a dry
-    run. Where the graph changes a tensor in place while a view of it is still read, it stays as it is: such a node is refused when
-    it runs.
+    run. Where the graph changes a tensor in place while a view of it is still read, it stays as it is: such a node is
+    refused when it runs.
     """
     program = Trace(fx.Graph(), {})
     copies: dict[fx.Node, fx.Node] = {}
@@ -44,7 +44,8 @@ def module_of(program: Trace, dtype: torch.dtype | None) -> fx.GraphModule:
         made = value.to(dtype) if dtype is not None and value.is_floating_point() else value
         root.register_buffer(names[name], made)
     graph, copies = fx.Graph(), {}
-    graph.output(graph.graph_copy(program.graph, copies))
+    result = graph.graph_copy(program.graph, copies)
+    graph.output(result[0] if isinstance(result, (tuple, list)) and len(result) == 1 else result)
     for node in graph.nodes:
         if node.op == "get_attr":
             node.target = names[node.target]
@@ -69,7 +70,9 @@ def _functional(graph: fx.Graph) -> bool:
         if node.op != "call_function" or not _writes(node.target) or source is None:
             continue
         later = set(nodes[place + 1 :])
-        if any(n is not source and n.users.keys() & later for n in group if group[n] == group[source] and n is not node):
+        if any(
+            n is not source and n.users.keys() & later for n in group if group[n] == group[source] and n is not node
+        ):
             return False
         source.replace_all_uses_with(node, delete_user_cb=lambda user, later=later: user in later)
     return True

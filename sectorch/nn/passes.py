@@ -7,7 +7,7 @@
   before or after; what is left is a power of two, which costs nothing.
 - `drop_identities`: dropout in evaluation mode, Identity.
 
-A pass works on a program of functions on values (`nn/capture.py`), so it sees who reads a tensor and who reads a weight.
+A pass works on a program of functions on values (`nn/trace.py`), so it sees who reads a tensor and who reads a weight.
 A folded weight is a new one, named by what it was made of: another reader keeps the old one, and the same folding for
 another shape of input has the same name, so that it is masked and sent once. Where a node's shape is not known, passes
 that need it leave it alone. The passes are checked on numbers before the program is used (`nn/check.py`).
@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from ..table import row_of
-from .capture import CONSTANT, FOLDED, Trace
+from .trace import CONSTANT, FOLDED, Trace
 
 _MAX_POOLS = ("max_pool1d", "max_pool2d", "adaptive_max_pool2d")
 _LINEAR = {"linear": None, "conv1d": 3, "conv2d": 4}
@@ -74,9 +74,7 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 def optimise(program: Trace) -> Trace:
     """A program with all passes applied, in order; the given one is not changed."""
-    for program in optimised(program):  # noqa: B020
-        pass
-    return program
+    return [program, *optimised(program)][-1]
 
 
 def optimised(program: Trace) -> Iterator[Trace]:
@@ -275,7 +273,9 @@ def _even_divisor(program: Trace, pool: fx.Node) -> None:
     if not all(isinstance(k, int) for k in kernel):
         return
     count = math.prod(kernel)
-    plain = given.get("divisor_override") is None and not given.get("ceil_mode") and given.get("count_include_pad", True)
+    plain = (
+        given.get("divisor_override") is None and not given.get("ceil_mode") and given.get("count_include_pad", True)
+    )
     if not plain or not count & (count - 1):
         return
     path, after = _layer_after(program, pool, True)
@@ -284,7 +284,8 @@ def _even_divisor(program: Trace, pool: fx.Node) -> None:
     even = 1 << count.bit_length()
     after.become(f"times {even}/{count}", lambda w, b: (w * (even / count), b))
     defaults = (None, None, None, 0, False, True)
-    pool.args = tuple(given.get(k, d) for k, d in zip(_ARGUMENTS["avg_pool2d"], defaults, strict=False)) + (even,)
+    names = _ARGUMENTS["avg_pool2d"]
+    pool.args = (*(given.get(k, d) for k, d in zip(names, defaults, strict=False)), even)
     pool.kwargs = {}
     for passed in (pool, *path):
         passed.meta["value"] = None

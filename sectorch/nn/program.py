@@ -25,9 +25,9 @@ from torch import fx, nn
 from ..errors import ProgramError, SectorchError, TrainingModeError
 from ..table import row_of
 from . import bounds
-from .exported import given_program, module_of
+from .accept import refuse_training
 from .check import alike, original, sample
-from .secure import refuse_training
+from .exported import given_program, module_of
 
 MAX_NODES = 20_000
 MAX_CONSTANT = 100_000

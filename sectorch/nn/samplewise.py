@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from .capture import CONSTANT, Trace
 from .passes import arguments, op_name
+from .trace import CONSTANT, Trace
 
 _EACH = (
     "relu", "relu6", "leaky_relu", "hardtanh", "abs", "sign", "square", "clamp", "clamp_min", "clamp_max", "neg",

@@ -5,14 +5,10 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..choreography import Net, Party
@@ -22,22 +18,21 @@ from ..errors import (
     LeakyProtocolWarning,
     SessionMismatchError,
     TrainingModeError,
-    UnsupportedOpError,
 )
 from ..ring import check_encodable
-from ..runtime.ledger import Profile, alone
 from ..runtime.material import Tape
 from ..runtime.projection import Projection, Recording
 from ..session import Session, default_session
 from ..tensor import Scheme, SharedTensor, share_tensor
+from .accept import check_model, device_of
 from .bind import Weights, bind
-from .bounds import Budget
 from .calibrate import calibrate as calibrated
-from .capture import Trace, run
+from .dry import Checked, dry_run, revealed
 from .eager import watched
 from .exported import given_program
-from .samplewise import is_samplewise, same_program
+from .samplewise import same_program
 from .shapes import FEW, Traces, remember
+from .trace import Trace, run
 
 if TYPE_CHECKING:
     from ..ckks import CKKSModule
@@ -47,17 +42,6 @@ ROWS = 64
 
 CHUNK_BYTES = 24 << 20
 """A batch is cut so that its largest message stays below this: memory is bounded by the piece, not by the batch."""
-
-
-@dataclass
-class _Checked:
-    """What a dry run said about an input shape."""
-
-    profile: Profile = field(repr=False)
-    shapes: list = field(repr=False)
-    budget: Budget | None = field(repr=False, default=None)
-    samplewise: bool = False
-    """Of a program from another party: whether rows were seen not to meet."""
 
 
 class SecureModule(nn.Module):
@@ -94,12 +78,13 @@ class SecureModule(nn.Module):
         bound, self.__dict__["_weights"] = self.bind(session, party)
         self.__dict__["_bound"] = bound
         self.__dict__["_dry_weights"] = self.bind(self.traces.session, self.traces.session.answering[0])[1]
-        self._checked: dict[Any, _Checked] = {}
+        self._checked: dict[Any, Checked] = {}
         self._rows: dict[Any, Trace] = {}
         """By shape of row, the program of a batch that was run on shapes and whose rows do not meet."""
         self.largest: dict[tuple[str, str], int] = {}
         """Bytes of the largest message of all shapes that were checked, by the roles of its ends."""
-        self._material: dict[tuple[tuple[int, ...], torch.dtype], list[Tape]] = {}
+        self._material: dict[tuple[int, ...], list[Tape]] = {}
+        self._prepared_for: dict[tuple[int, ...], torch.dtype] = {}
         self._asked: dict[tuple[tuple[int, ...], torch.dtype], None] = {}
         """Shape of row and dtype of the inputs so far, the latest last."""
         self._projections: dict[Any, Projection] = {}
@@ -151,13 +136,13 @@ class SecureModule(nn.Module):
 
         Returns:
             bytes of memory that the material takes until it is used.
+
+        Raises:
+            ArgumentError: no shape is known, the module runs operation by operation, or material for inputs of this
+                shape and another dtype is at hand.
         """
         if batch_size < 1:
             raise ArgumentError(f"preprocess needs a batch of at least one row, got {batch_size}")
-        if self.traces.alone is not None:
-            raise ArgumentError(
-                f"nothing can be prepared: the module runs operation by operation, since {self.traces.alone}"
-            )
         with self._lock:
             asked = [key for key in reversed(self._asked) if sample_shape is None or key[0] == tuple(sample_shape)]
         if not asked and sample_shape is None:
@@ -168,21 +153,28 @@ class SecureModule(nn.Module):
             dtype = asked[0][1] if asked else self.dtype
         x = torch.empty((batch_size, *sample_shape), dtype=dtype, device="meta")
         self._ensure(x)
+        if self.traces.alone is not None:
+            raise ArgumentError(
+                f"nothing can be prepared: the module runs operation by operation, since {self.traces.alone}"
+            )
+        pieces = self.pieces(x)
+        with self._lock:
+            held_for = {self._prepared_for.get(p.shape, dtype) for p in pieces if self._material.get(p.shape)} - {dtype}
+        if held_for:
+            raise ArgumentError(f"material for {held_for.pop()} inputs of this shape is at hand: discard() it first")
         held = 0
-        for piece in self.pieces(x):
+        for piece in pieces:
             tape = self._prepare(piece)
             held += tape.bytes
             with self._lock:
-                self._material.setdefault((tuple(piece.shape), piece.dtype), []).append(tape)
+                self._material.setdefault(tuple(piece.shape), []).append(tape)
+                self._prepared_for[tuple(piece.shape)] = dtype
         return held
 
     def prepared(self) -> dict[tuple[int, ...], int]:
         """Input shapes for which offline material is at hand, and how many calls it serves."""
         with self._lock:
-            counts: Counter[tuple[int, ...]] = Counter()
-            for (shape, _), tapes in self._material.items():
-                counts[shape] += len(tapes)
-            return {shape: count for shape, count in counts.items() if count}
+            return {shape: len(tapes) for shape, tapes in self._material.items() if tapes}
 
     def discard(self) -> None:
         """Drop all prepared material unused."""
@@ -191,8 +183,9 @@ class SecureModule(nn.Module):
 
     def _predict(self, x: torch.Tensor) -> Any:
         with self._lock:
-            tapes = self._material.get((tuple(x.shape), x.dtype))
-            tape = tapes.pop() if tapes else None
+            tapes = self._material.get(tuple(x.shape))
+            for_it = self._prepared_for.get(x.shape, x.dtype) == x.dtype
+            tape = tapes.pop() if tapes and for_it else None
         known = self._projections.get((tuple(x.shape), x.dtype))
         if known is not None:
             return self.session.again(known, x, tape)
@@ -214,7 +207,7 @@ class SecureModule(nn.Module):
         """Run the program, and keep this party's part of it for the next input of this shape."""
         if not self.session.complete:
             net.recording = Recording(self.session.runtime, net.call)
-        outputs = self._outputs(self._run(self._share(x)))
+        outputs = revealed(self._run(self._share(x)))
         if net.recording is not None:
             projection = net.recording.finish(outputs)
             if projection is not None and projection.inputs == 1:
@@ -236,9 +229,6 @@ class SecureModule(nn.Module):
         if program is None:
             return watched(self._bound, x)
         return run(program, self._weights.of(program), x)
-
-    def _outputs(self, outputs: Any) -> Any:
-        return pytree.tree_map(lambda y: y.reveal() if isinstance(y, SharedTensor) else y, outputs)
 
     def _forward_shared(self, x: SharedTensor) -> Any:
         if x.session is not self.session or x.party != self.party:
@@ -271,49 +261,21 @@ class SecureModule(nn.Module):
         known = self._rows.get(row) if x.dim() and x.shape[0] and program is not None else None
         if known is not None and (known is program or same_program(known, program)):
             return
-        checked = self._check(x)
-        if program is not None and x.dim() and x.shape[0] and (checked.samplewise or self._apart(program)):
+        if self._check(x).samplewise and x.shape[0]:
             with self._lock:
                 remember(self._rows, row, program)
 
-    def _apart(self, program: Trace) -> bool:
-        return not self._limited and is_samplewise(program)
-
-    def _check(self, x: torch.Tensor) -> _Checked:
+    def _check(self, x: torch.Tensor) -> Checked:
         """Run on shapes: every error that depends on shapes comes from here, before anything is shared."""
         key = (tuple(x.shape), x.dtype)
         with self._lock:
             if key in self._checked:
                 self._checked[key] = checked = self._checked.pop(key)  # the latest is the last
                 return checked
-        program = self.program(x)
-        session = self.traces.session
-        profile, shapes = Profile(), {}
-        budget = Budget(len(program.graph.nodes), self.scheme.fss) if self._limited else None
-
-        def step(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
-            y = budget.step(node, compute, args, kwargs)
-            if isinstance(y, torch.Tensor):
-                shapes[node] = tuple(y.shape)
-            return y
-
-        with alone(profile), session.call(session.answering[0]) as net, budget or nullcontext():
-            net.recorded = []
-            shared = share_tensor(x, session=session, scheme=self.scheme)
-            if program is None:
-                outputs = watched(self.traces.bound(), shared)
-            else:
-                outputs = run(program, self._dry_weights.of(program), shared, step if self._limited else None)
-            self._outputs(outputs)
-        if budget is not None:
-            budget.check_weights(profile)
-            for node in program.graph.nodes:
-                if node.op in ("placeholder", "get_attr"):
-                    shapes[node] = tuple(x.shape if node.op == "placeholder" else program.values[node.target].shape)
-        checked = _Checked(profile, net.recorded, budget, self._limited and is_samplewise(program, shapes))
+        checked = dry_run(self.program(x), x, self._dry_weights, self.traces, self.scheme, self._limited)
         with self._lock:
             remember(self._checked, key, checked)
-            for line in profile.ledger:
+            for line in checked.profile.ledger:
                 edge = (line.src.role, line.dst.role)
                 self.largest[edge] = max(self.largest.get(edge, 0), line.bytes)
         return checked
@@ -349,38 +311,6 @@ class SecureModule(nn.Module):
             return (x,)
         span = max(1, CHUNK_BYTES * ROWS // max(1, self._largest(x)))
         return x.split(span) if span < rows and self._cut(x, span) else (x,)
-
-
-def refuse_training(model: nn.Module) -> None:
-    """Raise `TrainingModeError`, naming layers, unless the module is in evaluation mode."""
-    training = [name or type(model).__name__ for name, layer in model.named_modules() if layer.training]
-    if training:
-        shown = ", ".join(training[:3]) + (", ..." if len(training) > 3 else "")
-        raise TrainingModeError(f"the model is in training mode ({shown}); call model.eval() first")
-
-
-def check_model(model: Any, device: torch.device) -> None:
-    """Raise unless the model can be made secure on this device."""
-    if isinstance(model, (SecureModule, fx.Interpreter)):
-        raise ArgumentError("the module is secure already")
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"secure() takes an nn.Module, got {type(model).__name__}")
-    refuse_training(model)
-    tensors = (*model.parameters(), *model.buffers())
-    if device.type == "meta":  # of an absent party, whose weights are shapes; whole numbers are public, and here
-        tensors = tuple(t for t in tensors if t.is_floating_point())
-    elsewhere = {str(t.device) for t in tensors} - {str(device)}
-    if elsewhere:
-        raise ArgumentError(f"the model is on {', '.join(sorted(elsewhere))}, not on {device}: model.to('{device}')")
-    for name, p in model.named_parameters():
-        if isinstance(p, nn.parameter.UninitializedParameter):
-            raise UnsupportedOpError(f"parameter '{name}' is uninitialised (a lazy module): run the model once first")
-
-
-def device_of(model: Any) -> torch.device:
-    """Where a module's parameters are, if they are on one device that can compute; the CPU otherwise."""
-    held = {t.device for t in (*model.parameters(), *model.buffers())} if isinstance(model, nn.Module) else set()
-    return held.pop() if len(held) == 1 and next(iter(held)).type in ("cpu", "cuda") else torch.device("cpu")
 
 
 def secure(
@@ -430,12 +360,22 @@ def secure(
     if backend not in ("shares", "ckks"):
         raise ArgumentError(f"backend must be 'shares' or 'ckks', got {backend!r}")
     if backend == "ckks":
+        unused = {"relu": (relu, "exact"), "frac_bits": (frac_bits, 20), "network": (network, "lan")}
+        unused |= {"chunk": (chunk, None), "calibrate": (calibrate, None)}
+        named = [name for name, (came, default) in unused.items() if came is not default and came != default]
+        if named:
+            raise ArgumentError(
+                f"{', '.join(named)}: of shares, and not used by backend='ckks'; its precision and size come from the "
+                f"keys (sectorch.ckks.keygen)"
+            )
         from ..ckks import CKKSModule  # SEAL and numba, which shares do without
 
         return CKKSModule(model, keys, session=session, party=party)
     session = session or default_session(device_of(model))
     party = session.answering_party(party)
     scheme = Scheme(frac_bits, relu, network=network)
+    if keys is not None:
+        raise ArgumentError("keys: of backend='ckks', and not used by shares")
     if calibrate is not None:
         check_model(model, device_of(model))
         scheme = calibrated(model, calibrate, relu, frac_bits, network)

@@ -11,10 +11,11 @@ from torch import nn
 from ..session import Session
 from ..tensor import Scheme
 from .bind import bind, plain_weights
-from .capture import NotCaptured, Trace, capture
+from .capture import NotCaptured, capture
 from .check import Verdict, checked
 from .passes import optimise
 from .samplewise import is_samplewise, same_program
+from .trace import Trace
 
 KEPT_SHAPES = 16
 """Input shapes of which a module keeps what it worked out."""

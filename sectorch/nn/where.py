@@ -17,7 +17,7 @@ _SKIPPED = (str(_TORCH), str(Path(__file__)), str(Path(__file__).with_name("capt
 
 
 @dataclass(frozen=True)
-class Located:
+class Place:
     """What was running when a node was recorded.
 
     Attributes:
@@ -32,7 +32,7 @@ class Located:
     source: str = ""
 
     @staticmethod
-    def here(layers: dict[int, str]) -> Located:
+    def now(layers: dict[int, str]) -> Place:
         """Of the frames that are running now, out to the call of the whole module.
 
         Args:
@@ -53,8 +53,8 @@ class Located:
             frame = frame.f_back
         path = "" if owner is None else layers[id(owner)]
         if not layer:
-            return Located(module=path, source=source)
-        return Located(path, type(owner).__name__, path, source)
+            return Place(module=path, source=source)
+        return Place(path, type(owner).__name__, path, source)
 
     def text(self, name: str = "") -> str:
         """For people: the layer's name and type, or the operation's, and the line."""
@@ -66,7 +66,7 @@ class Located:
 def place_of(node: fx.Node) -> str:
     """The layer's name and type and the line of the model, for people."""
     where = node.meta.get("where")
-    return Located().text(node.name) if where is None else where.text(node.name)
+    return Place().text(node.name) if where is None else where.text(node.name)
 
 
 def located(error: SectorchError, place: str) -> SectorchError:
