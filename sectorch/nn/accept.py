@@ -8,6 +8,7 @@ import torch
 from torch import fx, nn
 
 from ..errors import ArgumentError, TrainingModeError, UnsupportedOpError
+from ..session import Session
 
 
 def refuse_training(model: nn.Module) -> None:
@@ -20,7 +21,7 @@ def refuse_training(model: nn.Module) -> None:
 
 def check_model(model: Any, device: torch.device) -> None:
     """Raise unless the model can be made secure on this device."""
-    if getattr(model, "secure", False) or isinstance(model, fx.Interpreter):
+    if isinstance(getattr(model, "session", None), Session) or isinstance(model, fx.Interpreter):
         raise ArgumentError("the module is secure already")
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"secure() takes an nn.Module, got {type(model).__name__}")

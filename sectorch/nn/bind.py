@@ -40,7 +40,8 @@ def bind(
     """
     named = {id(t): name for name, t in reversed([*module.named_parameters(), *module.named_buffers()])}
     meta = not session.present(party)
-    memo = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    # What becomes private is not copied; a public buffer is, since a forward may write into it.
+    memo = {id(t): t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()}
     bound = copy.deepcopy(module, memo)
     made: dict[int, torch.Tensor] = {}
     for layer in bound.modules():

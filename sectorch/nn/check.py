@@ -64,13 +64,13 @@ def plain(program: Trace, x: torch.Tensor, change: Callable | None = None, step:
         name: change(value.double()) if value.is_floating_point() else value for name, value in program.values.items()
     }
     with torch.no_grad(), Widened():
-        return run(program, values, x, step)
+        return run(program, values, x.clone(), step)
 
 
 def original(module: nn.Module, x: torch.Tensor) -> Any:
     """The module itself, in float64."""
     with torch.no_grad(), Widened():
-        return module(x)
+        return module(x.clone())  # a forward may write into its input
 
 
 def sample(x: torch.Tensor) -> torch.Tensor:

@@ -65,9 +65,7 @@ def dry_run(
         revealed(outputs)
     if budget is not None:
         budget.check_weights(profile)
-        for node in program.graph.nodes:
-            if node.op in ("placeholder", "get_attr"):
-                shapes[node] = tuple(x.shape if node.op == "placeholder" else program.values[node.target].shape)
+        shapes.update((node, tuple(x.shape)) for node in program.graph.nodes if node.op == "placeholder")
     apart = program is not None and bool(x.dim()) and is_samplewise(program, shapes if limited else None)
     return Checked(profile, net.recorded, budget, apart)
 

@@ -34,7 +34,9 @@ def is_samplewise(program: Trace, shapes: dict[fx.Node, tuple[int, ...]] | None 
     Args:
         shapes: of the nodes' values, where the program does not know them itself.
     """
-    at = lambda node: (shapes or {}).get(node, node.meta.get("shape"))
+    known = dict(shapes or {})
+    known.update((n, tuple(program.values[n.target].shape)) for n in program.graph.nodes if n.op == "get_attr")
+    at = lambda node: known.get(node, node.meta.get("shape"))
     rows: int | None = None
     apart: set[fx.Node] = set()  # rows depend on their own input row
     own: set[fx.Node] = set()  # depends on no input

@@ -360,9 +360,9 @@ def secure(
     if backend not in ("shares", "ckks"):
         raise ArgumentError(f"backend must be 'shares' or 'ckks', got {backend!r}")
     if backend == "ckks":
-        unused = {"relu": (relu, "exact"), "frac_bits": (frac_bits, 20), "network": (network, "lan")}
-        unused |= {"chunk": (chunk, None), "calibrate": (calibrate, None)}
-        named = [name for name, (came, default) in unused.items() if came is not default and came != default]
+        unused = {"relu": relu != "exact", "frac_bits": frac_bits != 20, "network": network != "lan"}
+        unused |= {"chunk": chunk is not None, "calibrate": calibrate is not None}
+        named = [name for name, given in unused.items() if given]
         if named:
             raise ArgumentError(
                 f"{', '.join(named)}: of shares, and not used by backend='ckks'; its precision and size come from the "
