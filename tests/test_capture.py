@@ -45,7 +45,7 @@ def agrees(model: nn.Module, x: torch.Tensor) -> SecureModule:
     with room. What a wrong graph computes is wrong by the values themselves.
     """
     with torch.no_grad():
-        expected = copy.deepcopy(model).double()(x.double())
+        expected = copy.deepcopy(model)(x.clone()).double()
     module, got = computed(model, x)
     assert got.shape == expected.shape
     bound = 1e-3 * max(1.0, float(expected.abs().max()))
@@ -70,6 +70,11 @@ def right_or_refused(model: nn.Module, x: torch.Tensor) -> bool:
 
 
 def ready(model: nn.Module) -> nn.Module:
+    """In evaluation mode, with weights that depend on the module alone."""
+    draw = torch.Generator().manual_seed(0)
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.data = torch.rand(weight.shape, generator=draw) - 0.5
     return model.eval().requires_grad_(False)
 
 
