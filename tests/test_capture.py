@@ -332,6 +332,52 @@ def test_modules_with_a_state(seed: int):
 
 @FEW
 @given(SEEDS)
+def test_caches_settle_and_first_calls_that_differ_do_not(seed: int):
+    """What a first call leaves behind and later ones only read is no state. None gives a wrong answer."""
+    draw = random.Random(seed)
+    kind = draw.randrange(4)
+
+    class Caches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.table, self.length, self.first = linear(draw), None, 0, True
+
+        def forward(self, x):
+            y = self.layer(x)
+            if kind == 0 and (self.table is None or len(self.table) < x.shape[1]):
+                self.table = torch.arange(x.shape[1]) * 0.5
+            if kind == 1:
+                y, self.first = (y * 3 if self.first else y), False
+            if kind == 2:  # what it does depends on what it was asked before
+                self.length = max(self.length, x.shape[1])
+                y = y * self.length
+            if kind == 3:
+                self.table = self.layer.weight.sum(0) if self.table is None else self.table
+                y = y * self.table
+            return y if self.table is None else y + self.table[: x.shape[1]]
+
+    model = ready(Caches())
+    plain, module = copy.deepcopy(model), SecureModule(model, REFERENCE, REFERENCE.answering[0], Scheme(), None)
+    refused = 0
+    for length in (4, 4, 6, 3, 6, 4):
+        x = noise(draw, 2, length, 4) if kind in (1, 2) else noise(draw, 2, 4)
+        want = plain(x)
+        try:
+            assert (module(x) - want).abs().max() < 1e-3
+        except errors.UnsupportedOpError as error:
+            assert "depends on what it was asked before" in str(error)
+            refused += 1
+    assert (refused > 0) == (kind == 2)
+    assert (module.traces.alone is None) == (kind != 1)
+
+
+def test_recurrent_layers_have_a_program():
+    for kind in (nn.GRU, nn.LSTM, nn.RNN):
+        assert sectorch.secure(ready(kind(3, 4)), session=Session()).program(torch.empty(2, 1, 3)) is not None
+
+
+@FEW
+@given(SEEDS)
 def test_branches_on_shapes_and_on_public_values(seed: int):
     """One module, many shapes: each is recorded for itself."""
     draw = random.Random(seed)
@@ -428,10 +474,10 @@ def test_a_wrong_recording_is_found(monkeypatch):
     recording = shapes.capture
 
     def wrong(*args):
-        program = recording(*args)
+        program, changed = recording(*args)
         node = next(n for n in program.graph.nodes if n.op == "call_function")
         node.target = torch.neg
-        return program
+        return program, changed
 
     monkeypatch.setattr(shapes, "capture", wrong)
     model, x = ready(nn.Sequential(nn.ReLU())), torch.randn(2, 3)

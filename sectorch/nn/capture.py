@@ -287,11 +287,11 @@ def _on_twins(func: Callable, args: tuple, kwargs: dict, unsupported: bool) -> A
 
 def capture(
     module: nn.Module, weights: dict[str, PrivateTensor], values: dict[str, torch.Tensor], x: torch.Tensor
-) -> Trace:
-    """What `module(x)` does with its weights and its input.
+) -> tuple[Trace, bool]:
+    """What `module(x)` does with its weights and its input, and whether it left the module changed.
 
     Args:
-        module: bound to a session in which nobody is present; it may be left changed where this raises `NotCaptured`.
+        module: bound to a session in which nobody is present; it may be left changed where this raises.
         weights: its private tensors by name.
         values: what they stand for, in float64.
         x: a meta tensor: only its shape and dtype are used.
@@ -311,14 +311,13 @@ def capture(
     if draws.drawn:
         torch.set_rng_state(generator)
         raise NotCaptured("the module draws random numbers")
-    if state_of(module) != before:
-        raise NotCaptured("the module changes its own attributes or buffers")
+    changed = state_of(module) != before
     leaves, spec = pytree.tree_flatten(result)
     recorder.graph.output([recorder.node_of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
     used = {n.target for n in recorder.graph.nodes if n.op == "get_attr"}
     kept = {name: value for name, value in {**values, **recorder.values}.items() if name in used}
     _drop_unread(recorder.graph)
-    return Trace(recorder.graph, kept, spec, x.shape[0] if x.dim() else None)
+    return Trace(recorder.graph, kept, spec, x.shape[0] if x.dim() else None), changed
 
 
 def _drop_unread(graph: fx.Graph) -> None:

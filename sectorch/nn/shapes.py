@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..errors import UnsupportedOpError
 from ..session import Session
 from ..tensor import Scheme
 from .bind import bind, plain_weights
@@ -42,6 +43,8 @@ class Traces:
         self._session = Session(dry=True, device=device)
         self._values = plain_weights(module)
         self._bound: tuple | None = None
+        self._past = False  # whether anything was recorded
+        self._settles = False  # whether the first call of a shape left something in the module
         self._recorded: dict[Any, Trace] = {}
         self._used: dict[Any, Trace] = {}
         self._verdicts: dict[Any, Verdict] = {}
@@ -67,15 +70,21 @@ class Traces:
         with self._lock:
             key = (tuple(x.shape), x.dtype)
             if key not in self._recorded and self.alone is None:
+                past = self._past
                 try:
                     remember(self._recorded, key, self._record(x))
                 except NotCaptured as reason:
+                    if self._settles and past:
+                        raise UnsupportedOpError(
+                            f"what {type(self._module).__name__} does with an input of shape {list(x.shape)} depends "
+                            f"on what it was asked before ({reason}); write its forward without a memory"
+                        ) from None
                     self._give_up(str(reason))
             return None if self.alone is not None else self._recorded[key]
 
     def bound(self) -> nn.Module:
         """The module with weights that have a shape only, as it is before its first call."""
-        return bind(self._module, self._session, self._session.answering[0], self._scheme, self._dtype)[0]
+        return self._bind()[0]
 
     @property
     def session(self) -> Session:
@@ -89,20 +98,42 @@ class Traces:
         return all((other := self.recorded(_rows(x, n))) and same_program(self.recorded(x), other) for n in sizes)
 
     def _record(self, x: torch.Tensor) -> Trace:
-        """One recording, and of a new shape of row a second one, which must be the same."""
-        fresh = not any(shape[1:] == tuple(x.shape[1:]) and dtype == x.dtype for shape, dtype in self._recorded)
+        """One recording, and further ones wherever the next call might do something else.
+
+        A module may change itself in its first call (a cache), if the second one does the same and changes nothing: so
+        does every later one. After that, an input of another shape must do the same on a module without this past.
+
+        Raises:
+            NotCaptured: the module changes from call to call.
+        """
+        first = not any(shape[1:] == tuple(x.shape[1:]) and dtype == x.dtype for shape, dtype in self._recorded)
+        past, self._past = self._past, True
         try:
-            if self._bound is None:
-                self._bound = bind(
-                    self._module, self._session, self._session.answering[0], self._scheme, self._dtype
-                )  # fmt: skip
-            program = capture(*self._bound, self._values, x)
-            if fresh and not same_program(program, capture(*self._bound, self._values, x)):
-                raise NotCaptured("two calls of the module do not do the same")
+            self._bound = self._bound or self._bind()
+            program, changed = capture(*self._bound, self._values, x)
+            self._settles = self._settles or changed
+            if changed:  # what other shapes do may be something else now: they are recorded anew
+                self._recorded.clear(), self._used.clear(), self._verdicts.clear()
+            if first or changed:
+                self._same_again(program, self._bound, x)
+            if self._settles and past:
+                without = self._bind()
+                self._same_again(program, without, x, settled=False)
+                self._same_again(program, without, x)
         except BaseException:
             self._bound = None  # the forward may have left something in it
             raise
         return program
+
+    def _bind(self) -> tuple:
+        return bind(self._module, self._session, self._session.answering[0], self._scheme, self._dtype)
+
+    def _same_again(self, program: Trace, bound: tuple, x: torch.Tensor, settled: bool = True) -> None:
+        again, changed = capture(*bound, self._values, x)
+        if changed and settled:
+            raise NotCaptured("the module changes its own attributes or buffers")
+        if not same_program(program, again):
+            raise NotCaptured("two calls of the module do not do the same")
 
     def _give_up(self, reason: str) -> None:
         self.alone = reason

@@ -13,8 +13,20 @@ _OPAQUE = (type, FunctionType, MethodType, BuiltinFunctionType, ModuleType, nn.M
 MAX_ITEMS = 200_000
 
 
-def state_of(module: nn.Module) -> list:
-    """Everything that a call could leave behind in the module, as a list that is equal if nothing was left.
+class State:
+    """Equal to another if nothing was left behind between the two; keeps what it saw, so that an id stays its own."""
+
+    def __init__(self, found: list, kept: dict[int, Any]):
+        self._found, self._kept = found, kept
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, State) and self._found == other._found
+
+    __hash__ = None
+
+
+def state_of(module: nn.Module) -> State:
+    """Everything that a call could leave behind in the module.
 
     Tensors count by identity and version, so that a write into a buffer is seen; containers and objects are looked
     into; a module that holds more than `MAX_ITEMS` of them counts as changed, since that cannot be seen.
@@ -24,7 +36,7 @@ def state_of(module: nn.Module) -> list:
     for name, layer in module.named_modules():
         found.append((name, id(layer)))
         _look(vars(layer), found, seen)
-    return found
+    return State(found, seen)
 
 
 def _look(value: Any, found: list, seen: dict[int, Any]) -> None:
