@@ -8,6 +8,7 @@ not closer than that anyway; `SLACK` times as much is allowed, since the measure
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from enum import Enum
@@ -68,7 +69,9 @@ def plain(program: Trace, x: torch.Tensor, change: Callable | None = None, step:
 
 
 def original(module: nn.Module, x: torch.Tensor) -> Any:
-    """The module itself, in float64."""
+    """The module itself, in float64; on a copy, whose weights are the module's, since a forward may leave something."""
+    shared = {id(t): t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()}
+    module = copy.deepcopy(module, shared)
     with torch.no_grad(), Widened():
         return module(x.clone())  # a forward may write into its input
 

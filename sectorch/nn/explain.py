@@ -310,10 +310,10 @@ def _submodules(
     module = copy.deepcopy(module)
     own: list[Any] = []
     names = {id(layer): (name, type(layer).__name__) for name, layer in bound.named_modules()}
-    plain_hooks = [m.register_forward_hook(lambda m, i, y: own.append(y)) for n, m in module.named_modules() if n]
+    for name, layer in module.named_modules():
+        if name:
+            layer.register_forward_hook(lambda m, i, y: own.append(y))
     expected = original(module, given)
-    for hook in plain_hooks:
-        hook.remove()
     values = iter(own)
 
     def compare(layer: nn.Module, _: Any, y: Any) -> None:
