@@ -43,6 +43,7 @@ class Traces:
         self._session = Session(dry=True, device=device)
         self._values = plain_weights(module)
         self._bound: tuple | None = None
+        self._remembers: str | None = None
         self._past = False  # whether anything was recorded
         self._settles = False  # whether the first call of a shape left something in the module
         self._recorded: dict[Any, Trace] = {}
@@ -58,6 +59,8 @@ class Traces:
             SectorchError: the forward asks for what cannot be computed on secrets, with layer and line.
         """
         with self._lock:
+            if self._remembers is not None:
+                raise UnsupportedOpError(self._remembers)
             key = (tuple(x.shape), x.dtype)
             if self.alone is None and key not in self._used:
                 program = self._checked(x)
@@ -68,17 +71,20 @@ class Traces:
     def recorded(self, x: torch.Tensor) -> Trace | None:
         """The program as it was recorded, before the passes."""
         with self._lock:
+            if self._remembers is not None:
+                raise UnsupportedOpError(self._remembers)
             key = (tuple(x.shape), x.dtype)
             if key not in self._recorded and self.alone is None:
                 past = self._past
                 try:
                     remember(self._recorded, key, self._record(x))
                 except NotCaptured as reason:
-                    if self._settles and past:
-                        raise UnsupportedOpError(
+                    if self._settles and past:  # what it did before cannot be done again operation by operation
+                        self._remembers = (
                             f"what {type(self._module).__name__} does with an input of shape {list(x.shape)} depends "
                             f"on what it was asked before ({reason}); write its forward without a memory"
-                        ) from None
+                        )
+                        raise UnsupportedOpError(self._remembers) from None
                     self._give_up(str(reason))
             return None if self.alone is not None else self._recorded[key]
 
