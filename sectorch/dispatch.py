@@ -305,11 +305,15 @@ def torch_on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
         raise typed(func, error) from None
 
 
+_RETURNS_ARGUMENT = ("to", "contiguous", "dropout", "requires_grad_", "positive")
+"""Rows of which torch gives the argument itself where nothing changes; x * 1 is another tensor, with its own memory."""
+
+
 def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list[SecretTensor]) -> Any:
     """Give each `Fixed` the dtype that torch gave, after checking that the shapes agree.
 
-    A floating-point tensor carries at least f fraction bits and a whole-number one none. Where nothing changed, torch
-    returns its argument, and so does this.
+    A floating-point tensor carries at least f fraction bits and a whole-number one none. Where nothing changed, some
+    operations of torch's return their argument, and so does this.
     """
     if isinstance(result, Fixed):
         if isinstance(result.shares.A._value, SecretTensor):
@@ -321,7 +325,7 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list[Secret
             raise UnsupportedOpError(
                 f"'{row.name}': rounding a secret number to {meta.dtype} is not supported; compare it, or reveal it"
             )
-        for x in given:
+        for x in given if row.view or row.name in _RETURNS_ARGUMENT else ():
             same = isinstance(x, SharedTensor) and x.shares is result.shares and x.scale_bits == result.scale_bits
             if same and _plain_dtype(x) == meta.dtype:
                 return x

@@ -151,3 +151,7 @@ class PlotError(SectorchError, ImportError):
 
 class LeakyProtocolWarning(UserWarning):
     """A protocol was chosen that shows a party more than the result. See docs/paper-mode.md."""
+
+
+class CaptureWarning(UserWarning):
+    """A graph pass, or the recording of a module, did not compute what the module does, and is not used."""

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import sectorch
-from sectorch import errors
 from sectorch.nn.models import ZOO
 
 SMALL = ["lenet", "cryptonets", "cryptonets_relu", "mlp", "vgg7", "resnet8", "resnet10"]
@@ -83,12 +82,21 @@ def test_diff_finds_the_layer():
     assert strict.first.name == "'0' (Linear)"
 
 
-def test_untraceable_modules_are_explained_whole_and_not_compared():
-    class Branches(nn.Module):
-        def forward(self, x):
-            return x * 2 if x.shape[0] > 1 else x
+class Counts(nn.Module):
+    """Changes itself, so that it runs operation by operation."""
 
-    said = sectorch.explain(Branches().eval(), torch.randn(2, 2))
+    def __init__(self):
+        super().__init__()
+        self.linear, self.calls = nn.Linear(2, 2), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.linear(x) * self.calls
+
+
+def test_modules_that_change_are_explained_whole_and_compared_by_submodules():
+    said = sectorch.explain(Counts().eval(), torch.randn(2, 2))
     assert not said.traced and len(said.layers) == 1
-    with pytest.raises(errors.ArgumentError, match="could not trace"):
-        sectorch.diff(Branches().eval(), torch.randn(2, 2))
+    report = sectorch.diff(Counts().eval(), torch.randn(2, 2))
+    assert [layer.name for layer in report.layers] == ["'linear' (Linear)", "(the result)"]
+    assert report.first is None

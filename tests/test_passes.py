@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import random
+import warnings
 from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import sectorch
 from sectorch.mpc import mask, multiply, relu
 from sectorch.nn import passes
+from sectorch.nn.samplewise import is_samplewise
 
 
 class FunctionalPool(nn.Module):
@@ -62,7 +67,7 @@ def test_pass_changes_bytes_and_not_values(case):
             layer.running_mean.normal_(0, 0.2), layer.running_var.uniform_(0.5, 1.5)
     x = torch.randn(*shape)
     with_pass, y = spent(model, x)
-    with mock.patch.object(passes, case.strip(), lambda graph: None):
+    with mock.patch.object(passes, case.strip(), lambda program: None):
         without, z = spent(model, x)
     assert with_pass < without
     # Values below ten, rows of at most 36 products: a few units of 2^-20 each way.
@@ -114,5 +119,50 @@ def test_batches_are_cut_only_where_rows_do_not_meet():
         def forward(self, x):
             return x - x.mean(0)
 
-    assert not sectorch.secure(Meets().eval())._samplewise
-    assert sectorch.secure(nn.Sequential(nn.Linear(2, 2), nn.ReLU()).eval())._samplewise
+    x = torch.empty(2, 2)
+    assert not samplewise(Meets().eval(), x)
+    assert samplewise(nn.Sequential(nn.Linear(2, 2), nn.ReLU()).eval(), x)
+
+
+def samplewise(model: nn.Module, x: torch.Tensor) -> bool:
+    return is_samplewise(sectorch.secure(model).program(x))
+
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@given(SEEDS)
+def test_layers_with_other_readers_and_other_axes(seed: int):
+    """BatchNorm on a third axis, tied and transposed weights, and scales beside them."""
+    draw, number = random.Random(seed), random.Random(seed).choice([0.3, -1.7, 3.0])
+    kind = draw.randrange(4)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4)
+            self.norm.running_mean.copy_(torch.arange(4) * 0.3)
+            self.norm.running_var.copy_(torch.tensor([0.1, 1, 4, 9]))
+            if draw.random() < 0.5:
+                self.b.weight = self.a.weight
+
+        def forward(self, x):
+            if kind == 0:
+                return self.norm(self.a(x)) * number
+            if kind == 1:
+                return F.linear(self.norm(self.a(x.flatten(0, 1))).relu(), self.a.weight.t())
+            if kind == 2:
+                return self.a(x) * number + self.b(x)
+            h = self.a(x)
+            return F.linear(h / number, self.b.weight[:2]) + h[..., :2]
+
+    torch.manual_seed(seed)
+    model, x = Model().eval().requires_grad_(False), torch.randn(2, 4, 4)
+    secured = sectorch.reference(model)
+    assert secured.program(x) is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = secured(x)
+    # Values below ten and rows of four products, a few units of 2^-20 each, times at most 3.2 by the smallest variance.
+    assert (got - model(x)).abs().max() < 1e-4

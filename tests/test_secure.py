@@ -402,3 +402,24 @@ def test_a_series_in_pieces_is_the_series(monkeypatch):
             assert float((secured(x) - model(x)).abs().max()) < 1e-4
         profiles.append((profile.rounds, profile.bytes))
     assert profiles[0] == profiles[1]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"relu": "privhfl"}, {"frac_bits": 16}, {"network": "wan"}, {"chunk": 3}, {"calibrate": torch.ones(1, 2)}],
+)
+def test_ckks_refuses_what_it_does_not_use(option):
+    with pytest.raises(errors.ArgumentError, match=rf"{next(iter(option))}: .*not used by backend='ckks'"):
+        sectorch.secure(nn.Linear(2, 2).eval(), backend="ckks", **option)
+
+
+def test_token_ids_are_prepared():
+    model, ids = nn.Embedding(10, 3).eval().requires_grad_(False), torch.tensor([[1, 9, 4]])
+    secured = sectorch.secure(model, session=sectorch.Session())
+    assert secured.preprocess(1, (3,), torch.int64) > 0
+    assert (secured(ids) - model(ids)).abs().max() < 1e-5 and secured.prepared() == {}
+    assert secured.preprocess(1) > 0, "the dtype of the last call"
+    twice = sectorch.secure(nn.ReLU().eval(), session=sectorch.Session())
+    twice.preprocess(1, (3,), torch.float32)
+    with pytest.raises(errors.ArgumentError, match="at hand"):
+        twice.preprocess(1, (3,), torch.float64)

@@ -152,7 +152,7 @@ STARTED, GO_ON = threading.Event(), threading.Event()
 
 
 class Waiting(nn.Module):
-    """Stops in the midst of its tracing."""
+    """Stops in the midst of its recording."""
 
     def __init__(self):
         super().__init__()
@@ -164,21 +164,21 @@ class Waiting(nn.Module):
         return self.layer(x)
 
 
-def test_tracing_a_model_leaves_the_modules_of_other_threads_alone():
+def test_recording_a_model_leaves_the_modules_of_other_threads_alone():
     STARTED.clear(), GO_ON.clear()
     model, other = Waiting().eval(), nn.Sequential(nn.Linear(2, 3), nn.ReLU()).eval()
     x = torch.ones(1, 2)
     wanted = other(x)
+    secured = sectorch.secure(model, session=Session())
     with ThreadPoolExecutor(1) as pool:
-        binding = pool.submit(sectorch.secure, model, session=Session())
+        recording = pool.submit(secured.program, x)
         try:
             assert STARTED.wait(30)
-            got = other(x)
+            got, drawn = other(x), torch.rand(2)
         finally:
             GO_ON.set()
-        assert torch.equal(got, wanted)
-        secured = binding.result()
-    assert secured.graph is not None
+        assert torch.equal(got, wanted) and drawn.shape == (2,)
+        assert recording.result() is not None, "another thread's random numbers are not this module's"
     checked(secured, model, x)
 
 
@@ -261,7 +261,7 @@ def test_a_tape_is_claimed_by_one_of_several_threads(slow):
 
 def test_what_a_module_keeps_of_shapes_is_changed_by_one_thread_at_a_time(monkeypatch):
     """More shapes than are kept, from all sides; every answer is right and no shape is lost on the way."""
-    monkeypatch.setattr(sys.modules["sectorch.nn.secure"], "KEPT_SHAPES", 2)
+    monkeypatch.setattr(sys.modules["sectorch.nn.shapes"], "KEPT_SHAPES", 2)
     model = nn.Linear(3, 2).eval()
     secured = sectorch.secure(model, session=Session())
     secured._checked = pausing(dict, "__contains__", "__len__")()

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..choreography import Party
+from ..choreography import Party, Phase
 from ..errors import ArgumentError
+from ..ring import check_encodable
 from ..session import Session
-from ..tensor import Scheme, private_tensor
+from ..tensor import PrivateTensor, Scheme, private_tensor
+from .trace import CONSTANT, Trace
 
 
-def bind(module: nn.Module, session: Session, party: Party, scheme: Scheme, dtype: torch.dtype) -> nn.Module:
-    """A copy of `module` whose floating-point parameters and buffers are private to `party`.
+def plain_weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The floating-point parameters and buffers of a module by name; a tied one has its first name only."""
+    named = {id(t): (name, t.detach()) for name, t in reversed([*module.named_parameters(), *module.named_buffers()])}
+    return {name: t for name, t in reversed(named.values()) if t.is_floating_point()}
+
+
+def bind(
+    module: nn.Module, session: Session, party: Party, scheme: Scheme, dtype: torch.dtype
+) -> tuple[nn.Module, dict[str, PrivateTensor]]:
+    """A copy of `module` whose floating-point parameters and buffers are private to `party`, and these by name.
 
     Args:
         module: in float64, so that folding and encoding round once.
@@ -24,11 +35,13 @@ def bind(module: nn.Module, session: Session, party: Party, scheme: Scheme, dtyp
     Integer and boolean buffers (position indices, attention masks) are part of the architecture and stay public.
 
     Raises:
-        NonFiniteError, FixedPointRangeError: naming the parameter.
+        NonFiniteError, FixedPointRangeError: naming the parameter. The statistics of a BatchNorm need to be finite
+            only: they enter as a factor and a summand, which are checked where they are used.
     """
-    named = {id(t): name for name, t in (*module.named_parameters(), *module.named_buffers())}
+    named = {id(t): name for name, t in reversed([*module.named_parameters(), *module.named_buffers()])}
     meta = not session.present(party)
-    memo = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    # What becomes private is not copied; a public buffer is, since a forward may write into it.
+    memo = {id(t): t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()}
     bound = copy.deepcopy(module, memo)
     made: dict[int, torch.Tensor] = {}
     for layer in bound.modules():
@@ -39,14 +52,68 @@ def bind(module: nn.Module, session: Session, party: Party, scheme: Scheme, dtyp
                 if id(tensor) not in made:
                     value = tensor.detach().to("meta") if meta else tensor.detach()
                     label = f"weight '{named.get(id(tensor), name)}'"
-                    made[id(tensor)] = private_tensor(value, session, party, scheme, label, dtype)
+                    new = _statistic if isinstance(layer, nn.modules.batchnorm._BatchNorm) else private_tensor
+                    made[id(tensor)] = new(value, session, party, scheme, label, dtype)
                     made[id(tensor)].lasting = True
                 del store[name]
                 layer.__dict__[name] = made[id(tensor)]
         if isinstance(layer, nn.RNNBase):
             layer.__dict__["_flat_weights"] = [getattr(layer, name) for name in layer._flat_weights_names]
         _refuse_hidden_weights(layer, made)
-    return bound
+    return bound, {named[i]: tensor for i, tensor in made.items() if i in named}
+
+
+def _statistic(
+    x: torch.Tensor, session: Session, party: Party, scheme: Scheme, label: str, dtype: torch.dtype
+) -> PrivateTensor:
+    """A private tensor of a BatchNorm: finite, of any size."""
+    check_encodable(x if x.is_meta else torch.where(torch.isfinite(x), 0.0, x), scheme.frac_bits, label)
+    return PrivateTensor(session.setup(party).own(party, x, Phase.SETUP), session, party, scheme, dtype, label)
+
+
+class Weights:
+    """What the names of a program stand for in a session: private tensors, each made and sent once.
+
+    Args:
+        own: those of the module by name; passes make further ones, which are named by what they were made of.
+        dtype: what they pass for. Folded weights are rounded to it (or to float32, if that is finer): so that a model
+            file, which holds weights of the model's dtype, computes the same numbers as the model.
+    """
+
+    def __init__(
+        self,
+        own: dict[str, PrivateTensor],
+        session: Session,
+        party: Party,
+        scheme: Scheme,
+        dtype: torch.dtype,
+    ):
+        self._made = dict(own)
+        self._session, self._party, self._scheme, self._dtype = session, party, scheme, dtype
+        self._lock = threading.Lock()
+
+    def of(self, program: Trace) -> dict[str, torch.Tensor]:
+        """The tensors that a program reads; public constants are as they are.
+
+        Raises:
+            NonFiniteError, FixedPointRangeError: a folded weight that fixed point cannot hold, by its name.
+        """
+        with self._lock:
+            return {name: self._tensor(name, value) for name, value in program.values.items()}
+
+    def _tensor(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        if name.startswith(CONSTANT) or not value.is_floating_point():
+            return value
+        if name not in self._made:
+            precision = torch.promote_types(self._dtype, torch.float32)
+            value = value.detach().to(precision).to(torch.float64)
+            value = value if self._session.present(self._party) else value.to("meta")
+            made = private_tensor(
+                value, self._session, self._party, self._scheme, f"weight '{name}'", self._dtype
+            )  # fmt: skip
+            made.lasting = True
+            self._made[name] = made
+        return self._made[name]
 
 
 def _refuse_hidden_weights(layer: nn.Module, made: dict[int, torch.Tensor]) -> None:

@@ -6,13 +6,16 @@ import copy
 import math
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from ..errors import ArgumentError, FixedPointRangeError
 from ..ring import HEADROOM_BITS
 from ..tensor import Scheme
-from .passes import optimise
-from .trace import run, trace, where
+from .check import plain
+from .passes import op_name
+from .shapes import Traces
+from .trace import Trace
+from .where import place_of
 
 MARGIN_BITS = 3
 """Values may exceed those of the calibration batch by this factor, as a power of two."""
@@ -31,16 +34,18 @@ def calibrate(
 
     Raises:
         FixedPointRangeError: naming the layer whose values cannot fit.
-        ArgumentError: fx could not trace the module.
+        ArgumentError: the module runs operation by operation, since it changes from call to call.
+        SectorchError: the forward asks for what cannot be computed on secrets.
     """
-    plain = copy.deepcopy(model).double().requires_grad_(False)
-    graph = trace(plain)
-    if graph is None:
-        raise ArgumentError("calibration needs the layers of a traced module; fx could not trace this one")
-    graph = optimise(graph)
-    largest, at = ranges(graph, batch)
+    program = recorded(model, batch)
+    if program is None:
+        raise ArgumentError(
+            "calibration needs values that are the same in each call, and this module changes itself or draws random "
+            "numbers; name frac_bits instead"
+        )
+    largest, at = ranges(program, batch)
     value_bits = max(1, math.ceil(math.log2(max(largest, 2.0**-20)))) + MARGIN_BITS
-    hidden = any(_hides_values(graph.get_submodule(n.target)) for n in graph.graph.nodes if n.op == "call_module")
+    hidden = any(op_name(node) in _HIDE_VALUES for node in program.graph.nodes)
     # A layer's sum has 2 f fraction bits, six more where averages add them, and one for a difference of two values.
     fitting = (HEADROOM_BITS - 1 - value_bits - 6) // 2
     if fitting < SMALLEST:
@@ -50,12 +55,22 @@ def calibrate(
     return Scheme(min(frac_bits, fitting), relu, None if hidden else value_bits, network)
 
 
-def _hides_values(module: nn.Module) -> bool:
-    """Whether a layer is one step of the graph with activations inside: nobody saw them, so nothing is assumed."""
-    return isinstance(module, (nn.RNNBase, nn.RNNCellBase)) or any(True for _ in module.children())
+_HIDE_VALUES = (
+    "lstm", "lstm_cell", "gru", "gru_cell", "rnn_tanh", "rnn_tanh_cell", "rnn_relu", "rnn_relu_cell",
+    "multi_head_attention", "scaled_dot_product_attention",
+)  # fmt: skip
+"""Functions with activations inside: nobody saw them, so nothing is assumed."""
 
 
-def ranges(graph: fx.GraphModule, batch: torch.Tensor) -> tuple[float, str]:
+def recorded(model: nn.Module, batch: torch.Tensor) -> Trace | None:
+    """The program of a module for a batch of this shape; None where the module runs operation by operation."""
+    floating = [t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
+    module = copy.deepcopy(model).double().requires_grad_(False)
+    programs = Traces(module, Scheme(), floating[0] if floating else torch.float32, batch.device)
+    return programs.of(torch.empty_like(batch, device="meta"))
+
+
+def ranges(program: Trace, batch: torch.Tensor) -> tuple[float, str]:
     """The largest magnitude of any value of a plain run, and where it stands."""
     largest, at = float(batch.abs().max()), "the input"
 
@@ -65,11 +80,10 @@ def ranges(graph: fx.GraphModule, batch: torch.Tensor) -> tuple[float, str]:
         if isinstance(y, torch.Tensor) and y.is_floating_point() and y.numel():
             seen = float(y.abs().max())
             if not math.isfinite(seen):
-                raise FixedPointRangeError(f"{where(node, graph)} gives a value that is not finite on the batch")
+                raise FixedPointRangeError(f"{place_of(node)} gives a value that is not finite on the batch")
             if seen > largest:
-                largest, at = seen, where(node, graph)
+                largest, at = seen, place_of(node)
         return y
 
-    with torch.no_grad():
-        run(graph, batch.to(torch.float64), step=watch)
+    plain(program, batch.to(torch.float64) if batch.is_floating_point() else batch, step=watch)
     return largest, at

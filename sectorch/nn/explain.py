@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,13 +15,17 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..choreography import Phase
-from ..errors import ArgumentError, SectorchError, UnsupportedOpError
+from ..errors import SectorchError, UnsupportedOpError
 from ..runtime.ledger import Profile, alone
 from ..session import Session
 from ..tensor import Scheme, SharedTensor, share_tensor
-from .bind import bind
+from .bind import Weights
+from .check import original, plain
+from .dry import shared_input
+from .eager import watched
 from .secure import SecureModule, secure
-from .trace import computation, run, where
+from .trace import Trace, run
+from .where import Place, place_of
 
 NETWORKS = {"LAN": (10e9 / 8, 0.2e-3), "WAN": (100e6 / 8, 50e-3)}
 """Bytes a second and seconds a round."""
@@ -80,7 +86,7 @@ class Explanation:
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=150)
-        table = Table(title="layer by layer" if self.traced else "as a whole: fx could not trace the module")
+        table = Table(title="layer by layer" if self.traced else "as a whole: the module runs operation by operation")
         for column in ("layer", "what", "result", "ahead kB", "online kB", "rounds", "line"):
             numeric = column in ("ahead kB", "online kB", "rounds")
             table.add_column(column, justify="right" if numeric else "left", overflow="fold")
@@ -121,24 +127,31 @@ def explain(
     scheme = secured.scheme
     x = torch.empty_like(x, device="meta")
     session = Session(dry=True)
-    module = bind(secured.source, session, session.answering[0], scheme, secured.dtype)
+    module, weights = secured.bind(session, session.answering[0])
     layers: list[Layer] = []
     whole = Profile()
-    for piece in [x] if secured.graph is None else _pieces(secured, x):
-        watch = None if secured.graph is None else _Watch(secured.graph, scheme)
+    traced = secured.program(x) is not None
+    for piece in _pieces(secured, x) if traced else [x]:
         with alone(whole), session.call(session.answering[0]):
-            if watch is None:
-                layers = [_whole(module, secured.share(piece, session))]
+            if not traced:
+                layers = [_whole(module, shared_input(piece, session, scheme))]
                 continue
-            with Profile() as first:
-                shared = secured.share(piece, session)
-            watch.add(Layer("(the input is shared)", "", "", tuple(piece.shape), first))
-            y = run(module, shared, step=watch)
-            with Profile() as last:
-                pytree.tree_map(lambda v: v.reveal() if isinstance(v, SharedTensor) else v, y)
-            watch.add(Layer("(the result is revealed)", "", "", _shape(y), last))
-        layers = layers or watch.layers
-    return Explanation(layers, whole, secured.graph is not None)
+            found = _layers(secured.program(piece), weights, piece, session, scheme)
+        layers = layers or found
+    return Explanation(layers, whole, traced)
+
+
+def _layers(program: Trace, weights: Weights, piece: torch.Tensor, session: Session, scheme: Scheme) -> list[Layer]:
+    """Run a program on shapes, node by node."""
+    watch = _Watch(scheme)
+    with Profile() as first:
+        shared = shared_input(piece, session, scheme)
+    watch.add(Layer("(the input is shared)", "", "", tuple(piece.shape), first))
+    y = run(program, weights.of(program), shared, step=watch)
+    with Profile() as last:
+        pytree.tree_map(lambda v: v.reveal() if isinstance(v, SharedTensor) else v, y)
+    watch.add(Layer("(the result is revealed)", "", "", _shape(y), last))
+    return watch.layers
 
 
 def _pieces(secured: SecureModule, x: torch.Tensor) -> list[torch.Tensor]:
@@ -149,11 +162,11 @@ def _pieces(secured: SecureModule, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _whole(module: nn.Module, shared: SharedTensor) -> Layer:
-    """The one row of a module that could not be traced."""
+    """The one row of a module that runs operation by operation."""
     profile = Profile()
     try:
         with profile:
-            y = module(shared)
+            y = watched(module, shared)
             pytree.tree_map(lambda v: v.reveal() if isinstance(v, SharedTensor) else v, y)
     except SectorchError as error:
         return Layer(type(module).__name__, "", "", (), profile, str(error), profile.rounds)
@@ -168,8 +181,8 @@ def _shape(value: Any) -> tuple:
 class _Watch:
     """Collects one `Layer` a node. An unsupported node is noted, and replaced by a tensor of the shape torch gives."""
 
-    def __init__(self, graph: fx.GraphModule, scheme: Scheme):
-        self.graph, self.scheme = graph, scheme
+    def __init__(self, scheme: Scheme):
+        self.scheme = scheme
         self.layers: list[Layer] = []
         self._deepest = 0
 
@@ -186,25 +199,22 @@ class _Watch:
                 y = compute(*args, **kwargs)
         except UnsupportedOpError as error:
             problem = str(error)
-            y = self._stand_in(node, args, kwargs)
-        name = str(node.target) if node.op == "call_module" else node.name
-        kind = type(self.graph.get_submodule(node.target)).__name__ if node.op == "call_module" else node.name
-        if isinstance(y, torch.Tensor) or problem or profile.ledger:
-            self.add(Layer(name, kind, node.meta.get("source", ""), _shape(y), profile, problem))
+            y = self._stand_in(compute, args, kwargs)
+        where = node.meta.get("where", Place())
+        name, kind = (where.layer or where.kind, where.kind) if where.kind else (node.name, node.name)
+        if isinstance(y, SharedTensor) or problem or profile.ledger:
+            self.add(Layer(name, kind, where.source, _shape(y), profile, problem))
         return y
 
-    def _stand_in(self, node: fx.Node, args: tuple, kwargs: dict) -> Any:
+    def _stand_in(self, compute: Any, args: tuple, kwargs: dict) -> Any:
         secrets = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, SharedTensor)]
         session = secrets[0].session
 
         def on_meta(v: Any) -> Any:
             return torch.empty(v.size(), dtype=v.dtype, device="meta") if isinstance(v, torch.Tensor) else v
 
-        plain = computation(self.graph, node)
-        if isinstance(plain, nn.Module):
-            plain = plain.to("meta", secrets[0].dtype)
         with torch.no_grad():
-            y = plain(*pytree.tree_map(on_meta, args), **pytree.tree_map(on_meta, kwargs))
+            y = compute(*pytree.tree_map(on_meta, args), **pytree.tree_map(on_meta, kwargs))
         share = lambda v: share_tensor(v, session=session, scheme=self.scheme)
         with alone(Profile()):
             return pytree.tree_map(lambda v: share(v) if isinstance(v, torch.Tensor) else v, y)
@@ -253,40 +263,79 @@ def diff(
 ) -> Difference:
     """Run plain and secure side by side and compare every layer: for development, since every value is revealed.
 
+    The plain values are the module's own, in float64: of each function that its forward calls, and the result of the
+    module itself. Of a module that runs operation by operation the layers are its submodules.
+
     Args:
         tolerance: of the largest magnitude of the layer's plain output.
-
-    Raises:
-        ArgumentError: fx could not trace the module, so there are no layers to compare.
     """
     secured = model if isinstance(model, SecureModule) else secure(model, relu, frac_bits)
-    if secured.graph is None:
-        raise ArgumentError("diff() compares the layers of a traced module; fx could not trace this one")
-    plain: dict[str, Any] = {}
-
-    def remember(node, compute, args, kwargs):
-        plain[node.name] = y = compute(*args, **kwargs)
-        return y
-
-    with torch.no_grad():
-        run(secured.graph, x.to(torch.float64) if x.is_floating_point() else x, step=remember)
+    given = x.to(torch.float64) if x.is_floating_point() else x
+    program = secured.program(x)
     layers: list[Divergence] = []
+    with secured.session.call(secured.party):
+        shared = shared_input(x, secured.session, secured.scheme, secured.party)
+        module, weights = secured.bind(secured.session, secured.party)
+        if program is None:
+            y, expected = _submodules(secured.plain, module, given, shared, layers, tolerance)
+        else:
+            own = _values(secured, x, given)
 
-    def compare(node, compute, args, kwargs):
-        y = compute(*args, **kwargs)
-        if isinstance(y, SharedTensor):
-            expected = plain[node.name].to(torch.float64)
-            error = (y.reveal().to(torch.float64) - expected).abs()
-            if expected.numel():
-                largest = float(expected.abs().max())
-                worst = float(error.max())
-                beyond = worst > tolerance * max(largest, 1e-12)
-                low, high = float(expected.min()), float(expected.max())
-                name = where(node, secured.graph).removeprefix("layer ")
-                layers.append(Divergence(name, tuple(expected.shape), low, high, worst, beyond))
+            def compare(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
+                y = compute(*args, **kwargs)
+                _compare(place_of(node).removeprefix("layer "), y, own.get(node.meta.get("value")), layers, tolerance)
+                return y
+
+            y, expected = run(program, weights.of(program), shared, step=compare), original(secured.plain, given)
+        for a, b in zip(pytree.tree_leaves(y), pytree.tree_leaves(expected), strict=True):
+            _compare("(the result)", a, b, layers, tolerance)
+    return Difference(layers, tolerance)
+
+
+def _values(secured: SecureModule, x: torch.Tensor, given: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The value of each function that the module's forward calls, in float64, by the name of its node."""
+    own: dict[str, torch.Tensor] = {}
+
+    def remember(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
+        own[node.name] = y = compute(*args, **kwargs)
         return y
 
-    with secured.session.call(secured.party):
-        shared = secured.share(x)
-        run(secured.bound, shared, step=compare)
-    return Difference(layers, tolerance)
+    plain(secured.recorded(x), given, step=remember)
+    return own
+
+
+def _submodules(
+    module: nn.Module, bound: nn.Module, given: torch.Tensor, shared: SharedTensor, layers: list, tolerance: float
+) -> tuple[Any, Any]:
+    """Run a module and its bound form with a hook on each of their submodules; gives both results."""
+    module = copy.deepcopy(module)
+    own: list[Any] = []
+    names = {id(layer): (name, type(layer).__name__) for name, layer in bound.named_modules()}
+    for name, layer in module.named_modules():
+        if name:
+            layer.register_forward_hook(lambda m, i, y: own.append(y))
+    expected = original(module, given)
+    values = iter(own)
+
+    def compare(layer: nn.Module, _: Any, y: Any) -> None:
+        name, kind = names[id(layer)]
+        _compare(f"'{name}' ({kind})", y, next(values, None), layers, tolerance)
+
+    for name, layer in bound.named_modules():
+        if name:
+            layer.register_forward_hook(compare)
+    return watched(bound, shared), expected
+
+
+def _compare(name: str, y: Any, expected: Any, layers: list[Divergence], tolerance: float) -> None:
+    """Add a row for a secret value and its plain one."""
+    if not isinstance(y, SharedTensor) or not isinstance(expected, torch.Tensor) or not expected.numel():
+        return
+    expected = expected.to(torch.float64)
+    if tuple(y.size()) != tuple(expected.shape):
+        layers.append(Divergence(name, tuple(y.size()), math.nan, math.nan, math.inf, True))
+        return
+    worst, largest = float((y.reveal().to(torch.float64) - expected).abs().max()), float(expected.abs().max())
+    beyond = not worst <= tolerance * max(largest, 1e-12)
+    low, high = float(expected.min()), float(expected.max())
+    layers.append(Divergence(name, tuple(expected.shape), low, high, worst, beyond))

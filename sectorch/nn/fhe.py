@@ -7,11 +7,12 @@ from collections.abc import Iterable
 
 import torch
 from torch import fx, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from ..ckks import CKKSTensor, polynomial
 from ..errors import ArgumentError
-from .passes import fold_batchnorm, op_name
-from .trace import trace
+from ..table import row_of
+from .symbolic import Tracer, symbolic_trace
 
 GELU = (0.0711, 0.5, 0.2576, 0.0, -0.0128)
 """CaPriDe, section 4.4: 0.0711 + 0.5 x + 0.2576 x^2 - 0.0128 x^4, close to GELU for |x| below about 3."""
@@ -43,7 +44,7 @@ ACTIVATIONS = {"gelu": GELU, "square": (0.0, 0.0, 1.0)}
 _RELUS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Hardtanh, nn.PReLU, nn.Softplus, nn.Tanh)
 
 
-class _Leaves(fx.Tracer):
+class _Leaves(Tracer):
     def is_leaf_module(self, m: nn.Module, name: str) -> bool:
         return isinstance(m, Polynomial) or super().is_leaf_module(m, name)
 
@@ -78,7 +79,7 @@ def fhe_friendly(model: nn.Module, activation: str = "gelu") -> nn.Module:
     _functional(graph, coefficients)
     if not any(m.training for m in model.modules()):
         with torch.no_grad():
-            fold_batchnorm(graph)
+            _fold_batchnorm(graph)
     graph.graph.lint()
     graph.recompile()
     graph.delete_all_unused_submodules()
@@ -87,10 +88,39 @@ def fhe_friendly(model: nn.Module, activation: str = "gelu") -> nn.Module:
 
 def trace_leaves(model: nn.Module) -> fx.GraphModule | None:
     """The graph with `Polynomial` as a leaf, or None where fx cannot see through the forward."""
-    try:
-        return fx.GraphModule(model, _Leaves().trace(model))
-    except Exception:
-        return trace(model)
+    return symbolic_trace(model, _Leaves)
+
+
+def _fold_batchnorm(graph: fx.GraphModule) -> None:
+    """Fold an evaluation-mode BatchNorm into the convolution or linear layer that feeds it alone."""
+    fusers = {nn.Conv1d: fuse_conv_bn_eval, nn.Conv2d: fuse_conv_bn_eval, nn.Linear: fuse_linear_bn_eval}
+    users: dict[str, int] = {}
+    for node in graph.graph.nodes:
+        if node.op == "call_module":
+            users[node.target] = users.get(node.target, 0) + 1
+    for node in list(graph.graph.nodes):
+        if node.op != "call_module":
+            continue
+        norm = graph.get_submodule(node.target)
+        if not isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)) or not norm.track_running_stats:
+            continue
+        before = node.args[0]
+        if not isinstance(before, fx.Node) or before.op != "call_module" or len(before.users) > 1:
+            continue
+        layer = graph.get_submodule(before.target)
+        fuse = fusers.get(type(layer))
+        if fuse is None or users[before.target] > 1:
+            continue
+        if isinstance(layer, nn.Linear) and isinstance(norm, nn.BatchNorm2d):
+            continue
+        _set(graph, before.target, fuse(layer, norm))
+        node.replace_all_uses_with(before)
+        graph.graph.erase_node(node)
+
+
+def _set(graph: fx.GraphModule, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(graph.get_submodule(parent) if parent else graph, name, module)
 
 
 def _replacement(module: nn.Module, coefficients: tuple[float, ...]) -> nn.Module:
@@ -114,7 +144,8 @@ def _functional(graph: fx.GraphModule, coefficients: tuple[float, ...]) -> None:
     for node in list(graph.graph.nodes):
         if node.op not in ("call_function", "call_method"):
             continue
-        name = op_name(node, graph)
+        row = row_of(node.target if node.op == "call_function" else getattr(torch.Tensor, node.target, None))
+        name = row.name if row else None
         if name in ("relu", "relu6", "leaky_relu", "gelu"):
             target = f"polynomial_{node.name}"
             graph.add_submodule(target, Polynomial(coefficients))

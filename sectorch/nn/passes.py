@@ -7,253 +7,339 @@
   before or after; what is left is a power of two, which costs nothing.
 - `drop_identities`: dropout in evaluation mode, Identity.
 
+A pass works on a program of functions on values (`nn/trace.py`), so it sees who reads a tensor and who reads a weight.
+A folded weight is a new one, named by what it was made of: another reader keeps the old one, and the same folding for
+another shape of input has the same name, so that it is masked and sent once. Where a node's shape is not known, passes
+that need it leave it alone. The passes are checked on numbers before the program is used (`nn/check.py`).
+
 One opening for several uses is no pass: `mpc/mask.py` opens the same shares once in a call.
 """
 
 from __future__ import annotations
 
 import math
-import operator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from torch import fx, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+import torch.nn.functional as F
+from torch import fx
 
 from ..table import row_of
+from .trace import CONSTANT, FOLDED, Trace
 
-_MODULE_OPS: dict[type[nn.Module], str] = {
-    nn.ReLU: "relu",
-    nn.MaxPool1d: "max_pool1d",
-    nn.MaxPool2d: "max_pool2d",
-    nn.AdaptiveMaxPool2d: "adaptive_max_pool2d",
-    nn.Dropout: "dropout",
-    nn.Dropout1d: "dropout",
-    nn.Dropout2d: "dropout",
-    nn.Dropout3d: "dropout",
-    nn.AlphaDropout: "dropout",
-    nn.Identity: "identity",
-    nn.AvgPool1d: "avg_pool1d",
-    nn.AvgPool2d: "avg_pool2d",
-    nn.AdaptiveAvgPool1d: "adaptive_avg_pool1d",
-    nn.AdaptiveAvgPool2d: "adaptive_avg_pool2d",
-    nn.Flatten: "flatten",
-}
+_MAX_POOLS = ("max_pool1d", "max_pool2d", "adaptive_max_pool2d")
+_LINEAR = {"linear": None, "conv1d": 3, "conv2d": 4}
+"""Layers whose weights take a factor, and the dimensions of a batch of theirs."""
+_ATEN_NORM = ("input", "weight", "bias", "mean", "var", "training", "momentum", "eps")
+_ARGUMENTS = {
+    "linear": ("input", "weight", "bias"),
+    "conv1d": ("input", "weight", "bias"),
+    "conv2d": ("input", "weight", "bias"),
+    "batch_norm": ("input", "mean", "var", "weight", "bias", "training", "momentum", "eps"),
+    "avg_pool2d": (
+        "input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override",
+    ),
+    "dropout": ("input", "p", "training"),
+}  # fmt: skip
+_RENAMED = {"running_mean": "mean", "running_var": "var", "train": "training"}
 
 
-def op_name(node: fx.Node, graph: fx.GraphModule) -> str | None:
+def op_name(node: fx.Node) -> str | None:
     """The table's name for what a node computes, or None."""
-    if node.op == "call_module":
-        return _MODULE_OPS.get(type(graph.get_submodule(node.target)))
-    if node.op == "call_function":
-        row = row_of(node.target)
-    elif node.op == "call_method":
-        row = row_of(getattr(torch.Tensor, node.target, None))
-    else:
-        row = None
+    if node.op != "call_function":
+        return None
+    row = row_of(function_of(node.target))
     return row.name if row else None
 
 
-def optimise(graph: fx.GraphModule, precision: torch.dtype = torch.float64) -> fx.GraphModule:
-    """All passes, in order, on the given graph.
-
-    Args:
-        precision: what folded weights are rounded to, the model's own dtype: so that a model file, which holds weights
-            of that dtype, computes the same numbers as the model.
-    """
-    drop_identities(graph)
-    fold_batchnorm(graph)
-    fold_scales(graph)
-    pool_before_relu(graph)
-    graph.graph.lint()
-    graph.delete_all_unused_submodules()
-    for tensor in (*graph.parameters(), *graph.buffers()):
-        if tensor.is_floating_point() and not tensor.is_meta:
-            tensor.data = tensor.data.to(precision).to(tensor.dtype)
-    return graph
+def function_of(target: Any) -> Any:
+    """The torch function of an exported graph's operation; anything else as it is."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return target
+    base = target._schema.name.rpartition("::")[2]
+    found = (getattr(place, base, None) for place in (torch, F, torch.Tensor))
+    return next((f for f in found if f is not None and row_of(f) is not None), target)
 
 
-def drop_identities(graph: fx.GraphModule) -> None:
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """A node's arguments by name, for the operations of `_ARGUMENTS`."""
+    name = op_name(node)
+    names = _ARGUMENTS[name]
+    if name == "batch_norm" and node.target is not F.batch_norm:
+        names = _ATEN_NORM
+    given = dict(zip(names, node.args, strict=False))
+    return given | {_RENAMED.get(k, k): v for k, v in node.kwargs.items()}
+
+
+def optimise(program: Trace) -> Trace:
+    """A program with all passes applied, in order; the given one is not changed."""
+    return [program, *optimised(program)][-1]
+
+
+def optimised(program: Trace) -> Iterator[Trace]:
+    """The program after each of the passes in turn."""
+    for name in PASSES:
+        program = program.copy()
+        with torch.no_grad():
+            globals()[name](program)
+        program.graph.lint()
+        used = {n.target for n in program.graph.nodes if n.op == "get_attr"}
+        program.values = {k: v for k, v in program.values.items() if k in used}
+        yield program
+
+
+PASSES = ("drop_identities", "fold_batchnorm", "fold_scales", "pool_before_relu")
+
+
+def drop_identities(program: Trace) -> None:
     """Remove nodes that pass their input through."""
-    for node in list(graph.graph.nodes):
-        if op_name(node, graph) in ("identity", "dropout") and node.op == "call_module":
-            node.replace_all_uses_with(node.args[0])
-            graph.graph.erase_node(node)
-
-
-def fold_batchnorm(graph: fx.GraphModule) -> None:
-    """Fold an evaluation-mode BatchNorm into the convolution or linear layer that feeds it alone."""
-    fusers = {nn.Conv1d: fuse_conv_bn_eval, nn.Conv2d: fuse_conv_bn_eval, nn.Linear: fuse_linear_bn_eval}
-    users: dict[str, int] = {}
-    for node in graph.graph.nodes:
-        if node.op == "call_module":
-            users[node.target] = users.get(node.target, 0) + 1
-    for node in list(graph.graph.nodes):
-        if node.op != "call_module":
+    for node in list(program.graph.nodes):
+        name = op_name(node)
+        if name != "dropout":
             continue
-        norm = graph.get_submodule(node.target)
-        if not isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)) or not norm.track_running_stats:
-            continue
-        before = node.args[0]
-        if not isinstance(before, fx.Node) or before.op != "call_module" or len(before.users) > 1:
-            continue
-        layer = graph.get_submodule(before.target)
-        fuse = fusers.get(type(layer))
-        if fuse is None or users[before.target] > 1:
-            continue
-        if isinstance(layer, nn.Linear) and isinstance(norm, nn.BatchNorm2d):
-            continue
-        _set(graph, before.target, fuse(layer, norm))
-        node.replace_all_uses_with(before)
-        graph.graph.erase_node(node)
+        given = arguments(node)
+        if given.get("training", True) is False and not given.get("inplace") and _is_value(given.get("input")):
+            _replace(program, node, given["input"])
 
 
-def _set(graph: fx.GraphModule, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(graph.get_submodule(parent) if parent else graph, name, module)
+def _is_value(x: Any) -> bool:
+    """Whether a node is a value that is computed, and no weight or constant."""
+    return isinstance(x, fx.Node) and x.op in ("placeholder", "call_function")
 
 
-def pool_before_relu(graph: fx.GraphModule) -> None:
+def _replace(program: Trace, node: fx.Node, by: fx.Node) -> None:
+    """What read `node` reads `by`."""
+    node.replace_all_uses_with(by)
+    program.graph.erase_node(node)
+    _tidy(program.graph)
+
+
+def _tidy(graph: fx.Graph) -> None:
+    for node in list(graph.nodes):
+        if node.op == "get_attr" and not node.users:
+            graph.erase_node(node)
+
+
+def _weight(program: Trace, x: Any) -> str | None:
+    """The name of a weight that a node gives as it is, or None."""
+    if not isinstance(x, fx.Node) or x.op != "get_attr" or x.target.startswith(CONSTANT):
+        return None
+    return x.target if program.values[x.target].is_floating_point() else None
+
+
+class _Layer:
+    """A convolution or linear layer that reads a weight, and perhaps a bias, as they are."""
+
+    def __init__(self, program: Trace, node: fx.Node):
+        self.program, self.node, given = program, node, arguments(node)
+        self.source, self.weight = given.get("input"), _weight(program, given.get("weight"))
+        bias = given.get("bias")
+        self.bias = _weight(program, bias)
+        self.whole = self.weight is not None and (bias is None or self.bias is not None) and _is_value(self.source)
+
+    def become(self, made_of: str, change: Callable) -> None:
+        """Read `change(weight, bias)` instead, which `made_of` names; what else reads the weights is left alone."""
+        program, node = self.program, self.node
+        values = program.values
+        before = values[self.weight], None if self.bias is None else values[self.bias]
+        weight, bias = change(*before)
+        named = arguments(node)
+        made = {"weight": (self.weight, weight), "bias": (self.bias or f"no bias of {self.weight}", bias)}
+        for which, (old, value) in made.items():
+            if value is None or any(value is b for b in before):
+                continue
+            name = f"{FOLDED}{old.removeprefix(FOLDED)} {made_of}"
+            values[name] = value
+            with program.graph.inserting_before(node):
+                named[which] = program.graph.create_node("get_attr", name, (), {})
+        rest = node.args[3:]
+        node.args = (self.source, named["weight"], named.get("bias"), *rest)
+        node.kwargs = {k: v for k, v in node.kwargs.items() if k not in ("input", "weight", "bias")}
+        _tidy(program.graph)
+
+
+def _layer(program: Trace, node: Any) -> _Layer | None:
+    """The layer that a node is, where its weights can take a factor and its input is a whole batch."""
+    if not isinstance(node, fx.Node) or op_name(node) not in _LINEAR:
+        return None
+    layer = _Layer(program, node)
+    return layer if layer.whole else None
+
+
+def _dims(node: fx.Node) -> int | None:
+    shape = node.meta.get("shape")
+    return None if shape is None else len(shape)
+
+
+def fold_batchnorm(program: Trace) -> None:
+    """Fold an evaluation-mode BatchNorm into the convolution or linear layer that feeds it alone.
+
+    BatchNorm's features are dimension 1, and so must the layer's be: those of a linear layer are the last.
+    """
+    for node in list(program.graph.nodes):
+        if op_name(node) != "batch_norm":
+            continue
+        given = arguments(node)
+        before = given.get("input")
+        layer = _layer(program, before)
+        if layer is None or len(before.users) > 1 or given.get("training", False) is not False:
+            continue
+        dims = _LINEAR[op_name(before)] or 2
+        if _dims(before) != dims:
+            continue
+        named = [given.get(k) for k in ("mean", "var", "weight", "bias")]
+        names = [_weight(program, n) for n in named]
+        if names[0] is None or names[1] is None:
+            continue
+        if any(n is not None and name is None for n, name in zip(named, names, strict=True)):
+            continue
+        eps = float(given.get("eps", 1e-5))
+        mean, var, weight, bias = (None if name is None else program.values[name] for name in names)
+        layer.become(f"with {names} {eps!r}", lambda w, b: _normalised(w, b, mean, var, weight, bias, eps))
+        before.meta["value"] = node.meta.get("value")
+        _replace(program, node, before)
+
+
+def _normalised(w, b, mean, var, weight, bias, eps):
+    scale = torch.rsqrt(var + eps)
+    scale = scale if weight is None else scale * weight
+    b = (0 if b is None else b) - mean
+    return w * scale.reshape(-1, *[1] * (w.dim() - 1)), b * scale + (0 if bias is None else bias)
+
+
+def pool_before_relu(program: Trace) -> None:
     """relu -> max_pool becomes max_pool -> relu where nothing else reads the ReLU."""
-    pools = ("max_pool1d", "max_pool2d", "adaptive_max_pool2d")
-    for relu in list(graph.graph.nodes):
-        if op_name(relu, graph) != "relu" or len(relu.users) != 1:
+    for relu in list(program.graph.nodes):
+        if op_name(relu) != "relu" or len(relu.users) != 1:
             continue
         pool = next(iter(relu.users))
-        if op_name(pool, graph) not in pools or pool.args[:1] != (relu,) or _wants_indices(pool, graph):
+        if op_name(pool) not in _MAX_POOLS or pool.args[:1] != (relu,) or _gives_indices(pool):
             continue
         source = relu.args[0] if relu.args else relu.kwargs["input"]
+        if not _is_value(source):
+            continue
         pool.replace_input_with(relu, source)
         pool.replace_all_uses_with(relu, delete_user_cb=lambda user, relu=relu: user is not relu)
         relu.replace_input_with(source, pool)
         pool.append(relu)
+        relu.meta["value"], pool.meta["value"] = pool.meta.get("value"), None
+        relu.meta["shape"] = pool.meta.get("shape")
+        if relu.meta["shape"] is None:
+            del relu.meta["shape"]
 
 
-def _wants_indices(pool: fx.Node, graph: fx.GraphModule) -> bool:
-    if pool.op == "call_module":
-        return bool(getattr(graph.get_submodule(pool.target), "return_indices", False))
-    return bool(pool.kwargs.get("return_indices", False))
+def _gives_indices(pool: fx.Node) -> bool:
+    name = getattr(pool.target, "__name__", str(pool.target))
+    return "indices" in name or bool(pool.kwargs.get("return_indices", False)) or len(pool.args) > 6
 
 
-_PASSES_SCALE = ("relu", "max_pool1d", "max_pool2d", "adaptive_max_pool2d", "reshape", "flatten", "avg_pool2d",
-                 "adaptive_avg_pool2d", "avg_pool1d", "adaptive_avg_pool1d", "dropout", "identity", "neg")  # fmt: skip
-_FOLDABLE = (nn.Linear, nn.Conv1d, nn.Conv2d)
+_PASSES_SCALE = ("relu", *_MAX_POOLS, "reshape", "flatten", "avg_pool2d", "adaptive_avg_pool2d", "avg_pool1d",
+                 "adaptive_avg_pool1d", "neg")  # fmt: skip
 
 
-def fold_scales(graph: fx.GraphModule) -> None:
-    """Move public factors into weights, where A's own arithmetic takes them."""
-    users: dict[str, int] = {}
-    for node in graph.graph.nodes:
-        if node.op == "call_module":
-            users[node.target] = users.get(node.target, 0) + 1
-
-    def layer_of(node: fx.Node) -> nn.Module | None:
-        if node.op != "call_module" or users[node.target] > 1:
-            return None
-        module = graph.get_submodule(node.target)
-        return module if type(module) in _FOLDABLE else None
-
-    for node in list(graph.graph.nodes):
-        factor = _factor(node)
-        if factor is not None:
-            source = node.args[0]
-            before = layer_of(source) if len(source.users) == 1 else None
-            after = None if before is not None else _layer_after(node, factor > 0, graph, layer_of)
+def fold_scales(program: Trace) -> None:
+    """Move public factors into weights that nothing else reads, where A's own arithmetic takes them."""
+    for node in list(program.graph.nodes):
+        found = _factor(node)
+        if found is not None:
+            source, factor = found
+            before = _scalable(program, source) if len(source.users) == 1 else None
+            path, after = ([], None) if before is not None else _layer_after(program, node, factor > 0)
+            layer = before or after
+            if layer is None:
+                continue
+            # A bias before the factor is multiplied by it, one after it is not.
+            both = before is not None
+            layer.become(
+                f"times {factor!r}",
+                lambda w, b, f=factor, both=both: (w * f, b * f if both and b is not None else b),
+            )
             if before is not None:
-                before.weight.mul_(factor)
-                if before.bias is not None:
-                    before.bias.mul_(factor)
-            elif after is not None:
-                after.weight.mul_(factor)
-            else:
-                continue
-            node.replace_all_uses_with(source)
-            graph.graph.erase_node(node)
-        elif node.op == "call_module" and type(pool := graph.get_submodule(node.target)) is nn.AvgPool2d:
-            kernel = (pool.kernel_size,) * 2 if isinstance(pool.kernel_size, int) else pool.kernel_size
-            count = kernel[0] * kernel[1]
-            plain = pool.divisor_override is None and not pool.ceil_mode and pool.count_include_pad
-            after = _layer_after(node, True, graph, layer_of) if plain and users[node.target] == 1 else None
-            if after is not None and count & (count - 1):
-                even = 1 << count.bit_length()
-                after.weight.mul_(even / count)
-                pool.divisor_override = even
+                source.meta["value"] = node.meta.get("value")
+            for passed in path:
+                passed.meta["value"] = None
+            _replace(program, node, source)
+        elif op_name(node) == "avg_pool2d":
+            _even_divisor(program, node)
 
 
-def _factor(node: fx.Node) -> float | None:
-    """The public number by which a node multiplies its first argument, or None. Powers of two cost nothing anyway."""
-    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
-    if node.op not in ("call_function", "call_method") or name not in ("mul", "div", "truediv") or len(node.args) != 2:
+def _even_divisor(program: Trace, pool: fx.Node) -> None:
+    """An average pool of a power of two as the divisor, and the rest in the weights of the layer after it."""
+    given = arguments(pool)
+    kernel = given.get("kernel_size")
+    kernel = (kernel,) * 2 if isinstance(kernel, int) else tuple(kernel)
+    kernel = kernel * 2 if len(kernel) == 1 else kernel
+    if not all(isinstance(k, int) for k in kernel):
+        return
+    count = math.prod(kernel)
+    plain = (
+        given.get("divisor_override") is None and not given.get("ceil_mode") and given.get("count_include_pad", True)
+    )
+    if not plain or not count & (count - 1):
+        return
+    path, after = _layer_after(program, pool, True)
+    if after is None:
+        return
+    even = 1 << count.bit_length()
+    after.become(f"times {even}/{count}", lambda w, b: (w * (even / count), b))
+    defaults = (None, None, None, 0, False, True)
+    names = _ARGUMENTS["avg_pool2d"]
+    pool.args = (*(given.get(k, d) for k, d in zip(names, defaults, strict=False)), even)
+    pool.kwargs = {}
+    for passed in (pool, *path):
+        passed.meta["value"] = None
+
+
+_MULTIPLIES = ("mul", "__mul__", "__rmul__", "multiply")
+_DIVIDES = ("div", "divide", "truediv", "__truediv__", "true_divide")
+
+
+def _factor(node: fx.Node) -> tuple[fx.Node, float] | None:
+    """The value that a node multiplies by a public number, and the number; powers of two cost nothing anyway."""
+    if node.op != "call_function" or len(node.args) != 2 or node.kwargs:
         return None
+    name = getattr(function_of(node.target), "__name__", "")
     x, number = node.args
-    if name == "mul" and isinstance(x, (int, float)):
+    if name in _MULTIPLIES and isinstance(x, (int, float)):
         x, number = number, x
-        node.args = (x, number)
-    if not isinstance(x, fx.Node) or not isinstance(number, (int, float)) or number == 0 or node.kwargs:
+    elif name not in (*_MULTIPLIES, *_DIVIDES):
         return None
-    factor = float(number) if name == "mul" else 1.0 / number
-    return None if abs(math.frexp(factor)[0]) == 0.5 else factor
+    if not _is_value(x) or type(number) not in (int, float) or number == 0 or not math.isfinite(number):
+        return None
+    dtype = x.meta.get("dtype")
+    if dtype != node.meta.get("dtype") or (dtype is not None and not dtype.is_floating_point):
+        return None  # a whole number times a fraction is another kind of tensor
+    factor = float(number) if name in _MULTIPLIES else 1.0 / number
+    return None if abs(math.frexp(factor)[0]) == 0.5 else (x, factor)
 
 
-def _layer_after(node: fx.Node, positive: bool, graph: fx.GraphModule, layer_of) -> nn.Module | None:
-    """The linear layer that alone reads `node`, through steps with which a (positive) factor commutes."""
+def _scalable(program: Trace, node: fx.Node) -> _Layer | None:
+    """The layer that a node is, where its weights are its own: a second form of a shared one would be sent as well."""
+    layer = _layer(program, node)
+    if layer is None:
+        return None
+    readers = {
+        user
+        for n in program.graph.nodes
+        if n.op == "get_attr" and n.target in (layer.weight, layer.bias)
+        for user in n.users
+    }
+    return layer if readers == {node} else None
+
+
+def _layer_after(program: Trace, node: fx.Node, positive: bool) -> tuple[list[fx.Node], _Layer | None]:
+    """The layer that alone reads `node`, through steps with which a (positive) factor commutes; and these steps."""
+    path: list[fx.Node] = []
     while len(node.users) == 1:
-        node = next(iter(node.users))
-        layer = layer_of(node)
+        before, node = node, next(iter(node.users))
+        layer = _scalable(program, node)
         if layer is not None:
-            return layer
-        name = op_name(node, graph)
-        if name not in _PASSES_SCALE or (not positive and "max" in name) or (not positive and name == "relu"):
-            return None
-        if len(node.all_input_nodes) != 1:
-            return None
-    return None
-
-
-_SAMPLEWISE_MODULES = (
-    nn.Conv1d, nn.Conv2d, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Hardtanh,
-    nn.PReLU, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
-    nn.AdaptiveMaxPool2d, nn.Dropout, nn.Dropout2d, nn.Identity, nn.ZeroPad2d, nn.PixelShuffle,
-)  # fmt: skip
-_SAMPLEWISE_OPS = (
-    "conv2d", "conv1d", "linear", "batch_norm",
-    "relu", "relu6", "leaky_relu", "hardtanh", "abs", "sign", "square", "clamp", "max_pool1d", "max_pool2d",
-    "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "dropout", "neg",
-)  # fmt: skip
-
-
-def is_samplewise(graph: fx.GraphModule) -> bool:
-    """Whether every output row depends on its own input row only, so that a batch may be cut into pieces.
-
-    True only where it can be seen: sums and products of activations with one another or with numbers, layers and
-    functions that are known to keep rows apart, `flatten` from dimension 1 and `cat` along another dimension.
-    """
-    inputs = 0
-    for node in graph.graph.nodes:
-        name = op_name(node, graph)
-        if node.op == "placeholder":
-            inputs += 1
-        elif node.op == "output":
-            if not isinstance(node.args[0], fx.Node):
-                return False
-        elif node.op == "call_module":
-            module = graph.get_submodule(node.target)
-            if type(module) is nn.Flatten and module.start_dim == 1:
-                continue
-            if not isinstance(module, _SAMPLEWISE_MODULES):
-                return False
-        elif name in ("add", "sub", "mul") or node.target in (operator.add, operator.sub, operator.mul):
-            if any(a.op == "get_attr" for a in node.all_input_nodes):
-                return False
-        elif name == "flatten":
-            start = node.args[1] if len(node.args) > 1 else node.kwargs.get("start_dim", 0)
-            if start != 1:
-                return False
-        elif name == "cat":
-            dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-            if not isinstance(dim, int) or dim < 1:
-                return False
-        elif node.op == "get_attr":
-            continue
-        elif name not in _SAMPLEWISE_OPS or any(a.op == "get_attr" for a in node.args[:1] if isinstance(a, fx.Node)):
-            return False
-    return inputs == 1
+            return (path, layer) if layer.source is before and before not in node.all_input_nodes[1:] else ([], None)
+        name = op_name(node)
+        if name not in _PASSES_SCALE or (not positive and name in ("relu", *_MAX_POOLS)):
+            return [], None
+        if len(node.all_input_nodes) != 1 or node.args[:1] != (before,) or _gives_indices(node):
+            return [], None
+        path.append(node)
+    return [], None

@@ -25,8 +25,9 @@ from torch import fx, nn
 from ..errors import ProgramError, SectorchError, TrainingModeError
 from ..table import row_of
 from . import bounds
-from .passes import optimise
-from .trace import refuse_training, trace
+from .accept import refuse_training
+from .check import alike, original, sample
+from .exported import given_program, module_of
 
 MAX_NODES = 20_000
 MAX_CONSTANT = 100_000
@@ -95,7 +96,7 @@ def describe(model: nn.Module, x: torch.Tensor) -> tuple[dict, dict[str, torch.T
     """The public description of a module, and its weights by name.
 
     Args:
-        model: in evaluation mode; graph passes are applied where fx can trace it.
+        model: in evaluation mode; graph passes are applied to what torch.export records of it.
         x: an example batch of at least two rows; the description holds for any number of rows where torch.export finds
             that it does, and else for this shape.
 
@@ -116,25 +117,50 @@ def optimised_export(model: nn.Module, x: torch.Tensor) -> torch.export.Exported
     dtype enter, and zeros are kept.
 
     Raises:
-        ProgramError: torch.export cannot export the module. TrainingModeError: it is in training mode.
+        ProgramError: torch.export cannot export the module, or the export does not compute what the module computes.
+        TrainingModeError: it is in training mode.
     """
     refuse_training(model)
     x = torch.zeros_like(x)
     plain = copy.deepcopy(model).requires_grad_(False)
     dtypes = {t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()}
     dtype = dtypes.pop() if len(dtypes) == 1 else None
-    graph = trace(plain if dtype is None else plain.double())  # folded as `secure` folds, and rounded once
-    if graph is None:
-        source = plain if dtype is None else plain.to(dtype)
-    else:
-        source = optimise(graph) if dtype is None else optimise(graph, dtype).to(dtype)
+    exported = _exported(plain, x)
+    if dtype is None:
+        return exported
+    module = exported.module()
+    program = given_program(module.double())  # folded as `secure` folds, and rounded once
+    optimised = module_of(program, dtype)
+    _check_values(model, optimised, x)
+    return _exported(optimised, x)
+
+
+def _exported(module: nn.Module, x: torch.Tensor) -> torch.export.ExportedProgram:
     try:
         try:
-            return torch.export.export(source, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},), strict=False)
+            return torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},), strict=False)
         except Exception:
-            return torch.export.export(source, (x,), strict=False)
+            return torch.export.export(module, (x,), strict=False)
     except Exception as error:
         raise ProgramError(f"torch.export cannot export this module: {str(error).splitlines()[0]}") from None
+
+
+def _check_values(model: nn.Module, exported: nn.Module, x: torch.Tensor) -> None:
+    """Raise unless an export computes on random numbers what its module computes.
+
+    Raises:
+        ProgramError: it does not.
+    """
+    given = sample(x)
+    try:
+        expected = original(copy.deepcopy(model).double(), given)
+    except Exception:
+        return  # it cannot be run in float64
+    if not alike(original(copy.deepcopy(exported).double(), given), expected):
+        raise ProgramError(
+            "what torch.export made of this module does not compute what the module computes, so it cannot be served; "
+            "please report this"
+        )
 
 
 def describe_exported(graph: fx.Graph, module: nn.Module, x: torch.Tensor) -> tuple[dict, dict[str, torch.Tensor]]:

@@ -8,8 +8,9 @@ from torch import nn
 from ..errors import ArgumentError
 from ..session import Session
 from ..tensor import Scheme
+from .accept import check_model, device_of
 from .calibrate import calibrate as calibrated
-from .secure import SecureModule, check_model, device_of
+from .secure import SecureModule
 
 
 def reference(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..choreography import Net, Party
@@ -20,20 +19,22 @@ from ..errors import (
     LeakyProtocolWarning,
     SessionMismatchError,
     TrainingModeError,
-    UnsupportedOpError,
 )
 from ..ring import check_encodable
-from ..runtime.ledger import Profile, alone
 from ..runtime.material import Tape
 from ..runtime.projection import Projection, Recording
 from ..scheme import check_limit, limit_bits_of
 from ..session import Session, default_session
-from ..tensor import Scheme, SharedTensor, share_tensor, unwrapped
-from .bind import bind
-from .bounds import Budget
+from ..tensor import Scheme, SharedTensor, unwrapped
+from .accept import check_model, device_of
+from .bind import Weights, bind
 from .calibrate import calibrate as calibrated
-from .passes import is_samplewise, optimise
-from .trace import refuse_training, run, trace
+from .dry import Checked, dry_run, revealed, shared_input
+from .eager import watched
+from .exported import given_program
+from .samplewise import same_program
+from .shapes import FEW, Traces, remember
+from .trace import Trace, run
 
 if TYPE_CHECKING:
     from ..ckks import CKKSModule
@@ -43,19 +44,6 @@ ROWS = 64
 
 CHUNK_BYTES = 24 << 20
 """A batch is cut so that its largest message stays below this: memory is bounded by the piece, not by the batch."""
-
-
-KEPT_SHAPES = 16
-"""Input shapes of which a module keeps what it worked out."""
-
-
-@dataclass
-class _Checked:
-    """What a dry run said about an input shape."""
-
-    profile: Profile = field(repr=False)
-    shapes: list = field(repr=False)
-    budget: Budget | None = field(repr=False, default=None)
 
 
 class SecureModule(nn.Module):
@@ -84,27 +72,43 @@ class SecureModule(nn.Module):
         floating = [p.dtype for p in (*model.parameters(), *model.buffers()) if p.is_floating_point()]
         self.dtype = floating[0] if floating else torch.float32
         plain = copy.deepcopy(model).double().requires_grad_(False)
-        graph = trace(plain)
         # What holds weights stays out of nn.Module's registry: it is nobody's to train, to list or to save.
-        precision = torch.promote_types(self.dtype, torch.float32)
-        self.__dict__["graph"] = optimise(graph, precision) if graph is not None else None
-        source = self.__dict__["source"] = plain if self.graph is None else self.graph
-        self._samplewise = self.graph is not None and is_samplewise(self.graph)
+        self.__dict__["plain"] = plain
+        self.__dict__["_given"] = given_program(plain) if limited else None
+        self.__dict__["traces"] = Traces(plain, scheme, self.dtype, session.device)
         self._chunk = chunk
-        dry = Session(dry=True)
-        self.__dict__["bound"] = bind(source, session, party, scheme, self.dtype)
-        self.__dict__["_dry"] = (dry, bind(source, dry, dry.answering[0], scheme, self.dtype))
-        self._checked: dict[Any, _Checked] = {}
-        self._rows: set[Any] = set()
+        bound, self.__dict__["_weights"] = self.bind(session, party)
+        self.__dict__["_bound"] = bound
+        self.__dict__["_dry_weights"] = self.bind(self.traces.session, self.traces.session.answering[0])[1]
+        self._checked: dict[Any, Checked] = {}
+        self._rows: dict[Any, Trace] = {}
+        """By shape of row, the program of a batch that was run on shapes and whose rows do not meet."""
         self.largest: dict[tuple[str, str], int] = {}
         """Bytes of the largest message of all shapes that were checked, by the roles of its ends."""
         self._material: dict[tuple[int, ...], list[Tape]] = {}
+        self._prepared_for: dict[tuple[int, ...], torch.dtype] = {}
+        self._asked: dict[tuple[tuple[int, ...], torch.dtype], None] = {}
+        """Shape of row and dtype of the inputs so far, the latest last."""
         self._projections: dict[Any, Projection] = {}
         super().train(False)
 
     def extra_repr(self) -> str:
-        how = "operation by operation" if self.graph is None else f"{len(self.graph.graph.nodes)} graph nodes"
-        return f"{how}, model at {self.party}, {self.scheme}"
+        alone = self.traces.alone
+        how = "" if alone is None else f"operation by operation, since {alone}; "
+        return f"{how}model at {self.party}, {self.scheme}"
+
+    def bind(self, session: Session, party: Party) -> tuple[nn.Module, Weights]:
+        """The module with its weights private to a party of a session, and what its programs' names stand for there."""
+        bound, own = bind(self.plain, session, party, self.scheme, self.dtype)
+        return bound, Weights(own, session, party, self.scheme, self.dtype)
+
+    def program(self, x: torch.Tensor) -> Trace | None:
+        """The program for an input of this shape and dtype; None where the module runs operation by operation."""
+        return self._given if self._limited else self.traces.of(torch.empty_like(x, device="meta"))
+
+    def recorded(self, x: torch.Tensor) -> Trace | None:
+        """The same before the graph passes."""
+        return self._given if self._limited else self.traces.recorded(torch.empty_like(x, device="meta"))
 
     def train(self, mode: bool = True) -> SecureModule:
         if mode:
@@ -122,32 +126,52 @@ class SecureModule(nn.Module):
             return outputs[0]
         return pytree.tree_map(lambda *parts: torch.cat(parts), *outputs)
 
-    def preprocess(self, batch_size: int, sample_shape: tuple[int, ...] | None = None) -> int:
+    def preprocess(
+        self, batch_size: int, sample_shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None
+    ) -> int:
         """Run everything that does not depend on the query, for one later call with a batch of this size.
 
         Args:
             batch_size: rows of the later input.
             sample_shape: the shape of one row; that of the last call unless named.
+            dtype: of the later input (torch.int64 for token ids); that of the last call with rows of this shape unless
+                named, and else the model's own.
 
         Returns:
             bytes of memory that the material takes until it is used.
+
+        Raises:
+            ArgumentError: no shape is known, the module runs operation by operation, or material for inputs of this
+                shape and another dtype is at hand.
         """
         if batch_size < 1:
             raise ArgumentError(f"preprocess needs a batch of at least one row, got {batch_size}")
+        with self._lock:
+            asked = [key for key in reversed(self._asked) if sample_shape is None or key[0] == tuple(sample_shape)]
+        if not asked and sample_shape is None:
+            raise ArgumentError("name sample_shape (the shape of one row): the module has not been called yet")
         if sample_shape is None:
-            with self._lock:
-                latest = next(reversed(self._checked), None)
-            if latest is None:
-                raise ArgumentError("name sample_shape (the shape of one row): the module has not been called yet")
-            sample_shape = latest[0][1:]
-        x = torch.empty((batch_size, *sample_shape), dtype=self.dtype, device="meta")
-        self._check(x)
+            sample_shape = asked[0][0]
+        if dtype is None:
+            dtype = asked[0][1] if asked else self.dtype
+        x = torch.empty((batch_size, *sample_shape), dtype=dtype, device="meta")
+        self._ensure(x)
+        if self.traces.alone is not None:
+            raise ArgumentError(
+                f"nothing can be prepared: the module runs operation by operation, since {self.traces.alone}"
+            )
+        pieces = self.pieces(x)
+        with self._lock:
+            held_for = {self._prepared_for.get(p.shape, dtype) for p in pieces if self._material.get(p.shape)} - {dtype}
+        if held_for:
+            raise ArgumentError(f"material for {held_for.pop()} inputs of this shape is at hand: discard() it first")
         held = 0
-        for piece in self.pieces(x):
+        for piece in pieces:
             tape = self._prepare(piece)
             held += tape.bytes
             with self._lock:
                 self._material.setdefault(tuple(piece.shape), []).append(tape)
+                self._prepared_for[tuple(piece.shape)] = dtype
         return held
 
     def prepared(self) -> dict[tuple[int, ...], int]:
@@ -163,7 +187,8 @@ class SecureModule(nn.Module):
     def _predict(self, x: torch.Tensor) -> Any:
         with self._lock:
             tapes = self._material.get(tuple(x.shape))
-            tape = tapes.pop() if tapes else None
+            for_it = self._prepared_for.get(x.shape, x.dtype) == x.dtype
+            tape = tapes.pop() if tapes and for_it else None
         known = self._projections.get((tuple(x.shape), x.dtype))
         if known is not None:
             return self.session.again(known, x, tape)
@@ -185,12 +210,12 @@ class SecureModule(nn.Module):
         """Run the program, and keep this party's part of it for the next input of this shape."""
         if not self.session.complete:
             net.recording = Recording(self.session.runtime, net.call)
-        outputs = self._outputs(self._run(self.share(x)))
+        outputs = revealed(self._run(self.share(x)))
         if net.recording is not None:
             projection = net.recording.finish(outputs)
             if projection is not None and projection.inputs == 1:
                 with self._lock:
-                    _remember(self._projections, (tuple(x.shape), x.dtype), projection)
+                    remember(self._projections, (tuple(x.shape), x.dtype), projection)
         return outputs
 
     def _shapes(self, x: torch.Tensor) -> list | None:
@@ -199,22 +224,15 @@ class SecureModule(nn.Module):
             return None
         return self._check(torch.empty_like(x, device="meta")).shapes
 
-    def share(self, x: torch.Tensor, session: Session | None = None) -> SharedTensor:
-        """The module's input in shares; Q has checked that it is below the activation limit, if it is no whole number.
-
-        Args:
-            session: one of the same choreography in which the program is run on shapes.
-        """
-        limit = self.scheme.activation_limit if self.scheme.range_check and x.is_floating_point() else None
-        if session is not None:
-            return share_tensor(x, session=session, scheme=self.scheme, limit=limit)
-        return share_tensor(x, session=self.session, party=self.party, scheme=self.scheme, limit=limit)
+    def share(self, x: torch.Tensor) -> SharedTensor:
+        """The module's input in shares."""
+        return shared_input(x, self.session, self.scheme, self.party)
 
     def _run(self, x: SharedTensor) -> Any:
-        return run(self.bound, x) if self.graph is not None else self.bound(x)
-
-    def _outputs(self, outputs: Any) -> Any:
-        return pytree.tree_map(lambda y: y.open() if isinstance(y, SharedTensor) else y, outputs)
+        program = self.program(torch.empty(x.shares.shape, dtype=x.dtype, device="meta"))
+        if program is None:
+            return watched(self._bound, x)
+        return run(program, self._weights.of(program), x)
 
     def _forward_shared(self, x: SharedTensor) -> Any:
         if x.session is not self.session or x.party != self.party:
@@ -240,33 +258,29 @@ class SecureModule(nn.Module):
         return x.detach()
 
     def _ensure(self, x: torch.Tensor) -> None:
-        """`_check`, unless rows do not meet and rows of this shape were checked already."""
-        row = (tuple(x.shape[1:]), x.dtype) if self._samplewise and x.dim() and x.shape[0] else None
-        if row is None or row not in self._rows:
-            self._check(x)
-            self._rows.add(row)
+        """`_check`, unless rows do not meet and another batch of the same program was checked already."""
+        program, row = self.program(x), (tuple(x.shape[1:]), x.dtype)
+        with self._lock:
+            self._asked.pop(row, None)
+            remember(self._asked, row, None)
+        known = self._rows.get(row) if x.dim() and x.shape[0] and program is not None else None
+        if known is not None and (known is program or same_program(known, program)):
+            return
+        if self._check(x).samplewise and x.shape[0]:
+            with self._lock:
+                remember(self._rows, row, program)
 
-    def _check(self, x: torch.Tensor) -> _Checked:
+    def _check(self, x: torch.Tensor) -> Checked:
         """Run on shapes: every error that depends on shapes comes from here, before anything is shared."""
         key = (tuple(x.shape), x.dtype)
         with self._lock:
             if key in self._checked:
                 self._checked[key] = checked = self._checked.pop(key)  # the latest is the last
                 return checked
-        session, bound = self.__dict__["_dry"]
-        profile = Profile()
-        budget = Budget(len(bound.graph.nodes), self.scheme.fss) if self._limited else None
-        with alone(profile), session.call(session.answering[0]) as net, budget or nullcontext():
-            net.recorded = []
-            shared = self.share(x, session)
-            step = None if budget is None else budget.step
-            self._outputs(run(bound, shared, step=step) if self.graph is not None else bound(shared))
-        if budget is not None:
-            budget.check_weights(profile)
-        checked = _Checked(profile, net.recorded, budget)
+        checked = dry_run(self.program(x), x, self._dry_weights, self.traces, self.scheme, self._limited)
         with self._lock:
-            _remember(self._checked, key, checked)
-            for line in profile.ledger:
+            remember(self._checked, key, checked)
+            for line in checked.profile.ledger:
                 edge = (line.src.role, line.dst.role)
                 self.largest[edge] = max(self.largest.get(edge, 0), line.bytes)
         return checked
@@ -276,46 +290,32 @@ class SecureModule(nn.Module):
         sample = torch.empty((ROWS, *x.shape[1:]), dtype=x.dtype, device="meta")
         return max((m.bytes for m in self._check(sample).profile.ledger if m.label != "omega_masked"), default=0)
 
+    def _cut(self, x: torch.Tensor, rows: int) -> bool:
+        """Whether a batch in pieces of so many rows, and one of what is left, gives what the whole batch gives."""
+        if self._limited:
+            sample = torch.empty((ROWS, *x.shape[1:]), dtype=x.dtype, device="meta")
+            return self._check(sample).samplewise
+        sizes = {rows, x.shape[0] % rows} - {0}
+        return self.traces.apart(torch.empty_like(x, device="meta"), sizes)
+
     def pieces(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The pieces in which a batch is run: all rows at once unless rows do not meet and memory asks for less."""
+        """The pieces in which a batch is run: all rows at once unless rows do not meet and memory asks for less.
+
+        Raises:
+            ArgumentError: `chunk` was named and the rows of this batch meet, or it cannot be seen that they do not.
+        """
         rows = x.shape[0] if x.dim() else 1
-        if self._chunk is not None:
-            return x.split(self._chunk) if rows > self._chunk else (x,)
-        if not self._samplewise or rows < 2:
+        if self._chunk is not None and rows > self._chunk:
+            if not self._cut(x, self._chunk):
+                raise ArgumentError(
+                    f"chunk={self._chunk} would cut a batch of {rows} rows into pieces, but rows of this model meet, "
+                    f"or it cannot be seen that they do not; leave chunk out, or ask with at most {self._chunk} rows"
+                )
+            return x.split(self._chunk)
+        if self._chunk is not None or rows < 2 or not self._cut(x, min(rows, FEW)):
             return (x,)
         span = max(1, CHUNK_BYTES * ROWS // max(1, self._largest(x)))
-        return x.split(span) if span < rows else (x,)
-
-
-def _remember(kept: dict, key: Any, value: Any) -> None:
-    """Keep a value of an input shape, and forget the oldest: who asks with ever new shapes fills no memory."""
-    kept[key] = value
-    while len(kept) > KEPT_SHAPES:
-        del kept[next(iter(kept))]
-
-
-def check_model(model: Any, device: torch.device) -> None:
-    """Raise unless the model can be made secure on this device."""
-    if isinstance(model, (SecureModule, fx.Interpreter)):
-        raise ArgumentError("the module is secure already")
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"secure() takes an nn.Module, got {type(model).__name__}")
-    refuse_training(model)
-    tensors = (*model.parameters(), *model.buffers())
-    if device.type == "meta":  # of an absent party, whose weights are shapes; whole numbers are public, and here
-        tensors = tuple(t for t in tensors if t.is_floating_point())
-    elsewhere = {str(t.device) for t in tensors} - {str(device)}
-    if elsewhere:
-        raise ArgumentError(f"the model is on {', '.join(sorted(elsewhere))}, not on {device}: model.to('{device}')")
-    for name, p in model.named_parameters():
-        if isinstance(p, nn.parameter.UninitializedParameter):
-            raise UnsupportedOpError(f"parameter '{name}' is uninitialised (a lazy module): run the model once first")
-
-
-def device_of(model: Any) -> torch.device:
-    """Where a module's parameters are, if they are on one device that can compute; the CPU otherwise."""
-    held = {t.device for t in (*model.parameters(), *model.buffers())} if isinstance(model, nn.Module) else set()
-    return held.pop() if len(held) == 1 and next(iter(held)).type in ("cpu", "cuda") else torch.device("cpu")
+        return x.split(span) if span < rows and self._cut(x, span) else (x,)
 
 
 def secure(
@@ -374,6 +374,15 @@ def secure(
     if backend not in ("shares", "ckks"):
         raise ArgumentError(f"backend must be 'shares' or 'ckks', got {backend!r}")
     if backend == "ckks":
+        unused = {"relu": relu != "exact", "frac_bits": frac_bits != 20, "network": network != "lan"}
+        unused |= {"chunk": chunk is not None, "calibrate": calibrate is not None}
+        unused |= {"activation_limit": activation_limit is not None, "range_check": not range_check}
+        named = [name for name, given in unused.items() if given]
+        if named:
+            raise ArgumentError(
+                f"{', '.join(named)}: of shares, and not used by backend='ckks'; its precision and size come from the "
+                f"keys (sectorch.ckks.keygen)"
+            )
         from ..ckks import CKKSModule  # SEAL and numba, which shares do without
 
         return CKKSModule(model, keys, session=session, party=party)
@@ -381,6 +390,8 @@ def secure(
     party = session.answering_party(party)
     bits = None if activation_limit is None else limit_bits_of(activation_limit)
     scheme = Scheme(frac_bits, relu, network=network, range_check=range_check, limit_bits=bits)
+    if keys is not None:
+        raise ArgumentError("keys: of backend='ckks', and not used by shares")
     if calibrate is not None:
         check_model(model, device_of(model))
         found = calibrated(model, calibrate, relu, frac_bits, network)

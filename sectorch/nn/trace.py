@@ -1,134 +1,118 @@
-"""Capture of a module's graph with torch.fx, and a plain loop that runs it with the model's line in every error."""
+"""What a module's forward did: a graph of functions on values, and the loop that runs it, with the lines in errors.
+
+`nn/capture.py` records one by running the module, `nn/exported.py` takes one from torch.export, `nn/passes.py` changes
+the work in one.
+"""
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Callable
-from pathlib import Path
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
+from torch.utils import _pytree as pytree
 
-from ..errors import KeyAgreementError, MaterialError, NetworkError, SectorchError, TrainingModeError
+from ..errors import SectorchError
+from ..table import HANDLER, row_of
+from .where import located, place_of
 
-_SKIPPED = (str(Path(torch.__file__).parent), str(Path(__file__)))
-
-
-_TRACING = threading.Lock()
-"""fx replaces methods of nn.Module while it traces: one at a time."""
-
-
-class _Tracer(fx.Tracer):
-    """fx's tracer; each node remembers the line of the model that made it. Other threads' modules run as ever."""
-
-    def __init__(self):
-        super().__init__()
-        self._thread = threading.get_ident()
-
-    def call_module(self, m: nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
-        if threading.get_ident() != self._thread:
-            return forward(*args, **kwargs)
-        return super().call_module(m, forward, args, kwargs)
-
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict) -> Any:
-        if threading.get_ident() != self._thread:
-            return attr_val
-        return super().getattr(attr, attr_val, parameter_proxy_cache)
-
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        node = super().create_node(*args, **kwargs)
-        frame = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(_SKIPPED):
-            frame = frame.f_back
-        if frame is not None and frame.f_code.co_name == "forward":
-            node.meta["source"] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        return node
+CONSTANT, FOLDED = "constant ", "folded "
+"""How the names of public constants and of weights that a pass made begin."""
 
 
-def refuse_training(model: nn.Module) -> None:
-    """Raise `TrainingModeError`, naming layers, unless the module is in evaluation mode."""
-    training = [name or type(model).__name__ for name, layer in model.named_modules() if layer.training]
-    if training:
-        shown = ", ".join(training[:3]) + (", ..." if len(training) > 3 else "")
-        raise TrainingModeError(f"the model is in training mode ({shown}); call model.eval() first")
+@dataclass
+class Trace:
+    """A graph of torch functions on values, and the tensors that its `get_attr` nodes name.
 
+    Attributes:
+        graph: one placeholder; call_function nodes; the output is the list of the result's leaves.
+        values: plain weights in float64 (or without content where their owner is absent), and public constants.
+        spec: how the result's leaves make the result; None where the output is the result itself.
+        rows: the first dimension of the input, or None where the program holds for any number of rows.
 
-def trace(model: nn.Module) -> fx.GraphModule | None:
-    """The graph of `model`, or None where its forward has control flow that fx cannot see through.
-
-    Such a module still runs, operation by operation; only the graph passes are lost.
+    A node's meta["value"] names the node of the program before its passes whose value it computes, or is None; its
+    meta["where"] is the layer and the line.
     """
-    if isinstance(model, fx.GraphModule):
-        return model
-    try:
-        with _TRACING:
-            graph = _Tracer().trace(model)
-    except Exception:
-        return None
-    return fx.GraphModule(model, graph)
+
+    graph: fx.Graph
+    values: dict[str, torch.Tensor]
+    spec: pytree.TreeSpec | None = None
+    rows: int | None = None
+
+    def copy(self) -> Trace:
+        """Another program of the same nodes, which a pass may change."""
+        graph, copies = fx.Graph(), {}
+        out = graph.graph_copy(self.graph, copies)
+        graph.output(out)
+        for old, new in copies.items():
+            new.name, new.meta = old.name, dict(old.meta)
+        return Trace(graph, dict(self.values), self.spec, self.rows)
+
+    @property
+    def secrets(self) -> list[str]:
+        """Names of the weights that the graph reads."""
+        names = dict.fromkeys(n.target for n in self.graph.nodes if n.op == "get_attr")
+        return [name for name in names if not name.startswith(CONSTANT) and self.values[name].is_floating_point()]
 
 
-def run(graph: fx.GraphModule, *inputs: Any, step: Callable | None = None) -> Any:
-    """Run the graph; a value is dropped after its last use, and an error names the node and the model's line.
+def run(program: Trace, values: Mapping[str, Any], x: Any, step: Callable | None = None) -> Any:
+    """Run a program; a value is dropped after its last use, and an error names the layer and the model's line.
 
     Args:
+        values: what the program's names stand for here.
         step: called as step(node, compute, args, kwargs) in place of compute(*args, **kwargs), for whoever watches.
     """
-    values: dict[fx.Node, Any] = {}
-    given = iter(inputs)
-    uses = {node: len(node.users) for node in graph.graph.nodes}
-    for node in graph.graph.nodes:
-        args = fx.node.map_arg(node.args, values.__getitem__)
-        kwargs = fx.node.map_arg(node.kwargs, values.__getitem__)
+    made: dict[fx.Node, Any] = {}
+    nodes = list(program.graph.nodes)
+    uses = {node: len(node.users) for node in nodes}
+    for node in nodes:
+        args = fx.node.map_arg(node.args, made.__getitem__)
+        kwargs = fx.node.map_arg(node.kwargs, made.__getitem__)
         try:
             if node.op == "placeholder":
-                values[node] = next(given, *node.args)
+                made[node] = x
             elif node.op == "get_attr":
-                values[node] = attribute(graph, node.target)
+                made[node] = values[node.target]
             elif node.op == "output":
-                return args[0]
+                return args[0] if program.spec is None else pytree.tree_unflatten(list(args[0]), program.spec)
             else:
-                compute = computation(graph, node)
-                values[node] = compute(*args, **kwargs) if step is None else step(node, compute, args, kwargs)
+                compute = node.target
+                made[node] = compute(*args, **kwargs) if step is None else step(node, compute, args, kwargs)
         except SectorchError as error:
-            raise _located(error, node, graph) from error
+            raise located(error, place_of(node)) from error
         for used in node.all_input_nodes:
             uses[used] -= 1
             if not uses[used]:
-                del values[used]
+                del made[used]
     return None
 
 
-def computation(graph: fx.GraphModule, node: fx.Node) -> Callable:
-    """What a call node calls."""
-    if node.op == "call_module":
-        return graph.get_submodule(node.target)
-    if node.op == "call_function":
-        return node.target
-    return lambda x, *args, **kwargs: getattr(x, node.target)(*args, **kwargs)
+class OutOfPlace:
+    """A torch function that writes into its first argument, as a function that gives what it would have written."""
+
+    def __init__(self, func: Callable):
+        self.func = func
+        self.__name__ = getattr(func, "__name__", "in_place")
+
+    def __call__(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        x = x.clone()
+        self.func(x, *args, **kwargs)
+        return x
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OutOfPlace) and other.func == self.func
+
+    def __hash__(self) -> int:
+        return hash(("out of place", self.func))
 
 
-def attribute(module: nn.Module, path: str) -> Any:
-    """The parameter, buffer or constant at a dotted path."""
-    for part in path.split("."):
-        module = getattr(module, part)
-    return module
-
-
-def where(node: fx.Node, graph: fx.GraphModule) -> str:
-    """The layer's name and type and the line of the model, for people."""
-    name = node.name
-    if node.op == "call_module":
-        name = f"'{node.target}' ({type(graph.get_submodule(node.target)).__name__})"
-    source = node.meta.get("source")
-    return f"layer {name}" + (f" at {source}" if source else "")
-
-
-def _located(error: SectorchError, node: fx.Node, graph: fx.GraphModule) -> SectorchError:
-    if getattr(error, "layer", None) or isinstance(error, (NetworkError, KeyAgreementError, MaterialError)):
-        return error  # located already, or of no layer
-    located = type(error)(f"{where(node, graph)}: {error}")
-    located.layer = where(node, graph)
-    return located
+@functools.cache
+def functional_form(func: Callable) -> Callable | None:
+    """The function of the same row and the same arguments that gives a new tensor, or None."""
+    row, name = row_of(func), getattr(func, "__name__", "")
+    plain = f"__{name[3:]}" if name.startswith("__i") else name.rstrip("_")
+    keys = [k for k in (row.keys if row else ()) if HANDLER[k] is HANDLER[func] and getattr(k, "__name__", "") == plain]
+    return keys[0] if keys else None

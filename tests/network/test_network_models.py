@@ -9,7 +9,7 @@ from torch import nn
 
 import sectorch
 from sectorch.nn.program import describe_exported
-from sectorch.nn.secure import KEPT_SHAPES
+from sectorch.nn.shapes import KEPT_SHAPES
 
 
 class Indexed(nn.Module):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from ...nn.trace import where
+from ...nn.symbolic import where
 from .errors import NotPerturbableError
 
 _FLAG_POSITION = {F.relu: 1, F.leaky_relu: 2, **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d), 3)}

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from ...nn.trace import trace, where
+from ...nn.symbolic import symbolic_trace, where
 from .errors import NotPerturbableError
 from .functional import functional
 from .rules import function_rule, module_rule
@@ -82,7 +82,7 @@ def make_plan(model: nn.Module, channels: int | None = None) -> Plan:
     if not isinstance(model, nn.Module):
         raise NotPerturbableError(f"a Scheme takes a torch.nn.Module, got {type(model).__name__}")
     model = copy.deepcopy(model)
-    graph = trace(model)
+    graph = symbolic_trace(model)
     if graph is None:
         raise NotPerturbableError(
             f"the forward of {type(model).__name__} has control flow that torch.fx cannot see through, so the scale of "

@@ -20,7 +20,7 @@ from torch import fx, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ...nn.trace import computation
+from ...nn.symbolic import computation
 
 Cotangents = torch.Tensor | list[torch.Tensor]
 Backward = Callable[[Cotangents, "Terms"], Sequence[Cotangents | None]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import fx
 
-from ...nn.trace import where
+from ...nn.symbolic import where
 from .errors import NotPerturbableError
 from .scales import ONE, Channels, Located
 

@@ -15,9 +15,7 @@ from ...data.expansion import expand
 from ...data.seeds import derive, generator
 from ...data.selection import NEEDS, select
 from ...errors import FixedPointRangeError
-from ...nn.calibrate import ranges
-from ...nn.passes import optimise
-from ...nn.trace import trace
+from ...nn.calibrate import ranges, recorded
 from .checkpoint import Store
 from .query import plain_query, secure_query, soft_labels
 from .report import Result
@@ -177,11 +175,11 @@ class PrivHFL:
 
     def _check_range(self, name: str, model: nn.Module) -> None:
         """An answering party looks, on its own data, whether its activations fit the number format."""
-        graph = trace(copy.deepcopy(model).double().requires_grad_(False))
-        if graph is None:
-            return
         own = next(client.images for client in self.clients if client.name == name)[:64]
-        largest, where = ranges(optimise(graph), own)
+        program = recorded(model, own)
+        if program is None:
+            return
+        largest, where = ranges(program, own)
         limit = 2.0 ** (62 - 2 * self.settings.frac_bits)
         if 4 * largest >= limit:
             raise FixedPointRangeError(

@@ -1,0 +1,43 @@
+"""What `secure` takes: a module in evaluation mode, whole, on one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ..errors import ArgumentError, TrainingModeError, UnsupportedOpError
+from ..session import Session
+
+
+def refuse_training(model: nn.Module) -> None:
+    """Raise `TrainingModeError`, naming layers, unless the module is in evaluation mode."""
+    training = [name or type(model).__name__ for name, layer in model.named_modules() if layer.training]
+    if training:
+        shown = ", ".join(training[:3]) + (", ..." if len(training) > 3 else "")
+        raise TrainingModeError(f"the model is in training mode ({shown}); call model.eval() first")
+
+
+def check_model(model: Any, device: torch.device) -> None:
+    """Raise unless the model can be made secure on this device."""
+    if isinstance(getattr(model, "session", None), Session) or isinstance(model, fx.Interpreter):
+        raise ArgumentError("the module is secure already")
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"secure() takes an nn.Module, got {type(model).__name__}")
+    refuse_training(model)
+    tensors = (*model.parameters(), *model.buffers())
+    if device.type == "meta":  # of an absent party, whose weights are shapes; whole numbers are public, and here
+        tensors = tuple(t for t in tensors if t.is_floating_point())
+    elsewhere = {str(t.device) for t in tensors} - {str(device)}
+    if elsewhere:
+        raise ArgumentError(f"the model is on {', '.join(sorted(elsewhere))}, not on {device}: model.to('{device}')")
+    for name, p in model.named_parameters():
+        if isinstance(p, nn.parameter.UninitializedParameter):
+            raise UnsupportedOpError(f"parameter '{name}' is uninitialised (a lazy module): run the model once first")
+
+
+def device_of(model: Any) -> torch.device:
+    """Where a module's parameters are, if they are on one device that can compute; the CPU otherwise."""
+    held = {t.device for t in (*model.parameters(), *model.buffers())} if isinstance(model, nn.Module) else set()
+    return held.pop() if len(held) == 1 and next(iter(held)).type in ("cpu", "cuda") else torch.device("cpu")

@@ -1,0 +1,83 @@
+"""A module run on shapes: every error that depends on shapes, and every message, before anything is shared."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from ..choreography import Party
+from ..runtime.ledger import Profile, alone
+from ..session import Session
+from ..tensor import Scheme, SharedTensor, share_tensor
+from .bind import Weights
+from .bounds import Budget
+from .eager import watched
+from .samplewise import is_samplewise
+from .shapes import Traces
+from .trace import Trace, run
+
+
+@dataclass
+class Checked:
+    """What a dry run said about an input shape."""
+
+    profile: Profile = field(repr=False)
+    shapes: list = field(repr=False)
+    budget: Budget | None = field(repr=False, default=None)
+    samplewise: bool = False
+    """Whether rows were seen not to meet."""
+
+
+def dry_run(
+    program: Trace | None, x: torch.Tensor, weights: Weights, traces: Traces, scheme: Scheme, limited: bool
+) -> Checked:
+    """Share, run and reveal on shapes.
+
+    Args:
+        program: None for a module that runs operation by operation.
+        x: a meta tensor.
+        weights: of the session of `traces`, in which nobody is present.
+        limited: whether the program comes from another party, and is held to the bounds of `nn/bounds.py`.
+
+    Raises:
+        SectorchError: with layer and line.
+    """
+    session = traces.session
+    profile, shapes = Profile(), {}
+    budget = Budget(len(program.graph.nodes), scheme.fss) if limited else None
+
+    def step(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
+        y = budget.step(node, compute, args, kwargs)
+        if isinstance(y, torch.Tensor):
+            shapes[node] = tuple(y.shape)
+        return y
+
+    with alone(profile), session.call(session.answering[0]) as net, budget or nullcontext():
+        net.recorded = []
+        shared = shared_input(x, session, scheme)
+        if program is None:
+            outputs = watched(traces.bound(), shared)
+        else:
+            outputs = run(program, weights.of(program), shared, step if limited else None)
+        revealed(outputs)
+    if budget is not None:
+        budget.check_weights(profile)
+        shapes.update((node, tuple(x.shape)) for node in program.graph.nodes if node.op == "placeholder")
+    apart = program is not None and bool(x.dim()) and is_samplewise(program, shapes if limited else None)
+    return Checked(profile, net.recorded, budget, apart)
+
+
+def shared_input(x: torch.Tensor, session: Session, scheme: Scheme, party: Party | None = None) -> SharedTensor:
+    """A module's input in shares. Q has checked that it is below the activation limit, if it is no whole number."""
+    limit = scheme.activation_limit if scheme.range_check and x.is_floating_point() else None
+    return share_tensor(x, session=session, party=party, scheme=scheme, limit=limit)
+
+
+def revealed(outputs: Any) -> Any:
+    """A result with every secret in it revealed to Q, not yet looked at."""
+    return pytree.tree_map(lambda y: y.open() if isinstance(y, SharedTensor) else y, outputs)

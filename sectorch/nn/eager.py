@@ -1,0 +1,37 @@
+"""A module that runs operation by operation, by its own forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from ..dispatch import METADATA
+from ..errors import SectorchError
+from .capture import name_of
+from .where import Place, located
+
+
+class Watched(TorchFunctionMode):
+    """Names layer and line in every error of an operation inside."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self._layers = {id(layer): name for name, layer in module.named_modules()}
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func in METADATA:
+            return func(*args, **(kwargs or {}))
+        try:
+            return func(*args, **(kwargs or {}))
+        except SectorchError as error:
+            raise located(error, Place.now(self._layers).text(name_of(func))) from error
+
+
+def watched(module: nn.Module, x: torch.Tensor) -> Any:
+    """module(x) by the module's own call, with its hooks and its attributes."""
+    with Watched(module):
+        return module(x)

@@ -1,0 +1,178 @@
+"""A module's programs: one of each shape of input, recorded, passed over and checked when it is first asked for."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UnsupportedOpError
+from ..session import Session
+from ..tensor import Scheme
+from .bind import bind, plain_weights
+from .capture import NotCaptured, capture
+from .check import Verdict, checked
+from .passes import optimise
+from .samplewise import is_samplewise, same_program
+from .trace import Trace
+
+KEPT_SHAPES = 16
+"""Input shapes of which a module keeps what it worked out."""
+FEW = 2
+"""Rows of the program that is checked for all batch sizes of which the program is the same."""
+
+
+def remember(kept: dict, key: Any, value: Any) -> None:
+    """Keep a value of an input shape, and forget the oldest: who asks with ever new shapes fills no memory."""
+    kept[key] = value
+    while len(kept) > KEPT_SHAPES:
+        del kept[next(iter(kept))]
+
+
+class Traces:
+    """What a module does, by the shape of its input.
+
+    Attributes:
+        alone: why the module runs operation by operation, or None where it does not.
+    """
+
+    def __init__(self, module: nn.Module, scheme: Scheme, dtype: torch.dtype, device: torch.device):
+        self._module, self._scheme, self._dtype = module, scheme, dtype
+        self._session = Session(dry=True, device=device)
+        self._values = plain_weights(module)
+        self._bound: tuple | None = None
+        self._remembers: str | None = None
+        self._past = False  # whether anything was recorded
+        self._settles = False  # whether the first call of a shape left something in the module
+        self._recorded: dict[Any, Trace] = {}
+        self._used: dict[Any, Trace] = {}
+        self._verdicts: dict[Any, Verdict] = {}
+        self._lock = threading.RLock()  # a recording watches the module's attributes: one at a time
+        self.alone: str | None = None
+
+    def of(self, x: torch.Tensor) -> Trace | None:
+        """The program for an input of this shape and dtype; None where the module runs operation by operation.
+
+        Raises:
+            SectorchError: the forward asks for what cannot be computed on secrets, with layer and line.
+        """
+        with self._lock:
+            if self._remembers is not None:
+                raise UnsupportedOpError(self._remembers)
+            key = (tuple(x.shape), x.dtype)
+            if self.alone is None and key not in self._used:
+                program = self._checked(x)
+                if self.alone is None:
+                    remember(self._used, key, program)
+            return None if self.alone is not None else self._used[key]
+
+    def recorded(self, x: torch.Tensor) -> Trace | None:
+        """The program as it was recorded, before the passes."""
+        with self._lock:
+            if self._remembers is not None:
+                raise UnsupportedOpError(self._remembers)
+            key = (tuple(x.shape), x.dtype)
+            if key not in self._recorded and self.alone is None:
+                past = self._past
+                try:
+                    remember(self._recorded, key, self._record(x))
+                except NotCaptured as reason:
+                    if self._settles and past:  # what it did before cannot be done again operation by operation
+                        self._remembers = (
+                            f"what {type(self._module).__name__} does with an input of shape {list(x.shape)} depends "
+                            f"on what it was asked before ({reason}); write its forward without a memory"
+                        )
+                        raise UnsupportedOpError(self._remembers) from None
+                    self._give_up(str(reason))
+            return None if self.alone is not None else self._recorded[key]
+
+    def bound(self) -> nn.Module:
+        """The module with weights that have a shape only, as it is before its first call."""
+        return self._bind()[0]
+
+    @property
+    def session(self) -> Session:
+        """In which nobody is present."""
+        return self._session
+
+    def apart(self, x: torch.Tensor, sizes: set[int]) -> bool:
+        """Whether a batch may be run in pieces of these numbers of rows, with the same results."""
+        if not x.dim() or self.of(x) is None or not is_samplewise(self.of(x)):
+            return False
+        return all((other := self.recorded(_rows(x, n))) and same_program(self.recorded(x), other) for n in sizes)
+
+    def _record(self, x: torch.Tensor) -> Trace:
+        """One recording, and further ones wherever the next call might do something else.
+
+        A module may change itself in its first call (a cache), if the second one does the same and changes nothing: so
+        does every later one. After that, an input of another shape must do the same on a module without this past.
+
+        Raises:
+            NotCaptured: the module changes from call to call.
+        """
+        first = not any(shape[1:] == tuple(x.shape[1:]) and dtype == x.dtype for shape, dtype in self._recorded)
+        past, self._past = self._past, True
+        try:
+            self._bound = self._bound or self._bind()
+            program, changed = capture(*self._bound, self._values, x)
+            self._settles = self._settles or changed
+            if changed:  # what other shapes do may be something else now: they are recorded anew
+                self._recorded.clear(), self._used.clear(), self._verdicts.clear()
+            if first or changed:
+                self._same_again(program, self._bound, x)
+            if self._settles and past:
+                without = self._bind()
+                self._same_again(program, without, x, settled=False)
+                self._same_again(program, without, x)
+        except BaseException:
+            self._bound = None  # the forward may have left something in it
+            raise
+        return program
+
+    def _bind(self) -> tuple:
+        return bind(self._module, self._session, self._session.answering[0], self._scheme, self._dtype)
+
+    def _same_again(self, program: Trace, bound: tuple, x: torch.Tensor, settled: bool = True) -> None:
+        again, changed = capture(*bound, self._values, x)
+        if changed and settled:
+            raise NotCaptured("the module changes its own attributes or buffers")
+        if not same_program(program, again):
+            raise NotCaptured("two calls of the module do not do the same")
+
+    def _give_up(self, reason: str) -> None:
+        self.alone = reason
+        self._recorded.clear()
+        self._used.clear()
+
+    def _checked(self, x: torch.Tensor) -> Trace | None:
+        program = self.recorded(x)
+        if program is None:
+            return None
+        tried = program
+        if program.rows is not None and program.rows > FEW:
+            few = self._few(_rows(x, FEW))
+            if self.alone is not None:
+                return None
+            if few is not None and same_program(program, few):
+                x, tried = _rows(x, FEW), few
+        at = (tuple(x.shape), x.dtype)
+        verdict = self._verdicts.get(at)
+        if verdict is None:
+            verdict = checked(self._module, tried, x)
+            remember(self._verdicts, at, verdict)
+        if verdict is Verdict.UNLIKE:
+            self._give_up("it cannot be checked against a recording of it")
+            return None
+        return optimise(program) if verdict is Verdict.OPTIMISED else program
+
+    def _few(self, x: torch.Tensor) -> Trace | None:
+        try:
+            return self.recorded(x)
+        except Exception:  # a forward that takes no such batch
+            return None
+
+
+def _rows(x: torch.Tensor, rows: int) -> torch.Tensor:
+    return torch.empty((rows, *x.shape[1:]), dtype=x.dtype, device="meta")

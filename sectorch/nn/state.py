@@ -1,0 +1,71 @@
+"""What a module remembers from one call to the next: its attributes, compared before and after a call."""
+
+from __future__ import annotations
+
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
+_OPAQUE = (type, FunctionType, MethodType, BuiltinFunctionType, ModuleType, nn.Module)
+MAX_ITEMS = 200_000
+
+
+class State:
+    """Equal to another if nothing was left behind between the two; keeps what it saw, so that an id stays its own."""
+
+    def __init__(self, found: list, kept: dict[int, Any]):
+        self._found, self._kept = found, kept
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, State) and self._found == other._found
+
+    __hash__ = None
+
+
+def state_of(module: nn.Module) -> State:
+    """Everything that a call could leave behind in the module.
+
+    Tensors count by identity and version, so that a write into a buffer is seen; containers and objects are looked
+    into; a module that holds more than `MAX_ITEMS` of them counts as changed, since that cannot be seen.
+    """
+    found: list = []
+    seen: dict[int, Any] = {}
+    for name, layer in module.named_modules():
+        found.append((name, id(layer)))
+        _look(vars(layer), found, seen)
+    return State(found, seen)
+
+
+def _look(value: Any, found: list, seen: dict[int, Any]) -> None:
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, _PLAIN):
+            found.append((type(value), value if value == value else "nan"))
+            continue
+        found.append(id(value))
+        if id(value) in seen or isinstance(value, _OPAQUE):
+            continue
+        seen[id(value)] = value
+        if len(found) > MAX_ITEMS:
+            found.append(object())  # equal to nothing
+            return
+        if isinstance(value, torch.Tensor):
+            found.append(_version(value))
+        elif isinstance(value, dict):
+            pending += [*value.keys(), *value.values()]
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            pending += list(value)
+        else:
+            pending.append(getattr(value, "__dict__", None))
+
+
+def _version(x: torch.Tensor) -> int:
+    with torch._C.DisableTorchFunctionSubclass():
+        try:
+            return x._version
+        except (RuntimeError, AttributeError):  # made in inference mode
+            return -1

@@ -1,0 +1,78 @@
+"""Where in a model a node comes from: the layer and the line, for errors and tables."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import fx
+
+from ..errors import KeyAgreementError, MaterialError, NetworkError, SectorchError
+
+_TORCH = Path(torch.__file__).parent
+_CALL = str(_TORCH / "nn" / "modules" / "module.py")
+_SKIPPED = (str(_TORCH), str(Path(__file__)), str(Path(__file__).with_name("capture.py")), "<")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What was running when a node was recorded.
+
+    Attributes:
+        layer, kind: path and type of the layer of torch's own that called the function; empty in a model's own code.
+        module: path of the innermost module, of whatever kind.
+        source: file and line of the model.
+    """
+
+    layer: str = ""
+    kind: str = ""
+    module: str = ""
+    source: str = ""
+
+    @staticmethod
+    def now(layers: dict[int, str]) -> Place:
+        """Of the frames that are running now, out to the call of the whole module.
+
+        Args:
+            layers: path by id of each module.
+        """
+        frame, source, owner, layer = sys._getframe(1), "", None, False
+        while frame is not None:
+            code = frame.f_code
+            if code.co_filename == _CALL and code.co_name == "_call_impl":
+                module = frame.f_locals.get("self")
+                if id(module) in layers:
+                    if owner is None:  # no code of the model's own on the way: a layer of torch's
+                        owner, layer = module, not source
+                    if not layers[id(module)]:
+                        break
+            elif not source and not code.co_filename.startswith(_SKIPPED):
+                source = f"{code.co_filename}:{frame.f_lineno}"
+            frame = frame.f_back
+        path = "" if owner is None else layers[id(owner)]
+        if not layer:
+            return Place(module=path, source=source)
+        return Place(path, type(owner).__name__, path, source)
+
+    def text(self, name: str = "") -> str:
+        """For people: the layer's name and type, or the operation's, and the line."""
+        if self.kind:
+            name = f"'{self.layer}' ({self.kind})" if self.layer else self.kind
+        return " ".join(["layer", *([name] if name else []), *([f"at {self.source}"] if self.source else [])])
+
+
+def place_of(node: fx.Node) -> str:
+    """The layer's name and type and the line of the model, for people."""
+    where = node.meta.get("where")
+    return Place().text(node.name) if where is None else where.text(node.name)
+
+
+def located(error: SectorchError, place: str) -> SectorchError:
+    """The same error with the place before its text; as it is where it has a place, or belongs to none."""
+    if getattr(error, "layer", None) or isinstance(error, (NetworkError, KeyAgreementError, MaterialError)):
+        return error
+    named = type(error)(f"{place}: {error}")
+    named.layer = place
+    return named
