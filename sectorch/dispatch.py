@@ -34,16 +34,13 @@ from .errors import (
     ShapeError,
     UnsupportedOpError,
 )
+from .magnitudes import bound_of
 from .mpc.shares import Shares, each
 from .private import to_meta
-from .ring import HEADROOM_BITS
 from .table import (
-    AT_MOST_FOUR,
     BEFORE,
     HANDLER,
     IN_PLACE,
-    NO_LARGER,
-    ONE_LARGER,
     ROW_OF,
     Context,
     Fixed,
@@ -136,7 +133,9 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     depth = _DEPTH.set(_DEPTH.get() + 1)
     try:
         result, raised = _handled(context, func, args, kwargs)
-        wrapped = _flagged(_wrap(context, ROW_OF[func], result, meta, secrets), secrets, raised)
+        written = [x for x, shares, _, _ in before if x.shares is not shares]
+        returned = secrets if ROW_OF[func].view or ROW_OF[func].name in _RETURNS_ARGUMENT else written
+        wrapped = _flagged(_wrap(context, ROW_OF[func], result, meta, secrets, returned), secrets, raised)
     except BaseException:
         for x, shares, scale_bits, bound in before:  # of an `inplace=True` that was refused afterwards
             x.shares, x.scale_bits, x.bound = shares, scale_bits, bound
@@ -256,7 +255,6 @@ LARGEST = 1 << 40
 _READS_CONTENT = {_T.__getitem__, torch.masked_select, _T.masked_select, torch.repeat_interleave, _T.repeat_interleave}
 """Operations whose result shape depends on what a public index holds."""
 
-
 _MASKED_SELECT = {torch.masked_select, _T.masked_select}
 _MASKED_FILL = {torch.masked_fill, _T.masked_fill, _T.masked_fill_}
 
@@ -309,11 +307,11 @@ _RETURNS_ARGUMENT = ("to", "contiguous", "dropout", "requires_grad_", "positive"
 """Rows of which torch gives the argument itself where nothing changes; x * 1 is another tensor, with its own memory."""
 
 
-def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list[SecretTensor]) -> Any:
+def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list, returned: list) -> Any:
     """Give each `Fixed` the dtype that torch gave, after checking that the shapes agree.
 
-    A floating-point tensor carries at least f fraction bits and a whole-number one none. Where nothing changed, some
-    operations of torch's return their argument, and so does this.
+    A floating-point tensor carries at least f fraction bits and a whole-number one none. `returned` are those of the
+    arguments `given` that torch returns itself if nothing changed in them, or if they were written into.
     """
     if isinstance(result, Fixed):
         if isinstance(result.shares.A._value, SecretTensor):
@@ -325,12 +323,12 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list[Secret
             raise UnsupportedOpError(
                 f"'{row.name}': rounding a secret number to {meta.dtype} is not supported; compare it, or reveal it"
             )
-        for x in given if row.view or row.name in _RETURNS_ARGUMENT else ():
+        for x in returned:
             same = isinstance(x, SharedTensor) and x.shares is result.shares and x.scale_bits == result.scale_bits
             if same and _plain_dtype(x) == meta.dtype:
                 return x
         shares, scale_bits, bound = result
-        bound = _bound(context, row, scale_bits, meta.dtype, given) if bound is None else bound
+        bound = bound_of(context, row, scale_bits, meta.dtype, given, _DEPTH.get() == 1) if bound is None else bound
         if meta.dtype.is_floating_point and scale_bits < context.frac_bits:
             bits = context.frac_bits - scale_bits
             with context.session.operation(context.party) as net:
@@ -338,30 +336,11 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list[Secret
                 bound = None if bound is None else bound * 2.0**bits
         return SharedTensor(shares, scale_bits, context.session, context.party, context.scheme, meta.dtype, bound)
     if isinstance(result, (list, tuple)):
-        wrapped = [_wrap(context, row, r, m, given) for r, m in zip(result, meta, strict=True)]
+        wrapped = [_wrap(context, row, r, m, given, returned) for r, m in zip(result, meta, strict=True)]
         if isinstance(meta, list):
             return wrapped
         return type(meta)(wrapped) if type(meta).__module__ == "torch.return_types" else tuple(wrapped)
     return result
-
-
-def _bound(context: Context, row: Row, scale_bits: int, dtype: torch.dtype, given: list[SecretTensor]) -> float | None:
-    """The bound of a result whose handler gave none.
-
-    None, if an operand has none and so what is made of it is vouched for, or in a handler that is another's part.
-    """
-    one = 2.0**scale_bits
-    if not context.scheme.range_check:
-        return None
-    if dtype == torch.bool or row.name in AT_MOST_FOUR:
-        return 4 * one
-    bounds = [2.0 ** (scale_bits - x.scale_bits) * x.bound for x in given if isinstance(x, SharedTensor) and x.bound]
-    known = len(bounds) == sum(isinstance(x, SharedTensor) for x in given)
-    if known and not dtype.is_floating_point and any(_plain_dtype(x).is_floating_point for x in given):
-        return 2.0**32  # positions
-    if known and (row.view or row.name in NO_LARGER | ONE_LARGER):
-        return max(bounds) + (2 * one if row.name in ONE_LARGER else 0)
-    return None if not known or _DEPTH.get() > 1 else 2.0**HEADROOM_BITS
 
 
 def _flagged(wrapped: Any, given: list[SecretTensor], raised: tuple[Shares, ...]) -> Any:

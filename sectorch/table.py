@@ -210,24 +210,6 @@ SMOOTH = frozenset((
 All others are exact functions of their operands' ring elements. What Q's draws change in these: docs/protocols.md.
 """
 
-NO_LARGER = frozenset((
-    "abs", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "amax", "amin", "avg_pool1d",
-    "avg_pool2d", "cat", "channel_shuffle", "clone", "contiguous", "diag", "diag_embed", "dropout", "flip", "gather",
-    "hardshrink", "hardswish", "hstack", "index_select", "leaky_relu", "masked_select", "max", "max_pool1d",
-    "max_pool2d", "maximum", "mean", "min", "minimum", "msort", "neg", "pixel_shuffle", "pixel_unshuffle", "positive",
-    "relu", "repeat", "repeat_interleave", "requires_grad_", "roll", "rot90", "silu", "softshrink", "sort", "stack",
-    "take_along_dim", "tanhshrink", "tile", "to", "topk", "tril", "triu", "unfold_patches", "vstack",
-))  # fmt: skip
-"""Operations whose results are no larger in magnitude than their largest operand, and so are views."""
-
-AT_MOST_FOUR = frozenset((
-    "acos", "asin", "atan", "atan2", "cos", "cosine_similarity", "erf", "erfc", "hardsigmoid", "sigmoid", "sign", "sin",
-    "softmax", "softmin", "softsign", "tanh",
-))  # fmt: skip
-
-ONE_LARGER = frozenset(("celu", "elu", "gelu", "logsigmoid", "mish", "softplus"))
-"""Operations whose results are larger than their operand by two at most."""
-
 TABLE, ROW_OF, HANDLER, IN_PLACE = SHARES.rows, SHARES.row_of, SHARES.handler, SHARES.in_place
 implements, nearest, unsupported = SHARES.implements, SHARES.nearest, SHARES.unsupported
 BEFORE: dict[Any, Callable] = {}

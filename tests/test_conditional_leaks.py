@@ -233,20 +233,26 @@ class Noted:
         session.runtime.draw = draw
 
     def of(self, opening: int) -> torch.Tensor:
-        return self.masks[2 * opening] + self.masks[2 * opening + 1]
+        """The mask of an opening, by its number; -1 for the last."""
+        pair = self.masks[-2:] if opening < 0 else self.masks[2 * opening : 2 * opening + 2]
+        return pair[0] + pair[1]
 
 
-def experiment(rows: int) -> tuple[torch.Tensor, torch.Tensor, nn.Module, torch.Tensor]:
-    """Q asks one question of an MLP in many rows: its masks' low bits at every hidden unit, and its results."""
-    model, x = net("mlp")
+def experiment(
+    rows: int, name: str = "mlp", network: str = "lan"
+) -> tuple[torch.Tensor, torch.Tensor, nn.Module, torch.Tensor]:
+    """Q asks one question in many rows: its masks' low bits at every unit of the first layer, its results, and what
+    it knows of the last rounding."""
+    model, x = net(name)
     session = sectorch.Session()
-    secure, noted = sectorch.secure(model, session=session), Noted(session)
+    piece = min(rows, 2048)
+    secure, noted = sectorch.secure(model, session=session, network=network, chunk=piece), Noted(session)
     lows, results = [], []
-    for _ in range(rows // 4096):
+    for _ in range(rows // piece):
         noted.masks.clear()
-        y = secure(x.expand(4096, -1).contiguous())
-        lows.append(noted.of(0).view(4096, -1)[:, :50] & LOW)
-        out = noted.of(1).view(4096, -1)[:, :3] & LOW
+        y = secure(x.expand(piece, *x.shape[1:]).contiguous())
+        lows.append(noted.of(0).view(piece, -1) & LOW)
+        out = noted.of(-1).view(piece, -1)[:, : y.shape[1]] & LOW
         results.append((torch.round(y.double() * 2**F), out.double() / 2**F))
     y = torch.cat([r[0] for r in results])
     return torch.cat(lows), torch.cat([r[1] for r in results]), model, y
@@ -294,6 +300,42 @@ def test_the_attack_is_at_chance():
     assert (score[active].median() - score[~active].median()).abs() < 0.5
     truth = model[2].weight.double().T[active]
     assert torch.corrcoef(torch.stack([steps[active].flatten(), truth.flatten()]))[0, 1].abs() < 0.45  # 4 sigma of 75
+
+
+ATTACKED = [("cnn", "lan", 4096), ("smooth", "lan", 4096), ("mlp", "wan", 2048), ("narrow_smooth", "wan", 2048)]
+LONG_ATTACKS = [(name, "lan", 1 << 16) for name in ("mlp", "cnn", "smooth")]
+LONG_ATTACKS += [("mlp", "wan", 1 << 14), ("narrow_cnn", "wan", 1 << 14), ("narrow_smooth", "wan", 1 << 14)]
+
+
+def attack(name: str, network: str, rows: int) -> None:
+    """No unit stands out, signs are no better than a coin, and steps say nothing of how a unit enters the result."""
+    low, dither, model, y = experiment(rows, name, network)
+    assert len(y.unique(dim=0)) == 1
+    score, steps = scores(low, y - dither)
+    x = net(name)[1]
+    first = model[0](x).detach().requires_grad_()
+    results = model[1:](first)[0]
+    active = (first > 0).flatten()
+    assert score.max() < 7
+    if 5 < active.sum() < len(active) - 5:
+        named, truth = score > score.median(), active
+        right = (named == truth).double().mean()
+        assert (right - 0.5).abs() < 4 * 0.5 / len(active) ** 0.5
+    slopes = torch.stack([torch.autograd.grad(r, first, retain_graph=True)[0].flatten() for r in results], 1).double()
+    pairs = torch.stack([steps.flatten(), slopes.flatten()])
+    if pairs[1].std() > 0 and len(active) > 5:
+        assert torch.corrcoef(pairs)[0, 1].abs() < 4 / pairs.shape[1] ** 0.5
+
+
+@pytest.mark.parametrize(("name", "network", "rows"), ATTACKED)
+def test_the_attack_is_at_chance_in_every_net(name: str, network: str, rows: int):
+    attack(name, network, rows)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "network", "rows"), LONG_ATTACKS)
+def test_the_attack_is_at_chance_with_many_rows(name: str, network: str, rows: int):
+    attack(name, network, rows)
 
 
 @pytest.mark.parametrize("name", NETS)

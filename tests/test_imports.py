@@ -31,6 +31,7 @@ LEVELS = (
     "session",
     "tensor",
     "table",
+    "magnitudes",
     "private",
     "dispatch",
     "ops",

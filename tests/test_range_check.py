@@ -84,7 +84,7 @@ def check(model: nn.Module, x: torch.Tensor) -> str:
     plain = model.double()
     wanted, reached = plain(x.double()), largest(plain, x.double())
     model.float()
-    secure = sectorch.secure(model, session=sectorch.Session())
+    secure = sectorch.secure(model, session=sectorch.Session(), range_check=True)
     limit = secure.scheme.activation_limit
     squares = any(isinstance(m, Powers) for m in model)
     # Two factors of a product that is computed have a limit of their own: together they stay below 2^(62 - 2f).
@@ -128,7 +128,7 @@ def test_the_limit_is_sharp_where_it_is_checked(network: str, place: int):
     with torch.no_grad():
         model[0].weight.fill_(2.0), model[2].weight.fill_(0.5)
     x = torch.tensor([[4096.0 + place * 2.0**-10], [1.0]])
-    secure = sectorch.secure(model, session=sectorch.Session(), network=network)
+    secure = sectorch.secure(model, session=sectorch.Session(), network=network, range_check=True)
     for module in (secure, sectorch.reference(model, secure.scheme)):
         if place < 0:
             assert torch.equal(module(x), x.detach())
@@ -141,9 +141,9 @@ def test_no_result_stands_in_what_q_receives():
     """With a flag set Q gets the same number of words, and none of them is the result or the key to it."""
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)).eval()
     with torch.no_grad():
-        model[0].weight.fill_(200.0)
+        model[0].weight.fill_(100.0)
     session = sectorch.Session()
-    secure = sectorch.secure(model, session=session)
+    secure = sectorch.secure(model, session=session, range_check=True)
     shapes = []
     for x in (torch.ones(4, 2), torch.full((4, 2), 50.0)):
         with Transcript() as transcript:
@@ -161,7 +161,7 @@ def test_a_withheld_result_is_uniform_to_q():
     with torch.no_grad():
         model[0].weight.fill_(2.0), model[2].weight.fill_(0.5)
     session = sectorch.Session()
-    secure, x = sectorch.secure(model, session=session), torch.tensor([[8000.0]])
+    secure, x = sectorch.secure(model, session=session, range_check=True), torch.tensor([[8000.0]])
     keys = []
     for _ in range(400):
         with Transcript() as transcript, pytest.raises(errors.RangeExceededError):
@@ -174,7 +174,7 @@ def test_a_withheld_result_is_uniform_to_q():
 
 def test_a_flag_goes_with_what_depends_on_it():
     session = sectorch.Session()
-    x = sectorch.share(torch.tensor([3000.0, 1.0]), session=session)
+    x = sectorch.share(torch.tensor([3000.0, 1.0]), session=session, scheme=sectorch.Scheme(range_check=True))
     bad, good = x * x, x * 2.0
     assert good.reveal().tolist() == [6000.0, 2.0]
     for y in (bad, bad.sum(), bad[1], bad + good, torch.cat([good, bad]), bad > 0, good * (bad > 0)):
@@ -192,7 +192,7 @@ def test_other_pieces_are_run_all_the_same():
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU()).eval()
     with torch.no_grad():
         model[0].weight.fill_(10.0)
-    secure = sectorch.secure(model, session=sectorch.Session(), chunk=1)
+    secure = sectorch.secure(model, session=sectorch.Session(), chunk=1, range_check=True)
     rows = torch.tensor([[1.0], [2000.0], [3.0]])
     with sectorch.profile() as fine:
         secure(rows.clamp(max=5))
@@ -207,7 +207,7 @@ def test_without_the_check_nothing_is_said():
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU()).eval()
     with torch.no_grad():
         model[0].weight.fill_(10.0)
-    secure = sectorch.secure(model, session=sectorch.Session(), range_check=False)
+    secure = sectorch.secure(model, session=sectorch.Session())
     assert torch.allclose(secure(torch.tensor([[2000.0]])), torch.tensor([[20000.0]]))
 
 
@@ -216,8 +216,8 @@ def test_the_owner_refuses_weights_whose_sums_could_leave_the_ring():
     with torch.no_grad():
         model[2].weight.fill_(100.0)
     with pytest.raises(errors.FixedPointRangeError, match=r"'2\.weight'.*sum to magnitude 400.*activation_limit=4096"):
-        sectorch.secure(model, session=sectorch.Session())(torch.ones(1, 4))
-    secure = sectorch.secure(model, session=sectorch.Session(), activation_limit=4096)
+        sectorch.secure(model, session=sectorch.Session(), range_check=True)(torch.ones(1, 4))
+    secure = sectorch.secure(model, session=sectorch.Session(), activation_limit=4096, range_check=True)
     x = torch.ones(1, 4)
     assert torch.allclose(secure(x), model(x), atol=1e-2)
 

@@ -197,7 +197,7 @@ def test_smooth_functions_with_many_fraction_bits(frac_bits: int):
     }  # fmt: skip
     for function, places in functions.items():
         model, x = Does(function), torch.tensor(places)
-        secure = sectorch.secure(model, frac_bits=frac_bits, session=sectorch.Session(), activation_limit=128)
+        secure = sectorch.secure(model, frac_bits=frac_bits, session=sectorch.Session())
         wanted = sectorch.reference(model, secure.scheme)(x)
         assert torch.equal(secure(x), wanted)
         assert torch.allclose(wanted, function(x), rtol=1e-5, atol=1e-5)

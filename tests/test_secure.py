@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import io
 import itertools
 import pickle
@@ -120,8 +119,7 @@ def test_paper_mode_warns_and_agrees(digits):
 
 def test_calibration_saves_bytes_and_agrees(digits):
     model, images = digits
-    trusting = functools.partial(sectorch.secure, model, range_check=False)  # a check looks at all planes
-    plain, bounded = trusting(), trusting(calibrate=images[:50])
+    plain, bounded = sectorch.secure(model), sectorch.secure(model, calibrate=images[:50])
     for secured in (plain, bounded):
         secured(images[:5])
     with sectorch.profile() as p:
@@ -380,8 +378,8 @@ def test_aggregate_over_three_models():
         total = sectorch.aggregate(answers)
     # Three sums, each within a few units of 2^-20 of its own.
     assert (total - sum(m(x) for m in models)).abs().max() < 3 * 1e-5
-    assert {line.protocol for line in p.ledger if line.dst.role == "Q"} == {"aggregate", "guard"}
-    assert {line.shape for line in p.ledger if line.dst.role == "Q"} == {torch.Size((5 * 3 + 1,)), torch.Size((2,))}
+    assert {line.protocol for line in p.ledger if line.dst.role == "Q"} == {"aggregate"}
+    assert {line.shape for line in p.ledger if line.dst.role == "Q"} == {torch.Size((5, 3))}
     with pytest.raises(errors.SessionMismatchError, match="aggregate"):
         answers[0] + answers[1]
     with pytest.raises(errors.ArgumentError):

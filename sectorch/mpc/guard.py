@@ -68,8 +68,8 @@ def linear_hash(words: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
             folded = part[:half] ^ part[half : 2 * half]
             part = torch.cat((folded, part[2 * half :])) if part.shape[0] % 2 else folded
         parts.append(part)
-    z = parts[0]
-    for part in parts[1:]:
+    z = torch.zeros_like(last)
+    for part in parts:
         z = z ^ part
     return torch.cat((z, field_product(z, last)))
 
@@ -84,7 +84,13 @@ def _padded(v: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
 def _passed(net: Net, x: Shares, flags: tuple[Shares, ...]) -> tuple[Shares, Located]:
     """The ideal functionality: the key is zero, and Q gets another where a flag is set."""
     said = [net.given(f.A, net.Q) for f in flags]
-    key = net.locally(net.Q, lambda *w: w[0].new_zeros(2) + torch.stack([v.any() for v in w]).any(), *said)
+
+    def key_of(*words: torch.Tensor) -> torch.Tensor:
+        if not words:
+            return torch.zeros(2, dtype=torch.int64)
+        return words[0].new_zeros(2) + torch.stack([v.any() for v in words]).any()
+
+    key = net.locally(net.Q, key_of, *said)
     return unshared(net, net.locally(net.A, lambda v: _padded(v, v.new_zeros(2)), x.A)), key
 
 
@@ -96,7 +102,7 @@ def guard(net: Net, x: Shares, flags: tuple[Shares, ...]) -> tuple[Shares, Locat
     """x padded by A so that who gets all of it can read it only if no flag is set.
 
     Args:
-        x: the result, any shape. flags: XOR-shared words, not empty.
+        x: the result, any shape. flags: XOR-shared words; may be none.
 
     Returns:
         shares [N + 1] of a tag and the padded elements of x, and the key, at Q, for `unpadded`.
@@ -109,7 +115,9 @@ def guard(net: Net, x: Shares, flags: tuple[Shares, ...]) -> tuple[Shares, Locat
     keys = net.common(A, S, (count + 1,), "hash_keys")
     n = net.common(A, S, (2,), "n")
     rho = net.common(Q, A, (2,), "rho")
-    hashed = each(net, lambda k, *f: linear_hash(torch.cat([w.reshape(-1) for w in f]), k), Shares(keys, keys), *flags)
+    hashed = each(
+        net, lambda k, *f: linear_hash(torch.cat([k[:0], *(w.reshape(-1) for w in f)]), k), Shares(keys, keys), *flags
+    )
     sent = net.send(net.locally(A, lambda z, n, rho: z ^ n ^ rho, hashed.A, n, rho), A, S, "flags_A")
     key = net.send(net.locally(S, torch.bitwise_xor, sent, hashed.S), S, Q, "key")
 

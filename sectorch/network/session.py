@@ -208,7 +208,8 @@ class PartySession:
 
     def aggregate(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of the models' results, at Q (PrivHFL, Figure 5)."""
-        return aggregate([module(module.share(x)) for module in self._modules])
+        shared = [module.share(x) for module in self._modules]
+        return aggregate([module(piece) for module, piece in zip(self._modules, shared, strict=True)])
 
     def follow(self, request: dict) -> dict | None:
         """Take part in what Q asked for, at A or S; what the party that asked is told then.
@@ -251,22 +252,23 @@ class PartySession:
 
 def scheme_in(scheme: Scheme) -> dict:
     """A number representation as a part of a request; `scheme_of` reads it."""
-    kept = ("frac_bits", "value_bits", "network", "limit_bits")
+    kept = ("frac_bits", "value_bits", "network", "limit_bits", "range_check")
     return {name: getattr(scheme, name) for name in kept}
 
 
 def scheme_of(request: dict) -> Scheme:
-    """The number representation that Q asks for. Ranges are always checked: a wrong result would tell of A's model.
+    """The number representation that Q asks for.
 
     Raises:
         FrameError: not one that exists.
     """
     try:
         frac_bits, value_bits = request.get("frac_bits", 20), request.get("value_bits")
-        limit_bits = request.get("limit_bits")
-        if type(frac_bits) is not int or not {type(value_bits), type(limit_bits)} <= {int, type(None)}:
+        limit_bits, check = request.get("limit_bits"), request.get("range_check", False)
+        whole = {type(value_bits), type(limit_bits)} <= {int, type(None)}
+        if type(frac_bits) is not int or not whole or type(check) is not bool:
             raise FrameError("a scheme of wrong types")
-        return Scheme(frac_bits, "exact", value_bits, str(request.get("network", "lan")), limit_bits=limit_bits)
+        return Scheme(frac_bits, "exact", value_bits, str(request.get("network", "lan")), check, limit_bits)
     except NetworkError:
         raise
     except SectorchError as error:

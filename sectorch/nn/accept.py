@@ -41,3 +41,13 @@ def device_of(model: Any) -> torch.device:
     """Where a module's parameters are, if they are on one device that can compute; the CPU otherwise."""
     held = {t.device for t in (*model.parameters(), *model.buffers())} if isinstance(model, nn.Module) else set()
     return held.pop() if len(held) == 1 and next(iter(held)).type in ("cpu", "cuda") else torch.device("cpu")
+
+
+def refuse_unused(unused: dict[str, bool]) -> None:
+    """Raise `ArgumentError` naming the options of shares that were given to `backend="ckks"`."""
+    named = [name for name, given in unused.items() if given]
+    if named:
+        raise ArgumentError(
+            f"{', '.join(named)}: of shares, and not used by backend='ckks'; its precision and size come from the "
+            f"keys (sectorch.ckks.keygen)"
+        )

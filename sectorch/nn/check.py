@@ -24,6 +24,9 @@ from .passes import PASSES, optimised
 from .trace import Trace, run
 
 ROUNDING = 2.0**-40
+NARROW_ROUNDING = 2.0**-23
+"""Of constants that the forward makes in float32, where the check computes them in float64. (bfloat16 and float16 are
+made by no forward that is checked: a model of such weights is brought to float64 whole.)"""
 SLACK = 64.0
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _T = torch.Tensor
@@ -57,13 +60,11 @@ def plain(program: Trace, x: torch.Tensor, change: Callable | None = None, step:
     """The program on plain numbers, in float64.
 
     Args:
-        change: applied to every floating-point weight.
+        change: applied to every floating-point weight and constant; gives float64.
         step: as in `run`.
     """
-    change = change or (lambda v: v)
-    values = {
-        name: change(value.double()) if value.is_floating_point() else value for name, value in program.values.items()
-    }
+    change = change or torch.Tensor.double
+    values = {name: change(value) if value.is_floating_point() else value for name, value in program.values.items()}
     with torch.no_grad(), Widened():
         return run(program, values, x.clone(), step)
 
@@ -144,7 +145,11 @@ class _Reached:
     def of(self, leaf: int) -> float:
         if self._found is None:
             draw = torch.Generator().manual_seed(1)
-            nudge = lambda v: v * (1 + ROUNDING * (2 * torch.rand(v.shape, generator=draw, dtype=v.dtype) - 1))
+
+            def nudge(v: torch.Tensor) -> torch.Tensor:
+                size = NARROW_ROUNDING if v.dtype in _NARROW else ROUNDING
+                return v.double() * (1 + size * (2 * torch.rand(v.shape, generator=draw, dtype=torch.float64) - 1))
+
             moved = nudge(self.x) if self.x.is_floating_point() else self.x
             pairs = zip(_leaves(plain(self.program, self.x)), _leaves(plain(self.program, moved, nudge)), strict=True)
             self._found = [_apart(a, b) for a, b in pairs]

@@ -26,7 +26,7 @@ from ..runtime.projection import Projection, Recording
 from ..scheme import check_limit, limit_bits_of
 from ..session import Session, default_session
 from ..tensor import Scheme, SharedTensor, unwrapped
-from .accept import check_model, device_of
+from .accept import check_model, device_of, refuse_unused
 from .bind import Weights, bind
 from .calibrate import calibrate as calibrated
 from .dry import Checked, dry_run, revealed, shared_input
@@ -331,7 +331,7 @@ def secure(
     backend: str = "shares",
     keys: Any = None,
     activation_limit: float | None = None,
-    range_check: bool = True,
+    range_check: bool = False,
 ) -> SecureModule | CKKSModule:
     """Wrap a module: its weights become A's secret, its inputs Q's, and only Q learns the result.
 
@@ -340,8 +340,7 @@ def secure(
             or a CUDA device, where the session then computes as well.
         relu: "exact" (leak-free) or "privhfl", the paper's protocol, which shows Q the sign and the size of every
             activation. Only `relu` itself changes: maxima and clamps stay exact. Activations below 2^(51 - 2f).
-        frac_bits: fraction bits f of the fixed-point numbers. The error of each layer is of the order of 2^-f, and the
-            range shrinks by four with each bit: see `activation_limit`.
+        frac_bits: fraction bits f of the fixed-point numbers. Errors of a layer are of the order of 2^-f.
         session: where it runs; the process's default session on the model's device unless named, with all parties in
             this process.
         party: the answering party of the session that owns the model; the first unless named.
@@ -353,18 +352,15 @@ def secure(
             twenty times as many bytes for them. Both give the same results; `explain` estimates the seconds of both.
         backend: "shares", or "ckks": Q encrypts under `keys` (`sectorch.ckks.keygen`), A evaluates the model in plain
             on ciphertexts, one message each way; for FHE-friendly modules (`sectorch.nn.fhe_friendly`).
-        activation_limit: a power of two that inputs and activations are below; 2^13 with 20 fraction bits, unless
-            named (`Scheme.activation_limit`). The weights of one output may then sum to 2^(61 - 2f) / activation_limit
-            in magnitude, which is 2^8: so no sum can leave the ring, and A checks it. It is public.
-        range_check: whether the parties check that activations stay below the limit, securely: a call in which one
-            does not ends in `RangeExceededError` at Q, who learns this one bit and no result; A and S learn nothing.
-            False trusts the model and the inputs: a value beyond the range gives a wrong result without an error, which
-            also depends on the parties' masks.
+        activation_limit: a power of two that inputs and activations are below, public; 2^13 with 20 fraction bits,
+            unless named. The weights of one output may then sum to 2^8 in magnitude (`Scheme.gain`), as A checks.
+        range_check: check, securely, that activations stay below the limit: where one does not, Q gets
+            `RangeExceededError` and no result, and A and S learn nothing. Without it model and inputs are trusted: a
+            value beyond the range gives a wrong result without an error, which also depends on the parties' masks.
 
     Raises:
         TrainingModeError: the model is not in evaluation mode.
-        NonFiniteError, FixedPointRangeError: weights that fixed point cannot hold; on a call, weights whose sums could
-            leave the ring.
+        NonFiniteError, FixedPointRangeError: weights that do not fit; on a call, whose sums could leave the ring.
         ArgumentError: a choice that does not exist, or choices that do not go together; a party that is none of the
             session's answering ones. The model is never changed.
 
@@ -375,14 +371,8 @@ def secure(
         raise ArgumentError(f"backend must be 'shares' or 'ckks', got {backend!r}")
     if backend == "ckks":
         unused = {"relu": relu != "exact", "frac_bits": frac_bits != 20, "network": network != "lan"}
-        unused |= {"chunk": chunk is not None, "calibrate": calibrate is not None}
-        unused |= {"activation_limit": activation_limit is not None, "range_check": not range_check}
-        named = [name for name, given in unused.items() if given]
-        if named:
-            raise ArgumentError(
-                f"{', '.join(named)}: of shares, and not used by backend='ckks'; its precision and size come from the "
-                f"keys (sectorch.ckks.keygen)"
-            )
+        unused |= {"chunk": chunk is not None, "calibrate": calibrate is not None, "range_check": range_check}
+        refuse_unused(unused | {"activation_limit": activation_limit is not None})
         from ..ckks import CKKSModule  # SEAL and numba, which shares do without
 
         return CKKSModule(model, keys, session=session, party=party)
@@ -395,7 +385,6 @@ def secure(
     if calibrate is not None:
         check_model(model, device_of(model))
         found = calibrated(model, calibrate, relu, frac_bits, network)
-        # What no value of the batch came near is the limit; without a check it is taken for granted.
         seen = dict(value_bits=None, limit_bits=found.value_bits) if range_check else {}
         scheme = replace(found, range_check=range_check, **seen | ({} if bits is None else {"limit_bits": bits}))
     if chunk is not None and chunk < 1:

@@ -14,8 +14,8 @@ from ...data.expansion import EXPANSIONS, LAMBDAS, PAIRED
 from ...data.selection import SELECTIONS
 from ...errors import SectorchError
 from ...nn.secure import secure
+from ...scheme import RELU_MODES
 from ...session import Session
-from ...tensor import RELU_MODES
 from .architectures import check_fits
 from .errors import ArchitectureError, PrivHFLError
 from .training import PRESETS, Training

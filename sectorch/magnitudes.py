@@ -1,0 +1,53 @@
+"""What the results of operations are below in magnitude, where their handlers do not say."""
+
+from __future__ import annotations
+
+import torch
+
+from .ring import HEADROOM_BITS
+from .table import Context, Row
+from .tensor import SecretTensor, SharedTensor
+
+NO_LARGER = frozenset((
+    "abs", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "amax", "amin", "avg_pool1d",
+    "avg_pool2d", "cat", "channel_shuffle", "clone", "contiguous", "diag", "diag_embed", "dropout", "flip", "gather",
+    "hardshrink", "hardswish", "hstack", "index_select", "leaky_relu", "masked_select", "max", "max_pool1d",
+    "max_pool2d", "maximum", "mean", "min", "minimum", "msort", "neg", "pixel_shuffle", "pixel_unshuffle", "positive",
+    "relu", "repeat", "repeat_interleave", "requires_grad_", "roll", "rot90", "silu", "softshrink", "sort", "stack",
+    "take_along_dim", "tanhshrink", "tile", "to", "topk", "tril", "triu", "unfold_patches", "vstack",
+))  # fmt: skip
+"""Operations whose results are no larger in magnitude than their largest operand, and so are views."""
+
+AT_MOST_FOUR = frozenset((
+    "acos", "asin", "atan", "atan2", "cos", "cosine_similarity", "erf", "erfc", "hardsigmoid", "sigmoid", "sign", "sin",
+    "softmax", "softmin", "softsign", "tanh",
+))  # fmt: skip
+
+ONE_LARGER = frozenset(("celu", "elu", "gelu", "logsigmoid", "mish", "softplus"))
+"""Operations whose results are larger than their operand by two at most."""
+
+
+def bound_of(
+    context: Context, row: Row, scale_bits: int, dtype: torch.dtype, given: list[SecretTensor], outermost: bool
+) -> float | None:
+    """The bound of a result whose handler gave none.
+
+    None, if an operand has none and so what is made of it is vouched for, or in a handler that is another's part.
+    """
+    one = 2.0**scale_bits
+    if not context.scheme.range_check:
+        return None
+    if dtype == torch.bool or row.name in AT_MOST_FOUR:
+        return 4 * one
+    bounds = [2.0 ** (scale_bits - x.scale_bits) * x.bound for x in given if isinstance(x, SharedTensor) and x.bound]
+    known = len(bounds) == sum(isinstance(x, SharedTensor) for x in given)
+    if known and not dtype.is_floating_point and any(_dtype(x).is_floating_point for x in given):
+        return 2.0**32  # positions
+    if known and (row.view or row.name in NO_LARGER | ONE_LARGER):
+        return max(bounds) + (2 * one if row.name in ONE_LARGER else 0)
+    return None if not known or not outermost else 2.0**HEADROOM_BITS
+
+
+def _dtype(x: SecretTensor) -> torch.dtype:
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.dtype
