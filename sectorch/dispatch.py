@@ -34,7 +34,7 @@ from .errors import (
     ShapeError,
     UnsupportedOpError,
 )
-from .magnitudes import bound_of
+from .magnitudes import bound_of, plain_dtype
 from .mpc.shares import Shares, each
 from .private import to_meta
 from .table import (
@@ -325,7 +325,7 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list, retur
             )
         for x in returned:
             same = isinstance(x, SharedTensor) and x.shares is result.shares and x.scale_bits == result.scale_bits
-            if same and _plain_dtype(x) == meta.dtype:
+            if same and plain_dtype(x) == meta.dtype:
                 return x
         shares, scale_bits, bound = result
         bound = bound_of(context, row, scale_bits, meta.dtype, given, _DEPTH.get() == 1) if bound is None else bound
@@ -352,11 +352,6 @@ def _flagged(wrapped: Any, given: list[SecretTensor], raised: tuple[Shares, ...]
             if isinstance(leaf, SharedTensor):
                 leaf.flags = tuple(flags)
     return wrapped
-
-
-def _plain_dtype(x: SecretTensor) -> torch.dtype:
-    with torch._C.DisableTorchFunctionSubclass():
-        return x.dtype
 
 
 def _in_place_target(func: Callable, args: tuple) -> SharedTensor | None:

@@ -41,13 +41,14 @@ def bound_of(
         return 4 * one
     bounds = [2.0 ** (scale_bits - x.scale_bits) * x.bound for x in given if isinstance(x, SharedTensor) and x.bound]
     known = len(bounds) == sum(isinstance(x, SharedTensor) for x in given)
-    if known and not dtype.is_floating_point and any(_dtype(x).is_floating_point for x in given):
+    if known and not dtype.is_floating_point and any(plain_dtype(x).is_floating_point for x in given):
         return 2.0**32  # positions
     if known and (row.view or row.name in NO_LARGER | ONE_LARGER):
         return max(bounds) + (2 * one if row.name in ONE_LARGER else 0)
     return None if not known or not outermost else 2.0**HEADROOM_BITS
 
 
-def _dtype(x: SecretTensor) -> torch.dtype:
+def plain_dtype(x: SecretTensor) -> torch.dtype:
+    """What a secret tensor passes for."""
     with torch._C.DisableTorchFunctionSubclass():
         return x.dtype
