@@ -24,6 +24,7 @@ from sectorch.randomness import PairKey, random_secret
 from sectorch.runtime.ledger import Profile
 from sectorch.runtime.local import LocalRuntime
 from sectorch.session import Session, default_session
+from sectorch.tensor import unwrapped
 
 THREADS = 8
 TOLERANCE = 1e-4
@@ -318,6 +319,6 @@ def test_a_tape_of_which_nothing_was_taken_can_be_claimed_again():
     with session.replay(secured.party, tape) as net:
         with pytest.raises(MaterialError, match="used already"):
             tape.claim(session.runtime.session)
-        checked(lambda x: secured._recorded(net, x), model, torch.randn(2, 3))
+        checked(lambda x: unwrapped(secured._recorded(net, x)), model, torch.randn(2, 3))
     with pytest.raises(MaterialError, match="used already"):
         tape.claim(session.runtime.session)
