@@ -10,20 +10,21 @@ from .tensor import SecretTensor, SharedTensor
 
 NO_LARGER = frozenset((
     "abs", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "amax", "amin", "avg_pool1d",
-    "avg_pool2d", "cat", "channel_shuffle", "clone", "contiguous", "diag", "diag_embed", "dropout", "flip", "gather",
-    "hardshrink", "hardswish", "hstack", "index_select", "leaky_relu", "masked_select", "max", "max_pool1d",
+    "avg_pool2d", "channel_shuffle", "clone", "contiguous", "diag", "diag_embed", "dropout", "flip", "gather",
+    "hardshrink", "hardswish", "index_select", "leaky_relu", "masked_select", "max", "max_pool1d",
     "max_pool2d", "maximum", "mean", "min", "minimum", "msort", "neg", "pixel_shuffle", "pixel_unshuffle", "positive",
-    "relu", "repeat", "repeat_interleave", "requires_grad_", "roll", "rot90", "silu", "softshrink", "sort", "stack",
-    "take_along_dim", "tanhshrink", "tile", "to", "topk", "tril", "triu", "unfold_patches", "vstack",
+    "relu", "repeat", "repeat_interleave", "requires_grad_", "roll", "rot90", "silu", "softshrink", "sort",
+    "take_along_dim", "tanhshrink", "tile", "to", "topk", "tril", "triu", "unfold_patches",
 ))  # fmt: skip
-"""Operations whose results are no larger in magnitude than their largest operand, and so are views."""
+"""Operations whose results are no larger in magnitude than their largest shared operand, and so are views. What joins
+shared and public operands says its bound itself."""
 
 AT_MOST_FOUR = frozenset((
     "acos", "asin", "atan", "atan2", "cos", "cosine_similarity", "erf", "erfc", "hardsigmoid", "sigmoid", "sign", "sin",
     "softmax", "softmin", "softsign", "tanh",
 ))  # fmt: skip
 
-ONE_LARGER = frozenset(("celu", "elu", "gelu", "logsigmoid", "mish", "softplus"))
+ONE_LARGER = frozenset(("gelu", "logsigmoid", "mish", "softplus"))
 """Operations whose results are larger than their operand by two at most."""
 
 

@@ -38,7 +38,6 @@ class Scheme:
             raise ArgumentError(f"relu must be one of {', '.join(RELU_MODES)}, got {self.relu!r}")
         if self.network not in NETWORKS:
             raise ArgumentError(f"network must be one of {', '.join(NETWORKS)}, got {self.network!r}")
-
         if self.limit_bits is not None and not 1 <= self.limit_bits <= 61 - 2 * self.frac_bits:
             raise ArgumentError(
                 f"activations below 2^{self.limit_bits} leave no room for weights beside 2 x {self.frac_bits} fraction "

@@ -30,7 +30,7 @@ from .mask import Masked, open_masked
 from .select import BitMask, open_bit, random_bits, select
 from .shares import Shares, add, each, sub, whole
 from .truncate import check_shift, half, truncate
-from .within import blocks_above, count_above, part_of, raise_above
+from .within import blocks_above, part_of, raise_above
 
 
 def relu(
@@ -163,7 +163,7 @@ def _compared(
     spans = ((0, shift), (shift, high))
     counts = tuple(block_count(*span) for span in spans)
     plane = high if limit_bits is None else min(high, shift + limit_bits)
-    top, total = count_above(plane, high), sum(counts)
+    top, total = block_count(plane, high), sum(counts)
     codes, tops = deal_codes(net, x, spans, (high,) if high == 63 else (high, 63))
 
     def public(*c):

@@ -21,14 +21,9 @@ from .circuit import Circuit
 from .compare import CODES, block_count, deal_codes, forest, leaves, open_blocks
 from .fss import signs
 from .guard import flags_of_bits, kept_rows, raise_flags
-from .layers import Layer, and_layers
+from .layers import Layer, and_layers, pick
 from .mask import Masked
 from .shares import Shares, each, whole
-
-
-def count_above(k: int, high: int) -> int:
-    """Blocks of the planes below `high` that reach above plane k."""
-    return block_count(k, high)
 
 
 def part_of(codes: torch.Tensor, blocks: int, first: int, last: int) -> torch.Tensor:
@@ -54,7 +49,7 @@ def _carried(parts: int, whole: bool, thresholds: int) -> tuple[tuple[Layer, ...
 
 def blocks_above(net: Net, c: Located, thresholds: Sequence[int], k: int, high: int = 63) -> tuple[Located, Located]:
     """h_j of the blocks above plane k of c - t, and its plane `high`, for every threshold: [8, T blocks, W], [T, W]."""
-    span = (high - 3 * count_above(k, high), high)
+    span = (high - 3 * block_count(k, high), high)
 
     def public(c):
         found = [open_blocks(rows(c - t), [span], (high,)) for t in thresholds]
@@ -111,7 +106,7 @@ def raise_outside(
         raise_flags(net, flags_of_bits(net, outside))
         return
     span = (shift, 63)
-    blocks, top = block_count(*span), count_above(k, 63)
+    blocks, top = block_count(*span), block_count(k, 63)
     low = blocks - top
     codes, _ = deal_codes(net, x, [span])
     hot, signs_of_c = blocks_above(net, c, (limit, -limit), k)
@@ -135,7 +130,7 @@ def raise_outside(
     counts, kept = ((low, top, top), (True,) * 3) if low else ((top, top), (True,) * 2)
     layers, places = forest(counts, kept)
     found = and_layers(net, rows_of, layers)
-    ordered = each(net, lambda g: torch.cat([g[list(places)]]), found)
+    ordered = each(net, lambda g: pick(g, places), found)
     carried, _ = _carried(1 if low else 0, u is not None, 2)
     if u is not None:
         ordered = each(net, lambda u, g: torch.cat((u.view(1, -1), g)), u, ordered)

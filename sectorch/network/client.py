@@ -153,27 +153,29 @@ class Connection:
             raise FrameError("the server's reply lacks the models' names")
         return [name_of(name, "a model's name in the server's list", FrameError) for name in listed]
 
-    def model(self, name: str, frac_bits: int = 20, network: str = "lan") -> RemoteModel:
+    def model(self, name: str, frac_bits: int = 20, network: str = "lan", *, range_check: bool = False) -> RemoteModel:
         """The model of the answering party of that name.
 
         Args:
-            frac_bits, network: see `sectorch.secure`.
+            frac_bits, network, range_check: see `sectorch.secure`.
 
         Raises:
             ArgumentError: what is no name. UnknownModelError: it is not connected; the text lists those that are.
         """
-        model = RemoteModel(self, name, Scheme(frac_bits, network=network))
+        model = RemoteModel(self, name, Scheme(frac_bits, network=network, range_check=range_check))
         self._asked.add(model)
         return model
 
-    def aggregate(self, names: list[str], frac_bits: int = 20, network: str = "lan") -> RemoteGroup:
+    def aggregate(
+        self, names: list[str], frac_bits: int = 20, network: str = "lan", *, range_check: bool = False
+    ) -> RemoteGroup:
         """Several models that are asked at once; the result is the sum of theirs, and nothing else is learned.
 
         Raises:
             UnknownModelError: one is not connected.
             ShapeError: they take different kinds of input.
         """
-        return RemoteGroup(self, names, Scheme(frac_bits, network=network))
+        return RemoteGroup(self, names, Scheme(frac_bits, network=network, range_check=range_check))
 
 
 def connect(

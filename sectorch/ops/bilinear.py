@@ -74,7 +74,7 @@ def bilinear(
 def _shares_of_range(context: Context, x: Fixed, y: Fixed, terms: int) -> tuple[float, float]:
     """What two factors may be in magnitude so that the sum of so many products stays in the ring; infinite for one
     that surely is."""
-    if x.bound is None or y.bound is None:
+    if x.bound is None or y.bound is None or not terms:
         return math.inf, math.inf
     f, limit = context.frac_bits, context.scheme.activation_limit
     scales = [v.scale_bits if v.scale_bits <= f + SLACK_BITS else f for v in (x, y)]

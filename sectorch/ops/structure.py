@@ -167,7 +167,10 @@ implements("vstack", torch.vstack, note="local")(lambda context, tensors: _joine
 def _joined(context: Context, tensors: Any, join) -> Fixed:
     operands = [summand(context, x) for x in tensors]
     parts = aligned(context, *operands)
-    return Fixed(each(context.net, lambda *values: join(values), *(x.shares for x in parts)), parts[0].scale_bits)
+    bounds = [x.bound for x in parts]
+    bound = None if None in bounds else max(bounds)
+    shares = each(context.net, lambda *values: join(values), *(x.shares for x in parts))
+    return Fixed(shares, parts[0].scale_bits, bound)
 
 
 @implements("contiguous", T.contiguous, note="the tensor itself")

@@ -131,7 +131,7 @@ class Client:
 
     def _right(self, layer: Layer, values: torch.Tensor) -> Operand:
         matrix = layer.features(values)
-        return squaring(layer, matrix.shape[1], self._slots).right(matrix, self._keys)
+        return squaring(layer, matrix.shape[1], self._slots).right(matrix, self._keys, None)
 
 
 class Server:
