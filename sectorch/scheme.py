@@ -24,7 +24,7 @@ class Scheme:
     """Every activation is known to lie below 2^value_bits in magnitude; None assumes nothing."""
     network: str = "lan"
     """What the parties' network is like: "lan" sends the fewest bytes, "wan" waits for the fewest rounds."""
-    range_check: bool = False
+    range_check: bool = True
     """Whether a value that leaves its range is noticed, and Q gets `RangeExceededError` in place of a result."""
     limit_bits: int | None = None
     """Activations stay below 2^limit_bits in magnitude; None for a share of the range that leaves room for weights."""

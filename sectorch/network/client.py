@@ -153,7 +153,7 @@ class Connection:
             raise FrameError("the server's reply lacks the models' names")
         return [name_of(name, "a model's name in the server's list", FrameError) for name in listed]
 
-    def model(self, name: str, frac_bits: int = 20, network: str = "lan", *, range_check: bool = False) -> RemoteModel:
+    def model(self, name: str, frac_bits: int = 20, network: str = "lan", *, range_check: bool = True) -> RemoteModel:
         """The model of the answering party of that name.
 
         Args:
@@ -167,7 +167,7 @@ class Connection:
         return model
 
     def aggregate(
-        self, names: list[str], frac_bits: int = 20, network: str = "lan", *, range_check: bool = False
+        self, names: list[str], frac_bits: int = 20, network: str = "lan", *, range_check: bool = True
     ) -> RemoteGroup:
         """Several models that are asked at once; the result is the sum of theirs, and nothing else is learned.
 

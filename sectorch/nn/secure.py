@@ -331,7 +331,7 @@ def secure(
     backend: str = "shares",
     keys: Any = None,
     activation_limit: float | None = None,
-    range_check: bool = False,
+    range_check: bool = True,
 ) -> SecureModule | CKKSModule:
     """Wrap a module: its weights become A's secret, its inputs Q's, and only Q learns the result.
 
