@@ -46,8 +46,12 @@ class Scheme:
 
     @property
     def activation_bits(self) -> int:
-        """`limit_bits`, or five of eight of the bits that products leave to whole numbers: 13 with 20 fraction bits."""
-        return (61 - 2 * self.frac_bits) * 5 // 8 if self.limit_bits is None else self.limit_bits
+        """`limit_bits`, or five of eight of the bits that products leave to whole numbers: 13 with 20 fraction bits.
+
+        Functions and norms are right for arguments below 2^(56 - 2f); no more than that, where nothing is named.
+        """
+        bits = min((61 - 2 * self.frac_bits) * 5 // 8, 56 - 2 * self.frac_bits)
+        return bits if self.limit_bits is None else self.limit_bits
 
     @property
     def activation_limit(self) -> float:

@@ -14,11 +14,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from last_places import BITS, LAST, LIMIT, close, grid, layer_norm, numbers
+from last_places import BITS, LAST, LIMIT, close, grid, layer_norm, numbers, shared
 
 import sectorch
 from sectorch.table import Context, Fixed
-from sectorch.tensor import Scheme
 
 
 def places(count: int, frac_bits: int = BITS, signed: bool = True) -> torch.Tensor:
@@ -114,7 +113,7 @@ def check(name: str, x: torch.Tensor) -> int:
     x, y = x[here], y[here]
     if not x.numel():
         return 0
-    got = domain.function(sectorch.share(x)).reveal()
+    got = domain.function(shared(x)).reveal()
     excess = (got - y).abs() - domain.bound(x, y)
     worst = int(excess.argmax())
     assert excess[worst] <= 0, f"{name}({x[worst]}) = {got[worst]}, not {y[worst]}"
@@ -163,7 +162,7 @@ def test_other_formats(name: str, bits: int):
     x = x[where(x)]
     y = function(x)
     x, y = (v[y.isfinite() & (y.abs() < 2.0 ** (56 - 2 * bits))] for v in (x, y))
-    got = function(sectorch.share(x, scheme=Scheme(frac_bits=bits))).reveal()
+    got = function(shared(x, bits)).reveal()
     last = 2.0**-bits
     bound = (4 * last + 2e-6) * (1 + scale(x, y))
     worst = int(((got - y).abs() - bound).argmax())
@@ -220,7 +219,7 @@ def test_quotients_of_secrets(pairs: list[tuple[float, float]]):
     here = (y != 0) & ((x / y).abs() < LIMIT)
     x, y = x[here], y[here]
     if x.numel():
-        got, wanted = (sectorch.share(x) / sectorch.share(y)).reveal(), x / y
+        got, wanted = (shared(x) / shared(y)).reveal(), x / y
         assert ((got - wanted).abs() <= 8 * LAST + 2e-6 * wanted.abs()).all()
 
 
@@ -285,7 +284,7 @@ def test_what_cannot_be_held_is_declared(name: str, monkeypatch):
     function, values = OUTSIDE[name]
     for value in values:
         declared = Declared(monkeypatch)
-        function(sectorch.share(torch.tensor([value], dtype=torch.float64)))
+        function(shared(torch.tensor([value], dtype=torch.float64)))
         assert declared.broken, f"{name}({value})"
 
 

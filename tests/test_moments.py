@@ -10,9 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from last_places import LIMIT, close, grid, layer_norm
-
-import sectorch
+from last_places import LIMIT, close, grid, layer_norm, shared
 
 
 @dataclass(frozen=True)
@@ -103,8 +101,8 @@ def test_large_rows(n: int, exponent: float):
 
 def test_constant_rows_have_no_deviation():
     x = grid(torch.tensor([0.1, 123.4567, -60_000.3]))[:, None].expand(3, 768).contiguous()
-    assert not layer_norm(1e-12)(sectorch.share(x)).reveal().any()
-    assert not sectorch.share(x).var(-1).reveal().any()
+    assert not layer_norm(1e-12)(shared(x)).reveal().any()
+    assert not shared(x).var(-1).reveal().any()
 
 
 @settings(max_examples=10)

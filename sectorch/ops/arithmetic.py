@@ -18,6 +18,7 @@ from ..tensor import PrivateTensor, SecretTensor, SharedTensor
 from .bilinear import bilinear, scaled
 from .common import SLACK_BITS, encoded_public, fixed, local, plus, refuse, require, settled, shortened, summand, total
 from .powers import fractional_power, quotient
+from .ranges import within_domain
 from .reduction import over
 from .smooth import tensor
 
@@ -158,7 +159,7 @@ def power(context: Context, x: Any, exponent: Any) -> Fixed:
     if not isinstance(x, SharedTensor):
         if not isinstance(x, (int, float)) or x <= 0:
             refuse("pow with a base that is neither secret nor a positive number", "use exp and log")
-        return fixed(torch.exp(exponent * math.log(x)))
+        return fixed(torch.exp(_exponent(context, fixed(exponent), math.log(x))))
     public = isinstance(exponent, torch.Tensor) and not isinstance(exponent, SecretTensor)
     if public and bool((exponent == exponent.to(torch.float64).round()).any()):
         refuse("whole exponents in a tensor", "they are exact for negative bases too: use x ** n with a number")
@@ -178,6 +179,12 @@ def power(context: Context, x: Any, exponent: Any) -> Fixed:
     if n == 0:
         return _constant(context, x, 1.0)
     return _whole_power(context, fixed(x), n)
+
+
+def _exponent(context: Context, x: Fixed, factor: float) -> SharedTensor:
+    """x times a public factor, for exp: what is far below zero may be beyond the limit of activations."""
+    value = within_domain(context, settled(context, x))
+    return tensor(context, scaled(context, value._replace(bound=None) if abs(factor) < 32 else value, factor))
 
 
 def _whole_power(context: Context, x: Fixed, n: int) -> Fixed:

@@ -11,13 +11,14 @@ import torch
 
 from ..errors import FixedPointRangeError
 from ..mpc.linear import linear
-from ..mpc.multiply import multiply
+from ..mpc.mask import open_masked
+from ..mpc.multiply import multiply, multiply_masked
 from ..mpc.shares import each
 from ..mpc.truncate import MAX_SHIFT
 from ..ring import HEADROOM_BITS, check_encodable, encode
 from ..table import Context, Fixed
 from ..tensor import PrivateTensor, SharedTensor
-from .common import SLACK_BITS, encoded_public, fixed, fractional, plus, refuse, settled
+from .common import SLACK_BITS, encoded_public, fixed, fractional, plus, refuse, settled, settled_bits, shortened
 from .ranges import CAPACITY, ROOM, beyond, domain_bits, fitted, limit_at
 
 Sums = Callable[[torch.Tensor], torch.Tensor]
@@ -54,9 +55,11 @@ def bilinear(
         left, right = settled(context, left, most=most[0]), settled(context, right, most=most[1])
         if left.scale_bits + right.scale_bits > 2 * context.frac_bits + SLACK_BITS:
             left, right = settled(context, left, 0), settled(context, right, 0)
-        left, right = _factors(context, left, right, terms)
+        left, right = _factors(context, left, right, terms, most)
         known = left.bound is not None and right.bound is not None
         bound = terms * left.bound * right.bound if known else None
+        if known and terms == 1 and bound > CAPACITY:
+            return _checked_product(context, product, left, right)
         return Fixed(multiply(net, product, left.shares, right.shares), left.scale_bits + right.scale_bits, bound)
     if isinstance(y, PrivateTensor):
         left = settled(context, fixed(x))
@@ -71,35 +74,53 @@ def bilinear(
     return _times_public(context, product, fixed(x), y, sums[1])
 
 
-def _shares_of_range(context: Context, x: Fixed, y: Fixed, terms: int) -> tuple[float, float]:
-    """What two factors may be in magnitude so that the sum of so many products stays in the ring; infinite for one
-    that surely is."""
-    if x.bound is None or y.bound is None or not terms:
-        return math.inf, math.inf
+def _shares_of_range(context: Context, x: Fixed, y: Fixed, terms: int) -> tuple[float | None, float | None]:
+    """What two factors may be in magnitude so that the sum of so many products stays in the ring; None for one that
+    only needs to be below the activation limit. A single product is checked itself."""
+    if x.bound is None or y.bound is None or terms <= 1:
+        return None, None
     f, limit = context.frac_bits, context.scheme.activation_limit
     scales = [v.scale_bits if v.scale_bits <= f + SLACK_BITS else f for v in (x, y)]
     sizes = [min(v.bound / 2.0**v.scale_bits, limit) for v in (x, y)]
     product = CAPACITY / terms / 2.0 ** sum(scales)
     if sizes[0] * sizes[1] <= product:
-        return math.inf, math.inf
+        return None, None
     half = math.sqrt(product)
     if min(sizes) > half:
         return half, half
     other = product / min(sizes)
-    return (math.inf, other) if sizes[0] <= sizes[1] else (other, math.inf)
+    return (None, other) if sizes[0] <= sizes[1] else (other, None)
 
 
-def _factors(context: Context, x: Fixed, y: Fixed, terms: int) -> tuple[Fixed, Fixed]:
-    """Two settled factors whose sum of so many products stays in the ring: what is not sure to is checked."""
+def _factors(
+    context: Context, x: Fixed, y: Fixed, terms: int, most: tuple[float | None, float | None]
+) -> tuple[Fixed, Fixed]:
+    """Two settled factors; where their products may leave the ring, each is below the activation limit, or `most`."""
     if x.bound is None or y.bound is None or terms * x.bound * y.bound <= CAPACITY:
         return x, y
-    most = _shares_of_range(context, x, y, terms)
-    if most == (math.inf, math.inf):  # below the limit they fit
-        most = context.scheme.activation_limit, context.scheme.activation_limit
+    limit = context.scheme.activation_limit
     return tuple(
-        fitted(context, v, min(m, context.scheme.activation_limit) * 2.0**v.scale_bits)
-        for v, m in zip((x, y), most, strict=True)
+        fitted(context, v, (limit if m is None else m) * 2.0**v.scale_bits) for v, m in zip((x, y), most, strict=True)
     )
+
+
+def _checked_product(context: Context, product: Callable, x: Fixed, y: Fixed) -> Fixed:
+    """The product of two factors that may be beyond the ring, though neither is beyond the activation limit.
+
+    One factor with fewer bits, times the other, stays in the ring, and shows beside the product how large that is. No
+    step of the result waits for it.
+    """
+    net, scale = context.net, x.scale_bits + y.scale_bits
+    over = 1 + math.ceil(math.log2(x.bound * y.bound / CAPACITY))
+    shortens_x = x.shares.shape.numel() < y.shares.shape.numel()
+    long, short = (y, x) if shortens_x else (x, y)
+    coarse = shortened(context, short, short.scale_bits - over)
+    a, b, c = (open_masked(net, v.shares) for v in (x, y, coarse))
+    result = multiply_masked(net, product, a, b)
+    probe = multiply_masked(net, product, *((c, b) if shortens_x else (a, c)))
+    allowed = CAPACITY / 2.0**over - long.bound
+    probe = fitted(context, Fixed(probe, scale - over, long.bound * coarse.bound), allowed)
+    return Fixed(result, scale, 2.0**over * (probe.bound + long.bound))
 
 
 def _check_sums(context: Context, weight: PrivateTensor, sums: Sums) -> None:
@@ -151,10 +172,12 @@ def _times_public(context: Context, product: Callable, x: Fixed, value: Any, sum
         x = settled(context, x, 0)
         parts = (torch.where(small, weight, 0.0), f), (torch.where(small, 0.0, weight), f + SLACK_BITS - size)
     else:
-        x = settled(context, x)
-        room = 2 * f + SLACK_BITS - x.scale_bits
-        most = f if isinstance(value, torch.Tensor) else min(f - size, f + SLACK_BITS + MAX_SHIFT - x.scale_bits)
-        parts = ((weight, min(max(f, most), room - size) if size > 0 else max(f, most)),)
+        scale = settled_bits(context, x.scale_bits)
+        room = 2 * f + SLACK_BITS - scale
+        most = f if isinstance(value, torch.Tensor) else min(f - size, f + SLACK_BITS + MAX_SHIFT - scale)
+        bits = min(max(f, most), room - size) if size > 0 else max(f, most)
+        parts = ((weight, bits),)
+        x = settled(context, x, most=CAPACITY / _largest(weight, sums) / 2.0 ** (scale + bits))
     results = [_product(context, product, x, encode(part, bits), bits, sums) for part, bits in parts]
     results = [r if r.scale_bits <= 2 * f + SLACK_BITS else settled(context, r) for r in results]
     return results[0] if len(results) == 1 else plus(context, settled(context, results[0], 0), results[1])
@@ -174,14 +197,19 @@ def _times_power_of_two(context: Context, x: Fixed, exponent: int, negative: boo
 
 def _product(context: Context, product: Callable, x: Fixed, weight: torch.Tensor, bits: int, sums: Sums) -> Fixed:
     """x times ring elements of so many fraction bits."""
-    known = not weight.is_meta and weight.numel()
-    largest = float(sums(weight.to(torch.float64).abs()).max()) if known else 1.0
+    largest = _largest(weight, sums)
     if beyond(x, largest):
         x = settled(context, x, SLACK_BITS, CAPACITY / largest / 2.0**context.frac_bits)
     x = fitted(context, x, CAPACITY / max(1.0, largest))
     bound = None if x.bound is None else x.bound * largest
     shares = each(context.net, lambda v: product(v, weight.to(v.device)), x.shares)
     return Fixed(shares, x.scale_bits + bits, bound)
+
+
+def _largest(weight: torch.Tensor, sums: Sums) -> float:
+    """What the magnitudes of the factors of one output sum to at most; 1 of none, and where they are not known."""
+    known = not weight.is_meta and weight.numel()
+    return (float(sums(weight.to(torch.float64).abs()).max()) or 1.0) if known else 1.0
 
 
 def _magnitude(values: torch.Tensor) -> int:

@@ -61,10 +61,10 @@ def shortened(context: Context, x: Fixed, scale_bits: int) -> Fixed:
     return x
 
 
-def settled(context: Context, x: Fixed, slack: int = SLACK_BITS, most: float = math.inf) -> Fixed:
+def settled(context: Context, x: Fixed, slack: int = SLACK_BITS, most: float | None = None) -> Fixed:
     """The value ready to be a factor: truncated to f fraction bits unless it has at most `slack` more.
 
-    What is truncated is checked beside that to be below the activation limit, and `most`.
+    What is truncated is checked beside that to be below `most`, which is the activation limit where it is not given.
     """
     while x.scale_bits - context.frac_bits > slack:
         shift = excess(context, x.scale_bits)
@@ -72,6 +72,13 @@ def settled(context: Context, x: Fixed, slack: int = SLACK_BITS, most: float = m
         shares = truncate(context.net, x.shares, shift, context.scheme.fss, limit)
         x = Fixed(shares, x.scale_bits - shift, dropped(context, x, shift, most))
     return x
+
+
+def settled_bits(context: Context, scale_bits: int) -> int:
+    """The fraction bits that `settled` leaves of so many."""
+    while scale_bits - context.frac_bits > SLACK_BITS:
+        scale_bits -= excess(context, scale_bits)
+    return scale_bits
 
 
 def beside(context: Context, x: Fixed, *bounds: float) -> Fixed:
@@ -91,8 +98,9 @@ def aligned(context: Context, *values: Fixed) -> list[Fixed]:
     # The sum of all must stay in the ring.
     part = CAPACITY / len(values)
     if any(x.bound is not None and x.bound * 2.0 ** (scale - x.scale_bits) > part for x in values):
-        values = tuple(settled(context, x, 0) for x in values)
-        scale = max(x.scale_bits for x in values)
+        if part < limit_at(context, scale):
+            values = tuple(settled(context, x, 0) for x in values)
+            scale = max(x.scale_bits for x in values)
         values = tuple(fitted(context, x, part * 2.0 ** (x.scale_bits - scale)) for x in values)
     return [raised(context, x, scale) for x in values]
 
@@ -191,8 +199,9 @@ def _plus(context: Context, x: Fixed, value: Any, sign: int = 1) -> Fixed:
         x = raised(context, x, scale)
     bound = _largest(context, value, scale)
     if x.bound is not None and x.bound + bound > CAPACITY:
-        x = settled(context, x, 0)
-        scale, bound = x.scale_bits, _largest(context, value, x.scale_bits)
+        if CAPACITY - bound < limit_at(context, scale):
+            x = settled(context, x, 0)
+            scale, bound = x.scale_bits, _largest(context, value, x.scale_bits)
         x = fitted(context, x, CAPACITY - bound)
     content = located_or_public(context, value, scale)
     if sign < 0:
@@ -221,7 +230,9 @@ def local(context: Context, f: Callable, x: SharedTensor, terms: int = 1) -> Fix
     """
     value, own = fixed(x), x.shares.Q
     if terms > 1 and beyond(value, terms):
-        value = fitted(context, settled(context, value, 0), CAPACITY / terms)
+        if CAPACITY / terms < limit_at(context, value.scale_bits):
+            value = settled(context, value, 0)
+        value = fitted(context, value, CAPACITY / terms)
     bound = None if value.bound is None else value.bound * max(1, terms)
     shares = each(context.net, f, value.shares)
     if own is not None:

@@ -35,13 +35,13 @@ def limit_at(context: Context, scale_bits: int) -> float:
     return 2.0 ** (context.scheme.activation_bits + scale_bits)
 
 
-def limit_bits(context: Context, x: Fixed, scale_bits: int, most: float = math.inf) -> int | None:
+def limit_bits(context: Context, x: Fixed, scale_bits: int, most: float | None = None) -> int | None:
     """For protocols that bring x to so many fraction bits: the bits that it must fit, or None if it is sure to.
 
     Without range checks, and for values that their handler vouches for, nothing is checked.
 
     Args:
-        most: what x must be below in magnitude, if that is less than the activation limit.
+        most: what x must be below in magnitude; None for the activation limit.
     """
     if x.bound is None or not context.scheme.range_check:
         return None
@@ -49,11 +49,11 @@ def limit_bits(context: Context, x: Fixed, scale_bits: int, most: float = math.i
     return bits if x.bound * 2.0 ** (scale_bits - x.scale_bits) > 2.0**bits else None
 
 
-def _bits(context: Context, most: float) -> int:
-    return min(context.scheme.activation_bits, math.floor(math.log2(most)) if most < math.inf else 64)
+def _bits(context: Context, most: float | None) -> int:
+    return context.scheme.activation_bits if most is None else math.floor(math.log2(most))
 
 
-def dropped(context: Context, x: Fixed, shift: int, most: float = math.inf) -> float | None:
+def dropped(context: Context, x: Fixed, shift: int, most: float | None = None) -> float | None:
     """The bound of x with so many fraction bits less, after the check that `limit_bits` asks for."""
     if x.bound is None:
         return None
