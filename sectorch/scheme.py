@@ -20,14 +20,13 @@ class Scheme:
 
     frac_bits: int = FRAC_BITS
     relu: str = "exact"
-    value_bits: int | None = None
-    """Every activation is known to lie below 2^value_bits in magnitude; None assumes nothing."""
     network: str = "lan"
     """What the parties' network is like: "lan" sends the fewest bytes, "wan" waits for the fewest rounds."""
     range_check: bool = True
     """Whether a value that leaves its range is noticed, and Q gets `RangeExceededError` in place of a result."""
     limit_bits: int | None = None
-    """Activations stay below 2^limit_bits in magnitude; None for a share of the range that leaves room for weights."""
+    """Activations stay below 2^limit_bits in magnitude; None for a share of the range that leaves room for weights.
+    Without range checks a limit that is named is taken for granted: comparisons look at no plane above it."""
 
     def __post_init__(self):
         if not 1 <= self.frac_bits <= 26:

@@ -252,7 +252,7 @@ class PartySession:
 
 def scheme_in(scheme: Scheme) -> dict:
     """A number representation as a part of a request; `scheme_of` reads it."""
-    kept = ("frac_bits", "value_bits", "network", "limit_bits", "range_check")
+    kept = ("frac_bits", "network", "limit_bits", "range_check")
     return {name: getattr(scheme, name) for name in kept}
 
 
@@ -263,12 +263,11 @@ def scheme_of(request: dict) -> Scheme:
         FrameError: not one that exists.
     """
     try:
-        frac_bits, value_bits = request.get("frac_bits", 20), request.get("value_bits")
-        limit_bits, check = request.get("limit_bits"), request.get("range_check", False)
-        whole = {type(value_bits), type(limit_bits)} <= {int, type(None)}
-        if type(frac_bits) is not int or not whole or type(check) is not bool:
+        frac_bits, limit_bits = request.get("frac_bits", 20), request.get("limit_bits")
+        check = request.get("range_check", True)
+        if type(frac_bits) is not int or type(limit_bits) not in (int, type(None)) or type(check) is not bool:
             raise FrameError("a scheme of wrong types")
-        return Scheme(frac_bits, "exact", value_bits, str(request.get("network", "lan")), check, limit_bits)
+        return Scheme(frac_bits, "exact", str(request.get("network", "lan")), check, limit_bits)
     except NetworkError:
         raise
     except SectorchError as error:

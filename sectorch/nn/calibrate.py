@@ -29,8 +29,9 @@ def calibrate(
 ) -> Scheme:
     """The scheme with the most fraction bits, up to `frac_bits`, that holds all values of a plain run with a margin.
 
-    Every activation is then taken to lie below the largest one seen times 2^`MARGIN_BITS`, and comparisons look at no
-    plane above. An input that exceeds this gives a wrong result: calibrate on data like that of the queries.
+    The limit of activations is the largest one seen times 2^`MARGIN_BITS`. An input that exceeds it ends in
+    `RangeExceededError`: calibrate on data like that of the queries. Without range checks it is taken for granted,
+    comparisons look at no plane above, and such an input gives a wrong result.
 
     Raises:
         FixedPointRangeError: naming the layer whose values cannot fit.
@@ -44,15 +45,15 @@ def calibrate(
             "numbers; name frac_bits instead"
         )
     largest, at = ranges(program, batch)
-    value_bits = max(1, math.ceil(math.log2(max(largest, 2.0**-20)))) + MARGIN_BITS
+    limit_bits = max(1, math.ceil(math.log2(max(largest, 2.0**-20)))) + MARGIN_BITS
     hidden = any(op_name(node) in _HIDE_VALUES for node in program.graph.nodes)
     # A layer's sum has 2 f fraction bits, six more where averages add them, and one for a difference of two values.
-    fitting = (HEADROOM_BITS - 1 - value_bits - 6) // 2
+    fitting = (HEADROOM_BITS - 1 - limit_bits - 6) // 2
     if fitting < SMALLEST:
         raise FixedPointRangeError(
             f"{at} reaches magnitude {largest:.4g}, which leaves {fitting} fraction bits; normalise the model there"
         )
-    return Scheme(min(frac_bits, fitting), relu, None if hidden else value_bits, network)
+    return Scheme(min(frac_bits, fitting), relu, network, limit_bits=None if hidden else limit_bits)
 
 
 _HIDE_VALUES = (

@@ -371,7 +371,7 @@ def secure(
         raise ArgumentError(f"backend must be 'shares' or 'ckks', got {backend!r}")
     if backend == "ckks":
         unused = {"relu": relu != "exact", "frac_bits": frac_bits != 20, "network": network != "lan"}
-        unused |= {"chunk": chunk is not None, "calibrate": calibrate is not None, "range_check": range_check}
+        unused |= {"chunk": chunk is not None, "calibrate": calibrate is not None, "range_check": not range_check}
         refuse_unused(unused | {"activation_limit": activation_limit is not None})
         from ..ckks import CKKSModule  # SEAL and numba, which shares do without
 
@@ -385,8 +385,7 @@ def secure(
     if calibrate is not None:
         check_model(model, device_of(model))
         found = calibrated(model, calibrate, relu, frac_bits, network)
-        seen = dict(value_bits=None, limit_bits=found.value_bits) if range_check else {}
-        scheme = replace(found, range_check=range_check, **seen | ({} if bits is None else {"limit_bits": bits}))
+        scheme = replace(found, range_check=range_check, limit_bits=found.limit_bits if bits is None else bits)
     if chunk is not None and chunk < 1:
         raise ArgumentError(f"chunk must be at least one row, got {chunk}")
     secured = SecureModule(model, session, party, scheme, chunk)

@@ -246,10 +246,10 @@ def excess(context: Context, scale_bits: int) -> int:
 
 
 def bound(context: Context, scale_bits: int, extra: int = 0) -> int:
-    """Planes that a comparison of an activation has to look at: 63, or fewer where the scheme bounds the values."""
-    if context.scheme.value_bits is None or context.scheme.range_check:
+    """Planes that a comparison of an activation has to look at: 63, or fewer where the limit is taken for granted."""
+    if context.scheme.limit_bits is None or context.scheme.range_check:
         return 63  # a range check needs them all
-    return min(63, scale_bits + context.scheme.value_bits + extra)
+    return min(63, scale_bits + context.scheme.limit_bits + extra)
 
 
 def require(context: Context, x: Fixed, low: float | None = None, high: float | None = None) -> None:

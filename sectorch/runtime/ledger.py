@@ -77,10 +77,10 @@ class Profile(Observer):
     online are counted apart, by data dependence. `offline_bytes` includes what is sent once a session (`setup_bytes`).
     """
 
-    ledger: list[Sent] = field(default_factory=list)
+    ledger: list[Sent] = field(default_factory=list, repr=False)
     seconds: float = 0.0
-    _compute: Counter = field(default_factory=Counter)
-    _start: float = 0.0
+    _compute: Counter = field(default_factory=Counter, repr=False)
+    _start: float = field(default=0.0, repr=False)
 
     def __enter__(self):
         self._start = time.perf_counter()

@@ -135,7 +135,7 @@ def test_another_model_for_q_than_a_has_is_refused_by_both(trio, small_model, mo
     assert (trio.connection.model("hospital-b")(X) - small_model(X)).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("change", [{"frac_bits": 16}, {"network": "wan"}, {"value_bits": 12}, {"of": 2}])
+@pytest.mark.parametrize("change", [{"frac_bits": 16}, {"network": "wan"}, {"limit_bits": 12}, {"of": 2}])
 def test_another_number_format_or_group_for_a_than_q_asked_for_is_refused_by_both(
     trio, small_model, monkeypatch, sent, ended, change
 ):
@@ -244,7 +244,7 @@ PARTS = st.fixed_dictionaries(
         "scheme": st.builds(
             Scheme,
             st.integers(1, 26),
-            value_bits=st.none() | st.integers(1, 30),
+            limit_bits=st.none() | st.integers(1, 9),
             network=st.sampled_from(["lan", "wan"]),
         ),
         "place": st.integers(0, 3),

@@ -16,6 +16,7 @@ from ...data.seeds import derive, generator
 from ...data.selection import NEEDS, select
 from ...errors import FixedPointRangeError
 from ...nn.calibrate import ranges, recorded
+from ...scheme import Scheme
 from .checkpoint import Store
 from .query import plain_query, secure_query, soft_labels
 from .report import Result
@@ -180,8 +181,8 @@ class PrivHFL:
         if program is None:
             return
         largest, where = ranges(program, own)
-        limit = 2.0 ** (62 - 2 * self.settings.frac_bits)
-        if 4 * largest >= limit:
+        limit = Scheme(self.settings.frac_bits).activation_limit
+        if 2 * largest >= limit:
             raise FixedPointRangeError(
                 f"{name}'s model reaches {largest:.4g} at {where}, too close to the limit {limit:.0f} of "
                 f"{self.settings.frac_bits} fraction bits; choose fewer fraction bits"

@@ -66,7 +66,9 @@ def parser() -> Parser:
     p.add_argument("--plain", action="store_true", help="the same in the clear, as an ablation; protects nothing")
     p.add_argument("--local-epochs", type=int, help="of local training (default: Table 7; digits 150)")
     p.add_argument("--epochs", type=int, help="of retraining (default 50, as in the paper)")
-    p.add_argument("--frac-bits", type=int, default=24, help="fraction bits of the shares (default 24; the paper 20)")
+    p.add_argument(
+        "--frac-bits", type=int, default=20, help="fraction bits of the shares (default 20, as in the paper)"
+    )
     p.add_argument("--chunk", type=int, help="queries that cross a session at once (default: by memory)")
     p.add_argument("--seed", type=int, default=0, help="of everything but the shares (default 0)")
     p.writes_results("runs/privhfl")

@@ -104,9 +104,9 @@ def soft_labels(total: torch.Tensor, parties: int, normalise: bool, bits: int | 
     """y <- softmax(y) at Q (Figure 5), or the mean of normalised answers; [B, classes] float64 that add up to one.
 
     Args:
-        bits: probabilities are rounded to multiples of 2^-bits; None leaves them. The last bit of a sum of truncated
-            shares is random, and training multiplies such a difference; rounding makes a run repeatable. 2^-bits must
-            be at most 1 / classes, so that some class is left.
+        bits: probabilities are rounded to multiples of 2^-bits; None leaves them. A secure and a plain run differ by
+            some 2^-f, and training multiplies such a difference; rounding takes most of it away. 2^-bits must be at
+            most 1 / classes, so that some class is left.
     """
     labels = total / parties if normalise else total.softmax(1)
     if bits is None:

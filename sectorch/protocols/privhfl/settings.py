@@ -14,7 +14,7 @@ from ...data.expansion import EXPANSIONS, LAMBDAS, PAIRED
 from ...data.selection import SELECTIONS
 from ...errors import SectorchError
 from ...nn.secure import secure
-from ...scheme import RELU_MODES
+from ...scheme import RELU_MODES, Scheme
 from ...session import Session
 from .architectures import check_fits
 from .errors import ArchitectureError, PrivHFLError
@@ -51,8 +51,8 @@ class Settings:
         local, retraining: see `training.py`.
         normalise: aggregate softmax outputs and not logits (Figure 13).
         secure: False computes the same in the clear, as an ablation; it protects nothing.
-        frac_bits: of the shares. 24 leaves activations a range of 2^14 and makes soft labels repeatable; the paper
-            has 20.
+        frac_bits: of the shares; 20, as the paper has. More make a secure and a plain run differ by less, and leave
+            activations and weights less room: see `sectorch.Scheme`.
         relu: "exact", or the paper's leaky "privhfl".
         label_bits: Q rounds soft labels to multiples of 2^-label_bits; 0 leaves them. See `query.soft_labels`.
         chunk: queries that cross a session at once; by memory unless named.
@@ -74,7 +74,7 @@ class Settings:
     retraining: Training = PRESETS["digits"].retraining
     normalise: bool = False
     secure: bool = True
-    frac_bits: int = 24
+    frac_bits: int = 20
     relu: str = "exact"
     label_bits: int = 6
     chunk: int | None = None
@@ -184,7 +184,7 @@ def _check_client(client: Client, classes: int, how: Settings) -> None:
         raise PrivHFLError(f"{client.name}: {queries} queries were asked of {pool} images in {more}; ask fewer")
     if how.expansion in PAIRED and n < 2:
         raise PrivHFLError(f"{client.name}: {how.expansion} pairs images and needs at least two, got {n}")
-    limit = 2.0 ** (62 - 2 * how.frac_bits)
+    limit = Scheme(how.frac_bits).activation_limit
     if how.secure and float(client.images.abs().max()) >= limit:
         raise PrivHFLError(f"{client.name}: pixels must stay below {limit:.0f} with {how.frac_bits} fraction bits")
 
