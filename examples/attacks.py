@@ -104,7 +104,7 @@ def signs_from_paper_mode(folder: Path) -> dict[str, float]:
     safe = sectorch.secure(model, session=session)
     with Transcript() as transcript:
         safe(IMAGES[:200])
-    others = [line.label for line, _ in transcript.received("Q") if line.label != "result"]
+    others = [line.label for line, _ in transcript.received("Q") if line.label not in ("key", "result")]
 
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     axes = figure.subplots(1, 3)
@@ -115,7 +115,7 @@ def signs_from_paper_mode(folder: Path) -> dict[str, float]:
         show(panel, title, rows[0])
     figure.savefig(folder / "attack_signs.png")
     print(f"paper mode: Q knows {signs:.1%} of the signs, and {weights:.1%} of the first layer's weights to 1e-5")
-    print(f"safe mode: Q received the result and {len(others)} other messages")
+    print(f"safe mode: Q received the result, its key, and {len(others)} other messages")
     return {"signs": signs, "weights": weights, "other messages": len(others)}
 
 
