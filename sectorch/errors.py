@@ -86,6 +86,11 @@ class UnknownModelError(NetworkError, LookupError):
     """No answering party of that name is connected."""
 
 
+class RefusedError(NetworkError):
+    """An answering party does not answer in the number format that was asked for: its weights do not fit, or it insists
+    on range checks. Its own log says more."""
+
+
 class BusyError(NetworkError):
     """The server has as much to do as it takes on; asking again later helps."""
 

@@ -192,6 +192,8 @@ class PrivateTensor(SecretTensor):
         self.derived: dict = {}
         self.summed: set = set()
         """Kinds of products whose sums were found to stay in the ring; see `ops/bilinear.py`."""
+        self.encodings: set[tuple[int, float | None]] = set()
+        """Fraction bits and limits at which the tensor was found to fit."""
         self.lasting = False
         self.origin: tuple[PrivateTensor, Callable] | None = None
         self.copied = False
@@ -223,7 +225,9 @@ class PrivateTensor(SecretTensor):
                 )
             return encode(value, scale_bits)
 
-        return self.session.setup(self.party).locally(self.party, encoded, self.value)
+        result = self.session.setup(self.party).locally(self.party, encoded, self.value)
+        self.encodings.add((scale_bits, limit))
+        return result
 
     @property
     def weight_bits(self) -> int:
@@ -234,6 +238,7 @@ class PrivateTensor(SecretTensor):
     def become(self, value: Located) -> None:
         """Take another value of the same shape: an operation in place. Nothing that was derived from the old one is."""
         self.value, self.derived, self.summed, self.lasting, self._weight = value, {}, set(), False, None
+        self.encodings = set()
 
     def weight(self) -> Weight:
         """The masked operand of linear protocols at `weight_bits`, sent to S on first use and kept.

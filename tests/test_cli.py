@@ -35,6 +35,8 @@ BAD = {
         (["b", "--ca", "none.pem", *FILES], "name a file of inputs"),
         (["b", "--prepare", "-1", "--ca", "none.pem", *FILES], "name a file of inputs"),
         (["b", "x.npy", "--batch", "0", "--ca", "none.pem", *FILES], "--batch is at least 1, got 0"),
+        (["b", "x.npy", "--activation-limit", "3", "--ca", "none.pem", *FILES], "activation_limit is a power of two"),
+        (["b", "x.npy", "--activation-limit", "4194304", "--ca", "none.pem", *FILES], "leave no room for weights"),
     ],
     "models": [(["--ca", "none.pem", *FILES], "cannot read")],
     "keys": [(["show", "none.pem"], "cannot read none.pem"), (["issue", "none", "alice.csr"], "cannot read alice.csr"),

@@ -187,6 +187,64 @@ def test_a_flag_goes_with_what_depends_on_it():
         good.reveal()
 
 
+magnitudes = st.floats(-20, 13).map(lambda e: 2.0**e * (1 - 2.0**-20))
+
+
+@settings(max_examples=60)
+@given(magnitudes, magnitudes, st.booleans(), st.booleans(), st.sampled_from(["lan", "wan"]))
+def test_a_product_is_right_or_withheld(a: float, b: float, negative: bool, averaged: bool, network: str):
+    """An error only from half of what the ring holds on: 2^21 with 2 f = 40 fraction bits, 2^15 with six more."""
+    x, y = (torch.tensor([v, 0.5], dtype=torch.float64) for v in (a, -b if negative else b))
+    x, y = ((v * 2**20).round() / 2**20 for v in (x, y))
+    session = sectorch.Session()
+    shared = [sectorch.share(v, session=session, scheme=sectorch.Scheme(network=network)) for v in (x, y)]
+    if averaged:  # an average of 64 has six fraction bits more
+        shared[0] = shared[0].unsqueeze(0).expand(64, 2).mean(0)
+    try:
+        got = (shared[0] * shared[1]).reveal()
+    except errors.RangeExceededError:
+        assert (x * y).abs().max() >= 2.0 ** (15 if averaged else 21) * 0.99
+        return
+    assert torch.allclose(got, x * y, rtol=1e-12, atol=2.0**-20), (got, x * y)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 300), st.floats(-4, 13), st.floats(-4, 13), st.integers(0, 99))
+def test_a_product_of_matrices_is_right_or_withheld(n: int, p: float, q: float, seed: int):
+    """Factors of n terms: an error only from 2^(31 - f) / sqrt(n) on, less a factor of two for whole powers."""
+    draw = torch.Generator().manual_seed(seed)
+    x, y = (
+        ((torch.rand(s, generator=draw, dtype=torch.float64) * 2 - 1) * 2.0**e * 2**20).round() / 2**20
+        for s, e in (((2, n), p), ((n, 2), q))
+    )
+    session = sectorch.Session()
+    try:
+        got = (sectorch.share(x, session=session) @ sectorch.share(y, session=session)).reveal()
+    except errors.RangeExceededError:
+        assert max(x.abs().max(), y.abs().max()) >= 2.0**10 / math.sqrt(n)
+        return
+    assert torch.allclose(got, x @ y, rtol=1e-12, atol=2.0**-20)
+
+
+@settings(max_examples=30)
+@given(st.integers(2, 800), st.floats(-4, 8.5), st.integers(0, 99))
+def test_sums_before_a_division_may_be_beyond_the_limit(n: int, size: float, seed: int):
+    x = torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2.0**size
+    x = (x * 2**20).round() / 2**20
+    wanted, mean = x / torch.sqrt((x * x).mean() + 1e-6), (x * x).sum() / n
+    session = sectorch.Session()
+    shared = sectorch.share(x, session=session)
+    try:
+        got = ((shared * shared).sum() / n).reveal()
+    except errors.RangeExceededError:
+        assert x.abs().max() >= 700 or (x * x).sum() > 2.0**20
+    else:
+        assert abs(got - mean) < 2.0**-17 + 1e-6 * mean
+    if x.abs().max() < 1000:
+        got = (shared / torch.sqrt((shared * shared).mean() + 1e-6)).reveal()
+        assert (got - wanted).abs().max() < 1e-3
+
+
 def test_other_pieces_are_run_all_the_same():
     """One piece without a result: the others' messages are the same, and the whole call has none."""
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU()).eval()

@@ -9,7 +9,7 @@ import threading
 import torch
 from torch import nn
 
-from ..errors import FrameError, IdentityError, MaterialError, NetworkError, PeerLostError
+from ..errors import FrameError, IdentityError, MaterialError, NetworkError, PeerLostError, RefusedError
 from ..nn.program import describe, load_program
 from ..runtime.frames import raw
 from ..session import A, S
@@ -18,7 +18,7 @@ from .channel import Channel, again
 from .client import Connection
 from .identity import PinnedIdentities, Pins, context
 from .names import LONGEST, name_of, readable
-from .session import Part, PartySession, join, reason, scheme_of, session_of
+from .session import Part, PartySession, in_full, join, reason, scheme_of, session_of
 from .store import Store, fingerprint
 
 log = logging.getLogger("sectorch.answer")
@@ -31,6 +31,7 @@ class Answering:
     Args:
         pins: the clients that are known; the file in the user's settings unless given.
         store: where prepared material is kept; a temporary one unless given.
+        checked: whether questions with range_check=False are refused.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class Answering:
         pins: Pins | None = None,
         store: Store | None = None,
         patience: float | None = None,
+        checked: bool = False,
     ):
         load_program(description, weights)
         self._address, self._credentials, self._patience = address, credentials, patience
         self._description, self._weights = description, weights
         self._pins = pins or Pins()
+        self._checked = checked
         self.store = store or Store()
         self._edition = self.store.edition(_digest(weights))
         self._fingerprint = fingerprint(description)
@@ -121,7 +124,7 @@ class Answering:
         except Exception as error:
             said = reason(error)
             # Whom the pins refuse, and the command that pins it, is for this party's own user.
-            own = error if isinstance(error, IdentityError) else said
+            own = error if isinstance(error, IdentityError) else in_full(error)
             log.info("session for %s ended: %s", readable(str(request.get("for")), LONGEST), own)
             if not isinstance(error, NetworkError):
                 log.debug("in detail", exc_info=error)
@@ -138,6 +141,8 @@ class Answering:
         place, of, resume = request.get("place", 0), request.get("of", 1), request.get("resume")
         if type(place) is not int or type(of) is not int or not 0 <= place < of:
             raise MaterialError("a place among the answering parties that does not exist")
+        if self._checked and not scheme.range_check:
+            raise RefusedError(f"'{self.connection.name}' answers with range checks only: leave range_check=False out")
         binding = {
             "client": client, "fingerprint": self._fingerprint, "edition": self._edition, "scheme": repr(scheme),
         }  # fmt: skip
@@ -176,6 +181,7 @@ def answer(
     pins: Pins | None = None,
     store: Store | None = None,
     patience: float | None = None,
+    checked: bool = False,
 ) -> Answering:
     """Answer queries with `model`.
 
@@ -183,7 +189,7 @@ def answer(
         model: in evaluation mode.
         x: an example batch of at least two rows, for torch.export.
         name: the certificate's common name, which is the default.
-        pins, store: see `Answering`.
+        pins, store, checked: see `Answering`.
         patience: seconds without a word after which a party counts as hanging; 60 unless named.
 
     Raises:
@@ -191,7 +197,7 @@ def answer(
             certificate is refused.
     """
     description, weights = describe(model, x)
-    running = Answering(address, credentials, description, weights, pins, store, patience)
+    running = Answering(address, credentials, description, weights, pins, store, patience, checked)
     try:
         running.register(name or credentials.name)
     except BaseException:

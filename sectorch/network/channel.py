@@ -43,7 +43,10 @@ PATIENCE = 60.0
 """Seconds without a word after which a party counts as hanging."""
 
 RELAYED = " (as the server relays it)"
-_KINDS = ("BusyError", "MaterialError", "StoreFullError", "IdentityError", "KeyAgreementError", "UnknownModelError")
+_KINDS = (
+    "BusyError", "MaterialError", "StoreFullError", "IdentityError", "KeyAgreementError", "UnknownModelError",
+    "RefusedError",
+)  # fmt: skip
 """Errors that keep their type on the way to another party; all others become an AbortedError."""
 
 

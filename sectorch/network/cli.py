@@ -16,11 +16,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.console import Console
+from torch.utils import _pytree as pytree
 
 from ..command import Parser, bars, ended, print_json, writable
-from ..errors import ArgumentError, IdentityError, NetworkError, StoreInUseError
+from ..errors import ArgumentError, IdentityError, NetworkError, RangeExceededError, StoreInUseError
 from ..nn.model_file import read_model
 from ..runtime.ledger import Profile
+from ..scheme import Scheme, limit_bits_of
 from .answer import Answering
 from .certificates import Credentials
 from .client import connect
@@ -110,6 +112,9 @@ def answer(arguments: Sequence[str] | None = None) -> int:
     )
     p.add_argument("model", type=Path, help="a model file, of sectorch.network.save_model or `sectorch convert`")
     p.add_argument("--name", required=True, help="the name in this party's certificate")
+    p.add_argument(
+        "--require-range-check", action="store_true", help="refuse questions that are asked with --no-range-check"
+    )
     _client(p)
     _pins(p)
     _store(p)
@@ -123,7 +128,8 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
     credentials = Credentials.read(options.cert, options.key, options.ca, options.identity)
     kept = Store(options.store, options.store_key, _bytes(options.store_budget))
     known, patience = _known(options), _positive(options.patience)
-    party = Answering(options.server, credentials, description, weights, known, kept, patience)
+    checked = options.require_range_check
+    party = Answering(options.server, credentials, description, weights, known, kept, patience, checked)
     stopped = threading.Event()
 
     def serve() -> None:
@@ -169,6 +175,10 @@ def query(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--batch", type=int, default=32, help="rows per query")
     p.add_argument("--prepare", type=int, default=0, help="have so many rows prepared ahead; what is at hand counts")
     p.add_argument("--network", default="lan", choices=("lan", "wan"), help="fewest bytes, or fewest rounds")
+    p.add_argument(
+        "--activation-limit", type=float, metavar="L", help="a power of two that inputs and activations are below; 8192"
+    )
+    p.add_argument("--no-range-check", action="store_true", help="trust model and inputs to stay below it")
     _pins(p)
     p.add_argument("--store", type=Path, help="folder for prepared material")
     _patience(p)
@@ -183,6 +193,8 @@ def _query(options: argparse.Namespace, _: Console) -> None:
         raise ArgumentError("name a file of inputs, or rows to --prepare")
     if options.batch < 1:
         raise ArgumentError(f"--batch is at least 1, got {options.batch}")
+    if options.activation_limit is not None:
+        Scheme(limit_bits=limit_bits_of(options.activation_limit))
     rows = None if options.inputs is None else _read(options.inputs)
     if options.out is not None:
         writable(options.out.parent)
@@ -191,15 +203,23 @@ def _query(options: argparse.Namespace, _: Console) -> None:
     kept = _own_store(folder, needed=options.prepare > 0)
     patience = _positive(options.patience)
     with connect(options.server, credentials, pins=known, store=kept, silence=patience) as connection:
-        model, figures = connection.model(options.name, network=options.network), {}
+        ranges = {"range_check": not options.no_range_check, "activation_limit": options.activation_limit}
+        model, figures = connection.model(options.name, network=options.network, **ranges), {}
         if options.prepare:
             _prepare(model, options.prepare, options.batch)
             figures["prepared_rows"] = options.prepare
         if rows is not None:
             figures |= _ask(model, rows, options)
         model.close()
+    withheld = figures.pop("withheld", [])
     if options.json:
         print_json(figures)
+    if withheld:
+        named = ", ".join(withheld[:8]) + (f" and {len(withheld) - 8} more batches" if len(withheld) > 8 else "")
+        raise RangeExceededError(
+            f"no predictions for rows {named}, which are nan (null in JSON): a value between input and result left its "
+            f"range. The other rows are right, and the other parties do not know; asking again may tell them"
+        )
 
 
 def _prepare(model: RemoteModel, rows: int, batch: int) -> None:
@@ -219,23 +239,32 @@ def _prepare(model: RemoteModel, rows: int, batch: int) -> None:
 
 
 def _ask(model: RemoteModel, rows: torch.Tensor, options: argparse.Namespace) -> dict:
-    """Ask about all rows, and show the predictions or write them; returns figures."""
-    results, start, batch = [], time.perf_counter(), options.batch
+    """Ask about all rows, and show the predictions or write them; returns figures.
+
+    All batches are asked, whether or not one has no result: the other parties learn nothing of that.
+    """
+    model.check(rows)
+    results, withheld, start, batch = [], [], time.perf_counter(), options.batch
     ahead = sum(model.prepared().values())
     with Profile() as profile, bars(console) as progress:
         task = progress.add_task("asking", total=len(rows))
-        for piece in rows.split(batch):
-            results.append(model(piece))
+        for at, piece in zip(range(0, len(rows), batch), rows.split(batch), strict=True):
+            try:
+                results.append(model(piece))
+            except RangeExceededError:
+                results.append(None)
+                withheld.append(f"{at} to {at + len(piece) - 1}")
             progress.advance(task, len(piece))
     used = ahead - sum(model.prepared().values())
     figures = {"rows": len(rows), **profile.as_dict(), "seconds": time.perf_counter() - start, "prepared_calls": used}
     del figures["online_seconds"], figures["offline_seconds"]  # of this process's own arithmetic, which is little
-    predictions = torch.cat(results)
+    figures["withheld"] = withheld
+    predictions = _with_gaps(results, rows, batch)
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         np.save(options.out, predictions.numpy())
     else:
-        figures["predictions"] = predictions.tolist()
+        figures["predictions"] = pytree.tree_map(lambda v: None if v != v else v, predictions.tolist())
     if options.json:
         return figures
     console.print(
@@ -245,6 +274,17 @@ def _ask(model: RemoteModel, rows: torch.Tensor, options: argparse.Namespace) ->
     if options.out is None:
         print(np.array2string(predictions.numpy(), precision=4, threshold=200))
     return figures
+
+
+def _with_gaps(results: list[torch.Tensor | None], rows: torch.Tensor, batch: int) -> torch.Tensor:
+    """All batches' predictions, with nan for those that have none."""
+    known = next((y for y in results if y is not None), None)
+    if known is None:
+        return torch.full((len(rows),), torch.nan)
+    pieces = zip(results, rows.split(batch), strict=True)
+    dtype = known.dtype if known.is_floating_point() else torch.float64
+    gap = lambda piece: torch.full((len(piece), *known.shape[1:]), torch.nan, dtype=dtype)
+    return torch.cat([gap(piece) if y is None else y for y, piece in pieces])
 
 
 def models(arguments: Sequence[str] | None = None) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import errors
 from ..errors import FrameError, IdentityError, NetworkError, PeerLostError, SectorchError
-from ..tensor import Scheme
+from ..scheme import Scheme, limit_bits_of
 from .certificates import Credentials
 from .channel import again, relayed
 from .group import RemoteGroup
@@ -153,29 +153,53 @@ class Connection:
             raise FrameError("the server's reply lacks the models' names")
         return [name_of(name, "a model's name in the server's list", FrameError) for name in listed]
 
-    def model(self, name: str, frac_bits: int = 20, network: str = "lan", *, range_check: bool = True) -> RemoteModel:
+    def model(
+        self,
+        name: str,
+        frac_bits: int = 20,
+        network: str = "lan",
+        *,
+        range_check: bool = True,
+        activation_limit: float | None = None,
+    ) -> RemoteModel:
         """The model of the answering party of that name.
 
         Args:
-            frac_bits, network, range_check: see `sectorch.secure`.
+            frac_bits, network, range_check, activation_limit: see `sectorch.secure`. A and S learn them.
 
         Raises:
-            ArgumentError: what is no name. UnknownModelError: it is not connected; the text lists those that are.
+            ArgumentError: what is no name, or no number format. RefusedError: A does not answer without range checks.
+            UnknownModelError: it is not connected; the text lists those that are.
         """
-        model = RemoteModel(self, name, Scheme(frac_bits, network=network, range_check=range_check))
+        model = RemoteModel(self, name, _scheme(frac_bits, network, range_check, activation_limit))
         self._asked.add(model)
         return model
 
     def aggregate(
-        self, names: list[str], frac_bits: int = 20, network: str = "lan", *, range_check: bool = True
+        self,
+        names: list[str],
+        frac_bits: int = 20,
+        network: str = "lan",
+        *,
+        range_check: bool = True,
+        activation_limit: float | None = None,
     ) -> RemoteGroup:
         """Several models that are asked at once; the result is the sum of theirs, and nothing else is learned.
 
+        Args:
+            frac_bits, network, range_check, activation_limit: see `model`; those of every one of them.
+
         Raises:
+            ArgumentError, RefusedError: as from `model`.
             UnknownModelError: one is not connected.
             ShapeError: they take different kinds of input.
         """
-        return RemoteGroup(self, names, Scheme(frac_bits, network=network, range_check=range_check))
+        return RemoteGroup(self, names, _scheme(frac_bits, network, range_check, activation_limit))
+
+
+def _scheme(frac_bits: int, network: str, range_check: bool, activation_limit: float | None) -> Scheme:
+    bits = None if activation_limit is None else limit_bits_of(activation_limit)
+    return Scheme(frac_bits, network=network, range_check=range_check, limit_bits=bits)
 
 
 def connect(

@@ -159,6 +159,7 @@ class RemoteModel:
         DtypeError, ShapeError, NonFiniteError, FixedPointRangeError: a bad input; nothing was sent.
         BusyError: too many calls wait at the server. MaterialError: a prepared call that is void; it is dropped.
         RangeExceededError: a value between input and result left its range: no result, and A and S do not know.
+        RefusedError: a weight of A's does not fit the number format.
         NetworkError and its kinds: the query ended; nothing of it was revealed, and the next call opens a new session.
     """
 
@@ -175,9 +176,13 @@ class RemoteModel:
     def __repr__(self) -> str:
         return f"RemoteModel('{self.name}', rows of shape {self.row})"
 
+    def check(self, x: torch.Tensor) -> None:
+        """Raise what a call on x would raise for a bad input; nothing is sent."""
+        check_input(x, self.row, self.dtype, self._scheme)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The prediction for a batch x [rows, ...]; with prepared material of that shape, online phase only."""
-        check_input(x, self.row, self.dtype, self._scheme)
+        self.check(x)
         with self._lock:
             opened, calls, then = self._prepared_for(x)
             opened = opened or self._fresh()

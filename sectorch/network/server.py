@@ -25,7 +25,7 @@ from .certificates import Credentials
 from .channel import Channel
 from .link import Link
 from .names import name_of
-from .session import Part, PartySession, join, parties, reason, scheme_in, scheme_of, session_of
+from .session import Part, PartySession, in_full, join, parties, reason, scheme_in, scheme_of, session_of
 from .store import Store, fingerprint
 from .transport import listen
 from .turns import Turns
@@ -246,7 +246,7 @@ class Server:
                 channel.tell(asked)
         except Exception as error:
             said = reason(error)
-            log.info("session of %s ended: %s", channels[Q].link.peer, said)
+            log.info("session of %s ended: %s", channels[Q].link.peer, in_full(error))
             log.debug("in detail", exc_info=error)
         finally:
             self._part(channels, said)

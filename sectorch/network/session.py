@@ -22,8 +22,17 @@ from dataclasses import dataclass
 import torch
 
 from ..choreography import Party, Phase
-from ..errors import FrameError, KeyAgreementError, MaterialError, NetworkError, SectorchError, ShapeError
+from ..errors import (
+    FixedPointRangeError,
+    FrameError,
+    KeyAgreementError,
+    MaterialError,
+    NetworkError,
+    SectorchError,
+    ShapeError,
+)
 from ..mpc.seed import Identities, seed
+from ..nn.dry import check_weights
 from ..nn.program import load_program
 from ..nn.secure import SecureModule
 from ..runtime.material import Settled, Tape
@@ -33,6 +42,11 @@ from ..tensor import Scheme, aggregate
 from .channel import Channel
 from .store import Shelf
 
+UNFIT = (
+    "the model does not fit the number format of the question (fraction bits, activation limit): name a smaller "
+    "activation_limit, or fewer fraction bits; its owner's log says which weight"
+)
+"""What the others are told of weights that are too large: not which, nor by how much."""
 MAX_ELEMENTS = 1 << 28
 ENDING = 5.0
 
@@ -124,11 +138,17 @@ class PartySession:
         return min(module.pieces(x.to("meta"))[0].shape[0] for module in self._modules)
 
     def expect(self, shape: torch.Size) -> None:
-        """A call on an input of this shape begins: work out its messages, and tell the others that there is room."""
+        """A call on an input of this shape begins: work out its messages, and tell the others that there is room.
+
+        Raises:
+            FixedPointRangeError: at the owner, a weight that does not fit. Nothing of the call was sent, so that nobody
+                sees how far the model came.
+        """
         x = torch.empty(shape, dtype=self.dtype, device="meta")
         for module in self._modules:
             for piece in {x.shape} if self.grouped else set(self.pieces(x)):
                 module._check(x.new_empty(piece)).budget.check_call()
+            check_weights(module.program(x), module._weights, module._dry_weights)
         for party, channel in self._channels.items():
             edge = (party.role, self._me.role)
             channel.expect(max(module.largest.get(edge, 0) for module in self._modules))
@@ -297,10 +317,17 @@ def join(threads: list[threading.Thread]) -> None:
             thread.join(max(0.0, end - time.monotonic()))
 
 
+def in_full(error: BaseException) -> str:
+    """An error for the log of the party where it arose, which may name that party's own values."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 def reason(error: BaseException) -> str:
     """What the other parties are told of an error: its type, and the text of our own kinds, which hold no secret."""
     if isinstance(error, KeyboardInterrupt):
         return "AbortedError: stopped by its user"
+    if isinstance(error, FixedPointRangeError):
+        return f"RefusedError: {UNFIT}"
     known = isinstance(error, (NetworkError, MaterialError, KeyAgreementError))
     said = getattr(error, "told", None) or error
     return f"{type(error).__name__}: {said if known else 'see its own log'}"

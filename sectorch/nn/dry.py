@@ -11,9 +11,10 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..choreography import Party
+from ..ops.bilinear import check_sums
 from ..runtime.ledger import Profile, alone
 from ..session import Session
-from ..tensor import Scheme, SharedTensor, share_tensor
+from ..tensor import PrivateTensor, Scheme, SharedTensor, share_tensor
 from .bind import Weights
 from .bounds import Budget
 from .eager import watched
@@ -70,6 +71,23 @@ def dry_run(
         shapes.update((node, tuple(x.shape)) for node in program.graph.nodes if node.op == "placeholder")
     apart = program is not None and bool(x.dim()) and is_samplewise(program, shapes if limited else None)
     return Checked(profile, net.recorded, budget, apart)
+
+
+def check_weights(program: Trace, own: Weights, dry: Weights) -> None:
+    """The owner's checks of its weights that a dry run of the program came to, before anything of a call is sent.
+
+    Of what a program makes of its weights (a slice, say) they are made where it is used.
+
+    Raises:
+        FixedPointRangeError: at the owner, naming the weight.
+    """
+    found = dry.of(program)
+    for name, weight in own.of(program).items():
+        if isinstance(weight, PrivateTensor):
+            for sums in found[name].summed - weight.summed:
+                check_sums(weight, sums)
+            for encoding in found[name].encodings - weight.encodings:
+                weight.encoded(*encoding)
 
 
 def shared_input(x: torch.Tensor, session: Session, scheme: Scheme, party: Party | None = None) -> SharedTensor:

@@ -64,8 +64,8 @@ def bilinear(
     if isinstance(y, PrivateTensor):
         left = settled(context, fixed(x))
         left = fitted(context, left, limit_at(context, left.scale_bits) * ROOM)
-        if left.bound is not None:
-            _check_sums(context, y, sums[1])
+        if left.bound is not None and context.scheme.range_check:
+            check_sums(y, sums[1])
         accepts_tiles = hasattr(product, "tiled")
         run = product if accepts_tiles else lambda a, w, _tiles: product(a, w)
         shares = linear(net, context.setup, run, left.shares, y.weight())
@@ -123,15 +123,15 @@ def _checked_product(context: Context, product: Callable, x: Fixed, y: Fixed) ->
     return Fixed(result, scale, 2.0**over * (probe.bound + long.bound))
 
 
-def _check_sums(context: Context, weight: PrivateTensor, sums: Sums) -> None:
+def check_sums(weight: PrivateTensor, sums: Sums) -> None:
     """The owner's check, once a weight, that no sum of products with it leaves the ring.
 
     Raises:
         FixedPointRangeError: at the owner, naming the weight and what it may sum to.
     """
-    if sums in weight.summed or not context.scheme.range_check:
+    if sums in weight.summed:
         return
-    scheme, allowed = context.scheme, context.scheme.gain
+    scheme, allowed = weight.scheme, weight.scheme.gain
 
     def check(value: torch.Tensor) -> torch.Tensor:
         largest = 0.0 if value.is_meta or not value.numel() else float(sums(value.abs()).max())
@@ -145,7 +145,7 @@ def _check_sums(context: Context, weight: PrivateTensor, sums: Sums) -> None:
             )
         return value.new_zeros(())
 
-    context.setup.locally(context.party, check, weight.value)
+    weight.session.setup(weight.party).locally(weight.party, check, weight.value)
     weight.summed.add(sums)
 
 

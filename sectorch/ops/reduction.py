@@ -17,7 +17,7 @@ from ..tensor import SharedTensor
 from .bilinear import scaled
 from .common import SLACK_BITS, aligned, fixed, plus, raised, shortened, summand
 from .order import with_indices
-from .ranges import CAPACITY, domain_bits, fitted
+from .ranges import CAPACITY, domain_bits, fitted, limit_at
 
 T = torch.Tensor
 
@@ -73,22 +73,27 @@ def over(context: Context, x: Fixed, count: int) -> Fixed:
     if count == 1 << terms:
         return scaled(context, x, 1.0 / count)
     factor = round(2.0 ** (f + terms) / count)
-    if x.bound is None:
-        known = x.scale_bits + domain_bits(context) + terms + f
-    else:
-        known = math.ceil(math.log2(max(1.0, x.bound * factor)))
-    wide, x = max(0, known - HEADROOM_BITS), x._replace(bound=None)
+    if x.scale_bits <= f:
+        x = fitted(context, x, limit_at(context, x.scale_bits) * count)
+    most = x.bound
+    if most is None:  # an activation, or anything that the ring holds
+        most = count * 2.0 ** (x.scale_bits + domain_bits(context)) if x.scale_bits <= f else CAPACITY
+    wide = max(0, math.ceil(math.log2(max(1.0, most * factor))) - HEADROOM_BITS)
+    fitting = HEADROOM_BITS - math.ceil(math.log2(max(1.0, most / count)))
+    bits = min(2 * f + SLACK_BITS, x.scale_bits + fitting)
+    bound = None if x.bound is None else 1.01 * 2.0 ** (bits - x.scale_bits) * x.bound / count
+    x = x._replace(bound=None)
 
     def times(v: Fixed) -> Fixed:
         return Fixed(each(context.net, lambda s: s * factor, v.shares), v.scale_bits + f + terms)
 
     near = times(shortened(context, x, x.scale_bits - wide))
     if x.scale_bits <= f or not wide:
-        return shortened(context, near, 2 * f + SLACK_BITS)
+        return shortened(context, near, bits)._replace(bound=bound)
     near = shortened(context, near, x.scale_bits)
     rest = each(context.net, lambda v, q: v - q * count, x.shares, near.shares)
-    rest = shortened(context, times(Fixed(rest, x.scale_bits)), 2 * f + SLACK_BITS)
-    return plus(context, raised(context, near, rest.scale_bits), rest)
+    rest = shortened(context, times(Fixed(rest, x.scale_bits)), bits)
+    return plus(context, raised(context, near, rest.scale_bits), rest)._replace(bound=bound)
 
 
 def _listed(dim: Any) -> list[int]:

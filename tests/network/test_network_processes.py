@@ -253,3 +253,33 @@ def test_the_nets_of_the_papers_have_the_labels_and_bytes_of_the_local_run(net, 
     assert torch.equal(prepared.argmax(1), expected.argmax(1))
     assert (there.bytes, there.online_bytes, there.rounds) == (here.bytes, here.online_bytes, here.rounds)
     assert (online.bytes, online.rounds) == (here.online_bytes, here.rounds)
+
+
+def test_a_batch_without_a_result_and_the_others_are_asked_all_the_same(stage, model):
+    """The three processes: nan for the rows of one batch, one line, exit code 1; A and S write down and do the same."""
+    rows, logs = torch.randn(12, 6), ("server", "hospital-b")
+    wide = rows.clone()
+    wide[5] = 8000.0 * model[0].weight[0].sign()
+    expected = sectorch.reference(model)(rows)
+    done(query(stage, "--prepare", "24", "--batch", "4"))
+    said, pieces = [], lambda: pieces_in(stage.folder / "store-s")
+    for x, left in ((wide, 3), (rows, 0)):
+        np.save(stage.folder / "x.npy", x.numpy())
+        before = {name: len((stage.folder / f"{name}.log").read_text()) for name in logs}
+        out = ("--batch", "4", "--json", "--out", str(stage.folder / "y.npy"))
+        ended = subprocess.run(
+            query(stage, str(stage.folder / "x.npy"), *out), capture_output=True, text=True, timeout=120
+        )
+        assert ended.returncode == (x is wide), ended.stderr
+        assert ("no predictions for rows 4 to 7, which are nan" in ended.stderr) == (x is wide)
+        assert pieces() == left, "every batch has used its material"
+        figures, y = json.loads(ended.stdout), torch.from_numpy(np.load(stage.folder / "y.npy"))
+        kept = torch.ones(12, dtype=torch.bool)
+        kept[4:8] = x is not wide
+        assert torch.equal(y[kept], expected[kept]) and bool(y[~kept].isnan().all())
+        lines = [(stage.folder / f"{name}.log").read_text()[before[name] :].splitlines() for name in logs]
+        said.append(([[line.split(" ", 2)[2:] for line in of] for of in lines], figures["bytes"], figures["rounds"]))
+    assert said[0] == said[1]
+    assert "activations are below 2 " in done(query(stage, str(stage.folder / "x.npy"), "--activation-limit", "2"), 1)
+    unchecked = printed(query(stage, str(stage.folder / "x.npy"), "--no-range-check", "--json"))
+    assert torch.equal(torch.tensor(unchecked["predictions"]), expected)

@@ -69,7 +69,7 @@ def test_several_queries_at_once(star):
 
 
 def test_what_a_client_receives_is_uniform(star):
-    """Q receives nothing but the result under its own mask; over the wire that is uniform too."""
+    """Q receives nothing but the result under its own mask, and the key to it; over the wire that is uniform too."""
     address, made, _ = star
     with connect(address, made["alice"]) as connection:
         remote = connection.model("hospital-b")
@@ -77,7 +77,7 @@ def test_what_a_client_receives_is_uniform(star):
         with Transcript() as transcript:
             remote(X)
     received = transcript.received("Q")
-    assert {line.path for line, _ in received} == {"reveal"}
+    assert {(line.path, line.label) for line, _ in received if line.path != "reveal"} == {("guard", "key")}
 
 
 @pytest.mark.parametrize(
