@@ -34,7 +34,7 @@ from .errors import (
     ShapeError,
     UnsupportedOpError,
 )
-from .magnitudes import bound_of, plain_dtype
+from .magnitudes import bound_of, check_bound, plain_dtype
 from .mpc.shares import Shares, each
 from .private import to_meta
 from .table import (
@@ -334,6 +334,7 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list, retur
             with context.session.operation(context.party) as net:
                 shares, scale_bits = each(net, lambda v: v << bits, shares), context.frac_bits
                 bound = None if bound is None else bound * 2.0**bits
+        check_bound(context, row, bound, _DEPTH.get() == 1)
         return SharedTensor(shares, scale_bits, context.session, context.party, context.scheme, meta.dtype, bound)
     if isinstance(result, (list, tuple)):
         wrapped = [_wrap(context, row, r, m, given, returned) for r, m in zip(result, meta, strict=True)]

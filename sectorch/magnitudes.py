@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .errors import FixedPointRangeError
 from .ring import HEADROOM_BITS
 from .table import Context, Row
 from .tensor import SecretTensor, SharedTensor
@@ -47,6 +48,18 @@ def bound_of(
     if known and (row.view or row.name in NO_LARGER | ONE_LARGER):
         return max(bounds) + (2 * one if row.name in ONE_LARGER else 0)
     return None if not known or not outermost else 2.0**HEADROOM_BITS
+
+
+def check_bound(context: Context, row: Row, bound: float | None, outermost: bool) -> None:
+    """Nothing goes on with a result that no check holds to the ring, though its handler said how large it may be.
+
+    Raises:
+        FixedPointRangeError: a fault of the operation.
+    """
+    if outermost and bound is not None and bound > 2.0**HEADROOM_BITS and context.scheme.range_check:
+        raise FixedPointRangeError(
+            f"internal error: '{row.name}' may leave the range; please report it, and use range_check=False meanwhile"
+        )
 
 
 def plain_dtype(x: SecretTensor) -> torch.dtype:

@@ -245,6 +245,27 @@ def test_sums_before_a_division_may_be_beyond_the_limit(n: int, size: float, see
         assert (got - wanted).abs().max() < 1e-3
 
 
+@pytest.mark.parametrize("value", [200.0, 1000.0, 8000.0])
+def test_averages_carry_fraction_bits_into_a_layer_whose_weights_sum_to_much(value: float):
+    """Six bits more would take the range away: 1000 came out as -92."""
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2, bias=False)).eval()
+    with torch.no_grad():
+        model[2].weight.fill_(60.0)
+    x = torch.full((1, 4, 8, 8), value)
+    assert torch.equal(sectorch.secure(model, session=sectorch.Session())(x), model(x).detach())
+
+
+@pytest.mark.parametrize("n", [2, 3, 7, 64])
+@pytest.mark.parametrize("value", [300.0, 600.0, 1400.0])
+@pytest.mark.parametrize("checked", [True, False])
+def test_means_of_large_squares(n: int, value: float, checked: bool):
+    """The mean of three squares of 600 came out as -164288."""
+    x = torch.full((n,), value, dtype=torch.float64)
+    shared = sectorch.share(x, scheme=sectorch.Scheme(range_check=checked))
+    for y in ((shared * shared).mean(), (shared * shared).sum() / n):
+        assert abs(y.reveal() - value**2) < 2.0**-20
+
+
 def test_other_pieces_are_run_all_the_same():
     """One piece without a result: the others' messages are the same, and the whole call has none."""
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU()).eval()

@@ -190,6 +190,7 @@ def _exponent(context: Context, x: Fixed, factor: float) -> SharedTensor:
 def _whole_power(context: Context, x: Fixed, n: int) -> Fixed:
     """x^n by squaring; the power of the last place stays in the ring if x^n does."""
     if n > 1:
+        x = settled(context, x, 0)
         require(context, x, *_roots(context, n))
     result, factor = None, x
     while True:
@@ -197,7 +198,8 @@ def _whole_power(context: Context, x: Fixed, n: int) -> Fixed:
             result = factor if result is None else _product(context, result, factor)
         n >>= 1
         if not n:
-            return result
+            most = None if x.bound is None else 2.0 ** (HEADROOM_BITS - 2 * context.frac_bits + result.scale_bits)
+            return result if result is x else result._replace(bound=most)
         value = settled(context, factor, 0)
         factor = Fixed(square_protocol(context.net, value.shares), 2 * value.scale_bits)
 

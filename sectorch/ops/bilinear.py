@@ -63,13 +63,16 @@ def bilinear(
         return Fixed(multiply(net, product, left.shares, right.shares), left.scale_bits + right.scale_bits, bound)
     if isinstance(y, PrivateTensor):
         left = settled(context, fixed(x))
+        gain = 2.0**y.weight_bits * context.scheme.gain
+        if left.bound is not None and min(left.bound, limit_at(context, left.scale_bits)) * gain > CAPACITY:
+            left = settled(context, left, 0)  # fraction bits above f would take the range away
         left = fitted(context, left, limit_at(context, left.scale_bits) * ROOM)
         if left.bound is not None and context.scheme.range_check:
             check_sums(y, sums[1])
         accepts_tiles = hasattr(product, "tiled")
         run = product if accepts_tiles else lambda a, w, _tiles: product(a, w)
         shares = linear(net, context.setup, run, left.shares, y.weight())
-        bound = None if left.bound is None else left.bound * 2.0**y.weight_bits * context.scheme.gain
+        bound = None if left.bound is None else left.bound * gain
         return Fixed(shares, left.scale_bits + y.weight_bits, bound)
     return _times_public(context, product, fixed(x), y, sums[1])
 

@@ -79,7 +79,7 @@ def over(context: Context, x: Fixed, count: int) -> Fixed:
     if most is None:  # an activation, or anything that the ring holds
         most = count * 2.0 ** (x.scale_bits + domain_bits(context)) if x.scale_bits <= f else CAPACITY
     wide = max(0, math.ceil(math.log2(max(1.0, most * factor))) - HEADROOM_BITS)
-    fitting = HEADROOM_BITS - math.ceil(math.log2(max(1.0, most / count)))
+    fitting = HEADROOM_BITS - math.ceil(math.log2(max(1.0, 1.01 * most / count)))
     bits = min(2 * f + SLACK_BITS, x.scale_bits + fitting)
     bound = None if x.bound is None else 1.01 * 2.0 ** (bits - x.scale_bits) * x.bound / count
     x = x._replace(bound=None)
