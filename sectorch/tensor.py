@@ -116,6 +116,17 @@ class SharedTensor(SecretTensor):
         """
         return unwrapped(self.open())
 
+    def check_range(self) -> None:
+        """Q learns now whether a value on which this tensor depends left its range, for shares that go elsewhere.
+
+        Rounds 2, bytes 48, if anything had to be checked. Who else takes part sees whether Q goes on.
+
+        Raises:
+            RangeExceededError: one did.
+        """
+        if self.flags:
+            self.flatten()[:0].reveal()
+
     def open(self) -> Opening:
         """What `reveal` gives, not yet looked at."""
         with torch._C.DisableTorchFunctionSubclass():

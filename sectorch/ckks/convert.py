@@ -238,7 +238,7 @@ def from_shares(
             over all its elements together (`mask_bits`). Calls add up.
         frac_bits: fraction bits that are converted: more are rounded away first. All that x has unless named.
 
-    Rounds 2, one more for rounding, and Q's ciphertexts to A. Error: 2.4 sqrt(N B) |x| 2^F / (D q) for B samples of F
+    Rounds 2, one more for rounding and two to see whether x left its range, and Q's ciphertexts to A. Error: 2.4 sqrt(N B) |x| 2^F / (D q) for B samples of F
     fraction bits, D the scale and q the prime of the level that is used, for the entries of the map's matrix are
     rounded (8 standard deviations); beside it that of a fresh encryption, and 2^-frac_bits where it was rounded. The
     ciphertexts' bound is 2^value_bits.
@@ -247,6 +247,7 @@ def from_shares(
         ScaleError: value_bits, the fraction bits, security_bits and log2 of the number of elements, rounded up, are
             more than 61 together, as x + r has to stay below 2^62; it says what would do. Nothing was sent.
         SlotError: more samples than slots.
+        RangeExceededError: a value on which x depends left its range; A and S see that nothing follows.
     """
     public = keys.public if isinstance(keys, Keys) else keys
     p = public.parameters
@@ -264,6 +265,7 @@ def from_shares(
     if p.depth < 1:
         raise ArgumentError("the keys need a depth of at least one")
     scale = p.scales[p.depth - 1] * p.primes[p.depth]
+    x.check_range()
     matrix = (_cosines(p.degree, shape[0]) * (scale / 2.0**scale_bits * 2 / p.degree)).round_().to(torch.int64).t()
     with x.session.operation(x.party) as net:
         shares, excess = x.shares, x.scale_bits - scale_bits

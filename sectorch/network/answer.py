@@ -31,7 +31,7 @@ class Answering:
     Args:
         pins: the clients that are known; the file in the user's settings unless given.
         store: where prepared material is kept; a temporary one unless given.
-        checked: whether questions with range_check=False are refused.
+        unchecked: whether questions with range_check=False are answered too.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class Answering:
         pins: Pins | None = None,
         store: Store | None = None,
         patience: float | None = None,
-        checked: bool = False,
+        unchecked: bool = False,
     ):
         load_program(description, weights)
         self._address, self._credentials, self._patience = address, credentials, patience
         self._description, self._weights = description, weights
         self._pins = pins or Pins()
-        self._checked = checked
+        self._unchecked = unchecked
         self.store = store or Store()
         self._edition = self.store.edition(_digest(weights))
         self._fingerprint = fingerprint(description)
@@ -141,7 +141,7 @@ class Answering:
         place, of, resume = request.get("place", 0), request.get("of", 1), request.get("resume")
         if type(place) is not int or type(of) is not int or not 0 <= place < of:
             raise MaterialError("a place among the answering parties that does not exist")
-        if self._checked and not scheme.range_check:
+        if not (self._unchecked or scheme.range_check):
             raise RefusedError(f"'{self.connection.name}' answers with range checks only: leave range_check=False out")
         binding = {
             "client": client, "fingerprint": self._fingerprint, "edition": self._edition, "scheme": repr(scheme),
@@ -181,7 +181,7 @@ def answer(
     pins: Pins | None = None,
     store: Store | None = None,
     patience: float | None = None,
-    checked: bool = False,
+    unchecked: bool = False,
 ) -> Answering:
     """Answer queries with `model`.
 
@@ -189,7 +189,7 @@ def answer(
         model: in evaluation mode.
         x: an example batch of at least two rows, for torch.export.
         name: the certificate's common name, which is the default.
-        pins, store, checked: see `Answering`.
+        pins, store, unchecked: see `Answering`.
         patience: seconds without a word after which a party counts as hanging; 60 unless named.
 
     Raises:
@@ -197,7 +197,7 @@ def answer(
             certificate is refused.
     """
     description, weights = describe(model, x)
-    running = Answering(address, credentials, description, weights, pins, store, patience, checked)
+    running = Answering(address, credentials, description, weights, pins, store, patience, unchecked)
     try:
         running.register(name or credentials.name)
     except BaseException:

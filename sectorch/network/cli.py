@@ -113,7 +113,7 @@ def answer(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("model", type=Path, help="a model file, of sectorch.network.save_model or `sectorch convert`")
     p.add_argument("--name", required=True, help="the name in this party's certificate")
     p.add_argument(
-        "--require-range-check", action="store_true", help="refuse questions that are asked with --no-range-check"
+        "--answer-unchecked", action="store_true", help="answer questions that are asked with --no-range-check too"
     )
     _client(p)
     _pins(p)
@@ -128,8 +128,8 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
     credentials = Credentials.read(options.cert, options.key, options.ca, options.identity)
     kept = Store(options.store, options.store_key, _bytes(options.store_budget))
     known, patience = _known(options), _positive(options.patience)
-    checked = options.require_range_check
-    party = Answering(options.server, credentials, description, weights, known, kept, patience, checked)
+    unchecked = options.answer_unchecked
+    party = Answering(options.server, credentials, description, weights, known, kept, patience, unchecked)
     stopped = threading.Event()
 
     def serve() -> None:

@@ -157,6 +157,15 @@ def test_what_q_and_s_see_of_a_conversion_is_masked(keys):
         ckks.from_shares(sectorch.share(torch.ones(2, 1)), keys.public, security_bits=60)
 
 
+def test_what_left_its_range_is_not_converted(keys):
+    """3000^2 is beyond the ring; without a check the ciphertext would hold what wrapped around."""
+    x = sectorch.share(torch.tensor([[3000.0], [1.0]]))
+    small = ckks.from_shares(x * 1e-3, keys.public, frac_bits=16)
+    assert torch.allclose(small.decrypt(keys.secret), torch.tensor([[3.0], [1e-3]]), atol=1e-3)
+    with pytest.raises(errors.RangeExceededError):
+        ckks.from_shares(x * x * 1e-7, keys.public, frac_bits=16)
+
+
 class Opening(sectorch.runtime.ledger.Observer):
     """What Q is sent of a conversion from shares."""
 

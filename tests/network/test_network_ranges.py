@@ -288,6 +288,7 @@ def test_a_sum_with_one_overflow_has_no_result_and_the_next_is_right(group, monk
 
 
 def test_without_the_check_all_parties_run_without_it(trio, model, monkeypatch):
+    trio.party._unchecked = True  # as answer(..., unchecked=True) has it
     paths = defaultdict(set)
     transfer = PartyRuntime.transfer
 
@@ -318,16 +319,18 @@ def test_a_limit_of_its_own_is_held_by_all(trio, model):
         trio.connection.aggregate(["hospital-b", "bob"], activation_limit=100)
 
 
-def test_an_answering_party_may_insist_on_the_check(pki, model, tmp_path):
+def test_an_answering_party_insists_on_the_check_unless_it_says_otherwise(pki, model, tmp_path):
     _, made = pki
     trio = Trio(made, model, GOOD, tmp_path)
-    trio.party.close()
-    trio.party = answer(trio.address, made["hospital-b"], model, GOOD, pins=trio.pins, checked=True)
     try:
         with pytest.raises(errors.RefusedError, match=r"^'hospital-b' answers with range checks only"):
             trio.connection.model("hospital-b", range_check=False)
         assert until(trio.idle, 30)
         assert torch.equal(trio.connection.model("hospital-b")(GOOD), sectorch.reference(model)(GOOD))
+        trio.party.close()
+        trio.party = answer(trio.address, made["hospital-b"], model, GOOD, pins=trio.pins, unchecked=True)
+        unchecked = trio.connection.model("hospital-b", range_check=False)
+        assert torch.equal(unchecked(GOOD), sectorch.reference(model, sectorch.Scheme(range_check=False))(GOOD))
     finally:
         trio.close()
 
