@@ -238,7 +238,9 @@ def from_shares(
             over all its elements together (`mask_bits`). Calls add up.
         frac_bits: fraction bits that are converted: more are rounded away first. All that x has unless named.
 
-    Rounds 2, one more for rounding and two to see whether x left its range, and Q's ciphertexts to A. Error: 2.4 sqrt(N B) |x| 2^F / (D q) for B samples of F
+    Rounds 2, one more for rounding and two to see whether x left its range, and Q's ciphertexts to A.
+
+    Error: 2.4 sqrt(N B) |x| 2^F / (D q) for B samples of F
     fraction bits, D the scale and q the prime of the level that is used, for the entries of the map's matrix are
     rounded (8 standard deviations); beside it that of a fresh encryption, and 2^-frac_bits where it was rounded. The
     ciphertexts' bound is 2^value_bits.

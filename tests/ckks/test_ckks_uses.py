@@ -17,7 +17,7 @@ import sectorch
 from sectorch import ckks
 from sectorch.ckks.convert import mask_bits
 from sectorch.ckks.flood import coefficient_error, flood_cost
-from sectorch.errors import ArgumentError, TrainingModeError
+from sectorch.errors import ArgumentError, RangeExceededError, TrainingModeError
 from sectorch.nn.fhe import Polynomial, fhe_friendly, fine_tune
 from sectorch.nn.models import lenet
 from sectorch.nn.models.small import Square
@@ -162,7 +162,7 @@ def test_what_left_its_range_is_not_converted(keys):
     x = sectorch.share(torch.tensor([[3000.0], [1.0]]))
     small = ckks.from_shares(x * 1e-3, keys.public, frac_bits=16)
     assert torch.allclose(small.decrypt(keys.secret), torch.tensor([[3.0], [1e-3]]), atol=1e-3)
-    with pytest.raises(errors.RangeExceededError):
+    with pytest.raises(RangeExceededError):
         ckks.from_shares(x * x * 1e-7, keys.public, frac_bits=16)
 
 
