@@ -193,7 +193,11 @@ def deal_codes(
 
 def open_blocks(c: torch.Tensor, spans: Sequence[tuple[int, int]], tops: tuple[int, ...] = ()):
     """Public c in rows [64, W] -> h_j of the blocks of all spans [8, blocks, W], and c's planes `tops` [tops, W]."""
-    bits = planes(c)
+    return open_planes(planes(c), spans, tops)
+
+
+def open_planes(bits: torch.Tensor, spans: Sequence[tuple[int, int]], tops: tuple[int, ...] = ()):
+    """`open_blocks` of a number whose bit planes [64, W] are there already."""
     counts = [block_count(*span) for span in spans]
     hot = bits.new_empty(CODES + 1, sum(counts), bits.shape[1])
     for span, part in zip(spans, hot.split(counts, 1), strict=True):

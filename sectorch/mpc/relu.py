@@ -18,10 +18,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ..bitplanes import rows
+from ..bitplanes import planes, rows
 from ..choreography import Located, Message, Net, protocol
 from ..ring import logical_shift, rounded_shift, signed
-from .compare import block_count, check_planes, deal_codes, drelu, forest, leaves, open_blocks
+from .compare import block_count, check_planes, deal_codes, drelu, forest, leaves, open_planes
 from .deal import deal, deal_bits
 from .fss import gate
 from .guard import kept_rows, raise_flags
@@ -167,11 +167,14 @@ def _compared(
     codes, tops = deal_codes(net, x, spans, (high,) if high == 63 else (high, 63))
 
     def public(*c):
-        return open_blocks(torch.cat([rows(v) for v in c], -1) if copies > 1 else rows(c[0]), spans, (high, 63))
+        return planes(torch.cat([rows(v) for v in c], -1) if copies > 1 else rows(c[0]))
 
-    hot, signs = net.locally((A, S), public, *moved)
+    bits = net.locally((A, S), public, *moved)
+    hot, signs = net.locally((A, S), lambda b: open_planes(b, spans, (high, 63)), bits)
     if top:
-        hot_top, sign = blocks_above(net, moved[0], (1 << plane,), plane, high)
+        width = x.shape.numel() + 63 >> 6
+        first = net.locally((A, S), lambda b: b[:, :width], bits)
+        hot_top, sign = blocks_above(net, first, plane, high, both=False)
         trees = forest((*counts, top), (False, True, True), (1, counts[1] - top))
     else:
         hot_top, sign, trees = None, None, forest(counts, (False, True))
@@ -195,7 +198,6 @@ def _compared(
     )
     r_high = -1 if high == 63 else -2
     if top:
-        width = x.shape.numel() + 63 >> 6
         of = lambda places: each(net, lambda g: pick(g, places)[:, :width], state)
         r_top = each(net, lambda w: w[r_high], codes)
         raise_above(net, of((u,)), of(tuple(rest[2:])), of(tuple(rest[:2])), sign, r_top, x.shape)

@@ -11,14 +11,13 @@ combined anew, from the codes of r that are there already. The flag waits for no
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import torch
 
-from ..bitplanes import rows
+from ..bitplanes import planes, rows
 from ..choreography import Located, Net, protocol
 from .circuit import Circuit
-from .compare import CODES, block_count, deal_codes, forest, leaves, open_blocks
+from .compare import CODES, block_count, deal_codes, forest, leaves, open_planes
 from .fss import signs
 from .guard import flags_of_bits, kept_rows, raise_flags
 from .layers import Layer, and_layers, pick
@@ -47,15 +46,37 @@ def _carried(parts: int, whole: bool, thresholds: int) -> tuple[tuple[Layer, ...
     return circuit.layers(tuple(circuit.land(lt + 1, carry, lt) for lt in tops_at))
 
 
-def blocks_above(net: Net, c: Located, thresholds: Sequence[int], k: int, high: int = 63) -> tuple[Located, Located]:
-    """h_j of the blocks above plane k of c - t, and its plane `high`, for every threshold: [8, T blocks, W], [T, W]."""
-    span = (high - 3 * block_count(k, high), high)
+def moved_planes(bits: torch.Tensor, low: int, k: int, down: bool) -> torch.Tensor:
+    """The bit planes of c - 2^k (down) or c + 2^k from those of c, [64, W]; those below `low` are not filled in."""
+    out = torch.empty_like(bits)
+    out[low:k] = bits[low:k]
+    out[k] = ~bits[k]
+    carry = out[k] if down else bits[k]
+    for i in range(k + 1, 64):
+        torch.bitwise_xor(bits[i], carry, out=out[i])
+        carry = carry & (~bits[i] if down else bits[i])
+    return out
 
-    def public(c):
-        found = [open_blocks(rows(c - t), [span], (high,)) for t in thresholds]
+
+def blocks_above(net: Net, bits: Located, k: int, high: int = 63, both: bool = True) -> tuple[Located, Located]:
+    """h_j of the blocks above plane k of c - 2^k, and its plane `high`; with `both` those of c + 2^k after them.
+
+    Args:
+        bits: c's bit planes [64, W].
+
+    Returns:
+        [8, T blocks, W] and [T, W], for one or two thresholds T.
+    """
+    low = high - 3 * block_count(k, high)
+
+    def public(bits):
+        found = [
+            open_planes(moved_planes(bits, max(0, low), k, down), [(low, high)], (high,))
+            for down in (True, False)[: 1 + both]
+        ]
         return torch.cat([hot for hot, _ in found], 1), torch.cat([top for _, top in found])
 
-    return net.locally((net.A, net.S), public, c)
+    return net.locally((net.A, net.S), public, bits)
 
 
 def raise_above(net: Net, carry: Shares, parts: Shares, top: Shares, sign: Located, r_high: Shares, shape) -> None:
@@ -109,12 +130,9 @@ def raise_outside(
     blocks, top = block_count(*span), block_count(k, 63)
     low = blocks - top
     codes, _ = deal_codes(net, x, [span])
-    hot, signs_of_c = blocks_above(net, c, (limit, -limit), k)
-
-    def public(c):
-        return open_blocks(rows(c), [span])[0][:, :low]
-
-    below = net.locally((A, S), public, c)
+    bits = net.locally((A, S), lambda c: planes(rows(c)), c)
+    hot, signs_of_c = blocks_above(net, bits, k)
+    below = net.locally((A, S), lambda b: open_planes(b, [span])[0][:, :low], bits)
 
     def state(h, h_top, w, first):
         upper = part_of(w, blocks, low, blocks)
