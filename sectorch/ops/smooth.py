@@ -138,7 +138,8 @@ def exponential(context: Context, x: Fixed, high: float) -> Fixed:
     powers = [round(math.exp(n + 1) * 2**f) for n in steps[:-1]]
     factor = unary_map(net, codes, 0, [b - a for a, b in zip([0, *powers], [*powers, 0], strict=True)])
     y = series(context, part, series_of.EXP)
-    return Fixed(multiply(net, torch.mul, y.shares, factor), y.scale_bits + f)
+    most = 1.01 * math.exp(math.ceil(high)) * 2.0 ** (y.scale_bits + f)
+    return Fixed(multiply(net, torch.mul, y.shares, factor), y.scale_bits + f, most)
 
 
 def fitting(context: Context, largest: float) -> int:
