@@ -41,7 +41,11 @@ def bound_of(
         return None
     if dtype == torch.bool or row.name in AT_MOST_FOUR:
         return 4 * one
-    bounds = [2.0 ** (scale_bits - x.scale_bits) * x.bound for x in given if isinstance(x, SharedTensor) and x.bound is not None]
+    bounds = [
+        2.0 ** (scale_bits - x.scale_bits) * x.bound
+        for x in given
+        if isinstance(x, SharedTensor) and x.bound is not None
+    ]
     known = len(bounds) == sum(isinstance(x, SharedTensor) for x in given)
     if known and not dtype.is_floating_point and any(plain_dtype(x).is_floating_point for x in given):
         return 2.0**32  # positions
