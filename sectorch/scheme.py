@@ -45,11 +45,11 @@ class Scheme:
 
     @property
     def activation_bits(self) -> int:
-        """`limit_bits`, or five of eight of the bits that products leave to whole numbers: 13 with 20 fraction bits.
+        """`limit_bits`, or four of seven of the bits that products leave to whole numbers: 12 with 20 fraction bits.
 
         Functions and norms are right for arguments below 2^(56 - 2f); no more than that, where nothing is named.
         """
-        bits = min((61 - 2 * self.frac_bits) * 5 // 8, 56 - 2 * self.frac_bits)
+        bits = min((61 - 2 * self.frac_bits) * 4 // 7, 56 - 2 * self.frac_bits)
         return bits if self.limit_bits is None else self.limit_bits
 
     @property

@@ -14,6 +14,8 @@ match, no result, and not which value it was. S sees uniform words only.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from ..bitplanes import planes, rows
@@ -23,6 +25,10 @@ from .shares import Shares, each, unshared
 
 FIELD = 0b11011
 """x^64 = x^4 + x^3 + x + 1 in GF(2^64)."""
+
+_CARRIED = torch.tensor([functools.reduce(lambda a, b: a ^ b, (FIELD << b for b in range(4) if n >> b & 1), 0)
+                         for n in range(16)])  # fmt: skip
+"""x^64 times a polynomial of degree below four."""
 
 SPAN = 1 << 12
 """Words multiplied at a time: few enough to stay in the cache."""
@@ -51,10 +57,16 @@ def field_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     out = torch.zeros(torch.broadcast_shapes(x.shape, y.shape), dtype=torch.int64, device=x.device)
     if out.is_meta:
         return out
-    x, y = x.expand(out.shape), y.expand(out.shape).clone()
-    for bit in range(64):
-        out ^= y & -((x >> bit) & 1)
-        y = (y << 1) ^ ((y >> 63) & FIELD)
+    x, y = x.expand(out.shape), y.expand(out.shape)
+    # n y for the 16 polynomials n of degree below four; the digits of x, the highest first, pick one each.
+    multiples = [torch.zeros_like(y), y]
+    for n in range(2, 16):
+        half = multiples[n // 2]
+        double = (half << 1) ^ ((half >> 63) & FIELD)
+        multiples.append(double ^ y if n % 2 else double)
+    table, carried = torch.stack(multiples), _CARRIED.to(x.device)
+    for digit in range(60, -1, -4):
+        out = (out << 4) ^ carried[(out >> 60) & 15] ^ table.gather(0, ((x >> digit) & 15).unsqueeze(0))[0]
     return out
 
 

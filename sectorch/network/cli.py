@@ -176,7 +176,7 @@ def query(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--prepare", type=int, default=0, help="have so many rows prepared ahead; what is at hand counts")
     p.add_argument("--network", default="lan", choices=("lan", "wan"), help="fewest bytes, or fewest rounds")
     p.add_argument(
-        "--activation-limit", type=float, metavar="L", help="a power of two that inputs and activations are below; 8192"
+        "--activation-limit", type=float, metavar="L", help="a power of two that inputs and activations are below; 4096"
     )
     p.add_argument("--no-range-check", action="store_true", help="trust model and inputs to stay below it")
     _pins(p)

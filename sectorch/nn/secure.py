@@ -352,8 +352,8 @@ def secure(
             twenty times as many bytes for them. Both give the same results; `explain` estimates the seconds of both.
         backend: "shares", or "ckks": Q encrypts under `keys` (`sectorch.ckks.keygen`), A evaluates the model in plain
             on ciphertexts, one message each way; for FHE-friendly modules (`sectorch.nn.fhe_friendly`).
-        activation_limit: a power of two that inputs and activations are below, public; 2^13 with 20 fraction bits,
-            unless named. The weights of one output may then sum to 2^8 in magnitude (`Scheme.gain`), as A checks.
+        activation_limit: a power of two that inputs and activations are below, public; 2^12 with 20 fraction bits,
+            unless named. The weights of one output may then sum to 2^9 in magnitude (`Scheme.gain`), as A checks.
         range_check: check, securely, that activations stay below the limit: where one does not, Q gets
             `RangeExceededError` and no result, and A and S learn nothing. Without it model and inputs are trusted: a
             value beyond the range gives a wrong result without an error, which also depends on the parties' masks.

@@ -77,7 +77,12 @@ def _smooth_l1(context: Context, difference: SharedTensor, beta: float) -> Share
     last = 2.0**-context.frac_bits
     beta = max(last, round(beta / last) * last)
     inside = difference.clamp(-beta, beta)
-    return (inside / beta) * (difference - inside * 0.5)
+    rest = difference - inside * 0.5
+    if beta <= 1:
+        return (inside / beta) * rest
+    # Three bits more: a difference multiplies what the ratio is off by.
+    ratio = shortened(context, fixed(inside * (8 / beta)), context.frac_bits)
+    return tensor(context, Fixed(ratio.shares, ratio.scale_bits + 3, ratio.bound)) * rest
 
 
 def _within(context: Context, difference: SharedTensor, factor: float) -> None:

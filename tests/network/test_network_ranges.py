@@ -23,7 +23,7 @@ from sectorch.runtime.party import PartyRuntime
 GOOD = torch.randn(3, 6, generator=torch.Generator().manual_seed(2))
 BAD = GOOD.clone()
 BAD[1] = 100.0
-"""One row of three overflows behind the first layer, whose weights sum to 120; the limit is 8192."""
+"""One row of three overflows behind the first layer, whose weights sum to 120; the limit is 4096."""
 
 
 def steep(width: int, out: int, weight: float) -> nn.Module:

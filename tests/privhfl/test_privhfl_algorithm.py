@@ -163,7 +163,7 @@ def test_your_own_clients():
 
 
 def test_a_model_out_of_range_is_refused_by_its_owner():
-    """Weights fit, and an activation does not: some 120 * 240 is above 2^13."""
+    """Weights fit, and an activation does not: some 120 * 240 is above 2^12."""
 
     class Large(nn.Module):
         def __init__(self):

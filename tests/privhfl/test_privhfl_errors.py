@@ -117,7 +117,7 @@ def test_data(made):
         (dict(labels=labels + 1), "c1: labels go from 1 to 10, but there are 10 classes"),
         (dict(images=images * torch.nan), "c1: images hold NaN or infinity"),
         (dict(images=images[..., :7]), r"c1 has images \(1, 8, 7\), the test set \(1, 8, 8\)"),
-        (dict(images=images * 20000), "c1: pixels must stay below 8192 with 20 fraction bits"),
+        (dict(images=images * 20000), "c1: pixels must stay below 4096 with 20 fraction bits"),
     ):
         refused(made, PrivHFLError, text, first=first)
     refused(made, PrivHFLError, "the test set: labels go from", classes=5)
