@@ -326,6 +326,8 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list, retur
         for x in returned:
             same = isinstance(x, SharedTensor) and x.shares is result.shares and x.scale_bits == result.scale_bits
             if same and plain_dtype(x) == meta.dtype:
+                if x.bound is None:  # written by a handler with `inplace=True` that did not say
+                    x.bound = bound_of(context, row, x.scale_bits, meta.dtype, given, _DEPTH.get() == 1)
                 return x
         shares, scale_bits, bound = result
         bound = bound_of(context, row, scale_bits, meta.dtype, given, _DEPTH.get() == 1) if bound is None else bound

@@ -34,20 +34,24 @@ def bound_of(
 ) -> float | None:
     """The bound of a result whose handler gave none.
 
-    None, if an operand has none and so what is made of it is vouched for, or in a handler that is another's part.
+    None only in a handler that is another's part, which vouches for it: what a user holds has a bound.
     """
     one = 2.0**scale_bits
     if not context.scheme.range_check:
         return None
     if dtype == torch.bool or row.name in AT_MOST_FOUR:
         return 4 * one
-    bounds = [2.0 ** (scale_bits - x.scale_bits) * x.bound for x in given if isinstance(x, SharedTensor) and x.bound]
+    bounds = [
+        2.0 ** (scale_bits - x.scale_bits) * x.bound
+        for x in given
+        if isinstance(x, SharedTensor) and x.bound is not None
+    ]
     known = len(bounds) == sum(isinstance(x, SharedTensor) for x in given)
     if known and not dtype.is_floating_point and any(plain_dtype(x).is_floating_point for x in given):
         return 2.0**32  # positions
     if known and (row.view or row.name in NO_LARGER | ONE_LARGER):
         return max(bounds) + (2 * one if row.name in ONE_LARGER else 0)
-    return None if not known or not outermost else 2.0**HEADROOM_BITS
+    return 2.0**HEADROOM_BITS if outermost else None
 
 
 def check_bound(context: Context, row: Row, bound: float | None, outermost: bool) -> None:

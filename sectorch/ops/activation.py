@@ -18,7 +18,7 @@ from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .bilinear import scaled
 from .common import beside, bound, encoded_public, excess, fixed, plus, raised, refuse
-from .ranges import dropped, fitted, limit_at, limit_bits
+from .ranges import above, dropped, fitted, limit_at, limit_bits
 
 T = torch.Tensor
 
@@ -106,6 +106,11 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
     fss, smaller = context.scheme.fss, dropped(context, x, shift)
     # A difference of two ramps is between them whatever x is; one ramp alone is as large as x.
     limit = None if low is not None and high is not None else limit_bits(context, x, scale)
+    if high is None and limit is not None:
+        limit = above(limit, thresholds[0])
+        smaller = 2.0**limit
+    if low is None and not shift and limit is not None:  # no truncation checks it
+        x = fitted(context, x, limit_at(context, scale))
     ends = max(abs(b) for b in bounds) * 2.0**scale + 1
     bound = ends if limit is None and len(bounds) == 2 else None if smaller is None else max(smaller, ends) + ends
     parts = ramps(net, x.shares, thresholds, shift, fss=fss, limit_bits=limit if high is None else None)

@@ -138,7 +138,8 @@ def rpow(context: Context, x: Any, base: Any) -> Fixed:
 def square(context: Context, x: SharedTensor) -> Fixed:
     value = settled(context, fixed(x), 0)
     require(context, value, *_roots(context, 2))
-    return Fixed(square_protocol(context.net, value.shares), 2 * value.scale_bits)
+    most = None if value.bound is None else min(value.bound**2, 4.0 ** (value.scale_bits) * _roots(context, 2)[1] ** 2)
+    return Fixed(square_protocol(context.net, value.shares), 2 * value.scale_bits, most)
 
 
 def _roots(context: Context, n: int) -> tuple[float, float]:

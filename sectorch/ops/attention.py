@@ -77,13 +77,16 @@ def multi_head_attention(
 
     q, k, v = (heads(F.linear(x, w, b)) for x, w, b in zip(inputs, weights, biases, strict=True))
     scores = torch.matmul(q * (1 / math.sqrt(width // num_heads)), k.transpose(-2, -1))
+    masks = []
     if attn_mask is not None:
         mask = _additive(attn_mask, False)
-        scores = scores + (mask.view(batch, num_heads, *mask.shape[-2:]) if mask.dim() == 3 else mask)
+        masks.append(mask.view(batch, num_heads, *mask.shape[-2:]) if mask.dim() == 3 else mask)
     elif is_causal:
         refuse("is_causal without attn_mask", "give the mask too, as torch asks")
     if key_padding_mask is not None:
-        scores = scores + _additive(key_padding_mask, False).view(batch, 1, 1, -1)
+        masks.append(_additive(key_padding_mask, False).view(batch, 1, 1, -1))
+    if masks:  # as one: what two put at minus infinity would be beyond it
+        scores = scores + sum(masks[1:], masks[0])
     shares = F.softmax(scores, -1)
     mixed = _mixed(shares, v).permute(2, 0, 1, 3).reshape(length, batch, width)
     out = F.linear(mixed, out_proj_weight, out_proj_bias)

@@ -21,6 +21,9 @@ from ..tensor import PrivateTensor, SharedTensor
 from .common import SLACK_BITS, encoded_public, fixed, fractional, plus, refuse, settled, settled_bits, shortened
 from .ranges import CAPACITY, ROOM, beyond, domain_bits, fitted, limit_at
 
+LONGEST = 2.0**39
+"""What factors of this magnitude have for a product shows with fewer bits of one whether it stays in the ring."""
+
 Sums = Callable[[torch.Tensor], torch.Tensor]
 """Of the magnitudes of a product's second operand: what they sum to for each output, where the first is one
 everywhere."""
@@ -114,6 +117,8 @@ def _checked_product(context: Context, product: Callable, x: Fixed, y: Fixed) ->
     step of the result waits for it.
     """
     net, scale = context.net, x.scale_bits + y.scale_bits
+    if max(x.bound, y.bound) * math.sqrt(min(x.bound, y.bound)) > CAPACITY / 4:  # the fewer bits would be too few
+        x, y = (fitted(context, v, LONGEST) for v in (x, y))
     over = 1 + math.ceil(math.log2(x.bound * y.bound / CAPACITY))
     shortens_x = x.shares.shape.numel() < y.shares.shape.numel()
     long, short = (y, x) if shortens_x else (x, y)

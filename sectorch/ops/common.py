@@ -230,8 +230,9 @@ def local(context: Context, f: Callable, x: SharedTensor, terms: int = 1) -> Fix
     """
     value, own = fixed(x), x.shares.Q
     if terms > 1 and beyond(value, terms):
-        if CAPACITY / terms < limit_at(context, value.scale_bits):
-            value = settled(context, value, 0)
+        if terms > 8:  # of products, which may be large, with fewer bits, as in `summable`; a few are checked
+            over = math.ceil(math.log2(value.bound * terms / CAPACITY))
+            value = shortened(context, value, max(min(context.frac_bits, value.scale_bits), value.scale_bits - over))
         value = fitted(context, value, CAPACITY / terms)
     bound = None if value.bound is None else value.bound * max(1, terms)
     shares = each(context.net, f, value.shares)

@@ -10,11 +10,10 @@ import torch.nn.functional as F
 
 from .. import products
 from ..errors import DtypeError, ShapeError
-from ..mpc.shares import each
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .bilinear import bilinear
-from .common import fixed, refuse, total
+from .common import fixed, local, refuse, total
 
 T = torch.Tensor
 
@@ -101,18 +100,26 @@ def _spelled(part: str, missing: int) -> list[str]:
     return [*before, *(f".{i}" for i in range(missing, 0, -1)), *after]
 
 
+def _terms(equation: str, operands: tuple) -> int:
+    """How many products one output of an einsum sums up. A dimension of one may meet a longer one of its letter."""
+    letters, sizes = _letters(equation, operands), {}
+    for letter, n in zip(letters, (n for o in operands for n in o.shape), strict=True):
+        sizes[letter] = max(n, sizes.get(letter, 1))
+    out = equation.replace(" ", "").split("->")[1] if "->" in equation else None
+    kept = {x for x in sizes if (letters.count(x) == 1 if out is None else x in out)}
+    kept |= {x for x in sizes if x.startswith(".") and (out is None or "..." in out)}
+    return math.prod(n for letter, n in sizes.items() if letter not in kept)
+
+
 @implements("einsum", torch.einsum, note="1 round for two secrets")
 def einsum(context: Context, equation: str, *operands: Any) -> Fixed:
     operands = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
     if len(operands) == 1:
-        x = operands[0]
-        return Fixed(each(context.net, lambda v: torch.einsum(equation, v), x.shares), x.scale_bits)
+        return local(context, lambda v: torch.einsum(equation, v), operands[0], _terms(equation, operands))
     if len(operands) != 2:
         refuse(f"einsum of {len(operands)} operands", "contract two at a time")
-    sizes = dict(zip(_letters(equation, operands), (n for o in operands for n in o.shape), strict=True))
-    out = equation.replace(" ", "").split("->")[1] if "->" in equation else ""
-    terms = math.prod(n for letter, n in sizes.items() if letter not in out) if sizes else 1
-    return bilinear(context, lambda a, b, *_: torch.einsum(equation, a, b), *operands, terms, (_all, _all))
+    product, terms = lambda a, b, *_: torch.einsum(equation, a, b), _terms(equation, operands)
+    return bilinear(context, product, *operands, terms, (_all, _all))
 
 
 def _one_dimensional(bias: Any) -> None:

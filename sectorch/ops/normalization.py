@@ -18,7 +18,8 @@ from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .common import encoded_public, excess, fixed, refuse, shortened
 from .moments import mean_of_squares, root_mean_square, standardised
-from .powers import positive_reciprocal, quotient
+from .powers import logarithm_bound, positive_reciprocal, quotient
+from .ranges import domain_bits, fitted
 from .smooth import lifted, series, tensor
 
 T = torch.Tensor
@@ -94,7 +95,7 @@ def _log_of_sum(context: Context, e: Fixed, shape: torch.Size, dim: int, keepdim
     normal = normalise(net, total, s - 1, s + _sum_is_below(shape, dim), context.scheme.fss)
     m = series(context, Fixed(normal.mantissa, normal.high), series_of.LOG)
     whole = exponent_map(net, normal, lambda k: round((k - s) * math.log(2) * 2**m.scale_bits))
-    return Fixed(add(net, m.shares, whole), m.scale_bits)
+    return Fixed(add(net, m.shares, whole), m.scale_bits, logarithm_bound(m.scale_bits))
 
 
 @implements(
@@ -178,7 +179,8 @@ def local_response_norm(context: Context, x: SharedTensor, size: int, alpha: flo
     squares = scaled.square().unsqueeze(1).flatten(3)
     padded = F.pad(squares, (0, 0, size // 2, (size - 1) // 2))
     sums = F.avg_pool2d(padded, (size, 1), stride=1, divisor_override=1).squeeze(1).reshape(x.shape)
-    return quotient(context, fixed(x), fixed((sums + k) ** beta), positive=True)
+    most = min(1.0, k**beta) * 2.0 ** (domain_bits(context) + x.scale_bits)  # then no quotient is beyond the domain
+    return quotient(context, fitted(context, fixed(x), most), fixed((sums + k) ** beta), positive=True)
 
 
 @implements("normalize", F.normalize, note="p = 2, 1; everywhere; error 4e-6")

@@ -23,7 +23,7 @@ from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed
 from ..tensor import SharedTensor
 from .common import SLACK_BITS, fixed, raised, require, settled, shortened
-from .ranges import domain_bits, forbid
+from .ranges import CAPACITY, domain_bits, fitted, forbid
 from .smooth import fitting, result_bits, series, tensor, unary
 
 T = torch.Tensor
@@ -67,7 +67,12 @@ def logarithm(context: Context, x: Fixed, zero: float | None = None) -> Fixed:
     unit = 2**m.scale_bits
     below = None if zero is None else round((zero + math.log(2)) * unit)
     whole = exponent_map(context.net, normal, lambda e: round((e - x.scale_bits) * math.log(2) * unit), below)
-    return Fixed(add(context.net, m.shares, whole), m.scale_bits)
+    return Fixed(add(context.net, m.shares, whole), m.scale_bits, logarithm_bound(m.scale_bits, zero or 0.0))
+
+
+def logarithm_bound(scale_bits: int, zero: float = 0.0) -> float:
+    """Of a logarithm of a number between the last place and the end of the ring."""
+    return (HEADROOM_BITS + abs(zero)) * 2.0**scale_bits
 
 
 @unary("log", torch.log, T.log, in_place=(T.log_, torch.log_), note="0 < x < 2^20; error 4e-6 + 1e-6 / x")
@@ -129,7 +134,7 @@ def positive_reciprocal(context: Context, x: Fixed, low: int, high: int) -> Fixe
 
 
 def _signed(context: Context, x: Fixed, sign: Shares | None) -> Fixed:
-    return x if sign is None else Fixed(multiply(context.net, torch.mul, x.shares, sign), x.scale_bits)
+    return x if sign is None else Fixed(multiply(context.net, torch.mul, x.shares, sign), x.scale_bits, x.bound)
 
 
 def _sign(context: Context, x: Fixed) -> Shares:
@@ -158,7 +163,9 @@ def quotient(context: Context, x: Fixed, y: Fixed, positive: bool = False) -> Fi
         positive: whether y > 0 and |x / y| is below the limit, by what the caller knows.
     """
     net, f, limit = context.net, context.frac_bits, domain_bits(context)
-    x = shortened(context, raised(context, x, max(f, x.scale_bits)), f)
+    if x.scale_bits < f:
+        x = raised(context, fitted(context, x, CAPACITY / 2.0 ** (f - x.scale_bits)), f)
+    x = shortened(context, x, f)
     if not positive:
         sign = _sign(context, y)
         x, y = _signed(context, x, sign), _signed(context, y, sign)
@@ -183,6 +190,7 @@ def _require_quotient(context: Context, x: Fixed, y: Fixed, limit: int) -> None:
     """-2^limit y < x < 2^limit y, for y >= 0."""
     most = Fixed(y.shares, y.scale_bits - limit)
     scale = max(most.scale_bits, x.scale_bits)
+    x = fitted(context, x, CAPACITY / 2.0 ** (scale - x.scale_bits))
     most, x = raised(context, most, scale), raised(context, x, scale)
     shape = torch.broadcast_shapes(most.shares.shape, x.shares.shape)
 

@@ -61,6 +61,13 @@ def dropped(context: Context, x: Fixed, shift: int, most: float | None = None) -
     return min(smaller, 2.0 ** (_bits(context, most) + x.scale_bits - shift)) if context.scheme.range_check else smaller
 
 
+def above(limit: int | None, low: int) -> int | None:
+    """The limit of x - low in bits, for x below 2^limit: more where `low` is no small part of that."""
+    if limit is None or -low <= 2.0 ** (limit - 2):
+        return limit
+    return math.ceil(math.log2(2.0**limit - low))
+
+
 def fitted(context: Context, x: Fixed, allowed: float) -> Fixed:
     """x, of which every element is below `allowed` (of the ring) in magnitude: by its bound, or by a check.
 

@@ -26,7 +26,7 @@ from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .bilinear import scaled
 from .common import encoded_public, excess, fixed, plus, refuse, settled
-from .ranges import domain_bits, dropped, forbid, limit_bits
+from .ranges import above, domain_bits, dropped, forbid, limit_bits
 
 T = torch.Tensor
 PIECE = 1 << 18
@@ -68,11 +68,12 @@ def clamped(context: Context, x: Fixed, low: float, high: float, checked: bool =
     """
     net, shift = context.net, excess(context, x.scale_bits)
     scale = x.scale_bits - shift
-    limit = limit_bits(context, x, scale) if checked else None
     bounds = tuple(int(encoded_public(context, bound, scale)) for bound in (low, high))
+    limit = above(limit_bits(context, x, scale), bounds[0]) if checked else None
     above_low, above_high = ramps(net, x.shares, bounds, shift, fss=context.scheme.fss, limit_bits=limit)
     inside = each(net, torch.sub, above_low, above_high)
-    return lifted(context, Fixed(inside, scale), low), Fixed(above_high, scale, dropped(context, x, shift))
+    bound = dropped(context, x, shift) if limit is None else 2.0**limit
+    return lifted(context, Fixed(inside, scale), low), Fixed(above_high, scale, bound)
 
 
 def lifted(context: Context, x: Fixed, constant: float) -> Fixed:
@@ -138,7 +139,8 @@ def exponential(context: Context, x: Fixed, high: float) -> Fixed:
     powers = [round(math.exp(n + 1) * 2**f) for n in steps[:-1]]
     factor = unary_map(net, codes, 0, [b - a for a, b in zip([0, *powers], [*powers, 0], strict=True)])
     y = series(context, part, series_of.EXP)
-    return Fixed(multiply(net, torch.mul, y.shares, factor), y.scale_bits + f)
+    most = 1.01 * math.exp(math.ceil(high)) * 2.0 ** (y.scale_bits + f)
+    return Fixed(multiply(net, torch.mul, y.shares, factor), y.scale_bits + f, most)
 
 
 def fitting(context: Context, largest: float) -> int:

@@ -193,6 +193,7 @@ def pad(context: Context, x: SharedTensor, pad: Any, mode: str = "constant", val
             net.locally(net.S, lambda v: F.pad(v, pad), x.shares.S),
         ),
         x.scale_bits,
+        None if x.bound is None else max(x.bound, abs(fill)),
     )
 
 
@@ -224,7 +225,8 @@ def masked_fill(context: Context, x: SharedTensor, mask: torch.Tensor, value: fl
     if not x.dtype.is_floating_point and float(value) % 1:
         raise DtypeError(f"masked_fill: whole numbers cannot be filled with {float(value)}; use x.to(torch.float32)")
     fill = encoded_public(context, float(value), x.scale_bits, infinite=True)
-    return Fixed(add_at_A(context.net, cleared, torch.where(mask, fill, 0)), x.scale_bits)
+    bound = None if x.bound is None else max(x.bound, abs(int(fill)))
+    return Fixed(add_at_A(context.net, cleared, torch.where(mask, fill, 0)), x.scale_bits, bound)
 
 
 @implements("to", T.bool)

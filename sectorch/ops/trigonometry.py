@@ -15,7 +15,7 @@ from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .common import fixed, require, settled, summand
 from .powers import positive_reciprocal, quotient
-from .ranges import domain_bits
+from .ranges import domain_bits, within_domain
 from .smooth import series, tensor, unary
 
 T = torch.Tensor
@@ -41,7 +41,7 @@ def sin(context: Context, x: SharedTensor) -> Fixed:
 
 def _turns(context: Context, x: SharedTensor) -> Fixed:
     """x / (2 pi) modulo 1, with all fraction bits that there are: the error of the constant grows with x."""
-    x = settled(context, fixed(x), 0)
+    x = within_domain(context, settled(context, fixed(x), 0))
     bits = HEADROOM_BITS - x.scale_bits
     factor = round(2**bits / (2 * math.pi))
     return Fixed(each(context.net, lambda v: v * factor, x.shares), HEADROOM_BITS)
