@@ -384,12 +384,8 @@ def _replace(target: SharedTensor, result: SharedTensor) -> SharedTensor:
             f"output with shape {list(target.shares.shape)} doesn't match the broadcast shape "
             f"{list(result.shares.shape)}"
         )
-    target.shares, target.scale_bits, target.bound, target.flags = (
-        result.shares,
-        result.scale_bits,
-        result.bound,
-        result.flags,
-    )
+    for name in ("shares", "scale_bits", "bound", "flags"):
+        setattr(target, name, getattr(result, name))
     return target
 
 

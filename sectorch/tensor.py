@@ -29,11 +29,13 @@ from .errors import (
 )
 from .mpc.guard import guard, unpadded
 from .mpc.linear import Weight, mask_weight
+from .mpc.mask import open_masked
 from .mpc.share import aggregate as aggregate_protocol
 from .mpc.share import reveal, share
 from .mpc.shares import Shares, each
 from .mpc.truncate import MAX_SHIFT, truncate
-from .ring import check_encodable, decode, encode, range_limit
+from .mpc.within import raise_outside
+from .ring import HEADROOM_BITS, check_encodable, decode, encode, range_limit
 from .scheme import Scheme as Scheme
 from .session import Session, default_session
 
@@ -316,6 +318,14 @@ def share_tensor(
         return SharedTensor(shares, scale_bits, session, party, scheme, x.dtype, bound)
 
 
+def _hold(net: Net, shares: Shares, x: SharedTensor, scale_bits: int, times: int) -> None:
+    """Raise a flag where so many times x, rounded to so many fraction bits, may leave the ring and does."""
+    bound = x.bound and x.bound / 2.0 ** (x.scale_bits - scale_bits) + 1
+    if bound and bound * times > 2.0**HEADROOM_BITS and x.scheme.range_check:
+        masked = open_masked(net, shares)
+        raise_outside(net, masked, masked.c, HEADROOM_BITS - (times - 1).bit_length(), fss=x.scheme.fss)
+
+
 def aggregate(tensors: Sequence[SharedTensor]) -> torch.Tensor:
     """The sum of several answering parties' tensors, learned by Q, who learns nothing else about the summands.
 
@@ -346,10 +356,12 @@ def aggregate(tensors: Sequence[SharedTensor]) -> torch.Tensor:
             terms.append((net, shares))
             scales.append(bits)
         scale = max(scales)
+        for (n, s), bits, x in zip(terms, scales, tensors, strict=True):
+            _hold(n, s, x, bits, len(tensors) << scale - bits)
         terms = [(n, each(n, lambda v, b=scale - b: v << b, s)) for (n, s), b in zip(terms, scales, strict=True)]
         net, right = terms[0][0], None
         if first.scheme.range_check:  # an answering party does not know of the others' flags
-            guarded = [guard(n, s, x.flags) for (n, s), x in zip(terms, tensors, strict=True)]
+            guarded = [guard(n, s, (*x.flags, *n.raised)) for (n, s), x in zip(terms, tensors, strict=True)]
             padded = [(n, s) for (n, _), (s, _) in zip(terms, guarded, strict=True)]
             keys = [key for _, key in guarded]
             total = aggregate_protocol(net, padded)

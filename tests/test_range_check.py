@@ -266,6 +266,24 @@ def test_means_of_large_squares(n: int, value: float, checked: bool):
         assert abs(y.reveal() - value**2) < 2.0**-20
 
 
+@pytest.mark.parametrize("large", [True, False])
+def test_a_sum_over_parties_is_right_or_withheld(large: bool):
+    """Each is in the ring, and eight together need not be."""
+    session = sectorch.Session(answering=8)
+    values = [4000.0 * 2.0**29 if large else 4000.0 * 2.0**20 + i for i in range(8)]
+    terms = [
+        sectorch.share(torch.tensor([v / 2.0**29], dtype=torch.float64), session=session, party=party)
+        * 2.0**20
+        * 2.0**9
+        for v, party in zip(values, session.answering, strict=True)
+    ]
+    if large:
+        with pytest.raises(errors.RangeExceededError):
+            sectorch.aggregate(terms)
+    else:
+        assert abs(sectorch.aggregate(terms).item() - sum(values)) <= 8 * 2.0**8
+
+
 def test_other_pieces_are_run_all_the_same():
     """One piece without a result: the others' messages are the same, and the whole call has none."""
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU()).eval()
