@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[""], help="functions whose names begin so")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    scheme = Scheme(frac_bits=options.frac_bits)
+    scheme = Scheme(options.frac_bits, limit_bits=56 - 2 * options.frac_bits)
     found = []
 
     def chosen(table: dict[str, Callable]) -> list[tuple[str, Callable]]:
