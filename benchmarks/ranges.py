@@ -2,7 +2,6 @@
 
     python benchmarks/ranges.py                        # LeNet, VGG-7, ResNet-50, and an encoder layer of BERT's size
     python benchmarks/ranges.py lenet --repeats 20
-    python benchmarks/ranges.py --json
 
 Weights are random, and so are BatchNorm statistics. Seconds are medians of calls after the first, all parties' work one
 after another in one process.
@@ -14,6 +13,7 @@ import argparse
 import json
 import statistics
 import time
+from pathlib import Path
 
 import torch
 import torchvision
@@ -70,25 +70,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(MODELS), choices=[*MODELS, []], metavar="model")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--json", action="store_true", help="one JSON line for each model")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     console, shown = Console(), Table(title="With range checks, beside without")
     for column in ("model", "s without", "s with", "s", "bytes", "online bytes", "rounds"):
         shown.add_column(column, justify="left" if column == "model" else "right")
+    rows = []
     for name in options.models:
-        row = measured(name, options.repeats)
-        if options.json:
-            print(json.dumps(row), flush=True)
-            continue
+        rows.append(row := measured(name, options.repeats))
         console.print(f"{name} measured", style="dim")
         shown.add_row(
             name, f"{row['seconds False']:.3f}", f"{row['seconds True']:.3f}",
             *(f"{100 * (row[f'{what} ratio'] - 1):+.1f} %" for what in ("seconds", "bytes", "online")),
             f"{row['rounds False']} -> {row['rounds True']}",
         )  # fmt: skip
-    if not options.json:
-        console.print(shown)
+    console.print(shown)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from sectorch.nn.models import ZOO
 from sectorch.tensor import Scheme, share_tensor
 
 
-def test_vgg7_in_29_rounds():
+def test_vgg7_in_30_rounds():
+    """One of them for the range check."""
     torch.manual_seed(0)
     construct, shape = ZOO["vgg7"]
     model, x = construct().eval(), torch.randn(1, *shape)
@@ -22,7 +23,7 @@ def test_vgg7_in_29_rounds():
         y = secured(x)
     with torch.no_grad():
         expected = model(x)
-    assert p.rounds <= 29
+    assert p.rounds <= 30
     assert (y - expected).abs().max() <= 1e-4
     assert torch.equal(y.argmax(1), expected.argmax(1))
     explained = sectorch.explain(model, x, network="wan")

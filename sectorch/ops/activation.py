@@ -98,7 +98,8 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
         x = raised(context, x, max(x.scale_bits, context.frac_bits))
     if low is not None and high is not None and low >= high:
         constant = each(context.net, torch.zeros_like, x.shares)
-        return _lifted(context, Fixed(constant, x.scale_bits), high)
+        ends = None if x.bound is None else abs(high) * 2.0**x.scale_bits + 1
+        return _lifted(context, Fixed(constant, x.scale_bits), high)._replace(bound=ends)
     x = beside(context, x, *bounds)
     net, shift = context.net, excess(context, x.scale_bits)
     scale = x.scale_bits - shift
