@@ -68,10 +68,12 @@ def measured(name: str, repeats: int) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=list(MODELS), choices=[*MODELS, []], metavar="model")
+    parser.add_argument("models", nargs="*", default=list(MODELS), metavar="model", help=", ".join(MODELS))
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
+    if unknown := set(options.models) - set(MODELS):
+        parser.error(f"no such model: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
     torch.set_num_threads(1)
     console, shown = Console(), Table(title="With range checks, beside without")
     for column in ("model", "s without", "s with", "s", "bytes", "online bytes", "rounds"):
