@@ -52,7 +52,7 @@ def scaled_models(draw):
         if isinstance(layer, nn.Linear):
             layer.weight.data *= 2.0 ** draw(st.floats(-2, 9))
         parts += [nn.Linear(width, width), layer]
-        parts[-2].weight.data *= 2.0 ** draw(st.floats(-2, 7))
+        parts[-2].weight.data *= 2.0 ** draw(st.floats(-2, 9))
     x = torch.randn(3, width) * 2.0 ** draw(st.floats(-4, 13))
     return nn.Sequential(*parts).eval().requires_grad_(False), x
 
