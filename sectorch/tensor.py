@@ -360,7 +360,7 @@ def aggregate(tensors: Sequence[SharedTensor]) -> torch.Tensor:
             _hold(n, s, x, bits, len(tensors) << scale - bits)
         terms = [(n, each(n, lambda v, b=scale - b: v << b, s)) for (n, s), b in zip(terms, scales, strict=True)]
         net, right = terms[0][0], None
-        if first.scheme.range_check:  # an answering party does not know of the others' flags
+        if any(x.scheme.range_check for x in tensors):  # an answering party does not know of the others' flags
             guarded = [guard(n, s, (*x.flags, *n.raised)) for (n, s), x in zip(terms, tensors, strict=True)]
             padded = [(n, s) for (n, _), (s, _) in zip(terms, guarded, strict=True)]
             keys = [key for _, key in guarded]

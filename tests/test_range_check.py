@@ -284,6 +284,17 @@ def test_a_sum_over_parties_is_right_or_withheld(large: bool):
         assert abs(sectorch.aggregate(terms).item() - sum(values)) <= 8 * 2.0**8
 
 
+def test_a_sum_of_checked_and_unchecked_terms_is_withheld():
+    """Whoever stands first: the flags of one term are not lost."""
+    session = sectorch.Session(answering=2)
+    one, other = session.answering
+    free = sectorch.share(torch.ones(1), session=session, party=one, scheme=sectorch.Scheme(range_check=False))
+    bad = sectorch.share(torch.full((1,), 3000.0), session=session, party=other)
+    for terms in ([free, bad * bad], [bad * bad, free]):
+        with pytest.raises(errors.RangeExceededError):
+            sectorch.aggregate(terms)
+
+
 def test_other_pieces_are_run_all_the_same():
     """One piece without a result: the others' messages are the same, and the whole call has none."""
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU()).eval()

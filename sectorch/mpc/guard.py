@@ -15,6 +15,7 @@ match, no result, and not which value it was. S sees uniform words only.
 from __future__ import annotations
 
 import functools
+import operator
 
 import torch
 
@@ -26,7 +27,7 @@ from .shares import Shares, each, unshared
 FIELD = 0b11011
 """x^64 = x^4 + x^3 + x + 1 in GF(2^64)."""
 
-_CARRIED = torch.tensor([functools.reduce(lambda a, b: a ^ b, (FIELD << b for b in range(4) if n >> b & 1), 0)
+_CARRIED = torch.tensor([functools.reduce(operator.xor, (FIELD << b for b in range(4) if n >> b & 1), 0)
                          for n in range(16)])  # fmt: skip
 """x^64 times a polynomial of degree below four."""
 

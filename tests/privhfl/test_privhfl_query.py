@@ -42,7 +42,7 @@ def test_three_architectures_soft_labels_within_a_thousandth():
     for model in models:
         sectorch.nn.models.randomize_batchnorm(model, torch.Generator().manual_seed(0))
     queries = torch.rand(12, 1, 8, 8)
-    for bits in (20, 22):
+    for bits in (20, 24):
         total, _ = secure_query(queries, models, frac_bits=bits)
         assert float((total.softmax(1) - plain_query(queries, models).softmax(1)).abs().max()) < 1e-3
 
