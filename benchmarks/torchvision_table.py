@@ -5,8 +5,8 @@
     python benchmarks/torchvision_table.py --write          # docs/torchvision.md from the results
 
 Every architecture runs at the input size of its first weights (where its constructor takes another, at that) with
-random weights, BatchNorm statistics that are random too (or of a random batch, see `LARGEST`), and one image. A model
-that needs more memory than the limit is stopped and listed with that as the reason. Seconds are of processor time on
+random weights, BatchNorm statistics that are random too (or of a random batch, see `LARGEST`), and one image, with the activation
+limit of the scheme, or the power of two that the largest output of a layer needs. A model that needs more memory than the limit is stopped and listed with that as the reason. Seconds are of processor time on
 one thread, which other work on the machine disturbs little: the table takes an hour.
 """
 
@@ -28,6 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import nn
 
 import sectorch
+from sectorch import Scheme
 from sectorch.errors import SectorchError
 from sectorch.nn.models import randomize_batchnorm
 
@@ -36,7 +37,7 @@ RESULTS = HERE / "results" / "torchvision.json"
 PAGE = HERE.parent / "docs" / "torchvision.md"
 OPTIONS = {"googlenet": {"init_weights": False, "aux_logits": False}, "inception_v3": {"aux_logits": False}}
 COLUMNS = (
-    "model", "input", "parameters, M", "f", "plain s", "secure s", "times", "MB", "online MB", "once MB", "rounds",
+    "model", "input", "parameters, M", "f", "limit", "plain s", "secure s", "times", "MB", "online MB", "once MB", "rounds",
     "error", "memory GB",
 )  # fmt: skip
 LARGEST = 2.0**15
@@ -55,8 +56,8 @@ def names() -> list[str]:
     return sorted(found, key=lambda n: next(iter(torchvision.models.get_model_weights(n))).meta["num_params"])
 
 
-def build(name: str) -> tuple[nn.Module, torch.Tensor, int]:
-    """The model, an image, and the fraction bits to take."""
+def build(name: str) -> tuple[nn.Module, torch.Tensor, dict]:
+    """The model, an image, and what `secure` is told: fraction bits and activation limit."""
     torch.manual_seed(0)
     model = torchvision.models.get_model(name, weights=None, **OPTIONS.get(name, {})).eval().requires_grad_(False)
     randomize_batchnorm(model, torch.Generator().manual_seed(0))
@@ -66,10 +67,11 @@ def build(name: str) -> tuple[nn.Module, torch.Tensor, int]:
     weights = next(iter(torchvision.models.get_model_weights(name)))
     size = SQUARE.get(name, weights.transforms().crop_size[0])
     x = torch.randn(1, 3, size, size)
-    if reaches(model, x) < LARGEST:
-        return model, x, 20
+    if (largest := reaches(model, x)) < LARGEST:
+        limit = max(Scheme(20).activation_limit, 2.0 ** math.ceil(math.log2(largest)))
+        return model, x, {"frac_bits": 20, "activation_limit": limit}
     estimate_statistics(model, torch.randn(4, 3, size, size))
-    return model, x, 24
+    return model, x, {"frac_bits": 24, "activation_limit": Scheme(24).activation_limit}
 
 
 @torch.no_grad()
@@ -97,9 +99,9 @@ def estimate_statistics(model: nn.Module, batch: torch.Tensor) -> None:
 
 def measure(name: str) -> dict:
     """Seconds, bytes and error of one model; the reason where it is refused."""
-    model, x, frac_bits = build(name)
+    model, x, told = build(name)
     row = {
-        "frac_bits": frac_bits,
+        **told,
         "input": "x".join(map(str, x.shape[1:])),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
@@ -108,7 +110,7 @@ def measure(name: str) -> dict:
     model(x)
     row["plain_s"] = time.process_time() - start
     try:
-        secured = sectorch.secure(model, frac_bits=frac_bits, session=sectorch.Session())
+        secured = sectorch.secure(model, **told, session=sectorch.Session())
         del model
         start = time.process_time()
         with sectorch.profile() as first:
@@ -162,7 +164,8 @@ def page(rows: dict[str, dict]) -> str:
         "(`once`). Made by `python benchmarks/torchvision_table.py`; processor seconds on one thread, of the",
         "second call if the first took under a minute, all three parties' work one after another.",
         "",
-        "f are the fraction bits. With random BatchNorm statistics the signal of some very deep networks grows beyond",
+        "f are the fraction bits; an activation beyond the limit is an error and no result (the scheme's own, or a power of",
+        "two that the largest output needs). With random BatchNorm statistics the signal of some very deep networks grows beyond",
         "the number format (to 1e8 in ResNet-101, to 1e14 in Inception v3): those rows have the statistics of a random",
         "batch and 24 bits, as their signal then stays below a hundred and carries errors on from layer to layer.",
         "",
@@ -171,10 +174,11 @@ def page(rows: dict[str, dict]) -> str:
     ]
     for name, r in sorted(rows.items()):
         if "refused" in r:
-            lines.append(f"| {name} | {r.get('input', '')} | refused: {r['refused']} |||||||||||")
+            lines.append(f"| {name} | {r.get('input', '')} | refused: {r['refused']} ||||||||||||")
             continue
         cells = (
-            name, r["input"], f"{r['parameters'] / 1e6:.1f}", r.get("frac_bits", 20), f"{r['plain_s']:.3f}",
+            name, r["input"], f"{r['parameters'] / 1e6:.1f}", r["frac_bits"],
+            f"{r['activation_limit']:.0f}", f"{r['plain_s']:.3f}",
             f"{r['secure_s']:.2f}", f"{r['secure_s'] / r['plain_s']:.0f}", f"{r['bytes'] / 1e6:.0f}",
             f"{r['online_bytes'] / 1e6:.0f}", f"{r['setup_bytes'] / 1e6:.0f}", r["rounds"], f"{r['error']:.1e}",
             f"{r['peak_bytes'] / 1e9:.1f}",
