@@ -5,9 +5,10 @@
     python benchmarks/torchvision_table.py --write          # docs/torchvision.md from the results
 
 Every architecture runs at the input size of its first weights (where its constructor takes another, at that) with
-random weights, BatchNorm statistics that are random too (or of a random batch, see `LARGEST`), and one image, with the activation
-limit of the scheme, or the power of two that the largest output of a layer needs. A model that needs more memory than the limit is stopped and listed with that as the reason. Seconds are of processor time on
-one thread, which other work on the machine disturbs little: the table takes an hour.
+random weights, BatchNorm statistics that are random too (or of a random batch, see `LARGEST`), and one image, with the
+scheme's activation limit, or the power of two that the largest output of a layer needs. A model that needs more memory
+than the limit is stopped and listed with that as the reason. Seconds are of processor time on one thread, which other
+work on the machine disturbs little: the table takes two hours.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ RESULTS = HERE / "results" / "torchvision.json"
 PAGE = HERE.parent / "docs" / "torchvision.md"
 OPTIONS = {"googlenet": {"init_weights": False, "aux_logits": False}, "inception_v3": {"aux_logits": False}}
 COLUMNS = (
-    "model", "input", "parameters, M", "f", "limit", "plain s", "secure s", "times", "MB", "online MB", "once MB", "rounds",
-    "error", "memory GB",
+    "model", "input", "parameters, M", "f", "limit", "plain s", "secure s", "times", "MB", "online MB", "once MB",
+    "rounds", "error", "memory GB",
 )  # fmt: skip
 LARGEST = 2.0**15
 """Random statistics let the signal of very deep networks grow past the number format, up to 1e14. From here on a
@@ -164,10 +165,11 @@ def page(rows: dict[str, dict]) -> str:
         "(`once`). Made by `python benchmarks/torchvision_table.py`; processor seconds on one thread, of the",
         "second call if the first took under a minute, all three parties' work one after another.",
         "",
-        "f are the fraction bits; an activation beyond the limit is an error and no result (the scheme's own, or a power of",
-        "two that the largest output needs). With random BatchNorm statistics the signal of some very deep networks grows beyond",
-        "the number format (to 1e8 in ResNet-101, to 1e14 in Inception v3): those rows have the statistics of a random",
-        "batch and 24 bits, as their signal then stays below a hundred and carries errors on from layer to layer.",
+        "f are the fraction bits; an activation beyond the limit is an error and no result (the scheme's own, or a",
+        "power of two that the largest output needs). With random BatchNorm statistics the signal of some very deep",
+        "networks grows beyond the number format (to 1e8 in ResNet-101, to 1e14 in Inception v3): those rows have the",
+        "statistics of a random batch and 24 bits, as their signal then stays below a hundred and carries errors on",
+        "from layer to layer.",
         "",
         f"| {' | '.join(COLUMNS)} |",
         "|---|---|" + "--:|" * (len(COLUMNS) - 2),

@@ -31,11 +31,12 @@ class Circuit:
     def land(self, left: int, right: int, onto: int | None = None) -> int:
         """left & right, xor onto; its number."""
         made = _And(left, right, onto, 0)
-        depth = 1 + max(self._depth(x) for x in made.operands)
+        depth = 1 + max(self.depth(x) for x in made.operands)
         self._ands.append(_And(left, right, onto, depth))
         return self.rows + len(self._ands) - 1
 
-    def _depth(self, number: int) -> int:
+    def depth(self, number: int) -> int:
+        """The layer that makes it; 0 for what is there."""
         return 0 if number < self.rows else self._ands[number - self.rows].depth
 
     def layers(self, results: tuple[int, ...]) -> tuple[tuple[Layer, ...], tuple[int, ...]]:

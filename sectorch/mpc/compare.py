@@ -145,9 +145,19 @@ def _prefix(tree: list[list[Node]], blocks: int) -> list[Node]:
     return parts
 
 
+def _folded(circuit: Circuit, nodes: list[Node]) -> Node:
+    """One node of neighbours, least significant first: those that are there first are joined first."""
+    nodes = list(nodes)
+    while len(nodes) > 1:
+        depths = [max(circuit.depth(row) for row in node if row is not None) for node in nodes]
+        i = min(range(len(nodes) - 1), key=lambda i: max(depths[i : i + 2]))
+        nodes[i : i + 2] = [join(circuit, nodes[i + 1], nodes[i])]
+    return nodes[0]
+
+
 @functools.cache
 def forest(
-    blocks: tuple[int, ...], whole: tuple[bool, ...], prefix: tuple[int, int] | None = None
+    blocks: tuple[int, ...], whole: tuple[bool, ...], above: tuple[int, int] | None = None
 ) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
     """The layers that combine trees of so many blocks, side by side, and where their results stand.
 
@@ -156,15 +166,21 @@ def forest(
     lowest block's eq enters for these only.
 
     Args:
-        prefix: a tree, and how many of its lowest blocks: lt and eq of nodes that cover these, least significant first,
-            follow the other results.
+        above: a tree, and how many of its lowest blocks the trees after it stand above: their results are of both
+            together.
     """
     circuit, trees, at = Circuit(2 * sum(blocks)), [], 0
-    for count, kept in zip(blocks, whole, strict=True):
+    for number, (count, kept) in enumerate(zip(blocks, whole, strict=True)):
+        kept = kept or (above is not None and number > above[0])
         trees.append(levels(circuit, [(at + i, at + count + i if kept or i else None) for i in range(count)]))
         at += 2 * count
-    nodes = [tree[-1][0] for tree in trees] + ([] if prefix is None else _prefix(trees[prefix[0]], prefix[1]))
-    return circuit.layers(tuple(row for node in nodes for row in node if row is not None))
+    nodes = [tree[-1][0] for tree in trees]
+    if above is not None:
+        tree, count = above
+        below = _prefix(trees[tree], count)
+        nodes[tree + 1 :] = [_folded(circuit, [*below, node]) for node in nodes[tree + 1 :]]
+    wanted = [row for (lt, eq), kept in zip(nodes, whole, strict=True) for row in ((lt, eq) if kept else (lt,))]
+    return circuit.layers(tuple(wanted))
 
 
 def deal_codes(
@@ -205,11 +221,17 @@ def open_planes(bits: torch.Tensor, spans: Sequence[tuple[int, int]], tops: tupl
     return hot, pick(bits, tops)
 
 
-def leaves(hot: torch.Tensor, codes: torch.Tensor, counts: Sequence[int], first: bool, copies: int = 1) -> torch.Tensor:
-    """One party's half of lt and eq of all blocks, in the order of `forest`; `first` is the party that adds [c = 0]."""
+def leaves(
+    hot: torch.Tensor, codes: torch.Tensor, counts: Sequence[int], first: bool, copies: int = 1,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """One party's half of lt and eq of all blocks, in the order of `forest`; `first` is the party that adds [c = 0].
+
+    Into `out` [2 blocks, W] if it is given.
+    """
     total, width = sum(counts), hot.shape[2]
     codes = _copied(codes[: CODES * total].unflatten(0, (CODES, -1)), copies)
-    out = hot.new_empty(2 * total, width)
+    out = hot.new_empty(2 * total, width) if out is None else out
     if out.is_meta:
         return out
     for at in range(0, width, SPAN):

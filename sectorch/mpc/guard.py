@@ -6,10 +6,11 @@ element of GF(2^64), under keys of k_SA, which Q never holds:
 
     z = sum_j k_j w_j,
 
-zero if no flag is set, and uniform if one is: the hash is linear, so each party computes it on its own half. A draws a
-key n of two words, adds the key stream of n to its half of the result, and Q receives n + (z, k z). Without a flag
-that is n, and Q takes the stream off again. With one it is uniform and says nothing of n: Q sees a tag that does not
-match, no result, and not which value it was. S sees uniform words only.
+zero if no flag is set, and uniform if one is: the hash is linear, so each party computes it on its own half. Where a
+flag is e u xor l of bits that a comparison leaves, its AND is made here, all at once. A draws a key n of two words,
+adds the key stream of n to its half of the result, and Q receives n + (z, k z). Without a flag that is n, and Q takes
+the stream off again. With one it is uniform and says nothing of n: Q sees a tag that does not match, no result, and not
+which value it was. S sees uniform words only.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from ..bitplanes import planes, rows
 from ..choreography import Located, Message, Net, protocol
 from ..randomness import key_stream
+from .layers import Layer, and_layers
 from .shares import Shares, each, unshared
 
 FIELD = 0b11011
@@ -36,7 +38,11 @@ SPAN = 1 << 12
 
 
 def raise_flags(net: Net, flags: Shares) -> None:
-    """Make what this call reveals depend on these XOR-shared words being zero. No message."""
+    """Make what this call reveals depend on these XOR-shared words being zero. No message.
+
+    Args:
+        flags: words [W], or [3, W]: e, u and l of flags e u xor l. `guard` makes these ANDs, all in one round.
+    """
     net.raised.append(flags)
 
 
@@ -87,6 +93,19 @@ def linear_hash(words: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     return torch.cat((z, field_product(z, last)))
 
 
+_LAST = (Layer(opened=(0, 1), left=(0,), right=(1,), onto=(2,)),)
+"""e u xor l of the rows e, u, l."""
+
+
+def finished(net: Net, flags: tuple[Shares, ...]) -> list[Shares]:
+    """The flags as words [W]. Rounds 1 where there are rows of e, u and l: online four bits a flag, dealt one."""
+    found = [f for f in flags if len(f.shape) == 1]
+    if len(found) < len(flags):
+        rows = each(net, lambda *v: torch.cat(v, -1), *(f for f in flags if len(f.shape) == 2))
+        found.append(each(net, lambda v: v[0], and_layers(net, rows, _LAST)))
+    return found
+
+
 def _padded(v: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     """The tag and the elements of v, with the key stream of n on them."""
     stream = key_stream(n, v.numel() + 1)
@@ -115,15 +134,15 @@ def guard(net: Net, x: Shares, flags: tuple[Shares, ...]) -> tuple[Shares, Locat
     """x padded by A so that who gets all of it can read it only if no flag is set.
 
     Args:
-        x: the result, any shape. flags: XOR-shared words; may be none.
+        x: the result, any shape. flags: as in `raise_flags`; may be none.
 
     Returns:
         shares [N + 1] of a tag and the padded elements of x, and the key, at Q, for `unpadded`.
 
-    Rounds 2, beside the reveal's own; 16 bytes from A to S, 16 from S to Q, and 8 for the tag each way.
-    A flag that is set goes unseen with a probability of 2^-64.
+    Rounds 2, beside the reveal's own, and 1 for ANDs that are left to make. 16 bytes from A to S, 16 from S to Q, and
+    8 for the tag each way. A flag that is set goes unseen with a probability of 2^-64.
     """
-    Q, A, S = net.Q, net.A, net.S
+    Q, A, S, flags = net.Q, net.A, net.S, finished(net, flags)
     count = sum(f.shape.numel() for f in flags)
     keys = net.common(A, S, (count + 1,), "hash_keys")
     n = net.common(A, S, (2,), "n")

@@ -16,7 +16,6 @@ gives all bits that max(x', 0) >> f takes; Q knows msb(r), so that the last need
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from ..bitplanes import planes, rows
 from ..choreography import Located, Message, Net, protocol
@@ -25,7 +24,7 @@ from .compare import block_count, check_planes, deal_codes, drelu, forest, leave
 from .deal import deal, deal_bits
 from .fss import gate
 from .guard import kept_rows, raise_flags
-from .layers import and_layers, pick
+from .layers import and_layers
 from .mask import Masked, open_masked
 from .select import BitMask, open_bit, random_bits, select
 from .shares import Shares, add, each, sub, whole
@@ -171,22 +170,21 @@ def _compared(
 
     bits = net.locally((A, S), public, *moved)
     hot, signs = net.locally((A, S), lambda b: open_planes(b, spans, (high, 63)), bits)
+    width = x.shape.numel() + 63 >> 6
     if top:
-        width = x.shape.numel() + 63 >> 6
-        first = net.locally((A, S), lambda b: b[:, :width], bits)
+        first = net.locally((A, S), lambda b: b[:, :width], bits) if copies > 1 else bits
         hot_top, sign = blocks_above(net, first, plane, high, both=False)
         trees = forest((*counts, top), (False, True, True), (1, counts[1] - top))
     else:
         hot_top, sign, trees = None, None, forest(counts, (False, True))
-    layers, (u, lt, eq, *rest) = trees
+    layers, (u, lt, eq, *far) = trees
 
     def blocks(h, w, h_top, first):
-        state = leaves(h, w, counts, first, copies)
-        if h_top is None:
-            return state
-        # Of the first threshold only; the other copies stand empty, and nobody looks at them.
-        tip = leaves(h_top, part_of(w, total, total - top, total), (top,), first)
-        return torch.cat((state, tip if copies == 1 else F.pad(tip, (0, state.shape[1] - tip.shape[1]))))
+        state = (h.new_empty if copies == 1 or not top else h.new_zeros)(2 * (total + top), h.shape[2])
+        leaves(h, w, counts, first, copies, state[: 2 * total])
+        if top:  # of the first threshold only; the other copies stand empty, and nobody looks at them
+            leaves(h_top, part_of(w, total, total - top, total), (top,), first, out=state[2 * total :, :width])
+        return state
 
     state = and_layers(
         net,
@@ -198,9 +196,7 @@ def _compared(
     )
     r_high = -1 if high == 63 else -2
     if top:
-        of = lambda places: each(net, lambda g: pick(g, places)[:, :width], state)
-        r_top = each(net, lambda w: w[r_high], codes)
-        raise_above(net, of((u,)), of(tuple(rest[2:])), of(tuple(rest[:2])), sign, r_top, x.shape)
+        raise_above(net, state, (u, *far), sign, codes, r_high, x.shape)
 
     def operands(state, codes, signs, first):
         k = state[lt] ^ codes[r_high].repeat(copies)

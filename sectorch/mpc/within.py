@@ -10,19 +10,16 @@ combined anew, from the codes of r that are there already. The flag waits for no
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from ..bitplanes import planes, rows
 from ..choreography import Located, Net, protocol
-from .circuit import Circuit
 from .compare import CODES, block_count, deal_codes, forest, leaves, open_planes
 from .fss import signs
 from .guard import flags_of_bits, kept_rows, raise_flags
-from .layers import Layer, and_layers, pick
+from .layers import and_layers
 from .mask import Masked
-from .shares import Shares, each, whole
+from .shares import Shares, whole
 
 
 def part_of(codes: torch.Tensor, blocks: int, first: int, last: int) -> torch.Tensor:
@@ -30,31 +27,15 @@ def part_of(codes: torch.Tensor, blocks: int, first: int, last: int) -> torch.Te
     return codes[: CODES * blocks].unflatten(0, (CODES, -1))[:, first:last].flatten(0, 1)
 
 
-@functools.cache
-def _carried(parts: int, whole: bool, thresholds: int) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
-    """[c < r] for each threshold from the common low planes: rows are u where there is one (`whole`), lt and eq of
-    the nodes below, least significant first, and lt and eq of the tops of each threshold."""
-    circuit = Circuit(whole + 2 * parts + 2 * thresholds)
-    carry, at = 0, 1 if whole else 0
-    for part in range(parts):
-        lt, eq = at, at + 1
-        carry = circuit.land(eq, carry, lt) if whole or part else lt
-        at += 2
-    tops_at = [at + 2 * i for i in range(thresholds)]
-    if not whole and not parts:
-        return circuit.layers(tuple(tops_at))
-    return circuit.layers(tuple(circuit.land(lt + 1, carry, lt) for lt in tops_at))
-
-
 def moved_planes(bits: torch.Tensor, low: int, k: int, down: bool) -> torch.Tensor:
     """The bit planes of c - 2^k (down) or c + 2^k from those of c, [64, W]; those below `low` are not filled in."""
     out = torch.empty_like(bits)
     out[low:k] = bits[low:k]
-    out[k] = ~bits[k]
-    carry = out[k] if down else bits[k]
-    for i in range(k + 1, 64):
-        torch.bitwise_xor(bits[i], carry, out=out[i])
-        carry = carry & (~bits[i] if down else bits[i])
+    carry = bits[k:].bitwise_not() if down else bits[k:].clone()  # row i: into plane k + i + 1
+    for i in range(1, len(carry)):
+        torch.bitwise_and(carry[i], carry[i - 1], out=carry[i])
+    torch.bitwise_not(bits[k], out=out[k])
+    torch.bitwise_xor(bits[k + 1 :], carry[:-1], out=out[k + 1 :])
     return out
 
 
@@ -79,23 +60,26 @@ def blocks_above(net: Net, bits: Located, k: int, high: int = 63, both: bool = T
     return net.locally((net.A, net.S), public, bits)
 
 
-def raise_above(net: Net, carry: Shares, parts: Shares, top: Shares, sign: Located, r_high: Shares, shape) -> None:
-    """Raise a flag where x >= 2^k.
+def raise_above(
+    net: Net, state: Shares, places: tuple[int, int, int], sign: Located, codes: Shares, r_high: int, shape: torch.Size
+) -> None:
+    """Raise a flag where x >= 2^k: where not lt xor eq u xor sign xor r's plane of the sign.
 
     Args:
-        carry: words [1, W] of u. parts: [2 P, W], lt and eq of nodes that cover the planes between u and the top.
-        top: [2, W], lt and eq of the top of x - 2^k, whose plane `high` is `sign`, at A and S.
-        r_high: r's plane `high`, [W], XOR-shared.
+        state: rows of words [W] or more. places: those of u, and of lt and eq of the planes above u's in x - 2^k.
+        sign: public, the plane of c - 2^k. codes: with r's plane in row `r_high`.
     """
-    layers, _ = _carried(parts.shape[0] // 2, True, 1)
-    state = each(net, lambda *v: torch.cat(v), carry, parts, top)
-    less = and_layers(net, state, layers)
-    shape = torch.Size(shape)
+
+    def flag(g, w, sign=None):
+        u, less, equal = (g[i, : w.shape[1]] for i in places)
+        out = less ^ w[r_high] if sign is None else ~(less ^ w[r_high] ^ sign[0])
+        return torch.stack((kept_rows(equal, shape), u, kept_rows(out, shape)))
+
     raise_flags(
         net,
         Shares(
-            net.locally(net.A, lambda g, s, r: kept_rows(~(g[0] ^ s[0] ^ r), shape), less.A, sign, r_high.A),
-            net.locally(net.S, lambda g, r: kept_rows(g[0] ^ r, shape), less.S, r_high.S),
+            net.locally(net.A, flag, state.A, codes.A, sign),
+            net.locally(net.S, flag, state.S, codes.S),
         ),
     )
 
@@ -134,30 +118,37 @@ def raise_outside(
     hot, signs_of_c = blocks_above(net, bits, k)
     below = net.locally((A, S), lambda b: open_planes(b, [span])[0][:, :low], bits)
 
+    counts = (low, top, top) if low else (top, top)
+
     def state(h, h_top, w, first):
+        out = h_top.new_empty(2 * sum(counts), h_top.shape[2])
+        if low:
+            leaves(h, part_of(w, blocks, 0, low), (low,), first, out=out[: 2 * low])
         upper = part_of(w, blocks, low, blocks)
-        tops_of = [leaves(h_top[:, i : i + top].contiguous(), upper, (top,), first) for i in (0, top)]
-        return (
-            torch.cat([leaves(h, part_of(w, blocks, 0, low), (low,), first), *tops_of]) if low else torch.cat(tops_of)
-        )
+        for half, place in zip(h_top.split(top, 1), out[2 * low :].split(2 * top), strict=True):
+            leaves(half, upper, (top,), first, out=place)
+        return out
 
     rows_of = Shares(
         net.locally(A, lambda *v: state(*v, True), below, hot, codes.A),
         net.locally(S, lambda *v: state(*v, False), below, hot, codes.S),
     )
-    counts, kept = ((low, top, top), (True,) * 3) if low else ((top, top), (True,) * 2)
-    layers, places = forest(counts, kept)
+    kept = u is not None
+    layers, places = forest(counts, (kept,) * len(counts), (0, low) if low else None)
     found = and_layers(net, rows_of, layers)
-    ordered = each(net, lambda g: pick(g, places), found)
-    carried, _ = _carried(1 if low else 0, u is not None, 2)
-    if u is not None:
-        ordered = each(net, lambda u, g: torch.cat((u.view(1, -1), g)), u, ordered)
-    less = and_layers(net, ordered, carried)
+    places = places[-4:] if kept else places[-2:]
     shape = x.shape
+
+    def flag(g, signs=None, u=None):
+        less, equal = (places[::2], places[1::2]) if kept else (places, ())
+        out = g[less[0]] ^ g[less[1]]
+        out = kept_rows(out if signs is None else ~(out ^ signs[0] ^ signs[1]), shape)
+        return torch.stack((kept_rows(g[equal[0]] ^ g[equal[1]], shape), u, out)) if kept else out
+
     raise_flags(
         net,
         Shares(
-            net.locally(A, lambda g, s: kept_rows(~(g[0] ^ g[1] ^ s[0] ^ s[1]), shape), less.A, signs_of_c),
-            net.locally(S, lambda g: kept_rows(g[0] ^ g[1], shape), less.S),
+            net.locally(A, flag, found.A, signs_of_c, *((u.A,) if kept else ())),
+            net.locally(S, flag, found.S, None, *((u.S,) if kept else ())),
         ),
     )

@@ -1,0 +1,66 @@
+"""Which elements raise a flag, one by one: each limit, shift and number of planes, at the limit's own edges."""
+
+from __future__ import annotations
+
+import torch
+from helpers import session
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sectorch.bitplanes import spread, unrows
+from sectorch.mpc.guard import finished
+from sectorch.mpc.mask import open_masked
+from sectorch.mpc.relu import ramps
+from sectorch.mpc.shares import Shares
+from sectorch.mpc.truncate import truncate
+from sectorch.mpc.within import raise_outside
+from sectorch.ring import rounded_shift
+
+
+def flagged(x: torch.Tensor, protocol, seed: int) -> torch.Tensor:
+    """Where `protocol(net, shares)` raises a flag for these ring elements."""
+    mask = torch.randint(-(1 << 63), (1 << 63) - 1, x.shape, generator=torch.Generator().manual_seed(seed))
+    with session().call(session().answering[0]) as net:
+        protocol(net, Shares(net.own(net.A, x - mask), net.own(net.S, mask)))
+        bits = [(net.read(f.A, net.A), net.read(f.S, net.S)) for f in finished(net, tuple(net.raised))]
+    words = [a ^ s for a, s in bits]
+    assert words, "no flag was raised"
+    for w in words:
+        padding = unrows(spread(w), torch.Size([64 * w.shape[0]]))[x.numel() :]
+        assert not padding.any(), "a flag stands where there is no element"
+    return torch.stack([unrows(spread(w), x.shape) != 0 for w in words]).any(0)
+
+
+def at_the_edges(bits: int, shift: int, draws: list[int], most: int) -> torch.Tensor:
+    """Elements around the limit 2^bits of a result by `shift`, both signs, and others."""
+    k = 1 << bits + shift
+    near = [m * k + d for m in (1, -1) for d in (0, -1, 1, (1 << shift) >> 1, -((1 << shift) >> 1), k >> 2, -(k >> 1))]
+    return torch.tensor([max(-most, min(most - 1, v)) for v in [*near, 0, most - 1, -most, *draws]])
+
+
+SEEDS = st.integers(0, 99)
+DRAWS = st.lists(st.integers(-(1 << 61), (1 << 61) - 1), min_size=1, max_size=140)
+
+
+@given(st.integers(0, 32), st.integers(1, 60), st.integers(0, 12), DRAWS, SEEDS, st.sampled_from([1, 3]))
+@example(20, 32, 0, [0], 0, 1)
+@example(32, 29, 0, [0] * 113, 0, 3)
+def test_relu_and_truncation_flag_what_reaches_the_limit(shift, bits, less, draws, seed, copies):
+    bits = min(bits, 60 - shift)
+    high = 63 - less if shift + bits + 2 < 63 - less else 63
+    most = min(1 << 61, 1 << high - 1)
+    x = at_the_edges(bits, shift, [d >> 62 - high if high < 62 else d for d in draws], most)
+    y = rounded_shift(x, shift) if shift else x
+    thresholds = tuple(range(copies))
+    found = flagged(x, lambda net, s: ramps(net, s, thresholds, shift, high, limit_bits=bits), seed)
+    assert torch.equal(found, y >= 1 << bits)
+    if shift:
+        found = flagged(x, lambda net, s: truncate(net, s, shift, limit_bits=bits), seed)
+        assert torch.equal(found, (y < -(1 << bits)) | (y >= 1 << bits))
+
+
+@given(st.integers(1, 62), DRAWS, SEEDS)
+def test_what_lies_outside_is_flagged(k, draws, seed):
+    x = at_the_edges(k, 0, draws, 1 << 62)
+    found = flagged(x, lambda net, s: (lambda m: raise_outside(net, m, m.c, k))(open_masked(net, s)), seed)
+    assert torch.equal(found, (x < -(1 << k)) | (x >= 1 << k))
