@@ -196,6 +196,8 @@ def deal_codes(
         bits = planes(rows(r))
         counts = [block_count(*span) for span in spans]
         out = bits.new_empty(CODES * sum(counts) + len(tops), bits.shape[1])
+        if out.is_meta:
+            return out, out[len(out) - len(tops) :]
         place = out[: CODES * sum(counts)].unflatten(0, (CODES, -1)).split(counts, 1)
         for span, part in zip(spans, place, strict=True):
             thermometer(blocks_of(bits, *span), part)
@@ -216,6 +218,8 @@ def open_planes(bits: torch.Tensor, spans: Sequence[tuple[int, int]], tops: tupl
     """`open_blocks` of a number whose bit planes [64, W] are there already."""
     counts = [block_count(*span) for span in spans]
     hot = bits.new_empty(CODES + 1, sum(counts), bits.shape[1])
+    if hot.is_meta:
+        return hot, bits.new_empty(len(tops), bits.shape[1])
     for span, part in zip(spans, hot.split(counts, 1), strict=True):
         one_hot(blocks_of(bits, *span), part)
     return hot, pick(bits, tops)

@@ -82,9 +82,13 @@ def and_layers(net: Net, state: Shares, layers: Sequence[Layer]) -> Shares:
         at, made = mine.stop, dealt.stop
 
         def masked(state, alpha, layer=layer, mine=mine):
+            if alpha.is_meta:
+                return alpha[mine]
             return pick(state, layer.opened) ^ alpha[mine]
 
         def joined(public, state, alpha, triples, first=False, layer=layer, mine=mine, dealt=dealt):
+            if public.is_meta:
+                return public.new_empty(len(layer.left) + len(layer.kept), width)
             ands = beaver(public, alpha[mine], triples[dealt], layer.left, layer.right, first)
             if layer.onto:
                 ands[: len(layer.onto)].bitwise_xor_(pick(state, layer.onto))
@@ -102,6 +106,8 @@ def and_layers(net: Net, state: Shares, layers: Sequence[Layer]) -> Shares:
 
 def _products(alpha: torch.Tensor, layers: Sequence[Layer]) -> torch.Tensor:
     """alpha_x & alpha_y for every AND of every layer."""
+    if alpha.is_meta:
+        return alpha.new_empty(sum(len(layer.left) for layer in layers), alpha.shape[1])
     out, at = [], 0
     for layer in layers:
         mine = alpha[at : at + len(layer.opened)]

@@ -159,6 +159,8 @@ def trigonometric(net: Net, x: Shares, scale_bits: int, series: Series) -> Share
     public = net.locally((A, S), lambda a, s: _in_chunks(a + s, (2, 2 * terms), fill_public), c_A, c_S)
 
     def combined(public, basis):
+        if basis.is_meta:
+            return basis[0, 0], basis[1, 0]
         first, second = public[0, 0] * basis[0, 0], public[0, 0] * basis[1, 0]
         second.addcmul_(public[1, 0], basis[0, 0])
         for k in range(1, 2 * terms):

@@ -30,6 +30,8 @@ def part_of(codes: torch.Tensor, blocks: int, first: int, last: int) -> torch.Te
 def moved_planes(bits: torch.Tensor, low: int, k: int, down: bool) -> torch.Tensor:
     """The bit planes of c - 2^k (down) or c + 2^k from those of c, [64, W]; those below `low` are not filled in."""
     out = torch.empty_like(bits)
+    if out.is_meta:
+        return out
     out[low:k] = bits[low:k]
     carry = bits[k:].bitwise_not() if down else bits[k:].clone()  # row i: into plane k + i + 1
     for i in range(1, len(carry)):
