@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from derived_bounds import bounded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_modules import HOOKS, PRE_HOOKS, random_module
@@ -25,45 +26,54 @@ from sectorch.tensor import Scheme, share_tensor
 SEEDS = st.integers(0, 2**32 - 1)
 FEW = settings(max_examples=12, deadline=None, derandomize=True, database=None)
 REFERENCE = Session(reference=True)
+PARTIES = Session()
 
 
-def computed(model: nn.Module, x: torch.Tensor, alone: bool = False) -> tuple[SecureModule, torch.Tensor]:
-    """What `reference(model)(x)` computes, without its dry run; `alone`: operation by operation."""
-    module = SecureModule(model, REFERENCE, REFERENCE.answering[0], Scheme(), None)
+def computed(
+    model: nn.Module, x: torch.Tensor, alone: bool = False, session: Session = REFERENCE
+) -> tuple[SecureModule, torch.Tensor]:
+    """What `reference(model)(x)`, or three parties, compute, without a dry run; `alone`: operation by operation."""
+    module = SecureModule(model, session, session.answering[0], Scheme(), None)
     if alone:
         module.traces._give_up("a test asks for it")
-    with REFERENCE.call(module.party):
-        y = module._run(share_tensor(x, session=REFERENCE, scheme=module.scheme))
+    with session.call(module.party):
+        y = module._run(share_tensor(x, session=session, scheme=module.scheme))
         return module, torch.utils._pytree.tree_map(lambda v: v.reveal() if isinstance(v, torch.Tensor) else v, y)
 
 
-def agrees(model: nn.Module, x: torch.Tensor) -> SecureModule:
+def agrees(model: nn.Module, x: torch.Tensor, derive: bool = False) -> SecureModule:
     """Assert that what is computed is what the module computes, and bit for bit so where no pass changed anything.
 
-    The modules here have values below a hundred and weights of order one, so an operation is wrong by some units of
-    2^-20 times a row's length, and the project's promise for ordinary models, a thousandth of the largest value, holds
-    with room. What a wrong graph computes is wrong by the values themselves.
+    With `derive` within the bound that `derived_bounds` finds for each element, and three parties compute the same
+    bits. Else: the modules here have values below a hundred and weights of order one, so an operation is wrong by some
+    units of 2^-20 times a row's length, and the project's promise for ordinary models, a thousandth of the largest
+    value, holds with room. What a wrong graph computes is wrong by the values themselves.
     """
-    with torch.no_grad():
-        expected = copy.deepcopy(model)(x.clone()).double()
+    if derive:
+        expected, bound = bounded(model, x)
+    else:
+        with torch.no_grad():
+            expected = copy.deepcopy(model)(x.clone()).double()
+        bound = 1e-3 * max(1.0, float(expected.abs().max()))
     module, got = computed(model, x)
     assert got.shape == expected.shape
-    bound = 1e-3 * max(1.0, float(expected.abs().max()))
-    assert (got.double() - expected).abs().max() < bound
+    assert ((got.double() - expected).abs() <= bound).all()
+    if derive:
+        assert torch.equal(computed(model, x, session=PARTIES)[1], got)
     try:
         own = computed(model, x, alone=True)[1]
     except errors.SectorchError:
         return module  # operation by operation more is refused, and nothing is wrong
-    assert (own - got).abs().max() < bound
+    assert ((own.double() - expected).abs() <= bound).all()
     if module.traces.alone is None and same_program(module.program(x), module.recorded(x)):
         assert torch.equal(own, got)
     return module
 
 
-def right_or_refused(model: nn.Module, x: torch.Tensor) -> bool:
+def right_or_refused(model: nn.Module, x: torch.Tensor, derive: bool = False) -> bool:
     """Whether it was right; False where it was refused."""
     try:
-        agrees(model, x)
+        agrees(model, x, derive)
     except errors.SectorchError:
         return False
     return True
@@ -91,14 +101,14 @@ def noise(draw: random.Random, *shape: int) -> torch.Tensor:
 @settings(FEW, max_examples=60)
 @given(SEEDS)
 def test_random_modules(seed: int):
-    right_or_refused(*random_module(seed))
+    right_or_refused(*random_module(seed), derive=True)
 
 
 @pytest.mark.long
 @settings(FEW, max_examples=10_000)
 @given(SEEDS)
 def test_ten_thousand_random_modules(seed: int):
-    right_or_refused(*random_module(seed))
+    right_or_refused(*random_module(seed), derive=True)
 
 
 def test_random_modules_are_mostly_accepted_and_changed_by_passes():
