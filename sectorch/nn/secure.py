@@ -207,8 +207,8 @@ class SecureModule(nn.Module):
         return tape
 
     def _recorded(self, net: Net, x: torch.Tensor) -> Any:
-        """Run the program, and keep this party's part of it for the next input of this shape."""
-        if not self.session.complete:
+        """Run the program, and keep the steps of those who are here for the next input of this shape."""
+        if not self.session.runtime.ideal:
             net.recording = Recording(self.session.runtime, net.call)
         outputs = revealed(self._run(self.share(x)))
         if net.recording is not None:
