@@ -38,7 +38,7 @@ from torch.utils import _pytree as pytree
 import sectorch
 from sectorch.errors import SectorchError, SessionMismatchError
 from sectorch.session import Session
-from sectorch.table import SMOOTH, TABLE
+from sectorch.table import HANDLER, SMOOTH, TABLE
 from sectorch.tensor import SharedTensor
 
 ROLES = {"s": "shared", "p": "private", ".": "public"}
@@ -103,6 +103,12 @@ CALLS = calls(lambda row: row.keys)
 IN_PLACE = calls(lambda row: row.in_place)
 ONCE = list({(c.row.name, c.number): c for c in reversed(CALLS)}.values())[::-1]
 """Every sample in one spelling."""
+_HANDLED = {(c.row.name, HANDLER[c.key], c.number): c for c in reversed(CALLS)}
+HANDLED = list(_HANDLED.values())[::-1]
+"""Every sample in one spelling for each handler."""
+OTHERS = [c for c in CALLS if _HANDLED[c.row.name, HANDLER[c.key], c.number] is not c]
+"""Samples in a spelling more of a handler, which `HANDLED` tries on shares. Its protocols compute what the reference
+does, bit for bit, and these are run in the reference."""
 
 every_call = pytest.mark.parametrize("case", CALLS, ids=repr)
 every_sample = pytest.mark.parametrize("case", [c for c in ONCE if not c.writes], ids=repr)
@@ -127,11 +133,18 @@ def test_every_spelling_has_a_sample_and_every_sample_a_spelling(row: OpRow):
 
 
 @pytest.mark.parametrize("grid", [True, False], ids=["grid", "uniform"])
-@every_call
+@pytest.mark.parametrize("case", HANDLED, ids=repr)
 def test_result_is_torchs(case: Called, grid: bool):
     expected = case.expected(grid=grid)
     args, kwargs = case.secret(grid=grid)
     case.check(case.key(*args, **kwargs), expected)
+
+
+@pytest.mark.parametrize("case", OTHERS, ids=repr)
+def test_every_spelling_gives_torchs_result(case: Called):
+    for grid in (True, False):
+        args, kwargs = case.secret(at=reference_stage(), grid=grid)
+        case.check(case.key(*args, **kwargs), case.expected(grid=grid))
 
 
 @every_sample
@@ -145,14 +158,24 @@ def test_results_are_the_references_bit_for_bit(case: Called):
         assert torch.equal(secure, ideal) if isinstance(secure, torch.Tensor) else secure == ideal
 
 
-def test_smooth_operations_are_those_that_take_a_series():
-    at, taken = Stage(Session(dry=True)), {}
-    for case in ONCE:
+def takes_a_series(ledger: list) -> bool:
+    return any("trigonometric" in line.path for line in ledger)
+
+
+@pytest.mark.parametrize("name", sorted(SMOOTH))
+def test_smooth_operations_take_a_series(name: str):
+    """And others do not: see `test_dry_run_has_the_ledger_of_the_local_run`."""
+    at = Stage(Session(dry=True))
+    for case in (c for c in ONCE if c.row.name == name):
         args, kwargs = case.secret(at=at)
         with sectorch.profile() as profile:
             case.key(*args, **kwargs)
-        taken.setdefault(case.row.name, set()).add(any("trigonometric" in line.path for line in profile.ledger))
-    assert {name for name, kinds in taken.items() if True in kinds} == SMOOTH
+        if takes_a_series(profile.ledger):
+            return
+    pytest.fail("no sample takes a series")
+
+
+def test_smooth_operations_are_listed():
     assert {op["name"] for op in sectorch.supported_ops() if not op["exact"]} == SMOOTH
 
 
@@ -192,7 +215,7 @@ def test_arguments_may_be_named(case: Called):
     except (TypeError, RuntimeError):
         named = None  # torch's own function does not take these names
     if named is not None:
-        args, kwargs = by_name(case.key, *case.secret())
+        args, kwargs = by_name(case.key, *case.secret(at=reference_stage()))
         case.check(case.key(*args, **kwargs), case.expected())
 
 
@@ -215,12 +238,24 @@ def test_out_arguments_are_refused(case: Called):
     assert not any(bool(leaf.any()) for leaf in outputs), "a refused call wrote to out="
 
 
-@pytest.mark.parametrize("arrange", [scale_3, scale_26, scale_40], ids=lambda f: f.__name__)
-@every_sample
-def test_any_number_of_fraction_bits(case: Called, arrange):
+def in_turn(arrangements: list) -> Any:
+    """Every sample in each arrangement: on shares in one, as samples take turns, and in the reference in the others.
+
+    What is on shares is computed by the protocols that the reference's functions stand for, bit for bit.
+    """
+    every = [
+        pytest.param(case, f, stage if i % len(arrangements) == at else reference_stage, id=f"{case!r}-{f.__name__}")
+        for i, case in enumerate(c for c in ONCE if not c.writes)
+        for at, f in enumerate(arrangements)
+    ]
+    return pytest.mark.parametrize(("case", "arrange", "at"), every)
+
+
+@in_turn([scale_3, scale_26, scale_40])
+def test_any_number_of_fraction_bits(case: Called, arrange, at):
     """Entries come from the grid, which all of these scales hold exactly; but a truncation of an operand errs by one
     ulp where an encoding errs by a half, so the bound doubles."""
-    args, kwargs = case.secret(arrange=arrange)
+    args, kwargs = case.secret(arrange=arrange, at=at())
     case.check(case.key(*args, **kwargs), case.expected(), factor=2)
 
 
@@ -231,10 +266,9 @@ def test_whole_numbers_that_pass_for_floats(case: Called):
     case.check(case.key(*args, **kwargs), case.expected(rounded=True), factor=2)
 
 
-@pytest.mark.parametrize("arrange", [transposed, strided], ids=lambda f: f.__name__)
-@every_sample
-def test_strides_do_not_matter(case: Called, arrange):
-    args, kwargs = case.secret(arrange=arrange)
+@in_turn([transposed, strided])
+def test_strides_do_not_matter(case: Called, arrange, at):
+    args, kwargs = case.secret(arrange=arrange, at=at())
     case.check(case.key(*args, **kwargs), case.expected())
 
 
@@ -278,6 +312,7 @@ def test_dry_run_has_the_ledger_of_the_local_run(case: Called):
             result = listed(case.key(*args, **kwargs))
             shapes = [tuple(revealed(leaf).shape) for leaf in pytree.tree_leaves(result)]
         ledgers.append((shapes, lines(profile)))
+        assert case.row.name in SMOOTH or not takes_a_series(profile.ledger)
     assert ledgers[0] == ledgers[1]
 
 

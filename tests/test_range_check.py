@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import operator
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from torch import nn
 
 import sectorch
 from sectorch import errors
-from sectorch.mpc.guard import field_product, linear_hash
+from sectorch.mpc.guard import inner_product, linear_hash
 from sectorch.runtime.ledger import Transcript
 
 BEYOND = (errors.RangeExceededError, errors.FixedPointRangeError)
@@ -364,11 +366,16 @@ def test_the_field_is_a_field():
     x, y = torch.randint(-(2**63), 2**63 - 1, (2, 50))
     unsigned = lambda v: [i % 2**64 for i in v.tolist()]
     wanted = [product(a, b) for a, b in zip(unsigned(x), unsigned(y), strict=True)]
-    assert unsigned(field_product(x, y)) == wanted
+    assert [unsigned(inner_product(a, b))[0] for a, b in zip(x.split(1), y.split(1), strict=True)] == wanted
+    for n in (0, 1, 2, 7, 50):
+        assert unsigned(inner_product(x[:n], y[:n])) == [functools.reduce(operator.xor, wanted[:n], 0)]
+    x, y = torch.randint(-(2**63), 2**63 - 1, (2, 10_000))
+    halves = [inner_product(x[at : at + 5000], y[at : at + 5000]) for at in (0, 5000)]
+    assert torch.equal(inner_product(x, y), halves[0] ^ halves[1])
     # The polynomial is irreducible: x^(2^64) = x, and x^(2^32) is not.
     power = torch.tensor([2])
     for step in range(64):
         if step == 32:
             assert power.item() != 2
-        power = field_product(power, power)
+        power = inner_product(power, power)
     assert power.item() == 2

@@ -23,15 +23,18 @@ import torch
 from ..bitplanes import planes, rows
 from ..choreography import Located, Message, Net, protocol
 from ..randomness import key_stream
+from ..ring import signed
 from .layers import Layer, and_layers
 from .shares import Shares, each, unshared
 
 FIELD = 0b11011
 """x^64 = x^4 + x^3 + x + 1 in GF(2^64)."""
 
-_CARRIED = torch.tensor([functools.reduce(operator.xor, (FIELD << b for b in range(4) if n >> b & 1), 0)
-                         for n in range(16)])  # fmt: skip
+_CARRIED = [functools.reduce(operator.xor, (FIELD << b for b in range(4) if n >> b & 1), 0) for n in range(16)]
 """x^64 times a polynomial of degree below four."""
+
+_DIGITS = torch.arange(0, 64, 4).view(16, 1)
+"""Where the 16 digits of four bits begin."""
 
 SPAN = 1 << 12
 """Words multiplied at a time: few enough to stay in the cache."""
@@ -54,43 +57,50 @@ def flags_of_bits(net: Net, bits: Shares) -> Shares:
 def kept_rows(words: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     """Packed bits of a tensor of this shape, without those that pad its last words."""
     count = shape.numel()
-    if count % 64 == 0 or words.is_meta:
-        return words
-    return words & planes(rows(torch.ones(count, dtype=torch.int64, device=words.device)))[0]
+    return words if count % 64 == 0 or words.is_meta else words & _filled(count, words.device)
 
 
-def field_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """x y in GF(2^64), element by element; bits of a word are coefficients, the lowest is that of x^0."""
-    out = torch.zeros(torch.broadcast_shapes(x.shape, y.shape), dtype=torch.int64, device=x.device)
-    if out.is_meta:
-        return out
-    x, y = x.expand(out.shape), y.expand(out.shape)
-    # n y for the 16 polynomials n of degree below four; the digits of x, the highest first, pick one each.
-    multiples = [torch.zeros_like(y), y]
-    for n in range(2, 16):
-        half = multiples[n // 2]
-        double = (half << 1) ^ ((half >> 63) & FIELD)
-        multiples.append(double ^ y if n % 2 else double)
-    table, carried = torch.stack(multiples), _CARRIED.to(x.device)
-    for digit in range(60, -1, -4):
-        out = (out << 4) ^ carried[(out >> 60) & 15] ^ table.gather(0, ((x >> digit) & 15).unsqueeze(0))[0]
-    return out
+@functools.lru_cache(maxsize=32)
+def _filled(count: int, device: torch.device) -> torch.Tensor:
+    """Ones where a tensor of so many elements has them; of word w of W these are the first that t W + w < count."""
+    with torch.inference_mode(False):
+        return planes(rows(torch.ones(count, dtype=torch.int64, device=device)))[0].clone()
+
+
+def inner_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """sum_j x_j y_j in GF(2^64): [W] and [W] -> [1]; bits of a word are coefficients, the lowest is that of x^0."""
+    if x.is_meta:
+        return x.new_empty(1)
+    total = x.new_zeros(16)
+    for at in range(0, x.shape[0], SPAN):
+        # n y for the 16 polynomials n of degree below four; each digit of x picks one.
+        part = y[at : at + SPAN]
+        multiples = [torch.zeros_like(part), part]
+        for n in range(2, 16):
+            half = multiples[n // 2]
+            double = (half << 1) ^ ((half >> 63) & FIELD)
+            multiples.append(double ^ part if n % 2 else double)
+        digits = (x[at : at + SPAN] >> _DIGITS.to(x.device)).bitwise_and_(15)
+        total ^= _xor_of(torch.stack(multiples).gather(0, digits))
+    out = 0
+    for picked in reversed(total.tolist()):
+        out = (out << 4) % (1 << 64) ^ _CARRIED[out >> 60] ^ picked % (1 << 64)
+    return x.new_tensor([signed(out)])
+
+
+def _xor_of(rows: torch.Tensor) -> torch.Tensor:
+    """The xor of each row: [n, W] -> [n]."""
+    while rows.shape[1] > 1:
+        half = rows.shape[1] // 2
+        folded = rows[:, :half] ^ rows[:, half : 2 * half]
+        rows = torch.cat((folded, rows[:, 2 * half :]), 1) if rows.shape[1] % 2 else folded
+    return rows[:, 0]
 
 
 def linear_hash(words: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """sum_j k_j w_j in GF(2^64): [W] and [W + 1] -> (z, k z), with the last key for k."""
-    parts, keys, last = [], keys[:-1], keys[-1:]
-    for at in range(0, words.shape[0], SPAN):
-        part = field_product(words[at : at + SPAN], keys[at : at + SPAN])
-        while part.shape[0] > 1:
-            half = part.shape[0] // 2
-            folded = part[:half] ^ part[half : 2 * half]
-            part = torch.cat((folded, part[2 * half :])) if part.shape[0] % 2 else folded
-        parts.append(part)
-    z = torch.zeros_like(last)
-    for part in parts:
-        z = z ^ part
-    return torch.cat((z, field_product(z, last)))
+    z = inner_product(words, keys[:-1])
+    return torch.cat((z, inner_product(z, keys[-1:])))
 
 
 _LAST = (Layer(opened=(0, 1), left=(0,), right=(1,), onto=(2,)),)
