@@ -30,7 +30,9 @@ def share(x, **scheme) -> SharedTensor:
 
 
 def raised(x: SharedTensor) -> bool:
-    return any(bool((flag.A._value ^ flag.S._value).any()) for flag in x.flags)
+    """Whether a flag is set: as it stands, or once its last AND is made."""
+    words = [flag.A._value ^ flag.S._value for flag in x.flags]
+    return any(bool((w if w.dim() == 1 else w[0] & w[1] ^ w[2]).any()) for w in words)
 
 
 def hold(x: SharedTensor, name: str) -> None:
@@ -185,3 +187,34 @@ def test_chains_of_operations_are_right_or_withheld(seed: int, frac_bits: int, a
         with contextlib.suppress(errors.RangeExceededError):
             error = float((shared.reveal().double() - x).abs().max())
             assert error <= max(2.0 ** (20 - frac_bits), 2.0 ** (-frac_bits + 4) * largest * 300), (error, largest)
+
+
+@pytest.mark.parametrize("network", ["lan", "wan"])
+def test_a_flag_that_waits_for_its_last_and_is_not_one_that_is_set(network: str):
+    """Else `hold` looks at nothing."""
+    x = share([100.0, -3.0], network=network)
+    fine, large = F.relu(x * 2.5), F.relu(x * 3000.5)
+    assert fine.flags and not raised(fine)
+    assert raised(large)
+
+
+@pytest.mark.parametrize("frac_bits, n", [(10, 2048), (10, 683), (16, 1618), (20, 1000)])
+def test_attention_over_many_equal_keys(frac_bits: int, n: int):
+    """At 10 bits each of 2048 weights was rounded from half a unit to one: twice the value, beyond its bound."""
+    zeros, most = torch.zeros(1, n, 1), sectorch.Scheme(frac_bits=frac_bits).activation_limit - 1
+    q, k = share(zeros[:, :1], frac_bits=frac_bits), share(zeros, frac_bits=frac_bits)
+    value = torch.relu(share(torch.full((1, n, 1), most), frac_bits=frac_bits))
+    with watched():
+        y = F.scaled_dot_product_attention(q, k, value)
+    assert abs(y.reveal().item() / most - 1) < n * 2.0 ** -(frac_bits + 7) + 2.0 ** (4 - frac_bits)
+    if frac_bits == 10:  # came out as -9.2e12
+        assert (y * 2.0**18 * torch.tensor([1.9], dtype=torch.float64)).reveal().item() > 0
+
+
+@pytest.mark.parametrize("frac_bits", [7, 10, 13, 20])
+def test_divisors_up_to_a_quarter_of_the_limit(frac_bits: int):
+    """At 10 bits there was a range error from 2^14 on, with activations up to 2^23."""
+    x = torch.tensor([1.0, -1.0, 0.5]) * sectorch.Scheme(frac_bits=frac_bits).activation_limit / 4.1
+    shared, error = share(x, frac_bits=frac_bits), 1e-5 * 2.0 ** (20 - frac_bits)
+    assert (F.softsign(shared).reveal() - F.softsign(x.double())).abs().max() < error
+    assert ((shared / shared.flip(0)).reveal() - x / x.flip(0)).abs().max() < error

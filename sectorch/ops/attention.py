@@ -9,9 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import ArgumentError
+from ..mpc.multiply import multiply
+from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import fixed, refuse
+from .common import SLACK_BITS, fixed, refuse, settled, shortened
+from .ranges import CAPACITY, fitted, limit_at
+from .smooth import tensor
 
 
 def _additive(mask: torch.Tensor, keep: bool) -> torch.Tensor:
@@ -36,15 +40,25 @@ def attention(
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     if attn_mask is not None:
         scores = scores + _additive(attn_mask, True)
-    return fixed(_mixed(F.softmax(scores, -1), value))
+    return fixed(_mixed(context, F.softmax(scores, -1), value))
 
 
-def _mixed(weights: SharedTensor, value: Any) -> SharedTensor:
-    """weights @ value, where each row's weights sum to one: no result is larger than the largest value."""
-    y = torch.matmul(weights, value)
-    if y.bound is not None and isinstance(value, SharedTensor) and value.bound is not None:
-        y.bound = min(y.bound, 1.01 * 2.0 ** (y.scale_bits - value.scale_bits) * value.bound)
-    return y
+def _mixed(context: Context, weights: SharedTensor, value: Any) -> SharedTensor:
+    """weights @ value, where each row's weights sum to one: no result is much larger than the largest value.
+
+    The weights keep more than f fraction bits where the ring has room: of n equal ones each is 1 / n, and rounding them
+    all alike is off by n times as much. That is in the result's bound as well.
+    """
+    if not isinstance(value, SharedTensor):
+        return torch.matmul(weights, value)
+    f = context.frac_bits
+    spare = max(0, min(SLACK_BITS, HEADROOM_BITS - 2 - 2 * f - context.scheme.activation_bits))
+    w, v = shortened(context, fixed(weights), f + spare), settled(context, fixed(value), 0)
+    most = 1.01 + 2.0 ** (4 - f) + weights.shape[-1] * 2.0 ** -(w.scale_bits + 1)  # that a row's weights sum to
+    v = fitted(context, v, min(limit_at(context, v.scale_bits), CAPACITY / most / 2.0**w.scale_bits))
+    shares = multiply(context.net, torch.matmul, w.shares, v.shares)
+    bound = None if v.bound is None else most * 2.0**w.scale_bits * v.bound
+    return tensor(context, Fixed(shares, w.scale_bits + v.scale_bits, bound), value.dtype)
 
 
 @implements("multi_head_attention", F.multi_head_attention_forward, note="nn.MultiheadAttention, its fast path too")
@@ -88,7 +102,7 @@ def multi_head_attention(
     if masks:  # as one: what two put at minus infinity would be beyond it
         scores = scores + sum(masks[1:], masks[0])
     shares = F.softmax(scores, -1)
-    mixed = _mixed(shares, v).permute(2, 0, 1, 3).reshape(length, batch, width)
+    mixed = _mixed(context, shares, v).permute(2, 0, 1, 3).reshape(length, batch, width)
     out = F.linear(mixed, out_proj_weight, out_proj_bias)
     weights_out = None
     if need_weights:

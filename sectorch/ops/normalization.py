@@ -18,8 +18,8 @@ from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .common import encoded_public, excess, fixed, refuse, shortened
 from .moments import mean_of_squares, root_mean_square, standardised
-from .powers import logarithm_bound, positive_reciprocal, quotient
-from .ranges import domain_bits, fitted
+from .powers import logarithm_bound, positive_reciprocal, quotient, quotient_bits
+from .ranges import fitted
 from .smooth import lifted, series, tensor
 
 T = torch.Tensor
@@ -179,7 +179,7 @@ def local_response_norm(context: Context, x: SharedTensor, size: int, alpha: flo
     squares = scaled.square().unsqueeze(1).flatten(3)
     padded = F.pad(squares, (0, 0, size // 2, (size - 1) // 2))
     sums = F.avg_pool2d(padded, (size, 1), stride=1, divisor_override=1).squeeze(1).reshape(x.shape)
-    most = min(1.0, k**beta) * 2.0 ** (domain_bits(context) + x.scale_bits)  # then no quotient is beyond the domain
+    most = min(1.0, k**beta) * 2.0 ** (quotient_bits(context) + x.scale_bits)  # then no quotient is beyond the domain
     return quotient(context, fitted(context, fixed(x), most), fixed((sums + k) ** beta), positive=True)
 
 

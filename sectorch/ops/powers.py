@@ -153,6 +153,12 @@ def reciprocal(context: Context, x: SharedTensor) -> Fixed:
     return _signed(context, y, sign)
 
 
+def quotient_bits(context: Context) -> int:
+    """Quotients are held below 2^this: `domain_bits`, or less: divisors up to the activation limit need the room."""
+    room = HEADROOM_BITS - 2 - context.frac_bits
+    return min(domain_bits(context), max(room - context.scheme.activation_bits - 1, room // 2))
+
+
 def quotient(context: Context, x: Fixed, y: Fixed, positive: bool = False) -> Fixed:
     """x / y where the result is an activation: y = m 2^e, first x 2^-e, and then times 1 / m.
 
@@ -162,7 +168,7 @@ def quotient(context: Context, x: Fixed, y: Fixed, positive: bool = False) -> Fi
     Args:
         positive: whether y > 0 and |x / y| is below the limit, by what the caller knows.
     """
-    net, f, limit = context.net, context.frac_bits, domain_bits(context)
+    net, f, limit = context.net, context.frac_bits, quotient_bits(context)
     if x.scale_bits < f:
         x = raised(context, fitted(context, x, CAPACITY / 2.0 ** (f - x.scale_bits)), f)
     x = shortened(context, x, f)
