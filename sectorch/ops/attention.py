@@ -25,7 +25,11 @@ def _additive(mask: torch.Tensor, keep: bool) -> torch.Tensor:
     return torch.zeros(mask.shape).masked_fill(~mask if keep else mask, -math.inf)
 
 
-@implements("scaled_dot_product_attention", F.scaled_dot_product_attention, note="error as softmax; n equal keys add n 2^-27 of the largest value")
+@implements(
+    "scaled_dot_product_attention",
+    F.scaled_dot_product_attention,
+    note="error as softmax; n equal keys add n 2^-27 of the largest value",
+)
 def attention(
     context: Context, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
