@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -30,7 +31,7 @@ from torch import nn
 
 import sectorch
 from sectorch import Scheme
-from sectorch.errors import SectorchError
+from sectorch.errors import FixedPointRangeError, SectorchError
 from sectorch.nn.models import randomize_batchnorm
 
 HERE = Path(__file__).parent
@@ -57,8 +58,8 @@ def names() -> list[str]:
     return sorted(found, key=lambda n: next(iter(torchvision.models.get_model_weights(n))).meta["num_params"])
 
 
-def build(name: str) -> tuple[nn.Module, torch.Tensor, dict]:
-    """The model, an image, and what `secure` is told: fraction bits and activation limit."""
+def ways(name: str, most: int | None) -> Iterator[tuple[nn.Module, torch.Tensor, dict]]:
+    """The model, an image, and what `secure` is told (fraction bits and activation limit), until the weights fit."""
     torch.manual_seed(0)
     model = torchvision.models.get_model(name, weights=None, **OPTIONS.get(name, {})).eval().requires_grad_(False)
     randomize_batchnorm(model, torch.Generator().manual_seed(0))
@@ -66,13 +67,18 @@ def build(name: str) -> tuple[nn.Module, torch.Tensor, dict]:
         if p.dim() > 1 and not p.any():
             nn.init.normal_(p, std=0.02)
     weights = next(iter(torchvision.models.get_model_weights(name)))
-    size = SQUARE.get(name, weights.transforms().crop_size[0])
+    size = min(SQUARE.get(name, weights.transforms().crop_size[0]), most or 4096)
     x = torch.randn(1, 3, size, size)
     if (largest := reaches(model, x)) < LARGEST:
-        limit = max(Scheme(20).activation_limit, 2.0 ** math.ceil(math.log2(largest)))
-        return model, x, {"frac_bits": 20, "activation_limit": limit}
+        yield model, x, {"frac_bits": 20, "activation_limit": max(Scheme(20).activation_limit, above(largest))}
     estimate_statistics(model, torch.randn(4, 3, size, size))
-    return model, x, {"frac_bits": 24, "activation_limit": Scheme(24).activation_limit}
+    for frac_bits in (24, 22, 20):
+        yield model, x, {"frac_bits": frac_bits, "activation_limit": above(reaches(model, x))}
+
+
+def above(size: float) -> float:
+    """The power of two from a fifth above it on."""
+    return 2.0 ** math.ceil(math.log2(1.2 * size))
 
 
 @torch.no_grad()
@@ -98,9 +104,19 @@ def estimate_statistics(model: nn.Module, batch: torch.Tensor) -> None:
     model.eval()
 
 
-def measure(name: str) -> dict:
+def measure(name: str, most: int | None) -> dict:
     """Seconds, bytes and error of one model; the reason where it is refused."""
-    model, x, told = build(name)
+    for model, x, told in ways(name, most):
+        try:
+            return measured(model, x, told)
+        except FixedPointRangeError as error:
+            row = {"refused": f"{type(error).__name__}: {error}"}
+        except SectorchError as error:
+            return {"refused": f"{type(error).__name__}: {error}"}
+    return row
+
+
+def measured(model: nn.Module, x: torch.Tensor, told: dict) -> dict:
     row = {
         **told,
         "input": "x".join(map(str, x.shape[1:])),
@@ -110,21 +126,17 @@ def measure(name: str) -> dict:
     start = time.process_time()
     model(x)
     row["plain_s"] = time.process_time() - start
-    try:
-        secured = sectorch.secure(model, **told, session=sectorch.Session())
-        del model
+    secured = sectorch.secure(model, **told, session=sectorch.Session())
+    start = time.process_time()
+    with sectorch.profile() as first:
+        y = secured(x)
+    seconds = time.process_time() - start
+    row["setup_bytes"] = first.bytes
+    if seconds < AGAIN:
         start = time.process_time()
         with sectorch.profile() as first:
             y = secured(x)
         seconds = time.process_time() - start
-        row["setup_bytes"] = first.bytes
-        if seconds < AGAIN:
-            start = time.process_time()
-            with sectorch.profile() as first:
-                y = secured(x)
-            seconds = time.process_time() - start
-    except SectorchError as error:
-        return row | {"refused": f"{type(error).__name__}: {error}"}
     row |= {
         "secure_s": seconds, "bytes": first.bytes, "online_bytes": first.online_bytes, "rounds": first.rounds,
         "error": float((y - expected).abs().max() / expected.abs().max()),
@@ -134,13 +146,13 @@ def measure(name: str) -> dict:
     return row if math.isfinite(row["error"]) else row | {"refused": "the plain result is not finite"}
 
 
-def limited(name: str, gigabytes: float, seconds: float) -> dict:
+def limited(name: str, gigabytes: float, seconds: float, most: int | None) -> dict:
     """`measure` in a process of its own."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (int(gigabytes * 2**30),) * 2)
 
-    command = [sys.executable, __file__, "--one", name]
+    command = [sys.executable, __file__, "--one", name, *([] if most is None else ["--size", str(most)])]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, preexec_fn=limit, check=False)
     except subprocess.TimeoutExpired:
@@ -169,7 +181,8 @@ def page(rows: dict[str, dict]) -> str:
         "power of two that the largest output needs). With random BatchNorm statistics the signal of some very deep",
         "networks grows beyond the number format (to 1e8 in ResNet-101, to 1e14 in Inception v3): those rows have the",
         "statistics of a random batch and 24 bits, as their signal then stays below a hundred and carries errors on",
-        "from layer to layer.",
+        "from layer to layer. An input that is smaller than the weights' own is for the time that the larger one takes",
+        "(`--size`).",
         "",
         f"| {' | '.join(COLUMNS)} |",
         "|---|---|" + "--:|" * (len(COLUMNS) - 2),
@@ -195,12 +208,13 @@ def main() -> None:
     parser.add_argument("--one", help="measure this model in this process and print a JSON line")
     parser.add_argument("--missing", action="store_true", help="only those that the results lack")
     parser.add_argument("--write", action="store_true", help="write the page from the results and stop")
+    parser.add_argument("--size", type=int, help="pixels of a side at most, for models whose images take long")
     parser.add_argument("--memory", type=float, default=20.0, help="limit in GiB for one model")
     parser.add_argument("--seconds", type=float, default=1800.0, help="limit for one model")
     options = parser.parse_args()
     if options.one:
         torch.set_num_threads(1)
-        print(json.dumps(measure(options.one)))
+        print(json.dumps(measure(options.one, options.size)))
         return
     RESULTS.parent.mkdir(exist_ok=True)
     rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
@@ -211,7 +225,7 @@ def main() -> None:
             task = progress.add_task("", total=len(wanted))
             for name in wanted:
                 progress.update(task, description=name)
-                rows[name] = limited(name, options.memory, options.seconds)
+                rows[name] = limited(name, options.memory, options.seconds, options.size)
                 RESULTS.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
                 progress.console.print(name, rows[name].get("refused") or f"{rows[name]['secure_s']:.2f} s")
                 progress.advance(task)
