@@ -15,7 +15,7 @@ from torch import nn
 
 import sectorch
 from sectorch import errors
-from sectorch.choreography import Party
+from sectorch.choreography import Party, Phase
 from sectorch.nn.models import ZOO, randomize_batchnorm
 from sectorch.runtime.material import Tape
 from sectorch.tensor import Scheme, private_tensor
@@ -203,6 +203,35 @@ def test_ordinary_modules(name):
     for y, z in zip(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(expected), strict=True):
         # The project's promise for ordinary models: a thousandth of the largest output.
         assert (y - z).abs().max() < 1e-3 * z.abs().max()
+
+
+@pytest.mark.parametrize("name", ["odd", "lstm", "transformer", "transposed convolution", "token ids"])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+def test_later_calls_take_the_steps_of_the_first(name):
+    """The same messages and rounds, on the new input: bit for bit the reference."""
+    torch.manual_seed(0)
+    if name == "token ids":
+        model = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, 2)).eval()
+        draw = lambda: torch.randint(7, (2, 3))
+    else:
+        construct, shape = ORDINARY[name]
+        model, draw = construct().eval().requires_grad_(False), lambda: torch.randn(*shape)
+    secured, reference = sectorch.secure(model, session=sectorch.Session()), sectorch.reference(model)
+    ledgers = []
+    for _ in range(3):
+        x = draw()
+        with sectorch.profile() as profile:
+            got = secured(x)
+        sent = [m for m in profile.ledger if m.phase != Phase.SETUP]
+        ledgers.append([(m.path, m.label, m.src, m.dst, m.phase, m.round, m.shape, m.dtype) for m in sent])
+        leaves = torch.utils._pytree.tree_leaves
+        assert all(torch.equal(y, z) for y, z in zip(leaves(got), leaves(reference(x)), strict=True))
+        assert len(profile.by_protocol()) > 1 and profile.online_seconds > 0
+    assert ledgers[0] == ledgers[1] == ledgers[2]
+    assert len(secured._projections) == 1
+    if name == "token ids":
+        with pytest.raises(errors.DimensionError, match="out of range"):
+            secured(torch.tensor([[1, 2, 3], [4, 5, 7]]))
 
 
 def test_recurrent_weights_are_private():
