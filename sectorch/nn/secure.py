@@ -34,7 +34,8 @@ from .eager import watched
 from .exported import given_program
 from .samplewise import same_program
 from .shapes import FEW, Traces, remember
-from .trace import Trace, run
+from .trace import Trace, marked, run
+from .where import placed
 
 if TYPE_CHECKING:
     from ..ckks import CKKSModule
@@ -191,7 +192,8 @@ class SecureModule(nn.Module):
             tape = tapes.pop() if tapes and for_it else None
         known = self._projections.get((tuple(x.shape), x.dtype))
         if known is not None:
-            return self.session.again(known, x, tape)
+            with placed():
+                return self.session.again(known, x, tape)
         if tape is not None:
             with self.session.replay(self.party, tape, self._shapes(x)) as net:
                 return self._recorded(net, x)
@@ -210,7 +212,7 @@ class SecureModule(nn.Module):
         """Run the program, and keep the steps of those who are here for the next input of this shape."""
         if not self.session.runtime.ideal:
             net.recording = Recording(self.session.runtime, net.call)
-        outputs = revealed(self._run(self.share(x)))
+        outputs = revealed(self._run(self.share(x), net.recording))
         if net.recording is not None:
             projection = net.recording.finish(outputs)
             if projection is not None and projection.inputs == 1:
@@ -220,19 +222,17 @@ class SecureModule(nn.Module):
 
     def _shapes(self, x: torch.Tensor) -> list | None:
         """For a session with absent parties; with all of them here nothing has to be known ahead."""
-        if self.session.complete:
-            return None
-        return self._check(torch.empty_like(x, device="meta")).shapes
+        return None if self.session.complete else self._check(torch.empty_like(x, device="meta")).shapes
 
     def share(self, x: torch.Tensor) -> SharedTensor:
         """The module's input in shares."""
         return shared_input(x, self.session, self.scheme, self.party)
 
-    def _run(self, x: SharedTensor) -> Any:
+    def _run(self, x: SharedTensor, recording: Recording | None = None) -> Any:
         program = self.program(torch.empty(x.shares.shape, dtype=x.dtype, device="meta"))
         if program is None:
             return watched(self._bound, x)
-        return run(program, self._weights.of(program), x)
+        return run(program, self._weights.of(program), x, recording and marked(recording))
 
     def _forward_shared(self, x: SharedTensor) -> Any:
         if x.session is not self.session or x.party != self.party:

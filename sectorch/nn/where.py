@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,8 +73,23 @@ def place_of(node: fx.Node) -> str:
 
 def located(error: SectorchError, place: str) -> SectorchError:
     """The same error with the place before its text; as it is where it has a place, or belongs to none."""
-    if getattr(error, "layer", None) or isinstance(error, (NetworkError, KeyAgreementError, MaterialError)):
+    if (
+        not place
+        or getattr(error, "layer", None)
+        or isinstance(error, (NetworkError, KeyAgreementError, MaterialError))
+    ):
         return error
     named = type(error)(f"{place}: {error}")
     named.layer = place
     return named
+
+
+@contextmanager
+def placed() -> Iterator[None]:
+    """Errors of a recorded program's steps, which know their place, as those of the program that was recorded."""
+    try:
+        yield
+    except SectorchError as error:
+        if not getattr(error, "place", ""):
+            raise
+        raise located(error, error.place) from error

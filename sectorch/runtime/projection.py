@@ -19,7 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..choreography import Located, Phase
-from ..errors import MaterialError
+from ..errors import MaterialError, SectorchError
 from ..steps import Compute, Move, Read, Runtime, Step, shape_of
 from .material import Tape
 
@@ -41,6 +41,8 @@ class _Taken:
     sources: tuple[Slot | _Fixed, ...]
     outputs: list[tuple[int | None, Slot]]
     """Which of the results are used later, and where they go; None stands for the whole of a single result."""
+    place: str = ""
+    """Where in the model it belongs, for errors."""
 
     @property
     def needed(self) -> set[Slot]:
@@ -58,6 +60,7 @@ class Recording:
         self._read: list[tuple[Any, Slot]] = []
         self._inputs = 0
         self._repeatable = True
+        self.place = ""
 
     def brought(self, value: Located) -> None:
         """A party brings a value into the program: its input, or a constant."""
@@ -81,7 +84,7 @@ class Recording:
         held = bool(step.holders & here)
         count = len(result) if isinstance(result, tuple) else None
         outputs = [(None, (number, 0))] if count is None else [(i, (number, i)) for i in range(count)]
-        self._taken.append(_Taken(number, step, tuple(self._source(v, held) for v in values), outputs))
+        self._taken.append(_Taken(number, step, tuple(self._source(v, held) for v in values), outputs, self.place))
 
     def _source(self, value: Any, held: bool) -> Slot | _Fixed:
         if type(value) is not Located:
@@ -181,7 +184,11 @@ def _take(steps: list[tuple[_Taken, set[Slot]]], runtime: Runtime, call: int, va
     """Take these steps on the values at their places; what is left of the values."""
     for one, dropped in steps:
         contents = [source.value if type(source) is _Fixed else values[source] for source in one.sources]
-        result = one.step.run(runtime, call, contents)
+        try:
+            result = one.step.run(runtime, call, contents)
+        except SectorchError as error:
+            error.place = one.place
+            raise
         for output, slot in one.outputs:
             values[slot] = result if output is None else result[output]
         for slot in dropped:
