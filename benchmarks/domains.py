@@ -124,15 +124,19 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     scheme = Scheme(options.frac_bits, limit_bits=56 - 2 * options.frac_bits)
-    found = []
+    found: list[dict] = []
+
+    def measured(name: str, n: int | None, near: float, far: float, withheld: int) -> None:
+        found.append({"name": name, "n": n, "near_ulps": near, "far_relative": far, "withheld": withheld})
+        if options.json:  # after each: the large sizes take an hour
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
 
     def chosen(table: dict[str, Callable]) -> list[tuple[str, Callable]]:
         return [(name, f) for name, f in table.items() if name.startswith(tuple(options.only))]
 
     if options.what != "rows":
         for name, function in track(chosen(FUNCTIONS), "functions"):
-            near, far, withheld = errors(function, places(options.points, scheme), scheme, True)
-            found.append({"name": name, "n": None, "near_ulps": near, "far_relative": far, "withheld": withheld})
+            measured(name, None, *errors(function, places(options.points, scheme), scheme, True))
     if options.what != "functions":
         for name, function in track(chosen(ROWS), "rows"):
             for n in options.sizes:
@@ -140,8 +144,8 @@ def main() -> None:
                     continue
                 spreads = max(3, options.spreads // 4) if n > 100_000 else options.spreads
                 every = [errors(function, x, scheme, False) for x in rows(n, scheme, spreads, name in SQUARES)]
-                near, far, withheld = (f(v) for f, v in zip((max, max, sum), zip(*every, strict=True), strict=True))
-                found.append({"name": name, "n": n, "near_ulps": near, "far_relative": far, "withheld": withheld})
+                near, far, withheld = zip(*every, strict=True)
+                measured(name, n, max(near), max(far), sum(withheld))
     table = Table(title=f"Largest errors over the whole domain, {options.frac_bits} fraction bits")
     for column in ("function", "n", "near, last places", "far, relative", "withheld"):
         table.add_column(column, justify="left" if column == "function" else "right")
@@ -149,8 +153,6 @@ def main() -> None:
         near, far = f"{row['near_ulps']:.1f}", f"{row['far_relative']:.1e}"
         table.add_row(row["name"], str(row["n"] or ""), near, far, str(row["withheld"] or ""))
     Console().print(table)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
