@@ -72,7 +72,7 @@ def ways(name: str, most: int | None) -> Iterator[tuple[nn.Module, torch.Tensor,
     if (largest := reaches(model, x)) < LARGEST:
         yield model, x, {"frac_bits": 20, "activation_limit": max(Scheme(20).activation_limit, above(largest))}
     estimate_statistics(model, torch.randn(4, 3, size, size))
-    for frac_bits in (24, 22, 20):
+    for frac_bits in (24, 23, 22, 20):
         yield model, x, {"frac_bits": frac_bits, "activation_limit": above(reaches(model, x))}
 
 
