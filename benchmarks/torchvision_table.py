@@ -164,8 +164,8 @@ def limited(name: str, gigabytes: float, seconds: float, most: int | None) -> di
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def page(rows: dict[str, dict]) -> str:
-    """The table as a page of the documentation."""
+def page(rows: dict[str, dict], note: str) -> str:
+    """The table as a page of the documentation, with a note on how it was measured."""
     ran = [r for r in rows.values() if "refused" not in r]
     lines = [
         "# Torchvision's classifiers",
@@ -176,13 +176,14 @@ def page(rows: dict[str, dict]) -> str:
         "The error is the largest difference of a logit over the largest logit. Masked weights cross once a session",
         "(`once`). Made by `python benchmarks/torchvision_table.py`; processor seconds on one thread, of the",
         "second call if the first took under a minute, all three parties' work one after another.",
+        *([note] if note else []),
         "",
         "f are the fraction bits; an activation beyond the limit is an error and no result (the scheme's own, or a",
         "power of two that the largest output needs). With random BatchNorm statistics the signal of some very deep",
         "networks grows beyond the number format (to 1e8 in ResNet-101, to 1e14 in Inception v3): those rows have the",
-        "statistics of a random batch and 24 bits, as their signal then stays below a hundred and carries errors on",
-        "from layer to layer. An input that is smaller than the weights' own is for the time that the larger one takes",
-        "(`--size`).",
+        "statistics of a random batch, and up to 24 bits as their weights allow: the signal then stays below a hundred",
+        "and carries errors on from layer to layer. An input that is smaller than the weights' own is for the time that the larger one takes",
+        "(`--size`). A row with 0.1 for its limit was measured with version 0.1, which had no range checks.",
         "",
         f"| {' | '.join(COLUMNS)} |",
         "|---|---|" + "--:|" * (len(COLUMNS) - 2),
@@ -192,8 +193,8 @@ def page(rows: dict[str, dict]) -> str:
             lines.append(f"| {name} | {r.get('input', '')} | refused: {r['refused']} ||||||||||||")
             continue
         cells = (
-            name, r["input"], f"{r['parameters'] / 1e6:.1f}", r["frac_bits"],
-            f"{r['activation_limit']:.0f}", f"{r['plain_s']:.3f}",
+            name, r["input"], f"{r['parameters'] / 1e6:.1f}", r.get("frac_bits", 20),
+            f"{r['activation_limit']:.0f}" if "activation_limit" in r else "0.1", f"{r['plain_s']:.3f}",
             f"{r['secure_s']:.2f}", f"{r['secure_s'] / r['plain_s']:.0f}", f"{r['bytes'] / 1e6:.0f}",
             f"{r['online_bytes'] / 1e6:.0f}", f"{r['setup_bytes'] / 1e6:.0f}", r["rounds"], f"{r['error']:.1e}",
             f"{r['peak_bytes'] / 1e9:.1f}",
@@ -208,6 +209,7 @@ def main() -> None:
     parser.add_argument("--one", help="measure this model in this process and print a JSON line")
     parser.add_argument("--missing", action="store_true", help="only those that the results lack")
     parser.add_argument("--write", action="store_true", help="write the page from the results and stop")
+    parser.add_argument("--note", default="", help="with --write: a sentence on how the rows were measured")
     parser.add_argument("--size", type=int, help="pixels of a side at most, for models whose images take long")
     parser.add_argument("--memory", type=float, default=20.0, help="limit in GiB for one model")
     parser.add_argument("--seconds", type=float, default=1800.0, help="limit for one model")
@@ -229,7 +231,7 @@ def main() -> None:
                 RESULTS.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
                 progress.console.print(name, rows[name].get("refused") or f"{rows[name]['secure_s']:.2f} s")
                 progress.advance(task)
-    PAGE.write_text(page(rows))
+    PAGE.write_text(page(rows, options.note))
 
 
 if __name__ == "__main__":
