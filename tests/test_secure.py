@@ -228,10 +228,32 @@ def test_later_calls_take_the_steps_of_the_first(name):
         assert all(torch.equal(y, z) for y, z in zip(leaves(got), leaves(reference(x)), strict=True))
         assert len(profile.by_protocol()) > 1 and profile.online_seconds > 0
     assert ledgers[0] == ledgers[1] == ledgers[2]
-    assert len(secured._projections) == 1
+    assert len(secured._projections) == (secured.traces.alone is None)
     if name == "token ids":
         with pytest.raises(errors.DimensionError, match=r"layer '0' \(Embedding\): index out of range"):
             secured(torch.tensor([[1, 2, 3], [4, 5, 7]]))
+
+
+class Noisy(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) + torch.randn(3, 4)
+
+
+class Counting(nn.Linear):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * self.calls
+
+
+@pytest.mark.parametrize("kind", [Noisy, Counting])
+def test_modules_that_differ_from_call_to_call_are_not_recorded(kind):
+    secured = sectorch.secure(kind(4, 4).eval(), session=sectorch.Session())
+    x = torch.randn(3, 4)
+    first, second, third = secured(x), secured(x), secured(x)
+    assert not torch.equal(first, second) and not torch.equal(second, third)
+    assert not secured._projections
 
 
 def test_recurrent_weights_are_private():

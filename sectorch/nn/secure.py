@@ -210,7 +210,7 @@ class SecureModule(nn.Module):
 
     def _recorded(self, net: Net, x: torch.Tensor) -> Any:
         """Run the program, and keep the steps of those who are here for the next input of this shape."""
-        if not self.session.runtime.ideal:
+        if not self.session.runtime.ideal and self.program(x) is not None:  # else it may differ from call to call
             net.recording = Recording(self.session.runtime, net.call)
         outputs = revealed(self._run(self.share(x), net.recording))
         if net.recording is not None:
