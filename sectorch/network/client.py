@@ -22,8 +22,8 @@ from .query import RemoteModel
 from .store import Store
 from .transport import dial, refusal
 
-CLOSING = 1.0
-"""Seconds for a last word to go out."""
+CLOSING = 3.0
+"""Seconds for a last word to reach the server."""
 
 
 class Connection:
@@ -93,8 +93,8 @@ class Connection:
         """Leave; sessions that are open end at the other parties."""
         for model in list(self._asked):
             model.close()
-        self.link.drain(CLOSING)
-        self.link.close(PeerLostError("this connection was closed"))
+        self.link.leave()
+        self.ended.wait(CLOSING)
         self._channel.close()
         self._lost()
         if self._store is not None:

@@ -48,6 +48,7 @@ class Link:
         self._channels: dict[bytes, Channel] = {}
         self._refused: OrderedDict[bytes, None] = OrderedDict()
         self.closed: SectorchError | None = None
+        self._leaving = False
 
     def open(self, session: bytes) -> Channel:
         """This end of a session.
@@ -137,10 +138,15 @@ class Link:
             yield together[0] if len(together) == 1 else b"".join(together)
 
     def pump(self, incoming: Iterable[bytes]) -> None:
-        """Sort what comes until it ends; then every session of the link fails with the reason."""
+        """Sort what comes until it ends; then every session of the link fails with the reason.
+
+        After `leave`, what comes is dropped until the peer ends the connection.
+        """
         reason: SectorchError = PeerLostError(f"the connection to {self.peer} was closed")
         try:
             for data in incoming:
+                if self._leaving:
+                    continue
                 if self.closed is not None:
                     break
                 for frame in unpack(data):
@@ -169,11 +175,10 @@ class Link:
                 self._refused.popitem(last=False)
             self.refuse(session, "FrameError: that session is not open here")
 
-    def drain(self, patience: float) -> None:
-        """Wait until the transport has taken all that is queued, or for so many seconds."""
-        end = time.monotonic() + patience
-        while not self._outbox.empty() and self.closed is None and time.monotonic() < end:
-            time.sleep(0.001)
+    def leave(self) -> None:
+        """Close this end when all that is queued is out; the peer, having read it, ends the connection (`pump`)."""
+        self._leaving = True
+        self.close(PeerLostError("this connection was closed"))
 
     def close(self, reason: SectorchError) -> None:
         """Fail all sessions of the link; frames that are queued may still go out."""

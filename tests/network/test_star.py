@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from dataclasses import replace
 
 import pytest
 import torch
+from network_world import until
 
 import sectorch
 from sectorch import errors
 from sectorch.network import Server, answer, connect
 from sectorch.network.authority import make_authority
 from sectorch.network.certificates import Credentials
+from sectorch.network.link import Link
 from sectorch.network.stage import enrol
 from sectorch.runtime.ledger import Transcript
 
@@ -224,6 +227,31 @@ def test_a_querying_party_that_leaves_does_not_harm_the_others(star):
         remote(X)
     with connect(address, made["bob"]) as connection:
         assert (connection.model("hospital-b")(X) - model(X)).abs().max() < 1e-4
+
+
+def test_a_last_word_reaches_the_server_over_a_slow_connection(pki, small_model, monkeypatch, caplog):
+    """A client that closes has its sessions closed at once; no party writes down that it was lost."""
+    _, made = pki
+    caplog.set_level(logging.INFO)
+    sent = Link.outgoing
+
+    def slowly(link):
+        for data in sent(link):
+            time.sleep(0.3 * (b'"close"' in data))
+            yield data
+
+    monkeypatch.setattr(Link, "outgoing", slowly)
+    server = Server("localhost:0", made["server"])
+    party = answer(f"localhost:{server.port}", made["hospital-b"], small_model, X)
+    try:
+        with connect(f"localhost:{server.port}", made["alice"]) as client:
+            model = client.model("hospital-b")
+            model(X)
+        assert until(lambda: not server.sessions and not party.connection.link.sessions, 30)
+    finally:
+        party.close()
+        server.stop()
+    assert not [record for record in caplog.records if "ended" in record.getMessage()]
 
 
 def test_nobody_listens(pki):
