@@ -36,9 +36,11 @@ from .errors import (
     TopologyError,
     UndeclaredMessageError,
 )
+from .located import _RUNNING, running
 from .located import Located as Located
 from .located import Party as Party
 from .located import Phase as Phase
+from .located import leaf as leaf
 from .steps import Compute, Draw, Letter, Move, Read, Step, shape_of
 from .steps import Runtime as Runtime
 from .steps import Sent as Sent
@@ -105,9 +107,11 @@ def protocol(name: str, source: str, messages: Iterable[Message] = (), ideal: Ca
                     return ideal(net, *args, **kwargs)
                 net._stack.append(spec)
                 net.note(spec.name, args, kwargs)
+                running = _RUNNING.set(net)
                 try:
                     return f(net, *args, **kwargs)
                 finally:
+                    _RUNNING.reset(running)
                     net._stack.pop()
 
         run.spec = spec
@@ -209,6 +213,36 @@ class Net:
         return self._step(Compute(f, owners, phase, self._path()), values, depth)
 
     @_in_turn
+    def compute(self, f: Callable, values: tuple) -> Any:
+        """f(*values) at whoever holds all of them; see `located.compute`.
+
+        Raises:
+            MisplacedValueError: nobody does; raised at every party.
+        """
+        owners = None
+        for value in values:
+            if type(value) is Located:
+                owners = value.owners if owners is None else owners & value.owners
+        if not owners:
+            held = "; ".join(
+                f"{tuple(v.shape)} at {', '.join(sorted(p.name for p in v.owners))}"
+                for v in values
+                if type(v) is Located
+            )
+            raise MisplacedValueError(f"nobody holds all that {_name(f)} takes: {held or 'no located value'}; send it")
+        phase, depth = self._dependence(values)
+        return self._step(Compute(f, owners, phase, self._path()), values, depth)
+
+    @_in_turn
+    def fresh(self, party: Party, f: Callable, *values: Any) -> Any:
+        """`party` alone computes f(*values) with randomness of its own: a key pair, a ciphertext's noise.
+
+        Raises:
+            MisplacedValueError: it lacks one of the values; raised at every party.
+        """
+        return self.locally(party, f, *values)
+
+    @_in_turn
     def send(self, value: Located, src: Party, dst: Party, label: str) -> Located:
         """Send a value that `src` holds to `dst`; the result is held by both, and has arrived: it is a round later.
 
@@ -245,7 +279,8 @@ class Net:
         """Run as a part of the protocol that `other` is in: for protocols over several answering parties."""
         stack, self._stack = self._stack, other._stack
         try:
-            yield
+            with running(self):
+                yield
         finally:
             self._stack = stack
 

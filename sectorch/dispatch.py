@@ -35,7 +35,7 @@ from .errors import (
     UnsupportedOpError,
 )
 from .magnitudes import bound_of, check_bound, plain_dtype
-from .mpc.shares import Shares, each
+from .mpc.shares import Shares
 from .private import to_meta
 from .table import (
     BEFORE,
@@ -333,8 +333,8 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list, retur
         bound = bound_of(context, row, scale_bits, meta.dtype, given, _DEPTH.get() == 1) if bound is None else bound
         if meta.dtype.is_floating_point and scale_bits < context.frac_bits:
             bits = context.frac_bits - scale_bits
-            with context.session.operation(context.party) as net:
-                shares, scale_bits = each(net, lambda v: v << bits, shares), context.frac_bits
+            with context.session.operation(context.party):
+                shares, scale_bits = shares << bits, context.frac_bits
                 bound = None if bound is None else bound * 2.0**bits
         check_bound(context, row, bound, _DEPTH.get() == 1)
         return SharedTensor(shares, scale_bits, context.session, context.party, context.scheme, meta.dtype, bound)

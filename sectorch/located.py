@@ -1,13 +1,19 @@
-"""Parties, and values that only some of them hold."""
+"""Parties, and values that only some of them hold: tensors to compute with, which show their content to nobody."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any, Protocol
 
 import torch
 
-from .errors import SecretBranchError
+from .errors import MisplacedValueError, SecretBranchError
 
 
 @dataclass(frozen=True)
@@ -29,8 +35,48 @@ class Phase(IntEnum):
     ONLINE = 2
 
 
+class Choreography(Protocol):
+    """What a located value needs of the program that it is in (`choreography.Net`)."""
+
+    def compute(self, f: Callable, values: tuple) -> Any: ...
+
+    def send(self, value: Located, src: Party, dst: Party, label: str) -> Located: ...
+
+
+_RUNNING: ContextVar[Choreography | None] = ContextVar("the running choreography", default=None)
+
+
+@contextmanager
+def running(net: Choreography) -> Iterator[None]:
+    """Located values that are computed with inside compute in this choreography."""
+    token = _RUNNING.set(net)
+    try:
+        yield
+    finally:
+        _RUNNING.reset(token)
+
+
+def current() -> Choreography:
+    """The innermost running choreography.
+
+    Raises:
+        MisplacedValueError: none is running.
+    """
+    net = _RUNNING.get()
+    if net is None:
+        raise MisplacedValueError(
+            "located values compute inside a protocol or a call: `with session.call(party) as net`"
+        )
+    return net
+
+
 class Located:
-    """A value held by its owners only. It has a shape for everybody, and a content for nobody but `Net.locally`."""
+    """A tensor held by its owners only. It has a shape for everybody, and a content for nobody else.
+
+    Operators, `torch` functions, methods and `leaf` functions compute where all operands are held (the intersection of
+    their owners) and give a located value there; plain numbers and tensors among the operands are public. `send` moves
+    it. What needs the content in Python (a branch, an index, a float) is refused.
+    """
 
     __slots__ = ("_session", "_value", "owners", "phase", "round", "slot")
 
@@ -46,19 +92,154 @@ class Located:
     def shape(self) -> torch.Size:
         return self._value.shape
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._value.dtype
+
     def __repr__(self) -> str:
         names = ", ".join(sorted(p.name for p in self.owners))
         return f"Located({tuple(self.shape)} at {names}, {self.phase.name.lower()})"
 
+    def at(self, role: str) -> Located:
+        """The same value, as those owners hold it who have this role."""
+        owners = frozenset(p for p in self.owners if p.role == role)
+        if owners == self.owners:
+            return self
+        if not owners:
+            holding = ", ".join(sorted(p.name for p in self.owners))
+            raise MisplacedValueError(
+                f"{role} does not hold a value of shape {tuple(self.shape)}, which is at {holding}"
+            )
+        return Located(self._value, owners, self.phase, self.round, self._session, self.slot)
+
+    def send(self, src: Party, dst: Party, label: str) -> Located:
+        """`src` sends it to `dst`; the result is held by both, and a round later. See `choreography.Net.send`."""
+        return current().send(self, src, dst, label)
+
+    @classmethod
+    def __torch_function__(cls, f: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return compute(f, *args, **(kwargs or {}))
+
+    def __getattr__(self, name: str) -> Callable:
+        method = None if name.startswith("_") else getattr(torch.Tensor, name, None)
+        if not callable(method):
+            raise AttributeError(f"a located value has no '{name}': it is a tensor of which only its owners have more")
+        return functools.partial(compute, method, self)
+
     def _refuse(self, *_):
         raise SecretBranchError(
             "a located value cannot steer Python control flow or be unpacked: most parties do not hold it. "
-            "Compute on it inside net.locally(...), or write the choice as arithmetic (sectorch.mpc.select)"
+            "Compute with it as with a tensor, or write the choice as arithmetic (sectorch.mpc.select)"
         )
 
-    __bool__ = __len__ = __iter__ = __getitem__ = __index__ = __float__ = __int__ = _refuse
-    __contains__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __ne__ = _refuse
+    __bool__ = __len__ = __iter__ = __contains__ = __index__ = __float__ = __int__ = _refuse
     __hash__ = object.__hash__
 
     def __reduce__(self):
         raise SecretBranchError("a located value cannot be copied or pickled")
+
+
+def _operator(f: Callable, swapped: bool = False) -> Callable:
+    if swapped:
+        return lambda x, y: compute(f, y, x)
+    return lambda x, *others: compute(f, x, *others)
+
+
+_OPERATORS = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "matmul": operator.matmul, "neg": operator.neg,
+    "xor": operator.xor, "and": operator.and_, "or": operator.or_, "invert": operator.invert, "abs": operator.abs,
+    "lshift": operator.lshift, "rshift": operator.rshift, "getitem": operator.getitem, "pow": operator.pow,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+}  # fmt: skip
+for _name, _f in _OPERATORS.items():
+    setattr(Located, f"__{_name}__", _operator(_f))
+    if _name in ("add", "sub", "mul", "xor", "and", "or"):
+        setattr(Located, f"__r{_name}__", _operator(_f, swapped=True))
+
+
+def compute(f: Callable, *args: Any, **kwargs: Any) -> Any:
+    """f(*args, **kwargs) where all located operands are held; they may stand in lists and tuples as well.
+
+    f must be a pure function of its arguments: every owner computes it, and all must get the same. It changes none of
+    them. A tuple result becomes a tuple of located values. f's attribute `shapes`, if it has one, gives the result's
+    shapes from the operands', as meta tensors.
+
+    Raises:
+        MisplacedValueError: no party holds all operands, or no choreography is running; raised at every party.
+        SecretBranchError: f changes an operand in place.
+    """
+    name = getattr(f, "__name__", "")
+    if "out" in kwargs or (name.endswith("_") and not name.endswith("__") and f not in _OPERATORS.values()):
+        raise SecretBranchError(f"{name} changes a tensor in place; a located value stays what it is")
+    if not kwargs and not any(type(a) in (tuple, list) for a in args):
+        return current().compute(f, args)
+    found: list[Any] = []
+    places = _places(args, found), {k: _places(v, found) for k, v in kwargs.items()}
+    return current().compute(Applied(f, *places), tuple(found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A function with arguments, of which the tensors are still to come."""
+
+    f: Callable
+    args: tuple
+    kwargs: dict = field(default_factory=dict)
+
+    @property
+    def __name__(self) -> str:
+        return getattr(self.f, "__name__", type(self.f).__name__)
+
+    @property
+    def shapes(self) -> Callable:
+        return Applied(getattr(self.f, "shapes", self.f), self.args, self.kwargs)
+
+    def __call__(self, *values: Any) -> Any:
+        return self.f(*_filled(self.args, values), **{k: _filled(v, values) for k, v in self.kwargs.items()})
+
+
+def _places(value: Any, found: list[Any]) -> Any:
+    if isinstance(value, (Located, torch.Tensor)):
+        found.append(value)
+        return _Place(len(found) - 1)
+    return type(value)(_places(v, found) for v in value) if type(value) in (tuple, list) else value
+
+
+def _filled(value: Any, values: tuple) -> Any:
+    if type(value) is _Place:
+        return values[value.number]
+    return type(value)(_filled(v, values) for v in value) if type(value) in (tuple, list) else value
+
+
+def leaf(f: Callable | None = None, *, shapes: Callable | None = None) -> Callable:
+    """Decorate a kernel: a function of tensors that, called with located values, is one step of the program.
+
+    Args:
+        shapes: the result's shapes, as meta tensors, from meta operands, where f itself would take long for that.
+    """
+    if f is None:
+        return functools.partial(leaf, shapes=shapes)
+
+    @functools.wraps(f)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if any(type(a) is Located for a in _flat((args, tuple(kwargs.values())))):
+            return compute(kernel, *args, **kwargs)
+        return f(*args, **kwargs)
+
+    kernel = f
+    if shapes is not None:
+        f.shapes = shapes
+    return run
+
+
+def _flat(value: Any) -> Iterable[Any]:
+    if type(value) in (tuple, list):
+        for v in value:
+            yield from _flat(v)
+    else:
+        yield value

@@ -13,6 +13,7 @@ import torch
 
 from .choreography import Net, Party, Phase, Runtime
 from .errors import ArgumentError
+from .located import running
 from .mpc.seed import seed
 from .runtime.ledger import Observer, alone
 from .runtime.local import DryRuntime, LocalRuntime
@@ -133,9 +134,10 @@ class Session:
     @contextmanager
     def operation(self, party: Party) -> Iterator[Net]:
         """The running call with this party; where none is running, what is inside is a call of its own."""
-        running = (_CALL.get() or {}).get(self.runtime.session)
-        if running is not None and party == running.A:
-            yield running
+        found = (_CALL.get() or {}).get(self.runtime.session)
+        if found is not None and party == found.A:
+            with running(found):
+                yield found
         else:
             with self.call(party) as net:
                 yield net
@@ -187,7 +189,8 @@ class Session:
     def _running(self, net: Net) -> Iterator[Net]:
         token = _CALL.set({**(_CALL.get() or {}), self.runtime.session: net})
         try:
-            yield net
+            with running(net):
+                yield net
         finally:
             _CALL.reset(token)
 

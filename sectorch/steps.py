@@ -98,7 +98,7 @@ class Compute:
         return result
 
     def shape(self, values: Sequence[Any]) -> Any:
-        return self.f(*values)
+        return getattr(self.f, "shapes", self.f)(*values)
 
 
 @dataclass(frozen=True, slots=True)

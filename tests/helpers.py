@@ -15,6 +15,7 @@ import torch
 import sectorch  # noqa: F401 - all of it, so that every protocol is declared
 from sectorch.bitplanes import spread, unrows
 from sectorch.choreography import PROTOCOLS, Located, Net, Party, Phase
+from sectorch.located import running
 from sectorch.mpc.compare import drelu, is_zero
 from sectorch.mpc.guard import guard, unpadded
 from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
@@ -100,7 +101,8 @@ class World:
 def located(world: World, program: Callable, inputs, answering: int = 1) -> list[Located]:
     """Share the inputs (with one party, or each with its own), run the program, reveal its results to Q."""
     shares = [world.query(x, i if answering > 1 else 0) for i, x in enumerate(inputs)]
-    results = program(world, *shares)
+    with running(world.net):
+        results = program(world, *shares)
     results = results if isinstance(results, (tuple, list)) else (results,)
     return [reveal(world.net, r) if isinstance(r, Shares) else r for r in results]
 
@@ -213,12 +215,12 @@ def _thresholds(world: World, x: Shares):
 
 def _signs(world: World, x: Shares):
     bits = at_least(world.net, open_masked(world.net, x), THRESHOLDS, fss=True)
-    return tuple(each(world.net, lambda b, i=i: b[i], bits) for i in range(len(THRESHOLDS)))
+    return tuple(bits[i] for i in range(len(THRESHOLDS)))
 
 
 def part(net: Net, words: Shares, i: int, count: int) -> Shares:
     """The words of the i-th of several thresholds."""
-    return each(net, lambda w: w.view(count, -1)[i], words)
+    return each(lambda w: w.view(count, -1)[i], words)
 
 
 def _select(world: World, x: Shares) -> Shares:
@@ -293,7 +295,7 @@ def _three_ways(x, w, tiles=None):
 
 def _finer(world: World, x: Shares) -> Shares:
     """The same value with 20 fraction bits more: too many for an opening of 32 bits."""
-    return each(world.net, lambda v: v << 20, x)
+    return x << 20
 
 
 CONV = Conv2d((2, 1), (1, 0), (1, 2))

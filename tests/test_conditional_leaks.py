@@ -210,10 +210,10 @@ def plant(monkeypatch) -> None:
         rows = bits(net, *args)
         third = rows.A.shape[0] // 3
         cut = lambda w: torch.cat((w[:third], torch.zeros_like(w[third : 2 * third]), w[2 * third :]))
-        return each(net, cut, rows)
+        return each(cut, rows)
 
     monkeypatch.setattr(relu_module, "_floor_bits", without)
-    monkeypatch.setattr(truncate_module, "_borrow", lambda *v: each(v[0], torch.zeros_like, borrow(*v)))
+    monkeypatch.setattr(truncate_module, "_borrow", lambda *v: each(torch.zeros_like, borrow(*v)))
 
 
 class Noted:

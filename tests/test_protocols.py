@@ -48,7 +48,7 @@ from sectorch.mpc.relu import maximum, ramps, relu
 from sectorch.mpc.select import select
 from sectorch.mpc.series import SIGMOID
 from sectorch.mpc.share import reveal, share
-from sectorch.mpc.shares import Shares, add, add_at_A, each, sub
+from sectorch.mpc.shares import Shares
 from sectorch.mpc.trigonometric import RESULT_BITS, draw_error
 from sectorch.mpc.truncate import truncate
 from sectorch.products import Conv2d, Linear, matmul
@@ -111,11 +111,11 @@ def test_shares_are_halves_of_the_value():
         y = ring_values((7,), seed=1)
         other = share(net, net.own(net.Q, y))
         for result, expected in (
-            (add(net, shares, other), x + y),
-            (sub(net, shares, other), x - y),
-            (add_at_A(net, shares, y), x + y),
-            (add_at_A(net, shares, net.own(net.A, y[:1], Phase.SETUP)), x + y[:1]),
-            (add_at_A(net, shares, y.view(7, 1)), x + y.view(7, 1)),
+            (shares + other, x + y),
+            (shares - other, x - y),
+            (shares + y, x + y),
+            (shares + net.own(net.A, y[:1], Phase.SETUP), x + y[:1]),
+            (shares + y.view(7, 1), x + y.view(7, 1)),
         ):
             assert torch.equal(net.read(reveal(net, result), net.Q), expected)
 
@@ -310,7 +310,7 @@ def test_the_tree_of_blocks(blocks: int):
     with session().call(session().answering[0]) as net:
         layers, (lt,) = forest((blocks,), (False,))
         out = and_layers(net, xor_shared(net, torch.cat((less, equal))), layers)
-        assert torch.equal(open_bits(net, each(net, lambda w: w[lt], out), c.shape), c < r)
+        assert torch.equal(open_bits(net, out[lt], c.shape), c < r)
 
 
 @pytest.mark.parametrize("counts", [(1, 1), (7, 15), (1, 5), (6, 2), (3, 3, 4), (11, 21)])
@@ -330,7 +330,7 @@ def test_trees_side_by_side(counts, seed: int):
     assert len(layers) == max(count - 1 for count in counts).bit_length()
     with session().call(session().answering[0]) as net:
         out = and_layers(net, xor_shared(net, torch.cat(state)), layers)
-        found = [open_bits(net, each(net, lambda w, at=at: w[at], out), torch.Size((128,))) for at in places]
+        found = [open_bits(net, out[at], torch.Size((128,))) for at in places]
     for one, other, kept in zip(c, r, whole, strict=True):
         assert torch.equal(found.pop(0), one < other)
         assert not kept or torch.equal(found.pop(0), one == other)

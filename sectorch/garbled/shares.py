@@ -15,7 +15,7 @@ from ..mpc.mask import open_masked
 from ..mpc.multiply import multiply
 from ..mpc.select import bit_to_ring, select
 from ..mpc.share import reveal, share
-from ..mpc.shares import Shares, add_at_A, each
+from ..mpc.shares import Shares, each
 from .argmax import check_inputs
 
 
@@ -27,34 +27,34 @@ def _one_hot(net: Net, values: Shares, high: int) -> Shares:
     wins: list[Shares] = []
     while (count := values.shape[0]) > 1:
         pairs = count // 2
-        ahead = each(net, lambda v: v[0 : 2 * pairs : 2] - v[1 : 2 * pairs : 2], values)
+        ahead = each(lambda v: v[0 : 2 * pairs : 2] - v[1 : 2 * pairs : 2], values)
         masked = open_masked(net, ahead)
         first = drelu(net, masked, high)
         wins.append(bit_to_ring(net, first, ahead.shape))
         if count > 2:
             larger = select(net, first, masked)
-            values = each(net, lambda v, d: torch.cat((v[1 : 2 * pairs : 2] + d, v[2 * pairs :])), values, larger)
+            values = each(lambda v, d: torch.cat((v[1 : 2 * pairs : 2] + d, v[2 * pairs :])), values, larger)
         else:
             break
-    reached = _beside(net, wins[-1], add_at_A(net, each(net, torch.neg, wins[-1]), 1))
+    reached = _beside(net, wins[-1], -wins[-1] + 1)
     for first in reversed(wins[:-1]):
         pairs = first.shape[0]
-        match = each(net, lambda w: w[:pairs], reached)
+        match = reached[:pairs]
         left = multiply(net, torch.mul, match, first)
-        both = _beside(net, left, each(net, torch.sub, match, left))
-        reached = each(net, lambda b, w: torch.cat((b, w[pairs:])), both, reached)
+        both = _beside(net, left, match - left)
+        reached = each(lambda b, w: torch.cat((b, w[pairs:])), both, reached)
     return reached
 
 
 def _beside(net: Net, left: Shares, right: Shares) -> Shares:
     """Pairs next to each other again: [pairs, ...] twice -> [2 pairs, ...]."""
-    return each(net, lambda a, b: torch.stack((a, b), 1).flatten(0, 1), left, right)
+    return each(lambda a, b: torch.stack((a, b), 1).flatten(0, 1), left, right)
 
 
 def _compare(net: Net, values: Shares, drop: int, bits: int) -> Shares:
     """`_one_hot` along the last dimension, on the planes that `drop` and `bits` ask for."""
-    hot = _one_hot(net, each(net, lambda v: v.movedim(-1, 0), values), min(63, drop + bits))
-    return each(net, lambda h: h.movedim(0, -1), hot)
+    hot = _one_hot(net, each(lambda v: v.movedim(-1, 0), values), min(63, drop + bits))
+    return each(lambda h: h.movedim(0, -1), hot)
 
 
 @protocol(
@@ -84,7 +84,7 @@ def argmax_onehot_shares(
     """
     check_inputs(at_A, at_Q, drop, bits)
     Q, A, S, shape = net.Q, net.A, net.S, at_Q.shape
-    hot = _compare(net, add_at_A(net, share(net, at_Q), at_A), drop, bits)
+    hot = _compare(net, share(net, at_Q) + at_A, drop, bits)
     against_Q, against_S = net.common(S, A, shape, "against_Q"), net.common(Q, A, shape, "against_S")
     half = net.send(net.locally(S, torch.add, hot.S, against_Q), S, Q, "half")
     own = net.locally(A, lambda h, q, s: h - q - s, hot.A, against_Q, against_S)
@@ -111,5 +111,5 @@ def argmax_noisy_shares(net: Net, at_S: Located, at_Q: Located, *, drop: int = 0
     halves = share(net, at_Q)
     votes = Shares(halves.A, net.locally(net.S, torch.add, halves.S, at_S))
     hot = _compare(net, votes, drop, bits)
-    label = each(net, lambda h: (h * torch.arange(h.shape[-1], device=h.device)).sum(-1), hot)
+    label = each(lambda h: (h * torch.arange(h.shape[-1], device=h.device)).sum(-1), hot)
     return reveal(net, label)

@@ -15,11 +15,11 @@ def deal(net: Net, v: Located, dtype: torch.dtype = torch.int64) -> Shares:
     Ahead of the query; one message of 8 (or 4) bytes per element from Q to S, which is uniform to S.
     """
     v_A = net.common(net.Q, net.A, v.shape, "v_A", dtype)
-    return Shares(v_A, net.send(net.locally(net.Q, torch.sub, v, v_A), net.Q, net.S, "v_S"))
+    return Shares(v_A, (v - v_A).send(net.Q, net.S, "v_S"))
 
 
 @protocol("deal_bits", "PrivHFL, 2.3 (shares from streams)", [Message("v_S", "Q", "S", "v_A of k_QA")])
 def deal_bits(net: Net, v: Located) -> Shares:
     """v = v_A xor v_S for words of packed bits; one bit per bit from Q to S."""
     v_A = net.common(net.Q, net.A, v.shape, "v_A")
-    return Shares(v_A, net.send(net.locally(net.Q, torch.bitwise_xor, v, v_A), net.Q, net.S, "v_S"))
+    return Shares(v_A, (v ^ v_A).send(net.Q, net.S, "v_S"))

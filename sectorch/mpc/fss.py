@@ -87,7 +87,7 @@ def borrow(net: Net, x: Masked, c: Located, shift: int) -> Shares:
     No message online. Dealt as in `deal_key`. Nobody learns anything.
     """
     shape, at = x.shape, _at(net, deal_key(net, x, shift, signed=False), c)
-    return each(net, lambda words: words[:, 0].view(shape), at)
+    return each(lambda words: words[:, 0].view(shape), at)
 
 
 def _ramps(

@@ -51,7 +51,7 @@ def raise_flags(net: Net, flags: Shares) -> None:
 
 def flags_of_bits(net: Net, bits: Shares) -> Shares:
     """Additive shares of 0 and 1 as XOR-shared words: the lowest bits of the halves are shares of the bit."""
-    return each(net, lambda v: planes(rows(v))[0], bits)
+    return each(lambda v: planes(rows(v))[0], bits)
 
 
 def kept_rows(words: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -111,8 +111,8 @@ def finished(net: Net, flags: tuple[Shares, ...]) -> list[Shares]:
     """The flags as words [W]. Rounds 1 where there are rows of e, u and l: online four bits a flag, dealt one."""
     found = [f for f in flags if len(f.shape) == 1]
     if len(found) < len(flags):
-        rows = each(net, lambda *v: torch.cat(v, -1), *(f for f in flags if len(f.shape) == 2))
-        found.append(each(net, lambda v: v[0], and_layers(net, rows, _LAST)))
+        rows = each(lambda *v: torch.cat(v, -1), *(f for f in flags if len(f.shape) == 2))
+        found.append(each(lambda v: v[0], and_layers(net, rows, _LAST)))
     return found
 
 
@@ -158,7 +158,7 @@ def guard(net: Net, x: Shares, flags: tuple[Shares, ...]) -> tuple[Shares, Locat
     n = net.common(A, S, (2,), "n")
     rho = net.common(Q, A, (2,), "rho")
     hashed = each(
-        net, lambda k, *f: linear_hash(torch.cat([k[:0], *(w.reshape(-1) for w in f)]), k), Shares(keys, keys), *flags
+        lambda k, *f: linear_hash(torch.cat([k[:0], *(w.reshape(-1) for w in f)]), k), Shares(keys, keys), *flags
     )
     sent = net.send(net.locally(A, lambda z, n, rho: z ^ n ^ rho, hashed.A, n, rho), A, S, "flags_A")
     key = net.send(net.locally(S, torch.bitwise_xor, sent, hashed.S), S, Q, "key")

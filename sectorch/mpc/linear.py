@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 
 from ..choreography import Located, Message, Net, protocol
+from ..located import compute, running
 from .shares import Shares, whole
 
 
@@ -31,10 +32,10 @@ class Weight:
         """The three tensors in the form that `product` prepares ahead, made on first use and kept."""
         kind = type(product).__name__
         if kind not in self._tiles:
-            holders = ((setup.A, self.omega), (setup.Q, self.a), (setup.S, self.masked))
-            with setup.lock:
+            with setup.lock, running(setup):
                 if kind not in self._tiles:  # another thread may have made them meanwhile
-                    self._tiles[kind] = tuple(setup.locally(party, product.prepare, w) for party, w in holders)
+                    held = self.omega.at("A"), self.a.at("Q"), self.masked.at("S")
+                    self._tiles[kind] = tuple(compute(product.prepare, w) for w in held)
         return self._tiles[kind]
 
 
@@ -54,8 +55,7 @@ def mask_weight(setup: Net, omega: Located) -> Weight:
     Once a session: rounds 1, bytes 8 per weight (A to S). S receives uniform bits.
     """
     a = setup.common(setup.Q, setup.A, omega.shape, "a")
-    masked = setup.locally(setup.A, torch.add, omega, a)
-    return Weight(omega, a, setup.send(masked, setup.A, setup.S, "omega_masked"))
+    return Weight(omega, a, (omega + a).send(setup.A, setup.S, "omega_masked"))
 
 
 def _product(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight) -> Shares:
@@ -84,19 +84,19 @@ def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight) -
     depend on the query. A receives x_S - b and S receives a*b - c_A: uniform to them.
     """
     Q, A, S = net.Q, net.A, net.S
-    if hasattr(product, "tiled") and product.tiled(x.shape, weight.shape):
-        tiles = weight.tiles(setup, product)
-    else:
-        tiles = (None, None, None)
+    tiled = hasattr(product, "tiled") and product.tiled(x.shape, weight.shape)
+    omega_tiles, a_tiles, masked_tiles = weight.tiles(setup, product) if tiled else (None, None, None)
 
     b = net.common(S, Q, x.shape, "b")
-    c = net.locally(Q, product, b, weight.a, tiles[1])
+    c = compute(product, b, weight.a, a_tiles)
     c_A = net.common(Q, A, c.shape, "c_A")
-    c_S = net.send(net.locally(Q, torch.sub, c, c_A), Q, S, "c_S")
+    c = Shares(c_A, (c - c_A).send(Q, S, "c_S"))
 
-    m = net.send(net.locally(S, torch.sub, x.S, b), S, A, "m")
-    y_A = net.locally(
-        A, lambda x_A, m, w, t, c_A: product(x_A + m, w, t).sub_(c_A), x.A, m, weight.omega, tiles[0], c_A
+    m = (x.S - b).send(S, A, "m")
+    return (
+        Shares(
+            compute(product, x.A + m, weight.omega, omega_tiles),
+            compute(product, b, weight.masked, masked_tiles),
+        )
+        - c
     )
-    y_S = net.locally(S, lambda b, w, t, c_S: product(b, w, t).sub_(c_S), b, weight.masked, tiles[2], c_S)
-    return Shares(y_A, y_S)

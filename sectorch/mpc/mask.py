@@ -61,7 +61,6 @@ def _open_masked(net: Net, x: Shares) -> Masked:
     Q, A, S = net.Q, net.A, net.S
     r_A = net.common(Q, A, x.shape, "r_A")
     r_S = net.common(Q, S, x.shape, "r_S")
-    r = net.locally(Q, torch.add, r_A, r_S)
-    c_A = net.send(net.locally(A, torch.add, x.A, r_A), A, S, "c_A")
-    c_S = net.send(net.locally(S, torch.add, x.S, r_S), S, A, "c_S")
-    return Masked(net.locally((A, S), torch.add, c_A, c_S), r, r_A, r_S)
+    c_A = (x.A + r_A).send(A, S, "c_A")
+    c_S = (x.S + r_S).send(S, A, "c_S")
+    return Masked(c_A + c_S, r_A + r_S, r_A, r_S)

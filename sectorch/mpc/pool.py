@@ -21,6 +21,6 @@ def max_tree(net: Net, x: Shares, high: int = 63, fss: bool = False) -> Shares:
     """
     while (count := x.shape[0]) > 1:
         half = count // 2
-        top = maximum(net, each(net, lambda v: v[:half], x), each(net, lambda v: v[half : 2 * half], x), high, fss)
-        x = each(net, lambda a, b: torch.cat((a, b[2 * half :])), top, x) if count % 2 else top
-    return each(net, lambda v: v[0], x)
+        top = maximum(net, x[:half], each(lambda v: v[half : 2 * half], x), high, fss)
+        x = each(lambda a, b: torch.cat((a, b[2 * half :])), top, x) if count % 2 else top
+    return x[0]

@@ -27,7 +27,7 @@ from .guard import kept_rows, raise_flags
 from .layers import and_layers
 from .mask import Masked, open_masked
 from .select import BitMask, open_bit, random_bits, select
-from .shares import Shares, add, each, sub, whole
+from .shares import Shares, each, whole
 from .truncate import check_shift, half, truncate
 from .within import blocks_above, part_of, raise_above
 
@@ -83,12 +83,12 @@ def ramps(
     limit = () if limit_bits is None else (signed(thresholds[0] + (1 << limit_bits)),)
     bits = drelu(net, x, high, thresholds + limit)
     compared = [
-        each(net, lambda w, i=i: w.view(len(thresholds) + len(limit), -1)[i], bits)
+        each(lambda w, i=i: w.view(len(thresholds) + len(limit), -1)[i], bits)
         for i in range(len(thresholds) + len(limit))
     ]
     if limit:
         shape = x.shape
-        raise_flags(net, each(net, lambda w: kept_rows(w, shape), compared[-1]))
+        raise_flags(net, each(lambda w: kept_rows(w, shape), compared[-1]))
     results = []
     for t, words in zip(thresholds, compared, strict=False):
         c = net.locally((net.A, net.S), torch.sub, x.c, t) if t else x.c
@@ -207,7 +207,7 @@ def _compared(
         net.locally(S, lambda *v: operands(*v, False), state.S, codes.S, signs),
     )
     last = lambda w: w[-1].repeat(copies)
-    return _floor_bits(net, taken, each(net, last, codes), net.locally(net.Q, last, tops), signs)
+    return _floor_bits(net, taken, each(last, codes), net.locally(net.Q, last, tops), signs)
 
 
 @protocol("floor_bits", "docs/protocols.md; PrivHFL, C.4.1 (Beaver), on bits", [
@@ -263,4 +263,4 @@ def maximum(net: Net, x: Shares, y: Shares, high: int = 63, fss: bool = False) -
         high: x - y is known to lie in [-2^high, 2^high).
         fss: as in `ramps`.
     """
-    return add(net, y, relu(net, sub(net, x, y), 0, high, fss))
+    return y + relu(net, x - y, 0, high, fss)

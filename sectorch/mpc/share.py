@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..choreography import Located, Message, Net, protocol
+from ..choreography import Located, Message, Net, leaf, protocol
 from .shares import Shares, unshared
 
 
@@ -19,8 +19,7 @@ def share(net: Net, x: Located) -> Shares:
     """
     Q, A, S = net.Q, net.A, net.S
     x_A = net.common(Q, A, x.shape, "x_A")
-    x_S = net.send(net.locally(Q, torch.sub, x, x_A), Q, S, "x_S")
-    return Shares(x_A, x_S)
+    return Shares(x_A, (x - x_A).send(Q, S, "x_S"))
 
 
 @protocol(
@@ -47,7 +46,7 @@ def reveal(net: Net, x: Shares) -> Located:
         Message("masked_A", "A", "S", "r_j of k_QA"),
         Message("sum", "S", "Q", "the sum of the r_j", "the sum over the answering parties, which is Q's to learn"),
     ],
-    ideal=lambda net, terms: net.locally(net.Q, _sum, *(net.given(x.A, net.Q) for _, x in terms)),
+    ideal=lambda net, terms: _sum(*(net.given(x.A, net.Q) for _, x in terms)),
 )
 def aggregate(net: Net, terms: list[tuple[Net, Shares]]) -> Located:
     """Pi_Agg: Q learns the sum of the answering parties' tensors and nothing about a single one.
@@ -68,13 +67,12 @@ def _revealed(net: Net, terms: list[tuple[Net, Shares]], label: str = "result") 
     for net_j, x in terms:
         with net_j.within(net):
             r = net_j.common(Q, net_j.A, x.shape, "r")
-            masked = net_j.locally(net_j.A, torch.sub, x.A, r)
-            halves += [net_j.send(masked, net_j.A, S, "masked_A"), x.S]
+            halves += [(x.A - r).send(net_j.A, S, "masked_A"), x.S]
         masks.append(r)
-    total = net.send(net.locally(S, _sum, *halves), S, Q, label)
-    return net.locally(Q, _sum, total, *masks)
+    return _sum(_sum(*halves).send(S, Q, label), *masks)
 
 
+@leaf
 def _sum(*values: torch.Tensor) -> torch.Tensor:
     total = values[0].clone()
     for value in values[1:]:

@@ -1,13 +1,20 @@
-"""Additive shares x = x_A + x_S mod 2^64, and what can be done on them without a message."""
+"""Additive or XOR shares of A and S, and what can be done on them without a message.
+
+`x + y`, `x ^ y`, `x[i]` and `each(f, x, ...)` let A and S compute on their halves: local maps, which commute with
+sharing if they are additive. A public value is added to A's half only. `whole` and `unshared` are for ideal
+functionalities.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ..choreography import Located, Net
+from ..located import compute
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,38 +30,63 @@ class Shares:
     S: Located
     Q: Located | None = None
 
+    def __post_init__(self):
+        object.__setattr__(self, "A", self.A.at("A"))
+        object.__setattr__(self, "S", self.S.at("S"))
+
     @property
     def shape(self) -> torch.Size:
         return self.A.shape
 
+    def __add__(self, other: Any) -> Shares:
+        """With shares half by half; a public value, or one that A holds, at A. With broadcasting."""
+        if isinstance(other, Shares):
+            return Shares(self.A + other.A, self.S + other.S)
+        mine = self.A + other
+        return Shares(mine, self.S if mine.shape == self.shape else self.S.expand(mine.shape))
 
-def each(net: Net, f: Callable, *shares: Shares) -> Shares:
-    """A and S each apply f to their halves: a local map. It commutes with sharing if f is additive."""
+    def __sub__(self, other: Any) -> Shares:
+        if isinstance(other, Shares):
+            return Shares(self.A - other.A, self.S - other.S)
+        mine = self.A - other
+        return Shares(mine, self.S if mine.shape == self.shape else self.S.expand(mine.shape))
+
+    def __neg__(self) -> Shares:
+        return Shares(-self.A, -self.S)
+
+    def __mul__(self, public: Any) -> Shares:
+        """By a public value."""
+        return Shares(self.A * public, self.S * public)
+
+    def __lshift__(self, bits: int) -> Shares:
+        """2^bits times the value."""
+        return Shares(self.A << bits, self.S << bits)
+
+    def __xor__(self, other: Any) -> Shares:
+        """As `+`, for XOR shares."""
+        if isinstance(other, Shares):
+            return Shares(self.A ^ other.A, self.S ^ other.S)
+        return Shares(self.A ^ other, self.S)
+
+    def __invert__(self) -> Shares:
+        """not x, for XOR shares."""
+        return Shares(~self.A, self.S)
+
+    def __getitem__(self, index: Any) -> Shares:
+        return Shares(self.A[index], self.S[index])
+
+
+def each(f: Callable, *values: Any, **public: Any) -> Shares:
+    """A and S each apply f to their halves of the shares among `values`, and to what both hold."""
     return Shares(
-        net.locally(net.A, f, *(x.A for x in shares)),
-        net.locally(net.S, f, *(x.S for x in shares)),
+        compute(f, *(x.A if isinstance(x, Shares) else x for x in values), **public),
+        compute(f, *(x.S if isinstance(x, Shares) else x for x in values), **public),
     )
-
-
-def add(net: Net, x: Shares, y: Shares) -> Shares:
-    """x + y, with broadcasting. No message."""
-    return each(net, torch.add, x, y)
-
-
-def sub(net: Net, x: Shares, y: Shares) -> Shares:
-    """x - y, with broadcasting. No message."""
-    return each(net, torch.sub, x, y)
-
-
-def add_at_A(net: Net, x: Shares, value) -> Shares:
-    """x + value, where value (public, or held by A) is added to A's half only. No message."""
-    y = net.locally(net.A, torch.add, x.A, value)
-    return Shares(y, x.S if y.shape == x.shape else net.locally(net.S, torch.Tensor.expand, x.S, y.shape))
 
 
 def whole(net: Net, f: Callable, *values: Located) -> Shares:
     """In the reference: f of values that A holds whole, as A's half; S's half is zero, and has a shape only."""
-    return unshared(net, net.locally(net.A, f, *(net.given(v, net.A) for v in values)))
+    return unshared(net, compute(f, *(net.given(v, net.A) for v in values)))
 
 
 def unshared(net: Net, value: Located) -> Shares:

@@ -133,4 +133,4 @@ def _borrow(net: Net, x: Masked, c: Located, shift: int) -> Shares:
         net.locally(net.S, lambda h, u: leaves(h, u, (count,), False), hot, codes.S),
     )
     layers, _ = forest((count,), (False,))
-    return each(net, lambda rows: rows[0], and_layers(net, state, layers))
+    return each(lambda rows: rows[0], and_layers(net, state, layers))

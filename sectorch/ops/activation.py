@@ -79,7 +79,7 @@ def prelu(context: Context, x: SharedTensor, weight: Any) -> Fixed:
 @implements("abs", torch.abs, torch.absolute, T.abs, T.absolute, T.__abs__, in_place=(T.abs_,), note="exact")
 def absolute(context: Context, x: SharedTensor) -> Fixed:
     positive, whole = _pieces(context, x)
-    shares = each(context.net, lambda p, w: 2 * p - w, positive.shares, whole.shares)
+    shares = each(lambda p, w: 2 * p - w, positive.shares, whole.shares)
     return Fixed(shares, positive.scale_bits, positive.bound)
 
 
@@ -97,7 +97,7 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
     if any(bound % 1 for bound in bounds):  # of whole numbers, which carry no fraction bits
         x = raised(context, x, max(x.scale_bits, context.frac_bits))
     if low is not None and high is not None and low >= high:
-        constant = each(context.net, torch.zeros_like, x.shares)
+        constant = each(torch.zeros_like, x.shares)
         ends = None if x.bound is None else abs(high) * 2.0**x.scale_bits + 1
         return _lifted(context, Fixed(constant, x.scale_bits), high)._replace(bound=ends)
     x = beside(context, x, *bounds)
@@ -119,8 +119,8 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
         return _lifted(context, Fixed(parts[0], scale), low)._replace(bound=bound)
     if low is None:
         whole = truncate(net, x.shares, shift, fss, limit) if shift else x.shares
-        return Fixed(each(net, torch.sub, whole, parts[0]), scale, bound)
-    return _lifted(context, Fixed(each(net, torch.sub, *parts), scale), low)._replace(bound=bound)
+        return Fixed(whole - parts[0], scale, bound)
+    return _lifted(context, Fixed(each(torch.sub, *parts), scale), low)._replace(bound=bound)
 
 
 def _lifted(context: Context, x: Fixed, constant: float) -> Fixed:

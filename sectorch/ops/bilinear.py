@@ -193,13 +193,13 @@ def _times_public(context: Context, product: Callable, x: Fixed, value: Any, sum
 
 def _times_power_of_two(context: Context, x: Fixed, exponent: int, negative: bool) -> Fixed:
     """x 2^exponent, or the negative of it: fraction bits move as far as they may, and a shift does the rest."""
-    shares = each(context.net, torch.neg, x.shares) if negative else x.shares
+    shares = -x.shares if negative else x.shares
     moved = max(0, min(exponent, x.scale_bits - context.frac_bits)) if exponent > 0 else exponent
     x, rest = Fixed(shares, x.scale_bits - moved, x.bound), exponent - moved
     if rest > 0:
         x = fitted(context, x, CAPACITY / 2.0**rest)
         bound = None if x.bound is None else x.bound * 2.0**rest
-        return Fixed(each(context.net, lambda v: v << rest, x.shares), x.scale_bits, bound)
+        return Fixed(x.shares << rest, x.scale_bits, bound)
     return x if x.scale_bits <= 2 * context.frac_bits + SLACK_BITS else settled(context, x)
 
 
@@ -210,7 +210,7 @@ def _product(context: Context, product: Callable, x: Fixed, weight: torch.Tensor
         x = settled(context, x, SLACK_BITS, CAPACITY / largest / 2.0**context.frac_bits)
     x = fitted(context, x, CAPACITY / max(1.0, largest))
     bound = None if x.bound is None else x.bound * largest
-    shares = each(context.net, lambda v: product(v, weight.to(v.device)), x.shares)
+    shares = each(lambda v: product(v, weight.to(v.device)), x.shares)
     return Fixed(shares, x.scale_bits + bits, bound)
 
 

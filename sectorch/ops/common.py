@@ -16,7 +16,7 @@ import torch
 from ..choreography import Located, Phase
 from ..errors import FixedPointRangeError, UnsupportedOpError
 from ..mpc.mask import open_masked
-from ..mpc.shares import Shares, add, add_at_A, each
+from ..mpc.shares import Shares, each
 from ..mpc.sign import at_least
 from ..mpc.truncate import MAX_SHIFT, truncate
 from ..ring import HEADROOM_BITS, check_encodable, encode
@@ -49,7 +49,7 @@ def raised(context: Context, x: Fixed, scale_bits: int) -> Fixed:
     if bits == 0:
         return x
     bound = None if x.bound is None else x.bound * 2.0**bits
-    return Fixed(each(context.net, lambda v: v << bits, x.shares), scale_bits, bound)
+    return Fixed(x.shares << bits, scale_bits, bound)
 
 
 def shortened(context: Context, x: Fixed, scale_bits: int) -> Fixed:
@@ -169,14 +169,13 @@ def zeros_at_S(context: Context, shape: torch.Size) -> Located:
 
 def total(context: Context, x: Any, y: Any, sign: int = 1) -> Fixed:
     """x + sign * y with broadcasting, at the finer of the two scales. No message."""
-    net = context.net
     if not isinstance(x, SharedTensor):
-        negative = Fixed(each(net, torch.neg, y.shares), y.scale_bits, y.bound) if sign < 0 else fixed(y)
+        negative = Fixed(-y.shares, y.scale_bits, y.bound) if sign < 0 else fixed(y)
         return _plus(context, negative, x)
     if not isinstance(y, SharedTensor):
         return _plus(context, fixed(x), y, sign)
     left, right = aligned(context, fixed(x), fixed(y))
-    shares = each(net, torch.sub if sign < 0 else torch.add, left.shares, right.shares)
+    shares = each(torch.sub if sign < 0 else torch.add, left.shares, right.shares)
     return Fixed(shares, left.scale_bits, both(left.bound, right.bound))
 
 
@@ -206,7 +205,7 @@ def _plus(context: Context, x: Fixed, value: Any, sign: int = 1) -> Fixed:
     content = located_or_public(context, value, scale)
     if sign < 0:
         content = context.setup.locally(context.party, torch.neg, content) if type(content) is Located else -content
-    return Fixed(add_at_A(context.net, x.shares, content), scale, both(x.bound, bound))
+    return Fixed(x.shares + content, scale, both(x.bound, bound))
 
 
 def fractional(value: Any) -> bool:
@@ -219,7 +218,7 @@ def fractional(value: Any) -> bool:
 def plus(context: Context, x: Fixed, y: Fixed) -> Fixed:
     """Sum of two handler values."""
     x, y = aligned(context, x, y)
-    return Fixed(add(context.net, x.shares, y.shares), x.scale_bits, both(x.bound, y.bound))
+    return Fixed(x.shares + y.shares, x.scale_bits, both(x.bound, y.bound))
 
 
 def local(context: Context, f: Callable, x: SharedTensor, terms: int = 1) -> Fixed:
@@ -235,7 +234,7 @@ def local(context: Context, f: Callable, x: SharedTensor, terms: int = 1) -> Fix
             value = shortened(context, value, max(min(context.frac_bits, value.scale_bits), value.scale_bits - over))
         value = fitted(context, value, CAPACITY / terms)
     bound = None if value.bound is None else value.bound * max(1, terms)
-    shares = each(context.net, f, value.shares)
+    shares = each(f, value.shares)
     if own is not None:
         shares = replace(shares, Q=context.net.locally(context.net.Q, f, own))
     return Fixed(shares, value.scale_bits, bound)
@@ -265,9 +264,9 @@ def require(context: Context, x: Fixed, low: float | None = None, high: float | 
     net, thresholds = context.net, tuple(math.ceil(b * 2**x.scale_bits) for b in bounds)
     bits = at_least(net, open_masked(net, x.shares), thresholds, context.scheme.fss)
     if low is not None:
-        forbid(context, add_at_A(net, each(net, lambda v: -v[0], bits), 1))
+        forbid(context, -bits[0] + 1)
     if high is not None:
-        forbid(context, each(net, lambda v: v[-1], bits))
+        forbid(context, bits[-1])
 
 
 def refuse(what: str, instead: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from ..mpc.compare import is_zero
 from ..mpc.mask import open_masked
 from ..mpc.select import bit_to_ring
-from ..mpc.shares import Shares, each
+from ..mpc.shares import Shares
 from ..mpc.sign import at_least
 from ..table import BEFORE, Context, Fixed, implements
 from ..tensor import SharedTensor
@@ -22,7 +22,7 @@ def not_negative(context: Context, x: Fixed) -> Fixed:
     """[x >= 0] as shares of 0 and 1."""
     masked = open_masked(context.net, x.shares)
     bits = at_least(context.net, masked, fss=context.scheme.fss)
-    return Fixed(each(context.net, lambda b: b[0], bits), 0)
+    return Fixed(bits[0], 0)
 
 
 def complement(context: Context, x: Fixed) -> Fixed:

@@ -23,7 +23,7 @@ from ..mpc.mask import Masked, open_masked
 from ..mpc.multiply import multiply, multiply_masked, square
 from ..mpc.normalise import Normal, exponent_map, normalise, unary_map
 from ..mpc.series import RSQRT, SQRT
-from ..mpc.shares import Shares, add, each, sub
+from ..mpc.shares import Shares, each
 from ..mpc.sign import at_least
 from ..mpc.truncate import MAX_SHIFT, truncate
 from ..ring import HEADROOM_BITS
@@ -113,20 +113,20 @@ def deviations(
     mean = None
     if centred:
         size = domain_bits(context) + found.coarse + math.ceil(math.log2(n)) + 1
-        mean = quotient(context, each(net, total, near), size, n, 2.5)
-        near = sub(net, near, mean)
-    sums = each(net, total, square(net, near))
+        mean = quotient(context, each(total, near), size, n, 2.5)
+        near = near - mean
+    sums = each(total, square(net, near))
     bits = None
     if found.thresholds:
         bits = at_least(net, open_masked(net, sums), found.thresholds, fss)
     if centred:
         mean = _refined(context, x.shares, mean, dims, n, fine - x.scale_bits, fine - found.coarse)
     masked = _scaled(context, x, mean, bits, found.scales, fine)
-    squares = each(net, total, multiply_masked(net, torch.mul, masked, masked))
+    squares = each(total, multiply_masked(net, torch.mul, masked, masked))
     if more:
         bits, found = _divided(context, squares, bits, found, more)
         masked = _scaled(context, x, mean, bits, found.scales, fine)
-        squares = each(net, total, multiply_masked(net, torch.mul, masked, masked))
+        squares = each(total, multiply_masked(net, torch.mul, masked, masked))
     return Deviations(masked, squares, bits, found)
 
 
@@ -136,14 +136,14 @@ def _scaled(
     """x - mean, the mean at `fine` fraction bits, at the scale of its regime and rounded; opened under its mask."""
     net, finer = context.net, fine - x.scale_bits
     if bits is None:
-        product = each(net, lambda v: v << finer, x.shares)
-        product = product if mean is None else sub(net, product, mean)
+        product = x.shares << finer
+        product = product if mean is None else product - mean
     else:
         factor = by_regime(context, bits, [1 << (k - scales[-1]) for k in scales])
-        raised_factor = each(net, lambda v: v << finer, factor)
+        raised_factor = factor << finer
         product = multiply_masked(net, torch.mul, open_masked(net, x.shares), open_masked(net, raised_factor))
         if mean is not None:
-            product = sub(net, product, multiply(net, torch.mul, mean, factor))
+            product = product - multiply(net, torch.mul, mean, factor)
     shift = fine - scales[-1]
     return open_masked(net, truncate(net, product, shift, context.scheme.fss) if shift else product)
 
@@ -156,10 +156,10 @@ def _divided(
     sizes = [WHOLE - 1 - 2 * k for k in range(more, 0, -1)]
     codes = at_least(net, open_masked(net, squares), tuple(1 << k for k in sizes), context.scheme.fss)
     if bits is not None:  # a row of another regime is above all of these
-        above = each(net, lambda b: b[:1], bits)
+        above = bits[:1]
         both = multiply(net, torch.mul, codes, above)
-        codes = each(net, lambda c, a, b: c + a - b, codes, above, both)
-        bits = each(net, lambda c, b: torch.cat((c, b)), codes, bits)
+        codes = each(lambda c, a, b: c + a - b, codes, above, both)
+        bits = each(lambda c, b: torch.cat((c, b)), codes, bits)
     least = (0.0, *(2.0 ** (WHOLE - 5) for _ in sizes))
     most = tuple(2.0 ** (k + 1 - 2 * scale) for k in sizes)
     return codes if bits is None else bits, Regimes(
@@ -180,7 +180,7 @@ def by_regime(context: Context, bits: Shares | None, values: list[int]) -> Share
 
 def _times_regime(context: Context, x: Shares, bits: Shares | None, values: list[int]) -> Shares:
     if bits is None:
-        return each(context.net, lambda v: v * values[0], x)
+        return each(lambda v: v * values[0], x)
     return multiply(context.net, torch.mul, x, by_regime(context, bits, values))
 
 
@@ -196,11 +196,11 @@ def quotient(context: Context, x: Shares, size: int, n: float, error: float = ma
     bits = min(WHOLE - size, MAX_SHIFT - k)
     if 2.0 ** (size - k - bits - 1) + 0.5 <= error:
         factor = round(2.0 ** (k + bits) / n)
-        return truncate(net, each(net, lambda v: v * factor, x), k + bits, fss)
+        return truncate(net, x * factor, k + bits, fss)
     bits = min(LONGEST, WHOLE - size + k)
     factor = round(2.0 ** (k + bits) / n)
     x = truncate(net, x, k, fss) if k else x
-    return truncate(net, each(net, lambda v: v * factor, x), bits, fss)
+    return truncate(net, x * factor, bits, fss)
 
 
 def _refined(context: Context, x: Shares, mean: Shares, dims: tuple[int, ...], n: int, finer: int, drop: int) -> Shares:
@@ -209,8 +209,7 @@ def _refined(context: Context, x: Shares, mean: Shares, dims: tuple[int, ...], n
     Sums of what is left are exact, whatever wraps around on the way. The second is within a few units times n, so that
     its quotient is rounded once.
     """
-    net = context.net
-    mean = each(net, lambda v: v << drop, mean)
+    mean = mean << drop
     spare = math.ceil(math.log2(n))
 
     def left(x: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
@@ -218,8 +217,8 @@ def _refined(context: Context, x: Shares, mean: Shares, dims: tuple[int, ...], n
 
     size = spare + 2 + drop
     for _ in range(2):
-        rest = each(net, left, x, mean)
-        mean = add(net, mean, quotient(context, rest, size, n))
+        rest = each(left, x, mean)
+        mean = mean + quotient(context, rest, size, n)
         k = math.floor(math.log2(n))
         size = spare + 2 + max(0, size - k - min(WHOLE - size, MAX_SHIFT - k))
     return mean
@@ -246,10 +245,10 @@ def standardised(
     d = deviations(context, x, dims, centred, cap, wanted)
     offsets = [round(n * eps * 4.0**k) for k in d.regimes.scales]
     low = max(0, math.floor(math.log2(max(1, min(a + b for a, b in zip(offsets, d.regimes.least, strict=True))))) - 1)
-    sums = each(net, torch.clone, d.squares)
+    sums = each(torch.clone, d.squares)
     if any(offsets):
         offset = by_regime(context, d.bits, offsets)
-        sums = _plus(context, sums, offset) if isinstance(offset, int) else add(net, sums, offset)
+        sums = _plus(context, sums, offset) if isinstance(offset, int) else sums + offset
     normal = normalise(net, sums, low, HEADROOM_BITS, context.scheme.fss)
     if not eps and not unit:
         forbid(context, _not(context, normal.bits))
@@ -307,7 +306,7 @@ def mean_of_squares(context: Context, x: Fixed, dims: tuple[int, ...], divisor: 
     sums = truncate(net, d.squares, dropped, context.scheme.fss)
     if divisor != 2.0**k:
         factor = round(2.0 ** (k + 30) / divisor)
-        sums = truncate(net, each(net, lambda v: v * factor, sums), 30, context.scheme.fss)
+        sums = truncate(net, sums * factor, 30, context.scheme.fss)
     return Fixed(_times_regime(context, sums, d.bits, [_power(dropped - 2 * s - k + bits) for s in d.regimes.scales]),
                  bits)  # fmt: skip
 

@@ -23,13 +23,13 @@ T = torch.Tensor
 
 def _exchange(net: Net, x: tuple[Shares, Shares], y: tuple[Shares, Shares]) -> tuple[Shares, Shares, Shares, Shares]:
     """Pairs (value, position) x and y, ordered: the larger value first. One comparison, both differences selected."""
-    values, places = (each(net, torch.sub, a, b) for a, b in zip(x, y, strict=True))
+    values, places = (a - b for a, b in zip(x, y, strict=True))
     difference = open_masked(net, values)
     bits = drelu(net, difference)
     value = select(net, bits, difference)
     place = select(net, bits, open_masked(net, places))
-    first = each(net, torch.add, y[0], value), each(net, torch.add, y[1], place)
-    second = each(net, torch.sub, x[0], value), each(net, torch.sub, x[1], place)
+    first = y[0] + value, y[1] + place
+    second = x[0] - value, x[1] - place
     return *first, *second
 
 
@@ -45,19 +45,19 @@ def _places(net: Net, values: Shares) -> Shares:
 def _top(context: Context, x: SharedTensor, dim: int, sign: int) -> tuple[Shares, Shares]:
     """The largest value along dim and its position: a tree; among equals the first wins."""
     net = context.net
-    values = each(net, lambda v: sign * v.movedim(dim, 0), x.shares)
+    values = each(lambda v: sign * v.movedim(dim, 0), x.shares)
     pair = values, _places(net, values)
     while (count := pair[0].shape[0]) > 1:
         half = count // 2
-        left = tuple(each(net, lambda v: v[: 2 * half : 2], v) for v in pair)
-        right = tuple(each(net, lambda v: v[1 : 2 * half : 2], v) for v in pair)
+        left = tuple(each(lambda v: v[: 2 * half : 2], v) for v in pair)
+        right = tuple(each(lambda v: v[1 : 2 * half : 2], v) for v in pair)
         best = _exchange(net, left, right)[:2]
         if count % 2:
             best = tuple(
-                each(net, lambda a, b: torch.cat((a, b[2 * half :])), b, v) for b, v in zip(best, pair, strict=True)
+                each(lambda a, b: torch.cat((a, b[2 * half :])), b, v) for b, v in zip(best, pair, strict=True)
             )
         pair = best
-    return each(net, lambda v: sign * v[0], pair[0]), each(net, lambda v: v[0], pair[1])
+    return each(lambda v: sign * v[0], pair[0]), pair[1][0]
 
 
 def _arg(sign: int):
@@ -67,7 +67,7 @@ def _arg(sign: int):
         _, place = _top(context, source, 0 if dim is None else dim, sign)
         if keepdim:
             kept = [1] * len(shape) if dim is None else [1 if d == dim % len(shape) else n for d, n in enumerate(shape)]
-            place = each(context.net, lambda v: v.reshape(kept), place)
+            place = each(lambda v: v.reshape(kept), place)
         return Fixed(place, 0)
 
     return handler
@@ -81,14 +81,14 @@ def with_indices(context: Context, x: SharedTensor, dim: int, keepdim: bool, sig
     """max or min along a dimension, with secret positions."""
     value, place = _top(context, x, dim, sign)
     if keepdim:
-        value, place = (each(context.net, lambda v: v.unsqueeze(dim), v) for v in (value, place))
+        value, place = (each(lambda v: v.unsqueeze(dim), v) for v in (value, place))
     return Fixed(value, x.scale_bits), Fixed(place, 0)
 
 
 def _sorted(context: Context, x: SharedTensor, dim: int, descending: bool) -> tuple[Shares, Shares]:
     """Values and positions in order along dim (moved first): a bitonic network, padded to a power of two."""
     net = context.net
-    values = each(net, lambda v: (v if descending else -v).movedim(dim, 0), x.shares)
+    values = each(lambda v: (v if descending else -v).movedim(dim, 0), x.shares)
     count = values.shape[0]
     size = 1 << max(0, count - 1).bit_length()
     places = _places(net, values)
@@ -102,7 +102,7 @@ def _sorted(context: Context, x: SharedTensor, dim: int, descending: bool) -> tu
             net.locally(net.A, lambda v: pad(v, fill[net.A]), values.A),
             net.locally(net.S, lambda v: pad(v, 0), values.S),
         )
-        places = each(net, lambda v: pad(v, 0), places)
+        places = each(lambda v: pad(v, 0), places)
     block = 2
     while block <= size:
         step = block // 2
@@ -112,16 +112,16 @@ def _sorted(context: Context, x: SharedTensor, dim: int, descending: bool) -> tu
             lower = upper + step
             falling = (upper & block) == 0
             first, second = torch.where(falling, upper, lower), torch.where(falling, lower, upper)
-            x_pair = tuple(each(net, lambda v: v[first], v) for v in (values, places))
-            y_pair = tuple(each(net, lambda v: v[second], v) for v in (values, places))
+            x_pair = tuple(v[first] for v in (values, places))
+            y_pair = tuple(v[second] for v in (values, places))
             big, big_at, small, small_at = _exchange(net, x_pair, y_pair)
             order = torch.argsort(torch.cat((first, second)))
-            values = each(net, lambda a, b: torch.cat((a, b))[order], big, small)
-            places = each(net, lambda a, b: torch.cat((a, b))[order], big_at, small_at)
+            values = each(lambda a, b: torch.cat((a, b))[order], big, small)
+            places = each(lambda a, b: torch.cat((a, b))[order], big_at, small_at)
             step //= 2
         block *= 2
-    values, places = (each(net, lambda v: v[:count], v) for v in (values, places))
-    return (values if descending else each(net, torch.neg, values)), places
+    values, places = (v[:count] for v in (values, places))
+    return (values if descending else -values), places
 
 
 @implements("sort", torch.sort, T.sort, note="bitonic; positions stay secret; not stable")
@@ -134,7 +134,7 @@ def sort(
         return fixed(x), fixed(x * 0)
     values, places = _sorted(context, x, dim, descending)
     back = lambda v: v.movedim(0, dim)
-    return Fixed(each(context.net, back, values), x.scale_bits), Fixed(each(context.net, back, places), 0)
+    return Fixed(each(back, values), x.scale_bits), Fixed(each(back, places), 0)
 
 
 @implements("argsort", torch.argsort, T.argsort, note="bitonic; positions stay secret; not stable")
@@ -153,7 +153,7 @@ def topk(
 ) -> tuple[Fixed, Fixed]:
     values, places = sort(context, x, dim, largest)
     keep = lambda v: v.narrow(dim, 0, k)
-    return Fixed(each(context.net, keep, values.shares), x.scale_bits), Fixed(each(context.net, keep, places.shares), 0)
+    return Fixed(each(keep, values.shares), x.scale_bits), Fixed(each(keep, places.shares), 0)
 
 
 def _classes_named(x: Any, num_classes: int = -1) -> None:
@@ -195,7 +195,7 @@ def one_hot(context: Context, x: SharedTensor, num_classes: int = -1) -> Fixed:
     """Q's own indices are looked at by Q first, and others by a comparison: see `_look_up`."""
     _look_up(context, x, num_classes)
     net = context.net
-    differences = each(net, lambda v: v.unsqueeze(-1).expand(*v.shape, num_classes), x.shares)
+    differences = each(lambda v: v.unsqueeze(-1).expand(*v.shape, num_classes), x.shares)
     classes = torch.arange(num_classes)
     differences = Shares(net.locally(net.A, torch.sub, differences.A, classes), differences.S)
     shape = differences.shape

@@ -17,7 +17,7 @@ from ..mpc.mask import open_masked
 from ..mpc.multiply import multiply
 from ..mpc.normalise import Normal, exponent_map, normalise
 from ..mpc.series import Series
-from ..mpc.shares import Shares, add, each
+from ..mpc.shares import Shares, each
 from ..mpc.sign import at_least
 from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed
@@ -36,7 +36,7 @@ def exponent(context: Context, x: Fixed, low: int, high: int) -> Normal:
     s = x.scale_bits
     high = min(HEADROOM_BITS, s + high)
     normal = normalise(context.net, x.shares, max(0, s + low), high, context.scheme.fss)
-    forbid(context, each(context.net, lambda b: b[-1], normal.bits))
+    forbid(context, normal.bits[-1])
     return normal
 
 
@@ -67,7 +67,7 @@ def logarithm(context: Context, x: Fixed, zero: float | None = None) -> Fixed:
     unit = 2**m.scale_bits
     below = None if zero is None else round((zero + math.log(2)) * unit)
     whole = exponent_map(context.net, normal, lambda e: round((e - x.scale_bits) * math.log(2) * unit), below)
-    return Fixed(add(context.net, m.shares, whole), m.scale_bits, logarithm_bound(m.scale_bits, zero or 0.0))
+    return Fixed(m.shares + whole, m.scale_bits, logarithm_bound(m.scale_bits, zero or 0.0))
 
 
 def logarithm_bound(scale_bits: int, zero: float = 0.0) -> float:
@@ -203,7 +203,7 @@ def _require_quotient(context: Context, x: Fixed, y: Fixed, limit: int) -> None:
     def both(x: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
         return torch.stack(((most - x).expand(shape), (most + x).expand(shape)))
 
-    require(context, Fixed(each(context.net, both, x.shares, most.shares), scale), low=0.0)
+    require(context, Fixed(each(both, x.shares, most.shares), scale), low=0.0)
 
 
 def fractional_power(context: Context, x: SharedTensor, y: Any) -> Fixed:
@@ -216,4 +216,4 @@ def fractional_power(context: Context, x: SharedTensor, y: Any) -> Fixed:
     net = context.net
     forbid(context, Shares(net.locally(net.A, lambda b: 1 - b[0], positive.A),
                            net.locally(net.S, lambda b: -b[0], positive.S)))  # fmt: skip
-    return _signed(context, settled(context, fixed(power.exp())), each(net, lambda b: b[1], positive))
+    return _signed(context, settled(context, fixed(power.exp())), positive[1])

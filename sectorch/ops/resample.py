@@ -109,7 +109,7 @@ def interpolate(
         if bool(((matrix == 0) | (matrix == 1)).all()):
             index = matrix.argmax(0)
             value = Fixed(
-                each(context.net, lambda v, i=index, d=d: v.index_select(2 + d, i.to(v.device)), value.shares),
+                each(lambda v, i=index, d=d: v.index_select(2 + d, i.to(v.device)), value.shares),
                 value.scale_bits,
                 value.bound,
             )

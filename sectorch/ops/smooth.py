@@ -53,10 +53,10 @@ def series(context: Context, x: Fixed, which: Series) -> Fixed:
     if shape.numel() <= PIECE:
         shares = run(x.shares)
     else:
-        flat = each(net, torch.flatten, x.shares)
+        flat = each(torch.flatten, x.shares)
         starts = range(0, shape.numel(), PIECE)
-        parts = [run(each(net, lambda v, k=k: v[k : k + PIECE], flat)) for k in starts]
-        shares = each(net, lambda *v: torch.cat(v).view(shape), *parts)
+        parts = [run(each(lambda v, k=k: v[k : k + PIECE], flat)) for k in starts]
+        shares = each(lambda *v: torch.cat(v).view(shape), *parts)
     return settled(context, Fixed(shares, RESULT_BITS), 0)
 
 
@@ -71,7 +71,7 @@ def clamped(context: Context, x: Fixed, low: float, high: float, checked: bool =
     bounds = tuple(int(encoded_public(context, bound, scale)) for bound in (low, high))
     limit = above(limit_bits(context, x, scale), bounds[0]) if checked else None
     above_low, above_high = ramps(net, x.shares, bounds, shift, fss=context.scheme.fss, limit_bits=limit)
-    inside = each(net, torch.sub, above_low, above_high)
+    inside = above_low - above_high
     bound = dropped(context, x, shift) if limit is None else 2.0**limit
     return lifted(context, Fixed(inside, scale), low), Fixed(above_high, scale, bound)
 
@@ -132,9 +132,9 @@ def exponential(context: Context, x: Fixed, high: float) -> Fixed:
     x = settled(context, x)
     thresholds = (*(k << x.scale_bits for k in steps[:-1]), round(high * 2**x.scale_bits))
     codes = at_least(net, open_masked(net, x.shares), thresholds, context.scheme.fss)
-    forbid(context, each(net, lambda b: b[-1], codes))
+    forbid(context, codes[-1])
     whole = unary_map(net, codes, 0, [low + 1 << x.scale_bits] + [1 << x.scale_bits] * (len(steps) - 1))
-    part = Fixed(each(net, torch.sub, x.shares, whole), x.scale_bits)  # in [-1, 0)
+    part = Fixed(x.shares - whole, x.scale_bits)  # in [-1, 0)
     f = fitting(context, math.exp(high))
     powers = [round(math.exp(n + 1) * 2**f) for n in steps[:-1]]
     factor = unary_map(net, codes, 0, [b - a for a, b in zip([0, *powers], [*powers, 0], strict=True)])

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 from ..errors import DtypeError
-from ..mpc.shares import Shares, add_at_A, each
+from ..mpc.shares import Shares, each
 from ..table import BEFORE, Context, Fixed, implements
 from ..tensor import PrivateTensor, SharedTensor
 from .common import aligned, encoded_public, fixed, is_secret, local, refuse, summand
@@ -169,7 +169,7 @@ def _joined(context: Context, tensors: Any, join) -> Fixed:
     parts = aligned(context, *operands)
     bounds = [x.bound for x in parts]
     bound = None if None in bounds else max(bounds)
-    shares = each(context.net, lambda *values: join(values), *(x.shares for x in parts))
+    shares = each(lambda *values: join(values), *(x.shares for x in parts))
     return Fixed(shares, parts[0].scale_bits, bound)
 
 
@@ -219,14 +219,14 @@ def _pad_index(shape: torch.Size, pad: Any, mode: str) -> tuple:
 def masked_fill(context: Context, x: SharedTensor, mask: torch.Tensor, value: float) -> Fixed:
     if is_secret(mask):
         refuse("masked_fill with a secret mask", "use torch.where(mask, value, x)")
-    cleared = each(context.net, lambda v: v.masked_fill(mask.to(v.device), 0), x.shares)
+    cleared = each(lambda v: v.masked_fill(mask.to(v.device), 0), x.shares)
     if is_secret(value):
         refuse("masked_fill with a secret value", "use torch.where(mask, value, x)")
     if not x.dtype.is_floating_point and float(value) % 1:
         raise DtypeError(f"masked_fill: whole numbers cannot be filled with {float(value)}; use x.to(torch.float32)")
     fill = encoded_public(context, float(value), x.scale_bits, infinite=True)
     bound = None if x.bound is None else max(x.bound, abs(int(fill)))
-    return Fixed(add_at_A(context.net, cleared, torch.where(mask, fill, 0)), x.scale_bits, bound)
+    return Fixed(cleared + torch.where(mask, fill, 0), x.scale_bits, bound)
 
 
 @implements("to", T.bool)

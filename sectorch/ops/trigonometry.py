@@ -9,7 +9,6 @@ import torch
 
 from ..mpc import series as series_of
 from ..mpc.series import Series
-from ..mpc.shares import each
 from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
@@ -44,7 +43,7 @@ def _turns(context: Context, x: SharedTensor) -> Fixed:
     x = within_domain(context, settled(context, fixed(x), 0))
     bits = HEADROOM_BITS - x.scale_bits
     factor = round(2**bits / (2 * math.pi))
-    return Fixed(each(context.net, lambda v: v * factor, x.shares), HEADROOM_BITS)
+    return Fixed(x.shares * factor, HEADROOM_BITS)
 
 
 @unary("atan", torch.atan, torch.arctan, T.atan, T.arctan, in_place=(T.atan_, T.arctan_, torch.atan_),
