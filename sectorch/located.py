@@ -168,10 +168,11 @@ def compute(f: Callable, *args: Any, **kwargs: Any) -> Any:
         MisplacedValueError: no party holds all operands, or no choreography is running; raised at every party.
         SecretBranchError: f changes an operand in place.
     """
+    f = getattr(f, "kernel", f)
     name = getattr(f, "__name__", "")
     if "out" in kwargs or (name.endswith("_") and not name.endswith("__") and f not in _OPERATORS.values()):
         raise SecretBranchError(f"{name} changes a tensor in place; a located value stays what it is")
-    if not kwargs and not any(type(a) in (tuple, list) for a in args):
+    if not kwargs and not any(type(a) in (tuple, list) and _holds_tensors(a) for a in args):
         return current().compute(f, args)
     found: list[Any] = []
     places = _places(args, found), {k: _places(v, found) for k, v in kwargs.items()}
@@ -203,11 +204,19 @@ class Applied:
         return self.f(*_filled(self.args, values), **{k: _filled(v, values) for k, v in self.kwargs.items()})
 
 
+def _holds_tensors(values: tuple | list) -> bool:
+    return any(
+        isinstance(v, (Located, torch.Tensor)) or (type(v) in (tuple, list) and _holds_tensors(v)) for v in values
+    )
+
+
 def _places(value: Any, found: list[Any]) -> Any:
     if isinstance(value, (Located, torch.Tensor)):
         found.append(value)
         return _Place(len(found) - 1)
-    return type(value)(_places(v, found) for v in value) if type(value) in (tuple, list) else value
+    if type(value) in (tuple, list) and _holds_tensors(value):
+        return type(value)(_places(v, found) for v in value)
+    return value
 
 
 def _filled(value: Any, values: tuple) -> Any:
@@ -228,12 +237,12 @@ def leaf(f: Callable | None = None, *, shapes: Callable | None = None) -> Callab
     @functools.wraps(f)
     def run(*args: Any, **kwargs: Any) -> Any:
         if any(type(a) is Located for a in _flat((args, tuple(kwargs.values())))):
-            return compute(kernel, *args, **kwargs)
+            return compute(f, *args, **kwargs)
         return f(*args, **kwargs)
 
-    kernel = f
     if shapes is not None:
         f.shapes = shapes
+    run.kernel = f
     return run
 
 

@@ -140,7 +140,7 @@ class SharedTensor(SecretTensor):
             if self.flags:
                 shape = shares.shape
                 padded, key = guard(net, shares, self.flags)
-                opened, right = net.locally(Q, lambda v, k: unpadded(v, shape, k), reveal(net, padded), key)
+                opened, right = unpadded(reveal(net, padded), shape, key)
             else:
                 opened = reveal(net, shares)
             plain = net.locally(Q, decode, opened, scale_bits, dtype)
@@ -365,7 +365,7 @@ def aggregate(tensors: Sequence[SharedTensor]) -> torch.Tensor:
             padded = [(n, s) for (n, _), (s, _) in zip(terms, guarded, strict=True)]
             keys = [key for _, key in guarded]
             total = aggregate_protocol(net, padded)
-            opened, right = net.locally(Q, lambda v, *k: unpadded(v, shape, *k), total, *keys)
+            opened, right = unpadded(total, shape, *keys)
             right = net.read(right, Q)
         else:
             opened = aggregate_protocol(net, terms)

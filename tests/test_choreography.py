@@ -113,7 +113,7 @@ def test_an_inner_protocol_does_not_send_under_the_outer_declaration(net):
 
 BRANCHES = dict(
     bool=bool, len=len, iter=iter, list=list, index=lambda v: [1, 2][v], float=float, int=int,
-    eq=lambda v: bool(v == v), eq_number=lambda v: not v == 0, ne=lambda v: 1 if v != 0 else 2,
+    eq=lambda v: bool(v == v), eq_number=lambda v: [v != 0].index(True), ne=lambda v: 1 if v != 0 else 2,
     lt=lambda v: sorted((v, v)), le=lambda v: 0 <= v <= 2, ge=lambda v: v >= 0 or v,
     contains=lambda v: 1 in v, unpack=lambda v: (lambda *_: 0)(*v), is_in=lambda v: v in [1, 2],
     match=lambda v: 0 if v else 1, complex=complex, range=lambda v: range(v), sum=sum, math=math.floor,

@@ -25,14 +25,14 @@ from collections.abc import Sequence
 
 import torch
 
-from ..bitplanes import planes, rows
-from ..choreography import Located, Net, protocol
+from ..bitplanes import planes, rows, words_for
+from ..choreography import Located, Net, leaf, protocol
 from ..errors import ArgumentError
 from .circuit import Circuit
 from .deal import deal_bits
 from .layers import Layer, and_layers, pick
 from .mask import Masked
-from .shares import Shares, whole
+from .shares import Shares, each, whole
 
 BLOCK = 3
 """Bits in a block. Three minimises bytes: 7/3 dealt bits per bit, against fewer tree nodes."""
@@ -192,39 +192,52 @@ def deal_codes(
         words [7 blocks + len(tops), W], XOR-shared, of which as many bits an element are dealt; and the planes, at Q.
     """
 
-    def code(r):
-        bits = planes(rows(r))
-        counts = [block_count(*span) for span in spans]
-        out = bits.new_empty(CODES * sum(counts) + len(tops), bits.shape[1])
-        if out.is_meta:
-            return out, out[len(out) - len(tops) :]
-        place = out[: CODES * sum(counts)].unflatten(0, (CODES, -1)).split(counts, 1)
-        for span, part in zip(spans, place, strict=True):
-            thermometer(blocks_of(bits, *span), part)
-        for i, top in enumerate(tops):
-            out[i - len(tops)] = bits[top]
-        return out, out[len(out) - len(tops) :]
-
-    codes, planes_of_r = net.locally(net.Q, code, x.r)
+    codes, planes_of_r = codes_of(x.r, spans, tops)
     return deal_bits(net, codes), planes_of_r
 
 
-def open_blocks(c: torch.Tensor, spans: Sequence[tuple[int, int]], tops: tuple[int, ...] = ()):
-    """Public c in rows [64, W] -> h_j of the blocks of all spans [8, blocks, W], and c's planes `tops` [tops, W]."""
-    return open_planes(planes(c), spans, tops)
+def _shapes_of_codes(r: torch.Tensor, spans: Sequence[tuple[int, int]], tops: tuple[int, ...]):
+    width = words_for(r.numel())
+    blocks = sum(block_count(*span) for span in spans)
+    return r.new_empty(CODES * blocks + len(tops), width), r.new_empty(len(tops), width)
 
 
+@leaf(shapes=_shapes_of_codes)
+def codes_of(r: torch.Tensor, spans: Sequence[tuple[int, int]], tops: tuple[int, ...]):
+    """At Q: thermometer codes of the blocks of r, followed by r's planes `tops`; and these planes once more."""
+    bits = planes(rows(r))
+    counts = [block_count(*span) for span in spans]
+    out = bits.new_empty(CODES * sum(counts) + len(tops), bits.shape[1])
+    place = out[: CODES * sum(counts)].unflatten(0, (CODES, -1)).split(counts, 1)
+    for span, part in zip(spans, place, strict=True):
+        thermometer(blocks_of(bits, *span), part)
+    for i, top in enumerate(tops):
+        out[i - len(tops)] = bits[top]
+    return out, out[len(out) - len(tops) :]
+
+
+@leaf
+def planes_of(v: torch.Tensor) -> torch.Tensor:
+    """The bit planes of a tensor: [64, W], W = ceil(N / 64)."""
+    return planes(rows(v))
+
+
+def _shapes_of_blocks(bits: torch.Tensor, spans: Sequence[tuple[int, int]], tops: tuple[int, ...] = ()):
+    blocks = sum(block_count(*span) for span in spans)
+    return bits.new_empty(CODES + 1, blocks, bits.shape[1]), bits.new_empty(len(tops), bits.shape[1])
+
+
+@leaf(shapes=_shapes_of_blocks)
 def open_planes(bits: torch.Tensor, spans: Sequence[tuple[int, int]], tops: tuple[int, ...] = ()):
-    """`open_blocks` of a number whose bit planes [64, W] are there already."""
+    """Public bit planes [64, W] of c -> h_j of the blocks of all spans [8, blocks, W], and c's planes `tops`."""
     counts = [block_count(*span) for span in spans]
     hot = bits.new_empty(CODES + 1, sum(counts), bits.shape[1])
-    if hot.is_meta:
-        return hot, bits.new_empty(len(tops), bits.shape[1])
     for span, part in zip(spans, hot.split(counts, 1), strict=True):
         one_hot(blocks_of(bits, *span), part)
     return hot, pick(bits, tops)
 
 
+@leaf(shapes=lambda hot, codes, counts, *_: hot.new_empty(2 * sum(counts), hot.shape[2]))
 def leaves(
     hot: torch.Tensor, codes: torch.Tensor, counts: Sequence[int], first: bool, copies: int = 1,
     out: torch.Tensor | None = None,
@@ -236,8 +249,6 @@ def leaves(
     total, width = sum(counts), hot.shape[2]
     codes = _copied(codes[: CODES * total].unflatten(0, (CODES, -1)), copies)
     out = hot.new_empty(2 * total, width) if out is None else out
-    if out.is_meta:
-        return out
     for at in range(0, width, SPAN):
         span = slice(at, at + SPAN)
         less, other = _pick(hot[:CODES, :, span], codes[..., span]), _pick(hot[1:, :, span], codes[..., span])
@@ -276,24 +287,24 @@ def drelu(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,
     are uniform to their receivers.
     """
     check_planes(high)
-    A, S, span, copies = net.A, net.S, (0, high), len(thresholds)
+    span, copies = (0, high), len(thresholds)
     blocks = block_count(*span)
     codes, _ = deal_codes(net, x, [span], (high,))
 
-    def public(c):
-        return open_blocks(torch.cat([rows(c - t if t else c) for t in thresholds], -1), [span], (high,))
-
-    hot, top = net.locally((A, S), public, x.c)
+    hot, top = open_planes(planes_below(x.c, thresholds), [span], (high,))
     state = Shares(
-        net.locally(A, lambda h, u: leaves(h, u, (blocks,), True, copies), hot, codes.A),
-        net.locally(S, lambda h, u: leaves(h, u, (blocks,), False, copies), hot, codes.S),
+        leaves(hot, codes.A, (blocks,), True, copies),
+        leaves(hot, codes.S, (blocks,), False, copies),
     )
     layers, _ = forest((blocks,), (False,))
     less = and_layers(net, state, layers)
-    return Shares(
-        net.locally(A, lambda g, u, top: ~(g[0] ^ _copied(u[-1], copies) ^ top[0]), less.A, codes.A, top),
-        net.locally(S, lambda g, u: g[0] ^ _copied(u[-1], copies), less.S, codes.S),
-    )
+    return ~(less[0] ^ each(_copied, codes[-1], copies) ^ top[0])
+
+
+@leaf
+def planes_below(c: torch.Tensor, thresholds: tuple[int, ...]) -> torch.Tensor:
+    """The bit planes of c - t for each threshold, side by side: [64, T W]."""
+    return planes(torch.cat([rows(c - t if t else c) for t in thresholds], -1))
 
 
 def _copied(words: torch.Tensor, copies: int) -> torch.Tensor:
@@ -328,13 +339,9 @@ def is_zero(net: Net, x: Masked) -> Shares:
 
     Rounds 5; 22 blocks: dealt 154 + 21 bits per element, online 84 bits.
     """
-    A, S, span = net.A, net.S, (0, 64)
+    span = (0, 64)
     blocks = block_count(*span)
     codes, _ = deal_codes(net, x, [span])
-    hot, _ = net.locally((A, S), lambda c: open_blocks(rows(c), [span]), x.c)
-    state = Shares(
-        net.locally(A, lambda h, u: leaves(h, u, (blocks,), True)[blocks:], hot, codes.A),
-        net.locally(S, lambda h, u: leaves(h, u, (blocks,), False)[blocks:], hot, codes.S),
-    )
-    equal = and_layers(net, state, _conjunction(blocks))
-    return Shares(net.locally(A, lambda e: e[0], equal.A), net.locally(S, lambda e: e[0], equal.S))
+    hot, _ = open_planes(planes_of(x.c), [span])
+    state = Shares(leaves(hot, codes.A, (blocks,), True), leaves(hot, codes.S, (blocks,), False))
+    return and_layers(net, state[blocks:], _conjunction(blocks))[0]

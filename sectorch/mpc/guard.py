@@ -21,7 +21,7 @@ import operator
 import torch
 
 from ..bitplanes import planes, rows
-from ..choreography import Located, Message, Net, protocol
+from ..choreography import Located, Message, Net, leaf, protocol
 from ..randomness import key_stream
 from ..ring import signed
 from .layers import Layer, and_layers
@@ -69,8 +69,6 @@ def _filled(count: int, device: torch.device) -> torch.Tensor:
 
 def inner_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """sum_j x_j y_j in GF(2^64): [W] and [W] -> [1]; bits of a word are coefficients, the lowest is that of x^0."""
-    if x.is_meta:
-        return x.new_empty(1)
     total = x.new_zeros(16)
     for at in range(0, x.shape[0], SPAN):
         # n y for the 16 polynomials n of degree below four; each digit of x picks one.
@@ -107,15 +105,21 @@ _LAST = (Layer(opened=(0, 1), left=(0,), right=(1,), onto=(2,)),)
 """e u xor l of the rows e, u, l."""
 
 
+@leaf
+def _beside(*words: torch.Tensor) -> torch.Tensor:
+    return torch.cat(words, -1)
+
+
 def finished(net: Net, flags: tuple[Shares, ...]) -> list[Shares]:
     """The flags as words [W]. Rounds 1 where there are rows of e, u and l: online four bits a flag, dealt one."""
     found = [f for f in flags if len(f.shape) == 1]
     if len(found) < len(flags):
-        rows = each(lambda *v: torch.cat(v, -1), *(f for f in flags if len(f.shape) == 2))
-        found.append(each(lambda v: v[0], and_layers(net, rows, _LAST)))
+        rows = each(_beside, *(f for f in flags if len(f.shape) == 2))
+        found.append(and_layers(net, rows, _LAST)[0])
     return found
 
 
+@leaf
 def _padded(v: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     """The tag and the elements of v, with the key stream of n on them."""
     stream = key_stream(n, v.numel() + 1)
@@ -125,15 +129,21 @@ def _padded(v: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
 
 def _passed(net: Net, x: Shares, flags: tuple[Shares, ...]) -> tuple[Shares, Located]:
     """The ideal functionality: the key is zero, and Q gets another where a flag is set."""
-    said = [net.given(f.A, net.Q) for f in flags]
+    key = _key_of(net.given(x.A, net.Q), *(net.given(f.A, net.Q) for f in flags))
+    return unshared(net, _padded(x.A, x.A.new_zeros(2))), key
 
-    def key_of(*words: torch.Tensor) -> torch.Tensor:
-        if not words:
-            return torch.zeros(2, dtype=torch.int64)
-        return words[0].new_zeros(2) + torch.stack([v.any() for v in words]).any()
 
-    key = net.locally(net.Q, key_of, *said)
-    return unshared(net, net.locally(net.A, lambda v: _padded(v, v.new_zeros(2)), x.A)), key
+@leaf
+def _key_of(x: torch.Tensor, *flags: torch.Tensor) -> torch.Tensor:
+    """In the reference: zero, or one where a flag is set."""
+    key = x.new_zeros(2, dtype=torch.int64)
+    return key + torch.stack([v.any() for v in flags]).any() if flags else key
+
+
+@leaf(shapes=lambda keys, *flags: keys.new_empty(2))
+def _hashed(keys: torch.Tensor, *flags: torch.Tensor) -> torch.Tensor:
+    """One party's half of (z, k z)."""
+    return linear_hash(torch.cat([keys[:0], *(f.reshape(-1) for f in flags)]), keys)
 
 
 @protocol("guard", "docs/protocols.md", [
@@ -157,25 +167,19 @@ def guard(net: Net, x: Shares, flags: tuple[Shares, ...]) -> tuple[Shares, Locat
     keys = net.common(A, S, (count + 1,), "hash_keys")
     n = net.common(A, S, (2,), "n")
     rho = net.common(Q, A, (2,), "rho")
-    hashed = each(
-        lambda k, *f: linear_hash(torch.cat([k[:0], *(w.reshape(-1) for w in f)]), k), Shares(keys, keys), *flags
-    )
-    sent = net.send(net.locally(A, lambda z, n, rho: z ^ n ^ rho, hashed.A, n, rho), A, S, "flags_A")
-    key = net.send(net.locally(S, torch.bitwise_xor, sent, hashed.S), S, Q, "key")
-
-    at_A = net.locally(A, _padded, x.A, n)
-    at_S = net.locally(S, lambda v: torch.cat((v.new_zeros(1), v.reshape(-1))), x.S)
-    return Shares(at_A, at_S), net.locally(Q, torch.bitwise_xor, key, rho)
+    hashed = each(_hashed, keys, *flags)
+    sent = (hashed.A ^ n ^ rho).send(A, S, "flags_A")
+    key = (sent ^ hashed.S).send(S, Q, "key")
+    return Shares(_padded(x.A, n), torch.cat((x.S.new_zeros(1), x.S.reshape(-1)))), key ^ rho
 
 
+@leaf(shapes=lambda words, shape, *keys: (words[1:].view(shape), words[:1] == 0))
 def unpadded(words: torch.Tensor, shape: torch.Size, *keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """At Q: the result, and whether it is one [1]: zeros where the tag does not match.
 
     Args:
         words: [N + 1], the sum of what was padded. keys: those of every summand.
     """
-    if words.is_meta:
-        return words[1:].view(shape), words[:1] == 0
     streams = sum(key_stream(key, words.shape[0]) for key in keys)
     plain = words - streams
     right = plain[:1] == 0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..choreography import Message, Net, protocol
+from ..choreography import Message, Net, leaf, protocol
 from .deal import deal_bits
 from .shares import Shares
 
@@ -74,40 +74,40 @@ def and_layers(net: Net, state: Shares, layers: Sequence[Layer]) -> Shares:
     width, opened = state.shape[1], sum(len(layer.opened) for layer in layers)
     alpha_A = net.common(Q, A, (opened, width), "alpha_A")
     alpha_S = net.common(Q, S, (opened, width), "alpha_S")
-    triples = deal_bits(net, net.locally(Q, lambda a, s: _products(a ^ s, layers), alpha_A, alpha_S))
+    triples = deal_bits(net, _products(alpha_A ^ alpha_S, layers))
 
     at, made = 0, 0
     for layer in layers:
         mine, dealt = slice(at, at + len(layer.opened)), slice(made, made + len(layer.left))
         at, made = mine.stop, dealt.stop
-
-        def masked(state, alpha, layer=layer, mine=mine):
-            if alpha.is_meta:
-                return alpha[mine]
-            return pick(state, layer.opened) ^ alpha[mine]
-
-        def joined(public, state, alpha, triples, first=False, layer=layer, mine=mine, dealt=dealt):
-            if public.is_meta:
-                return public.new_empty(len(layer.left) + len(layer.kept), width)
-            ands = beaver(public, alpha[mine], triples[dealt], layer.left, layer.right, first)
-            if layer.onto:
-                ands[: len(layer.onto)].bitwise_xor_(pick(state, layer.onto))
-            return torch.cat((ands, pick(state, layer.kept))) if layer.kept else ands
-
-        sent_A = net.send(net.locally(A, masked, state.A, alpha_A), A, S, "masked_A")
-        sent_S = net.send(net.locally(S, masked, state.S, alpha_S), S, A, "masked_S")
-        public = net.locally((A, S), torch.bitwise_xor, sent_A, sent_S)
+        sent_A = _masked(state.A, alpha_A, layer, mine).send(A, S, "masked_A")
+        sent_S = _masked(state.S, alpha_S, layer, mine).send(S, A, "masked_S")
+        public = sent_A ^ sent_S
         state = Shares(
-            net.locally(A, functools.partial(joined, first=True), public, state.A, alpha_A, triples.A),
-            net.locally(S, joined, public, state.S, alpha_S, triples.S),
+            _joined(public, state.A, alpha_A, triples.A, layer, mine, dealt, True),
+            _joined(public, state.S, alpha_S, triples.S, layer, mine, dealt, False),
         )
     return state
 
 
+@leaf(shapes=lambda state, alpha, layer, mine: alpha[mine])
+def _masked(state: torch.Tensor, alpha: torch.Tensor, layer: Layer, mine: slice) -> torch.Tensor:
+    """The opened rows of a layer under their masks."""
+    return pick(state, layer.opened) ^ alpha[mine]
+
+
+@leaf(shapes=lambda public, _0, _1, _2, layer, *_: public.new_empty(len(layer.left) + len(layer.kept), public.shape[1]))
+def _joined(public, state, alpha, triples, layer: Layer, mine: slice, dealt: slice, first: bool) -> torch.Tensor:
+    """One party's half of the state after a layer."""
+    ands = beaver(public, alpha[mine], triples[dealt], layer.left, layer.right, first)
+    if layer.onto:
+        ands[: len(layer.onto)].bitwise_xor_(pick(state, layer.onto))
+    return torch.cat((ands, pick(state, layer.kept))) if layer.kept else ands
+
+
+@leaf(shapes=lambda alpha, layers: alpha.new_empty(sum(len(layer.left) for layer in layers), alpha.shape[1]))
 def _products(alpha: torch.Tensor, layers: Sequence[Layer]) -> torch.Tensor:
     """alpha_x & alpha_y for every AND of every layer."""
-    if alpha.is_meta:
-        return alpha.new_empty(sum(len(layer.left) for layer in layers), alpha.shape[1])
     out, at = [], 0
     for layer in layers:
         mine = alpha[at : at + len(layer.opened)]

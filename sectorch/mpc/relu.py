@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import torch
 
-from ..bitplanes import planes, rows
-from ..choreography import Located, Message, Net, protocol
+from ..bitplanes import planes, rows, words_for
+from ..choreography import Located, Message, Net, leaf, protocol
+from ..located import compute
 from ..ring import logical_shift, rounded_shift, signed
 from .compare import block_count, check_planes, deal_codes, drelu, forest, leaves, open_planes
 from .deal import deal, deal_bits
@@ -82,49 +83,37 @@ def ramps(
     x = open_masked(net, x)
     limit = () if limit_bits is None else (signed(thresholds[0] + (1 << limit_bits)),)
     bits = drelu(net, x, high, thresholds + limit)
-    compared = [
-        each(lambda w, i=i: w.view(len(thresholds) + len(limit), -1)[i], bits)
-        for i in range(len(thresholds) + len(limit))
-    ]
+    bits = each(torch.Tensor.view, bits, len(thresholds) + len(limit), -1)
     if limit:
-        shape = x.shape
-        raise_flags(net, each(lambda w: kept_rows(w, shape), compared[-1]))
-    results = []
-    for t, words in zip(thresholds, compared, strict=False):
-        c = net.locally((net.A, net.S), torch.sub, x.c, t) if t else x.c
-        results.append(select(net, words, Masked(c, x.r, x.r_A, x.r_S)))
-    return results
+        raise_flags(net, each(kept_rows, bits[-1], x.shape))
+    return [select(net, bits[i], Masked(x.c - t if t else x.c, x.r, x.r_A, x.r_S)) for i, t in enumerate(thresholds)]
 
 
 def _floored(
     net: Net, x: Masked, thresholds: tuple[int, ...], shift: int, high: int, limit_bits: int | None = None
 ) -> list[Shares]:
     """`ramps` with a shift, by trees: the bits of every threshold, and then the products with them."""
-    A, S, copies = net.A, net.S, len(thresholds)
-    moved = net.locally((A, S), lambda c: tuple(c + signed(half(shift) - (t << shift)) for t in thresholds), x.c)
+    copies = len(thresholds)
+    moved = [x.c + signed(half(shift) - (t << shift)) for t in thresholds]
     mask = random_bits(net, x.shape, 3 * copies)
     at_A, at_S = _deal_products(net, x, mask, copies, shift)
     e = open_bit(net, _compared(net, x, moved, shift, high, limit_bits), mask)
-
-    def product(e, c, s0, s1, p0, p1, v0, v1, w0, w1, i):
-        out = s1.bitwise_and(e[i]).bitwise_xor_(s0).mul_(c)
-        part = p1.bitwise_and(e[i]).bitwise_xor_(p0)
-        out -= part
-        out -= torch.bitwise_and(v1, e[copies + i], out=part).bitwise_xor_(v0)
-        out += torch.bitwise_and(w1, e[2 * copies + i], out=part).bitwise_xor_(w0)
-        return out
-
     results = []
     for i, c in enumerate(moved):
-        C = net.locally((A, S), logical_shift, c, shift)
-        mine = slice(8 * i, 8 * i + 8)
-        results.append(
-            Shares(
-                net.locally(A, lambda *v, i=i: product(*v, i), e, C, *at_A[mine]),
-                net.locally(S, lambda *v, i=i: product(*v, i), e, C, *at_S[mine]),
-            )
-        )
+        C, mine = compute(logical_shift, c, shift), slice(8 * i, 8 * i + 8)
+        results.append(Shares(_product(e, C, i, copies, *at_A[mine]), _product(e, C, i, copies, *at_S[mine])))
     return results
+
+
+@leaf
+def _product(e, C, i: int, copies: int, s0, s1, p0, p1, v0, v1, w0, w1) -> torch.Tensor:
+    """One party's half of s C - s R - s u + 2^(64-f) s msb(r): of each the half for e = 0, and what e = 1 changes."""
+    out = s1.bitwise_and(e[i]).bitwise_xor_(s0).mul_(C)
+    part = p1.bitwise_and(e[i]).bitwise_xor_(p0)
+    out -= part
+    out -= torch.bitwise_and(v1, e[copies + i], out=part).bitwise_xor_(v0)
+    out += torch.bitwise_and(w1, e[2 * copies + i], out=part).bitwise_xor_(w0)
+    return out
 
 
 def _deal_products(net: Net, x: Masked, mask: BitMask, copies: int, shift: int) -> tuple[tuple, tuple]:
@@ -133,81 +122,94 @@ def _deal_products(net: Net, x: Masked, mask: BitMask, copies: int, shift: int) 
     Returns:
         at A and at S, for each threshold four pairs: the half for e = 0, and what e = 1 changes in it.
     """
-    R = net.locally(net.Q, lambda r: logical_shift(r, shift), x.r)
+    R = compute(logical_shift, x.r, shift)
     quotient = deal(net, R)
-    bits = deal(net, net.locally(net.Q, lambda b: b[: 2 * copies].neg(), mask.b))
-    chosen = deal(net, net.locally(net.Q, lambda R, b: R & b[:copies], R, mask.b))
-    wraps = deal(net, net.locally(net.Q, lambda b: b[2 * copies :].neg().to(torch.int32), mask.b), torch.int32)
-
-    def ahead(one, R, bits, chosen, wraps):
-        prepared = []
-        for i in range(copies):
-            w = wraps[i].to(torch.int64).bitwise_left_shift_(64 - shift)
-            for all_of_it, part in ((one, bits[i]), (R, chosen[i]), (one, bits[copies + i]), (one << (64 - shift), w)):
-                prepared += [part, (all_of_it - part).bitwise_xor_(part)]
-        return tuple(prepared)
-
+    bits = deal(net, -mask.b[: 2 * copies])
+    chosen = deal(net, R & mask.b[:copies])
+    wraps = deal(net, (-mask.b[2 * copies :]).to(torch.int32), torch.int32)
     return (
-        net.locally(net.A, lambda *v: ahead(1, *v), quotient.A, bits.A, chosen.A, wraps.A),
-        net.locally(net.S, lambda *v: ahead(0, *v), quotient.S, bits.S, chosen.S, wraps.S),
+        _ahead(1, quotient.A, bits.A, chosen.A, wraps.A, copies, shift),
+        _ahead(0, quotient.S, bits.S, chosen.S, wraps.S, copies, shift),
     )
 
 
+@leaf
+def _ahead(one: int, R, bits, chosen, wraps, copies: int, shift: int) -> tuple[torch.Tensor, ...]:
+    """For each threshold the half for e = 0, and what e = 1 changes in it, of s, s R, s u and 2^(64-f) s msb(r)."""
+    prepared = []
+    for i in range(copies):
+        w = wraps[i].to(torch.int64).bitwise_left_shift_(64 - shift)
+        for all_of_it, part in ((one, bits[i]), (R, chosen[i]), (one, bits[copies + i]), (one << (64 - shift), w)):
+            prepared += [part, (all_of_it - part).bitwise_xor_(part)]
+    return tuple(prepared)
+
+
 def _compared(
-    net: Net, x: Masked, moved: tuple[Located, ...], shift: int, high: int, limit_bits: int | None = None
+    net: Net, x: Masked, moved: list[Located], shift: int, high: int, limit_bits: int | None = None
 ) -> Shares:
     """For the public c of every threshold: [x' >= 0], and by it u and the wrap-around bit: words [3 T W],
     XOR-shared; a flag is raised beside them where x' of the first threshold is 2^(shift + limit_bits) or more."""
-    A, S, copies = net.A, net.S, len(moved)
+    copies = len(moved)
     spans = ((0, shift), (shift, high))
     counts = tuple(block_count(*span) for span in spans)
     plane = high if limit_bits is None else min(high, shift + limit_bits)
-    top, total = block_count(plane, high), sum(counts)
+    top = block_count(plane, high)
     codes, tops = deal_codes(net, x, spans, (high,) if high == 63 else (high, 63))
 
-    def public(*c):
-        return planes(torch.cat([rows(v) for v in c], -1) if copies > 1 else rows(c[0]))
-
-    bits = net.locally((A, S), public, *moved)
-    hot, signs = net.locally((A, S), lambda b: open_planes(b, spans, (high, 63)), bits)
-    width = x.shape.numel() + 63 >> 6
+    bits = _planes_beside(*moved)
+    hot, signs = open_planes(bits, spans, (high, 63))
     if top:
-        first = net.locally((A, S), lambda b: b[:, :width], bits) if copies > 1 else bits
-        hot_top, sign = blocks_above(net, first, plane, high, both=False)
+        hot_top, sign = blocks_above(bits[:, : words_for(x.shape.numel())], plane, high, False)
         trees = forest((*counts, top), (False, True, True), (1, counts[1] - top))
     else:
         hot_top, sign, trees = None, None, forest(counts, (False, True))
     layers, (u, lt, eq, *far) = trees
 
-    def blocks(h, w, h_top, first):
-        state = (h.new_empty if copies == 1 or not top else h.new_zeros)(2 * (total + top), h.shape[2])
-        leaves(h, w, counts, first, copies, state[: 2 * total])
-        if top:  # of the first threshold only; the other copies stand empty, and nobody looks at them
-            leaves(h_top, part_of(w, total, total - top, total), (top,), first, out=state[2 * total :, :width])
-        return state
-
-    state = and_layers(
-        net,
-        Shares(
-            net.locally(A, lambda *v: blocks(*v, True), hot, codes.A, hot_top),
-            net.locally(S, lambda *v: blocks(*v, False), hot, codes.S, hot_top),
-        ),
-        layers,
+    state = Shares(
+        _leaves_and_above(hot, codes.A, counts, copies, top, True, hot_top),
+        _leaves_and_above(hot, codes.S, counts, copies, top, False, hot_top),
     )
+    state = and_layers(net, state, layers)
     r_high = -1 if high == 63 else -2
     if top:
         raise_above(net, state, (u, *far), sign, codes, r_high, x.shape)
 
-    def operands(state, codes, signs, first):
-        k = state[lt] ^ codes[r_high].repeat(copies)
-        return torch.stack((state[eq], ~(k ^ signs[0]) if first else k, state[u]))
-
-    taken = Shares(
-        net.locally(A, lambda *v: operands(*v, True), state.A, codes.A, signs),
-        net.locally(S, lambda *v: operands(*v, False), state.S, codes.S, signs),
+    k = ~(state[lt] ^ each(_repeated, codes[r_high], copies) ^ signs[0])
+    return _floor_bits(
+        net,
+        each(_stacked, state[eq], k, state[u]),
+        each(_repeated, codes[-1], copies),
+        _repeated(tops[-1], copies),
+        signs,
     )
-    last = lambda w: w[-1].repeat(copies)
-    return _floor_bits(net, taken, each(last, codes), net.locally(net.Q, last, tops), signs)
+
+
+@leaf
+def _planes_beside(*c: torch.Tensor) -> torch.Tensor:
+    """The bit planes of all of them, side by side."""
+    return planes(torch.cat([rows(v) for v in c], -1) if len(c) > 1 else rows(c[0]))
+
+
+@leaf(shapes=lambda hot, _, counts, copies, top, *_1: hot.new_empty(2 * (sum(counts) + top), hot.shape[2]))
+def _leaves_and_above(hot, codes, counts: tuple[int, ...], copies: int, top: int, first: bool, hot_top) -> torch.Tensor:
+    """One party's half of lt and eq of both trees, and of the `top` blocks above the limit, of the first threshold."""
+    total = sum(counts)
+    state = (hot.new_empty if copies == 1 or not top else hot.new_zeros)(2 * (total + top), hot.shape[2])
+    leaves(hot, codes, counts, first, copies, state[: 2 * total])
+    if top:  # the other copies stand empty, and nobody looks at them
+        place = state[2 * total :, : codes.shape[1]]
+        leaves(hot_top, part_of(codes, total, total - top, total), (top,), first, out=place)
+    return state
+
+
+@leaf
+def _repeated(words: torch.Tensor, copies: int) -> torch.Tensor:
+    return words if copies == 1 else words.repeat(copies)
+
+
+@leaf
+def _stacked(*words: torch.Tensor) -> torch.Tensor:
+    return torch.stack(words)
 
 
 @protocol("floor_bits", "docs/protocols.md; PrivHFL, C.4.1 (Beaver), on bits", [
@@ -223,31 +225,35 @@ def _floor_bits(net: Net, taken: Shares, wraps: Shares, wrap: Located, tops: Loc
     """
     Q, A, S = net.Q, net.A, net.S
     alpha_A, alpha_S = net.common(Q, A, taken.shape, "alpha_A"), net.common(Q, S, taken.shape, "alpha_S")
-
-    def products(a, s, w):
-        eq, k, u = a ^ s
-        return torch.stack((eq & u, k & u, k & w, u & w, eq & w, eq & u & w))
-
-    dealt = deal_bits(net, net.locally(Q, products, alpha_A, alpha_S, wrap))
-    sent_A = net.send(net.locally(A, torch.bitwise_xor, taken.A, alpha_A), A, S, "masked_A")
-    sent_S = net.send(net.locally(S, torch.bitwise_xor, taken.S, alpha_S), S, A, "masked_S")
-    public = net.locally((A, S), torch.bitwise_xor, sent_A, sent_S)
-
-    def joined(public, taken, alpha, dealt, w, tops, first):
-        (eq, k, u), (a_eq, a_k, a_u) = public, alpha
-        eq_u = (eq & a_u) ^ (a_eq & u) ^ dealt[0]
-        k_u = (k & a_u) ^ (a_k & u) ^ dealt[1]
-        both = eq & u
-        if first:
-            eq_u, k_u = eq_u ^ both, k_u ^ (k & u)
-        k_w = (k & w) ^ dealt[2]
-        eq_u_w = (both & w) ^ (eq & dealt[3]) ^ (u & dealt[4]) ^ dealt[5]
-        return torch.cat((taken[1] ^ eq_u, eq_u ^ k_u, (k_w ^ eq_u_w) & ~tops[-1]))
-
+    dealt = deal_bits(net, _floor_products(alpha_A ^ alpha_S, wrap))
+    sent_A = (taken.A ^ alpha_A).send(A, S, "masked_A")
+    sent_S = (taken.S ^ alpha_S).send(S, A, "masked_S")
+    public = sent_A ^ sent_S
     return Shares(
-        net.locally(A, lambda *v: joined(*v, True), public, taken.A, alpha_A, dealt.A, wraps.A, tops),
-        net.locally(S, lambda *v: joined(*v, False), public, taken.S, alpha_S, dealt.S, wraps.S, tops),
+        _floor_joined(public, taken.A, alpha_A, dealt.A, wraps.A, tops, True),
+        _floor_joined(public, taken.S, alpha_S, dealt.S, wraps.S, tops, False),
     )
+
+
+@leaf
+def _floor_products(alpha: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """What Q deals for `_floor_bits`: products of the masks of eq, k and u, and of w."""
+    eq, k, u = alpha
+    return torch.stack((eq & u, k & u, k & w, u & w, eq & w, eq & u & w))
+
+
+@leaf
+def _floor_joined(public, taken, alpha, dealt, w, tops, first: bool) -> torch.Tensor:
+    """One party's half of b, b u and b w (1 - msb(c)) from eq, k and u, open under the masks alpha."""
+    (eq, k, u), (a_eq, a_k, a_u) = public, alpha
+    eq_u = (eq & a_u) ^ (a_eq & u) ^ dealt[0]
+    k_u = (k & a_u) ^ (a_k & u) ^ dealt[1]
+    both = eq & u
+    if first:
+        eq_u, k_u = eq_u ^ both, k_u ^ (k & u)
+    k_w = (k & w) ^ dealt[2]
+    eq_u_w = (both & w) ^ (eq & dealt[3]) ^ (u & dealt[4]) ^ dealt[5]
+    return torch.cat((taken[1] ^ eq_u, eq_u ^ k_u, (k_w ^ eq_u_w) & ~tops[-1]))
 
 
 def _larger(net: Net, x: Shares, y: Shares, high: int = 63, fss: bool = False) -> Shares:

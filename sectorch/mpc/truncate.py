@@ -21,11 +21,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ..bitplanes import rows
-from ..choreography import Located, Net, protocol
+from ..choreography import Located, Net, leaf, protocol
 from ..errors import ArgumentError
+from ..located import compute
 from ..ring import HEADROOM_BITS, logical_shift, rounded_shift, sign_mask
-from .compare import block_count, deal_codes, forest, leaves, open_blocks
+from .compare import block_count, deal_codes, forest, leaves, open_planes, planes_of
 from .deal import deal
 from .fss import borrow
 from .guard import raise_flags
@@ -49,10 +49,7 @@ class Quotient:
 
 def quotient(net: Net, x: Masked, shift: int) -> Quotient:
     """r >> shift and msb(r), at Q."""
-    return Quotient(
-        net.locally(net.Q, lambda r: logical_shift(r, shift), x.r),
-        net.locally(net.Q, lambda r: (r < 0).to(torch.int32), x.r),
-    )
+    return Quotient(compute(logical_shift, x.r, shift), (x.r < 0).to(torch.int32))
 
 
 def check_shift(shift: int, least: int = 0) -> None:
@@ -66,6 +63,7 @@ def half(shift: int) -> int:
     return (1 << shift) >> 1
 
 
+@leaf
 def public_quotient(c: torch.Tensor, shift: int) -> tuple[torch.Tensor, torch.Tensor]:
     """C, and the mask (all ones) of the elements with msb(c') = 0, for c with the half added."""
     lifted = c + (1 << HEADROOM_BITS)
@@ -104,7 +102,7 @@ def truncate(net: Net, x: Shares, shift: int, fss: bool = False, limit_bits: int
     x = open_masked(net, x)
     known = quotient(net, x, shift)
     R, wrap = deal(net, known.value), deal(net, known.wrap, torch.int32)
-    moved = net.locally((net.A, net.S), torch.add, x.c, half(shift))
+    moved = x.c + half(shift)
     if fss:
         words, u = None, borrow(net, x, moved, shift)
     else:
@@ -112,25 +110,21 @@ def truncate(net: Net, x: Shares, shift: int, fss: bool = False, limit_bits: int
         u = bit_to_ring(net, words, x.shape)
     if limit_bits is not None:
         raise_outside(net, x, moved, shift + limit_bits, shift, words, fss)
-    C, no_wrap = net.locally((net.A, net.S), lambda c: public_quotient(c, shift), moved)
+    C, no_wrap = public_quotient(moved, shift)
+    return each(_floor, no_wrap, R, wrap, u, shift) + C
 
-    def part(no_wrap, R, wrap, u):
-        return wrap_term(wrap, shift).bitwise_and_(no_wrap).sub_(R).sub_(u)
 
-    return Shares(
-        net.locally(net.A, lambda C, *v: part(*v).add_(C), C, no_wrap, R.A, wrap.A, u.A),
-        net.locally(net.S, part, no_wrap, R.S, wrap.S, u.S),
-    )
+@leaf
+def _floor(no_wrap: torch.Tensor, R: torch.Tensor, wrap: torch.Tensor, u: torch.Tensor, shift: int) -> torch.Tensor:
+    """One party's half of x >> shift, but for the public quotient."""
+    return wrap_term(wrap, shift).bitwise_and_(no_wrap).sub_(R).sub_(u)
 
 
 def _borrow(net: Net, x: Masked, c: Located, shift: int) -> Shares:
     """u = [c mod 2^shift < r mod 2^shift] as XOR-shared words [W], by a tree over the planes that are dropped."""
     span, count = (0, shift), block_count(0, shift)
     codes, _ = deal_codes(net, x, [span])
-    hot, _ = net.locally((net.A, net.S), lambda c: open_blocks(rows(c), [span]), c)
-    state = Shares(
-        net.locally(net.A, lambda h, u: leaves(h, u, (count,), True), hot, codes.A),
-        net.locally(net.S, lambda h, u: leaves(h, u, (count,), False), hot, codes.S),
-    )
+    hot, _ = open_planes(planes_of(c), [span])
+    state = Shares(leaves(hot, codes.A, (count,), True), leaves(hot, codes.S, (count,), False))
     layers, _ = forest((count,), (False,))
-    return each(lambda rows: rows[0], and_layers(net, state, layers))
+    return and_layers(net, state, layers)[0]

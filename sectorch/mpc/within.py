@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import torch
 
-from ..bitplanes import planes, rows
-from ..choreography import Located, Net, protocol
-from .compare import CODES, block_count, deal_codes, forest, leaves, open_planes
+from ..choreography import Located, Net, leaf, protocol
+from .compare import CODES, block_count, deal_codes, forest, leaves, open_planes, planes_of
 from .fss import signs
 from .guard import flags_of_bits, kept_rows, raise_flags
 from .layers import and_layers
@@ -30,8 +29,6 @@ def part_of(codes: torch.Tensor, blocks: int, first: int, last: int) -> torch.Te
 def moved_planes(bits: torch.Tensor, low: int, k: int, down: bool) -> torch.Tensor:
     """The bit planes of c - 2^k (down) or c + 2^k from those of c, [64, W]; those below `low` are not filled in."""
     out = torch.empty_like(bits)
-    if out.is_meta:
-        return out
     out[low:k] = bits[low:k]
     carry = bits[k:].bitwise_not() if down else bits[k:].clone()  # row i: into plane k + i + 1
     for i in range(1, len(carry)):
@@ -41,25 +38,27 @@ def moved_planes(bits: torch.Tensor, low: int, k: int, down: bool) -> torch.Tens
     return out
 
 
-def blocks_above(net: Net, bits: Located, k: int, high: int = 63, both: bool = True) -> tuple[Located, Located]:
+def _shapes_above(bits: torch.Tensor, k: int, high: int = 63, both: bool = True):
+    blocks, width = block_count(k, high), bits.shape[1]
+    return bits.new_empty(CODES + 1, blocks * (1 + both), width), bits.new_empty(1 + both, width)
+
+
+@leaf(shapes=_shapes_above)
+def blocks_above(bits: torch.Tensor, k: int, high: int = 63, both: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     """h_j of the blocks above plane k of c - 2^k, and its plane `high`; with `both` those of c + 2^k after them.
 
     Args:
-        bits: c's bit planes [64, W].
+        bits: public, c's bit planes [64, W].
 
     Returns:
         [8, T blocks, W] and [T, W], for one or two thresholds T.
     """
     low = high - 3 * block_count(k, high)
-
-    def public(bits):
-        found = [
-            open_planes(moved_planes(bits, max(0, low), k, down), [(low, high)], (high,))
-            for down in (True, False)[: 1 + both]
-        ]
-        return torch.cat([hot for hot, _ in found], 1), torch.cat([top for _, top in found])
-
-    return net.locally((net.A, net.S), public, bits)
+    found = [
+        open_planes(moved_planes(bits, max(0, low), k, down), [(low, high)], (high,))
+        for down in (True, False)[: 1 + both]
+    ]
+    return torch.cat([hot for hot, _ in found], 1), torch.cat([top for _, top in found])
 
 
 def raise_above(
@@ -72,18 +71,21 @@ def raise_above(
         sign: public, the plane of c - 2^k. codes: with r's plane in row `r_high`.
     """
 
-    def flag(g, w, sign=None):
-        u, less, equal = (g[i, : w.shape[1]] for i in places)
-        out = less ^ w[r_high] if sign is None else ~(less ^ w[r_high] ^ sign[0])
-        return torch.stack((kept_rows(equal, shape), u, kept_rows(out, shape)))
-
     raise_flags(
         net,
         Shares(
-            net.locally(net.A, flag, state.A, codes.A, sign),
-            net.locally(net.S, flag, state.S, codes.S),
+            _flag_above(state.A, codes.A, places, r_high, shape, sign),
+            _flag_above(state.S, codes.S, places, r_high, shape),
         ),
     )
+
+
+@leaf
+def _flag_above(state, codes, places: tuple[int, int, int], r_high: int, shape: torch.Size, sign=None) -> torch.Tensor:
+    """One party's half of e, u and l; the party with `sign` adds what is public."""
+    u, less, equal = (state[i, : codes.shape[1]] for i in places)
+    out = less ^ codes[r_high] if sign is None else ~(less ^ codes[r_high] ^ sign[0])
+    return torch.stack((kept_rows(equal, shape), u, kept_rows(out, shape)))
 
 
 def _outside(net: Net, x: Masked, c: Located, k: int, shift: int = 0, u: Shares | None = None, fss: bool = False):
@@ -104,53 +106,51 @@ def raise_outside(
 
     With B = ceil((63 - shift) / 3) blocks, T of which reach above plane k, some 9 B + 4 T bits per element are dealt.
     """
-    A, S, limit = net.A, net.S, 1 << k
     if fss:
-        bits = signs(net, Masked(c, x.r, x.r_A, x.r_S), (limit, -limit))
-        outside = Shares(
-            net.locally(A, lambda v: v[0] - v[1] + 1, bits.A), net.locally(S, lambda v: v[0] - v[1], bits.S)
-        )
-        raise_flags(net, flags_of_bits(net, outside))
+        bits = signs(net, Masked(c, x.r, x.r_A, x.r_S), (1 << k, -1 << k))
+        raise_flags(net, flags_of_bits(net, bits[0] - bits[1] + 1))
         return
     span = (shift, 63)
     blocks, top = block_count(*span), block_count(k, 63)
     low = blocks - top
     codes, _ = deal_codes(net, x, [span])
-    bits = net.locally((A, S), lambda c: planes(rows(c)), c)
-    hot, signs_of_c = blocks_above(net, bits, k)
-    below = net.locally((A, S), lambda b: open_planes(b, [span])[0][:, :low], bits)
+    bits = planes_of(c)
+    hot, signs_of_c = blocks_above(bits, k)
+    below = open_planes(bits, [span])[0][:, :low]
 
-    counts = (low, top, top) if low else (top, top)
-
-    def state(h, h_top, w, first):
-        out = h_top.new_empty(2 * sum(counts), h_top.shape[2])
-        if low:
-            leaves(h, part_of(w, blocks, 0, low), (low,), first, out=out[: 2 * low])
-        upper = part_of(w, blocks, low, blocks)
-        for half, place in zip(h_top.split(top, 1), out[2 * low :].split(2 * top), strict=True):
-            leaves(half, upper, (top,), first, out=place)
-        return out
-
-    rows_of = Shares(
-        net.locally(A, lambda *v: state(*v, True), below, hot, codes.A),
-        net.locally(S, lambda *v: state(*v, False), below, hot, codes.S),
-    )
-    kept = u is not None
+    counts, kept = (low, top, top) if low else (top, top), u is not None
     layers, places = forest(counts, (kept,) * len(counts), (0, low) if low else None)
-    found = and_layers(net, rows_of, layers)
+    state = Shares(
+        _leaves_around(below, hot, codes.A, low, top, True),
+        _leaves_around(below, hot, codes.S, low, top, False),
+    )
+    found = and_layers(net, state, layers)
     places = places[-4:] if kept else places[-2:]
-    shape = x.shape
-
-    def flag(g, signs=None, u=None):
-        less, equal = (places[::2], places[1::2]) if kept else (places, ())
-        out = g[less[0]] ^ g[less[1]]
-        out = kept_rows(out if signs is None else ~(out ^ signs[0] ^ signs[1]), shape)
-        return torch.stack((kept_rows(g[equal[0]] ^ g[equal[1]], shape), u, out)) if kept else out
-
     raise_flags(
         net,
         Shares(
-            net.locally(A, flag, found.A, signs_of_c, *((u.A,) if kept else ())),
-            net.locally(S, flag, found.S, None, *((u.S,) if kept else ())),
+            _flag_outside(found.A, places, x.shape, u.A if kept else None, signs_of_c),
+            _flag_outside(found.S, places, x.shape, u.S if kept else None),
         ),
     )
+
+
+@leaf(shapes=lambda _, hot, _1, low, top, first: hot.new_empty(2 * (low + 2 * top), hot.shape[2]))
+def _leaves_around(below, hot, codes, low: int, top: int, first: bool) -> torch.Tensor:
+    """One party's half of lt and eq: of the `low` blocks below, then of the `top` above in c - 2^k and in c + 2^k."""
+    out = hot.new_empty(2 * (low + 2 * top), hot.shape[2])
+    if low:
+        leaves(below, part_of(codes, low + top, 0, low), (low,), first, out=out[: 2 * low])
+    upper = part_of(codes, low + top, low, low + top)
+    for half, place in zip(hot.split(top, 1), out[2 * low :].split(2 * top), strict=True):
+        leaves(half, upper, (top,), first, out=place)
+    return out
+
+
+@leaf
+def _flag_outside(state, places: tuple[int, ...], shape: torch.Size, u=None, signs=None) -> torch.Tensor:
+    """One party's half of the flag, as rows of e, u and l where there is u; the party with `signs` adds them."""
+    less, equal = (places[::2], places[1::2]) if u is not None else (places, ())
+    out = state[less[0]] ^ state[less[1]]
+    out = kept_rows(out if signs is None else ~(out ^ signs[0] ^ signs[1]), shape)
+    return out if u is None else torch.stack((kept_rows(state[equal[0]] ^ state[equal[1]], shape), u, out))
