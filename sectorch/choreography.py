@@ -231,7 +231,16 @@ class Net:
             )
             raise MisplacedValueError(f"nobody holds all that {_name(f)} takes: {held or 'no located value'}; send it")
         phase, depth = self._dependence(values)
-        return self._step(Compute(f, owners, phase, self._path()), values, depth)
+        return self._step(Compute(f, owners, phase, self._path(), pure=True), values, depth)
+
+    @_in_turn
+    def check(self, party: Party, f: Callable, *values: Any) -> None:
+        """`party` looks at values that it holds, and f raises where they may not be used.
+
+        Raises:
+            MisplacedValueError: it lacks one of the values; raised at every party.
+        """
+        self.locally(party, f, *values)
 
     @_in_turn
     def fresh(self, party: Party, f: Callable, *values: Any) -> Any:

@@ -108,6 +108,9 @@ def _matmul2d(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 class Linear:
     """The bilinear map x [..., in], weight [out, in] -> [..., out] of `F.linear`."""
 
+    fresh = True
+    """A result has memory of its own."""
+
     def tiled(self, x: torch.Size, weight: torch.Size) -> bool:
         """Whether the weight is worth bringing into tiles once, ahead of many products with inputs of this shape."""
         rows = math.prod(x[:-1])
@@ -134,6 +137,7 @@ class Conv2d:
     padding: tuple[int, int] = (0, 0)
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
+    fresh = True
 
     def _positions(self, x: torch.Size, kernel: torch.Size) -> tuple[int, int]:
         return tuple(

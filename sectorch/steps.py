@@ -80,12 +80,13 @@ class Step(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """`owners` compute f, each on its own."""
+    """`owners` compute f, each on its own. `pure`: nothing is lost where nobody needs the result."""
 
     f: Callable
     owners: frozenset[Party]
     phase: Phase
     path: str
+    pure: bool = False
 
     @property
     def holders(self) -> frozenset[Party]:

@@ -9,10 +9,12 @@ it, for observers are told of them too.
 
 from __future__ import annotations
 
+import operator
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from types import CellType, FunctionType
+from types import BuiltinFunctionType, CellType, FunctionType
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from ..choreography import Located, Phase
 from ..errors import MaterialError, SectorchError
-from ..steps import Compute, Move, Read, Runtime, Step, shape_of
+from ..steps import Compute, Draw, Move, Read, Runtime, Step, shape_of
 from .material import Tape
 
 Slot = tuple[int, int]
@@ -43,6 +45,8 @@ class _Taken:
     """Which of the results are used later, and where they go; None stands for the whole of a single result."""
     place: str = ""
     """Where in the model it belongs, for errors."""
+    fits: bool = False
+    """Whether the result has the shape and type of the first operand."""
 
     @property
     def needed(self) -> set[Slot]:
@@ -84,7 +88,8 @@ class Recording:
         held = bool(step.holders & here)
         count = len(result) if isinstance(result, tuple) else None
         outputs = [(None, (number, 0))] if count is None else [(i, (number, i)) for i in range(count)]
-        self._taken.append(_Taken(number, step, tuple(self._source(v, held) for v in values), outputs, self.place))
+        sources = tuple(self._source(v, held) for v in values)
+        self._taken.append(_Taken(number, step, sources, outputs, self.place, _fits(result, values)))
 
     def _source(self, value: Any, held: bool) -> Slot | _Fixed:
         if type(value) is not Located:
@@ -117,6 +122,7 @@ class Projection:
         self.inputs = inputs
         self._results, self._tree, self._template = results, tree, template
         learned = {slot for slot in results if not isinstance(slot, _Fixed)}
+        taken = _in_place(_needed(taken, learned), learned)
         needed = learned | {slot for one in taken for slot in one.needed}
         for one in taken:
             one.outputs = [(i, slot) for i, slot in one.outputs if slot in needed]
@@ -194,6 +200,47 @@ def _take(steps: list[tuple[_Taken, set[Slot]]], runtime: Runtime, call: int, va
         for slot in dropped:
             del values[slot]
     return values
+
+
+def _needed(taken: list[_Taken], kept: set[Slot]) -> list[_Taken]:
+    """The steps without draws and computations whose results nothing needs."""
+    found, needed = [], set(kept)
+    for one in reversed(taken):
+        lost = isinstance(one.step, Draw) or (isinstance(one.step, Compute) and one.step.pure)
+        if not lost or any(slot in needed for _, slot in one.outputs):
+            found.append(one)
+            needed |= one.needed
+    return found[::-1]
+
+
+_IN_PLACE = {
+    operator.add: operator.iadd, operator.sub: operator.isub, operator.mul: operator.imul,
+    operator.xor: operator.ixor, operator.and_: operator.iand, operator.or_: operator.ior,
+}  # fmt: skip
+
+
+def _fits(result: Any, values: tuple) -> bool:
+    first = values[0]._value if values and type(values[0]) is Located else None
+    tensors = isinstance(result, torch.Tensor) and isinstance(first, torch.Tensor)
+    return tensors and (result.shape, result.dtype) == (first.shape, first.dtype)
+
+
+def _in_place(taken: list[_Taken], kept: set[Slot]) -> list[_Taken]:
+    """The steps; arithmetic writes its result over a first operand that nobody else has and nothing else needs."""
+    uses = Counter(slot for one in taken for slot in one.sources if not isinstance(slot, _Fixed))
+    fresh: dict[Slot, Phase] = {}  # not across phases: prepared material may be memory of another kind
+    for one in taken:
+        if not isinstance(one.step, Compute):
+            continue
+        f, phase, first = one.step.f, one.step.phase, one.sources[0] if one.sources else None
+        instead = _IN_PLACE.get(f) if isinstance(f, BuiltinFunctionType) else None
+        if instead is not None or getattr(f, "fresh", False):
+            fresh[one.number, 0] = phase
+        if instead is None or isinstance(first, _Fixed) or not one.fits:
+            continue
+        if fresh.get(first) == phase and uses[first] == 1 and first not in kept:
+            one.step = replace(one.step, f=instead)
+    return taken
 
 
 def _with_drops(taken: list[_Taken], kept: set[Slot]) -> list[tuple[_Taken, set[Slot]]]:
