@@ -16,6 +16,7 @@ from .nn.explain import explain as explain
 from .nn.reference import reference as reference
 from .nn.secure import SecureModule as SecureModule
 from .nn.secure import secure as secure
+from .nn.traced import program as program
 from .runtime.ledger import Profile as profile
 from .session import Session as Session
 from .table import supported_ops as supported_ops

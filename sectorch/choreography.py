@@ -134,7 +134,7 @@ class Material(Protocol):
 class Recording(Protocol):
     """Writes down the steps of a program as they are taken; see runtime/projection."""
 
-    def brought(self, value: Located) -> None: ...
+    def brought(self, value: Located, name: str) -> None: ...
 
     def step(self, number: int, step: Step, values: tuple, result: Any, fingerprint: int) -> None: ...
 
@@ -309,11 +309,11 @@ class Net:
         if secret.owners & self.runtime.here:
             self.runtime.install(frozenset((p, q)), secret._value)
 
-    def own(self, party: Party, value: Any, phase: Phase = Phase.ONLINE) -> Located:
-        """A value that `party` brings into the protocol: a query (online) or a weight (setup)."""
+    def own(self, party: Party, value: Any, phase: Phase = Phase.ONLINE, name: str = "x") -> Located:
+        """A value that `party` brings into the protocol: a query (online) or a weight (setup), by name."""
         brought = Located(value, frozenset((party,)), phase, 0, self.runtime.session)
         if self.recording is not None:
-            self.recording.brought(brought)
+            self.recording.brought(brought, name)
         return brought
 
     def given(self, value: Located, *parties: Party) -> Located:

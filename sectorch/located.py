@@ -180,7 +180,9 @@ def compute(f: Callable, *args: Any, **kwargs: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
+    """Where an argument of an `Applied` is still to come."""
+
     number: int
 
 
@@ -213,14 +215,14 @@ def _holds_tensors(values: tuple | list) -> bool:
 def _places(value: Any, found: list[Any]) -> Any:
     if isinstance(value, (Located, torch.Tensor)):
         found.append(value)
-        return _Place(len(found) - 1)
+        return Place(len(found) - 1)
     if type(value) in (tuple, list) and _holds_tensors(value):
         return type(value)(_places(v, found) for v in value)
     return value
 
 
 def _filled(value: Any, values: tuple) -> Any:
-    if type(value) is _Place:
+    if type(value) is Place:
         return values[value.number]
     return type(value)(_filled(v, values) for v in value) if type(value) in (tuple, list) else value
 

@@ -390,4 +390,6 @@ def private_tensor(
     """
     check_encodable(x, scheme.frac_bits, name)
     setup = session.setup(party)
-    return PrivateTensor(setup.own(party, x.detach(), Phase.SETUP), session, party, scheme, dtype or x.dtype, name)
+    return PrivateTensor(
+        setup.own(party, x.detach(), Phase.SETUP, name), session, party, scheme, dtype or x.dtype, name
+    )

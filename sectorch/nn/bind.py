@@ -68,7 +68,7 @@ def _statistic(
 ) -> PrivateTensor:
     """A private tensor of a BatchNorm: finite, of any size."""
     check_encodable(x if x.is_meta else torch.where(torch.isfinite(x), 0.0, x), scheme.frac_bits, label)
-    return PrivateTensor(session.setup(party).own(party, x, Phase.SETUP), session, party, scheme, dtype, label)
+    return PrivateTensor(session.setup(party).own(party, x, Phase.SETUP, label), session, party, scheme, dtype, label)
 
 
 class Weights:

@@ -66,7 +66,7 @@ class Recording:
         self._repeatable = True
         self.place = ""
 
-    def brought(self, value: Located) -> None:
+    def brought(self, value: Located, name: str) -> None:
         """A party brings a value into the program: its input, or a constant."""
         if value.phase == Phase.ONLINE:
             value.slot = (self._call, -1, self._inputs)

@@ -1,0 +1,175 @@
+"""A choreography as a value: every step of one call, traced on shapes, and the readings of it.
+
+`Tracing` writes down what a dry run does, whoever would do it: a step knows its owners, its phase and protocol, and the
+places of its operands. A `Program` keeps the steps that its results and messages need, those of the setup included. It
+holds shapes and public values only. `party` gives the part of one party as Python code (`generated.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ..choreography import Located, Party, Phase
+from ..errors import MisplacedValueError
+from ..steps import Compute, Letter, Move, Read, Step
+from .generated import PartyProgram, Slot, Taken, listed, spelled
+from .projection import as_bound_now
+
+
+@dataclass(frozen=True)
+class Input:
+    """A value that a party brings: the query, or a weight."""
+
+    slot: Slot
+    name: str
+    party: Party
+    shape: torch.Size
+    dtype: torch.dtype
+    phase: Phase
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One step. `operands` are `Taken` from other steps, or public; `results` are meta tensors.
+
+    Attributes:
+        many: whether the step gives a tuple.
+        place: the layer that it belongs to.
+    """
+
+    step: Step
+    operands: tuple[Any, ...]
+    slots: tuple[Slot, ...]
+    results: tuple[Any, ...]
+    many: bool
+    place: str
+
+    @property
+    def needs(self) -> set[Slot]:
+        return {operand.slot for operand in self.operands if isinstance(operand, Taken)}
+
+    @property
+    def parties(self) -> frozenset[Party]:
+        """Who holds its results."""
+        return self.step.owners
+
+
+def _needed(nodes: Iterable[Node], wanted: set[Slot], kept: type | tuple[type, ...]) -> list[Node]:
+    """The nodes of a kind that is kept, those that are not pure, and all that these and the wanted slots need."""
+    found, needed = [], set(wanted)
+    for node in reversed(list(nodes)):
+        asked = isinstance(node.step, kept) or (isinstance(node.step, Compute) and not node.step.pure)
+        if asked or needed.intersection(node.slots):
+            found.append(node)
+            needed |= node.needs
+    return found[::-1]
+
+
+class Tracing:
+    """What one net of a dry session writes its steps to. A call's tracing knows that of the setup."""
+
+    def __init__(self, call: int, setup: Tracing | None = None):
+        self._call, self._setup = call, setup
+        self._nodes: list[Node] = []
+        self._inputs: list[Input] = []
+        self.place = ""
+
+    def brought(self, value: Located, name: str) -> None:
+        """A party brings a value into the program."""
+        value.slot = (self._call, -1, len(self._inputs))
+        (party,) = value.owners
+        self._inputs.append(Input(value.slot, name, party, value.shape, value.dtype, value.phase))
+
+    def step(self, number: int, step: Step, values: tuple, result: Any, fingerprint: int) -> None:
+        if isinstance(step, Compute):
+            step = replace(step, f=as_bound_now(step.f))
+        many = isinstance(result, tuple)
+        results = result if many else (result,)
+        operands = tuple(Taken(v.slot) if type(v) is Located else v for v in values)
+        slots = tuple((self._call, number, i) for i in range(len(results)))
+        self._nodes.append(Node(step, operands, slots, results, many, self.place))
+
+    def program(self) -> Program:
+        """What was traced, with the steps of the setup that it needs."""
+        call = _needed(self._nodes, set(), (Move, Read))
+        before = self._setup or Tracing(-1)
+        setup = _needed(before._nodes, {slot for node in call for slot in node.needs}, ())
+        nodes = [*setup, *call]
+        needed = {slot for node in nodes for slot in node.needs}
+        return Program(nodes, [i for i in (*before._inputs, *self._inputs) if i.slot in needed])
+
+
+class Program:
+    """One call of a choreography. Two programs are equal if everybody does the same in them: if their digests are.
+
+    Attributes:
+        nodes: its steps in order, those of the setup first.
+        inputs: what the parties bring.
+    """
+
+    def __init__(self, nodes: list[Node], inputs: list[Input]):
+        self.nodes, self.inputs = nodes, inputs
+
+    def __repr__(self) -> str:
+        return f"Program({len(self.nodes)} steps, {len(self.messages)} messages, {self.digest[:16]})"
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, Program) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @property
+    def parties(self) -> tuple[Party, ...]:
+        """Who takes part, in the order of their names."""
+        return tuple(sorted({p for node in self.nodes for p in node.parties}, key=lambda p: (p.role, p.name)))
+
+    @cached_property
+    def messages(self) -> list[Letter]:
+        """Every message, in order: protocol, label, edge, phase, round, shape, and what hides it."""
+        return [node.step.letter for node in self.nodes if isinstance(node.step, Move)]
+
+    @property
+    def cost(self) -> dict[str, dict[str, int]]:
+        """For each phase the messages, their bytes, and the rounds: the longest chain of messages that wait."""
+        found = {}
+        for phase in Phase:
+            sent = [m for m in self.messages if m.phase == phase]
+            rounds = max((m.round for m in sent), default=0)
+            found[phase.name.lower()] = {"messages": len(sent), "bytes": sum(m.bytes for m in sent), "rounds": rounds}
+        return found
+
+    def party(self, name: str) -> PartyProgram:
+        """What one party does, by its name or role.
+
+        Raises:
+            MisplacedValueError: no such party takes part, or several have that role.
+        """
+        found = [p for p in self.parties if p.name == name] or [p for p in self.parties if p.role == name]
+        if len(found) != 1:
+            known = ", ".join(p.name for p in self.parties)
+            raise MisplacedValueError(f"'{name}' names {len(found)} parties of this program; it has {known}")
+        (me,) = found
+        mine = [node for node in self.nodes if me in node.parties]
+        learned = {slot for node in mine if isinstance(node.step, Read) for slot in node.needs}
+        return PartyProgram(me, _needed(mine, learned, (Move, Read)), [i for i in self.inputs if i.party == me])
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of everybody's code and constants, in hexadecimal."""
+        found = hashlib.sha256()
+        for party in self.parties:
+            theirs = self.party(party.name)
+            for part in (party.name, theirs.code, *(spelled(v) for v in theirs.constants.values())):
+                found.update(len(part).to_bytes(8, "big") + part.encode())
+        return found.hexdigest()
+
+    def draw(self) -> str:
+        """A picture of who sends what to whom, round after round."""
+        return listed(self.messages, self.parties)
