@@ -17,11 +17,13 @@ record. How many questions Q may ask is a matter of policy, not of the protocol.
 import torch
 
 import sectorch
-from sectorch.choreography import Located, Message, Net, Phase, protocol
+from sectorch import products
+from sectorch.choreography import Located, Message, Net, Phase, leaf, protocol
 from sectorch.errors import UndeclaredMessageError
 from sectorch.mpc.shares import Shares
-from sectorch.products import matmul
 from sectorch.ring import encode
+
+matmul = leaf(products.matmul)
 
 
 @protocol("squared_distances", "examples/new_protocol.py", [
@@ -34,18 +36,18 @@ def squared_distances(net: Net, query: Located, records: Located) -> Shares:
     Q, A, S = net.Q, net.A, net.S
     a, b = net.common(Q, A, records.shape, "a"), net.common(Q, A, query.shape, "b")
     rho = net.common(Q, A, records.shape[:1], "rho")
-    m = net.locally(Q, torch.add, query, b)
-    t = net.locally(Q, lambda q, m, a, rho: (q * q).sum() + 2 * matmul(a, m) + rho, query, m, a, rho)
-    w = net.send(net.locally(A, torch.add, records, a), A, S, "records_masked")
-    at_A = net.locally(A, lambda v, b, rho: (v * v).sum(1) + 2 * matmul(v, b) - rho, records, b, rho)
-    m, t = net.send(m, Q, S, "query_masked"), net.send(t, Q, S, "correction")
-    return Shares(at_A, net.locally(S, lambda w, m, t: t - 2 * matmul(w, m), w, m, t))
+    m = query + b
+    t = (query * query).sum() + 2 * matmul(a, m) + rho
+    w = (records + a).send(A, S, "records_masked")
+    at_A = (records * records).sum(1) + 2 * matmul(records, b) - rho
+    m, t = m.send(Q, S, "query_masked"), t.send(Q, S, "correction")
+    return Shares(at_A, t - 2 * matmul(w, m))
 
 
 @protocol("careless", "examples/new_protocol.py")
 def careless(net: Net, query: Located) -> Located:
     """Sends Q's record as it is. The declaration lists no message, so nothing leaves."""
-    return net.send(query, net.Q, net.S, "query")
+    return query.send(net.Q, net.S, "query")
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ..choreography import Located, Message, Net, protocol
+from ..choreography import Located, Message, Net, leaf, protocol
 from .compare import check_planes
 from .dcf import evaluate, generate
 from .guard import flags_of_bits, raise_flags
 from .mask import Masked
-from .shares import Shares, each, whole
+from .shares import Shares, each, unshared
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,9 @@ class Key:
     high: int
 
 
-def _deal(seed_A, seed_S, r, high: int, signed: bool, product: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The correction words as they are sent: of the payload's second word only where there is one."""
+@leaf
+def _correction_words(seed_A, seed_S, r, high: int, signed: bool, product: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """For the seeds and for the payload, as they are sent: of the payload's second word only where there is one."""
     r = r.reshape(-1)
     flip = (r << (63 - high)).bitwise_right_shift_(63) if signed else torch.zeros_like(r)
     payload = torch.stack((torch.ones_like(r), r if product else torch.zeros_like(r)), -1).unsqueeze(0)
@@ -59,25 +60,25 @@ def deal_key(net: Net, x: Masked, high: int, signed: bool = True, product: bool 
     Q, A, S = net.Q, net.A, net.S
     count = x.shape.numel()
     seed_A, seed_S = net.common(Q, A, (count, 2), "seed_A"), net.common(Q, S, (count, 2), "seed_S")
-    dealt = net.locally(Q, lambda a, s, r: _deal(a, s, r, high, signed, product), seed_A, seed_S, x.r)
-    at_S = [net.send(words, Q, S, label) for words, label in zip(dealt, ("seeds", "values"), strict=True)]
-    seeds, values = (net.send(words, S, A, label) for words, label in zip(at_S, ("seeds_on", "values_on"), strict=True))
+    seeds, values = _correction_words(seed_A, seed_S, x.r, high, signed, product)
+    seeds, values = seeds.send(Q, S, "seeds"), values.send(Q, S, "values")
+    seeds, values = seeds.send(S, A, "seeds_on"), values.send(S, A, "values_on")
     return Key(Shares(seed_A, seed_S), (seeds, values), high)
 
 
-def _at(net: Net, key: Key, c: Located) -> Shares:
+def _at(key: Key, c: Located) -> Shares:
     """Each evaluator's half of the payload at c: [N, 2], of which the second word counts with `product` only."""
-    high = key.high
-
-    def half(seed, c, seeds, values, second=False):
-        if values.dim() == 2:  # no second word: nobody looks at what comes of it
-            values = torch.stack((values, torch.zeros_like(values)), -1)
-        return evaluate(seed, c.reshape(-1), seeds, values.unsqueeze(1), high, second)[0]
-
     return Shares(
-        net.locally(net.A, half, key.seeds.A, c, *key.words),
-        net.locally(net.S, lambda *v: half(*v, second=True), key.seeds.S, c, *key.words),
+        _payload(key.seeds.A, c, *key.words, key.high, second=False),
+        _payload(key.seeds.S, c, *key.words, key.high, second=True),
     )
+
+
+@leaf
+def _payload(seed, c, seeds, values, high: int, second: bool) -> torch.Tensor:
+    if values.dim() == 2:  # no second word: nobody looks at what comes of it
+        values = torch.stack((values, torch.zeros_like(values)), -1)
+    return evaluate(seed, c.reshape(-1), seeds, values.unsqueeze(1), high, second)[0]
 
 
 @protocol("borrow", "docs/protocols.md; Boyle et al., EUROCRYPT 2021")
@@ -86,17 +87,17 @@ def borrow(net: Net, x: Masked, c: Located, shift: int) -> Shares:
 
     No message online. Dealt as in `deal_key`. Nobody learns anything.
     """
-    shape, at = x.shape, _at(net, deal_key(net, x, shift, signed=False), c)
-    return each(lambda words: words[:, 0].view(shape), at)
+    u = _at(deal_key(net, x, shift, signed=False), c)[:, 0]
+    return each(torch.Tensor.view, u, x.shape)
 
 
 def _ramps(
     net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,), limit_bits: int | None = None
 ) -> list[Shares]:
     """The ideal functionality of `gate`."""
-    found = [whole(net, lambda v, t=t: (v - t).clamp(min=0), x.c) for t in thresholds]
+    found = [unshared(net, (x.c - t).clamp(min=0)) for t in thresholds]
     if limit_bits is not None:
-        raise_flags(net, whole(net, lambda y: (y >= 1 << limit_bits).to(torch.int64), found[0].A))
+        raise_flags(net, unshared(net, found[0].A.ge(1 << limit_bits).to(torch.int64)))
     return found
 
 
@@ -117,43 +118,41 @@ def gate(
     check_planes(high)
     key = deal_key(net, x, high, product=True)
     if limit_bits is not None and limit_bits < high:
-        raise_flags(net, flags_of_bits(net, _sign(net, key, x, thresholds[0] + (1 << limit_bits))))
+        raise_flags(net, flags_of_bits(net, _sign(key, x, thresholds[0] + (1 << limit_bits))))
     results = []
     for t in thresholds:
-        c = net.locally((net.A, net.S), torch.sub, x.c, t) if t else x.c
-        clear = net.locally((net.A, net.S), lambda c: ~(c << (63 - high)).bitwise_right_shift_(63), c)
-
-        def half(public: bool, words, c, clear, r):
-            # s (c - r) with s = u where the top bit of c is set, and else 1 - u.
-            chosen = words[:, 0].view(c.shape) * c - words[:, 1].view(c.shape)
-            all_of_it = c - r if public else -r
-            return (chosen ^ clear).sub_(clear).add_(all_of_it.bitwise_and_(clear))
-
-        at = _at(net, key, c)
-        results.append(
-            Shares(
-                net.locally(net.A, lambda *v: half(True, *v), at.A, c, clear, x.r_A),
-                net.locally(net.S, lambda *v: half(False, *v), at.S, c, clear, x.r_S),
-            )
-        )
+        c = x.c - t if t else x.c
+        clear, at = _top_clear(c, high), _at(key, c)
+        results.append(Shares(_ramp(at.A, c, clear, x.r_A, first=True), _ramp(at.S, c, clear, x.r_S, first=False)))
     return results
 
 
-def _sign(net: Net, key: Key, x: Masked, t: int) -> Shares:
+@leaf
+def _top_clear(c: torch.Tensor, high: int) -> torch.Tensor:
+    """All ones where bit `high` of c is clear."""
+    return (c << (63 - high)).bitwise_right_shift_(63).bitwise_not_()
+
+
+@leaf
+def _ramp(words, c, clear, r, first: bool) -> torch.Tensor:
+    """A half of s (c - r) with s = u where the top bit of c is set, and else 1 - u; the first party adds c."""
+    chosen = words[:, 0].view(c.shape) * c - words[:, 1].view(c.shape)
+    all_of_it = c - r if first else -r
+    return (chosen ^ clear).sub_(clear).add_(all_of_it.bitwise_and_(clear))
+
+
+def _sign(key: Key, x: Masked, t: int) -> Shares:
     """[x - t >= 0] as additive shares of 0 and 1, in the planes of the key."""
-    shift = 63 - key.high
-    c = net.locally((net.A, net.S), lambda c: (c - t) << shift, x.c)
+    c = x.c - t
+    clear, at = _top_clear(c, key.high), _at(key, c)
+    return Shares(_sign_half(at.A, clear, first=True), _sign_half(at.S, clear, first=False))
 
-    def half(public: bool, words, c):
-        u, clear = words[:, 0].view(c.shape), ~(c >> 63)
-        u = (u ^ clear).sub_(clear)
-        return u.sub_(clear) if public else u
 
-    at = _at(net, key, net.locally((net.A, net.S), torch.sub, x.c, t))
-    return Shares(
-        net.locally(net.A, lambda *v: half(True, *v), at.A, c),
-        net.locally(net.S, lambda *v: half(False, *v), at.S, c),
-    )
+@leaf
+def _sign_half(words, clear, first: bool) -> torch.Tensor:
+    """A half of u where the top bit of c is set, and else of 1 - u; the first party adds the 1."""
+    s = (words[:, 0].view(clear.shape) ^ clear).sub_(clear)
+    return s.sub_(clear) if first else s
 
 
 @protocol("signs", "docs/protocols.md; Boyle et al., EUROCRYPT 2021")
@@ -163,8 +162,5 @@ def signs(net: Net, x: Masked, thresholds: tuple[int, ...] = (0,)) -> Shares:
     No message online. Dealt as in `deal_key`. Nobody learns anything.
     """
     key = deal_key(net, x, 63)
-    found = [_sign(net, key, x, t) for t in thresholds]
-    return Shares(
-        net.locally(net.A, lambda *v: torch.stack(v), *(f.A for f in found)),
-        net.locally(net.S, lambda *v: torch.stack(v), *(f.S for f in found)),
-    )
+    found = [_sign(key, x, t) for t in thresholds]
+    return Shares(torch.stack([f.A for f in found]), torch.stack([f.S for f in found]))

@@ -13,7 +13,7 @@ import torch
 
 from ..choreography import Message, Net, protocol
 from .multiply import multiply
-from .shares import Shares, whole
+from .shares import Shares, unshared
 from .truncate import truncate
 
 R_BITS = 12
@@ -25,7 +25,7 @@ R_BITS = 12
     Message("z", "S", "Q", "a positive factor r < 2^12 of k_SA",
             "the sign, the zeros and, over several queries, the value of every activation"),
     Message("y_S", "Q", "S", "delta' of k_QA"),
-], ideal=lambda net, x: whole(net, lambda v: (v >= 0).to(torch.int64), x.A))  # fmt: skip
+], ideal=lambda net, x: unshared(net, (x.A >= 0).to(torch.int64)))  # fmt: skip
 def leaky_drelu(net: Net, x: Shares) -> Shares:
     """[x >= 0] as shares of 0 and 1, by opening r x to Q. LEAKS to Q.
 
@@ -35,18 +35,13 @@ def leaky_drelu(net: Net, x: Shares) -> Shares:
     Rounds 3, bytes 24 per element.
     """
     Q, A, S = net.Q, net.A, net.S
-    r = net.common(S, A, x.shape, "r")
-
-    def factor(r):
-        return (r & ((1 << R_BITS) - 1)) + 1
-
+    r = (net.common(S, A, x.shape, "r") & ((1 << R_BITS) - 1)) + 1
     delta = net.common(Q, A, x.shape, "delta")
-    z_A = net.send(net.locally(A, lambda x, r, d: factor(r) * x - d, x.A, r, delta), A, S, "z_A")
-    z = net.send(net.locally(S, lambda x, r, z: factor(r) * x + z, x.S, r, z_A), S, Q, "z")
-    sign = net.locally(Q, lambda z, d: (z + d >= 0).to(torch.int64), z, delta)
+    z_A = (r * x.A - delta).send(A, S, "z_A")
+    z = (r * x.S + z_A).send(S, Q, "z")
+    sign = (z + delta >= 0).to(torch.int64)
     y_A = net.common(Q, A, x.shape, "delta_prime")
-    y_S = net.send(net.locally(Q, torch.sub, sign, y_A), Q, S, "y_S")
-    return Shares(y_A, y_S)
+    return Shares(y_A, (sign - y_A).send(Q, S, "y_S"))
 
 
 @protocol("leaky_relu_privhfl", "PrivHFL, Figure 4 and 3.3 (ii)")

@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 import torch
 
-from ..choreography import Net, protocol
+from ..choreography import Net, leaf, protocol
+from ..located import compute
 from .deal import deal
 from .mask import Masked, open_masked
-from .shares import Shares, whole
+from .shares import Shares, unshared, whole
 
 
 @protocol("multiply", "PrivHFL, C.4.1, Equation 5")
@@ -34,37 +35,33 @@ def multiply(net: Net, product: Callable, x: Shares, y: Shares) -> Shares:
 )
 def multiply_masked(net: Net, product: Callable, x: Masked, y: Masked) -> Shares:
     """`multiply` for values that are open under their masks already. No further message online."""
-    rs = deal(net, net.locally(net.Q, product, x.r, y.r))
-
-    def half(c, d, r, s, rs):
-        return rs - product(c, s) - product(r, d)
-
+    rs = deal(net, compute(product, x.r, y.r))
     return Shares(
-        net.locally(
-            net.A, lambda c, d, r, s, rs: half(c, d, r, s, rs).add_(product(c, d)), x.c, y.c, x.r_A, y.r_A, rs.A
-        ),
-        net.locally(net.S, half, x.c, y.c, x.r_S, y.r_S, rs.S),
+        _product(product, x.c, y.c, x.r_A, y.r_A, rs.A, first=True),
+        _product(product, x.c, y.c, x.r_S, y.r_S, rs.S, first=False),
     )
 
 
-def _squared(net: Net, x: Shares) -> Shares:
-    """The ideal functionality of `square`."""
-    return whole(net, torch.square, x.A)
+@leaf
+def _product(product: Callable, c, d, r, s, rs, first: bool) -> torch.Tensor:
+    """A half of c d - c s - d r + r s; the first party adds c d."""
+    half = rs - product(c, s) - product(r, d)
+    return half.add_(product(c, d)) if first else half
 
 
-@protocol("square", "PrivHFL, C.4.1, with one opening", ideal=_squared)
+@protocol("square", "PrivHFL, C.4.1, with one opening", ideal=lambda net, x: unshared(net, torch.square(x.A)))
 def square(net: Net, x: Shares) -> Shares:
     """x^2 mod 2^64. Rounds 1, online 16 bytes per element; dealt 8. Nobody learns anything.
 
     With c = x + r open to A and S: x^2 = c^2 - 2 c r + r^2.
     """
     x = open_masked(net, x)
-    squared = deal(net, net.locally(net.Q, torch.square, x.r))
+    rr = deal(net, torch.square(x.r))
+    return Shares(_square(x.c, x.r_A, rr.A, first=True), _square(x.c, x.r_S, rr.S, first=False))
 
-    def half(c, r, rr):
-        return rr - 2 * c * r
 
-    return Shares(
-        net.locally(net.A, lambda c, r, rr: half(c, r, rr).add_(c * c), x.c, x.r_A, squared.A),
-        net.locally(net.S, half, x.c, x.r_S, squared.S),
-    )
+@leaf
+def _square(c, r, rr, first: bool) -> torch.Tensor:
+    """A half of c^2 - 2 c r + r^2; the first party adds c^2."""
+    half = rr - 2 * c * r
+    return half.add_(c * c) if first else half

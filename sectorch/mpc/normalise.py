@@ -46,14 +46,10 @@ def normalise(net: Net, x: Shares, low: int, high: int, fss: bool = False) -> No
     # The factor 2^(high - e) is 2^(high-low-1) from the first threshold on, is halved by each further one, and is 0
     # outside the range, where a constant mantissa takes its place.
     steps = [1 << (high - low - 1)] + [-(1 << (high - k - 1)) for k in range(low + 1, high)] + [-1]
-    factor = each(lambda b: _weighted(b, steps), bits)
+    factor = each(_weighted, bits, steps)
     product = multiply_masked(net, torch.mul, masked, open_masked(net, factor))
     half, whole = 1 << (high - 1), (1 << high) - 1
-    mantissa = Shares(
-        net.locally(net.A, lambda p, b: p - half * b[0] + whole * b[-1] + half, product.A, bits.A),
-        net.locally(net.S, lambda p, b: p - half * b[0] + whole * b[-1], product.S, bits.S),
-    )
-    return Normal(mantissa, bits, low, high)
+    return Normal(product + half - bits[0] * half + bits[-1] * whole, bits, low, high)
 
 
 def exponent_map(net: Net, x: Normal, g: Callable[[int], int], below: int | None = None) -> Shares:
@@ -70,8 +66,7 @@ def exponent_map(net: Net, x: Normal, g: Callable[[int], int], below: int | None
 
 def unary_map(net: Net, bits: Shares, start: int, steps: list[int]) -> Shares:
     """start + sum_k steps[k] bits[k]: a public step function of a value whose unary code is `bits`. No message."""
-    mapped = each(lambda b: _weighted(b, steps), bits)
-    return Shares(net.locally(net.A, lambda v: v + start, mapped.A), mapped.S)
+    return each(_weighted, bits, steps) + start
 
 
 def _weighted(bits: torch.Tensor, weights: list[int]) -> torch.Tensor:

@@ -21,6 +21,10 @@ def max_tree(net: Net, x: Shares, high: int = 63, fss: bool = False) -> Shares:
     """
     while (count := x.shape[0]) > 1:
         half = count // 2
-        top = maximum(net, x[:half], each(lambda v: v[half : 2 * half], x), high, fss)
-        x = each(lambda a, b: torch.cat((a, b[2 * half :])), top, x) if count % 2 else top
+        top = maximum(net, x[:half], x[half : 2 * half], high, fss)
+        x = each(_joined, top, x[2 * half :]) if count % 2 else top
     return x[0]
+
+
+def _joined(*parts: torch.Tensor) -> torch.Tensor:
+    return torch.cat(parts)

@@ -13,13 +13,15 @@ is the right one. An S that tells the two of different programs or number format
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from ..choreography import Message, Net, protocol
+from ..choreography import Message, Net, leaf, protocol
 from ..errors import KeyAgreementError
 from ..randomness import SECRET_BYTES, agree, keypair, random_secret
 
@@ -52,16 +54,32 @@ def _bytes(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.tolist())
 
 
-def _keypair():
-    private, public = keypair()
-    return private, _tensor(public)
-
-
 def _statement(session: bytes, role: str, who: Identities, public_q: bytes, public_a: bytes) -> bytes:
     """What a client signs; every part carries its length."""
     names = (who.names["Q"].encode(), who.names["A"].encode())
     parts = (_CONTEXT, session, role.encode(), *names, who.context, public_q, public_a)
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+def _signed(session: bytes, role: str, who: Identities, public_q: bytes, public_a: bytes) -> bytes:
+    """The long-term key of whoever is here, and its signature."""
+    statement = _statement(session, role, who, public_q, public_a)
+    return who.key.public_key().public_bytes_raw() + who.key.sign(statement)
+
+
+def _check(proof: bytes, session: bytes, role: str, who: Identities, public_q: bytes, public_a: bytes) -> None:
+    """Raise unless `proof` is what the expected client in this role has signed."""
+    public, signature = proof[:KEY_BYTES], proof[KEY_BYTES:]
+    statement = _statement(session, role, who, public_q, public_a)
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, statement)
+    except (InvalidSignature, ValueError):
+        raise KeyAgreementError(
+            f"the key that came for '{who.names[role]}' is not signed by it for this session: the server, or "
+            f"somebody in its place, has put a key of its own in between, or tells the two of you of different "
+            f"models, number formats or versions. Nothing was sent; ask the operator"
+        ) from None
+    who.trust(who.names[role], public)
 
 
 @protocol(
@@ -95,57 +113,58 @@ def seed(net: Net, *, first: bool = True, identities: Identities | None = None) 
     Q, A, S = net.Q, net.A, net.S
     session, who = net.runtime.session, identities or Identities()
 
-    def signed(role: str, public_q, public_a):
-        statement = _statement(session, role, who, _bytes(public_q), _bytes(public_a))
-        return who.key.public_key().public_bytes_raw() + who.key.sign(statement)
+    secret_q, public_q = net.fresh(Q, _keypair)
+    secret_a, public_a = net.fresh(A, _keypair)
+    at_a = public_q.send(Q, S, "public_Q").send(S, A, "public_Q_relayed")
+    answer = _answered(at_a, public_a, session, who)
+    answer = answer.send(A, S, "signed_A").send(S, Q, "signed_A_relayed")
+    confirmation = _confirmed(public_q, answer, session, who)
+    confirmation = confirmation.send(Q, S, "signed_Q").send(S, A, "signed_Q_relayed")
+    net.install(Q, A, _agreed(secret_q, public_q, answer[:KEY_BYTES], session))
+    net.install(Q, A, _agreed_if_confirmed(secret_a, public_a, at_a, confirmation, session, who))
 
-    def check(role: str, proof: bytes, public_q, public_a) -> None:
-        public, signature = proof[:KEY_BYTES], proof[KEY_BYTES:]
-        statement = _statement(session, role, who, _bytes(public_q), _bytes(public_a))
-        try:
-            Ed25519PublicKey.from_public_bytes(public).verify(signature, statement)
-        except (InvalidSignature, ValueError):
-            raise KeyAgreementError(
-                f"the key that came for '{who.names[role]}' is not signed by it for this session: the server, or "
-                f"somebody in its place, has put a key of its own in between, or tells the two of you of different "
-                f"models, number formats or versions. Nothing was sent; ask the operator"
-            ) from None
-        who.trust(who.names[role], public)
-
-    def answered(public_q, public_a):
-        if public_q.is_meta:
-            return torch.empty(2 * KEY_BYTES + SIGNATURE_BYTES, dtype=torch.uint8, device="meta")
-        return torch.cat([public_a, _tensor(signed("A", public_q, public_a))])
-
-    def confirmed(public_q, answer):
-        if answer.is_meta:
-            return torch.empty(KEY_BYTES + SIGNATURE_BYTES, dtype=torch.uint8, device="meta")
-        public_a, proof = answer[:KEY_BYTES], _bytes(answer[KEY_BYTES:])
-        check("A", proof, public_q, public_a)
-        return _tensor(signed("Q", public_q, public_a))
-
-    def agreed(private, own, peer):
-        if peer.is_meta:
-            return torch.empty(SECRET_BYTES, dtype=torch.uint8, device="meta")
-        return _tensor(agree(private, _bytes(own), _bytes(peer), session))
-
-    def agreed_with_Q(private, own, peer, confirmation):
-        if not peer.is_meta:
-            check("Q", _bytes(confirmation), peer, own)
-        return agreed(private, own, peer)
-
-    secret_q, public_q = net.locally(Q, _keypair)
-    secret_a, public_a = net.locally(A, _keypair)
-    at_a = net.send(net.send(public_q, Q, S, "public_Q"), S, A, "public_Q_relayed")
-    answer = net.locally(A, answered, at_a, public_a)
-    answer = net.send(net.send(answer, A, S, "signed_A"), S, Q, "signed_A_relayed")
-    confirmation = net.locally(Q, confirmed, public_q, answer)
-    confirmation = net.send(net.send(confirmation, Q, S, "signed_Q"), S, A, "signed_Q_relayed")
-    net.install(Q, A, net.locally(Q, lambda s, own, got: agreed(s, own, got[:KEY_BYTES]), secret_q, public_q, answer))
-    net.install(Q, A, net.locally(A, agreed_with_Q, secret_a, public_a, at_a, confirmation))
-
-    key_sa = net.send(net.locally(S, lambda: _tensor(random_secret())), S, A, "key_SA")
+    key_sa = net.fresh(S, _secret).send(S, A, "key_SA")
     net.install(S, A, key_sa)
     if first:
-        key_sq = net.send(net.locally(S, lambda: _tensor(random_secret())), S, Q, "key_SQ")
+        key_sq = net.fresh(S, _secret).send(S, Q, "key_SQ")
         net.install(S, Q, key_sq)
+
+
+def _keypair():
+    private, public = keypair()
+    return private, _tensor(public)
+
+
+def _secret() -> torch.Tensor:
+    return _tensor(random_secret())
+
+
+def _bytes_of(count: int) -> Callable[..., torch.Tensor]:
+    """The shape of so many bytes, whatever they are made of."""
+    return lambda *_: torch.empty(count, dtype=torch.uint8, device="meta")
+
+
+@leaf(shapes=_bytes_of(2 * KEY_BYTES + SIGNATURE_BYTES))
+def _answered(public_q: torch.Tensor, public_a: torch.Tensor, session: bytes, who: Identities) -> torch.Tensor:
+    """What A sends: its fresh public key, its long-term one and its signature."""
+    return torch.cat([public_a, _tensor(_signed(session, "A", who, _bytes(public_q), _bytes(public_a)))])
+
+
+@leaf(shapes=_bytes_of(KEY_BYTES + SIGNATURE_BYTES))
+def _confirmed(public_q: torch.Tensor, answer: torch.Tensor, session: bytes, who: Identities) -> torch.Tensor:
+    """What Q sends, once it has checked A's answer: its long-term key and its signature."""
+    fresh = _bytes(public_q), _bytes(answer[:KEY_BYTES])
+    _check(_bytes(answer[KEY_BYTES:]), session, "A", who, *fresh)
+    return _tensor(_signed(session, "Q", who, *fresh))
+
+
+@leaf(shapes=_bytes_of(SECRET_BYTES))
+def _agreed(private: X25519PrivateKey, own: torch.Tensor, peer: torch.Tensor, session: bytes) -> torch.Tensor:
+    return _tensor(agree(private, _bytes(own), _bytes(peer), session))
+
+
+@leaf(shapes=_bytes_of(SECRET_BYTES))
+def _agreed_if_confirmed(private, public_a, public_q, confirmation, session: bytes, who: Identities) -> torch.Tensor:
+    """The same at A, which checks Q's confirmation first."""
+    _check(_bytes(confirmation), session, "Q", who, _bytes(public_q), _bytes(public_a))
+    return _agreed(private, public_a, public_q, session)

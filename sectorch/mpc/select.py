@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from ..bitplanes import spread, unrows, words_for
-from ..choreography import Located, Message, Net, protocol
+from ..choreography import Located, Message, Net, leaf, protocol
 from .deal import deal
 from .mask import Masked
-from .shares import Shares, whole
+from .shares import Shares, unshared
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class BitMask:
     copies: int | None
 
 
+@leaf
 def per_element(first: torch.Tensor, second: torch.Tensor, shape: torch.Size, copies: int | None) -> torch.Tensor:
     """Two halves of words -> a mask per element: `shape`, or [copies, *shape]."""
     if copies is None:
@@ -42,8 +43,7 @@ def random_bits(net: Net, shape: torch.Size, copies: int | None = None) -> BitMa
     words = (words_for(shape.numel()) * (copies or 1),)
     b_A = net.common(net.Q, net.A, words, "b_A")
     b_S = net.common(net.Q, net.S, words, "b_S")
-    b = net.locally(net.Q, per_element, b_A, b_S, shape, copies)
-    return BitMask(b, b_A, b_S, shape, copies)
+    return BitMask(per_element(b_A, b_S, shape, copies), b_A, b_S, shape, copies)
 
 
 @protocol("open_bit", "docs/protocols.md", [
@@ -52,11 +52,12 @@ def random_bits(net: Net, shape: torch.Size, copies: int | None = None) -> BitMa
 def open_bit(net: Net, s: Shares, mask: BitMask) -> Located:
     """e = s xor b, known to A and S, as a mask per element. Rounds 1, two bits per element; e is uniform to both."""
     A, S = net.A, net.S
-    e_A = net.send(net.locally(A, torch.bitwise_xor, s.A, mask.b_A), A, S, "e_A")
-    e_S = net.send(net.locally(S, torch.bitwise_xor, s.S, mask.b_S), S, A, "e_S")
-    return net.locally((A, S), per_element, e_A, e_S, mask.shape, mask.copies)
+    e_A = (s.A ^ mask.b_A).send(A, S, "e_A")
+    e_S = (s.S ^ mask.b_S).send(S, A, "e_S")
+    return per_element(e_A, e_S, mask.shape, mask.copies)
 
 
+@leaf
 def opened_bit(e: torch.Tensor, b: torch.Tensor, first: bool) -> torch.Tensor:
     """One party's half of s = e xor b, from the public mask e and its half of b; `first` is the party that adds e."""
     s = (b ^ e).sub_(e)
@@ -65,7 +66,7 @@ def opened_bit(e: torch.Tensor, b: torch.Tensor, first: bool) -> torch.Tensor:
 
 def _bits(net: Net, s: Shares, shape: torch.Size, copies: int | None = None) -> Shares:
     """The ideal functionality of `bit_to_ring`."""
-    return whole(net, lambda v: v.view(shape if copies is None else (copies, *shape)), s.A)
+    return unshared(net, s.A.view(shape if copies is None else (copies, *shape)))
 
 
 @protocol("bit_to_ring", "docs/protocols.md", ideal=_bits)
@@ -81,17 +82,14 @@ def bit_to_ring(net: Net, s: Shares, shape: torch.Size, copies: int | None = Non
     Rounds 1, online two bits per element; dealt 8 bytes.
     """
     mask = random_bits(net, shape, copies)
-    b = deal(net, net.locally(net.Q, torch.neg, mask.b))
+    b = deal(net, -mask.b)
     e = open_bit(net, s, mask)
-    return Shares(
-        net.locally(net.A, lambda e, b: opened_bit(e, b, True), e, b.A),
-        net.locally(net.S, lambda e, b: opened_bit(e, b, False), e, b.S),
-    )
+    return Shares(opened_bit(e, b.A, first=True), opened_bit(e, b.S, first=False))
 
 
 def _selected(net: Net, s: Shares, x: Masked) -> Shares:
     """The ideal functionality of `select`."""
-    return whole(net, lambda s, v: s.view(v.shape) * v, s.A, x.c)
+    return unshared(net, s.A.view(x.shape) * x.c)
 
 
 @protocol("select", "docs/protocols.md", ideal=_selected)
@@ -103,20 +101,23 @@ def select(net: Net, s: Shares, x: Masked) -> Shares:
 
     Rounds 1, online two bits per element. Dealt: 16 bytes per element.
     """
-    Q, A, S = net.Q, net.A, net.S
     mask = random_bits(net, x.shape)
-    b = deal(net, net.locally(Q, torch.neg, mask.b))
-    chosen = deal(net, net.locally(Q, torch.bitwise_and, x.r, mask.b))
-
-    def ahead(one, b, r, chosen):
-        """Both answers for e = 0, and what e = 1 changes in them."""
-        return b, (one - b).bitwise_xor_(b), chosen, (r - chosen).bitwise_xor_(chosen)
-
-    def online(e, c, s0, s1, v0, v1):
-        out = s1.bitwise_and(e).bitwise_xor_(s0).mul_(c)
-        return out.sub_(v1.bitwise_and(e).bitwise_xor_(v0))
-
-    at_A = net.locally(A, lambda *v: ahead(1, *v), b.A, x.r_A, chosen.A)
-    at_S = net.locally(S, lambda *v: ahead(0, *v), b.S, x.r_S, chosen.S)
+    b = deal(net, -mask.b)
+    chosen = deal(net, x.r & mask.b)
+    ahead_A = _ahead(b.A, x.r_A, chosen.A, first=True)
+    ahead_S = _ahead(b.S, x.r_S, chosen.S, first=False)
     e = open_bit(net, s, mask)
-    return Shares(net.locally(A, online, e, x.c, *at_A), net.locally(S, online, e, x.c, *at_S))
+    return Shares(_online(e, x.c, *ahead_A), _online(e, x.c, *ahead_S))
+
+
+@leaf
+def _ahead(b, r, chosen, first: bool) -> tuple[torch.Tensor, ...]:
+    """A half of s and of s r, each for e = 0 and as what e = 1 changes in it; `first` is the party that adds e."""
+    return b, (int(first) - b).bitwise_xor_(b), chosen, (r - chosen).bitwise_xor_(chosen)
+
+
+@leaf
+def _online(e, c, s0, s1, v0, v1) -> torch.Tensor:
+    """A half of s c - s r."""
+    out = s1.bitwise_and(e).bitwise_xor_(s0).mul_(c)
+    return out.sub_(v1.bitwise_and(e).bitwise_xor_(v0))

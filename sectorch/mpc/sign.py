@@ -9,12 +9,12 @@ from .compare import drelu
 from .fss import signs
 from .mask import Masked
 from .select import bit_to_ring
-from .shares import Shares, whole
+from .shares import Shares, unshared
 
 
 def _compared(net: Net, x: Masked, thresholds: tuple[int, ...] = (0,), fss: bool = False) -> Shares:
     """The ideal functionality."""
-    return whole(net, lambda v: torch.stack([v - t >= 0 for t in thresholds]).to(torch.int64), x.c)
+    return unshared(net, torch.stack([x.c - t >= 0 for t in thresholds]).to(torch.int64))
 
 
 @protocol("at_least", "docs/protocols.md", ideal=_compared)

@@ -28,11 +28,12 @@ import math
 
 import torch
 
-from ..choreography import Message, Net, protocol
+from ..choreography import Message, Net, leaf, protocol
+from ..located import compute
 from .deal import deal
 from .mask import open_masked
 from .series import Series
-from .shares import Shares, whole
+from .shares import Shares, each, unshared
 from .truncate import public_quotient, quotient, wrap_term
 
 DIGIT = 26
@@ -83,17 +84,18 @@ def _in_chunks(turns: torch.Tensor, leading: tuple[int, ...], fill) -> torch.Ten
     """int64 [*leading, *shape], filled a cache-sized piece at a time."""
     flat = turns.reshape(-1)
     out = torch.empty(*leading, flat.shape[0], dtype=torch.int64, device=flat.device)
-    if not out.is_meta:
-        for start in range(0, flat.shape[0], _CHUNK):
-            fill(out[..., start : start + _CHUNK], flat[start : start + _CHUNK])
+    for start in range(0, flat.shape[0], _CHUNK):
+        fill(out[..., start : start + _CHUNK], flat[start : start + _CHUNK])
     return out.view((*leading, *turns.shape))
 
 
+@leaf
 def _turns(half: torch.Tensor, width: int) -> torch.Tensor:
     """A half of x modulo the period 2^width, as a fraction of the period in 32 or 64 bits. Nothing is rounded."""
     return (half << (32 - width)).to(torch.int32) if width <= 32 else half << (64 - width)
 
 
+@leaf(shapes=lambda turns, series: torch.empty_like(turns, dtype=torch.int64))
 def _value(turns: torch.Tensor, series: Series) -> torch.Tensor:
     """The series at public places, at `RESULT_BITS` fraction bits."""
 
@@ -103,6 +105,43 @@ def _value(turns: torch.Tensor, series: Series) -> torch.Tensor:
             out += _rounded(series.cos[j] * cos) + _rounded(series.sin[j] * sin)
 
     return _in_chunks(turns, (), fill)
+
+
+@leaf(shapes=lambda turns, terms: turns.new_empty(2, 2 * terms, *turns.shape, dtype=torch.int64))
+def _basis(turns: torch.Tensor, terms: int) -> torch.Tensor:
+    """cos and sin of the harmonics, each in two digits: [2, 2 terms, *shape]."""
+
+    def fill(out, turns):
+        for j, values in enumerate(_harmonics(turns, terms)):
+            for i, value in enumerate(values):
+                out[0, 2 * j + i], out[1, 2 * j + i] = _digits(value)
+
+    return _in_chunks(turns, (2, 2 * terms), fill)
+
+
+@leaf(shapes=lambda turns, series: turns.new_empty(2, 2 * len(series.cos), *turns.shape, dtype=torch.int64))
+def _multipliers(turns: torch.Tensor, series: Series) -> torch.Tensor:
+    """By what the basis at r is multiplied where c is known, in its order: [2, 2 terms, *shape]."""
+    terms = len(series.cos)
+
+    def fill(out, turns):
+        for j, (cos, sin) in enumerate(_harmonics(turns, terms)):
+            a, b = series.cos[j], series.sin[j]
+            for i, value in enumerate((a * cos + b * sin, a * sin - b * cos)):
+                out[0, 2 * j + i], out[1, 2 * j + i] = _digits(value)
+
+    return _in_chunks(turns, (2, 2 * terms), fill)
+
+
+@leaf(shapes=lambda public, basis: (basis[0, 0], basis[1, 0]))
+def _combined(public: torch.Tensor, basis: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A half of the sums P1 B1 and P1 B2 + P2 B1."""
+    first, second = public[0, 0] * basis[0, 0], public[0, 0] * basis[1, 0]
+    second.addcmul_(public[1, 0], basis[0, 0])
+    for k in range(1, public.shape[1]):
+        first.addcmul_(public[0, k], basis[0, k])
+        second.addcmul_(public[0, k], basis[1, k]).addcmul_(public[1, k], basis[0, k])
+    return first, second
 
 
 def draw_error(series: Series) -> float:
@@ -121,7 +160,7 @@ def draw_error(series: Series) -> float:
 
 def _series(net: Net, x: Shares, scale_bits: int, series: Series) -> Shares:
     """The ideal functionality."""
-    return whole(net, lambda v: _value(_turns(v, series.period_bits + scale_bits), series), x.A)
+    return unshared(net, _value(_turns(x.A, series.period_bits + scale_bits), series))
 
 
 @protocol("trigonometric", "docs/protocols.md; Fourier extension", [
@@ -142,40 +181,15 @@ def trigonometric(net: Net, x: Shares, scale_bits: int, series: Series) -> Share
     drawn = torch.int32 if width <= 32 else torch.int64
     r_A, r_S = net.common(Q, A, x.shape, "r_A", drawn), net.common(Q, S, x.shape, "r_S", drawn)
 
-    def fill_basis(out, turns):
-        for j, values in enumerate(_harmonics(turns, terms)):
-            for i, value in enumerate(values):
-                out[0, 2 * j + i], out[1, 2 * j + i] = _digits(value)
+    basis = deal(net, _basis(r_A + r_S, terms))
+    c_A = (_turns(x.A, width) + r_A).send(A, S, "c_A")
+    c_S = (_turns(x.S, width) + r_S).send(S, A, "c_S")
+    public = _multipliers(c_A + c_S, series)
 
-    def fill_public(out, turns):
-        for j, (cos, sin) in enumerate(_harmonics(turns, terms)):
-            a, b = series.cos[j], series.sin[j]
-            for i, value in enumerate((a * cos + b * sin, a * sin - b * cos)):
-                out[0, 2 * j + i], out[1, 2 * j + i] = _digits(value)
-
-    basis = deal(net, net.locally(Q, lambda a, s: _in_chunks(a + s, (2, 2 * terms), fill_basis), r_A, r_S))
-    c_A = net.send(net.locally(A, lambda v, r: _turns(v, width) + r, x.A, r_A), A, S, "c_A")
-    c_S = net.send(net.locally(S, lambda v, r: _turns(v, width) + r, x.S, r_S), S, A, "c_S")
-    public = net.locally((A, S), lambda a, s: _in_chunks(a + s, (2, 2 * terms), fill_public), c_A, c_S)
-
-    def combined(public, basis):
-        if basis.is_meta:
-            return basis[0, 0], basis[1, 0]
-        first, second = public[0, 0] * basis[0, 0], public[0, 0] * basis[1, 0]
-        second.addcmul_(public[1, 0], basis[0, 0])
-        for k in range(1, 2 * terms):
-            first.addcmul_(public[0, k], basis[0, k])
-            second.addcmul_(public[0, k], basis[1, k]).addcmul_(public[1, k], basis[0, k])
-        return first, second
-
-    constant = round(series.constant * 2.0**RESULT_BITS)
-    first_A, second_A = net.locally(A, combined, public, basis.A)
-    first_S, second_S = net.locally(S, combined, public, basis.S)
+    first_A, second_A = _combined(public, basis.A)
+    first_S, second_S = _combined(public, basis.S)
     second = _drop_digit(net, Shares(second_A, second_S))
-    return Shares(
-        net.locally(A, lambda p, v: (p + v).add_(constant), first_A, second.A),
-        net.locally(S, torch.add, first_S, second.S),
-    )
+    return Shares(first_A, first_S) + second + round(series.constant * 2.0**RESULT_BITS)
 
 
 @protocol("drop_digit", "docs/protocols.md")
@@ -187,12 +201,10 @@ def _drop_digit(net: Net, x: Shares) -> Shares:
     x = open_masked(net, x)
     known = quotient(net, x, DIGIT)
     R, wrap = deal(net, known.value), deal(net, known.wrap, torch.int32)
-    C, no_wrap = net.locally((net.A, net.S), lambda c: public_quotient(c, DIGIT), x.c)
+    C, no_wrap = compute(public_quotient, x.c, DIGIT)
+    return each(_hidden_quotient, no_wrap, R, wrap) + C
 
-    def part(no_wrap, R, wrap):
-        return wrap_term(wrap, DIGIT).bitwise_and_(no_wrap).sub_(R)
 
-    return Shares(
-        net.locally(net.A, lambda C, *v: part(*v).add_(C), C, no_wrap, R.A, wrap.A),
-        net.locally(net.S, part, no_wrap, R.S, wrap.S),
-    )
+def _hidden_quotient(no_wrap, R, wrap) -> torch.Tensor:
+    """A half of what is added to the public quotient."""
+    return wrap_term(wrap, DIGIT).bitwise_and_(no_wrap).sub_(R)
