@@ -39,9 +39,10 @@ def squared_distances(net: Net, query: Located, records: Located) -> Shares:
     m = query + b
     t = (query * query).sum() + 2 * matmul(a, m) + rho
     w = (records + a).send(A, S, "records_masked")
-    at_A = (records * records).sum(1) + 2 * matmul(records, b) - rho
     m, t = m.send(Q, S, "query_masked"), t.send(Q, S, "correction")
-    return Shares(at_A, t - 2 * matmul(w, m))
+    at_A = (records * records).sum(1) + 2 * matmul(records, b) - rho
+    at_S = t - 2 * matmul(w, m)
+    return Shares(at_A, at_S)
 
 
 @protocol("careless", "examples/new_protocol.py")
