@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..choreography import Located, Message, Net, Party, protocol
+from ..choreography import Located, Message, Net, Party, leaf, protocol
 from ..errors import ArgumentError, MisplacedValueError, ShapeError
 from .circuit import Circuit
 from .gates import argmax_circuit
@@ -52,6 +52,7 @@ def check_pair(pair: Pair, garbler: Party) -> None:
         )
 
 
+@leaf
 def input_bits(share: torch.Tensor, drop: int, bits: int) -> torch.Tensor:
     """Shares [n, classes] -> their bits [classes * bits, n], class by class, least significant first, as int64."""
     positions = torch.arange(drop, drop + bits, device=share.device).view(1, bits, 1)
@@ -82,26 +83,17 @@ def garbled_circuit(
     active = net.common(Q, garbler, (*at_garbler.shape, WORDS), "labels")
     zero_Q, active_Q = correlated_transfer(net, pair, at_Q)
 
-    def garbled(delta, bits, active, zero_Q, nonce):
-        own = torch.bitwise_xor(active, (-bits).unsqueeze(-1) & delta)
-        return garble(circuit, delta, torch.cat((own, zero_Q)), nonce)
-
-    tables, zero = net.locally(garbler, garbled, delta, at_garbler, active, zero_Q, nonce)
+    own = active ^ (-at_garbler).unsqueeze(-1) & delta
+    tables, zero = garble(circuit, delta, torch.cat((own, zero_Q)), nonce)
     tables = deliver(net, tables, garbler, Q, "tables")
-    labels = net.locally(
-        Q, lambda g, q, t, n: evaluate(circuit, torch.cat((g, q)), t, n), active, active_Q, tables, nonce
-    )
-    return zero, labels, nonce
+    return zero, evaluate(circuit, torch.cat((active, active_Q)), tables, nonce), nonce
 
 
-def _in_chunks(net: Net, run: Callable, parties: tuple, *values: Located) -> list[tuple[Located, ...]]:
+def _in_chunks(run: Callable, *values: Located) -> list[tuple[Located, ...]]:
     """run on CHUNK batch elements at a time, of values [..., classes]; at least once, on an empty batch."""
     count = values[0].shape[:-1].numel()
-    results = []
-    for start in range(0, max(1, count), CHUNK):
-        cut = lambda v, start=start: v.reshape(count, v.shape[-1])[start : start + CHUNK]
-        results.append(run(*(net.locally(p, cut, v) for p, v in zip(parties, values, strict=True))))
-    return results
+    flat = [v.reshape(count, v.shape[-1]) for v in values]
+    return [run(*(v[start : start + CHUNK] for v in flat)) for start in range(0, max(1, count), CHUNK)]
 
 
 @protocol(
@@ -135,19 +127,18 @@ def argmax_onehot(
     """
     check_inputs(at_A, at_Q, drop, bits)
     check_pair(pair, net.A)
-    Q, A, shape = net.Q, net.A, at_Q.shape
+    shape = at_Q.shape
     circuit = argmax_circuit(shape[-1], bits, False)
 
     def run(at_A: Located, at_Q: Located) -> tuple[Located, Located]:
-        own = net.locally(A, input_bits, at_A, drop, bits)
-        zero, labels, nonce = garbled_circuit(net, pair, circuit, own, net.locally(Q, input_bits, at_Q, drop, bits))
-        share, words = net.locally(A, lambda d, z, n: share_outputs(circuit, d, z, n), pair.delta, zero, nonce)
-        words = deliver(net, words, A, Q, "words")
-        return net.locally(Q, lambda k, w, n: take_share(circuit, k, w, n), labels, words, nonce), share
+        own, others = input_bits(at_A, drop, bits), input_bits(at_Q, drop, bits)
+        zero, labels, nonce = garbled_circuit(net, pair, circuit, own, others)
+        share, words = share_outputs(circuit, pair.delta, zero, nonce)
+        words = deliver(net, words, net.A, net.Q, "words")
+        return take_share(circuit, labels, words, nonce), share
 
-    results = _in_chunks(net, run, (A, Q), at_A, at_Q)
-    joined = lambda *parts: torch.cat(parts, 1).T.reshape(shape)
-    return tuple(net.locally(p, joined, *part) for p, part in zip((Q, A), zip(*results, strict=True), strict=True))
+    results = _in_chunks(run, at_A.at("A"), at_Q.at("Q"))
+    return tuple(torch.cat(parts, 1).t().reshape(shape) for parts in zip(*results, strict=True))
 
 
 @protocol(
@@ -177,19 +168,20 @@ def argmax_noisy(net: Net, pair: Pair, at_S: Located, at_Q: Located, *, drop: in
     """
     check_inputs(at_S, at_Q, drop, bits)
     check_pair(pair, net.S)
-    Q, S, shape = net.Q, net.S, at_Q.shape
+    shape = at_Q.shape
     circuit = argmax_circuit(shape[-1], bits, True)
 
     def run(at_S: Located, at_Q: Located) -> tuple[Located]:
-        own = net.locally(S, input_bits, at_S, drop, bits)
-        zero, labels, _ = garbled_circuit(net, pair, circuit, own, net.locally(Q, input_bits, at_Q, drop, bits))
-        decoding = deliver(net, net.locally(S, lambda z: pack(colours(z)), zero), S, Q, "decoding")
-        return (net.locally(Q, _decoded, labels, decoding),)
+        own, others = input_bits(at_S, drop, bits), input_bits(at_Q, drop, bits)
+        zero, labels, _ = garbled_circuit(net, pair, circuit, own, others)
+        decoding = deliver(net, pack(colours(zero)), net.S, net.Q, "decoding")
+        return (_decoded(labels, decoding),)
 
-    results = _in_chunks(net, run, (S, Q), at_S, at_Q)
-    return net.locally(Q, lambda *parts: torch.cat(parts).view(shape[:-1]), *(label for (label,) in results))
+    results = _in_chunks(run, at_S.at("S"), at_Q.at("Q"))
+    return torch.cat([label for (label,) in results]).view(shape[:-1])
 
 
+@leaf
 def _decoded(labels: torch.Tensor, decoding: torch.Tensor) -> torch.Tensor:
     """The number that output labels [bits, n, 2] stand for, from the packed colours of the zero labels: [n]."""
     found = colours(labels)

@@ -22,6 +22,7 @@ import torch
 from nacl import bindings as sodium
 from nacl.exceptions import CryptoError
 
+from ..choreography import leaf
 from ..errors import KeyAgreementError
 from ..randomness import derive
 from .hashing import LABEL_BYTES
@@ -75,6 +76,7 @@ def choose(sender: torch.Tensor, choices: list[int], session: bytes) -> tuple[to
     return tensor_of(answers), tensor_of(keys)
 
 
+@leaf(shapes=lambda _secret, _sender, answers, _session: answers.new_empty(answers.shape[0], 2, 2))
 def finish(secret: bytes, sender: torch.Tensor, answers: torch.Tensor, session: bytes) -> torch.Tensor:
     """The sender's keys [k, 2 (choice), 2], for its secret a, A [4] and answers R [k, 4]."""
     (A,) = points(sender)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+from ..choreography import leaf
 from .circuit import ONE, Circuit, Step
 from .hashing import SLACK, encrypt, hash_blocks, sigma, tweaks
 
@@ -65,6 +66,14 @@ def _store(circuit: Circuit, one: torch.Tensor, inputs: torch.Tensor) -> torch.T
     return store
 
 
+def _garbled_shapes(
+    circuit: Circuit, _delta: torch.Tensor, inputs: torch.Tensor, _nonce: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    n = inputs.shape[1]
+    return inputs.new_empty((circuit.ands, 2, n, 2)), inputs.new_empty((len(circuit.outputs), n, 2))
+
+
+@leaf(shapes=_garbled_shapes)
 def garble(
     circuit: Circuit, delta: torch.Tensor, inputs: torch.Tensor, nonce: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,8 +89,6 @@ def garble(
     """
     n = inputs.shape[1]
     tables = inputs.new_empty((circuit.ands, 2, n, 2))
-    if inputs.is_meta:
-        return tables, inputs.new_empty((len(circuit.outputs), n, 2))
     scratch = _Scratch(n, 2)
     wide, wide_sigma = delta.expand(n, 2).contiguous(), sigma(delta).expand(n, 2).contiguous()
 
@@ -109,11 +116,10 @@ def garble(
     return tables, circuit.run(_store(circuit, delta, inputs), gate)
 
 
+@leaf(shapes=lambda circuit, inputs, *_: inputs.new_empty((len(circuit.outputs), *inputs.shape[1:])))
 def evaluate(circuit: Circuit, inputs: torch.Tensor, tables: torch.Tensor, nonce: torch.Tensor) -> torch.Tensor:
     """The evaluator's half: one label of each input, [inputs, n, 2], to one label of each output, [outputs, n, 2]."""
     n = inputs.shape[1]
-    if inputs.is_meta or tables.is_meta:
-        return inputs.new_empty((len(circuit.outputs), n, 2), device="meta")
     scratch = _Scratch(n, 1)
 
     def gate(step: Step, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
@@ -140,6 +146,7 @@ def colours(labels: torch.Tensor) -> torch.Tensor:
     return labels[..., 0] & 1
 
 
+@leaf(shapes=lambda _circuit, _delta, zero, _nonce: (zero[..., 0], zero[..., 0]))
 def share_outputs(
     circuit: Circuit, delta: torch.Tensor, zero: torch.Tensor, nonce: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,8 +162,6 @@ def share_outputs(
     Returns:
         shares [outputs, n] and words [outputs, n].
     """
-    if zero.is_meta:
-        return zero[..., 0], zero[..., 0]
     # The label of colour zero stands for the bit p, the colour of the zero label.
     p = colours(zero)
     plain = zero ^ (-p).unsqueeze(-1) & delta
@@ -165,9 +170,8 @@ def share_outputs(
     return p - hashed[:, 0], 1 - 2 * p + hashed[:, 0] - hashed[:, 1]
 
 
+@leaf(shapes=lambda _circuit, _labels, words, _nonce: torch.empty_like(words))
 def take_share(circuit: Circuit, labels: torch.Tensor, words: torch.Tensor, nonce: torch.Tensor) -> torch.Tensor:
     """The evaluator's additive share of each output bit, [outputs, n], from its labels and the garbler's words."""
-    if labels.is_meta or words.is_meta:
-        return torch.empty(words.shape, dtype=torch.int64, device="meta")
     hashed = hash_blocks(tweaks(nonce, 2 * circuit.ands, labels.shape[0]), labels)[..., 0]
     return hashed + words * colours(labels)

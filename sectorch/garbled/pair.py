@@ -57,31 +57,26 @@ def correlate(net: Net, garbler: Party) -> Pair:
     if garbler not in (net.A, net.S):
         raise TopologyError(f"{garbler} cannot garble for {net.Q} in a call with {net.A} and {net.S}")
     Q, session = net.Q, net.runtime.session
-
-    def bits_of(delta: torch.Tensor) -> list[int]:
-        return [int(word) >> i & 1 for word in delta for i in range(64)]
-
-    def fresh_delta() -> torch.Tensor:
-        words = private_words(2)
-        words[0] |= 1
-        return words
-
-    def chosen(delta: torch.Tensor, point: torch.Tensor):
-        if delta.is_meta or point.is_meta:
-            return _meta(TRANSFERS, baseot.POINT_WORDS), _meta(TRANSFERS, 2)
-        return baseot.choose(point, bits_of(delta), session)
-
-    def finished(secret: bytes, point: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
-        if point.is_meta or answers.is_meta:
-            return _meta(TRANSFERS, 2, 2)
-        return baseot.finish(secret, point, answers, session)
-
-    delta = net.locally(garbler, fresh_delta)
-    secret, point = net.locally(Q, baseot.start)
-    answers, seeds = net.locally(garbler, chosen, delta, deliver(net, point, Q, garbler, "point"))
+    delta = net.fresh(garbler, _delta)
+    secret, point = net.fresh(Q, baseot.start)
+    answers, seeds = net.fresh(garbler, _chosen, delta, deliver(net, point, Q, garbler, "point"), session)
     answers = deliver(net, answers, garbler, Q, "points")
-    return Pair(garbler, delta, seeds, net.locally(Q, finished, secret, point, answers))
+    return Pair(garbler, delta, seeds, baseot.finish(secret, point, answers, session))
 
 
-def _meta(*shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.int64, device="meta")
+def _delta() -> torch.Tensor:
+    """A fresh Delta."""
+    words = private_words(2)
+    words[0] |= 1
+    return words
+
+
+def _chosen(delta: torch.Tensor, point: torch.Tensor, session: bytes) -> tuple[torch.Tensor, torch.Tensor]:
+    """The garbler's answers [128, 4] and its seeds [128, 2]: Delta's bits are its choices."""
+    return baseot.choose(point, [int(word) >> i & 1 for word in delta for i in range(64)], session)
+
+
+_chosen.shapes = lambda _delta, point, _session: (
+    point.new_empty(TRANSFERS, baseot.POINT_WORDS),
+    point.new_empty(TRANSFERS, 2),
+)

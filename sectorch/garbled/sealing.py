@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from ..choreography import Located, Message, Net, Party, protocol
 
 
@@ -32,13 +30,13 @@ def relay(net: Net, value: Located, src: Party, dst: Party) -> Located:
     """
     away = src == net.A
     pad = net.common(net.Q, net.A, value.shape, "pad")
-    sealed = net.send(net.locally(src, torch.bitwise_xor, value, pad), src, net.S, "from_A" if away else "from_Q")
-    sealed = net.send(sealed, net.S, dst, "to_Q" if away else "to_A")
-    return net.locally(dst, torch.bitwise_xor, sealed, pad)
+    sealed = (value.at(src.role) ^ pad).send(src, net.S, "from_A" if away else "from_Q")
+    sealed = sealed.send(net.S, dst, "to_Q" if away else "to_A")
+    return sealed.at(dst.role) ^ pad
 
 
 def deliver(net: Net, value: Located, src: Party, dst: Party, label: str) -> Located:
     """`value` of `src` becomes known to `dst`: over their edge where one is S, else by `relay`."""
     if net.S in (src, dst):
-        return net.send(value, src, dst, label)
+        return value.send(src, dst, label)
     return relay(net, value, src, dst)

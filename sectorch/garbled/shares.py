@@ -27,13 +27,14 @@ def _one_hot(net: Net, values: Shares, high: int) -> Shares:
     wins: list[Shares] = []
     while (count := values.shape[0]) > 1:
         pairs = count // 2
-        ahead = each(lambda v: v[0 : 2 * pairs : 2] - v[1 : 2 * pairs : 2], values)
+        second = values[1 : 2 * pairs : 2]
+        ahead = values[0 : 2 * pairs : 2] - second
         masked = open_masked(net, ahead)
         first = drelu(net, masked, high)
         wins.append(bit_to_ring(net, first, ahead.shape))
         if count > 2:
-            larger = select(net, first, masked)
-            values = each(lambda v, d: torch.cat((v[1 : 2 * pairs : 2] + d, v[2 * pairs :])), values, larger)
+            larger = second + select(net, first, masked)
+            values = each(_one_after_other, larger, values[2 * pairs :])
         else:
             break
     reached = _beside(net, wins[-1], -wins[-1] + 1)
@@ -42,8 +43,12 @@ def _one_hot(net: Net, values: Shares, high: int) -> Shares:
         match = reached[:pairs]
         left = multiply(net, torch.mul, match, first)
         both = _beside(net, left, match - left)
-        reached = each(lambda b, w: torch.cat((b, w[pairs:])), both, reached)
+        reached = each(_one_after_other, both, reached[pairs:])
     return reached
+
+
+def _one_after_other(*parts: torch.Tensor) -> torch.Tensor:
+    return torch.cat(parts)
 
 
 def _beside(net: Net, left: Shares, right: Shares) -> Shares:
@@ -53,8 +58,12 @@ def _beside(net: Net, left: Shares, right: Shares) -> Shares:
 
 def _compare(net: Net, values: Shares, drop: int, bits: int) -> Shares:
     """`_one_hot` along the last dimension, on the planes that `drop` and `bits` ask for."""
-    hot = _one_hot(net, each(lambda v: v.movedim(-1, 0), values), min(63, drop + bits))
-    return each(lambda h: h.movedim(0, -1), hot)
+    hot = _one_hot(net, each(torch.movedim, values, -1, 0), min(63, drop + bits))
+    return each(torch.movedim, hot, 0, -1)
+
+
+def _position(hot: torch.Tensor) -> torch.Tensor:
+    return (hot * torch.arange(hot.shape[-1], device=hot.device)).sum(-1)
 
 
 @protocol(
@@ -86,9 +95,8 @@ def argmax_onehot_shares(
     Q, A, S, shape = net.Q, net.A, net.S, at_Q.shape
     hot = _compare(net, share(net, at_Q) + at_A, drop, bits)
     against_Q, against_S = net.common(S, A, shape, "against_Q"), net.common(Q, A, shape, "against_S")
-    half = net.send(net.locally(S, torch.add, hot.S, against_Q), S, Q, "half")
-    own = net.locally(A, lambda h, q, s: h - q - s, hot.A, against_Q, against_S)
-    return net.locally(Q, torch.add, half, against_S), own
+    half = (hot.S + against_Q).send(S, Q, "half")
+    return half + against_S, hot.A - against_Q - against_S
 
 
 @protocol("argmax_noisy_shares", "CaPC, step 3, on three-party shares")
@@ -109,7 +117,5 @@ def argmax_noisy_shares(net: Net, at_S: Located, at_Q: Located, *, drop: int = 0
     """
     check_inputs(at_S, at_Q, drop, bits)
     halves = share(net, at_Q)
-    votes = Shares(halves.A, net.locally(net.S, torch.add, halves.S, at_S))
-    hot = _compare(net, votes, drop, bits)
-    label = each(lambda h: (h * torch.arange(h.shape[-1], device=h.device)).sum(-1), hot)
-    return reveal(net, label)
+    hot = _compare(net, Shares(halves.A, halves.S + at_S), drop, bits)
+    return reveal(net, each(_position, hot))

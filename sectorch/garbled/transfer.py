@@ -18,12 +18,13 @@ from __future__ import annotations
 import torch
 
 from ..bitplanes import planes, rows, words_for
-from ..choreography import Located, Message, Net, protocol
+from ..choreography import Located, Message, Net, leaf, protocol
 from .hashing import WORDS, expand, hash_blocks
 from .pair import TRANSFERS, Pair
 from .sealing import deliver
 
 
+@leaf
 def pack(bits: torch.Tensor) -> torch.Tensor:
     """Bits (int64, any shape) -> words [W]: bit t of word w is element t W + w, as in `sectorch.bitplanes`."""
     positions = torch.arange(64, device=bits.device).unsqueeze(1)
@@ -42,21 +43,23 @@ def transposed(columns: torch.Tensor, count: int) -> torch.Tensor:
     return halves.permute(1, 2, 0).reshape(-1, WORDS)[:count]
 
 
+def _column_shapes(_seeds: torch.Tensor, bits: torch.Tensor, _nonce: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return bits.new_empty((TRANSFERS, words_for(bits.numel()))), bits.new_empty((*bits.shape, WORDS))
+
+
+@leaf(shapes=_column_shapes)
 def choose_columns(both_seeds: torch.Tensor, bits: torch.Tensor, nonce: torch.Tensor):
     """Q's message [128, W], and its blocks [*bits.shape, 2], for choice bits."""
-    if bits.is_meta or both_seeds.is_meta:
-        return bits.new_empty((TRANSFERS, words_for(bits.numel()))), bits.new_empty((*bits.shape, WORDS))
     packed = pack(bits)
     first, second = (expand(both_seeds[:, i], nonce, packed.shape[0]) for i in range(2))
     return second.bitwise_xor_(first).bitwise_xor_(packed), transposed(first, bits.numel()).view(*bits.shape, WORDS)
 
 
+@leaf(shapes=lambda _seeds, _delta, columns, shape, _nonce: columns.new_empty((*shape, WORDS)))
 def zero_blocks(
     seeds: torch.Tensor, delta: torch.Tensor, columns: torch.Tensor, shape: torch.Size, nonce: torch.Tensor
 ):
     """The garbler's blocks [*shape, 2] from Q's message."""
-    if columns.is_meta or delta.is_meta:
-        return torch.empty((*shape, WORDS), dtype=torch.int64, device="meta")
     chosen = -unpack_bits(delta).unsqueeze(1)
     own = expand(seeds, nonce, columns.shape[1])
     return transposed(own.bitwise_xor_(chosen & columns), shape.numel()).view(*shape, WORDS)
@@ -86,10 +89,9 @@ def correlated_transfer(net: Net, pair: Pair, bits: Located) -> tuple[Located, L
     """
     Q, garbler = net.Q, pair.garbler
     nonce, shape = net.common(Q, garbler, (2,), "nonce"), bits.shape
-    columns, at_Q = net.locally(Q, choose_columns, pair.both_seeds, bits, nonce)
+    columns, at_Q = choose_columns(pair.both_seeds, bits, nonce)
     columns = deliver(net, columns, Q, garbler, "columns")
-    q = net.locally(garbler, lambda s, d, u, n: zero_blocks(s, d, u, shape, n), pair.seeds, pair.delta, columns, nonce)
-    return q, at_Q
+    return zero_blocks(pair.seeds, pair.delta, columns, shape, nonce), at_Q
 
 
 @protocol(
@@ -112,23 +114,21 @@ def oblivious_transfer(net: Net, pair: Pair, messages: Located, bits: Located) -
     garbler = pair.garbler
     tweak = net.common(net.Q, garbler, (2,), "tweak")
     q, t = correlated_transfer(net, pair, bits)
-    sealed = net.locally(garbler, _sealed, messages, q, pair.delta, tweak)
-    return net.locally(net.Q, _opened, deliver(net, sealed, garbler, net.Q, "sealed"), t, bits, tweak)
+    sealed = _sealed(messages, q, pair.delta, tweak)
+    return _opened(deliver(net, sealed, garbler, net.Q, "sealed"), t, bits, tweak)
 
 
 def _key(tweak: torch.Tensor) -> list[bytes]:
     return [tweak.numpy().tobytes()]
 
 
+@leaf(shapes=lambda messages, *_: torch.empty_like(messages))
 def _sealed(messages: torch.Tensor, q: torch.Tensor, delta: torch.Tensor, tweak: torch.Tensor) -> torch.Tensor:
-    if q.is_meta:
-        return q.new_empty(messages.shape)
     both = torch.stack((q, q ^ delta), -2)
     return hash_blocks(_key(tweak), both.unsqueeze(0))[0].bitwise_xor_(messages)
 
 
+@leaf(shapes=lambda _sealed, t, *_: torch.empty_like(t))
 def _opened(sealed: torch.Tensor, t: torch.Tensor, bits: torch.Tensor, tweak: torch.Tensor) -> torch.Tensor:
-    if sealed.is_meta or t.is_meta:
-        return torch.empty(t.shape, dtype=torch.int64, device="meta")
     chosen = torch.where(bits.unsqueeze(-1) == 1, sealed[..., 1, :], sealed[..., 0, :])
     return hash_blocks(_key(tweak), t.unsqueeze(0))[0].bitwise_xor_(chosen)
