@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .errors import SecretAccessError, UnsupportedOpError
+from .located import compute, running
 from .table import IN_PLACE, ROW_OF, Context, spell, typed
 from .tensor import PrivateTensor, SecretTensor
 
@@ -55,7 +56,8 @@ def _results(
 ) -> list[PrivateTensor]:
     """Computed at the owner; each knows what it is a view of, and whose memory torch lets it share."""
     parent = leaves[at[0]]
-    located = context.setup.locally(context.party, run, *(leaves[i].value for i in at))
+    with running(context.setup):
+        located = compute(run, *(leaves[i].value for i in at))
     row = ROW_OF.get(func)
     viewed = row is not None and row.view and len(at) == 1
     families = _families([leaves[i] for i in at], run, len(outputs), viewed)
@@ -132,9 +134,10 @@ def _changed(context: Context, func: Callable, leaves: list, at: list[int], run:
         return value
 
     rest = [leaves[i].value for i in at[1:]]
-    whole.become(context.setup.locally(context.party, written, whole.value, *rest))
-    if target is not whole:
-        target.become(context.setup.locally(context.party, viewed, whole.value))
+    with running(context.setup):
+        whole.become(compute(written, whole.value, *rest))
+        if target is not whole:
+            target.become(compute(viewed, whole.value))
     return target
 
 

@@ -17,7 +17,7 @@ from weakref import ref
 import torch
 from torch.utils import _pytree as pytree
 
-from .choreography import Located, Net, Party, Phase
+from .choreography import Located, Net, Party, Phase, leaf
 from .errors import (
     ArgumentError,
     FixedPointRangeError,
@@ -27,12 +27,13 @@ from .errors import (
     ShapeError,
     UnsupportedOpError,
 )
+from .located import compute, running
 from .mpc.guard import guard, unpadded
 from .mpc.linear import Weight, mask_weight
 from .mpc.mask import open_masked
 from .mpc.share import aggregate as aggregate_protocol
 from .mpc.share import reveal, share
-from .mpc.shares import Shares, each
+from .mpc.shares import Shares
 from .mpc.truncate import MAX_SHIFT, truncate
 from .mpc.within import raise_outside
 from .ring import HEADROOM_BITS, check_encodable, decode, encode, range_limit
@@ -138,12 +139,11 @@ class SharedTensor(SecretTensor):
             shares, scale_bits = _rounded(net, self.shares, self.scale_bits, self.scheme)
             right = None
             if self.flags:
-                shape = shares.shape
                 padded, key = guard(net, shares, self.flags)
-                opened, right = unpadded(reveal(net, padded), shape, key)
+                opened, right = unpadded(reveal(net, padded), shares.shape, key)
             else:
                 opened = reveal(net, shares)
-            plain = net.locally(Q, decode, opened, scale_bits, dtype)
+            plain = compute(decode, opened, scale_bits, dtype)
             return Opening(net.read(plain, Q), None if right is None else net.read(right, Q))
 
 
@@ -227,18 +227,8 @@ class PrivateTensor(SecretTensor):
         Raises:
             FixedPointRangeError: at the owner: it does not fit the ring, or is not below the limit as a summand.
         """
-        bits = self.scheme.frac_bits
-
-        def encoded(value):
-            check_encodable(value, bits, self.label)
-            if limit is not None and value.numel() and not value.is_meta and float(value.abs().max()) >= limit:
-                raise FixedPointRangeError(
-                    f"{self.label} reaches magnitude {float(value.abs().max()):.6g} as a summand; activations are "
-                    f"below {limit:g} at {bits} fraction bits"
-                )
-            return encode(value, scale_bits)
-
-        result = self.session.setup(self.party).locally(self.party, encoded, self.value)
+        with running(self.session.setup(self.party)):
+            result = _encoded(self.value, scale_bits, self.scheme.frac_bits, limit, self.label)
         self.encodings.add((scale_bits, limit))
         return result
 
@@ -269,11 +259,24 @@ class PrivateTensor(SecretTensor):
             return mask_weight(setup, self.encoded(self.weight_bits))
         parent, view = self.origin
         whole = parent.weight()
-        return Weight(
-            setup.locally(setup.A, view, whole.omega),
-            setup.locally((setup.Q, setup.A), view, whole.a),
-            setup.locally((setup.S, setup.A), view, whole.masked),
+        with running(setup):
+            return Weight(*(compute(view, w) for w in (whole.omega, whole.a, whole.masked)))
+
+
+def _encoded_shapes(value: torch.Tensor, scale_bits: int, frac_bits: int, _limit: Any, label: str) -> torch.Tensor:
+    check_encodable(value, frac_bits, label)
+    return encode(value, scale_bits)
+
+
+@leaf(shapes=_encoded_shapes)
+def _encoded(value: torch.Tensor, scale_bits: int, frac_bits: int, limit: float | None, label: str) -> torch.Tensor:
+    check_encodable(value, frac_bits, label)
+    if limit is not None and value.numel() and float(value.abs().max()) >= limit:
+        raise FixedPointRangeError(
+            f"{label} reaches magnitude {float(value.abs().max()):.6g} as a summand; activations are below {limit:g} "
+            f"at {frac_bits} fraction bits"
         )
+    return encode(value, scale_bits)
 
 
 def share_tensor(
@@ -310,7 +313,7 @@ def share_tensor(
     check_encodable(x, scheme.frac_bits, "the input")
     scale_bits = scheme.frac_bits if x.is_floating_point() else 0
     with session.operation(party) as net:
-        encoded = net.locally(session.Q, lambda v: encode(v, scale_bits), net.own(session.Q, x, Phase.ONLINE))
+        encoded = compute(encode, net.own(session.Q, x, Phase.ONLINE), scale_bits)
         shares = share(net, encoded)
         if not x.is_floating_point():
             shares = replace(shares, Q=encoded)
@@ -356,16 +359,18 @@ def aggregate(tensors: Sequence[SharedTensor]) -> torch.Tensor:
             terms.append((net, shares))
             scales.append(bits)
         scale = max(scales)
-        for (n, s), bits, x in zip(terms, scales, tensors, strict=True):
-            _hold(n, s, x, bits, len(tensors) << scale - bits)
-        terms = [(n, each(n, lambda v, b=scale - b: v << b, s)) for (n, s), b in zip(terms, scales, strict=True)]
+        for i, ((n, s), bits, x) in enumerate(zip(terms, scales, tensors, strict=True)):
+            with running(n):
+                _hold(n, s, x, bits, len(tensors) << scale - bits)
+                terms[i] = n, s << scale - bits
         net, right = terms[0][0], None
         if any(x.scheme.range_check for x in tensors):  # an answering party does not know of the others' flags
             guarded = [guard(n, s, (*x.flags, *n.raised)) for (n, s), x in zip(terms, tensors, strict=True)]
             padded = [(n, s) for (n, _), (s, _) in zip(terms, guarded, strict=True)]
             keys = [key for _, key in guarded]
             total = aggregate_protocol(net, padded)
-            opened, right = unpadded(total, shape, *keys)
+            with running(net):
+                opened, right = unpadded(total, shape, *keys)
             right = net.read(right, Q)
         else:
             opened = aggregate_protocol(net, terms)

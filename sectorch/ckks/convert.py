@@ -21,6 +21,7 @@ from tenseal import sealapi
 from .. import products
 from ..choreography import Located, Message, Net, Party, Phase, protocol
 from ..errors import ArgumentError
+from ..located import compute
 from ..mpc.shares import Shares
 from ..mpc.truncate import MAX_SHIFT, truncate
 from ..randomness import PairKey, random_secret
@@ -97,8 +98,8 @@ def _mask(shape: tuple[int, int], bits: int) -> tuple[torch.Tensor, torch.Tensor
 )
 def _open_masked(net: Net, masked: Located, decrypt) -> Located:
     """A's masked ciphertexts go to Q by way of S; Q decrypts and sends S its half."""
-    at_Q = net.send(net.send(masked, net.A, net.S, "masked"), net.S, net.Q, "forwarded")
-    return net.send(net.locally(net.Q, decrypt, at_Q), net.Q, net.S, "half")
+    at_Q = masked.send(net.A, net.S, "masked").send(net.S, net.Q, "forwarded").at("Q")
+    return compute(decrypt, at_Q).send(net.Q, net.S, "half")
 
 
 def to_shares(
@@ -190,7 +191,7 @@ def to_shares(
 
     with session.operation(party) as net:
         at_S = _open_masked(net, net.own(net.A, data, Phase.ONLINE), decrypted)
-        at_A = net.locally(net.A, lambda r: shared(-r), net.own(net.A, word, Phase.ONLINE))
+        at_A = compute(shared, -net.own(net.A, word, Phase.ONLINE))
         return SharedTensor(Shares(at_A, at_S), scale_bits, session, party, scheme, e.float_dtype)
 
 
@@ -218,8 +219,8 @@ def _lifted(residues: list[torch.Tensor], primes: tuple[int, ...]) -> torch.Tens
     [Message("masked_half", "A", "S", "r of A, uniform"), Message("masked", "S", "Q", "r of A, statistically")],
 )
 def _masked_to_Q(net: Net, x: Shares, r: Located) -> Located:
-    half = net.send(net.locally(net.A, torch.add, x.A, r), net.A, net.S, "masked_half")
-    return net.send(net.locally(net.S, torch.add, half, x.S), net.S, net.Q, "masked")
+    half = (x.A + r).send(net.A, net.S, "masked_half")
+    return (half + x.S).send(net.S, net.Q, "masked")
 
 
 def from_shares(

@@ -49,9 +49,9 @@ class Query:
 )
 def _asked(net: Net, query: Located, evaluate: Callable) -> Located:
     """Q's ciphertexts go to A and A's back, by way of S."""
-    at_A = net.send(net.send(query, net.Q, net.S, "query"), net.S, net.A, "query_forwarded")
-    answer = net.send(net.locally(net.A, evaluate, at_A), net.A, net.S, "answer")
-    return net.send(answer, net.S, net.Q, "answer_forwarded")
+    at_A = query.send(net.Q, net.S, "query").send(net.S, net.A, "query_forwarded")
+    answer = net.fresh(net.A, evaluate, at_A)
+    return answer.send(net.A, net.S, "answer").send(net.S, net.Q, "answer_forwarded")
 
 
 class CKKSModule(nn.Module):
@@ -159,7 +159,7 @@ class CKKSModule(nn.Module):
             return made["answer"].cipher.data
 
         with self.session.operation(self.party) as net:
-            query = net.locally(net.Q, encrypted, net.own(net.Q, x))
+            query = net.fresh(net.Q, encrypted, net.own(net.Q, x))
             received = net.read(_asked(net, query, evaluate), net.Q)
         answer = made["answer"]
         cipher = replace(answer.cipher, data=received)

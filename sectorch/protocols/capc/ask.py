@@ -10,7 +10,7 @@ pair key. Sums are mod 2^64.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...choreography import Located, Party
+from ...choreography import Located, Party, leaf
 from ...ckks import encrypt, keygen, to_shares
 from ...ckks.explain import explain
 from ...errors import NetworkError
@@ -156,8 +156,8 @@ class Panel:
         bits = (mechanism.noise.span + len(at_Q)).bit_length() + 1
         with self.session.call(nets[0]) as net:
             noise = net.own(S, mechanism.noise.sample(len(queries), self.classes))
-            total_S = net.locally(S, _sum, noise, *at_S)
-            total_Q = net.locally(net.Q, _sum, *at_Q)
+            total_S = _sum(noise, *at_S)
+            total_Q = _sum(*(s.at("Q") for s in at_Q))
             if self.argmax == "yao":
                 label = argmax_noisy(net, self._pair(S), total_S, total_Q, bits=bits)
             else:
@@ -172,7 +172,7 @@ class Panel:
         if self.inference == "open":
             with self.session.call(party) as net:
                 plain = net.own(net.Q, queries.double())
-                s, s_hat = open_vote(net, plain, lambda x: self._one_hot(voter, x.to(queries.dtype)))
+                s, s_hat = open_vote(net, plain, self._answering(voter, queries.dtype))
                 spent["infer"] += time.perf_counter() - start
                 return s, to_guardian(net, s_hat)
         logits = self._logits(party, voter, queries)
@@ -212,9 +212,16 @@ class Panel:
             )
         return logits
 
+    def _answering(self, voter: Voter, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+        """From queries in float64 to one-hot votes."""
+
+        def answer(queries: torch.Tensor) -> torch.Tensor:
+            return self._one_hot(voter, queries.to(dtype))
+
+        answer.shapes = lambda queries: queries.new_empty((len(queries), self.classes), dtype=torch.int64)
+        return answer
+
     def _one_hot(self, voter: Voter, images: torch.Tensor) -> torch.Tensor:
-        if images.is_meta:
-            return torch.empty((len(images), self.classes), dtype=torch.int64, device="meta")
         answers = answer_of(voter.model, images)
         if int(answers.max()) >= self.classes or int(answers.min()) < 0:
             raise CaPCError(f"{voter.name}'s model names a class outside of 0..{self.classes - 1}")
@@ -256,5 +263,6 @@ class SimulatedPanel(Panel):
         return Answer(labels, len(self.voters), [], seconds, votes.tolist())
 
 
+@leaf
 def _sum(*values: torch.Tensor) -> torch.Tensor:
     return torch.stack(values).sum(0)

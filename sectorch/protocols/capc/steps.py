@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from ...choreography import Located, Message, Net, Phase, protocol
+from ...choreography import Located, Message, Net, protocol
 from ...ckks.convert import random_words
+from ...located import compute
 from ...mpc.shares import Shares
 
 
@@ -31,9 +32,17 @@ def mask(net: Net, logits: Shares) -> tuple[Located, Located]:
     Rounds 2, bytes 16 per element. S and Q receive uniform ring elements; neither knows r_hat.
     """
     A, S, Q = net.A, net.S, net.Q
-    r_hat = net.own(A, random_words(logits.shape.numel()).view(logits.shape), Phase.OFFLINE)
-    half = net.send(net.locally(A, torch.sub, logits.A, r_hat), A, S, "masked_half")
-    return r_hat, net.send(net.locally(S, torch.add, half, logits.S), S, Q, "masked")
+    r_hat = net.fresh(A, _uniform, logits.shape)
+    half = (logits.A - r_hat).send(A, S, "masked_half")
+    return r_hat, (half + logits.S).send(S, Q, "masked")
+
+
+def _uniform(shape: torch.Size) -> torch.Tensor:
+    """int64 values that only the caller has."""
+    return random_words(shape.numel()).view(shape)
+
+
+_uniform.shapes = lambda shape: torch.empty(shape, dtype=torch.int64, device="meta")
 
 
 @protocol("capc_to_guardian", "CaPC, step 2", [Message("s_hat", "A", "S", "s of Q")])
@@ -42,7 +51,7 @@ def to_guardian(net: Net, s_hat: Located) -> Located:
 
     Rounds 1, bytes 8 per element. Uniform to S, which lacks Q's share.
     """
-    return net.send(s_hat, net.A, net.S, "s_hat")
+    return s_hat.send(net.A, net.S, "s_hat")
 
 
 @protocol(
@@ -60,7 +69,8 @@ def open_vote(net: Net, queries: Located, answer: Callable[[torch.Tensor], torch
 
     Args:
         queries: float64 [N, ...] at Q.
-        answer: from such queries to one-hot votes, int64 [N, classes].
+        answer: from such queries to one-hot votes, int64 [N, classes]. Its attribute `shapes`, if it has one, gives
+            the votes' shape from that of the queries (`located.compute`).
 
     Returns:
         (s at Q, s_hat at A).
@@ -69,11 +79,9 @@ def open_vote(net: Net, queries: Located, answer: Callable[[torch.Tensor], torch
     """
     A, S, Q = net.A, net.S, net.Q
     pad = net.common(Q, A, queries.shape, "pad")
-    sealed = net.locally(Q, lambda x, p: x.view(torch.int64) ^ p, queries, pad)
-    sealed = net.send(net.send(sealed, Q, S, "query"), S, A, "query_open")
-    votes = net.locally(A, lambda x, p: answer((x ^ p).view(torch.float64)), sealed, pad)
-    s_hat = net.own(A, random_words(votes.shape.numel()).view(votes.shape), Phase.OFFLINE)
+    sealed = (queries.view(torch.int64) ^ pad).send(Q, S, "query").send(S, A, "query_open")
+    votes = compute(answer, (sealed.at("A") ^ pad).view(torch.float64))
+    s_hat = net.fresh(A, _uniform, votes.shape)
     cover = net.common(Q, A, votes.shape, "cover")
-    s = net.locally(A, lambda v, h, c: (v - h) ^ c, votes, s_hat, cover)
-    s = net.send(net.send(s, A, S, "s"), S, Q, "s_at_Q")
-    return net.locally(Q, torch.bitwise_xor, s, cover), s_hat
+    s = ((votes - s_hat) ^ cover).send(A, S, "s").send(S, Q, "s_at_Q")
+    return s.at("Q") ^ cover, s_hat
