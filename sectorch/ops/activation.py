@@ -12,7 +12,7 @@ from ..errors import NonFiniteError
 from ..mpc.leaky import leaky_relu_privhfl
 from ..mpc.relu import ramps
 from ..mpc.relu import relu as relu_protocol
-from ..mpc.shares import Shares, each
+from ..mpc.shares import each
 from ..mpc.truncate import truncate
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
@@ -79,8 +79,7 @@ def prelu(context: Context, x: SharedTensor, weight: Any) -> Fixed:
 @implements("abs", torch.abs, torch.absolute, T.abs, T.absolute, T.__abs__, in_place=(T.abs_,), note="exact")
 def absolute(context: Context, x: SharedTensor) -> Fixed:
     positive, whole = _pieces(context, x)
-    shares = each(lambda p, w: 2 * p - w, positive.shares, whole.shares)
-    return Fixed(shares, positive.scale_bits, positive.bound)
+    return Fixed(positive.shares * 2 - whole.shares, positive.scale_bits, positive.bound)
 
 
 def _clamped(context: Context, x: SharedTensor, low: float | None, high: float | None) -> Fixed:
@@ -120,13 +119,12 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
     if low is None:
         whole = truncate(net, x.shares, shift, fss, limit) if shift else x.shares
         return Fixed(whole - parts[0], scale, bound)
-    return _lifted(context, Fixed(each(torch.sub, *parts), scale), low)._replace(bound=bound)
+    return _lifted(context, Fixed(parts[0] - parts[1], scale), low)._replace(bound=bound)
 
 
 def _lifted(context: Context, x: Fixed, constant: float) -> Fixed:
     offset = int(encoded_public(context, float(constant), x.scale_bits))
-    net = context.net
-    return Fixed(Shares(net.locally(net.A, lambda v: v + offset, x.shares.A), x.shares.S), x.scale_bits)
+    return Fixed(x.shares + offset, x.scale_bits)
 
 
 @implements("clamp", torch.clamp, torch.clip, T.clamp, T.clip, in_place=(T.clamp_, T.clip_, torch.clamp_),

@@ -11,7 +11,7 @@ import torch
 
 from ..errors import ArgumentError, DtypeError
 from ..mpc.multiply import square as square_protocol
-from ..mpc.shares import Shares
+from ..mpc.shares import each
 from ..ring import HEADROOM_BITS, check_encodable
 from ..table import Context, Fixed, implements
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
@@ -120,10 +120,8 @@ def rdiv(context: Context, x: Any, y: Any) -> Fixed:
 
 def _constant(context: Context, x: SharedTensor, value: float) -> Fixed:
     """A public number in the shape of x."""
-    net, f = context.net, context.frac_bits
-    number = int(encoded_public(context, float(value), f))
-    return Fixed(Shares(net.locally(net.A, lambda v: torch.full_like(v, number), x.shares.A),
-                        net.locally(net.S, torch.zeros_like, x.shares.S)), f)  # fmt: skip
+    number = int(encoded_public(context, float(value), context.frac_bits))
+    return Fixed(each(torch.zeros_like, x.shares) + number, context.frac_bits)
 
 
 @implements("pow", T.__rpow__,

@@ -9,13 +9,16 @@ from typing import Any
 
 import torch
 
+from ..choreography import leaf
 from ..errors import FixedPointRangeError
+from ..located import running
 from ..mpc.linear import linear
 from ..mpc.mask import open_masked
 from ..mpc.multiply import multiply, multiply_masked
 from ..mpc.shares import each
 from ..mpc.truncate import MAX_SHIFT
 from ..ring import HEADROOM_BITS, check_encodable, encode
+from ..scheme import Scheme
 from ..table import Context, Fixed
 from ..tensor import PrivateTensor, SharedTensor
 from .common import SLACK_BITS, encoded_public, fixed, fractional, plus, refuse, settled, settled_bits, shortened
@@ -139,22 +142,23 @@ def check_sums(weight: PrivateTensor, sums: Sums) -> None:
     """
     if sums in weight.summed:
         return
-    scheme, allowed = weight.scheme, weight.scheme.gain
-
-    def check(value: torch.Tensor) -> torch.Tensor:
-        largest = 0.0 if value.is_meta or not value.numel() else float(sums(value.abs()).max())
-        if largest > allowed:
-            bits = 61 - 2 * scheme.frac_bits - math.ceil(math.log2(largest * 64 / 63))
-            way = f"activation_limit={2.0**bits:g}" if bits > 0 else "fewer fraction bits"
-            raise FixedPointRangeError(
-                f"{weight.label}: the weights of one output sum to magnitude {largest:.4g}, and with activations up to "
-                f"{scheme.activation_limit:g} at {scheme.frac_bits} fraction bits they may sum to {allowed:.4g}; "
-                f"use {way}, or normalise the layer"
-            )
-        return value.new_zeros(())
-
-    weight.session.setup(weight.party).locally(weight.party, check, weight.value)
+    with running(weight.session.setup(weight.party)):
+        _checked_sums(weight.value, sums, weight.scheme, weight.label)
     weight.summed.add(sums)
+
+
+@leaf(shapes=lambda value, *_: value.new_zeros(()))
+def _checked_sums(value: torch.Tensor, sums: Sums, scheme: Scheme, label: str) -> torch.Tensor:
+    largest, allowed = float(sums(value.abs()).max()) if value.numel() else 0.0, scheme.gain
+    if largest > allowed:
+        bits = 61 - 2 * scheme.frac_bits - math.ceil(math.log2(largest * 64 / 63))
+        way = f"activation_limit={2.0**bits:g}" if bits > 0 else "fewer fraction bits"
+        raise FixedPointRangeError(
+            f"{label}: the weights of one output sum to magnitude {largest:.4g}, and with activations up to "
+            f"{scheme.activation_limit:g} at {scheme.frac_bits} fraction bits they may sum to {allowed:.4g}; "
+            f"use {way}, or normalise the layer"
+        )
+    return value.new_zeros(())
 
 
 def _times_public(context: Context, product: Callable, x: Fixed, value: Any, sums: Sums = torch.abs) -> Fixed:
@@ -210,7 +214,7 @@ def _product(context: Context, product: Callable, x: Fixed, weight: torch.Tensor
         x = settled(context, x, SLACK_BITS, CAPACITY / largest / 2.0**context.frac_bits)
     x = fitted(context, x, CAPACITY / max(1.0, largest))
     bound = None if x.bound is None else x.bound * largest
-    shares = each(lambda v: product(v, weight.to(v.device)), x.shares)
+    shares = each(product, x.shares, weight.to(context.session.device))
     return Fixed(shares, x.scale_bits + bits, bound)
 
 

@@ -15,6 +15,7 @@ import torch
 
 from ..choreography import Located, Phase
 from ..errors import FixedPointRangeError, UnsupportedOpError
+from ..located import compute
 from ..mpc.mask import open_masked
 from ..mpc.shares import Shares, each
 from ..mpc.sign import at_least
@@ -145,9 +146,10 @@ def shared_operand(context: Context, value: Any, scale_bits: int) -> Fixed:
         return fixed(value)
     net = context.net
     content = located_or_public(context, value, scale_bits)
-    at_A = net.locally(net.A, lambda v: v, content)
-    shape = at_A.shape
-    return Fixed(Shares(at_A, zeros_at_S(context, shape)), scale_bits, _largest(context, value, scale_bits))
+    device = context.session.device
+    at_A = content if type(content) is Located else net.own(net.A, content.to(device), Phase.SETUP)
+    at_S = net.own(net.S, torch.zeros(at_A.shape, dtype=torch.int64, device=device), Phase.SETUP)
+    return Fixed(Shares(at_A, at_S), scale_bits, _largest(context, value, scale_bits))
 
 
 def _largest(context: Context, value: Any, scale_bits: int) -> float:
@@ -161,10 +163,9 @@ def _largest(context: Context, value: Any, scale_bits: int) -> float:
     return 2.0 ** (HEADROOM_BITS - 2) if largest >= INFINITE else largest * 2.0**scale_bits + 1
 
 
-def zeros_at_S(context: Context, shape: torch.Size) -> Located:
-    """S's half of a value that A holds alone."""
-    net = context.net
-    return net.locally(net.S, torch.zeros_like, net.own(net.S, torch.zeros(shape, dtype=torch.int64), Phase.SETUP))
+def end_to_end(*parts: torch.Tensor) -> torch.Tensor:
+    """The parts one after the other along the first dimension."""
+    return torch.cat(parts)
 
 
 def total(context: Context, x: Any, y: Any, sign: int = 1) -> Fixed:
@@ -203,9 +204,7 @@ def _plus(context: Context, x: Fixed, value: Any, sign: int = 1) -> Fixed:
             scale, bound = x.scale_bits, _largest(context, value, x.scale_bits)
         x = fitted(context, x, CAPACITY - bound)
     content = located_or_public(context, value, scale)
-    if sign < 0:
-        content = context.setup.locally(context.party, torch.neg, content) if type(content) is Located else -content
-    return Fixed(x.shares + content, scale, both(x.bound, bound))
+    return Fixed(x.shares - content if sign < 0 else x.shares + content, scale, both(x.bound, bound))
 
 
 def fractional(value: Any) -> bool:
@@ -236,7 +235,7 @@ def local(context: Context, f: Callable, x: SharedTensor, terms: int = 1) -> Fix
     bound = None if value.bound is None else value.bound * max(1, terms)
     shares = each(f, value.shares)
     if own is not None:
-        shares = replace(shares, Q=context.net.locally(context.net.Q, f, own))
+        shares = replace(shares, Q=compute(f, own))
     return Fixed(shares, value.scale_bits, bound)
 
 

@@ -9,7 +9,6 @@ import torch
 from ..mpc.compare import is_zero
 from ..mpc.mask import open_masked
 from ..mpc.select import bit_to_ring
-from ..mpc.shares import Shares
 from ..mpc.sign import at_least
 from ..table import BEFORE, Context, Fixed, implements
 from ..tensor import SharedTensor
@@ -27,8 +26,7 @@ def not_negative(context: Context, x: Fixed) -> Fixed:
 
 def complement(context: Context, x: Fixed) -> Fixed:
     """1 - x for shares of 0 and 1."""
-    net = context.net
-    return Fixed(Shares(net.locally(net.A, lambda v: 1 - v, x.shares.A), net.locally(net.S, torch.neg, x.shares.S)), 0)
+    return Fixed(-x.shares + 1, 0)
 
 
 @implements("ge", torch.ge, torch.greater_equal, T.ge, T.__ge__, note="exact")
@@ -100,12 +98,7 @@ def total_tensor(context: Context, x: Any, y: Any) -> SharedTensor:
 def sign(context: Context, x: SharedTensor) -> Fixed:
     net = context.net
     bits = at_least(net, open_masked(net, x.shares), (0, 1), context.scheme.fss)
-    return Fixed(
-        Shares(
-            net.locally(net.A, lambda b: b[0] + b[1] - 1, bits.A), net.locally(net.S, lambda b: b[0] + b[1], bits.S)
-        ),
-        0,
-    )
+    return Fixed(bits[0] + bits[1] - 1, 0)
 
 
 def _two_choices(condition: Any, *choices: Any, **named: Any) -> None:

@@ -218,5 +218,5 @@ def cosine_similarity(context: Context, a: Any, b: Any, dim: int = 1, eps: float
     operands = (fixed(tensor(context, summand(context, v)).expand(shape)) for v in (a, b))
     units = (standardised(context, v, (dim,), 0.0, False, unit=True) for v in operands)
     a, b = (shortened(context, v, UNIT_BITS) for v in units)
-    product = each(lambda v: v.sum(dim), multiply(context.net, torch.mul, a.shares, b.shares))
+    product = each(torch.sum, multiply(context.net, torch.mul, a.shares, b.shares), dim)
     return shortened(context, Fixed(product, a.scale_bits + b.scale_bits), 2 * context.frac_bits)

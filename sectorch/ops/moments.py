@@ -28,7 +28,7 @@ from ..mpc.sign import at_least
 from ..mpc.truncate import MAX_SHIFT, truncate
 from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed
-from .common import raised, refuse, shortened
+from .common import end_to_end, raised, refuse, shortened
 from .ranges import domain_bits, forbid, within_domain
 from .smooth import series
 
@@ -107,26 +107,26 @@ def deviations(
     drop = x.scale_bits - found.coarse
     near = truncate(net, x.shares, drop, fss) if drop else x.shares
 
-    def total(v: torch.Tensor) -> torch.Tensor:
-        return v.sum(dims, keepdim=True)
+    def total(v: Shares) -> Shares:
+        return each(torch.sum, v, dim=dims, keepdim=True)
 
     mean = None
     if centred:
         size = domain_bits(context) + found.coarse + math.ceil(math.log2(n)) + 1
-        mean = quotient(context, each(total, near), size, n, 2.5)
+        mean = quotient(context, total(near), size, n, 2.5)
         near = near - mean
-    sums = each(total, square(net, near))
+    sums = total(square(net, near))
     bits = None
     if found.thresholds:
         bits = at_least(net, open_masked(net, sums), found.thresholds, fss)
     if centred:
         mean = _refined(context, x.shares, mean, dims, n, fine - x.scale_bits, fine - found.coarse)
     masked = _scaled(context, x, mean, bits, found.scales, fine)
-    squares = each(total, multiply_masked(net, torch.mul, masked, masked))
+    squares = total(multiply_masked(net, torch.mul, masked, masked))
     if more:
         bits, found = _divided(context, squares, bits, found, more)
         masked = _scaled(context, x, mean, bits, found.scales, fine)
-        squares = each(total, multiply_masked(net, torch.mul, masked, masked))
+        squares = total(multiply_masked(net, torch.mul, masked, masked))
     return Deviations(masked, squares, bits, found)
 
 
@@ -158,8 +158,8 @@ def _divided(
     if bits is not None:  # a row of another regime is above all of these
         above = bits[:1]
         both = multiply(net, torch.mul, codes, above)
-        codes = each(lambda c, a, b: c + a - b, codes, above, both)
-        bits = each(lambda c, b: torch.cat((c, b)), codes, bits)
+        codes = codes + above - both
+        bits = each(end_to_end, codes, bits)
     least = (0.0, *(2.0 ** (WHOLE - 5) for _ in sizes))
     most = tuple(2.0 ** (k + 1 - 2 * scale) for k in sizes)
     return codes if bits is None else bits, Regimes(
@@ -180,7 +180,7 @@ def by_regime(context: Context, bits: Shares | None, values: list[int]) -> Share
 
 def _times_regime(context: Context, x: Shares, bits: Shares | None, values: list[int]) -> Shares:
     if bits is None:
-        return each(lambda v: v * values[0], x)
+        return x * values[0]
     return multiply(context.net, torch.mul, x, by_regime(context, bits, values))
 
 
@@ -211,17 +211,17 @@ def _refined(context: Context, x: Shares, mean: Shares, dims: tuple[int, ...], n
     """
     mean = mean << drop
     spare = math.ceil(math.log2(n))
-
-    def left(x: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
-        return (x << finer).sub_(mean).sum(dims, keepdim=True)
-
     size = spare + 2 + drop
     for _ in range(2):
-        rest = each(left, x, mean)
+        rest = each(_left, x, mean, finer, dims)
         mean = mean + quotient(context, rest, size, n)
         k = math.floor(math.log2(n))
         size = spare + 2 + max(0, size - k - min(WHOLE - size, MAX_SHIFT - k))
     return mean
+
+
+def _left(x: torch.Tensor, mean: torch.Tensor, finer: int, dims: tuple[int, ...]) -> torch.Tensor:
+    return (x << finer).sub_(mean).sum(dims, keepdim=True)
 
 
 def standardised(
@@ -248,10 +248,10 @@ def standardised(
     sums = each(torch.clone, d.squares)
     if any(offsets):
         offset = by_regime(context, d.bits, offsets)
-        sums = _plus(context, sums, offset) if isinstance(offset, int) else sums + offset
+        sums = sums + offset
     normal = normalise(net, sums, low, HEADROOM_BITS, context.scheme.fss)
     if not eps and not unit:
-        forbid(context, _not(context, normal.bits))
+        forbid(context, -normal.bits[0] + 1)
     root = series(context, Fixed(normal.mantissa, normal.high), RSQRT)
     bits = min(f + MAX_SHIFT, math.floor(HEADROOM_BITS - 2 - half))
     if bits + f + 1 + half - (low + 1) / 2 <= HEADROOM_BITS - 1:
@@ -275,18 +275,6 @@ def _inverse_root(context: Context, normal: Normal, root: Fixed, gain: float, bi
     part = exponent_map(net, normal, lambda e: round(split(e)[0] * 2**finer))
     mixed = shortened(context, Fixed(multiply(net, torch.mul, root.shares, part), root.scale_bits + finer), finer)
     return multiply(net, torch.mul, mixed.shares, exponent_map(net, normal, lambda e: 1 << bits - finer + split(e)[1]))
-
-
-def _not(context: Context, bits: Shares) -> Shares:
-    """1 - the first bit of a unary code: what lies below its range."""
-    return Shares(
-        context.net.locally(context.net.A, lambda b: 1 - b[0], bits.A),
-        context.net.locally(context.net.S, lambda b: -b[0], bits.S),
-    )
-
-
-def _plus(context: Context, x: Shares, constant: int) -> Shares:
-    return Shares(context.net.locally(context.net.A, lambda v: v + constant, x.A), x.S)
 
 
 def mean_of_squares(context: Context, x: Fixed, dims: tuple[int, ...], divisor: float, centred: bool) -> Fixed:

@@ -59,7 +59,7 @@ def softmax(
 ) -> Fixed:
     dim = _default_dim(x, dim)
     _, e = _shifted_exp(context, x, dim)
-    total = Fixed(each(lambda v: v.sum(dim, keepdim=True), e.shares), e.scale_bits)
+    total = Fixed(each(torch.sum, e.shares, dim, keepdim=True), e.scale_bits)
     inverse = positive_reciprocal(context, total, -1, _sum_is_below(x.shares.shape, dim))
     return fixed(tensor(context, e) * tensor(context, inverse))
 
@@ -90,7 +90,7 @@ def softmin(
 def _log_of_sum(context: Context, e: Fixed, shape: torch.Size, dim: int, keepdim: bool) -> Fixed:
     """log of the sum of e along dim, which is at least about 1."""
     net = context.net
-    total = each(lambda v: v.sum(dim, keepdim=keepdim), e.shares)
+    total = each(torch.sum, e.shares, dim, keepdim=keepdim)
     s = e.scale_bits
     normal = normalise(net, total, s - 1, s + _sum_is_below(shape, dim), context.scheme.fss)
     m = series(context, Fixed(normal.mantissa, normal.high), series_of.LOG)
@@ -226,7 +226,7 @@ def _kept(context: Context, x: Fixed, dims: tuple[int, ...], keepdim: bool) -> F
     if keepdim:
         return x
     shape = [size for d, size in enumerate(x.shares.shape) if d not in dims]
-    return Fixed(each(lambda v: v.reshape(shape), x.shares), x.scale_bits)
+    return Fixed(each(torch.reshape, x.shares, shape), x.scale_bits)
 
 
 @implements("std", torch.std, T.std, note="everywhere; error 2e-6 + 1e-6 |result|")

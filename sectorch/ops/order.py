@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..choreography import Net
+from ..choreography import Net, leaf
 from ..errors import DimensionError
 from ..mpc.compare import drelu, is_zero
 from ..mpc.mask import open_masked
@@ -15,7 +15,7 @@ from ..mpc.select import bit_to_ring, select
 from ..mpc.shares import Shares, each
 from ..table import BEFORE, Context, Fixed, implements
 from ..tensor import PrivateTensor, SharedTensor
-from .common import fixed, is_secret, refuse, require
+from .common import end_to_end, fixed, is_secret, refuse, require
 from .smooth import tensor
 
 T = torch.Tensor
@@ -33,31 +33,39 @@ def _exchange(net: Net, x: tuple[Shares, Shares], y: tuple[Shares, Shares]) -> t
     return *first, *second
 
 
-def _places(net: Net, values: Shares) -> Shares:
+def _places(values: Shares) -> Shares:
     """0, 1, 2, ... along the first dimension, as shares (A's half is the number, S's is zero)."""
-    shape = values.shape
-    ramp = torch.arange(shape[0]).view(-1, *[1] * (len(shape) - 1)).expand(shape)
-    return Shares(
-        net.locally(net.A, lambda v: ramp.to(v.device), values.A), net.locally(net.S, torch.zeros_like, values.S)
-    )
+    return Shares(_ramp(values.A), torch.zeros_like(values.S))
+
+
+@leaf
+def _ramp(v: torch.Tensor) -> torch.Tensor:
+    return torch.arange(v.shape[0], device=v.device).view(-1, *[1] * (v.dim() - 1)).expand(v.shape)
+
+
+@leaf
+def _filled_up(v: torch.Tensor, size: int, value: int) -> torch.Tensor:
+    """As many entries of one value behind as make it `size` along the first dimension."""
+    return torch.cat((v, v.new_full((size - v.shape[0], *v.shape[1:]), value)))
+
+
+def _reordered(x: torch.Tensor, y: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """The entries of both along the first dimension, in this order."""
+    return torch.cat((x, y))[order]
 
 
 def _top(context: Context, x: SharedTensor, dim: int, sign: int) -> tuple[Shares, Shares]:
     """The largest value along dim and its position: a tree; among equals the first wins."""
-    net = context.net
-    values = each(lambda v: sign * v.movedim(dim, 0), x.shares)
-    pair = values, _places(net, values)
+    values = each(torch.movedim, x.shares, dim, 0) * sign
+    pair = values, _places(values)
     while (count := pair[0].shape[0]) > 1:
         half = count // 2
-        left = tuple(each(lambda v: v[: 2 * half : 2], v) for v in pair)
-        right = tuple(each(lambda v: v[1 : 2 * half : 2], v) for v in pair)
-        best = _exchange(net, left, right)[:2]
+        left, right = (tuple(v[first : 2 * half : 2] for v in pair) for first in (0, 1))
+        best = _exchange(context.net, left, right)[:2]
         if count % 2:
-            best = tuple(
-                each(lambda a, b: torch.cat((a, b[2 * half :])), b, v) for b, v in zip(best, pair, strict=True)
-            )
+            best = tuple(each(end_to_end, b, v[2 * half :]) for b, v in zip(best, pair, strict=True))
         pair = best
-    return each(lambda v: sign * v[0], pair[0]), pair[1][0]
+    return pair[0][0] * sign, pair[1][0]
 
 
 def _arg(sign: int):
@@ -67,7 +75,7 @@ def _arg(sign: int):
         _, place = _top(context, source, 0 if dim is None else dim, sign)
         if keepdim:
             kept = [1] * len(shape) if dim is None else [1 if d == dim % len(shape) else n for d, n in enumerate(shape)]
-            place = each(lambda v: v.reshape(kept), place)
+            place = each(torch.reshape, place, kept)
         return Fixed(place, 0)
 
     return handler
@@ -81,28 +89,20 @@ def with_indices(context: Context, x: SharedTensor, dim: int, keepdim: bool, sig
     """max or min along a dimension, with secret positions."""
     value, place = _top(context, x, dim, sign)
     if keepdim:
-        value, place = (each(lambda v: v.unsqueeze(dim), v) for v in (value, place))
+        value, place = (each(torch.unsqueeze, v, dim) for v in (value, place))
     return Fixed(value, x.scale_bits), Fixed(place, 0)
 
 
 def _sorted(context: Context, x: SharedTensor, dim: int, descending: bool) -> tuple[Shares, Shares]:
     """Values and positions in order along dim (moved first): a bitonic network, padded to a power of two."""
-    net = context.net
-    values = each(lambda v: (v if descending else -v).movedim(dim, 0), x.shares)
+    values = each(torch.movedim, x.shares if descending else -x.shares, dim, 0)
     count = values.shape[0]
     size = 1 << max(0, count - 1).bit_length()
-    places = _places(net, values)
+    places = _places(values)
     if size > count:
         beyond = -(1 << 62)
-        fill = {net.A: beyond, net.S: 0}
-        pad = lambda v, value: torch.cat(
-            (v, torch.full((size - count, *v.shape[1:]), value, dtype=v.dtype, device=v.device))
-        )
-        values = Shares(
-            net.locally(net.A, lambda v: pad(v, fill[net.A]), values.A),
-            net.locally(net.S, lambda v: pad(v, 0), values.S),
-        )
-        places = each(lambda v: pad(v, 0), places)
+        values = Shares(_filled_up(values.A, size, beyond), _filled_up(values.S, size, 0))
+        places = each(_filled_up, places, size, 0)
     block = 2
     while block <= size:
         step = block // 2
@@ -114,10 +114,10 @@ def _sorted(context: Context, x: SharedTensor, dim: int, descending: bool) -> tu
             first, second = torch.where(falling, upper, lower), torch.where(falling, lower, upper)
             x_pair = tuple(v[first] for v in (values, places))
             y_pair = tuple(v[second] for v in (values, places))
-            big, big_at, small, small_at = _exchange(net, x_pair, y_pair)
+            big, big_at, small, small_at = _exchange(context.net, x_pair, y_pair)
             order = torch.argsort(torch.cat((first, second)))
-            values = each(lambda a, b: torch.cat((a, b))[order], big, small)
-            places = each(lambda a, b: torch.cat((a, b))[order], big_at, small_at)
+            values = each(_reordered, big, small, order)
+            places = each(_reordered, big_at, small_at, order)
             step //= 2
         block *= 2
     values, places = (v[:count] for v in (values, places))
@@ -133,8 +133,8 @@ def sort(
     if x.dim() == 0:
         return fixed(x), fixed(x * 0)
     values, places = _sorted(context, x, dim, descending)
-    back = lambda v: v.movedim(0, dim)
-    return Fixed(each(back, values), x.scale_bits), Fixed(each(back, places), 0)
+    values, places = (each(torch.movedim, v, 0, dim) for v in (values, places))
+    return Fixed(values, x.scale_bits), Fixed(places, 0)
 
 
 @implements("argsort", torch.argsort, T.argsort, note="bitonic; positions stay secret; not stable")
@@ -152,8 +152,8 @@ def topk(
     context: Context, x: SharedTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Fixed, Fixed]:
     values, places = sort(context, x, dim, largest)
-    keep = lambda v: v.narrow(dim, 0, k)
-    return Fixed(each(keep, values.shares), x.scale_bits), Fixed(each(keep, places.shares), 0)
+    values, places = (each(torch.narrow, v.shares, dim, 0, k) for v in (values, places))
+    return Fixed(values, x.scale_bits), Fixed(places, 0)
 
 
 def _classes_named(x: Any, num_classes: int = -1) -> None:
@@ -174,20 +174,20 @@ def _look_up(context: Context, index: SharedTensor, count: int) -> None:
     Raises:
         DimensionError: at Q, before anything of the look-up is sent.
     """
-    net = context.net
     if index.shares.Q is None:
         require(context, fixed(index), 0, count)
-        return
+    else:
+        _in_table(index.shares.Q, count)
 
-    def checked(v: torch.Tensor) -> torch.Tensor:
-        outside = 0 if v.is_meta else int(((v < 0) | (v >= count)).sum())
-        if outside:
-            raise DimensionError(
-                f"index out of range: {outside} of {v.numel()} indices are not among 0 to {count - 1}, which there are"
-            )
-        return v
 
-    net.locally(net.Q, checked, index.shares.Q)
+@leaf(shapes=lambda v, _count: v)
+def _in_table(v: torch.Tensor, count: int) -> torch.Tensor:
+    outside = int(((v < 0) | (v >= count)).sum())
+    if outside:
+        raise DimensionError(
+            f"index out of range: {outside} of {v.numel()} indices are not among 0 to {count - 1}, which there are"
+        )
+    return v
 
 
 @implements("one_hot", F.one_hot, note="of a secret index; name num_classes")
@@ -195,11 +195,8 @@ def one_hot(context: Context, x: SharedTensor, num_classes: int = -1) -> Fixed:
     """Q's own indices are looked at by Q first, and others by a comparison: see `_look_up`."""
     _look_up(context, x, num_classes)
     net = context.net
-    differences = each(lambda v: v.unsqueeze(-1).expand(*v.shape, num_classes), x.shares)
-    classes = torch.arange(num_classes)
-    differences = Shares(net.locally(net.A, torch.sub, differences.A, classes), differences.S)
-    shape = differences.shape
-    return Fixed(bit_to_ring(net, is_zero(net, open_masked(net, differences)), shape), 0)
+    differences = each(torch.unsqueeze, x.shares, -1) - torch.arange(num_classes, device=context.session.device)
+    return Fixed(bit_to_ring(net, is_zero(net, open_masked(net, differences)), differences.shape), 0)
 
 
 @implements("embedding", torch.embedding)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ..choreography import leaf
 from ..mpc.pool import max_tree
 from ..mpc.shares import Shares
 from ..table import Context, Fixed, implements
@@ -33,6 +34,7 @@ def _out(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_
     return out
 
 
+@leaf
 def _windows(v: torch.Tensor, kernel, stride, padding, dilation, ceil_mode: bool, fill: int) -> torch.Tensor:
     """[..., h, w] -> [kh * kw, ..., oh, ow]."""
     out = [_out(v.shape[i - 2], kernel[i], stride[i], padding[i], dilation[i], ceil_mode) for i in (0, 1)]
@@ -59,10 +61,10 @@ def max_pool2d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any 
     stride = kernel if stride is None or stride == [] else _pair(stride)
     net = context.net
     high = 63 if any(padding) or ceil_mode else bound(context, x.scale_bits, 1)
-    halves = [
-        net.locally(party, lambda v, fill=fill: _windows(v, kernel, stride, padding, dilation, ceil_mode, fill), half)
-        for party, half, fill in ((net.A, x.shares.A, _LOWEST), (net.S, x.shares.S, 0))
-    ]
+    halves = (
+        _windows(half, kernel, stride, padding, dilation, ceil_mode, fill)
+        for half, fill in ((x.shares.A, _LOWEST), (x.shares.S, 0))
+    )
     return Fixed(max_tree(net, Shares(*halves), high, context.scheme.fss), x.scale_bits)
 
 

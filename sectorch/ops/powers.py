@@ -46,9 +46,7 @@ def high_bits(context: Context) -> int:
 
 def forbid_below(context: Context, normal: Normal) -> None:
     """What lies below the range of exponents, zero and negative numbers with it, ends in a range error."""
-    net = context.net
-    forbid(context, Shares(net.locally(net.A, lambda b: 1 - b[0], normal.bits.A),
-                           net.locally(net.S, lambda b: -b[0], normal.bits.S)))  # fmt: skip
+    forbid(context, -normal.bits[0] + 1)
 
 
 def _times_power(context: Context, normal: Normal, mantissa: Series, power: Callable, bits: int) -> Fixed:
@@ -99,7 +97,7 @@ def log1p(context: Context, x: SharedTensor) -> SharedTensor:
 def sqrt(context: Context, x: SharedTensor) -> Fixed:
     net, x = context.net, fixed(x)
     sign = at_least(net, open_masked(net, x.shares), (0,), context.scheme.fss)
-    forbid(context, Shares(net.locally(net.A, lambda b: 1 - b, sign.A), net.locally(net.S, torch.neg, sign.S)))
+    forbid(context, -sign + 1)
     s, high = x.scale_bits, high_bits(context)
     normal = exponent(context, x, -s, high)
     bits = fitting(context, 2.0 ** (high / 2))
@@ -141,7 +139,7 @@ def _sign(context: Context, x: Fixed) -> Shares:
     """1 where x >= 0, and -1."""
     net = context.net
     bits = at_least(net, open_masked(net, x.shares), (0,), context.scheme.fss)
-    return Shares(net.locally(net.A, lambda b: 2 * b[0] - 1, bits.A), net.locally(net.S, lambda b: 2 * b[0], bits.S))
+    return bits[0] * 2 - 1
 
 
 @unary("reciprocal", torch.reciprocal, T.reciprocal, in_place=(T.reciprocal_,),
@@ -213,7 +211,5 @@ def fractional_power(context: Context, x: SharedTensor, y: Any) -> Fixed:
     lowest = -(x.scale_bits + 1) * math.log(2)
     power = tensor(context, logarithm(context, fixed(x), lowest)) * y
     positive = at_least(context.net, open_masked(context.net, x.shares), (0, 1), context.scheme.fss)
-    net = context.net
-    forbid(context, Shares(net.locally(net.A, lambda b: 1 - b[0], positive.A),
-                           net.locally(net.S, lambda b: -b[0], positive.S)))  # fmt: skip
+    forbid(context, -positive[0] + 1)
     return _signed(context, settled(context, fixed(power.exp())), positive[1])

@@ -27,7 +27,7 @@ def sum_(context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = Fal
     count, dims = _count(x, dim), _dims(x.shares, dim)
     v = summable(context, fixed(x), count)
     bound = None if v.bound is None else v.bound * max(1, count)
-    return Fixed(each(lambda v: v.sum(dims, keepdim), v.shares), v.scale_bits, bound)
+    return Fixed(each(torch.sum, v.shares, dim=dims, keepdim=keepdim), v.scale_bits, bound)
 
 
 def _dims(v: Shares, dim: Any) -> tuple[int, ...]:
@@ -91,7 +91,7 @@ def over(context: Context, x: Fixed, count: int) -> Fixed:
     if x.scale_bits <= f or not wide:
         return shortened(context, near, bits)._replace(bound=bound)
     near = shortened(context, near, x.scale_bits)
-    rest = each(lambda v, q: v - q * count, x.shares, near.shares)
+    rest = x.shares - near.shares * count
     rest = shortened(context, times(Fixed(rest, x.scale_bits)), bits)
     return plus(context, raised(context, near, rest.scale_bits), rest)._replace(bound=bound)
 
@@ -105,7 +105,7 @@ def cumsum(context: Context, x: SharedTensor, dim: int, *, dtype: Any = None) ->
     count = x.shares.shape[dim] if x.shares.shape else 1
     v = summable(context, fixed(x), count)
     bound = None if v.bound is None else v.bound * max(1, count)
-    return Fixed(each(lambda v: v.cumsum(dim), v.shares), v.scale_bits, bound)
+    return Fixed(each(torch.cumsum, v.shares, dim), v.scale_bits, bound)
 
 
 def _extreme(context: Context, x: SharedTensor, dim: Any, keepdim: bool, sign: int) -> Fixed:
@@ -126,7 +126,7 @@ def _extreme(context: Context, x: SharedTensor, dim: Any, keepdim: bool, sign: i
 
     best = max_tree(context.net, each(flat, x.shares), fss=context.scheme.fss)
     kept = [1 if d in dims else shape[d] for d in range(len(shape))] if keepdim else [shape[d] for d in rest]
-    return Fixed(each(lambda v: (v if sign > 0 else -v).reshape(kept), best), x.scale_bits)
+    return Fixed(each(torch.reshape, best if sign > 0 else -best, kept), x.scale_bits)
 
 
 @implements("amax", torch.amax, T.amax, note="a tree of comparisons")
@@ -155,7 +155,7 @@ def _pairwise(context: Context, x: Any, y: Any, sign: int) -> Fixed:
     (left, scale, one), (right, _, other) = operands
     bound = None if one is None or other is None else max(one, other)
     shape = torch.broadcast_shapes(left.shape, right.shape)
-    left, right = (each(lambda v: (v if sign > 0 else -v).expand(shape), v) for v in (left, right))
+    left, right = (each(torch.Tensor.expand, v if sign > 0 else -v, shape) for v in (left, right))
     best: Shares = maximum_protocol(net, left, right, fss=context.scheme.fss)
     return Fixed(best if sign > 0 else -best, scale, bound)
 

@@ -108,11 +108,8 @@ def interpolate(
         matrix = F.interpolate(eye, **wanted).reshape(n, -1)
         if bool(((matrix == 0) | (matrix == 1)).all()):
             index = matrix.argmax(0)
-            value = Fixed(
-                each(lambda v, i=index, d=d: v.index_select(2 + d, i.to(v.device)), value.shares),
-                value.scale_bits,
-                value.bound,
-            )
+            index = index.to(context.session.device)
+            value = value._replace(shares=each(torch.index_select, value.shares, 2 + d, index))
         else:
             moved = tensor(context, settled(context, value)).movedim(2 + d, -1)
             value = fixed(torch.matmul(moved, matrix.to(moved.dtype)).movedim(-1, 2 + d))

@@ -25,7 +25,7 @@ from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .bilinear import scaled
-from .common import encoded_public, excess, fixed, plus, refuse, settled
+from .common import encoded_public, end_to_end, excess, fixed, plus, refuse, settled
 from .ranges import above, domain_bits, dropped, forbid, limit_bits
 
 T = torch.Tensor
@@ -55,8 +55,8 @@ def series(context: Context, x: Fixed, which: Series) -> Fixed:
     else:
         flat = each(torch.flatten, x.shares)
         starts = range(0, shape.numel(), PIECE)
-        parts = [run(each(lambda v, k=k: v[k : k + PIECE], flat)) for k in starts]
-        shares = each(lambda *v: torch.cat(v).view(shape), *parts)
+        parts = [run(flat[k : k + PIECE]) for k in starts]
+        shares = each(torch.reshape, each(end_to_end, *parts), shape)
     return settled(context, Fixed(shares, RESULT_BITS), 0)
 
 
@@ -78,9 +78,7 @@ def clamped(context: Context, x: Fixed, low: float, high: float, checked: bool =
 
 def lifted(context: Context, x: Fixed, constant: float) -> Fixed:
     """x plus a public number."""
-    offset = round(constant * 2**x.scale_bits)
-    net = context.net
-    return Fixed(Shares(net.locally(net.A, lambda v: v + offset, x.shares.A), x.shares.S), x.scale_bits)
+    return Fixed(x.shares + round(constant * 2**x.scale_bits), x.scale_bits)
 
 
 def saturated(context: Context, x: Fixed, which: Series, right_slope: float = 0.0) -> Fixed:

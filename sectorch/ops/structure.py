@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 from ..errors import DtypeError
+from ..located import compute
 from ..mpc.shares import Shares, each
 from ..table import BEFORE, Context, Fixed, implements
 from ..tensor import PrivateTensor, SharedTensor
@@ -40,13 +41,12 @@ def _moved(func):
 
 def _moved_many(func):
     def handler(context: Context, x: SharedTensor, *args, **kwargs):
-        net = context.net
-        at_A = net.locally(net.A, lambda v: tuple(func(v, *args, **kwargs)), x.shares.A)
-        at_S = net.locally(net.S, lambda v: tuple(func(v, *args, **kwargs)), x.shares.S)
-        at_Q: Iterable = repeat(None)
-        if x.shares.Q is not None:
-            at_Q = net.locally(net.Q, lambda v: tuple(func(v, *args, **kwargs)), x.shares.Q)
-        return [Fixed(Shares(a, s, q), x.scale_bits) for a, s, q in zip(at_A, at_S, at_Q, strict=False)]
+        def parts(v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return tuple(func(v, *args, **kwargs))
+
+        halves = [compute(parts, v) for v in (x.shares.A, x.shares.S)]
+        own: Iterable = repeat(None) if x.shares.Q is None else compute(parts, x.shares.Q)
+        return [Fixed(Shares(a, s, q), x.scale_bits) for a, s, q in zip(*halves, own, strict=False)]
 
     return handler
 
@@ -186,15 +186,8 @@ def pad(context: Context, x: SharedTensor, pad: Any, mode: str = "constant", val
         index = _pad_index(x.shape, pad, mode)
         return local(context, lambda v: v[index], x)
     fill = int(encoded_public(context, float(value or 0), x.scale_bits, infinite=True))
-    net = context.net
-    return Fixed(
-        Shares(
-            net.locally(net.A, lambda v: F.pad(v, pad, value=fill), x.shares.A),
-            net.locally(net.S, lambda v: F.pad(v, pad), x.shares.S),
-        ),
-        x.scale_bits,
-        None if x.bound is None else max(x.bound, abs(fill)),
-    )
+    shares = Shares(F.pad(x.shares.A, pad, value=fill), F.pad(x.shares.S, pad))
+    return Fixed(shares, x.scale_bits, None if x.bound is None else max(x.bound, abs(fill)))
 
 
 def _pad_index(shape: torch.Size, pad: Any, mode: str) -> tuple:
@@ -219,7 +212,7 @@ def _pad_index(shape: torch.Size, pad: Any, mode: str) -> tuple:
 def masked_fill(context: Context, x: SharedTensor, mask: torch.Tensor, value: float) -> Fixed:
     if is_secret(mask):
         refuse("masked_fill with a secret mask", "use torch.where(mask, value, x)")
-    cleared = each(lambda v: v.masked_fill(mask.to(v.device), 0), x.shares)
+    cleared = each(torch.masked_fill, x.shares, mask.to(context.session.device), 0)
     if is_secret(value):
         refuse("masked_fill with a secret value", "use torch.where(mask, value, x)")
     if not x.dtype.is_floating_point and float(value) % 1:
