@@ -68,11 +68,11 @@ def grid(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 
 
 def limit(scheme: Scheme) -> float:
-    return 2.0 ** (56 - 2 * scheme.frac_bits)
+    return scheme.activation_limit
 
 
 def places(points: int, scheme: Scheme) -> torch.Tensor:
-    ends = -scheme.frac_bits, 56 - 2 * scheme.frac_bits - 1e-6
+    ends = -scheme.frac_bits, math.log2(limit(scheme)) - 1e-6
     sizes = 2.0 ** torch.linspace(*ends, points, dtype=torch.float64)
     return grid(torch.cat((sizes, -sizes, torch.zeros(1))), scheme)
 

@@ -199,6 +199,7 @@ class Net:
         Raises:
             MisplacedValueError: a party lacks one of the values; raised at every party.
         """
+        f = getattr(f, "kernel", f)
         owners = frozenset(parties) if isinstance(parties, tuple) else frozenset((parties,))
         phase, depth = self._dependence(values)
         for value in values:

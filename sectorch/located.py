@@ -244,6 +244,7 @@ def leaf(f: Callable | None = None, *, shapes: Callable | None = None) -> Callab
 
     if shapes is not None:
         f.shapes = shapes
+        run.shapes = shapes
     run.kernel = f
     return run
 

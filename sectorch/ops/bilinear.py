@@ -11,7 +11,6 @@ import torch
 
 from ..choreography import leaf
 from ..errors import FixedPointRangeError
-from ..located import running
 from ..mpc.linear import linear
 from ..mpc.mask import open_masked
 from ..mpc.multiply import multiply, multiply_masked
@@ -142,8 +141,8 @@ def check_sums(weight: PrivateTensor, sums: Sums) -> None:
     """
     if sums in weight.summed:
         return
-    with running(weight.session.setup(weight.party)):
-        _checked_sums(weight.value, sums, weight.scheme, weight.label)
+    setup = weight.session.setup(weight.party)
+    setup.check(weight.party, _checked_sums, weight.value, sums, weight.scheme, weight.label)
     weight.summed.add(sums)
 
 

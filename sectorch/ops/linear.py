@@ -115,7 +115,7 @@ def _terms(equation: str, operands: tuple) -> int:
 def einsum(context: Context, equation: str, *operands: Any) -> Fixed:
     operands = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
     if len(operands) == 1:
-        return local(context, lambda v: torch.einsum(equation, v), operands[0], _terms(equation, operands))
+        return local(context, lambda v: torch.einsum(equation, v), operands[0], terms=_terms(equation, operands))
     if len(operands) != 2:
         refuse(f"einsum of {len(operands)} operands", "contract two at a time")
     product, terms = lambda a, b, *_: torch.einsum(equation, a, b), _terms(equation, operands)

@@ -177,7 +177,7 @@ def _look_up(context: Context, index: SharedTensor, count: int) -> None:
     if index.shares.Q is None:
         require(context, fixed(index), 0, count)
     else:
-        _in_table(index.shares.Q, count)
+        context.net.check(context.net.Q, _in_table, index.shares.Q, count)
 
 
 @leaf(shapes=lambda v, _count: v)

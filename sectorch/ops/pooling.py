@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ def max_pool1d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any 
 
 def _average(context: Context, x: SharedTensor, sums: Callable, counts: torch.Tensor | int, terms: int) -> Fixed:
     """Sums of at most so many elements in windows, over public counts."""
-    total = local(context, sums, x, terms)
+    total = local(context, sums, x, terms=terms)
     if isinstance(counts, torch.Tensor) and bool((counts == counts.flatten()[0]).all()):
         counts = int(counts.flatten()[0])
     if isinstance(counts, int):
@@ -101,9 +102,7 @@ def avg_pool2d(
     kernel, padding = _pair(kernel_size), _pair(padding)
     stride = kernel if stride is None or stride == [] else _pair(stride)
 
-    def sums(v: torch.Tensor) -> torch.Tensor:
-        return _windows(v, kernel, stride, padding, (1, 1), ceil_mode, 0).sum(0)
-
+    sums = partial(_sums_of_windows, kernel=kernel, stride=stride, padding=padding, ceil_mode=ceil_mode)
     if divisor_override:
         counts = divisor_override
     elif not (any(padding) or ceil_mode):
@@ -118,6 +117,10 @@ def avg_pool2d(
         else:
             counts = sums(inside)
     return _average(context, x, sums, counts, kernel[0] * kernel[1])
+
+
+def _sums_of_windows(v: torch.Tensor, kernel: tuple, stride: tuple, padding: tuple, ceil_mode: bool) -> torch.Tensor:
+    return _windows(v, kernel, stride, padding, (1, 1), ceil_mode, 0).sum(0)
 
 
 @implements("avg_pool1d", F.avg_pool1d, torch.avg_pool1d, note="local")
@@ -143,13 +146,13 @@ def _adaptive_size(x: SharedTensor, output_size: Any) -> tuple[int, int]:
 def adaptive_avg_pool2d(context: Context, x: SharedTensor, output_size: Any) -> Fixed:
     out = _adaptive_size(x, output_size)
     rows, columns = _cells(x.shape[-2], out[0]), _cells(x.shape[-1], out[1])
-
-    def sums(v: torch.Tensor) -> torch.Tensor:
-        tall = torch.stack([v[..., a:b, :].sum(-2) for a, b in rows], dim=-2)
-        return torch.stack([tall[..., a:b].sum(-1) for a, b in columns], dim=-1)
-
     counts = torch.tensor([[(b - a) * (d - c) for c, d in columns] for a, b in rows])
-    return _average(context, x, sums, counts, int(counts.max()))
+    return _average(context, x, partial(_sums_of_cells, rows=rows, columns=columns), counts, int(counts.max()))
+
+
+def _sums_of_cells(v: torch.Tensor, rows: list[tuple[int, int]], columns: list[tuple[int, int]]) -> torch.Tensor:
+    tall = torch.stack([v[..., a:b, :].sum(-2) for a, b in rows], dim=-2)
+    return torch.stack([tall[..., a:b].sum(-1) for a, b in columns], dim=-1)
 
 
 @implements("adaptive_avg_pool1d", F.adaptive_avg_pool1d, torch.adaptive_avg_pool1d, note="local")

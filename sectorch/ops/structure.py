@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import Any
 
@@ -108,18 +109,17 @@ def reshape(context: Context, x: SharedTensor, *shape: Any, **kwargs: Any) -> Fi
         shape = (kwargs.get("size", kwargs.get("shape")),)
     if kwargs.get("dtype") or (shape and isinstance(shape[0], torch.dtype)):
         refuse("view as another dtype", "it would reinterpret shares as numbers; use .to(dtype)")
-    return local(context, lambda v: v.reshape(*shape), x)
+    return local(context, T.reshape, x, *shape)
 
 
 @implements("reshape", T.reshape_as, T.view_as, view=True)
 def reshape_as(context: Context, x: SharedTensor, other: torch.Tensor) -> Fixed:
-    shape = tuple(other.shape)
-    return local(context, lambda v: v.reshape(shape), x)
+    return local(context, T.reshape, x, tuple(other.shape))
 
 
 @implements("flatten", torch.flatten, T.flatten, T.ravel, torch.ravel, view=True, note="local")
 def flatten(context: Context, x: SharedTensor, start_dim: int = 0, end_dim: int = -1) -> Fixed:
-    return local(context, lambda v: v.flatten(start_dim, end_dim), x)
+    return local(context, torch.flatten, x, start_dim, end_dim)
 
 
 @implements("unflatten", torch.unflatten, T.unflatten, view=True, note="local")
@@ -131,8 +131,7 @@ def unflatten(context: Context, x: SharedTensor, dim: int, sizes: Any) -> Fixed:
 
 @implements("expand_as", T.expand_as, view=True, note="local")
 def expand_as(context: Context, x: SharedTensor, other: torch.Tensor) -> Fixed:
-    shape = other.shape
-    return local(context, lambda v: v.expand(shape), x)
+    return local(context, T.expand, x, other.shape)
 
 
 def _public_index(x: Any, index: Any) -> None:
@@ -147,29 +146,33 @@ BEFORE[T.__getitem__] = _public_index
 
 @implements("getitem", T.__getitem__, view=True, note="local; public index")
 def getitem(context: Context, x: SharedTensor, index: Any) -> Fixed:
-    return local(context, lambda v: v[index], x)
+    return local(context, operator.getitem, x, index)
 
 
 @implements("cat", torch.cat, torch.concat, torch.concatenate, note="local")
 def cat(context: Context, tensors: Any, dim: int = 0) -> Fixed:
-    return _joined(context, tensors, lambda parts: torch.cat(parts, dim))
+    return _joined(context, tensors, torch.cat, dim)
 
 
 @implements("stack", torch.stack, note="local")
 def stack(context: Context, tensors: Any, dim: int = 0) -> Fixed:
-    return _joined(context, tensors, lambda parts: torch.stack(parts, dim))
+    return _joined(context, tensors, torch.stack, dim)
 
 
 implements("hstack", torch.hstack, note="local")(lambda context, tensors: _joined(context, tensors, torch.hstack))
 implements("vstack", torch.vstack, note="local")(lambda context, tensors: _joined(context, tensors, torch.vstack))
 
 
-def _joined(context: Context, tensors: Any, join) -> Fixed:
+def _together(join: Callable, public: tuple, *values: torch.Tensor) -> torch.Tensor:
+    return join(values, *public)
+
+
+def _joined(context: Context, tensors: Any, join: Callable, *public: Any) -> Fixed:
     operands = [summand(context, x) for x in tensors]
     parts = aligned(context, *operands)
     bounds = [x.bound for x in parts]
     bound = None if None in bounds else max(bounds)
-    shares = each(lambda *values: join(values), *(x.shares for x in parts))
+    shares = each(_together, join, public, *(x.shares for x in parts))
     return Fixed(shares, parts[0].scale_bits, bound)
 
 
@@ -184,7 +187,7 @@ def pad(context: Context, x: SharedTensor, pad: Any, mode: str = "constant", val
         refuse(f"negative padding with mode={mode}", "cut the tensor by indexing")
     if mode != "constant":
         index = _pad_index(x.shape, pad, mode)
-        return local(context, lambda v: v[index], x)
+        return local(context, operator.getitem, x, index)
     fill = int(encoded_public(context, float(value or 0), x.scale_bits, infinite=True))
     shares = Shares(F.pad(x.shares.A, pad, value=fill), F.pad(x.shares.S, pad))
     return Fixed(shares, x.scale_bits, None if x.bound is None else max(x.bound, abs(fill)))

@@ -21,6 +21,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
+from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,8 @@ class PartyProgram:
     def __init__(self, me: Party, nodes: list[Node], inputs: list[Input]):
         self.me = me
         self.constants: dict[str, Any] = {}
-        self._imports: set[str] = set()
+        self._imports: dict[str, tuple[str, str]] = {}
+        """By the name that the code uses: module, and name there."""
         self._names: dict[Slot, str] = {}
         self._used: Counter[str] = Counter()
         # What moves from this party, it has already: what arrives there is the same value.
@@ -95,7 +97,9 @@ class PartyProgram:
             head = f"def {name}({', '.join(['io', *(earlier for earlier, _ in before)])}):"
             functions.append("\n    ".join([head, *lines]))
             before.append((name, names))
-        imports = ["import torch", *sorted(self._imports)]
+        imports = ["import torch"]
+        for name, (module, there) in sorted(self._imports.items(), key=lambda item: item[1]):
+            imports.append(f"from {module} import {there}" + ("" if name == there else f" as {name}"))
         if self.constants:
             imports += ["", f"{', '.join(self.constants)}, = constants.values()"]
         self.code = "\n\n\n".join(["\n".join(imports), *functions]) + "\n"
@@ -198,6 +202,11 @@ class PartyProgram:
         if is_dataclass(value) and not isinstance(value, type) and _there(type(value)):
             said = ", ".join(f"{name}={self._said(getattr(value, name))}" for name in value.__dataclass_fields__)
             return f"{self._imported(type(value))}({said})"
+        if isinstance(value, partial):
+            self._imports["partial"] = "functools", "partial"
+            said = [self._said(value.func), *map(self._said, value.args)]
+            said += [f"{name}={self._said(v)}" for name, v in value.keywords.items()]
+            return f"partial({', '.join(said)})"
         if callable(value):
             name = resolve_name(value)
             if name and name.startswith("torch."):
@@ -207,8 +216,12 @@ class PartyProgram:
         return self._constant(value)
 
     def _imported(self, value: Any) -> str:
-        self._imports.add(f"from {value.__module__} import {value.__name__}")
-        return value.__name__
+        there = value.__module__, value.__name__
+        name = value.__name__
+        if self._imports.setdefault(name, there) != there:  # of two modules, under one name
+            name = f"{value.__module__.replace('.', '_')}_{name}"
+            self._imports[name] = there
+        return name
 
     def _constant(self, value: Any) -> str:
         known = next((name for name, constant in self.constants.items() if constant is value), None)
@@ -226,6 +239,7 @@ class PartyProgram:
 
 def _short(f: Callable) -> str:
     """What a result is called: after what made it."""
+    f = f.func if isinstance(f, partial) else f
     name = getattr(f, "__name__", type(f).__name__)
     return {"getitem": "part", "<lambda>": "v"}.get(name, name.strip("_").lower())
 
@@ -261,7 +275,7 @@ def _filled(value: Any, operands: Sequence[Any]) -> Any:
 
 def spelled(value: Any) -> str:
     """All there is to a constant: a tensor's type, shape and content, a function's code and what it closes over."""
-    if isinstance(value, torch.Tensor):
+    if type(value) is torch.Tensor:
         content = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         return f"{value.dtype} {tuple(value.shape)} {content.hex()}"
     if isinstance(value, FunctionType):

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from ..choreography import Located, Phase
 from ..errors import MaterialError, SectorchError
+from ..located import Applied
 from ..steps import Compute, Draw, Move, Read, Runtime, Step, shape_of
 from .material import Tape
 
@@ -251,8 +252,8 @@ def _with_drops(taken: list[_Taken], kept: set[Slot]) -> list[tuple[_Taken, set[
 
 def _holds_located(f: Any) -> bool:
     """Whether a function takes a located value from its closure, past its arguments: it would be this call's."""
-    if isinstance(f, partial):
-        return _holds_located(f.func)
+    if isinstance(f, (partial, Applied)):
+        return _holds_located(f.f if isinstance(f, Applied) else f.func)
     for cell in getattr(f, "__closure__", None) or ():
         with suppress(ValueError):  # a variable that has no value yet
             value = cell.cell_contents
@@ -265,6 +266,8 @@ def _holds_located(f: Any) -> bool:
 def as_bound_now(f: Any, known: dict[int, Any] | None = None) -> Any:
     """A function whose closure keeps what it holds now: a protocol's loop gives its variables other values later."""
     known = {} if known is None else known
+    if isinstance(f, Applied):
+        return replace(f, f=as_bound_now(f.f, known))
     if isinstance(f, partial):
         return partial(as_bound_now(f.func, known), *f.args, **f.keywords)
     if type(f) is not FunctionType or not f.__closure__:
