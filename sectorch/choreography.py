@@ -1,10 +1,11 @@
 """Choreographies: a protocol is written once, from above, as in the papers' three-column figures.
 
-A `Located` value is present at its owners and absent elsewhere. `Net` has the three things a protocol may do:
+A `Located` value is present at its owners and absent elsewhere. A protocol computes with it as with a tensor
+(`located.py`), and may do three things more:
 
-- `locally(parties, f, *values)`: those parties compute f on values that all of them hold,
-- `send(value, src, dst, label)`: a value moves along an edge that exists (A-S, Q-S); afterwards both ends hold it,
-- `common(p, q, shape, label)`: two parties draw the same randomness from the stream of their pair key.
+- `value.send(src, dst, label)`: a value moves along an edge that exists (A-S, Q-S); afterwards both ends hold it,
+- `net.common(p, q, shape, label)`: two parties draw the same randomness from the stream of their pair key,
+- `net.fresh(party, f, *values)`: one party draws randomness of its own.
 
 The same code runs with all parties present, with one, or with none (a dry run on shapes): where no owner of a result is
 present, f runs on meta tensors, so that shapes are known to everybody. Protocol code never asks who is present.
@@ -190,58 +191,21 @@ class Net:
         return f"Net(call {self.call}, {self.Q}, {self.A}, {self.S})"
 
     @_in_turn
-    def locally(self, parties: Party | tuple[Party, ...], f: Callable, *values: Any):
-        """`parties` compute f(*values) on their own; plain Python values and tensors among `values` are public.
-
-        f must be a pure function of its arguments (all owners compute it and must get the same). A tuple result
-        becomes a tuple of located values.
-
-        Raises:
-            MisplacedValueError: a party lacks one of the values; raised at every party.
-        """
-        f = getattr(f, "kernel", f)
-        owners = frozenset(parties) if isinstance(parties, tuple) else frozenset((parties,))
-        phase, depth = self._dependence(values)
-        for value in values:
-            if type(value) is Located and not owners <= value.owners:
-                lacking = ", ".join(sorted(p.name for p in owners - value.owners))
-                holding = ", ".join(sorted(p.name for p in value.owners))
-                raise MisplacedValueError(
-                    f"{lacking} cannot compute {_name(f)}: a value of shape {tuple(value.shape)} is at {holding} only; "
-                    f"send it there first, or let {holding} compute"
-                )
-
-        return self._step(Compute(f, owners, phase, self._path()), values, depth)
-
-    @_in_turn
     def compute(self, f: Callable, values: tuple) -> Any:
         """f(*values) at whoever holds all of them; see `located.compute`.
 
         Raises:
             MisplacedValueError: nobody does; raised at every party.
         """
-        owners = None
-        for value in values:
-            if type(value) is Located:
-                owners = value.owners if owners is None else owners & value.owners
+        held = [value for value in values if type(value) is Located]
+        owners = frozenset.intersection(*(value.owners for value in held)) if held else frozenset()
         if not owners:
-            held = "; ".join(
-                f"{tuple(v.shape)} at {', '.join(sorted(p.name for p in v.owners))}"
-                for v in values
-                if type(v) is Located
+            said = "; ".join(f"{tuple(value.shape)} at {_names(value.owners)}" for value in held)
+            raise MisplacedValueError(
+                f"nobody holds all that {_name(f)} takes: {said or 'nothing located'}; send it there"
             )
-            raise MisplacedValueError(f"nobody holds all that {_name(f)} takes: {held or 'no located value'}; send it")
         phase, depth = self._dependence(values)
         return self._step(Compute(f, owners, phase, self._path(), pure=True), values, depth)
-
-    @_in_turn
-    def check(self, party: Party, f: Callable, *values: Any) -> None:
-        """`party` looks at values that it holds, and f raises where they may not be used.
-
-        Raises:
-            MisplacedValueError: it lacks one of the values; raised at every party.
-        """
-        self.locally(party, f, *values)
 
     @_in_turn
     def fresh(self, party: Party, f: Callable, *values: Any) -> Any:
@@ -250,7 +214,23 @@ class Net:
         Raises:
             MisplacedValueError: it lacks one of the values; raised at every party.
         """
-        return self.locally(party, f, *values)
+        f = getattr(f, "kernel", f)
+        phase, depth = self._dependence(values)
+        for value in values:
+            if type(value) is Located and party not in value.owners:
+                raise MisplacedValueError(
+                    f"{party} cannot compute {_name(f)}: a value of shape {tuple(value.shape)} is at "
+                    f"{_names(value.owners)} only; send it there first, or let {_names(value.owners)} compute"
+                )
+        return self._step(Compute(f, frozenset((party,)), phase, self._path()), values, depth)
+
+    def check(self, party: Party, f: Callable, *values: Any) -> None:
+        """`party` looks at values that it holds, and f raises where they may not be used.
+
+        Raises:
+            MisplacedValueError: it lacks one of the values; raised at every party.
+        """
+        self.fresh(party, f, *values)
 
     @_in_turn
     def send(self, value: Located, src: Party, dst: Party, label: str) -> Located:
@@ -409,6 +389,10 @@ def _content(value: Any, present: bool) -> Any:
             raise MaterialError("a step needs a value that was not prepared: the material is of another program")
         return value
     return shape_of(value)
+
+
+def _names(parties: Iterable[Party]) -> str:
+    return ", ".join(sorted(p.name for p in parties))
 
 
 def _name(f: Callable) -> str:

@@ -243,8 +243,8 @@ def _guarded(protocol: Callable) -> Callable:
         net = world.net
         y, shape = protocol(net, x), x.shape
         padded, key = guard(net, y, tuple(net.raised))
-        found = net.locally(net.Q, lambda v, k: unpadded(v, shape, k), reveal(net, padded), key)
-        return found[0], net.locally(net.Q, lambda right: right.to(torch.int64), found[1])
+        found = unpadded(reveal(net, padded), shape, key)
+        return found[0], found[1].to(torch.int64)
 
     return program
 

@@ -23,11 +23,13 @@ from sectorch.errors import (
     TopologyError,
     UndeclaredMessageError,
 )
+from sectorch.located import compute
 from sectorch.mpc.seed import seed
 from sectorch.mpc.share import share
 from sectorch.mpc.truncate import truncate
 from sectorch.runtime.ledger import Profile
 from sectorch.session import Session
+from sectorch.steps import Compute
 
 
 def declared(*messages: Message):
@@ -55,14 +57,19 @@ def test_a_party_cannot_compute_on_what_it_does_not_hold(net):
     at_Q = net.own(net.Q, torch.ones(2, 3))
     at_QA = net.common(net.Q, net.A, (2, 3), "r")
     with pytest.raises(MisplacedValueError, match=r"S cannot compute add: a value of shape \(2, 3\) is at Q only"):
-        net.locally(net.S, torch.add, at_Q, 1)
-    with pytest.raises(MisplacedValueError, match="A, S cannot compute"):
-        net.locally((net.A, net.S), torch.add, at_Q, 1)
-    with pytest.raises(MisplacedValueError, match="A cannot compute"):
-        net.locally((net.Q, net.A), torch.add, at_Q, at_QA)
+        net.fresh(net.S, torch.add, at_Q, 1)
+    with pytest.raises(MisplacedValueError, match=r"nobody holds all that add takes: \(2, 3\) at A, Q; \(2, 3\) at S;"):
+        at_QA + net.own(net.S, torch.ones(2, 3))
+    with pytest.raises(MisplacedValueError, match=r"A does not hold a value of shape \(2, 3\), which is at Q"):
+        at_Q.at("A")
+    with pytest.raises(SecretBranchError, match="add_ changes a tensor in place"):
+        at_Q.add_(1)
+    with pytest.raises(SecretBranchError, match="in place"):
+        torch.add(at_Q, 1, out=torch.ones(2, 3))
+    assert (at_Q + at_QA).owners == {net.Q} and (at_QA + 1).owners == {net.Q, net.A}
     with pytest.raises(MisplacedValueError, match=r"S cannot read a value held by \['A', 'Q'\]"):
         net.read(at_QA, net.S)
-    assert net.read(net.locally(net.Q, torch.sub, at_QA, at_QA), net.Q).count_nonzero() == 0
+    assert net.read(at_QA - at_QA, net.Q).count_nonzero() == 0
 
 
 @declared(
@@ -198,14 +205,14 @@ def test_phases_and_rounds_follow_data_dependence(net):
         assert (early.phase, early.round) == (Phase.OFFLINE, 1)
         mask = hops(net, net.common(net.Q, net.A, (4,), "r", torch.int32), "QSA")
         assert (mask.phase, mask.round) == (Phase.OFFLINE, 2)
-        both = net.locally(net.S, lambda a, b: a[:4] + b, early, mask)
+        both = early[:4] + mask
         assert (both.phase, both.round) == (Phase.OFFLINE, 2)
         assert hops(net, both, "SA").round == 3
 
         # Three offline rounds behind a value cost the query nothing; its own rounds start anew.
         query = hops(net, net.own(net.Q, torch.ones(3)), "QS")
         assert (query.phase, query.round) == (Phase.ONLINE, 1)
-        mixed = net.locally(net.S, lambda a, b: a + b[:3], query, both)
+        mixed = query + both[:3]
         assert (mixed.phase, mixed.round) == (Phase.ONLINE, 1)
         answer = hops(net, mixed, "SASQ")
         assert (answer.phase, answer.round) == (Phase.ONLINE, 4)
@@ -223,8 +230,8 @@ def test_phases_and_rounds_follow_data_dependence(net):
 def test_local_work_takes_no_round(net):
     x = net.own(net.Q, torch.ones(3))
     for _ in range(5):
-        x = net.locally(net.Q, torch.neg, x)
-    a, b = net.locally(net.Q, lambda v: (v, v + 1), x)
+        x = -x
+    a, b = compute(lambda v: (v, v + 1), x)
     assert (a.round, b.round, b.phase) == (0, 0, Phase.ONLINE)
 
 
@@ -259,17 +266,16 @@ def test_the_seeding_of_a_session():
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_functions_of_a_protocol_leave_their_arguments_alone(case, monkeypatch):
-    inner = Net.locally
+    inner, seen = Compute.run, []
 
-    def locally(net, parties, f, *values):
-        def checked(*arguments):
-            before = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
-            result = f(*arguments)
-            for was, now in zip(before, arguments, strict=True):
-                assert not isinstance(was, torch.Tensor) or was.is_meta or torch.equal(was, now)
-            return result
+    def run_(step, runtime, call, values):
+        before = [a.clone() if isinstance(a, torch.Tensor) else a for a in values]
+        result = inner(step, runtime, call, values)
+        for was, now in zip(before, values, strict=True):
+            assert not isinstance(was, torch.Tensor) or was.is_meta or torch.equal(was, now), step
+        seen.append(step)
+        return result
 
-        return inner(net, parties, checked, *values)
-
-    monkeypatch.setattr(Net, "locally", locally)
+    monkeypatch.setattr(Compute, "run", run_)
     run(case.program, *case.inputs(70), session=Session(case.answering))
+    assert seen

@@ -235,4 +235,4 @@ def test_a_check_is_never_left_out():
     with torch.no_grad():
         model.weight[0] = 4000.0
     with pytest.raises(errors.FixedPointRangeError, match="sum to magnitude"):
-        part(program, defaultdict(queue.Queue), {f"weight '{n}'": v for n, v in model.named_parameters()}, "A")
+        part(program, defaultdict(queue.Queue), {f"weight '{n}'": v.detach() for n, v in model.named_parameters()}, "A")

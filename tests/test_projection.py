@@ -13,6 +13,7 @@ from helpers import CASES, World, located, play, ring_values, run_with_profile, 
 
 from sectorch.choreography import Located, Net, Party, Phase
 from sectorch.errors import MaterialError
+from sectorch.located import compute
 from sectorch.mpc.linear import linear
 from sectorch.mpc.seed import seed
 from sectorch.products import Conv2d
@@ -76,8 +77,8 @@ class Kept(Recording):
         super().__init__(runtime, call)
         self.call, self.given = call, []
 
-    def brought(self, value):
-        super().brought(value)
+    def brought(self, value, name):
+        super().brought(value, name)
         if value.phase == Phase.ONLINE:
             self.given.append(value._value)
 
@@ -270,13 +271,13 @@ def test_what_cannot_be_repeated_is_not_recorded():
     session = Session()
     A = session.answering[0]
     with session.call(A) as net:
-        other = net.locally(net.Q, torch.neg, net.own(net.Q, torch.ones(2)))
+        other = -net.own(net.Q, torch.ones(2))
     with session.call(A) as net:
         net.recording = Recording(session.runtime, net.call)
-        x = net.locally(net.Q, torch.add, net.own(net.Q, torch.ones(2)), other)
+        x = net.own(net.Q, torch.ones(2)) + other
         assert net.recording.finish([net.read(x, net.Q)]) is None
     with session.call(A) as net:
         net.recording = Recording(session.runtime, net.call)
         own = net.own(net.Q, torch.ones(2))
-        x = net.locally(net.Q, lambda v: v + torch.zeros(own.shape), own)
+        x = compute(lambda v: v + torch.zeros(own.shape), own)
         assert net.recording.finish([net.read(x, net.Q)]) is None

@@ -20,10 +20,10 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.overrides import resolve_name
@@ -31,20 +31,7 @@ from torch.overrides import resolve_name
 from ..choreography import Party, Phase
 from ..located import Applied, Place
 from ..steps import Draw, Letter, Move, Read
-
-if TYPE_CHECKING:
-    from .program import Input, Node
-
-Slot = tuple[int, int, int]
-"""A value's place: the number of the call, the step that made it (-1 of an input), and which of its results it is."""
-
-
-@dataclass(frozen=True)
-class Taken:
-    """An operand that a step made, or that a party brought."""
-
-    slot: Slot
-
+from .nodes import Input, Node, Slot, Taken
 
 _INFIX = {
     operator.add: "+", operator.sub: "-", operator.mul: "*", operator.matmul: "@", operator.pow: "**",

@@ -9,55 +9,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
-
-import torch
 
 from ..choreography import Located, Party, Phase
 from ..errors import MisplacedValueError
 from ..steps import Compute, Letter, Move, Read, Step
-from .generated import PartyProgram, Slot, Taken, listed, spelled
+from .generated import PartyProgram, listed, spelled
+from .nodes import Input, Node, Slot, Taken
 from .projection import as_bound_now
-
-
-@dataclass(frozen=True)
-class Input:
-    """A value that a party brings: the query, or a weight."""
-
-    slot: Slot
-    name: str
-    party: Party
-    shape: torch.Size
-    dtype: torch.dtype
-    phase: Phase
-
-
-@dataclass(frozen=True, eq=False)
-class Node:
-    """One step. `operands` are `Taken` from other steps, or public; `results` are meta tensors.
-
-    Attributes:
-        many: whether the step gives a tuple.
-        place: the layer that it belongs to.
-    """
-
-    step: Step
-    operands: tuple[Any, ...]
-    slots: tuple[Slot, ...]
-    results: tuple[Any, ...]
-    many: bool
-    place: str
-
-    @property
-    def needs(self) -> set[Slot]:
-        return {operand.slot for operand in self.operands if isinstance(operand, Taken)}
-
-    @property
-    def parties(self) -> frozenset[Party]:
-        """Who holds its results."""
-        return self.step.owners
 
 
 def _needed(nodes: Iterable[Node], wanted: set[Slot], kept: type | tuple[type, ...]) -> list[Node]:

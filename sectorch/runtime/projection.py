@@ -123,13 +123,15 @@ class Projection:
         self.inputs = inputs
         self._results, self._tree, self._template = results, tree, template
         learned = {slot for slot in results if not isinstance(slot, _Fixed)}
-        taken = _in_place(_needed(taken, learned), learned)
-        needed = learned | {slot for one in taken for slot in one.needed}
+        # A tape serves those as well who take the program step by step: it holds what any online step takes.
+        asked = {slot for one in taken if one.step.phase == Phase.ONLINE for slot in one.needed}
+        kept = {slot for one in taken if one.step.phase == Phase.OFFLINE for _, slot in one.outputs} & asked
+        taken = _in_place(_needed(taken, learned, kept), learned | kept)
+        needed = learned | kept | {slot for one in taken for slot in one.needed}
         for one in taken:
             one.outputs = [(i, slot) for i, slot in one.outputs if slot in needed]
         offline = [one for one in taken if one.step.phase == Phase.OFFLINE]
         online = [one for one in taken if one.step.phase == Phase.ONLINE]
-        kept = {slot for one in offline for _, slot in one.outputs} & {slot for one in online for slot in one.needed}
         self._kept = {slot: (places[slot[0]], slot[1]) for slot in kept}
         self._all, self._online = _with_drops(taken, learned), _with_drops(online, learned)
         self._offline = _with_drops(offline, kept)
@@ -203,9 +205,9 @@ def _take(steps: list[tuple[_Taken, set[Slot]]], runtime: Runtime, call: int, va
     return values
 
 
-def _needed(taken: list[_Taken], kept: set[Slot]) -> list[_Taken]:
+def _needed(taken: list[_Taken], learned: set[Slot], kept: set[Slot]) -> list[_Taken]:
     """The steps without draws and computations whose results nothing needs."""
-    found, needed = [], set(kept)
+    found, needed = [], learned | kept
     for one in reversed(taken):
         lost = isinstance(one.step, Draw) or (isinstance(one.step, Compute) and one.step.pure)
         if not lost or any(slot in needed for _, slot in one.outputs):

@@ -1,0 +1,59 @@
+"""What a program is made of: steps, the places of their values, and what parties bring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..located import Party, Phase
+from ..steps import Step
+
+Slot = tuple[int, int, int]
+"""A value's place: the number of the call, the step that made it (-1 of an input), and which of its results it is."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """An operand that a step made, or that a party brought."""
+
+    slot: Slot
+
+
+@dataclass(frozen=True)
+class Input:
+    """A value that a party brings: the query, or a weight."""
+
+    slot: Slot
+    name: str
+    party: Party
+    shape: torch.Size
+    dtype: torch.dtype
+    phase: Phase
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One step. `operands` are `Taken` from other steps, or public; `results` are meta tensors.
+
+    Attributes:
+        many: whether the step gives a tuple.
+        place: the layer that it belongs to.
+    """
+
+    step: Step
+    operands: tuple[Any, ...]
+    slots: tuple[Slot, ...]
+    results: tuple[Any, ...]
+    many: bool
+    place: str
+
+    @property
+    def needs(self) -> set[Slot]:
+        return {operand.slot for operand in self.operands if isinstance(operand, Taken)}
+
+    @property
+    def parties(self) -> frozenset[Party]:
+        """Who holds its results."""
+        return self.step.owners
