@@ -7,8 +7,8 @@ python benchmarks/domains.py rows --sizes 1 768 1000000 --json rows.json
 Functions: magnitudes from the last place to the limit of activations, evenly in the exponent, of both signs. Rows: each
 size with standard deviations from the last place to the limit, centred and beside an offset of 300, with one entry at
 the limit, constant, and of two values. Inputs are multiples of the last place. A place counts where torch's result is
-finite and below the limit; elsewhere a range error is due. A row with entries above a quarter of the limit may end in a
-range error as well: `withheld` counts these; below that an error stops the benchmark.
+finite and below the limit; elsewhere a range error is due. A place, or a row with an entry, above a quarter of the
+limit may end in a range error as well: `withheld` counts these; below that an error stops the benchmark.
 
 `near`: the largest error where |result| <= 1, in units of the last place. `far`: the largest relative error beyond.
 """
@@ -104,9 +104,13 @@ def errors(function: Callable, x: torch.Tensor, scheme: Scheme, single: bool) ->
     try:
         found = function(sectorch.share(x, scheme=scheme)).reveal()
     except RangeExceededError:
-        if single or float(x.abs().max()) <= limit(scheme) / 4:
+        if float(x.abs().max()) <= limit(scheme) / 4:
             raise
-        return 0.0, 0.0, 1
+        if not single or len(x) == 1:
+            return 0.0, 0.0, 1
+        parts = [errors(function, part, scheme, True) for part in x.split((len(x) + 1) // 2)]
+        near, far, withheld = zip(*parts, strict=True)
+        return max(near), max(far), sum(withheld)
     off = (found - y).abs()
     small = y.abs() <= 1
     near = float(torch.where(small, off, 0).max()) * 2.0**scheme.frac_bits
