@@ -18,8 +18,9 @@ from sectorch.mpc.linear import linear
 from sectorch.mpc.seed import seed
 from sectorch.products import Conv2d
 from sectorch.randomness import PairKey
+from sectorch.runtime.closures import Closures
 from sectorch.runtime.material import Tape
-from sectorch.runtime.projection import Recording, as_bound_now
+from sectorch.runtime.projection import Recording
 from sectorch.session import Session
 from sectorch.tensor import SecretTensor
 
@@ -253,17 +254,26 @@ def assert_holds_no_secret(projection) -> None:
     assert repr(projection).startswith("Projection(")
 
 
-def test_a_recorded_function_keeps_what_its_loop_held_then():
-    kept = []
+def test_a_function_whose_variables_change_is_noticed():
+    closures = Closures()
     for i in range(3):
         inner = lambda: i
-        kept.append(as_bound_now(partial(lambda a: (a, i, inner()), 7)))
-    assert [f() for f in kept] == [(7, 0, 0), (7, 1, 1), (7, 2, 2)]
+        closures.note(partial(lambda a, inner=inner: (a, inner()), 7))
+    assert not closures.changed, "a default is the function's own"
+    for i in range(3):
+        closures.note(partial(lambda a: (a, i, inner()), 7))
+    assert closures.changed and not closures.located
 
     def forever(n):
         return n if n == 0 else forever(n - 1)
 
-    assert as_bound_now(forever)(3) == 0
+    closures = Closures()
+    closures.note(forever)
+    assert not closures.changed
+    closures.note(later := lambda: unset)
+    assert not closures.changed
+    unset = 1
+    assert closures.changed and later() == 1
 
 
 def test_what_cannot_be_repeated_is_not_recorded():
@@ -280,4 +290,10 @@ def test_what_cannot_be_repeated_is_not_recorded():
         net.recording = Recording(session.runtime, net.call)
         own = net.own(net.Q, torch.ones(2))
         x = compute(lambda v: v + torch.zeros(own.shape), own)
+        assert net.recording.finish([net.read(x, net.Q)]) is None
+    with session.call(A) as net:
+        net.recording = Recording(session.runtime, net.call)
+        x = net.own(net.Q, torch.ones(2))
+        for k in range(3):
+            x = compute(lambda v: v + k, x)
         assert net.recording.finish([net.read(x, net.Q)]) is None

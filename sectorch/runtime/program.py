@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from ..choreography import Located, Party, Phase
-from ..errors import MisplacedValueError
+from ..errors import ArgumentError, MisplacedValueError
 from ..steps import Compute, Letter, Move, Read, Step
+from .closures import Closures
 from .generated import PartyProgram, listed, spelled
 from .nodes import Input, Node, Slot, Taken
-from .projection import as_bound_now
 
 
 def _needed(nodes: Iterable[Node], wanted: set[Slot], kept: type | tuple[type, ...]) -> list[Node]:
@@ -39,6 +38,7 @@ class Tracing:
         self._call, self._setup = call, setup
         self._nodes: list[Node] = []
         self._inputs: list[Input] = []
+        self._closures = Closures()
         self.place = ""
 
     def brought(self, value: Located, name: str) -> None:
@@ -48,8 +48,8 @@ class Tracing:
         self._inputs.append(Input(value.slot, name, party, value.shape, value.dtype, value.phase))
 
     def step(self, number: int, step: Step, values: tuple, result: Any, fingerprint: int) -> None:
-        if isinstance(step, Compute):
-            step = replace(step, f=as_bound_now(step.f))
+        for f in (step.f, *values) if isinstance(step, Compute) else ():
+            self._closures.note(f)
         many = isinstance(result, tuple)
         results = result if many else (result,)
         operands = tuple(Taken(v.slot) if type(v) is Located else v for v in values)
@@ -57,9 +57,18 @@ class Tracing:
         self._nodes.append(Node(step, operands, slots, results, many, self.place))
 
     def program(self) -> Program:
-        """What was traced, with the steps of the setup that it needs."""
+        """What was traced, with the steps of the setup that it needs.
+
+        Raises:
+            ArgumentError: a step's function takes something of its call past its arguments.
+        """
         call = _needed(self._nodes, set(), (Move, Read))
         before = self._setup or Tracing(-1)
+        if any(tracing._closures.located or tracing._closures.changed for tracing in (self, before)):
+            raise ArgumentError(
+                "a handler's function closes over a variable that changed after its step, or over a located value; "
+                "pass what it takes as arguments"
+            )
         setup = _needed(before._nodes, {slot for node in call for slot in node.needs}, ())
         nodes = [*setup, *call]
         needed = {slot for node in nodes for slot in node.needs}

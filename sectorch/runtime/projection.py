@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from types import BuiltinFunctionType, CellType, FunctionType
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -22,8 +20,8 @@ from torch.utils import _pytree as pytree
 
 from ..choreography import Located, Phase
 from ..errors import MaterialError, SectorchError
-from ..located import Applied
 from ..steps import Compute, Draw, Move, Read, Runtime, Step, shape_of
+from .closures import Closures
 from .material import Tape
 
 Slot = tuple[int, int]
@@ -65,6 +63,7 @@ class Recording:
         self._read: list[tuple[Any, Slot]] = []
         self._inputs = 0
         self._repeatable = True
+        self._closures = Closures()
         self.place = ""
 
     def brought(self, value: Located, name: str) -> None:
@@ -83,9 +82,8 @@ class Recording:
             return
         if isinstance(step, Read):
             self._read.append((result, (number, 0)))
-        if isinstance(step, Compute):
-            self._repeatable &= not _holds_located(step.f)
-            step = replace(step, f=as_bound_now(step.f))
+        for f in (step.f, *values) if isinstance(step, Compute) else ():
+            self._closures.note(f)
         held = bool(step.holders & here)
         count = len(result) if isinstance(result, tuple) else None
         outputs = [(None, (number, 0))] if count is None else [(i, (number, i)) for i in range(count)]
@@ -107,7 +105,7 @@ class Recording:
         Args:
             results: a tree of what was read, and of what is the same in every call.
         """
-        if not self._repeatable:
+        if not self._repeatable or self._closures.located or self._closures.changed:
             return None
         leaves, tree = pytree.tree_flatten(results)
         places = [next((slot for read, slot in self._read if read is leaf), _Fixed(leaf)) for leaf in leaves]
@@ -250,35 +248,3 @@ def _with_drops(taken: list[_Taken], kept: set[Slot]) -> list[tuple[_Taken, set[
     """Each step with the values that nothing after it needs."""
     last = {slot: at for at, one in enumerate(taken) for slot in one.needed}
     return [(one, {s for s in one.needed if last[s] == at and s not in kept}) for at, one in enumerate(taken)]
-
-
-def _holds_located(f: Any) -> bool:
-    """Whether a function takes a located value from its closure, past its arguments: it would be this call's."""
-    if isinstance(f, (partial, Applied)):
-        return _holds_located(f.f if isinstance(f, Applied) else f.func)
-    for cell in getattr(f, "__closure__", None) or ():
-        with suppress(ValueError):  # a variable that has no value yet
-            value = cell.cell_contents
-            fields = [getattr(value, name, None) for name in getattr(value, "__dataclass_fields__", ())]
-            if any(type(v) is Located for v in (value, *fields)):
-                return True
-    return False
-
-
-def as_bound_now(f: Any, known: dict[int, Any] | None = None) -> Any:
-    """A function whose closure keeps what it holds now: a protocol's loop gives its variables other values later."""
-    known = {} if known is None else known
-    if isinstance(f, Applied):
-        return replace(f, f=as_bound_now(f.f, known))
-    if isinstance(f, partial):
-        return partial(as_bound_now(f.func, known), *f.args, **f.keywords)
-    if type(f) is not FunctionType or not f.__closure__:
-        return f
-    if id(f) not in known:
-        cells = tuple(CellType() for _ in f.__closure__)
-        known[id(f)] = FunctionType(f.__code__, f.__globals__, f.__name__, f.__defaults__, cells)
-        known[id(f)].__kwdefaults__ = f.__kwdefaults__
-        for cell, old in zip(cells, f.__closure__, strict=True):
-            with suppress(ValueError):  # a variable that has no value yet
-                cell.cell_contents = as_bound_now(old.cell_contents, known)
-    return known[id(f)]
