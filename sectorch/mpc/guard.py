@@ -51,7 +51,12 @@ def raise_flags(net: Net, flags: Shares) -> None:
 
 def flags_of_bits(net: Net, bits: Shares) -> Shares:
     """Additive shares of 0 and 1 as XOR-shared words: the lowest bits of the halves are shares of the bit."""
-    return each(lambda v: planes(rows(v))[0], bits)
+    return each(_lowest, bits)
+
+
+@leaf
+def _lowest(v: torch.Tensor) -> torch.Tensor:
+    return planes(rows(v))[0].clone()  # a view would keep all planes until the reveal
 
 
 def kept_rows(words: torch.Tensor, shape: torch.Size) -> torch.Tensor:

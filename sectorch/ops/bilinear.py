@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,14 @@ Sums = Callable[[torch.Tensor], torch.Tensor]
 everywhere."""
 
 
+def _without_tiles(product: Callable, x: torch.Tensor, w: torch.Tensor, _tiles: None) -> torch.Tensor:
+    return product(x, w)
+
+
+def _swapped(product: Callable, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return product(x, y)
+
+
 def bilinear(
     context: Context,
     product: Callable,
@@ -52,7 +61,7 @@ def bilinear(
     if not isinstance(x, SharedTensor):
         if not isinstance(y, SharedTensor):
             refuse("a secret summand to a product without one", "add it to the product's result")
-        return bilinear(context, lambda b, a, *_: product(a, b), y, x, terms, sums[::-1])
+        return bilinear(context, partial(_swapped, product), y, x, terms, sums[::-1])
     net = context.net
     if isinstance(y, SharedTensor):
         left, right = fixed(x), fixed(y)
@@ -75,7 +84,7 @@ def bilinear(
         if left.bound is not None and context.scheme.range_check:
             check_sums(y, sums[1])
         accepts_tiles = hasattr(product, "tiled")
-        run = product if accepts_tiles else lambda a, w, _tiles: product(a, w)
+        run = product if accepts_tiles else partial(_without_tiles, product)
         shares = linear(net, context.setup, run, left.shares, y.weight())
         bound = None if left.bound is None else left.bound * gain
         return Fixed(shares, left.scale_bits + y.weight_bits, bound)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,11 +116,10 @@ def _terms(equation: str, operands: tuple) -> int:
 def einsum(context: Context, equation: str, *operands: Any) -> Fixed:
     operands = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
     if len(operands) == 1:
-        return local(context, lambda v: torch.einsum(equation, v), operands[0], terms=_terms(equation, operands))
+        return local(context, partial(torch.einsum, equation), operands[0], terms=_terms(equation, operands))
     if len(operands) != 2:
         refuse(f"einsum of {len(operands)} operands", "contract two at a time")
-    product, terms = lambda a, b, *_: torch.einsum(equation, a, b), _terms(equation, operands)
-    return bilinear(context, product, *operands, terms, (_all, _all))
+    return bilinear(context, partial(torch.einsum, equation), *operands, _terms(equation, operands), (_all, _all))
 
 
 def _one_dimensional(bias: Any) -> None:

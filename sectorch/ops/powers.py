@@ -197,11 +197,11 @@ def _require_quotient(context: Context, x: Fixed, y: Fixed, limit: int) -> None:
     x = fitted(context, x, CAPACITY / 2.0 ** (scale - x.scale_bits))
     most, x = raised(context, most, scale), raised(context, x, scale)
     shape = torch.broadcast_shapes(most.shares.shape, x.shares.shape)
+    require(context, Fixed(each(_both_sides, x.shares, most.shares, shape), scale), low=0.0)
 
-    def both(x: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
-        return torch.stack(((most - x).expand(shape), (most + x).expand(shape)))
 
-    require(context, Fixed(each(both, x.shares, most.shares), scale), low=0.0)
+def _both_sides(x: torch.Tensor, most: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    return torch.stack(((most - x).expand(shape), (most + x).expand(shape)))
 
 
 def fractional_power(context: Context, x: SharedTensor, y: Any) -> Fixed:

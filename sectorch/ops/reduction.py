@@ -108,6 +108,11 @@ def cumsum(context: Context, x: SharedTensor, dim: int, *, dtype: Any = None) ->
     return Fixed(each(torch.cumsum, v.shares, dim), v.scale_bits, bound)
 
 
+def _to_first(v: torch.Tensor, dims: list[int], rest: list[int]) -> torch.Tensor:
+    """Some dimensions as one, which comes first."""
+    return v.permute(*dims, *rest).reshape(-1, *(v.shape[d] for d in rest))
+
+
 def _extreme(context: Context, x: SharedTensor, dim: Any, keepdim: bool, sign: int) -> Fixed:
     """The maximum (sign 1) or minimum (sign -1) over some dimensions, by a tree."""
     shape = x.shares.shape
@@ -119,12 +124,8 @@ def _extreme(context: Context, x: SharedTensor, dim: Any, keepdim: bool, sign: i
     rest = [d for d in range(len(shape)) if d not in dims]
     if not dims:
         return fixed(x)
-
-    def flat(v: torch.Tensor) -> torch.Tensor:
-        v = v.permute(*dims, *rest).reshape(-1, *(v.shape[d] for d in rest))
-        return v if sign > 0 else -v
-
-    best = max_tree(context.net, each(flat, x.shares), fss=context.scheme.fss)
+    flat = each(_to_first, x.shares, dims, rest)
+    best = max_tree(context.net, flat if sign > 0 else -flat, fss=context.scheme.fss)
     kept = [1 if d in dims else shape[d] for d in range(len(shape))] if keepdim else [shape[d] for d in rest]
     return Fixed(each(torch.reshape, best if sign > 0 else -best, kept), x.scale_bits)
 

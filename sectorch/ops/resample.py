@@ -114,10 +114,11 @@ def interpolate(
 def unfold(
     context: Context, x: SharedTensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
 ) -> Fixed:
-    def patches(v: torch.Tensor) -> torch.Tensor:
-        batch = v if v.dim() == 4 else v.unsqueeze(0)
-        windows = products.windows_of(batch, _pair(kernel_size), _pair(stride), _pair(padding), _pair(dilation))
-        out = windows.reshape(windows.shape[0], -1, windows.shape[4] * windows.shape[5])
-        return out if v.dim() == 4 else out.squeeze(0)
+    return local(context, _patches, x, _pair(kernel_size), _pair(stride), _pair(padding), _pair(dilation))
 
-    return local(context, patches, x)
+
+def _patches(v: torch.Tensor, kernel: tuple, stride: tuple, padding: tuple, dilation: tuple) -> torch.Tensor:
+    batch = v if v.dim() == 4 else v.unsqueeze(0)
+    windows = products.windows_of(batch, kernel, stride, padding, dilation)
+    out = windows.reshape(windows.shape[0], -1, windows.shape[4] * windows.shape[5])
+    return out if v.dim() == 4 else out.squeeze(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -26,27 +27,25 @@ def _moved(func):
         if not isinstance(x, SharedTensor) or any(is_secret(a) for a in (*args, *kwargs.values())):
             refuse("moving elements by a secret index", "only public positions can be taken")
         moves = func in (torch.gather, T.gather, torch.take_along_dim, T.take_along_dim)
-        placed = lambda a, v: a.to(v.device) if moves and isinstance(a, torch.Tensor) else a
-
-        def move(v: torch.Tensor) -> torch.Tensor:
-            return func(
-                v.contiguous() if moves else v,
-                *(placed(a, v) for a in args),
-                **{k: placed(a, v) for k, a in kwargs.items()},
-            )
-
-        return local(context, move, x)
+        return local(context, partial(_picked, func) if moves else func, x, *args, **kwargs)
 
     return handler
 
 
+def _picked(func: Callable, v: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """func with its index tensors where v is."""
+    placed = lambda a: a.to(v.device) if isinstance(a, torch.Tensor) else a
+    return func(v.contiguous(), *map(placed, args), **{name: placed(a) for name, a in kwargs.items()})
+
+
+def _parts(func: Callable, v: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(func(v, *args, **kwargs))
+
+
 def _moved_many(func):
     def handler(context: Context, x: SharedTensor, *args, **kwargs):
-        def parts(v: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return tuple(func(v, *args, **kwargs))
-
-        halves = [compute(parts, v) for v in (x.shares.A, x.shares.S)]
-        own: Iterable = repeat(None) if x.shares.Q is None else compute(parts, x.shares.Q)
+        halves = [compute(_parts, func, v, *args, **kwargs) for v in (x.shares.A, x.shares.S)]
+        own: Iterable = repeat(None) if x.shares.Q is None else compute(_parts, func, x.shares.Q, *args, **kwargs)
         return [Fixed(Shares(a, s, q), x.scale_bits) for a, s, q in zip(*halves, own, strict=False)]
 
     return handler

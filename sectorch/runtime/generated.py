@@ -39,6 +39,8 @@ _INFIX = {
     operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=",
 }  # fmt: skip
 _PREFIX = {operator.neg: "-", operator.invert: "~"}
+SPELLED = 64
+"""Entries that a public tensor may have to stand in the code."""
 _ABOUT = {
     Phase.SETUP: "Once a session.",
     Phase.OFFLINE: "Once a call, before the query is known.",
@@ -194,6 +196,10 @@ class PartyProgram:
             said = [self._said(value.func), *map(self._said, value.args)]
             said += [f"{name}={self._said(v)}" for name, v in value.keywords.items()]
             return f"partial({', '.join(said)})"
+        if value is Ellipsis:
+            return "..."
+        if type(value) is torch.Tensor and value.numel() <= SPELLED and bool(value.isfinite().all()):
+            return f"torch.tensor({value.tolist()}, dtype={value.dtype})"
         if callable(value):
             name = resolve_name(value)
             if name and name.startswith("torch."):
