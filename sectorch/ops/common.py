@@ -220,7 +220,7 @@ def plus(context: Context, x: Fixed, y: Fixed) -> Fixed:
     return Fixed(x.shares + y.shares, x.scale_bits, both(x.bound, y.bound))
 
 
-def local(context: Context, f: Callable, x: SharedTensor, *public: Any, terms: int = 1, **named: Any) -> Fixed:
+def local(context: Context, f: Callable, x: SharedTensor, *public: Any, terms: int = 1) -> Fixed:
     """A linear map that each party applies to its half, and Q to whole numbers of its own.
 
     Args:
@@ -233,9 +233,9 @@ def local(context: Context, f: Callable, x: SharedTensor, *public: Any, terms: i
             value = shortened(context, value, max(min(context.frac_bits, value.scale_bits), value.scale_bits - over))
         value = fitted(context, value, CAPACITY / terms)
     bound = None if value.bound is None else value.bound * max(1, terms)
-    shares = each(f, value.shares, *public, **named)
+    shares = each(f, value.shares, *public)
     if own is not None:
-        shares = replace(shares, Q=compute(f, own, *public, **named))
+        shares = replace(shares, Q=compute(f, own, *public))
     return Fixed(shares, value.scale_bits, bound)
 
 

@@ -27,9 +27,20 @@ def _moved(func):
         if not isinstance(x, SharedTensor) or any(is_secret(a) for a in (*args, *kwargs.values())):
             refuse("moving elements by a secret index", "only public positions can be taken")
         moves = func in (torch.gather, T.gather, torch.take_along_dim, T.take_along_dim)
-        return local(context, partial(_picked, func) if moves else func, x, *args, **kwargs)
+        return local(context, *_on(partial(_picked, func) if moves else func, x, *args, **kwargs))
 
     return handler
+
+
+def _on(func: Callable, x: Any, *args: Any, **kwargs: Any) -> tuple:
+    """func, x and public arguments; tensors among these keep their content where x has a shape only."""
+    if not kwargs and not any(isinstance(v, torch.Tensor) for v in pytree.tree_leaves(args)):
+        return func, x, *args
+    return partial(_called, func=func, args=args, kwargs=kwargs), x
+
+
+def _called(v: Any, func: Callable, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
+    return func(v, *args, **kwargs)
 
 
 def _picked(func: Callable, v: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -44,8 +55,9 @@ def _parts(func: Callable, v: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[
 
 def _moved_many(func):
     def handler(context: Context, x: SharedTensor, *args, **kwargs):
-        halves = [compute(_parts, func, v, *args, **kwargs) for v in (x.shares.A, x.shares.S)]
-        own: Iterable = repeat(None) if x.shares.Q is None else compute(_parts, func, x.shares.Q, *args, **kwargs)
+        parts = lambda v: compute(*_on(partial(_parts, func), v, *args, **kwargs))
+        halves = [parts(v) for v in (x.shares.A, x.shares.S)]
+        own: Iterable = repeat(None) if x.shares.Q is None else parts(x.shares.Q)
         return [Fixed(Shares(a, s, q), x.scale_bits) for a, s, q in zip(*halves, own, strict=False)]
 
     return handler
@@ -145,7 +157,7 @@ BEFORE[T.__getitem__] = _public_index
 
 @implements("getitem", T.__getitem__, view=True, note="local; public index")
 def getitem(context: Context, x: SharedTensor, index: Any) -> Fixed:
-    return local(context, operator.getitem, x, index)
+    return local(context, *_on(operator.getitem, x, index))
 
 
 @implements("cat", torch.cat, torch.concat, torch.concatenate, note="local")

@@ -184,6 +184,8 @@ class PartyProgram:
         if isinstance(value, (tuple, list)):
             said = ", ".join(self._said(v) for v in value)
             return f"[{said}]" if isinstance(value, list) else f"({said}{',' if len(value) == 1 else ''})"
+        if isinstance(value, dict):
+            return f"{{{', '.join(f'{key!r}: {self._said(v)}' for key, v in value.items())}}}"
         if isinstance(value, slice):
             return f"slice({self._said(value.start)}, {self._said(value.stop)}, {self._said(value.step)})"
         if isinstance(value, MethodType):
