@@ -180,6 +180,25 @@ def test_two_programs_are_equal_if_everybody_does_the_same():
     assert len({p.digest for p in (first, *others)}) == len(others) + 1
 
 
+ELSEWHERE = """
+import torch, sectorch
+from torch import nn
+layers = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.GELU(), nn.Flatten(), nn.Linear(18, 8), nn.LayerNorm(8)
+print(sectorch.program(nn.Sequential(*layers).eval(), torch.randn(2, 1, 5, 5)).digest)
+"""
+
+
+def test_a_digest_is_the_same_in_every_process():
+    said = {
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", ELSEWHERE], env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True, text=True, check=True, timeout=300,
+        ).stdout
+        for seed in "12"
+    }  # fmt: skip
+    assert len(said) == 1 and len(said.pop().strip()) == 64
+
+
 class Shifted(nn.Module):
     def __init__(self, shift: float):
         super().__init__()
