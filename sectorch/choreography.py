@@ -192,11 +192,7 @@ class Net:
 
     @_in_turn
     def compute(self, f: Callable, values: tuple) -> Any:
-        """f(*values) at whoever holds all of them; see `located.compute`.
-
-        Raises:
-            MisplacedValueError: nobody does; raised at every party.
-        """
+        """f(*values) at whoever holds all of them; see `located.compute`."""
         held = [value for value in values if type(value) is Located]
         owners = frozenset.intersection(*(value.owners for value in held)) if held else frozenset()
         if not owners:
@@ -211,8 +207,7 @@ class Net:
     def fresh(self, party: Party, f: Callable, *values: Any) -> Any:
         """`party` alone computes f(*values) with randomness of its own: a key pair, a ciphertext's noise.
 
-        Raises:
-            MisplacedValueError: it lacks one of the values; raised at every party.
+        Raises MisplacedValueError, at every party, if it lacks one of the values.
         """
         f = getattr(f, "kernel", f)
         phase, depth = self._dependence(values)
@@ -224,12 +219,13 @@ class Net:
                 )
         return self._step(Compute(f, frozenset((party,)), phase, self._path()), values, depth)
 
-    def check(self, party: Party, f: Callable, *values: Any) -> None:
-        """`party` looks at values that it holds, and f raises where they may not be used.
+    @_in_turn
+    def public(self, party: Party, value: torch.Tensor) -> Located:
+        """A public value, as the party has it: a step of the program, which says what it is."""
+        return self._step(Compute(_itself, frozenset((party,)), self._base, self._path(), pure=True), (value,), 0)
 
-        Raises:
-            MisplacedValueError: it lacks one of the values; raised at every party.
-        """
+    def check(self, party: Party, f: Callable, *values: Any) -> None:
+        """`party` looks at values that it holds, and f raises where they may not be used; otherwise as `fresh`."""
         self.fresh(party, f, *values)
 
     @_in_turn
@@ -389,6 +385,10 @@ def _content(value: Any, present: bool) -> Any:
             raise MaterialError("a step needs a value that was not prepared: the material is of another program")
         return value
     return shape_of(value)
+
+
+def _itself(value: torch.Tensor) -> torch.Tensor:
+    return value
 
 
 def _names(parties: Iterable[Party]) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import IntEnum
+from types import BuiltinFunctionType
 from typing import Any, Protocol
 
 import torch
@@ -151,6 +152,7 @@ _OPERATORS = {
     "lshift": operator.lshift, "rshift": operator.rshift, "getitem": operator.getitem, "pow": operator.pow,
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
 }  # fmt: skip
+_KNOWN = frozenset(_OPERATORS.values())
 for _name, _f in _OPERATORS.items():
     setattr(Located, f"__{_name}__", _operator(_f))
     if _name in ("add", "sub", "mul", "xor", "and", "or"):
@@ -169,9 +171,11 @@ def compute(f: Callable, *args: Any, **kwargs: Any) -> Any:
         SecretBranchError: f changes an operand in place.
     """
     f = getattr(f, "kernel", f)
-    name = getattr(f, "__name__", "")
-    if "out" in kwargs or (name.endswith("_") and not name.endswith("__") and f not in _OPERATORS.values()):
+    name = getattr(f, "__name__", "").split(".")[0]
+    if "out" in kwargs or kwargs.get("inplace") or _changes(f, name):
         raise SecretBranchError(f"{name} changes a tensor in place; a located value stays what it is")
+    if name in _READS and f in (getattr(torch.Tensor, name, None), getattr(torch, name, None)):
+        raise SecretBranchError(f"{name} asks for the content of a located value; it is for `net.read`, at one party")
     if not kwargs and not any(type(a) in (tuple, list) and _holds_tensors(a) for a in args):
         return current().compute(f, args)
     found: list[Any] = []
@@ -204,6 +208,19 @@ class Applied:
 
     def __call__(self, *values: Any) -> Any:
         return self.f(*_filled(self.args, values), **{k: _filled(v, values) for k, v in self.kwargs.items()})
+
+
+_READS = frozenset(("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "data_ptr", "untyped_storage"))
+_WRITES = frozenset(("setitem", "delitem", "batch_norm", "instance_norm"))
+
+
+def _changes(f: Callable, name: str) -> bool:
+    """Whether a function writes into an argument, as far as its name tells."""
+    bare = name.strip("_")
+    if isinstance(f, BuiltinFunctionType) and f in _KNOWN:
+        return False
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or bare in _WRITES or (bare[:1] == "i" and bare[1:] in _OPERATORS)
 
 
 def _holds_tensors(values: tuple | list) -> bool:

@@ -32,7 +32,7 @@ from .mpc.guard import guard, unpadded
 from .mpc.linear import Weight, mask_weight
 from .mpc.mask import open_masked
 from .mpc.share import aggregate as aggregate_protocol
-from .mpc.share import reveal, share
+from .mpc.share import encoded_input, reveal, share
 from .mpc.shares import Shares
 from .mpc.truncate import MAX_SHIFT, truncate
 from .mpc.within import raise_outside
@@ -313,7 +313,7 @@ def share_tensor(
     check_encodable(x, scheme.frac_bits, "the input")
     scale_bits = scheme.frac_bits if x.is_floating_point() else 0
     with session.operation(party) as net:
-        encoded = compute(encode, net.own(session.Q, x, Phase.ONLINE), scale_bits)
+        encoded = encoded_input(net.own(session.Q, x, Phase.ONLINE), scheme.frac_bits, scale_bits, limit)
         shares = share(net, encoded)
         if not x.is_floating_point():
             shares = replace(shares, Q=encoded)

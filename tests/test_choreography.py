@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import operator
 import pickle
 
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers import CASES, lines_of, ring_values, run, run_with_profile
 from helpers import session as shared_session
 
@@ -233,6 +235,36 @@ def test_local_work_takes_no_round(net):
         x = -x
     a, b = compute(lambda v: (v, v + 1), x)
     assert (a.round, b.round, b.phase) == (0, 0, Phase.ONLINE)
+
+
+def _set(v, plain):
+    plain[:] = v
+
+
+CHANGES = dict(
+    setitem=_set, relu=lambda v, p: F.relu(v, inplace=True), iadd=lambda v, p: compute(operator.iadd, v, 1),
+    dunder=lambda v, p: compute(torch.Tensor.__imul__, v, 2), item=lambda v, p: compute(operator.setitem, v, 0, 9),
+    its=lambda v, p: compute(torch.Tensor.__setitem__, v, 0, 9), aten=lambda v, p: torch.ops.aten.add_.Tensor(p, v),
+    norm=lambda v, p: F.batch_norm(v.view(3, 1), p[:1], p[:1], training=True), method=lambda v, p: v.add_(1),
+    out=lambda v, p: torch.add(v, 1, out=p),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_located_value_is_not_changed_and_changes_no_plain_tensor(name: str, net):
+    v, plain = net.own(net.Q, torch.tensor([-1.0, 0.0, 2.0])), torch.zeros(3)
+    with pytest.raises(SecretBranchError, match="in place"):
+        CHANGES[name](v, plain)
+    assert torch.equal(net.read(v, net.Q), torch.tensor([-1.0, 0.0, 2.0])) and not plain.count_nonzero()
+
+
+@pytest.mark.parametrize("name", ["item", "tolist", "numpy"])
+def test_the_content_of_a_located_value_is_for_read_alone(name: str, net):
+    v = net.own(net.Q, torch.tensor([3.0]))
+    with pytest.raises(SecretBranchError, match="asks for the content"):
+        getattr(v, name)()
+    with pytest.raises(SecretBranchError, match="asks for the content"):
+        torch.equal(v, v)
 
 
 # One program run in several ways.

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.connection import Listener
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from sectorch import errors
 from sectorch.located import Phase
 from sectorch.nn.models import lenet, vgg7
 from sectorch.randomness import PairKey
+from sectorch.runtime.generated import spelled
 from sectorch.runtime.program import Program
 from sectorch.steps import Draw
 
@@ -255,3 +257,70 @@ def test_a_check_is_never_left_out():
         model.weight[0] = 4000.0
     with pytest.raises(errors.FixedPointRangeError, match="sum to magnitude"):
         part(program, defaultdict(queue.Queue), {f"weight '{n}'": v.detach() for n, v in model.named_parameters()}, "A")
+
+
+def lambdas(f):
+    return type("Of", (nn.Module,), {"forward": lambda self, x: f(x)})().eval()
+
+
+PUBLIC = {
+    "cat": lambda c: lambda x: torch.cat([x, torch.full((1, 6), c)]),
+    "stack": lambda c: lambda x: torch.stack([x, torch.full((3, 6), c)]),
+    "maximum": lambda c: lambda x: torch.maximum(x, torch.arange(6.0) + c),
+    "divide": lambda c: lambda x: (torch.arange(6.0) + c) / (x.abs() + 1),
+    "empty": lambda c: lambda x: x[:0, :3] + torch.full((0, 3), c) if c else x[torch.zeros(0, 2, dtype=torch.int64)],
+    "output": lambda c: lambda x: (x * 2, torch.tensor(c)),
+    "names": lambda c: lambda x: {f"a{c}": x * 2},
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_values_are_in_the_program(name: str):
+    """They are spelled where they are used: nobody brings them, and programs with other ones are others."""
+    x, (one, two) = torch.randn(3, 6), (lambdas(PUBLIC[name](c)) for c in (0.0, 1.0))
+    first, second = sectorch.program(one, x), sectorch.program(two, x)
+    assert first != second
+    assert "io.input" not in first.party("S").code + first.party("A").code
+    learned = played(two, x, second)["Q"]
+    wanted = [y for y in torch.utils._pytree.tree_leaves(sectorch.reference(two)(x)) if name != "output" or y.dim()]
+    assert all(torch.equal(y, w) for y, w in zip([y for y in learned if y.dtype == torch.float32], wanted, strict=True))
+
+
+def test_a_layers_name_is_no_code():
+    """Names come from whoever wrote the model: in a comment they stay in it, and lines and files are not told."""
+    x, texts = torch.randn(2, 6), []
+    for name in (
+        "plain",
+        "a\n    raise SystemExit  #",
+        "b\r    raise SystemExit  #",
+        "c\u2028    raise SystemExit",
+        "\xb2",
+    ):
+        model = nn.Sequential()
+        model.add_module(name, nn.Linear(6, 3))
+        model.add_module("relu", nn.ReLU())
+        program = sectorch.program(model.eval(), x)
+        texts.append(program.party("S").code)
+        assert torch.equal(played(model, x, program)["Q"][0], sectorch.reference(model)(x))
+        assert ".py" not in texts[-1] and texts[-1].isascii()
+    assert len({re.sub("# .*", "", text) for text in texts}) == 1
+
+
+def test_Q_checks_its_input_in_the_program_as_well():
+    model, x = nn.Linear(4, 1, bias=False).eval(), torch.full((1, 4), 4194303.5)
+    with pytest.raises(errors.FixedPointRangeError, match="the input reaches"):
+        part(sectorch.program(model, x), defaultdict(queue.Queue), {"x": x}, "Q")
+    with pytest.raises(errors.NonFiniteError):
+        part(sectorch.program(model, x), defaultdict(queue.Queue), {"x": x * float("nan")}, "Q")
+
+
+def test_constants_are_spelled_in_full():
+    big = [torch.zeros(5000), torch.zeros(5000)]
+    big[1][2500] = 1.0
+    pairs = [
+        big, [nn.Parameter(v) for v in big], [{"a": v} for v in big], [slice(v, None) for v in big],
+        [partial(torch.add, v) for v in big], [v.add for v in big], [lambda v, k=k: v + k for k in (1, 2)],
+        [eval(f"lambda v, *, k={k}: v + k") for k in (1, 2)], [{"a"}, {"b"}],
+    ]  # fmt: skip
+    assert all(spelled(one) != spelled(other) for one, other in pairs)
+    assert spelled(frozenset("abcdef")) == spelled(frozenset("fedcba"))

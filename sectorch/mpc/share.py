@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from ..choreography import Located, Message, Net, leaf, protocol
+from ..errors import FixedPointRangeError
+from ..ring import check_encodable, encode
 from .shares import Shares, unshared
 
 
@@ -78,3 +80,12 @@ def _sum(*values: torch.Tensor) -> torch.Tensor:
     for value in values[1:]:
         total += value
     return total
+
+
+@leaf(shapes=lambda value, *_: value.new_empty(value.shape, dtype=torch.int64))
+def encoded_input(value: torch.Tensor, frac_bits: int, scale_bits: int, limit: float | None) -> torch.Tensor:
+    """At Q: an input as ring elements, if it is what the program's bounds hold for."""
+    check_encodable(value, frac_bits, "the input")
+    if limit is not None and value.numel() and float(value.abs().max()) >= limit:
+        raise FixedPointRangeError(f"the input reaches {float(value.abs().max()):.6g}; it has to be below {limit:g}")
+    return encode(value, scale_bits)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError, DtypeError
+from ..runtime.generated import spelled
 from ..runtime.ledger import Observer, alone
 from ..runtime.program import Program, Tracing
 from ..session import Session
+from ..tensor import Opening
 from .dry import revealed, shared_input
 from .secure import SecureModule, secure
 from .trace import marked, run
@@ -45,5 +48,7 @@ def program(model: nn.Module, x: torch.Tensor) -> Program:
         weights = secured.bind(session, party)[1].of(trace)
         with session.call(party) as net:
             net.recording = call = Tracing(net.call, before)
-            revealed(run(trace, weights, shared_input(x, session, secured.scheme), marked(call)))
-    return call.program()
+            outputs = revealed(run(trace, weights, shared_input(x, session, secured.scheme), marked(call)))
+    leaves, form = pytree.tree_flatten(outputs, is_leaf=lambda y: isinstance(y, Opening))
+    said = ["learned" if isinstance(y, Opening) else spelled(y) for y in leaves]
+    return call.program(f"{form} {said}")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..choreography import Located, Phase
+from ..choreography import Located
 from ..errors import FixedPointRangeError, UnsupportedOpError
 from ..located import compute
 from ..mpc.mask import open_masked
@@ -147,8 +147,8 @@ def shared_operand(context: Context, value: Any, scale_bits: int) -> Fixed:
     net = context.net
     content = located_or_public(context, value, scale_bits)
     device = context.session.device
-    at_A = content if type(content) is Located else net.own(net.A, content.to(device), Phase.SETUP)
-    at_S = net.own(net.S, torch.zeros(at_A.shape, dtype=torch.int64, device=device), Phase.SETUP)
+    at_A = content if type(content) is Located else net.public(net.A, content.to(device))
+    at_S = net.public(net.S, torch.zeros(1, dtype=torch.int64, device=device)).expand(at_A.shape)
     return Fixed(Shares(at_A, at_S), scale_bits, _largest(context, value, scale_bits))
 
 

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from functools import partial
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -124,7 +124,7 @@ class PartyProgram:
         place, last = "", {slot: n for n, node in enumerate(nodes) for slot in self._needs(node)}
         for n, node in enumerate(nodes):
             if node.place not in ("", place):
-                lines.append(f"# {node.place}")
+                lines.append(_comment(node.place))
                 place = node.place
             if self._tells(node) or not isinstance(node.step, Move):
                 lines.append(self._line(node))
@@ -200,6 +200,8 @@ class PartyProgram:
             return f"partial({', '.join(said)})"
         if value is Ellipsis:
             return "..."
+        if type(value) is torch.Tensor and not value.numel():
+            return f"torch.empty({tuple(value.shape)}, dtype={value.dtype})"
         if type(value) is torch.Tensor and value.numel() <= SPELLED and bool(value.isfinite().all()):
             return f"torch.tensor({value.tolist()}, dtype={value.dtype})"
         if callable(value):
@@ -226,10 +228,17 @@ class PartyProgram:
 
     def _name(self, slot: Slot, wish: str) -> str:
         """A name for a value, of its own."""
-        wish = re.sub(r"\W+", "_", wish).strip("_") or "v"
+        wish = re.sub(r"[^A-Za-z0-9_]+", "_", wish).strip("_")
+        wish = wish if re.match("[A-Za-z]", wish) else f"v_{wish}".rstrip("_")
         self._used[wish] += 1
         name = self._names[slot] = f"{wish}_{self._used[wish]}"
         return name
+
+
+def _comment(place: str) -> str:
+    """Where in the model a line belongs, in one line: the layer's name comes from whoever wrote the model."""
+    layer = place.split(" at ")[0]
+    return "# " + "".join(c if c.isascii() and c.isprintable() else "?" for c in layer[:100])
 
 
 def _short(f: Callable) -> str:
@@ -270,19 +279,40 @@ def _filled(value: Any, operands: Sequence[Any]) -> Any:
 
 def spelled(value: Any) -> str:
     """All there is to a constant: a tensor's type, shape and content, a function's code and what it closes over."""
-    if type(value) is torch.Tensor:
+    if isinstance(value, torch.Tensor) and type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_meta:
         content = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         return f"{value.dtype} {tuple(value.shape)} {content.hex()}"
     if isinstance(value, FunctionType):
-        code = value.__code__
-        held = [cell.cell_contents for cell in value.__closure__ or ()] + list(value.__defaults__ or ())
-        said = [value.__module__, value.__qualname__, code.co_code.hex(), repr(code.co_names), *map(spelled, held)]
-        return f"function({', '.join(said)}, {', '.join(map(spelled, code.co_consts))})"
+        code, held = value.__code__, [_content(cell) for cell in value.__closure__ or ()]
+        held += [value.__defaults__, value.__kwdefaults__]
+        return f"function({value.__module__}, {value.__qualname__}, {spelled(code)}, {', '.join(map(spelled, held))})"
     if isinstance(value, CodeType):
-        return f"code({value.co_code.hex()}, {', '.join(map(spelled, value.co_consts))})"
+        consts = [const for const in value.co_consts if const is not None]
+        return f"code({value.co_code.hex()}, {value.co_names}, {', '.join(map(spelled, consts))})"
+    bound = isinstance(value, MethodType) or isinstance(getattr(value, "__self__", None), torch.Tensor)
+    if bound and callable(value):
+        return f"method({spelled(value.__self__)}, {value.__name__})"
+    if isinstance(value, partial):
+        return f"partial({spelled(value.func)}, {spelled(value.args)}, {spelled(value.keywords)})"
+    if isinstance(value, slice):
+        return f"slice({', '.join(map(spelled, (value.start, value.stop, value.step)))})"
+    if isinstance(value, dict):
+        return f"dict({', '.join(f'{spelled(key)}: {spelled(v)}' for key, v in value.items())})"
+    if isinstance(value, (set, frozenset)):
+        return f"{type(value).__name__}({', '.join(sorted(map(spelled, value)))})"
     if isinstance(value, (tuple, list)):
         return f"{type(value).__name__}({', '.join(map(spelled, value))})"
+    if is_dataclass(value) and not isinstance(value, type):
+        fields = {name: getattr(value, name) for name in value.__dataclass_fields__}
+        return f"{type(value).__qualname__}({spelled(fields)})"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))  # an address is another one in each process
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable that has no value yet
+        return None
 
 
 def listed(messages: list[Letter], parties: tuple[Party, ...]) -> str:

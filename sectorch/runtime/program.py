@@ -56,8 +56,11 @@ class Tracing:
         slots = tuple((self._call, number, i) for i in range(len(results)))
         self._nodes.append(Node(step, operands, slots, results, many, self.place))
 
-    def program(self) -> Program:
+    def program(self, results: str = "") -> Program:
         """What was traced, with the steps of the setup that it needs.
+
+        Args:
+            results: the form of the results.
 
         Raises:
             ArgumentError: a step's function takes something of its call past its arguments.
@@ -72,7 +75,7 @@ class Tracing:
         setup = _needed(before._nodes, {slot for node in call for slot in node.needs}, ())
         nodes = [*setup, *call]
         needed = {slot for node in nodes for slot in node.needs}
-        return Program(nodes, [i for i in (*before._inputs, *self._inputs) if i.slot in needed])
+        return Program(nodes, [i for i in (*before._inputs, *self._inputs) if i.slot in needed], results)
 
 
 class Program:
@@ -81,10 +84,11 @@ class Program:
     Attributes:
         nodes: its steps in order, those of the setup first.
         inputs: what the parties bring.
+        results: the form of what Q's caller gets, with what is not learned but public in it.
     """
 
-    def __init__(self, nodes: list[Node], inputs: list[Input]):
-        self.nodes, self.inputs = nodes, inputs
+    def __init__(self, nodes: list[Node], inputs: list[Input], results: str = ""):
+        self.nodes, self.inputs, self.results = nodes, inputs, results
 
     def __repr__(self) -> str:
         return f"Program({len(self.nodes)} steps, {len(self.messages)} messages, {self.digest[:16]})"
@@ -132,11 +136,12 @@ class Program:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of everybody's code and constants, in hexadecimal."""
+        """SHA-256 of everybody's code (without its comments) and constants, and of the form of the results."""
         found = hashlib.sha256()
         for party in self.parties:
             theirs = self.party(party.name)
-            for part in (party.name, theirs.code, *(spelled(v) for v in theirs.constants.values())):
+            code = "\n".join(line for line in theirs.code.splitlines() if not line.lstrip().startswith("# "))
+            for part in (party.name, code, *(spelled(v) for v in theirs.constants.values()), self.results):
                 found.update(len(part).to_bytes(8, "big") + part.encode())
         return found.hexdigest()
 
