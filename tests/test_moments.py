@@ -81,6 +81,8 @@ def test_statistics(of: Rows, name: str):
     }[name]
     if name in ("var", "mse", "rms") and x.abs().max() > 180:
         x = grid(x / 1024)  # results from 2^16 on are range errors, and squares by hand from 2^22 on
+    if name == "mean" and x.abs().max() > LIMIT / 2:
+        x = grid(x / 2)  # from half the limit on a mean may be a range error
     close(function, x)
 
 
