@@ -268,10 +268,10 @@ def _even_divisor(program: Trace, pool: fx.Node) -> None:
     """An average pool of a power of two as the divisor, and the rest in the weights of the layer after it."""
     given = arguments(pool)
     kernel = given.get("kernel_size")
-    kernel = (kernel,) * 2 if isinstance(kernel, int) else tuple(kernel)
-    kernel = kernel * 2 if len(kernel) == 1 else kernel
-    if not all(isinstance(k, int) for k in kernel):
+    kernel = (kernel,) if isinstance(kernel, int) else kernel
+    if not isinstance(kernel, (tuple, list)) or not all(isinstance(k, int) for k in kernel):
         return
+    kernel = tuple(kernel) * 2 if len(kernel) == 1 else tuple(kernel)
     count = math.prod(kernel)
     plain = (
         given.get("divisor_override") is None and not given.get("ceil_mode") and given.get("count_include_pad", True)

@@ -148,7 +148,7 @@ def shared_operand(context: Context, value: Any, scale_bits: int) -> Fixed:
     content = located_or_public(context, value, scale_bits)
     device = context.session.device
     at_A = content if type(content) is Located else net.public(net.A, content.to(device))
-    at_S = net.public(net.S, torch.zeros(1, dtype=torch.int64, device=device)).expand(at_A.shape)
+    at_S = net.public(net.S, torch.zeros((), dtype=torch.int64, device=device)).expand(at_A.shape)
     return Fixed(Shares(at_A, at_S), scale_bits, _largest(context, value, scale_bits))
 
 
