@@ -475,3 +475,13 @@ def test_token_ids_are_prepared():
     twice.preprocess(1, (3,), torch.float32)
     with pytest.raises(errors.ArgumentError, match="at hand"):
         twice.preprocess(1, (3,), torch.float64)
+
+
+class OneHot(nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.one_hot(x, 7).float() * 0.5
+
+
+def test_whole_numbers_that_are_bounded_become_fractions():
+    x = torch.randint(0, 7, (2, 3))
+    assert torch.equal(sectorch.secure(OneHot().eval())(x), OneHot()(x))

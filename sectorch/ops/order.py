@@ -196,7 +196,7 @@ def one_hot(context: Context, x: SharedTensor, num_classes: int = -1) -> Fixed:
     _look_up(context, x, num_classes)
     net = context.net
     differences = each(torch.unsqueeze, x.shares, -1) - torch.arange(num_classes, device=context.session.device)
-    return Fixed(bit_to_ring(net, is_zero(net, open_masked(net, differences)), differences.shape), 0)
+    return Fixed(bit_to_ring(net, is_zero(net, open_masked(net, differences)), differences.shape), 0, 1.0)
 
 
 @implements("embedding", torch.embedding)
