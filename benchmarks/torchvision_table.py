@@ -193,8 +193,8 @@ def page(rows: dict[str, dict], note: str) -> str:
             lines.append(f"| {name} | {r.get('input', '')} | refused: {r['refused']} ||||||||||||")
             continue
         cells = (
-            name, r["input"], f"{r['parameters'] / 1e6:.1f}", r.get("frac_bits", 20),
-            f"{r['activation_limit']:.0f}" if "activation_limit" in r else "0.1", f"{r['plain_s']:.3f}",
+            name, r["input"], f"{r['parameters'] / 1e6:.1f}", r["frac_bits"],
+            f"{r['activation_limit']:.0f}", f"{r['plain_s']:.3f}",
             f"{r['secure_s']:.2f}", f"{r['secure_s'] / r['plain_s']:.0f}", f"{r['bytes'] / 1e6:.0f}",
             f"{r['online_bytes'] / 1e6:.0f}", f"{r['setup_bytes'] / 1e6:.0f}", r["rounds"], f"{r['error']:.1e}",
             f"{r['peak_bytes'] / 1e9:.1f}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -207,7 +207,7 @@ class Applied:
         return Applied(getattr(self.f, "shapes", self.f), self.args, self.kwargs)
 
     def __call__(self, *values: Any) -> Any:
-        return self.f(*_filled(self.args, values), **{k: _filled(v, values) for k, v in self.kwargs.items()})
+        return self.f(*filled(self.args, values), **{k: filled(v, values) for k, v in self.kwargs.items()})
 
 
 _READS = frozenset(("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "data_ptr", "untyped_storage"))
@@ -238,10 +238,11 @@ def _places(value: Any, found: list[Any]) -> Any:
     return value
 
 
-def _filled(value: Any, values: tuple) -> Any:
+def filled(value: Any, values: Sequence[Any]) -> Any:
+    """An argument of an `Applied` with its operands in their places."""
     if type(value) is Place:
         return values[value.number]
-    return type(value)(_filled(v, values) for v in value) if type(value) in (tuple, list) else value
+    return type(value)(filled(v, values) for v in value) if type(value) in (tuple, list) else value
 
 
 def leaf(f: Callable | None = None, *, shapes: Callable | None = None) -> Callable:

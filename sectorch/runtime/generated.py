@@ -29,7 +29,7 @@ import torch
 from torch.overrides import resolve_name
 
 from ..choreography import Party, Phase
-from ..located import Applied, Place
+from ..located import Applied, filled
 from ..steps import Draw, Letter, Move, Read
 from .nodes import Input, Node, Slot, Taken
 
@@ -161,7 +161,8 @@ class PartyProgram:
     def _called(self, f: Callable, operands: Sequence[Any]) -> str:
         named: dict[str, Any] = {}
         if isinstance(f, Applied):
-            f, operands, named = f.f, _filled(f.args, operands), _filled(f.kwargs, operands)
+            named = {name: filled(value, operands) for name, value in f.kwargs.items()}
+            f, operands = f.f, filled(f.args, operands)
         said = [self._said(operand) for operand in operands]
         known = f if isinstance(f, BuiltinFunctionType) else None
         if known in _INFIX:
@@ -266,15 +267,6 @@ def _there(value: Any) -> bool:
     module, name = getattr(value, "__module__", None), getattr(value, "__name__", "")
     found = getattr(sys.modules.get(module or ""), name, None)
     return found is not None and getattr(found, "kernel", found) is value
-
-
-def _filled(value: Any, operands: Sequence[Any]) -> Any:
-    """The arguments of an `Applied` with its operands in their places."""
-    if isinstance(value, Place):
-        return operands[value.number]
-    if isinstance(value, dict):
-        return {name: _filled(v, operands) for name, v in value.items()}
-    return type(value)(_filled(v, operands) for v in value) if type(value) in (tuple, list) else value
 
 
 def spelled(value: Any) -> str:
