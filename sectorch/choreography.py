@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ from weakref import WeakKeyDictionary
 import torch
 
 from .errors import (
-    MaterialError,
     MisplacedValueError,
     SessionMismatchError,
     TopologyError,
@@ -42,7 +40,7 @@ from .located import Located as Located
 from .located import Party as Party
 from .located import Phase as Phase
 from .located import leaf as leaf
-from .steps import Compute, Draw, Letter, Move, Read, Step, shape_of
+from .steps import Compute, Draw, Header, Move, Read, Step, shape_of
 from .steps import Runtime as Runtime
 from .steps import Sent as Sent
 
@@ -107,7 +105,6 @@ def protocol(name: str, source: str, messages: Iterable[Message] = (), ideal: Ca
                 if ideal is not None and net.ideal:
                     return ideal(net, *args, **kwargs)
                 net._stack.append(spec)
-                net.note(spec.name, args, kwargs)
                 running = _RUNNING.set(net)
                 try:
                     return f(net, *args, **kwargs)
@@ -121,23 +118,12 @@ def protocol(name: str, source: str, messages: Iterable[Message] = (), ideal: Ca
     return decorate
 
 
-class Material(Protocol):
-    """Decides per step whether it is run, run on shapes only, or taken from what was prepared; see runtime/material."""
-
-    def step(self, number: int, phase: Phase, args: tuple, run: Callable, fingerprint: int, ours: bool) -> Any:
-        """Call `run(True)` to run the step, or `run(False)` to learn its result's shapes and nothing else.
-
-        `number` is the step's place in the program; `ours` says whether somebody who is here takes part in it.
-        """
-        ...
-
-
-class Recording(Protocol):
-    """Writes down the steps of a program as they are taken; see runtime/projection."""
+class Tracing(Protocol):
+    """Writes down the steps of a program as they are taken on shapes; see runtime/program."""
 
     def brought(self, value: Located, name: str) -> None: ...
 
-    def step(self, number: int, step: Step, values: tuple, result: Any, fingerprint: int) -> None: ...
+    def step(self, number: int, step: Step, values: tuple, result: Any) -> None: ...
 
 
 def _in_turn(method: Callable) -> Callable:
@@ -159,27 +145,24 @@ class Net:
         call: the number of this call in its session; addresses its randomness, and is used once.
         Q, A, S: the parties.
         base: the phase of values that depend on nothing.
-        material: prepared offline material, or None to run every step now.
+        setup: the net of what is done once a session; itself unless given.
     """
 
-    def __init__(self, runtime: Runtime, call: int, Q: Party, A: Party, S: Party, base: Phase, material=None):
+    def __init__(
+        self, runtime: Runtime, call: int, Q: Party, A: Party, S: Party, base: Phase, setup: Net | None = None
+    ):
         self.runtime = runtime
         self.call = call
         self.Q, self.A, self.S = Q, A, S
+        self.setup = setup or self
         self._base = base
-        self._material: Material | None = material
         self._draws = 0
         self.lock = threading.RLock()
         """Held over each protocol and step: the net of the setup is used by all threads of a session."""
         self._stack: list[ProtocolSpec] = []
-        self.shapes: list[Any] | None = None
-        """Known results, as meta tensors, of the steps of this program in order: nobody need work them out again."""
-        self.recorded: list[Any] | None = None
-        """Where to write them down during a dry run."""
-        self.recording: Recording | None = None
-        """Who writes down the steps themselves, for further calls."""
+        self.tracing: Tracing | None = None
+        """Who writes down the steps, where nobody is present."""
         self._steps = 0
-        self._fingerprint = 0
         self.ideal = runtime.ideal
         """Whether protocols are replaced by their ideal functionalities."""
         self.opened: WeakKeyDictionary = WeakKeyDictionary()
@@ -209,6 +192,9 @@ class Net:
 
         Raises MisplacedValueError, at every party, if it lacks one of the values.
         """
+        return self._alone(party, f, values, random=True)
+
+    def _alone(self, party: Party, f: Callable, values: tuple, random: bool) -> Any:
         f = getattr(f, "kernel", f)
         phase, depth = self._dependence(values)
         for value in values:
@@ -217,16 +203,17 @@ class Net:
                     f"{party} cannot compute {_name(f)}: a value of shape {tuple(value.shape)} is at "
                     f"{_names(value.owners)} only; send it there first, or let {_names(value.owners)} compute"
                 )
-        return self._step(Compute(f, frozenset((party,)), phase, self._path()), values, depth)
+        return self._step(Compute(f, frozenset((party,)), phase, self._path(), random=random), values, depth)
 
     @_in_turn
     def public(self, party: Party, value: torch.Tensor) -> Located:
         """A public value, as the party has it: a step of the program, which says what it is."""
         return self._step(Compute(_itself, frozenset((party,)), self._base, self._path(), pure=True), (value,), 0)
 
+    @_in_turn
     def check(self, party: Party, f: Callable, *values: Any) -> None:
         """`party` looks at values that it holds, and f raises where they may not be used; otherwise as `fresh`."""
-        self.fresh(party, f, *values)
+        self._alone(party, f, values, random=False)
 
     @_in_turn
     def send(self, value: Located, src: Party, dst: Party, label: str) -> Located:
@@ -245,11 +232,11 @@ class Net:
             raise MisplacedValueError(f"{src} cannot send '{label}': it does not hold the value")
         phase, depth = self._dependence((value,))
         declared = self._declared(label, src, dst)
-        letter = Letter(
+        header = Header(
             self._path(), label, src, dst, phase, depth + 1, value.shape, value._value.dtype,
             declared.mask, declared.shows,
         )  # fmt: skip
-        return self._step(Move(letter, value.owners), (value,), depth + 1)
+        return self._step(Move(header, value.owners), (value,), depth + 1)
 
     @_in_turn
     def common(self, p: Party, q: Party, shape: torch.Size | tuple, label: str, dtype=torch.int64) -> Located:
@@ -270,13 +257,6 @@ class Net:
         finally:
             self._stack = stack
 
-    def note(self, name: str, args: tuple, kwargs: dict) -> None:
-        """Add a protocol's public arguments to the fingerprint that prepared material is checked against."""
-        if self._material is not None or self.recording is not None:
-            public = [getattr(a, "shape", a if isinstance(a, (int, str, tuple)) else None) for a in args]
-            said = repr((name, public, sorted((k, v) for k, v in kwargs.items() if isinstance(v, (int, str, tuple)))))
-            self._fingerprint = zlib.crc32(said.encode(), self._fingerprint)
-
     def install(self, p: Party, q: Party, secret: Located) -> None:
         """Make `secret` (32 bytes, held by p or q or both) the pair key of p and q where its holders are present.
 
@@ -289,8 +269,8 @@ class Net:
     def own(self, party: Party, value: Any, phase: Phase = Phase.ONLINE, name: str = "x") -> Located:
         """A value that `party` brings into the protocol: a query (online) or a weight (setup), by name."""
         brought = Located(value, frozenset((party,)), phase, 0, self.runtime.session)
-        if self.recording is not None:
-            self.recording.brought(brought, name)
+        if self.tracing is not None:
+            self.tracing.brought(brought, name)
         return brought
 
     def given(self, value: Located, *parties: Party) -> Located:
@@ -314,9 +294,6 @@ class Net:
         phase, depth = self._dependence((value,))
         if party not in value.owners:
             raise MisplacedValueError(f"{party} cannot read a value held by {sorted(p.name for p in value.owners)}")
-
-        if phase != Phase.ONLINE:
-            return _content(value, party in self.runtime.here)
         return self._step(Read(frozenset((party,)), phase), (value,), depth)._value
 
     def _dependence(self, values: Iterable[Any]) -> tuple[Phase, int]:
@@ -348,25 +325,13 @@ class Net:
     def _step(self, step: Step, values: tuple, depth: int):
         number, self._steps = self._steps, self._steps + 1
         here = self.runtime.here
-        ours = bool(step.owners & here)
-        told = ours or type(step) is Move  # observers hear of messages between others as well
-
-        def run(taken: bool):
-            if taken and told:
-                held = bool(step.holders & here)
-                return step.run(self.runtime, self.call, [_content(v, held) for v in values])
-            if not told and self.shapes is not None:
-                return self.shapes[number]
-            return step.shape([_content(v, False) for v in values])
-
-        if self._material is None:
-            result = run(True)
+        if step.owners & here or type(step) is Move:  # observers hear of messages between others as well
+            held = bool(step.holders & here)
+            result = step.run(self.runtime, self.call, [_content(v, held) for v in values])
         else:
-            result = self._material.step(number, step.phase, values, run, self._fingerprint, ours)
-        if self.recorded is not None:
-            self.recorded.append(result)
-        if self.recording is not None:
-            self.recording.step(number, step, values, result, self._fingerprint)
+            result = step.shape([_content(v, False) for v in values])
+        if self.tracing is not None:
+            self.tracing.step(number, step, values, result)
         owners, phase, session, call = step.owners, step.phase, self.runtime.session, self.call
         if isinstance(result, tuple):
             return tuple(Located(r, owners, phase, depth, session, (call, number, i)) for i, r in enumerate(result))
@@ -375,16 +340,8 @@ class Net:
 
 def _content(value: Any, present: bool) -> Any:
     """The content for a party that is present; its shape for one that is not."""
-    located = type(value) is Located
-    if located:
-        value = value._value
-    if not isinstance(value, torch.Tensor):
-        return value
-    if present:
-        if located and value.is_meta:
-            raise MaterialError("a step needs a value that was not prepared: the material is of another program")
-        return value
-    return shape_of(value)
+    value = value._value if type(value) is Located else value
+    return value if present else shape_of(value)
 
 
 def _itself(value: torch.Tensor) -> torch.Tensor:

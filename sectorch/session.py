@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -17,9 +18,10 @@ from .located import running
 from .mpc.seed import seed
 from .runtime.ledger import Observer, alone
 from .runtime.local import DryRuntime, LocalRuntime
-from .runtime.material import Recorder, Replayer, Tape
-from .runtime.projection import Projection
+from .runtime.material import Material
+from .runtime.program import Program, Tracing
 from .runtime.reference import ReferenceRuntime
+from .runtime.setup import Setup
 
 _CALL: ContextVar[dict[bytes, Net] | None] = ContextVar("sectorch_call", default=None)
 
@@ -61,11 +63,18 @@ class Session:
         if reference:
             runtime = ReferenceRuntime(everyone - {self.S})
         self.runtime = runtime or (DryRuntime() if dry else LocalRuntime(everyone, self.device))
-        self._calls = itertools.count()
-        self._setup = {party: self._net(party, Phase.SETUP) for party in self.answering}
+        self._calls: Iterator[int] = itertools.count()
+        self._begin()
         with alone(Observer()) if dry else nullcontext():
             for i, party in enumerate(self.answering):
                 seed(self._setup[party], first=i == 0)
+
+    def _begin(self) -> None:
+        """Nothing was asked yet."""
+        self._setup = {party: self._net(party, Phase.SETUP) for party in self.answering}
+        self._settled: WeakKeyDictionary[Tracing, Setup] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+        """Over `_settled`."""
 
     def __repr__(self) -> str:
         return f"Session({', '.join(p.name for p in (self.Q, *self.answering, self.S))}, {type(self.runtime).__name__})"
@@ -73,10 +82,10 @@ class Session:
     def __reduce__(self):
         raise ArgumentError("a session holds keys and cannot be copied or pickled; open a new one")
 
-    def _net(self, party: Party, base: Phase, call: int | None = None, material=None) -> Net:
+    def _net(self, party: Party, base: Phase) -> Net:
         party = self.answering_party(party)
-        number = next(self._calls) if call is None else call
-        return Net(self.runtime, number, self.Q, party, self.S, base, material)
+        setup = None if base == Phase.SETUP else self._setup[party]
+        return Net(self.runtime, next(self._calls), self.Q, party, self.S, base, setup)
 
     def present(self, party: Party) -> bool:
         """Whether this process holds that party's values."""
@@ -118,14 +127,9 @@ class Session:
         return self._net(party, Phase.OFFLINE)
 
     @contextmanager
-    def call(self, party: Party, shapes: list | None = None) -> Iterator[Net]:
-        """Everything inside runs as one call.
-
-        Args:
-            shapes: the results' shapes of the same program from a dry run, so that absent parties' need not be derived.
-        """
+    def call(self, party: Party) -> Iterator[Net]:
+        """Everything inside runs as one call."""
         with self._running(self._net(party, Phase.OFFLINE)) as net:
-            net.shapes = shapes
             try:
                 yield net
             finally:
@@ -142,48 +146,79 @@ class Session:
             with self.call(party) as net:
                 yield net
 
-    @contextmanager
-    def prepare(self, party: Party, shapes: list | None = None) -> Iterator[Tape]:
-        """Run the offline part of what is inside, on an input that only has a shape; yields the tape it fills."""
-        party, number = self.answering_party(party), next(self._calls)
-        tape = Tape(number, self.runtime.session)
-        with self._running(self._net(party, Phase.OFFLINE, number, Recorder(tape))) as net:
-            net.shapes = shapes
-            try:
-                yield tape
-            finally:
-                self.runtime.forget(number)
+    def trace(self, f: Callable[[Net], Any], party: Party | None = None) -> Program:
+        """The program of f among parties as this session's: f(net) is called once, on shapes, and nothing is sent.
 
-    @contextmanager
-    def replay(self, party: Party, tape: Tape, shapes: list | None = None) -> Iterator[Net]:
-        """Run the online part of what is inside on a prepared tape."""
-        replayer = Replayer(tape, self.runtime.session)
-        try:
-            with self._running(self._net(party, Phase.OFFLINE, tape.call, replayer)) as net:
-                net.shapes = shapes
-                yield net
-            replayer.finish()
-        finally:
-            tape.release()
+        Args:
+            f: brings inputs by `net.own(party, shape, name=...)`, returns what was read (`net.read`), or a tree
+                of it. What it does with `net.setup` is done once a session.
 
-    def again(self, projection: Projection, x: torch.Tensor, tape: Tape | None = None) -> Any:
-        """A recorded program as a call of its own, on prepared material if there is a tape."""
-        if tape is not None:
-            return projection.replay(self.runtime, tape, x)
+        Raises:
+            MisplacedValueError, UndeclaredMessageError, TopologyError: as when it is run.
+            ArgumentError: it is not the same in every call; see `Tracing.program`.
+        """
+        place = self.answering.index(self.answering_party(party))
+        with alone(Observer()):
+            shapes = Session(len(self.answering), dry=True, device=self.device)
+            party = shapes.answering[place]
+            setup = shapes.setup(party).tracing = Tracing(shapes.setup(party).call)
+            with shapes.call(party) as net:
+                net.tracing = Tracing(net.call, setup)
+                return net.tracing.program(f(net))
+
+    def run(self, program: Program, inputs: Mapping[str, torch.Tensor], material: Material | None = None) -> Any:
+        """A program as a call of its own.
+
+        Args:
+            inputs: by name, those of the parties that are here.
+            material: what `prepare` made for one call; its offline steps were taken then.
+
+        Returns:
+            what the program's function returned, with what is read at parties who are here; shapes elsewhere.
+
+        Raises:
+            ArgumentError, ShapeError: an input is missing, or of another shape or type than in the program.
+            MaterialError: the material was used, or is of another session, program or model.
+        """
+        part = program.part(self.runtime.here)
+        setup = self._setup_of(program)
+        settled = setup.values(part, self.runtime, inputs)
+        if material is not None:
+            return part.resume(self.runtime, material, setup.call, settled, inputs)
         number = next(self._calls)
         try:
-            return projection.call(self.runtime, number, x)
+            return part.call(self.runtime, number, settled, inputs)
         finally:
             self.runtime.forget(number)
 
-    def prepare_again(self, projection: Projection) -> Tape:
-        """The offline part of a recorded program, for one later call."""
-        tape = Tape(next(self._calls), self.runtime.session)
+    def prepare(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> Material:
+        """The offline part of a program, for one later call; of the inputs it takes those that are no queries."""
+        part = program.part(self.runtime.here)
+        setup = self._setup_of(program)
+        settled = setup.values(part, self.runtime, inputs)
+        number = next(self._calls)
         try:
-            projection.prepare(self.runtime, tape)
+            values = part.prepare(self.runtime, number, settled, inputs)
         finally:
-            self.runtime.forget(tape.call)
-        return tape
+            self.runtime.forget(number)
+        return Material(number, self.runtime.session, program.digest, setup.call, values)
+
+    def check(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> None:
+        """What whoever is here can check of its own inputs to a program's setup, before anything of it is sent.
+
+        Raises:
+            SectorchError: at the owner: a weight does not fit.
+        """
+        self._setup_of(program).check(program.part(self.runtime.here), self.runtime, inputs)
+
+    def _setup_of(self, program: Program) -> Setup:
+        with self._lock:
+            if program.before not in self._settled:
+                self._settled[program.before] = self._new_setup()
+            return self._settled[program.before]
+
+    def _new_setup(self) -> Setup:
+        return Setup(next(self._calls))
 
     @contextmanager
     def _running(self, net: Net) -> Iterator[Net]:

@@ -1,7 +1,7 @@
 """What happens in a choreography, step by step.
 
 `Net` makes a step of each of its verbs and takes it once. A step holds nothing of the call that it was made in, so that
-a recorded program can take it again in another call (`runtime/projection.py`).
+a traced program can take it in other calls (`runtime/part.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .located import Party, Phase
 
 
 @dataclass(frozen=True)
-class Letter:
+class Header:
     """What a program knows of one of its messages, the same in every call."""
 
     path: str
@@ -41,7 +41,7 @@ class Letter:
 
 
 @dataclass(frozen=True)
-class Sent(Letter):
+class Sent(Header):
     """One ledger line: a message as it went over an edge."""
 
     call: int
@@ -80,13 +80,18 @@ class Step(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """`owners` compute f, each on its own. `pure`: nothing is lost where nobody needs the result."""
+    """`owners` compute f, each on its own.
+
+    `pure`: nothing is lost where nobody needs the result. `random`: with randomness of its own, so that it gives
+    something else another time. A check is neither.
+    """
 
     f: Callable
     owners: frozenset[Party]
     phase: Phase
     path: str
     pure: bool = False
+    random: bool = False
 
     @property
     def holders(self) -> frozenset[Party]:
@@ -133,21 +138,21 @@ class Draw:
 class Move:
     """A value that its holders have goes over an edge."""
 
-    letter: Letter
+    header: Header
     holders: frozenset[Party]
 
     @property
     def phase(self) -> Phase:
-        return self.letter.phase
+        return self.header.phase
 
     @property
     def owners(self) -> frozenset[Party]:
-        return self.holders | {self.letter.dst}
+        return self.holders | {self.header.dst}
 
     def run(self, runtime: Runtime, call: int, values: Sequence[Any]) -> torch.Tensor:
         (value,) = values
-        there = value if self.letter.src in runtime.here else shape_of(value)
-        moved = runtime.transfer(Sent(**vars(self.letter), call=call, session=runtime.session), there)
+        there = value if self.header.src in runtime.here else shape_of(value)
+        moved = runtime.transfer(Sent(**vars(self.header), call=call, session=runtime.session), there)
         return value if self.holders & runtime.here else moved
 
     def shape(self, values: Sequence[Any]) -> torch.Tensor:

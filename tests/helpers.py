@@ -34,6 +34,7 @@ from sectorch.mpc.trigonometric import RESULT_BITS, draw_error, trigonometric
 from sectorch.mpc.truncate import truncate
 from sectorch.products import Conv2d, Linear, matmul
 from sectorch.runtime.ledger import Profile
+from sectorch.runtime.program import Program
 from sectorch.session import Session
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
@@ -66,31 +67,38 @@ def ring_values(shape, bits: int = 63, seed: int = 0) -> torch.Tensor:
 
 
 class World:
-    """The nets of one call: one pair (setup, call) for each answering party. Weights are kept in `kept` by name."""
+    """The nets of one call: one pair (setup, call) for each answering party. Weights are kept in `kept` by name.
+
+    What parties bring is in `brought`, by name.
+    """
 
     def __init__(self, pairs: list[tuple[Net, Net]], kept: dict | None = None):
         self.pairs = pairs
         self.setup, self.net = pairs[0]
         self.kept = {} if kept is None else kept
+        self.brought: dict[str, torch.Tensor] = {}
 
     def place(self, party: Party, value: torch.Tensor) -> torch.Tensor:
         """The value where its owner is present, its shape elsewhere."""
         return value if party in self.net.runtime.here else torch.empty_like(value, device="meta")
 
+    def own(self, party: Party, value: torch.Tensor, phase: Phase = Phase.ONLINE, net: Net | None = None) -> Located:
+        name = f"x{len(self.brought)}"
+        self.brought[name] = value
+        return (net or self.net).own(party, self.place(party, value), phase, name)
+
     def query(self, x: torch.Tensor, answering: int = 0) -> Shares:
         net = self.pairs[answering][1]
-        return share(net, net.own(net.Q, self.place(net.Q, x), Phase.ONLINE))
+        return share(net, self.own(net.Q, x, net=net))
 
     def halves(self, x: torch.Tensor) -> Shares:
         """Shares that both depend on the query and came without a message: for counting what follows."""
         net, mask = self.net, ring_values(x.shape, seed=17)
-        return Shares(
-            net.own(net.A, self.place(net.A, x - mask), Phase.ONLINE), net.own(net.S, self.place(net.S, mask))
-        )
+        return Shares(self.own(net.A, x - mask), self.own(net.S, mask))
 
     def weight(self, value: torch.Tensor):
         if "weight" not in self.kept:
-            at_A = self.setup.own(self.net.A, self.place(self.net.A, value), Phase.SETUP)
+            at_A = self.own(self.net.A, value, Phase.SETUP, self.setup)
             self.kept["weight"] = mask_weight(self.setup, at_A)
         return self.kept["weight"]
 
@@ -116,6 +124,19 @@ def world_of(session: Session, net: Net, kept: dict | None = None) -> World:
     """The world of a running call; further answering parties get calls of their own."""
     others = [(session.setup(p), session.net(p)) for p in session.answering if p != net.A]
     return World([(session.setup(net.A), net), *others], kept)
+
+
+def traced(session: Session, program: Callable, inputs) -> tuple[Program, dict[str, torch.Tensor]]:
+    """A program that Q's inputs go through, and what the parties bring into it."""
+    brought: dict[str, torch.Tensor] = {}
+
+    def on_shapes(net: Net):
+        world = World([(net.setup, net)])
+        outputs = play(world, program, inputs)
+        brought.update(world.brought)
+        return outputs
+
+    return session.trace(on_shapes), brought
 
 
 def run(program: Callable, *inputs: torch.Tensor, session: Session | None = None):

@@ -9,18 +9,18 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import CASES, World, located, play, ring_values, run_with_profile, world_of
+from helpers import CASES, World, play, ring_values, run_with_profile, traced, world_of
 
 from sectorch.choreography import Located, Net, Party, Phase
-from sectorch.errors import MaterialError
+from sectorch.errors import ArgumentError, MaterialError, SessionMismatchError, ShapeError
 from sectorch.located import compute
 from sectorch.mpc.linear import linear
 from sectorch.mpc.seed import seed
 from sectorch.products import Conv2d
 from sectorch.randomness import PairKey
 from sectorch.runtime.closures import Closures
-from sectorch.runtime.material import Tape
-from sectorch.runtime.projection import Recording
+from sectorch.runtime.material import Material
+from sectorch.runtime.setup import Setup
 from sectorch.session import Session
 from sectorch.tensor import SecretTensor
 
@@ -71,25 +71,13 @@ class OneParty:
         assert self.party in owners
 
 
-class Kept(Recording):
-    """Also keeps what was brought."""
-
-    def __init__(self, runtime, call):
-        super().__init__(runtime, call)
-        self.call, self.given = call, []
-
-    def brought(self, value, name):
-        super().brought(value, name)
-        if value.phase == Phase.ONLINE:
-            self.given.append(value._value)
-
-
-def project(case, inputs, recorded=None):
+def project(case, inputs, taken=None):
     """Run a case with one party per thread; what each of them read, saw of the ledger, and left in the queues.
 
-    `recorded(runtime, recording, outputs)` goes on in the thread of each party, and gives what it read.
+    `taken(runtime)` is called instead in the thread of each party, which holds its keys then, and gives what it read.
     """
-    clients = [Party("Q", "Q"), *(Party(f"A{i}", "A") for i in range(case.answering))]
+    names = ["A"] if case.answering == 1 else [f"A{i}" for i in range(case.answering)]
+    clients = [Party("Q", "Q"), *(Party(name, "A") for name in names)]
     server = Party("S", "S")
     queues = {edge: queue.Queue() for c in clients for edge in ((c, server), (server, c))}
     read, runtimes, failures = {}, {}, []
@@ -105,12 +93,10 @@ def project(case, inputs, recorded=None):
             ]
             seed(nets[0], first=i == 0)
             pairs.append(tuple(nets))
-        if recorded is None:
+        if taken is None:
             read[party] = play(World(pairs), case.program, inputs, case.answering)
         else:
-            net = pairs[0][1]
-            net.recording = Kept(runtime, net.call)
-            read[party] = recorded(runtime, net.recording, play(World(pairs), case.program, inputs))
+            read[party] = taken(runtime)
 
     def guarded(party: Party):
         try:
@@ -152,32 +138,41 @@ def test_projections_together_give_the_result_at_Q(case):
         ]
 
 
+def about(lines) -> list[tuple]:
+    return [(m.path, m.label, m.src, m.dst, m.phase, m.round, m.shape, m.dtype) for m in lines]
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if case.answering == 1], ids=str)
-def test_a_recorded_program_is_taken_again_by_each_party(case):
-    """In a call of its own, and once ahead of its input: the same messages, and a right result at Q."""
-
-    def again(runtime, recording, first):
-        seen = len(runtime.seen)
-        projection = recording.finish(first)
-        assert_holds_no_secret(projection)
-        whole = projection.call(runtime, 100, *recording.given)
-        tape = Tape(101, runtime.session)
-        projection.prepare(runtime, tape)
-        ahead = len(runtime.seen)
-        online = projection.replay(runtime, tape, *recording.given)
-        assert {m.phase for m in runtime.seen[ahead:]} <= {Phase.ONLINE}
-        about = lambda lines: [(m.path, m.label, m.phase, m.round, m.shape) for m in lines if m.phase != Phase.SETUP]
-        wanted = about([m for m in runtime.seen[:seen] if m.call == recording.call])
-        assert about([m for m in runtime.seen if m.call == 100]) == wanted
-        assert sorted(map(str, about([m for m in runtime.seen if m.call == 101]))) == sorted(map(str, wanted))
-        assert {m.call for m in runtime.seen[seen:]} <= {100, 101}, "nothing is set up again"
-        assert tape.bytes == 0
-        with pytest.raises(MaterialError, match="used already"):
-            projection.replay(runtime, tape, *recording.given)
-        return [first, whole, online]
-
+def test_each_party_takes_its_part_of_a_program(case):
+    """With its own inputs and keys, whole, once more, and ahead of the query: the declared messages, the right result."""
     inputs = case.inputs(70)
-    read, _, queues, Q = project(case, inputs, again)
+    program, brought = traced(Session(), case.program, inputs)
+
+    def taken(runtime):
+        part, setup, seeds = program.part(runtime.here), Setup(7), len(runtime.seen)
+        assert_holds_no_secret(part)
+        mine = {i.name: brought[i.name] for i in program.inputs if i.party == runtime.party}
+        settled = setup.values(part, runtime, mine)
+        before = about(m for m in program.messages if m.phase == Phase.SETUP)
+        assert about(runtime.seen[seeds:]) == before
+        whole = [part.call(runtime, call, settled, mine) for call in (100, 102)]
+        settled = setup.values(part, runtime, mine)
+        ahead = {i.name: brought[i.name] for i in program.inputs if i.party == runtime.party and i.phase < Phase.ONLINE}
+        material = Material(101, runtime.session, program.digest, 7, part.prepare(runtime, 101, settled, ahead))
+        assert {m.phase for m in runtime.seen if m.call == 101} <= {Phase.OFFLINE}
+        online = part.resume(runtime, material, 7, settled, mine)
+        wanted = about(m for m in program.messages if m.phase != Phase.SETUP)
+        for call in (100, 102):
+            assert about(m for m in runtime.seen if m.call == call) == wanted
+        prepared = about(m for m in runtime.seen if m.call == 101)
+        assert sorted(map(str, prepared)) == sorted(map(str, wanted))
+        assert {m.call for m in runtime.seen[seeds + len(before) :]} <= {100, 101, 102}, "nothing is set up again"
+        assert material.bytes == 0
+        with pytest.raises(MaterialError, match="used already"):
+            part.resume(runtime, material, 7, settled, mine)
+        return [*whole, online]
+
+    read, _, queues, Q = project(case, inputs, taken)
     for party, runs in read.items():
         for outputs in runs:
             assert all(o.is_meta for o in outputs) == (party != Q)
@@ -187,44 +182,40 @@ def test_a_recorded_program_is_taken_again_by_each_party(case):
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.answering == 1], ids=str)
-def test_a_tape_made_one_way_is_used_the_other_way(case):
-    """From above and recorded are the same program."""
-    session, inputs, kept = Session(), case.inputs(70), {}
-    party = session.answering[0]
-    with session.call(party) as net:
-        net.recording = Kept(session.runtime, net.call)
-        projection = net.recording.finish(play(world_of(session, net, kept), case.program, inputs))
-        given = net.recording.given
-    with session.prepare(party) as tape:
-        located(world_of(session, session.net(party), kept), case.program, [x.to("meta") for x in inputs])
-    case.check(inputs, projection.replay(session.runtime, tape, *given))
-    with session.replay(party, session.prepare_again(projection)) as net:
-        case.check(inputs, play(world_of(session, net, kept), case.program, inputs))
+def test_verb_by_verb_and_traced_are_the_same_program(case):
+    """The messages of a run from above and of the program are the same; traced twice, it is equal."""
+    inputs = case.inputs(70)
+    program, _ = traced(Session(), case.program, inputs)
+    again, _ = traced(Session(), case.program, inputs)
+    assert program == again and program.digest == again.digest
+    _, profile = run_with_profile(Session(), case, inputs)
+    sent = [m for m in profile.ledger if m.path != "seed"]
+    assert sorted(map(str, about(sent))) == sorted(map(str, about(program.messages)))
 
 
-def test_threads_that_begin_with_a_recorded_program_go_on_with_other_shapes():
-    """As in a service: what a thread, a session or a tape keeps of a recorded call is used in one from above."""
-    session, kept, weight = Session(), {}, ring_values((5, 3, 3, 3), 63, 1)
+def test_threads_run_programs_and_verbs_side_by_side():
+    """As in a service: what a thread or a session keeps of one program's shapes is used in others."""
+    session, weight = Session(), ring_values((5, 3, 3, 3), 63, 1)
     product = Conv2d((1, 1), (1, 1))
     party, wanted = session.answering[0], lambda x: torch.conv2d(x, weight, padding=1)
     program = lambda w, x: linear(w.net, w.setup, product, x, w.weight(weight))
 
-    def from_above(x, tape=None):
-        with session.call(party) if tape is None else session.replay(party, tape) as net:
-            net.recording = Kept(session.runtime, net.call)
-            outputs = play(world_of(session, net, kept), program, [x])
-            assert torch.equal(outputs[0], wanted(x))
-            return net.recording.finish(outputs)
+    def from_above(x):
+        with session.call(party) as net:
+            (out,) = play(world_of(session, net), program, [x])
+        assert torch.equal(out, wanted(x))
 
     shapes = [(2, 3, 8, 8), (64, 3, 4, 4), (1, 3, 16, 16), (80, 3, 32, 32)]
-    projections = [from_above(ring_values(shape)) for shape in shapes]
+    programs = [traced(session, program, [ring_values(shape)]) for shape in shapes]
 
     def serve(first: int) -> None:
         for i, shape in enumerate((*shapes[first:], *shapes[:first])):
-            x = ring_values(shape, 63, i)
-            (out,) = session.again(projections[(first + i) % len(shapes)], x)
+            x, (found, brought) = ring_values(shape, 63, i), programs[(first + i) % len(shapes)]
+            inputs = brought | {"x0": x}
+            (out,) = session.run(found, inputs)
             assert torch.equal(out, wanted(x))
-            from_above(x, session.prepare_again(projections[(first + i) % len(shapes)]))
+            (out,) = session.run(found, inputs, session.prepare(found, inputs))
+            assert torch.equal(out, wanted(x))
             from_above(x[:, :, 1:, 1:])
 
     for first in range(len(shapes)):
@@ -232,8 +223,8 @@ def test_threads_that_begin_with_a_recorded_program_go_on_with_other_shapes():
             fresh.submit(serve, first).result()
 
 
-def assert_holds_no_secret(projection) -> None:
-    """No recorded function keeps a value of the call that it was recorded in."""
+def assert_holds_no_secret(part) -> None:
+    """No function of a step keeps a value of the call that it was traced in."""
 
     def walk(value, depth=0):
         assert not isinstance(value, (Located, SecretTensor)), value
@@ -249,9 +240,9 @@ def assert_holds_no_secret(projection) -> None:
             for field in getattr(value, "__dataclass_fields__", ()):
                 walk(getattr(value, field), depth + 1)
 
-    for one, _ in projection._all:
-        walk(getattr(one.step, "f", None))
-    assert repr(projection).startswith("Projection(")
+    for line in part._all:
+        walk(getattr(line.step, "f", None))
+    assert repr(part).startswith("Part(")
 
 
 def test_a_function_whose_variables_change_is_noticed():
@@ -276,24 +267,48 @@ def test_a_function_whose_variables_change_is_noticed():
     assert closures.changed and later() == 1
 
 
-def test_what_cannot_be_repeated_is_not_recorded():
-    """A value of another call is not the same next time, nor is one that a function takes past its arguments."""
+def test_what_is_not_the_same_in_every_call_is_no_program():
+    """A value of another call, one taken past a function's arguments, a loop's variable, two inputs of a name."""
     session = Session()
-    A = session.answering[0]
-    with session.call(A) as net:
+    with session.call(session.answering[0]) as net:
         other = -net.own(net.Q, torch.ones(2))
-    with session.call(A) as net:
-        net.recording = Recording(session.runtime, net.call)
-        x = net.own(net.Q, torch.ones(2)) + other
-        assert net.recording.finish([net.read(x, net.Q)]) is None
-    with session.call(A) as net:
-        net.recording = Recording(session.runtime, net.call)
+    with pytest.raises(SessionMismatchError):
+        session.trace(lambda net: net.read(net.own(net.Q, torch.ones(2)) + other, net.Q))
+
+    first = []
+
+    def of_another_call(net):
+        first.append(net.own(net.Q, torch.ones(2)))
+        with Net(net.runtime, 99, net.Q, net.A, net.S, Phase.OFFLINE).within(net):
+            x = -net.own(net.Q, torch.ones(2))
+            x = x + first[0]
+        return net.read(x, net.Q)
+
+    def past_its_arguments(net):
         own = net.own(net.Q, torch.ones(2))
-        x = compute(lambda v: v + torch.zeros(own.shape), own)
-        assert net.recording.finish([net.read(x, net.Q)]) is None
-    with session.call(A) as net:
-        net.recording = Recording(session.runtime, net.call)
+        return net.read(compute(lambda v: v + v.new_zeros(own.shape), own), net.Q)
+
+    def a_loop(net):
         x = net.own(net.Q, torch.ones(2))
         for k in range(3):
             x = compute(lambda v: v + k, x)
-        assert net.recording.finish([net.read(x, net.Q)]) is None
+        return net.read(x, net.Q)
+
+    def two_of_a_name(net):
+        return net.read(net.own(net.Q, torch.ones(2)) + net.own(net.Q, torch.ones(2)), net.Q)
+
+    for f in (of_another_call, past_its_arguments, a_loop, two_of_a_name):
+        with pytest.raises(ArgumentError):
+            session.trace(f)
+
+
+def test_inputs_of_a_program_are_checked():
+    session = Session()
+    program = session.trace(lambda net: net.read(-net.own(net.Q, torch.ones(2)), net.Q))
+    assert torch.equal(session.run(program, {"x": torch.tensor([1.0, 2.0])}), torch.tensor([-1.0, -2.0]))
+    for inputs in ({}, {"y": torch.ones(2)}):
+        with pytest.raises(ArgumentError, match="takes 'x' of Q"):
+            session.run(program, inputs)
+    for x in (torch.ones(3), torch.ones(2, dtype=torch.int64)):
+        with pytest.raises(ShapeError, match="'x' is"):
+            session.run(program, {"x": x})

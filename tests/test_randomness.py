@@ -12,7 +12,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from helpers import CASES, case_session, located, play, run, world_of
+from helpers import CASES, case_session, run, traced
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -242,12 +242,10 @@ def test_no_place_is_drawn_twice_in_a_whole_program():
 
 def _prepare_and_replay(session: Session):
     case = next(c for c in CASES if c.name == "relu_20")
-    party, inputs = session.answering[0], case.inputs(70)
+    inputs = case.inputs(70)
     for _ in range(2):
-        with session.prepare(party) as tape:
-            located(world_of(session, session.net(party)), case.program, [x.to("meta") for x in inputs])
-        with session.replay(party, tape) as net:
-            case.check(inputs, play(world_of(session, net), case.program, inputs))
+        program, brought = traced(session, case.program, inputs)
+        case.check(inputs, session.run(program, brought, session.prepare(program, {})))
 
 
 def test_a_net_that_outlives_its_call_draws_nothing_twice():

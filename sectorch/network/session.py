@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..choreography import Party, Phase
+from ..choreography import Party
 from ..errors import (
     FixedPointRangeError,
     FrameError,
@@ -32,11 +32,11 @@ from ..errors import (
     ShapeError,
 )
 from ..mpc.seed import Identities, seed
-from ..nn.dry import check_weights
 from ..nn.program import load_program
 from ..nn.secure import SecureModule
-from ..runtime.material import Settled, Tape
+from ..runtime.material import Material
 from ..runtime.party import PartyRuntime
+from ..runtime.setup import Setup
 from ..session import Q, S, Session
 from ..tensor import Scheme, aggregate
 from .channel import Channel
@@ -76,11 +76,14 @@ class RemoteSession(Session):
         self.device = torch.device("cpu")
         self.runtime = runtime
         self._calls: Iterator[int] = itertools.count(place, of if len(identities) == 1 else 1)
-        material = None if fresh else Settled()
-        self._setup = {party: self._net(party, Phase.SETUP, material=material) for party in self.answering}
+        self._fresh = fresh
+        self._begin()
         if fresh:
             for i, party in enumerate(self.answering):
                 seed(self._setup[party], first=i == 0, identities=identities[i])
+
+    def _new_setup(self) -> Setup:
+        return super()._new_setup() if self._fresh else Setup(None)
 
 
 def parties(count: int) -> tuple[Party, ...]:
@@ -148,7 +151,7 @@ class PartySession:
         for module in self._modules:
             for piece in {x.shape} if self.grouped else set(self.pieces(x)):
                 module._check(x.new_empty(piece)).budget.check_call()
-            check_weights(module.program(x), module._weights, module._dry_weights)
+            module.check_weights(x)
         for party, channel in self._channels.items():
             edge = (party.role, self._me.role)
             channel.expect(max(module.largest.get(edge, 0) for module in self._modules))
@@ -171,7 +174,7 @@ class PartySession:
             if len(shapes) != len(use):
                 raise MaterialError(f"{len(use)} prepared calls for a batch that is run in {len(shapes)} pieces")
             for call, shape in zip(reversed(use), reversed(shapes), strict=True):
-                module._material.setdefault(tuple(shape), []).append(self._tape(call, tuple(shape)))
+                module._material.setdefault(tuple(shape), []).append(self._piece(call, tuple(shape)))
             if len(then) == len(shapes):
                 self._read_ahead(then, shapes)
         elif not self.fresh:
@@ -181,7 +184,7 @@ class PartySession:
         finally:
             module.discard()
 
-    def _tape(self, call: int, shape: tuple[int, ...]) -> Tape:
+    def _piece(self, call: int, shape: tuple[int, ...]) -> Material:
         if call in self._coming and self._coming[call][0] == shape:
             return self._coming.pop(call)[1].result()
         return self._shelf().take(call, shape)
@@ -220,8 +223,8 @@ class PartySession:
         kept = []
         try:
             module.preprocess(shape[0], tuple(shape[1:]))
-            for piece, tapes in module._material.items():
-                kept += [(tape.call, piece, self._shelf().put(tape, piece)) for tape in tapes]
+            for piece, made in module._material.items():
+                kept += [(one.call, piece, self._shelf().put(one, piece)) for one in made]
         finally:
             module.discard()
         return sorted(kept)

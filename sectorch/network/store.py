@@ -2,7 +2,7 @@
 
     FOLDER/store.key                         32 bytes, unless a key file is named
     FOLDER/SESSION/binding.sealed            whose it is: client, model, description, edition, number format
-    FOLDER/SESSION/CALL-SHAPE.piece          the tape of one call
+    FOLDER/SESSION/CALL-SHAPE.piece          the material of one call
 
 A piece is AES-256-GCM in segments, under a key of its own derived from the store's key and a fresh nonce. Its
 associated data name the session, the call, the shape and the binding, so that a piece that is renamed, moved or cut
@@ -33,8 +33,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from .. import files
 from ..errors import ArgumentError, MaterialError, StoreFullError, StoreInUseError
 from ..randomness import derive
-from ..runtime.material import Tape
-from .tapes import read_tape, write_tape
+from ..runtime.material import Material
+from .pieces import read_piece, write_piece
 
 BUDGET = 4 << 30
 SEGMENT = 4 << 20
@@ -195,13 +195,13 @@ class Shelf:
         with self._lock:
             return {call: shape for call, (shape, _) in sorted(self._pieces.items())}
 
-    def put(self, tape: Tape, shape: tuple[int, ...]) -> int:
-        """Keep a tape; returns the bytes that it takes on disk.
+    def put(self, material: Material, shape: tuple[int, ...]) -> int:
+        """Keep material; returns the bytes that it takes on disk.
 
         Raises:
             StoreFullError: the budget is used up; nothing is kept.
         """
-        parts, size = write_tape(tape)
+        parts, size = write_piece(material)
         size += (size // SEGMENT + 2) * TAG_BYTES + NONCE_BYTES
         room = self.store.budget - self.store.used
         if size > room:
@@ -209,10 +209,10 @@ class Shelf:
                 f"a prepared call for {list(shape)} takes {size / 1e6:.1f} MB and {max(0, room) / 1e6:.1f} of "
                 f"{self.store.budget / 1e6:.0f} MB are free in the store: {max(0, room) // size} more fit"
             )
-        path = self._path(tape.call, shape)
+        path = self._path(material.call, shape)
         partial = path.with_suffix(".part")
         with open(partial, "wb") as file:
-            for part in _sealed(self.store.key, parts, self._about(tape.call, shape)):
+            for part in _sealed(self.store.key, parts, self._about(material.call, shape)):
                 file.write(part)
             size = file.tell()
         if self.store.lasting:
@@ -220,11 +220,11 @@ class Shelf:
         else:
             os.replace(partial, path)
         with self._lock:
-            self._pieces[tape.call] = tuple(shape), size
+            self._pieces[material.call] = tuple(shape), size
         return size
 
-    def take(self, call: int, shape: tuple[int, ...]) -> Tape:
-        """The tape of a call, which is gone from disk before it is returned.
+    def take(self, call: int, shape: tuple[int, ...]) -> Material:
+        """The material of a call, which is gone from disk before it is returned.
 
         Raises:
             MaterialError: it is not here, was used already, or is not whole; it is never used then.
@@ -243,16 +243,16 @@ class Shelf:
                 if self.store.lasting:
                     files.settle(self.folder)
                 size = os.fstat(sealed.fileno()).st_size
-                tape = read_tape(_opened(self.store.key, sealed, size, self._about(call, shape)))
+                material = read_piece(_opened(self.store.key, sealed, size, self._about(call, shape)))
         except OSError as error:
             raise MaterialError(
                 f"the material of call {call} cannot be read ({error.strerror}); it is dropped"
             ) from None
         except (InvalidTag, ValueError):
             raise MaterialError(f"the material of call {call} is not whole; it is dropped and was not used") from None
-        if (tape.call, tape.session) != (call, self.session):
+        if (material.call, material.session) != (call, self.session):
             raise MaterialError(f"the material of call {call} is of another call; it is dropped and was not used")
-        return tape
+        return material
 
     def keep(self, calls: object) -> None:
         """Remove the pieces of all other calls: nobody will ask for them."""

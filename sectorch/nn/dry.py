@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,16 +12,18 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..choreography import Party
-from ..ops.bilinear import check_sums
+from ..errors import ArgumentError
 from ..runtime.ledger import Profile, alone
+from ..runtime.program import Program, Tracing
 from ..session import Session
-from ..tensor import PrivateTensor, Scheme, SharedTensor, share_tensor
+from ..tensor import Scheme, SecretTensor, SharedTensor, share_tensor
 from .bind import Weights
 from .bounds import Budget
 from .eager import watched
 from .samplewise import is_samplewise
 from .shapes import Traces
 from .trace import Trace, run
+from .where import place_of
 
 
 @dataclass
@@ -28,10 +31,24 @@ class Checked:
     """What a dry run said about an input shape."""
 
     profile: Profile = field(repr=False)
-    shapes: list = field(repr=False)
+    tracing: Tracing | None = field(repr=False)
+    outputs: Any = field(repr=False)
     budget: Budget | None = field(repr=False, default=None)
     samplewise: bool = False
     """Whether rows were seen not to meet."""
+
+    @cached_property
+    def choreography(self) -> Program:
+        """What was traced.
+
+        Raises:
+            ArgumentError: there is no one program.
+        """
+        if self.tracing is None:
+            raise ArgumentError("there is no one program: the module runs operation by operation")
+        if any(isinstance(y, SecretTensor) for y in pytree.tree_leaves(self.outputs)):
+            raise ArgumentError("there is no program: the module gives weights, which nobody may learn")
+        return self.tracing.program(self.outputs)
 
 
 def dry_run(
@@ -53,41 +70,26 @@ def dry_run(
     budget = Budget(len(program.graph.nodes), scheme.fss) if limited else None
 
     def step(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
+        tracing.place = place_of(node)
+        if budget is None:
+            return compute(*args, **kwargs)
         y = budget.step(node, compute, args, kwargs)
         if isinstance(y, torch.Tensor):
             shapes[node] = tuple(y.shape)
         return y
 
     with alone(profile), session.call(session.answering[0]) as net, budget or nullcontext():
-        net.recorded = []
-        shared = shared_input(x, session, scheme)
         if program is None:
-            outputs = watched(traces.bound(), shared)
+            tracing, outputs = None, watched(traces.bound(), shared_input(x, session, scheme))
         else:
-            outputs = run(program, weights.of(program), shared, step if limited else None)
-        revealed(outputs)
+            tracing = net.tracing = Tracing(net.call, traces.setup)
+            outputs = run(program, weights.of(program), shared_input(x, session, scheme), step)
+        outputs = revealed(outputs)
     if budget is not None:
         budget.check_weights(profile)
         shapes.update((node, tuple(x.shape)) for node in program.graph.nodes if node.op == "placeholder")
     apart = program is not None and bool(x.dim()) and is_samplewise(program, shapes if limited else None)
-    return Checked(profile, net.recorded, budget, apart)
-
-
-def check_weights(program: Trace, own: Weights, dry: Weights) -> None:
-    """The owner's checks of its weights that a dry run of the program came to, before anything of a call is sent.
-
-    Of what a program makes of its weights (a slice, say) they are made where it is used.
-
-    Raises:
-        FixedPointRangeError: at the owner, naming the weight.
-    """
-    found = dry.of(program)
-    for name, weight in own.of(program).items():
-        if isinstance(weight, PrivateTensor):
-            for sums in found[name].summed - weight.summed:
-                check_sums(weight, sums)
-            for encoding in found[name].encodings - weight.encodings:
-                weight.encoded(*encoding)
+    return Checked(profile, tracing, outputs, budget, apart)
 
 
 def shared_input(x: torch.Tensor, session: Session, scheme: Scheme, party: Party | None = None) -> SharedTensor:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..choreography import Net, Party
+from ..choreography import Party
 from ..errors import (
     ArgumentError,
     DtypeError,
@@ -21,11 +21,11 @@ from ..errors import (
     TrainingModeError,
 )
 from ..ring import check_encodable
-from ..runtime.material import Tape
-from ..runtime.projection import Projection, Recording
+from ..runtime.material import Material
+from ..runtime.program import Program
 from ..scheme import check_limit, limit_bits_of
 from ..session import Session, default_session
-from ..tensor import Scheme, SharedTensor, unwrapped
+from ..tensor import PrivateTensor, Scheme, SharedTensor, unwrapped
 from .accept import check_model, device_of, refuse_unused
 from .bind import Weights, bind
 from .calibrate import calibrate as calibrated
@@ -34,7 +34,7 @@ from .eager import watched
 from .exported import given_program
 from .samplewise import same_program
 from .shapes import FEW, Traces, remember
-from .trace import Trace, marked, run
+from .trace import Trace, run
 from .where import placed
 
 if TYPE_CHECKING:
@@ -86,11 +86,10 @@ class SecureModule(nn.Module):
         """By shape of row, the program of a batch that was run on shapes and whose rows do not meet."""
         self.largest: dict[tuple[str, str], int] = {}
         """Bytes of the largest message of all shapes that were checked, by the roles of its ends."""
-        self._material: dict[tuple[int, ...], list[Tape]] = {}
+        self._material: dict[tuple[int, ...], list[Material]] = {}
         self._prepared_for: dict[tuple[int, ...], torch.dtype] = {}
         self._asked: dict[tuple[tuple[int, ...], torch.dtype], None] = {}
         """Shape of row and dtype of the inputs so far, the latest last."""
-        self._projections: dict[Any, Projection] = {}
         super().train(False)
 
     def extra_repr(self) -> str:
@@ -168,71 +167,69 @@ class SecureModule(nn.Module):
             raise ArgumentError(f"material for {held_for.pop()} inputs of this shape is at hand: discard() it first")
         held = 0
         for piece in pieces:
-            tape = self._prepare(piece)
-            held += tape.bytes
+            material = self.session.prepare(self.choreography(piece), self._brought(piece))
+            held += material.bytes
             with self._lock:
-                self._material.setdefault(tuple(piece.shape), []).append(tape)
+                self._material.setdefault(tuple(piece.shape), []).append(material)
                 self._prepared_for[tuple(piece.shape)] = dtype
         return held
 
     def prepared(self) -> dict[tuple[int, ...], int]:
         """Input shapes for which offline material is at hand, and how many calls it serves."""
         with self._lock:
-            return {shape: len(tapes) for shape, tapes in self._material.items() if tapes}
+            return {shape: len(made) for shape, made in self._material.items() if made}
 
     def discard(self) -> None:
         """Drop all prepared material unused."""
         with self._lock:
             self._material.clear()
 
+    def choreography(self, x: torch.Tensor) -> Program:
+        """What all parties do for an input of this shape and dtype: a value to read, compare and sign.
+
+        Raises:
+            ArgumentError: the module runs operation by operation, and may do something else in each call; or a
+                handler's function is not the same in every call.
+        """
+        return self._check(torch.empty_like(x, device="meta")).choreography
+
+    def check_weights(self, x: torch.Tensor) -> None:
+        """The owner's checks of its weights for an input of this shape, before anything of a call is sent.
+
+        Raises:
+            FixedPointRangeError: at the owner, naming the weight.
+        """
+        self.session.check(self.choreography(x), self._brought(x))
+
+    def _brought(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the parties bring into the program, by name, as far as they are here: the input and the weights."""
+        weights = self._weights.of(self.program(torch.empty_like(x, device="meta")))
+        return {"x": x} | {w.label: w.value._value for w in weights.values() if isinstance(w, PrivateTensor)}
+
     def _predict(self, x: torch.Tensor) -> Any:
+        try:
+            program = None if self.session.runtime.ideal else self.choreography(x)
+        except ArgumentError:
+            program = None
+        if program is None:
+            with self.session.call(self.party):
+                return revealed(self._run(self.share(x)))
         with self._lock:
-            tapes = self._material.get(tuple(x.shape))
+            made = self._material.get(tuple(x.shape))
             for_it = self._prepared_for.get(x.shape, x.dtype) == x.dtype
-            tape = tapes.pop() if tapes and for_it else None
-        known = self._projections.get((tuple(x.shape), x.dtype))
-        if known is not None:
-            with placed():
-                return self.session.again(known, x, tape)
-        if tape is not None:
-            with self.session.replay(self.party, tape, self._shapes(x)) as net:
-                return self._recorded(net, x)
-        with self.session.call(self.party, self._shapes(x)) as net:
-            return self._recorded(net, x)
-
-    def _prepare(self, x: torch.Tensor) -> Tape:
-        known = self._projections.get((tuple(x.shape), x.dtype))
-        if known is not None:
-            return self.session.prepare_again(known)
-        with self.session.prepare(self.party, self._shapes(x)) as tape:
-            self._recorded(self.session.net(self.party), x)
-        return tape
-
-    def _recorded(self, net: Net, x: torch.Tensor) -> Any:
-        """Run the program, and keep the steps of those who are here for the next input of this shape."""
-        if not self.session.runtime.ideal and self.program(x) is not None:  # else it may differ from call to call
-            net.recording = Recording(self.session.runtime, net.call)
-        outputs = revealed(self._run(self.share(x), net.recording))
-        if net.recording is not None:
-            projection = net.recording.finish(outputs)
-            if projection is not None and projection.inputs == 1:
-                with self._lock:
-                    remember(self._projections, (tuple(x.shape), x.dtype), projection)
-        return outputs
-
-    def _shapes(self, x: torch.Tensor) -> list | None:
-        """For a session with absent parties; with all of them here nothing has to be known ahead."""
-        return None if self.session.complete else self._check(torch.empty_like(x, device="meta")).shapes
+            material = made.pop() if made and for_it else None
+        with placed():
+            return self.session.run(program, self._brought(x), material)
 
     def share(self, x: torch.Tensor) -> SharedTensor:
         """The module's input in shares."""
         return shared_input(x, self.session, self.scheme, self.party)
 
-    def _run(self, x: SharedTensor, recording: Recording | None = None) -> Any:
+    def _run(self, x: SharedTensor) -> Any:
         program = self.program(torch.empty(x.shares.shape, dtype=x.dtype, device="meta"))
         if program is None:
             return watched(self._bound, x)
-        return run(program, self._weights.of(program), x, recording and marked(recording))
+        return run(program, self._weights.of(program), x)
 
     def _forward_shared(self, x: SharedTensor) -> Any:
         if x.session is not self.session or x.party != self.party:

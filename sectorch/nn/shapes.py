@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..errors import UnsupportedOpError
+from ..runtime.program import Tracing
 from ..session import Session
 from ..tensor import Scheme
 from .bind import bind, plain_weights
@@ -36,11 +37,14 @@ class Traces:
 
     Attributes:
         alone: why the module runs operation by operation, or None where it does not.
+        setup: what is done once a session, of all shapes together.
     """
 
     def __init__(self, module: nn.Module, scheme: Scheme, dtype: torch.dtype, device: torch.device):
         self._module, self._scheme, self._dtype = module, scheme, dtype
         self._session = Session(dry=True, device=device)
+        setup = self._session.setup(self._session.answering[0])
+        self.setup = setup.tracing = Tracing(setup.call)
         self._values = plain_weights(module)
         self._bound: tuple | None = None
         self._remembers: str | None = None

@@ -90,16 +90,6 @@ def run(program: Trace, values: Mapping[str, Any], x: Any, step: Callable | None
     return None
 
 
-def marked(recording: Any) -> Callable:
-    """A `step` of `run` that tells a recording of the program's steps where in the model it is."""
-
-    def step(node: fx.Node, compute: Callable, args: tuple, kwargs: dict) -> Any:
-        recording.place = place_of(node)
-        return compute(*args, **kwargs)
-
-    return step
-
-
 class OutOfPlace:
     """A torch function that writes into its first argument, as a function that gives what it would have written."""
 

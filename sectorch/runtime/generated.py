@@ -30,7 +30,7 @@ from torch.overrides import resolve_name
 
 from ..choreography import Party, Phase
 from ..located import Applied, filled
-from ..steps import Draw, Letter, Move, Read
+from ..steps import Draw, Header, Move, Read
 from .nodes import Input, Node, Slot, Taken
 
 _INFIX = {
@@ -105,11 +105,11 @@ class PartyProgram:
 
     def _tells(self, node: Node) -> bool:
         """Whether it is a message that this party sends or gets."""
-        return isinstance(node.step, Move) and self.me in (node.step.letter.src, node.step.letter.dst)
+        return isinstance(node.step, Move) and self.me in (node.step.header.src, node.step.header.dst)
 
     def _needs(self, node: Node) -> set[Slot]:
         """The values of this party that a step takes."""
-        if isinstance(node.step, Move) and node.step.letter.src != self.me:
+        if isinstance(node.step, Move) and node.step.header.src != self.me:
             return set()
         return {self._slot(slot) for slot in node.needs}
 
@@ -138,7 +138,7 @@ class PartyProgram:
         if isinstance(step, Read):
             return f"io.result({self._said(node.operands[0])})"
         if isinstance(step, Move):
-            return self._message(node, step.letter)
+            return self._message(node, step.header)
         if isinstance(step, Draw):
             (peer,) = step.owners - {self.me}
             name = self._name(node.slots[0], step.name.rsplit("/", 1)[-1])
@@ -149,12 +149,12 @@ class PartyProgram:
             return called if named == ["_"] else f"{named[0]} = {called}"
         return f"{', '.join(named)}{',' if len(named) == 1 else ''} = {called}"
 
-    def _message(self, node: Node, letter: Letter) -> str:
-        label = f"{letter.protocol}/{letter.label}"
-        if letter.src == self.me:
-            return f"io.send({letter.dst.name!r}, {label!r}, {self._said(node.operands[0])})"
-        name = self._name(node.slots[0], letter.label)
-        return f"{name} = io.receive({letter.src.name!r}, {label!r}, {tuple(letter.shape)}, {letter.dtype})"
+    def _message(self, node: Node, header: Header) -> str:
+        label = f"{header.protocol}/{header.label}"
+        if header.src == self.me:
+            return f"io.send({header.dst.name!r}, {label!r}, {self._said(node.operands[0])})"
+        name = self._name(node.slots[0], header.label)
+        return f"{name} = io.receive({header.src.name!r}, {label!r}, {tuple(header.shape)}, {header.dtype})"
 
     # Expressions.
 
@@ -307,7 +307,7 @@ def _content(cell: CellType) -> Any:
         return None
 
 
-def listed(messages: list[Letter], parties: tuple[Party, ...]) -> str:
+def listed(messages: list[Header], parties: tuple[Party, ...]) -> str:
     """Who sends what to whom, one line a message: the phase and round, an arrow between the parties' columns, bytes."""
     width = 14
     head = "".join(p.name.center(width) for p in parties)

@@ -2,22 +2,28 @@
 
 `Tracing` writes down what a dry run does, whoever would do it: a step knows its owners, its phase and protocol, and the
 places of its operands. A `Program` keeps the steps that its results and messages need, those of the setup included. It
-holds shapes and public values only. `party` gives the part of one party as Python code (`generated.py`).
+holds shapes and public values only. `part` is what a process takes of it (`part.py`), `party` one party's part as
+Python code (`generated.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from torch.utils import _pytree as pytree
+
 from ..choreography import Located, Party, Phase
 from ..errors import ArgumentError, MisplacedValueError
-from ..steps import Compute, Letter, Move, Read, Step
+from ..steps import Compute, Draw, Header, Move, Read, Step
 from .closures import Closures
 from .generated import PartyProgram, listed, spelled
 from .nodes import Input, Node, Slot, Taken
+from .part import Part
 
 
 def _needed(nodes: Iterable[Node], wanted: set[Slot], kept: type | tuple[type, ...]) -> list[Node]:
@@ -38,7 +44,10 @@ class Tracing:
         self._call, self._setup = call, setup
         self._nodes: list[Node] = []
         self._inputs: list[Input] = []
+        self._read: list[tuple[Any, Taken]] = []
         self._closures = Closures()
+        self._strange = False
+        """Whether a step took a value of another call."""
         self.place = ""
 
     def brought(self, value: Located, name: str) -> None:
@@ -47,48 +56,74 @@ class Tracing:
         (party,) = value.owners
         self._inputs.append(Input(value.slot, name, party, value.shape, value.dtype, value.phase))
 
-    def step(self, number: int, step: Step, values: tuple, result: Any, fingerprint: int) -> None:
+    def step(self, number: int, step: Step, values: tuple, result: Any) -> None:
         for f in (step.f, *values) if isinstance(step, Compute) else ():
             self._closures.note(f)
         many = isinstance(result, tuple)
         results = result if many else (result,)
         operands = tuple(Taken(v.slot) if type(v) is Located else v for v in values)
+        known = (self._call, self._setup._call if self._setup else self._call)
+        self._strange |= any(type(v) is Located and (v.slot or (None,))[0] not in known for v in values)
         slots = tuple((self._call, number, i) for i in range(len(results)))
         self._nodes.append(Node(step, operands, slots, results, many, self.place))
+        if isinstance(step, Read):
+            self._read.append((result, Taken(slots[0])))
 
-    def program(self, results: str = "") -> Program:
+    def program(self, results: Any) -> Program:
         """What was traced, with the steps of the setup that it needs.
 
         Args:
-            results: the form of the results.
+            results: a tree of what was read, and of what is public.
 
         Raises:
-            ArgumentError: a step's function takes something of its call past its arguments.
+            ArgumentError: a step's function takes something of its call past its arguments, a step takes a value of
+                another call, or two inputs have one name.
         """
-        call = _needed(self._nodes, set(), (Move, Read))
         before = self._setup or Tracing(-1)
         if any(tracing._closures.located or tracing._closures.changed for tracing in (self, before)):
             raise ArgumentError(
                 "a handler's function closes over a variable that changed after its step, or over a located value; "
                 "pass what it takes as arguments"
             )
-        setup = _needed(before._nodes, {slot for node in call for slot in node.needs}, ())
-        nodes = [*setup, *call]
-        needed = {slot for node in nodes for slot in node.needs}
-        return Program(nodes, [i for i in (*before._inputs, *self._inputs) if i.slot in needed], results)
+        if self._strange or before._strange:
+            raise ArgumentError("a step takes a value of another call; bring what a program needs into it")
+        leaves, tree = pytree.tree_flatten(results)
+        leaves = [next((slot for read, slot in self._read if read is leaf), leaf) for leaf in leaves]
+        call = _needed(self._nodes, set(), (Move, Read))
+        setup = _numbered(_needed(before._nodes, {slot for node in call for slot in node.needs}, ()))
+        needed = {slot for node in (*setup, *call) for slot in node.needs}
+        inputs = [i for i in (*before._inputs, *self._inputs) if i.slot in needed]
+        twice = [name for name, count in Counter(i.name for i in inputs).items() if count > 1]
+        if twice:
+            raise ArgumentError(f"two inputs of one program are called '{twice[0]}'; give `net.own` another name")
+        return Program(setup, call, inputs, leaves, tree, before)
+
+
+def _numbered(nodes: list[Node]) -> list[Node]:
+    """The steps of a setup; its draws have numbers of its own, whatever else was traced before."""
+    numbers = iter(range(len(nodes)))
+    return [
+        replace(node, step=replace(node.step, number=next(numbers))) if isinstance(node.step, Draw) else node
+        for node in nodes
+    ]
 
 
 class Program:
     """One call of a choreography. Two programs are equal if everybody does the same in them: if their digests are.
 
     Attributes:
-        nodes: its steps in order, those of the setup first.
+        setup, call: its steps in order, those that are taken once a session, and those of each call.
         inputs: what the parties bring.
-        results: the form of what Q's caller gets, with what is not learned but public in it.
+        leaves, tree: what the caller gets, as a tree: `Taken` where a party reads it, and what is public in it.
+        before: that of which the setup is a part; programs that have it in common have steps of it in common.
     """
 
-    def __init__(self, nodes: list[Node], inputs: list[Input], results: str = ""):
-        self.nodes, self.inputs, self.results = nodes, inputs, results
+    def __init__(
+        self, setup: list[Node], call: list[Node], inputs: list[Input], leaves: list[Any], tree: Any, before: Tracing
+    ):
+        self.setup, self.call, self.inputs, self.before = setup, call, inputs, before
+        self.leaves, self.tree = leaves, tree
+        self._parts: dict[frozenset[Party], Part] = {}
 
     def __repr__(self) -> str:
         return f"Program({len(self.nodes)} steps, {len(self.messages)} messages, {self.digest[:16]})"
@@ -100,14 +135,19 @@ class Program:
         return hash(self.digest)
 
     @property
+    def nodes(self) -> list[Node]:
+        """All steps, those of the setup first."""
+        return [*self.setup, *self.call]
+
+    @property
     def parties(self) -> tuple[Party, ...]:
         """Who takes part, in the order of their names."""
         return tuple(sorted({p for node in self.nodes for p in node.parties}, key=lambda p: (p.role, p.name)))
 
     @cached_property
-    def messages(self) -> list[Letter]:
+    def messages(self) -> list[Header]:
         """Every message, in order: protocol, label, edge, phase, round, shape, and what hides it."""
-        return [node.step.letter for node in self.nodes if isinstance(node.step, Move)]
+        return [node.step.header for node in self.nodes if isinstance(node.step, Move)]
 
     @property
     def cost(self) -> dict[str, dict[str, int]]:
@@ -118,6 +158,12 @@ class Program:
             rounds = max((m.round for m in sent), default=0)
             found[phase.name.lower()] = {"messages": len(sent), "bytes": sum(m.bytes for m in sent), "rounds": rounds}
         return found
+
+    def part(self, here: frozenset[Party]) -> Part:
+        """What a process takes of it that holds these parties' values."""
+        if here not in self._parts:
+            self._parts[here] = Part(self, here)
+        return self._parts[here]
 
     def party(self, name: str) -> PartyProgram:
         """What one party does, by its name or role.
@@ -137,11 +183,12 @@ class Program:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of everybody's code (without its comments) and constants, and of the form of the results."""
-        found = hashlib.sha256()
+        found, said = hashlib.sha256(), ["learned" if type(y) is Taken else spelled(y) for y in self.leaves]
+        results = f"{self.tree} {said}"
         for party in self.parties:
             theirs = self.party(party.name)
             code = "\n".join(line for line in theirs.code.splitlines() if not line.lstrip().startswith("# "))
-            for part in (party.name, code, *(spelled(v) for v in theirs.constants.values()), self.results):
+            for part in (party.name, code, *(spelled(v) for v in theirs.constants.values()), results):
                 found.update(len(part).to_bytes(8, "big") + part.encode())
         return found.hexdigest()
 

@@ -1,4 +1,4 @@
-"""A tape of offline material as bytes and back: a JSON head with shapes and dtypes, then raw tensors.
+"""Offline material as bytes and back: a JSON head with shapes and dtypes, then raw tensors.
 
 length of the head 8 | head, padded to 8 | tensors, each padded to 8
 """
@@ -12,14 +12,20 @@ import torch
 
 from ..errors import MaterialError
 from ..runtime.frames import raw
-from ..runtime.material import Tape
+from ..runtime.material import Material
 
 _KEPT = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.float64, torch.float32)
 _DTYPES = {str(d).removeprefix("torch."): d for d in _KEPT}
 
 
-def write_tape(tape: Tape) -> tuple[list, int]:
-    """The parts of a tape in order, and how many bytes they are together."""
+def write_piece(material: Material) -> tuple[list, int]:
+    """The parts of a piece in order, and how many bytes they are together.
+
+    Raises:
+        MaterialError: it was used, or holds something that is not kept.
+    """
+    if material.values is None:
+        raise MaterialError(f"the material of call {material.call} was used already; prepare it again")
     parts: list = []
     places: dict[tuple, int] = {}
     size = 0
@@ -33,8 +39,6 @@ def write_tape(tape: Tape) -> tuple[list, int]:
         if value.dtype not in _KEPT:
             raise MaterialError(f"an offline step gave {value.dtype}, which is not kept")
         entry: dict = {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
-        if value.is_meta:
-            return entry
         place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
         if place not in places:
             data = raw(value)
@@ -46,34 +50,35 @@ def write_tape(tape: Tape) -> tuple[list, int]:
         return {**entry, "at": places[place]}
 
     head = {
-        "call": tape.call, "session": tape.session.hex(), "plural": tape.plural, "fingerprints": tape.fingerprints,
-        "steps": [None if s is None else [written(v) for v in s] for s in tape.steps],
+        "call": material.call, "session": material.session.hex(), "program": material.program,
+        "setup": material.setup,
+        "values": [written(v) for v in material.values],
     }  # fmt: skip
     text = json.dumps(head, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return [len(text).to_bytes(8, "big"), text, *parts], 8 + len(text) + size
 
 
-def read_tape(data: bytearray) -> Tape:
-    """What `write_tape` wrote; its tensors share the memory of `data`.
+def read_piece(data: bytearray) -> Material:
+    """What `write_piece` wrote; its tensors share the memory of `data`.
 
     Raises:
         ValueError: it is something else. The caller has checked that nobody changed it.
     """
     length = int.from_bytes(data[:8], "big")
     head = json.loads(bytes(data[8 : 8 + length]))
+    if set(head) != {"call", "session", "program", "setup", "values"}:
+        raise ValueError("a piece of another version")
     start = 8 + length
 
     def read(entry: dict) -> object:
         if "plain" in entry:
             return entry["plain"]
         shape, dtype = entry["shape"], _DTYPES[entry["dtype"]]
-        if "at" not in entry:
-            return torch.empty(shape, dtype=dtype, device="meta")
         count = prod(shape)
         if not count:
             return torch.empty(shape, dtype=dtype)
         return torch.frombuffer(data, dtype=dtype, count=count, offset=start + entry["at"]).view(shape)
 
-    steps = [None if s is None else [read(e) for e in s] for s in head["steps"]]
-    return Tape(head["call"], bytes.fromhex(head["session"]), steps, head["plural"], head["fingerprints"])
+    values = [read(entry) for entry in head["values"]]
+    return Material(head["call"], bytes.fromhex(head["session"]), head["program"], head["setup"], values)
