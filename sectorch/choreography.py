@@ -123,6 +123,8 @@ class Tracing(Protocol):
 
     def brought(self, value: Located, name: str) -> None: ...
 
+    def rely(self, checked: Located) -> None: ...
+
     def step(self, number: int, step: Step, values: tuple, result: Any) -> None: ...
 
 
@@ -211,9 +213,14 @@ class Net:
         return self._step(Compute(_itself, frozenset((party,)), self._base, self._path(), pure=True), (value,), 0)
 
     @_in_turn
-    def check(self, party: Party, f: Callable, *values: Any) -> None:
+    def check(self, party: Party, f: Callable, *values: Any) -> Any:
         """`party` looks at values that it holds, and f raises where they may not be used; otherwise as `fresh`."""
-        self._alone(party, f, values, random=False)
+        return self._alone(party, f, values, random=False)
+
+    def rely(self, checked: Located) -> None:
+        """The call is only good where this check, which was made once a session, was passed."""
+        if self.tracing is not None:
+            self.tracing.rely(checked)
 
     @_in_turn
     def send(self, value: Located, src: Party, dst: Party, label: str) -> Located:

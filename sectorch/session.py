@@ -19,6 +19,7 @@ from .mpc.seed import seed
 from .runtime.ledger import Observer, alone
 from .runtime.local import DryRuntime, LocalRuntime
 from .runtime.material import Material
+from .runtime.part import part_of
 from .runtime.program import Program, Tracing
 from .runtime.reference import ReferenceRuntime
 from .runtime.setup import Setup
@@ -146,6 +147,10 @@ class Session:
             with self.call(party) as net:
                 yield net
 
+    def on_shapes(self) -> Session:
+        """A session of the same parties in which nobody is present."""
+        return Session(len(self.answering), dry=True, device=self.device)
+
     def trace(self, f: Callable[[Net], Any], party: Party | None = None) -> Program:
         """The program of f among parties as this session's: f(net) is called once, on shapes, and nothing is sent.
 
@@ -157,10 +162,9 @@ class Session:
             MisplacedValueError, UndeclaredMessageError, TopologyError: as when it is run.
             ArgumentError: it is not the same in every call; see `Tracing.program`.
         """
-        place = self.answering.index(self.answering_party(party))
+        party = self.answering_party(party)
         with alone(Observer()):
-            shapes = Session(len(self.answering), dry=True, device=self.device)
-            party = shapes.answering[place]
+            shapes = self.on_shapes()
             setup = shapes.setup(party).tracing = Tracing(shapes.setup(party).call)
             with shapes.call(party) as net:
                 net.tracing = Tracing(net.call, setup)
@@ -180,7 +184,7 @@ class Session:
             ArgumentError, ShapeError: an input is missing, or of another shape or type than in the program.
             MaterialError: the material was used, or is of another session, program or model.
         """
-        part = program.part(self.runtime.here)
+        part = part_of(program, self.runtime.here)
         setup = self._setup_of(program)
         settled = setup.values(part, self.runtime, inputs)
         if material is not None:
@@ -193,7 +197,7 @@ class Session:
 
     def prepare(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> Material:
         """The offline part of a program, for one later call; of the inputs it takes those that are no queries."""
-        part = program.part(self.runtime.here)
+        part = part_of(program, self.runtime.here)
         setup = self._setup_of(program)
         settled = setup.values(part, self.runtime, inputs)
         number = next(self._calls)
@@ -209,7 +213,7 @@ class Session:
         Raises:
             SectorchError: at the owner: a weight does not fit.
         """
-        self._setup_of(program).check(program.part(self.runtime.here), self.runtime, inputs)
+        self._setup_of(program).check(part_of(program, self.runtime.here), self.runtime, inputs)
 
     def _setup_of(self, program: Program) -> Setup:
         with self._lock:

@@ -203,10 +203,8 @@ class PrivateTensor(SecretTensor):
         self.scheme = scheme
         self.label = name
         self.derived: dict = {}
-        self.summed: set = set()
-        """Kinds of products whose sums were found to stay in the ring; see `ops/bilinear.py`."""
-        self.encodings: set[tuple[int, float | None]] = set()
-        """Fraction bits and limits at which the tensor was found to fit."""
+        self.summed: dict[Any, Located] = {}
+        """The checks, by kind of product, that its sums stay in the ring; see `ops/bilinear.py`."""
         self.lasting = False
         self.origin: tuple[PrivateTensor, Callable] | None = None
         self.copied = False
@@ -228,9 +226,7 @@ class PrivateTensor(SecretTensor):
             FixedPointRangeError: at the owner: it does not fit the ring, or is not below the limit as a summand.
         """
         with running(self.session.setup(self.party)):
-            result = _encoded(self.value, scale_bits, self.scheme.frac_bits, limit, self.label)
-        self.encodings.add((scale_bits, limit))
-        return result
+            return _encoded(self.value, scale_bits, self.scheme.frac_bits, limit, self.label)
 
     @property
     def weight_bits(self) -> int:
@@ -240,8 +236,7 @@ class PrivateTensor(SecretTensor):
 
     def become(self, value: Located) -> None:
         """Take another value of the same shape: an operation in place. Nothing that was derived from the old one is."""
-        self.value, self.derived, self.summed, self.lasting, self._weight = value, {}, set(), False, None
-        self.encodings = set()
+        self.value, self.derived, self.summed, self.lasting, self._weight = value, {}, {}, False, None
 
     def weight(self) -> Weight:
         """The masked operand of linear protocols at `weight_bits`, sent to S on first use and kept.

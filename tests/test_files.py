@@ -12,7 +12,7 @@ from sectorch import files
 from sectorch.network import Pins, Store
 from sectorch.network.identity import fingerprint
 from sectorch.protocols import checkpoint
-from sectorch.runtime.material import Tape
+from sectorch.runtime.material import Material
 
 PRINT = fingerprint(bytes(32))
 
@@ -48,8 +48,8 @@ def settled(done: list, path: Path) -> bool:
     return ("fsync", done[at][1]) in done[:at] and ("fsync", str(path.parent)) in done[at:]
 
 
-def tape(call: int = 0) -> Tape:
-    return Tape(call, bytes(16), [torch.arange(8)])
+def material(call: int = 0) -> Material:
+    return Material(call, bytes(16), "a digest", 1, [torch.arange(8)])
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_prepared_material_is_on_disk_before_it_counts_as_kept(tmp_path, disk):
     """Piece, binding and the store's key; and the folder's own name in the store."""
     store = Store(tmp_path / "store")
     shelf = store.shelf(bytes(16), {"client": "alice"})
-    shelf.put(tape(), (2, 3))
+    shelf.put(material(), (2, 3))
     piece = next(shelf.folder.glob("*.piece"))
     for path in (tmp_path / "store" / "store.key", shelf.folder / "binding.sealed", piece):
         assert settled(disk, path), path
@@ -82,7 +82,7 @@ def test_prepared_material_is_on_disk_before_it_counts_as_kept(tmp_path, disk):
 def test_a_piece_is_gone_from_the_disk_before_it_is_used(tmp_path, disk):
     store = Store(tmp_path / "store")
     shelf = store.shelf(bytes(16), {"client": "alice"})
-    shelf.put(tape(), (2, 3))
+    shelf.put(material(), (2, 3))
     del disk[:]
     shelf.take(0, (2, 3))
     (gone,) = [i for i, step in enumerate(disk) if step[0] == "unlink"]
@@ -92,7 +92,7 @@ def test_a_piece_is_gone_from_the_disk_before_it_is_used(tmp_path, disk):
 
 def test_material_that_ends_with_its_process_does_not_wait_for_the_disk(disk):
     store = Store()
-    store.shelf(bytes(16), {"client": "alice"}).put(tape(), (2, 3))
+    store.shelf(bytes(16), {"client": "alice"}).put(material(), (2, 3))
     store.close()
     assert not [step for step in disk if step[0] == "fsync"]
 

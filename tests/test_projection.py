@@ -20,6 +20,7 @@ from sectorch.products import Conv2d
 from sectorch.randomness import PairKey
 from sectorch.runtime.closures import Closures
 from sectorch.runtime.material import Material
+from sectorch.runtime.part import part_of
 from sectorch.runtime.setup import Setup
 from sectorch.session import Session
 from sectorch.tensor import SecretTensor
@@ -144,12 +145,12 @@ def about(lines) -> list[tuple]:
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.answering == 1], ids=str)
 def test_each_party_takes_its_part_of_a_program(case):
-    """With its own inputs and keys, whole, once more, and ahead of the query: the declared messages, the right result."""
+    """With its own inputs and keys, twice whole and ahead of the query: the declared messages, the right result."""
     inputs = case.inputs(70)
     program, brought = traced(Session(), case.program, inputs)
 
     def taken(runtime):
-        part, setup, seeds = program.part(runtime.here), Setup(7), len(runtime.seen)
+        part, setup, seeds = part_of(program, runtime.here), Setup(7), len(runtime.seen)
         assert_holds_no_secret(part)
         mine = {i.name: brought[i.name] for i in program.inputs if i.party == runtime.party}
         settled = setup.values(part, runtime, mine)

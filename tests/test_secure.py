@@ -17,7 +17,6 @@ import sectorch
 from sectorch import errors
 from sectorch.choreography import Party, Phase
 from sectorch.nn.models import ZOO, randomize_batchnorm
-from sectorch.runtime.material import Tape
 from sectorch.tensor import Scheme, private_tensor
 
 # The zoo's logits are below one in magnitude. Every layer adds rounding of the order of 2^-20 times the norm of a
@@ -228,7 +227,9 @@ def test_later_calls_take_the_steps_of_the_first(name):
         assert all(torch.equal(y, z) for y, z in zip(leaves(got), leaves(reference(x)), strict=True))
         assert len(profile.by_protocol()) > 1 and profile.online_seconds > 0
     assert ledgers[0] == ledgers[1] == ledgers[2]
-    assert len(secured._projections) == (secured.traces.alone is None)
+    if secured.traces.alone is None:
+        sent = [m for m in secured.choreography(x).messages if m.phase != Phase.SETUP]
+        assert [(m.path, m.label, m.src, m.dst, m.phase, m.round, m.shape, m.dtype) for m in sent] == ledgers[0]
     if name == "token ids":
         with pytest.raises(errors.DimensionError, match=r"layer '0' \(Embedding\): index out of range"):
             secured(torch.tensor([[1, 2, 3], [4, 5, 7]]))
@@ -248,12 +249,13 @@ class Counting(nn.Linear):
 
 
 @pytest.mark.parametrize("kind", [Noisy, Counting])
-def test_modules_that_differ_from_call_to_call_are_not_recorded(kind):
+def test_modules_that_differ_from_call_to_call_are_no_program(kind):
     secured = sectorch.secure(kind(4, 4).eval(), session=sectorch.Session())
     x = torch.randn(3, 4)
     first, second, third = secured(x), secured(x), secured(x)
     assert not torch.equal(first, second) and not torch.equal(second, third)
-    assert not secured._projections
+    with pytest.raises(errors.ArgumentError, match="no one program"):
+        secured.choreography(x)
 
 
 def test_recurrent_weights_are_private():
@@ -386,8 +388,8 @@ TAKES_A_PARTY = {
     "private_tensor": lambda s, p: private_tensor(torch.zeros(2), s, p, Scheme(), "w"),
     "setup": lambda s, p: s.setup(p),
     "net": lambda s, p: s.net(p),
-    **{name: lambda s, p, name=name: getattr(s, name)(p).__enter__() for name in ("call", "operation", "prepare")},
-    "replay": lambda s, p: s.replay(p, Tape(0, s.runtime.session)).__enter__(),
+    **{name: lambda s, p, name=name: getattr(s, name)(p).__enter__() for name in ("call", "operation")},
+    "trace": lambda s, p: s.trace(lambda net: net.read(net.own(net.Q, torch.zeros(2)), net.Q), p),
 }
 
 

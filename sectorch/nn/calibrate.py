@@ -10,6 +10,7 @@ from torch import nn
 
 from ..errors import ArgumentError, FixedPointRangeError
 from ..ring import HEADROOM_BITS
+from ..session import Session
 from ..tensor import Scheme
 from .check import plain
 from .passes import op_name
@@ -67,7 +68,8 @@ def recorded(model: nn.Module, batch: torch.Tensor) -> Trace | None:
     """The program of a module for a batch of this shape; None where the module runs operation by operation."""
     floating = [t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
     module = copy.deepcopy(model).double().requires_grad_(False)
-    programs = Traces(module, Scheme(), floating[0] if floating else torch.float32, batch.device)
+    shapes, dtype = Session(dry=True, device=batch.device), floating[0] if floating else torch.float32
+    programs = Traces(module, Scheme(), dtype, shapes, shapes.answering[0])
     return programs.of(torch.empty_like(batch, device="meta"))
 
 

@@ -78,12 +78,12 @@ def dry_run(
             shapes[node] = tuple(y.shape)
         return y
 
-    with alone(profile), session.call(session.answering[0]) as net, budget or nullcontext():
+    with alone(profile), session.call(traces.party) as net, budget or nullcontext():
         if program is None:
-            tracing, outputs = None, watched(traces.bound(), shared_input(x, session, scheme))
+            tracing, outputs = None, watched(traces.bound(), shared_input(x, session, scheme, traces.party))
         else:
             tracing = net.tracing = Tracing(net.call, traces.setup)
-            outputs = run(program, weights.of(program), shared_input(x, session, scheme), step)
+            outputs = run(program, weights.of(program), shared_input(x, session, scheme, traces.party), step)
         outputs = revealed(outputs)
     if budget is not None:
         budget.check_weights(profile)

@@ -76,11 +76,11 @@ class SecureModule(nn.Module):
         # What holds weights stays out of nn.Module's registry: it is nobody's to train, to list or to save.
         self.__dict__["plain"] = plain
         self.__dict__["_given"] = given_program(plain) if limited else None
-        self.__dict__["traces"] = Traces(plain, scheme, self.dtype, session.device)
+        self.__dict__["traces"] = Traces(plain, scheme, self.dtype, session.on_shapes(), party)
         self._chunk = chunk
         bound, self.__dict__["_weights"] = self.bind(session, party)
         self.__dict__["_bound"] = bound
-        self.__dict__["_dry_weights"] = self.bind(self.traces.session, self.traces.session.answering[0])[1]
+        self.__dict__["_dry_weights"] = self.bind(self.traces.session, party)[1]
         self._checked: dict[Any, Checked] = {}
         self._rows: dict[Any, Trace] = {}
         """By shape of row, the program of a batch that was run on shapes and whose rows do not meet."""

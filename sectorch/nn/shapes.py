@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..choreography import Party
 from ..errors import UnsupportedOpError
 from ..runtime.program import Tracing
 from ..session import Session
@@ -35,15 +36,19 @@ def remember(kept: dict, key: Any, value: Any) -> None:
 class Traces:
     """What a module does, by the shape of its input.
 
+    Args:
+        session: in which nobody is present, for this module alone.
+        party: whose module it is.
+
     Attributes:
         alone: why the module runs operation by operation, or None where it does not.
         setup: what is done once a session, of all shapes together.
     """
 
-    def __init__(self, module: nn.Module, scheme: Scheme, dtype: torch.dtype, device: torch.device):
+    def __init__(self, module: nn.Module, scheme: Scheme, dtype: torch.dtype, session: Session, party: Party):
         self._module, self._scheme, self._dtype = module, scheme, dtype
-        self._session = Session(dry=True, device=device)
-        setup = self._session.setup(self._session.answering[0])
+        self._session, self.party = session, party
+        setup = session.setup(party)
         self.setup = setup.tracing = Tracing(setup.call)
         self._values = plain_weights(module)
         self._bound: tuple | None = None
@@ -136,7 +141,7 @@ class Traces:
         return program
 
     def _bind(self) -> tuple:
-        return bind(self._module, self._session, self._session.answering[0], self._scheme, self._dtype)
+        return bind(self._module, self._session, self.party, self._scheme, self._dtype)
 
     def _same_again(self, program: Trace, bound: tuple, x: torch.Tensor, settled: bool = True) -> None:
         again, changed = capture(*bound, self._values, x)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..choreography import leaf
+from ..choreography import Located, leaf
 from ..errors import FixedPointRangeError
 from ..mpc.linear import linear
 from ..mpc.mask import open_masked
@@ -82,7 +82,7 @@ def bilinear(
             left = settled(context, left, 0)  # fraction bits above f would take the range away
         left = fitted(context, left, limit_at(context, left.scale_bits) * ROOM)
         if left.bound is not None and context.scheme.range_check:
-            check_sums(y, sums[1])
+            net.rely(check_sums(y, sums[1]))
         accepts_tiles = hasattr(product, "tiled")
         run = product if accepts_tiles else partial(_without_tiles, product)
         shares = linear(net, context.setup, run, left.shares, y.weight())
@@ -142,17 +142,17 @@ def _checked_product(context: Context, product: Callable, x: Fixed, y: Fixed) ->
     return Fixed(result, scale, 2.0**over * (probe.bound + long.bound))
 
 
-def check_sums(weight: PrivateTensor, sums: Sums) -> None:
-    """The owner's check, once a weight, that no sum of products with it leaves the ring.
+def check_sums(weight: PrivateTensor, sums: Sums) -> Located:
+    """The owner's check, once a weight, that no sum of products with it leaves the ring; gives nothing to compute with.
 
     Raises:
         FixedPointRangeError: at the owner, naming the weight and what it may sum to.
     """
-    if sums in weight.summed:
-        return
-    setup = weight.session.setup(weight.party)
-    setup.check(weight.party, _checked_sums, weight.value, sums, weight.scheme, weight.label)
-    weight.summed.add(sums)
+    if sums not in weight.summed:
+        setup = weight.session.setup(weight.party)
+        checked = setup.check(weight.party, _checked_sums, weight.value, sums, weight.scheme, weight.label)
+        weight.summed[sums] = checked
+    return weight.summed[sums]
 
 
 @leaf(shapes=lambda value, *_: value.new_zeros(()))

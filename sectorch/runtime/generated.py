@@ -77,7 +77,7 @@ class PartyProgram:
         functions, before = [], []
         for phase in Phase:
             later = set().union(*(needs[p] for p in Phase if p > phase))
-            kept = sorted(slot for slot in later if made[slot] == phase)
+            kept = [slot for slot in made if slot in later and made[slot] == phase]
             mine = [node for node in nodes if node.step.phase == phase]
             lines = self._body(mine, [given for given in inputs if given.phase == phase], set(kept))
             names = "".join(f"{self._names[slot]}, " for slot in kept).strip()

@@ -50,8 +50,12 @@ class Node:
     place: str
 
     @property
+    def taken(self) -> list[Slot]:
+        return [operand.slot for operand in self.operands if isinstance(operand, Taken)]
+
+    @property
     def needs(self) -> set[Slot]:
-        return {operand.slot for operand in self.operands if isinstance(operand, Taken)}
+        return set(self.taken)
 
     @property
     def parties(self) -> frozenset[Party]:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import BuiltinFunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -23,9 +23,7 @@ from ..errors import ArgumentError, MaterialError, SectorchError, ShapeError
 from ..steps import Compute, Draw, Move, Runtime, Step, shape_of
 from .material import Material
 from .nodes import Input, Node, Slot, Taken
-
-if TYPE_CHECKING:
-    from .program import Program
+from .program import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +176,13 @@ class Part:
         """The results; of those that were read, a copy that autograd may use."""
         leaves = [slot.value if type(slot) is Fixed else values[slot].clone() for slot in self._results]
         return pytree.tree_unflatten(leaves, self.program.tree)
+
+
+def part_of(program: Program, here: frozenset[Party]) -> Part:
+    """What a process takes of a program that holds these parties' values; worked out once."""
+    if here not in program.parts:
+        program.parts[here] = Part(program, here)
+    return program.parts[here]
 
 
 def _result(leaf: Any, made: set[Slot], nodes: list[Node]) -> Slot | Fixed:

@@ -2,13 +2,14 @@
 
 `Tracing` writes down what a dry run does, whoever would do it: a step knows its owners, its phase and protocol, and the
 places of its operands. A `Program` keeps the steps that its results and messages need, those of the setup included. It
-holds shapes and public values only. `part` is what a process takes of it (`part.py`), `party` one party's part as
+holds shapes and public values only. What a process takes of it is in `part.py`, and `party` is one party's part as
 Python code (`generated.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -23,7 +24,6 @@ from ..steps import Compute, Draw, Header, Move, Read, Step
 from .closures import Closures
 from .generated import PartyProgram, listed, spelled
 from .nodes import Input, Node, Slot, Taken
-from .part import Part
 
 
 def _needed(nodes: Iterable[Node], wanted: set[Slot], kept: type | tuple[type, ...]) -> list[Node]:
@@ -45,6 +45,7 @@ class Tracing:
         self._nodes: list[Node] = []
         self._inputs: list[Input] = []
         self._read: list[tuple[Any, Taken]] = []
+        self._relied: dict[Slot, None] = {}
         self._closures = Closures()
         self._strange = False
         """Whether a step took a value of another call."""
@@ -55,6 +56,9 @@ class Tracing:
         value.slot = (self._call, -1, len(self._inputs))
         (party,) = value.owners
         self._inputs.append(Input(value.slot, name, party, value.shape, value.dtype, value.phase))
+
+    def rely(self, checked: Located) -> None:
+        self._relied[checked.slot] = None
 
     def step(self, number: int, step: Step, values: tuple, result: Any) -> None:
         for f in (step.f, *values) if isinstance(step, Compute) else ():
@@ -90,22 +94,35 @@ class Tracing:
         leaves, tree = pytree.tree_flatten(results)
         leaves = [next((slot for read, slot in self._read if read is leaf), leaf) for leaf in leaves]
         call = _needed(self._nodes, set(), (Move, Read))
-        setup = _numbered(_needed(before._nodes, {slot for node in call for slot in node.needs}, ()))
-        needed = {slot for node in (*setup, *call) for slot in node.needs}
-        inputs = [i for i in (*before._inputs, *self._inputs) if i.slot in needed]
+        setup = _ordered(before._nodes, [slot for node in call for slot in node.taken] + list(self._relied))
+        brought = {i.slot: i for i in (*before._inputs, *self._inputs)}
+        needed = dict.fromkeys(slot for node in (*setup, *call) for slot in node.taken)
+        inputs = [brought[slot] for slot in needed if slot in brought]
         twice = [name for name, count in Counter(i.name for i in inputs).items() if count > 1]
         if twice:
             raise ArgumentError(f"two inputs of one program are called '{twice[0]}'; give `net.own` another name")
         return Program(setup, call, inputs, leaves, tree, before)
 
 
-def _numbered(nodes: list[Node]) -> list[Node]:
-    """The steps of a setup; its draws have numbers of its own, whatever else was traced before."""
-    numbers = iter(range(len(nodes)))
-    return [
-        replace(node, step=replace(node.step, number=next(numbers))) if isinstance(node.step, Draw) else node
-        for node in nodes
-    ]
+def _ordered(nodes: list[Node], wanted: list[Slot]) -> list[Node]:
+    """The steps that the wanted values need, in the order in which these need them, whatever else was traced before.
+
+    Draws have numbers of their own.
+    """
+    made = {slot: node for node in nodes for slot in node.slots}
+    found: dict[Node, Node] = {}
+    ahead, draws = list(reversed(wanted)), itertools.count()
+    while ahead:
+        node = made.get(ahead[-1])
+        missing = [slot for slot in node.taken if slot in made and made[slot] not in found] if node else []
+        if node is None or node in found or not missing:
+            ahead.pop()
+            if node is not None and node not in found:
+                draw = isinstance(node.step, Draw)
+                found[node] = replace(node, step=replace(node.step, number=next(draws))) if draw else node
+        else:
+            ahead += reversed(missing)
+    return list(found.values())
 
 
 class Program:
@@ -123,7 +140,8 @@ class Program:
     ):
         self.setup, self.call, self.inputs, self.before = setup, call, inputs, before
         self.leaves, self.tree = leaves, tree
-        self._parts: dict[frozenset[Party], Part] = {}
+        self.parts: dict[frozenset[Party], Any] = {}
+        """What a process takes of it, by who is there; see `part.py`."""
 
     def __repr__(self) -> str:
         return f"Program({len(self.nodes)} steps, {len(self.messages)} messages, {self.digest[:16]})"
@@ -158,12 +176,6 @@ class Program:
             rounds = max((m.round for m in sent), default=0)
             found[phase.name.lower()] = {"messages": len(sent), "bytes": sum(m.bytes for m in sent), "rounds": rounds}
         return found
-
-    def part(self, here: frozenset[Party]) -> Part:
-        """What a process takes of it that holds these parties' values."""
-        if here not in self._parts:
-            self._parts[here] = Part(self, here)
-        return self._parts[here]
 
     def party(self, name: str) -> PartyProgram:
         """What one party does, by its name or role.

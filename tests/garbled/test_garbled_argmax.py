@@ -201,19 +201,23 @@ def test_a_dry_run_counts_what_a_run_sends(step: str):
 
 
 def test_material_can_be_prepared():
-    """Labels and nonces of the pair streams do not depend on the query; the rest is online."""
+    """Labels and nonces of the pair streams do not depend on the query; the pair is made once a session."""
     values, mask = votes((5, 4), 20, 1), ring((5, 4), 2)
+    inputs = {"mask": mask, "votes": values - mask}
 
-    def program():
-        net = SESSION.net(A)
-        s, own = argmax_onehot(net, PAIRS[A], net.own(A, mask), net.own(Q, values - mask), drop=0, bits=20)
-        return net.read(s, Q), net.read(own, A)
+    def onehot(net):
+        held = net.own(net.A, mask, name="mask"), net.own(net.Q, mask, name="votes")
+        s, own = argmax_onehot(net, correlate(net.setup, net.A), *held, drop=0, bits=20)
+        return net.read(s, net.Q), net.read(own, net.A)
 
-    with SESSION.prepare(A) as tape:
-        program()
-    with SESSION.replay(A, tape):
-        s, own = program()
-    assert torch.equal(s + own, F.one_hot(values.argmax(-1), 4))
+    program = SESSION.trace(onehot)
+    material, sent = SESSION.prepare(program, {}), []
+    for prepared in (material, None):
+        with Profile() as profile:
+            s, own = SESSION.run(program, inputs, prepared)
+        assert torch.equal(s + own, F.one_hot(values.argmax(-1), 4))
+        sent.append({m.phase for m in profile.ledger})
+    assert sent == [{Phase.ONLINE}] * 2, "labels are drawn, and the pair was made with the material"
 
 
 # Each party on its own.

@@ -14,54 +14,46 @@ from network_world import Trio, pieces_in, until
 import sectorch
 from sectorch import errors
 from sectorch.network import Store
-from sectorch.network.tapes import read_tape, write_tape
+from sectorch.network.pieces import read_piece, write_piece
 from sectorch.nn.program import describe
-from sectorch.runtime.material import Tape
+from sectorch.runtime.material import Material
 
 SESSION = bytes(range(16))
 BINDING = {"client": "alice", "model": "m", "edition": "e", "fingerprint": "f", "scheme": "s"}
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(7))
 
 
-def tape(call: int = 3, seed: int = 0, n: int = 1000) -> Tape:
+def material(call: int = 3, seed: int = 0, n: int = 1000) -> Material:
     generator = torch.Generator().manual_seed(seed)
     a = torch.randint(-(1 << 62), 1 << 62, (n,), generator=generator)
-    steps = [
-        [a, a[: n // 2].view(-1)],
-        [torch.empty(4, 5, dtype=torch.int64, device="meta")],
-        None,
-        [a.to(torch.int32)[::2], None],
-    ]
-    return Tape(call, SESSION, steps, [True, False, False, True], [1, 2, 3, 4])
+    values = [a, a[: n // 2].view(-1), a.to(torch.int32)[::2], None, 3, a[:0].bool()]
+    return Material(call, SESSION, "a digest", 1, values)
 
 
-def same(a: Tape, b: Tape) -> bool:
+def same(a: Material, b: Material) -> bool:
     def equal(v, w):
-        if isinstance(v, torch.Tensor) and not v.is_meta:
-            return torch.equal(v, w) and v.dtype == w.dtype
-        return v is w if v is None else (v.shape, v.is_meta) == (w.shape, w.is_meta)
+        return torch.equal(v, w) and v.dtype == w.dtype if isinstance(v, torch.Tensor) else v == w
 
-    return (a.call, a.session, a.plural, a.fingerprints) == (b.call, b.session, b.plural, b.fingerprints) and all(
-        v is w is None if v is None else all(map(equal, v, w)) for v, w in zip(a.steps, b.steps, strict=True)
-    )
+    head = [(m.call, m.session, m.program, m.setup) for m in (a, b)]
+    return head[0] == head[1] and all(map(equal, a.values, b.values)) and len(a.values) == len(b.values)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 300))
-def test_a_tape_comes_back_as_it_was(call, n):
-    parts, size = write_tape(tape(call, n=n))
+def test_a_piece_comes_back_as_it_was(call, n):
+    parts, size = write_piece(material(call, n=n))
     assert sum(len(p) for p in parts) == size
-    assert same(read_tape(bytearray(b"".join(bytes(p) for p in parts))), tape(call, n=n))
+    assert same(read_piece(bytearray(b"".join(bytes(p) for p in parts))), material(call, n=n))
 
 
 @pytest.mark.parametrize("n", [0, 1, 1000, 1 << 19, (1 << 19) - 40, 1 << 20])
 def test_a_piece_is_sealed_opened_once_and_gone(tmp_path, n):
     shelf = Store(tmp_path).shelf(SESSION, BINDING)
-    size = shelf.put(tape(n=n), (2, 3))
+    size = shelf.put(material(n=n), (2, 3))
     (path,) = tmp_path.rglob("*.piece")
     assert path.stat().st_size == size == shelf.bytes
     if n >= 1000:
-        assert tape(n=n).steps[0][0].numpy().tobytes()[:64] not in path.read_bytes(), "sealed"
-    assert same(shelf.take(3, (2, 3)), tape(n=n))
+        assert material(n=n).values[0].numpy().tobytes()[:64] not in path.read_bytes(), "sealed"
+    assert same(shelf.take(3, (2, 3)), material(n=n))
     assert list(tmp_path.rglob("*.piece")) == []
     with pytest.raises(errors.MaterialError, match="used already"):
         shelf.take(3, (2, 3))
@@ -83,14 +75,14 @@ def test_a_folder_is_of_one_process(tmp_path):
 def test_a_piece_is_gone_from_disk_before_anybody_has_it(tmp_path, monkeypatch):
     """Where reading it is interrupted, the piece is lost, and a store that is opened again does not have it."""
     shelf = Store(tmp_path).shelf(SESSION, BINDING)
-    shelf.put(tape(), (2, 3))
+    shelf.put(material(), (2, 3))
 
     def stopped(*_):
         assert list(tmp_path.rglob("*.piece")) == []
         assert list(tmp_path.rglob("*.claimed")) == []
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sectorch.network.store.read_tape", stopped)
+    monkeypatch.setattr("sectorch.network.store.read_piece", stopped)
     with pytest.raises(KeyboardInterrupt):
         shelf.take(3, (2, 3))
     assert reopened(shelf.store).shelf(SESSION).calls() == {}
@@ -98,7 +90,7 @@ def test_a_piece_is_gone_from_disk_before_anybody_has_it(tmp_path, monkeypatch):
 
 def test_one_of_many_takers_gets_it(tmp_path):
     shelf = Store(tmp_path).shelf(SESSION, BINDING)
-    shelf.put(tape(), (2, 3))
+    shelf.put(material(), (2, 3))
     got, refused = [], []
 
     def take():
@@ -117,8 +109,8 @@ def test_one_of_many_takers_gets_it(tmp_path):
 
 def test_a_store_that_is_opened_again_has_its_pieces_and_no_half_ones(tmp_path):
     shelf = Store(tmp_path).shelf(SESSION, BINDING)
-    shelf.put(tape(3), (2, 3))
-    shelf.put(tape(4), (2, 3))
+    shelf.put(material(3), (2, 3))
+    shelf.put(material(4), (2, 3))
     (shelf.folder / "0000000005-2x3.part").write_bytes(b"half")
     (shelf.folder / "0000000006-2x3.claimed").write_bytes(b"claimed")
     (tmp_path / ("00" * 16)).mkdir()
@@ -127,14 +119,14 @@ def test_a_store_that_is_opened_again_has_its_pieces_and_no_half_ones(tmp_path):
     assert again.shelf(SESSION).binding == BINDING
     assert {p.suffix for p in shelf.folder.iterdir()} == {".piece", ".sealed"}
     assert not (tmp_path / ("00" * 16)).exists()
-    assert same(again.shelf(SESSION).take(4, (2, 3)), tape(4))
+    assert same(again.shelf(SESSION).take(4, (2, 3)), material(4))
 
 
 @pytest.mark.parametrize("what", ["flip", "cut", "longer", "empty", "renamed", "other session", "other key"])
 def test_what_is_not_whole_is_dropped_and_not_used(tmp_path, what):
     store = Store(tmp_path)
     shelf = store.shelf(SESSION, BINDING)
-    shelf.put(tape(), (2, 3))
+    shelf.put(material(), (2, 3))
     (path,) = tmp_path.rglob("*.piece")
     data, call, at = bytearray(path.read_bytes()), 3, shelf
     if what == "flip":
@@ -173,16 +165,16 @@ def test_the_budget_is_kept_and_the_error_says_what_fits(tmp_path):
     store = Store(tmp_path, budget=30_000)
     shelf = store.shelf(SESSION, BINDING)
     for call in range(2):
-        shelf.put(tape(call), (2, 3))
+        shelf.put(material(call), (2, 3))
     with pytest.raises(errors.StoreFullError, match=r"0 more fit"):
-        shelf.put(tape(2), (2, 3))
+        shelf.put(material(2), (2, 3))
     assert store.used <= 30_000
     assert shelf.calls() == {0: (2, 3), 1: (2, 3)}
 
 
 def test_a_temporary_store_leaves_nothing():
     store = Store()
-    store.shelf(SESSION, BINDING).put(tape(), (2, 3))
+    store.shelf(SESSION, BINDING).put(material(), (2, 3))
     assert store.folder.exists()
     store.close()
     assert not store.folder.exists()
