@@ -324,3 +324,27 @@ def test_constants_are_spelled_in_full():
     ]  # fmt: skip
     assert all(spelled(one) != spelled(other) for one, other in pairs)
     assert spelled(frozenset("abcdef")) == spelled(frozenset("fedcba"))
+
+
+def test_a_program_does_not_depend_on_what_was_traced_before_it():
+    """Weights that are derived, copied, folded and summed in several ways, in any order of shapes."""
+    torch.manual_seed(0)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm, self.last = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            x = self.norm(nn.functional.linear(x, self.first.weight * self.last.weight.sum(0), self.first.bias))
+            bias = self.last.bias.clone()
+            bias += self.first.bias[:2]
+            return x @ self.last.weight.t() + (bias if len(x) > 2 else 2 * bias)
+
+    model = Model().eval()
+    shapes = [torch.empty(rows, 6, device="meta") for rows in (1, 3, 2)]
+    digests = []
+    for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2, 0, 1)):
+        secured = sectorch.secure(model, session=sectorch.Session())
+        digests.append({i: secured.choreography(shapes[i]).digest for i in order})
+    assert digests[0] == digests[1] == digests[2] and len(set(digests[0].values())) == 3

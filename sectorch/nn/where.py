@@ -86,7 +86,7 @@ def located(error: SectorchError, place: str) -> SectorchError:
 
 @contextmanager
 def placed() -> Iterator[None]:
-    """Errors of a recorded program's steps, which know their place, as those of the program that was recorded."""
+    """Errors of a program's steps, which know their place in the model, as errors that name it."""
     try:
         yield
     except SectorchError as error:

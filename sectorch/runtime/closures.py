@@ -1,4 +1,4 @@
-"""What the functions of recorded steps take past their arguments: it has to be the same when they are called again."""
+"""What the functions of a program's steps take past their arguments: it has to be the same in every call."""
 
 from __future__ import annotations
 
