@@ -3,7 +3,7 @@
 A `Located` value is present at its owners and absent elsewhere. A protocol computes with it as with a tensor
 (`located.py`), and may do three things more:
 
-- `value.send(src, dst, label)`: a value moves along an edge that exists (A-S, Q-S); afterwards both ends hold it,
+- `value.send(src, dst, label)`: a value moves along an edge of the roles (`roles.py`); afterwards both ends hold it,
 - `net.common(p, q, shape, label)`: two parties draw the same randomness from the stream of their pair key,
 - `net.fresh(party, f, *values)`: one party draws randomness of its own.
 
@@ -23,16 +23,20 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 
+from .declaration import PAYLOADS
+from .declaration import PROTOCOLS as PROTOCOLS
+from .declaration import Message as Message
+from .declaration import ProtocolSpec as ProtocolSpec
+from .declaration import protocol as protocol
 from .errors import (
+    DtypeError,
     MisplacedValueError,
     SessionMismatchError,
-    TopologyError,
     UndeclaredMessageError,
 )
 from .located import _RUNNING, running
@@ -40,82 +44,11 @@ from .located import Located as Located
 from .located import Party as Party
 from .located import Phase as Phase
 from .located import leaf as leaf
+from .roles import Cast
+from .roles import Roles as Roles
 from .steps import Compute, Draw, Header, Move, Read, Step, shape_of
 from .steps import Runtime as Runtime
 from .steps import Sent as Sent
-
-
-@dataclass(frozen=True)
-class Message:
-    """One declared message of a protocol: who sends what to whom, and what hides it from the receiver.
-
-    `shows` is empty where the receiver sees uniform bits only, and otherwise says what the receiver learns.
-    """
-
-    label: str
-    src: str
-    dst: str
-    mask: str
-    shows: str = ""
-
-
-@dataclass(frozen=True)
-class ProtocolSpec:
-    """What a protocol declares: its name, where it comes from, and every message that it may send."""
-
-    name: str
-    source: str
-    messages: tuple[Message, ...]
-    summary: str = ""
-
-    @property
-    def leaks(self) -> bool:
-        return any(m.shows for m in self.messages)
-
-    def message(self, label: str) -> Message:
-        for message in self.messages:
-            if message.label == label:
-                return message
-        raise UndeclaredMessageError(
-            f"protocol '{self.name}' sent '{label}', which it does not declare; it declares "
-            f"{', '.join(m.label for m in self.messages) or 'no message'}"
-        )
-
-
-PROTOCOLS: dict[str, ProtocolSpec] = {}
-"""Every protocol by name. Filled by the `protocol` decorator; documentation and tests read it."""
-
-
-def protocol(name: str, source: str, messages: Iterable[Message] = (), ideal: Callable | None = None) -> Callable:
-    """Declare the decorated function `f(net, ...)` as a protocol. A message that is not listed here cannot be sent.
-
-    Args:
-        ideal: the ideal functionality, which stands in for f, with its arguments, in the reference
-            (`runtime/reference.py`): what f computes, on values instead of shares. None where f is made of other
-            protocols and needs none of its own.
-    """
-
-    def decorate(f):
-        summary = (f.__doc__ or "").strip().split("\n")[0]
-        spec = PROTOCOLS[name] = ProtocolSpec(name, source, tuple(messages), summary)
-
-        @functools.wraps(f)
-        def run(net: Net, *args, **kwargs):
-            with net.lock:
-                if ideal is not None and net.ideal:
-                    return ideal(net, *args, **kwargs)
-                net._stack.append(spec)
-                running = _RUNNING.set(net)
-                try:
-                    return f(net, *args, **kwargs)
-                finally:
-                    _RUNNING.reset(running)
-                    net._stack.pop()
-
-        run.spec = spec
-        return run
-
-    return decorate
 
 
 class Tracing(Protocol):
@@ -140,22 +73,20 @@ def _in_turn(method: Callable) -> Callable:
 
 
 class Net:
-    """One call of a choreography among Q, A and S.
+    """One call of a choreography. `net.Q` is the party that plays the role Q, and so for all roles.
 
     Args:
         runtime: where it runs.
         call: the number of this call in its session; addresses its randomness, and is used once.
-        Q, A, S: the parties.
+        cast: who plays which role.
         base: the phase of values that depend on nothing.
         setup: the net of what is done once a session; itself unless given.
     """
 
-    def __init__(
-        self, runtime: Runtime, call: int, Q: Party, A: Party, S: Party, base: Phase, setup: Net | None = None
-    ):
+    def __init__(self, runtime: Runtime, call: int, cast: Cast, base: Phase, setup: Net | None = None):
         self.runtime = runtime
         self.call = call
-        self.Q, self.A, self.S = Q, A, S
+        self.cast = cast
         self.setup = setup or self
         self._base = base
         self._draws = 0
@@ -173,7 +104,29 @@ class Net:
         """Flags that protocols of this call raised, as XOR-shared words; see `mpc/guard.py`."""
 
     def __repr__(self) -> str:
-        return f"Net(call {self.call}, {self.Q}, {self.A}, {self.S})"
+        return f"Net(call {self.call}, {self.cast})"
+
+    def __getattr__(self, role: str) -> Party:
+        party = None if role.startswith("_") else self.cast.parties.get(role)
+        if party is None:
+            raise AttributeError(f"a net has no '{role}', and the roles are {self.cast.roles}")
+        return party
+
+    @contextmanager
+    def declared(self, spec: ProtocolSpec) -> Iterator[None]:
+        """What is inside is a protocol, and sends what it declares.
+
+        Raises:
+            MisplacedValueError: one of its roles is not played here.
+        """
+        self.cast.check_plays(spec.roles.names, spec.name)
+        self._stack.append(spec)
+        token = _RUNNING.set(self)
+        try:
+            yield
+        finally:
+            _RUNNING.reset(token)
+            self._stack.pop()
 
     @_in_turn
     def compute(self, f: Callable, values: tuple) -> Any:
@@ -229,16 +182,20 @@ class Net:
         A sender that goes on with what it had before, and not with the result, waits for nothing.
 
         Raises:
-            TopologyError: neither end is S.
+            TopologyError: the two have no edge.
+            DtypeError: a message is of int64, int32 (ring elements, words of packed bits) or uint8 (bytes).
             MisplacedValueError: `src` does not hold the value.
             UndeclaredMessageError: the running protocol does not declare `label` from src to dst.
         """
-        if src == dst or "S" not in (src.role, dst.role):
-            raise TopologyError(f"no channel from {src} to {dst}: clients talk to the server only")
+        self.cast.check_edge(src, dst)
         if src not in value.owners:
             raise MisplacedValueError(f"{src} cannot send '{label}': it does not hold the value")
         phase, depth = self._dependence((value,))
         declared = self._declared(label, src, dst)
+        if value.dtype not in PAYLOADS:
+            raise DtypeError(
+                f"'{label}' carries ring elements and words (int64, int32) or bytes (uint8), not {value.dtype}"
+            )
         header = Header(
             self._path(), label, src, dst, phase, depth + 1, value.shape, value._value.dtype,
             declared.mask, declared.shows,
@@ -247,7 +204,12 @@ class Net:
 
     @_in_turn
     def common(self, p: Party, q: Party, shape: torch.Size | tuple, label: str, dtype=torch.int64) -> Located:
-        """Uniform int64 (or int32) values that p and q draw from their pair stream; nobody else can."""
+        """Uniform int64 (or int32) values that p and q draw from their pair stream; nobody else can.
+
+        Raises:
+            TopologyError: the two share no stream.
+        """
+        self.cast.check_stream(p, q)
         shape = torch.Size(shape)
         owners = frozenset((p, q))
         draw, self._draws = self._draws, self._draws + 1
@@ -319,10 +281,10 @@ class Net:
         if not self._stack:
             raise UndeclaredMessageError(f"'{label}' was sent outside a protocol; decorate the function with @protocol")
         message = self._stack[-1].message(label)
-        if (message.src, message.dst) != (src.role, dst.role):
+        if (self.cast.parties[message.src], self.cast.parties[message.dst]) != (src, dst):
             raise UndeclaredMessageError(
                 f"protocol '{self._stack[-1].name}' declares '{label}' from {message.src} to {message.dst}, "
-                f"not from {src.role} to {dst.role}"
+                f"not from {src} to {dst}"
             )
         return message
 

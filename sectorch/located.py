@@ -101,15 +101,15 @@ class Located:
         names = ", ".join(sorted(p.name for p in self.owners))
         return f"Located({tuple(self.shape)} at {names}, {self.phase.name.lower()})"
 
-    def at(self, role: str) -> Located:
-        """The same value, as those owners hold it who have this role."""
-        owners = frozenset(p for p in self.owners if p.role == role)
+    def at(self, who: str | Party) -> Located:
+        """The same value, as this party holds it, or those owners who have this role."""
+        owners = frozenset(p for p in self.owners if p == who or p.role == who)
         if owners == self.owners:
             return self
         if not owners:
             holding = ", ".join(sorted(p.name for p in self.owners))
             raise MisplacedValueError(
-                f"{role} does not hold a value of shape {tuple(self.shape)}, which is at {holding}"
+                f"{who} does not hold a value of shape {tuple(self.shape)}, which is at {holding}"
             )
         return Located(self._value, owners, self.phase, self.round, self._session, self.slot)
 

@@ -15,7 +15,8 @@ import torch
 from .choreography import Net, Party, Phase, Runtime
 from .errors import ArgumentError
 from .located import running
-from .mpc.seed import seed
+from .mpc.seed import edge_keys, seed
+from .roles import STAR, Cast, Roles
 from .runtime.ledger import Observer, alone
 from .runtime.local import DryRuntime, LocalRuntime
 from .runtime.material import Material
@@ -32,7 +33,7 @@ Q, A, S = Party("Q", "Q"), Party("A", "A"), Party("S", "S")
 
 
 class Session:
-    """Q, S and one or several answering parties with fresh pair keys.
+    """Parties in their roles with fresh pair keys: Q, S and one or several answering parties, unless others are named.
 
     All of them live in this process (see `runtime/local.py`): a session is for development and tests, and shows what
     the parties would learn, compute and send. With `dry=True` nobody is present and everything runs on shapes. With
@@ -41,14 +42,22 @@ class Session:
 
     Args:
         answering: how many answering parties, each with a model of its own; they are called A, or A1 ... An.
-        runtime: where it runs, instead of this process: a `PartyRuntime` of Q, A or S.
+        dealer: who deals correlated randomness: "Q", or "D", a party of its own that sends to S, shares streams with A
+            and S, and receives nothing. The dealer knows the masks of all values, and must not collude with A or S.
+        roles: of protocols of one's own, each played by a party of its name; secure inference needs Q, A and S.
+        runtime: where it runs, instead of this process: a `PartyRuntime` of one of the parties.
         device: where tensors live: "cpu" or a CUDA device.
+
+    Raises:
+        ArgumentError: no answering party; a dealer that is none of these; a reference of other roles.
     """
 
     def __init__(
         self,
         answering: int = 1,
         *,
+        dealer: str = "Q",
+        roles: Roles = STAR,
         dry: bool = False,
         reference: bool = False,
         runtime: Runtime | None = None,
@@ -56,37 +65,65 @@ class Session:
     ):
         if answering < 1:
             raise ArgumentError(f"a session needs at least one answering party, got {answering}")
-        self.Q, self.S = Q, S
-        names = ["A"] if answering == 1 else [f"A{i + 1}" for i in range(answering)]
-        self.answering = tuple(Party(name, "A") for name in names)
-        everyone = frozenset((self.Q, self.S, *self.answering))
+        if dealer not in ("Q", "D"):
+            raise ArgumentError(
+                f"the dealer is Q, or D, a party of its own, got {dealer!r}; A and S must not know the masks"
+            )
+        if roles is not STAR and (answering > 1 or dealer != "Q" or reference):
+            raise ArgumentError(f"answering, dealer and reference are for secure inference, and the roles are {roles}")
+        names = [] if roles is not STAR else ["A"] if answering == 1 else [f"A{i + 1}" for i in range(answering)]
+        self._begin(roles, tuple(Party(name, "A") for name in names), Q if dealer == "Q" else Party("D", "D"))
         self.device = torch.device(device)
         if reference:
-            runtime = ReferenceRuntime(everyone - {self.S})
-        self.runtime = runtime or (DryRuntime() if dry else LocalRuntime(everyone, self.device))
+            runtime = ReferenceRuntime(self.parties - {S})
+        self.runtime = runtime or (DryRuntime() if dry else LocalRuntime(self.parties, self.device))
         self._calls: Iterator[int] = itertools.count()
-        self._begin()
+        self._open()
         with alone(Observer()) if dry else nullcontext():
-            for i, party in enumerate(self.answering):
-                seed(self._setup[party], first=i == 0)
+            self._seed()
 
-    def _begin(self) -> None:
+    def _begin(self, roles: Roles, answering: tuple[Party, ...], dealer: Party) -> None:
+        """Who is in it."""
+        self.roles, self.answering, self.dealer = roles, answering, dealer
+        if roles is STAR:
+            self.Q, self.S = Q, S
+            self._casts = {party: {"Q": Q, "A": party, "S": S, "D": dealer} for party in answering}
+        else:
+            self._casts = {None: {name: Party(name, name) for name in roles.names}}
+        self.parties = frozenset(party for cast in self._casts.values() for party in cast.values())
+
+    def _open(self) -> None:
         """Nothing was asked yet."""
-        self._setup = {party: self._net(party, Phase.SETUP) for party in self.answering}
+        self._setup = {party: self._net(party, Phase.SETUP) for party in self._casts}
         self._settled: WeakKeyDictionary[Tracing, Setup] = WeakKeyDictionary()
         self._lock = threading.Lock()
         """Over `_settled`."""
 
+    def _seed(self) -> None:
+        """Make the pair keys."""
+        if self.roles is not STAR:
+            edge_keys(self._setup[None])
+        for i, party in enumerate(self.answering):
+            seed(self._setup[party], first=i == 0)
+            if self.dealer != Q:
+                dealing = self._casts[party] | {"Q": self.dealer}
+                seed(Net(self.runtime, next(self._calls), Cast(STAR, dealing), Phase.SETUP), first=i == 0, known=True)
+
     def __repr__(self) -> str:
-        return f"Session({', '.join(p.name for p in (self.Q, *self.answering, self.S))}, {type(self.runtime).__name__})"
+        names = dict.fromkeys(party.name for cast in self._casts.values() for party in cast.values())
+        return f"Session({', '.join(names)}, {type(self.runtime).__name__})"
 
     def __reduce__(self):
         raise ArgumentError("a session holds keys and cannot be copied or pickled; open a new one")
 
-    def _net(self, party: Party, base: Phase) -> Net:
-        party = self.answering_party(party)
+    def _net(self, party: Party | None, base: Phase) -> Net:
+        party = self._centre(party)
         setup = None if base == Phase.SETUP else self._setup[party]
-        return Net(self.runtime, next(self._calls), self.Q, party, self.S, base, setup)
+        return Net(self.runtime, next(self._calls), Cast(self.roles, self._casts[party]), base, setup)
+
+    def _centre(self, party: Party | None) -> Party | None:
+        """The answering party of a call; None where the session has other roles."""
+        return self.answering_party(party) if party is not None or self.roles is STAR else None
 
     def present(self, party: Party) -> bool:
         """Whether this process holds that party's values."""
@@ -95,7 +132,7 @@ class Session:
     @property
     def complete(self) -> bool:
         """Whether all parties are in this process, or there are none: in the reference."""
-        return self.runtime.ideal or all(self.present(p) for p in (self.Q, self.S, *self.answering))
+        return self.runtime.ideal or self.parties <= self.runtime.here
 
     def answering_party(self, party: Party | None = None) -> Party:
         """`party`, if it is one of this session's answering parties; the first of them for None.
@@ -105,6 +142,8 @@ class Session:
         Raises:
             ArgumentError: S, Q, another session's party, or no Party at all; nothing was computed or sent.
         """
+        if not self.answering:
+            raise ArgumentError(f"secure inference needs the roles {STAR}; this session has {self.roles}")
         if party is None:
             return self.answering[0]
         if not isinstance(party, Party) or party not in self.answering:
@@ -116,19 +155,21 @@ class Session:
             )
         return party
 
-    def setup(self, party: Party) -> Net:
+    def setup(self, party: Party | None = None) -> Net:
         """The net for what is done once a session with this answering party."""
-        return self._setup[self.answering_party(party)]
+        return self._setup[self._centre(party)]
 
-    def net(self, party: Party) -> Net:
+    def net(self, party: Party | None = None) -> Net:
         """The net of the running call with this party, or a new call of its own."""
-        running = (_CALL.get() or {}).get(self.runtime.session)
-        if running is not None and party == running.A:
-            return running
-        return self._net(party, Phase.OFFLINE)
+        return self._found(party) or self._net(party, Phase.OFFLINE)
+
+    def _found(self, party: Party | None) -> Net | None:
+        """The running call with this party."""
+        found = (_CALL.get() or {}).get(self.runtime.session)
+        return found if found is not None and found.cast.parties.get("A") == party else None
 
     @contextmanager
-    def call(self, party: Party) -> Iterator[Net]:
+    def call(self, party: Party | None = None) -> Iterator[Net]:
         """Everything inside runs as one call."""
         with self._running(self._net(party, Phase.OFFLINE)) as net:
             try:
@@ -139,8 +180,8 @@ class Session:
     @contextmanager
     def operation(self, party: Party) -> Iterator[Net]:
         """The running call with this party; where none is running, what is inside is a call of its own."""
-        found = (_CALL.get() or {}).get(self.runtime.session)
-        if found is not None and party == found.A:
+        found = self._found(party)
+        if found is not None:
             with running(found):
                 yield found
         else:
@@ -149,7 +190,8 @@ class Session:
 
     def on_shapes(self) -> Session:
         """A session of the same parties in which nobody is present."""
-        return Session(len(self.answering), dry=True, device=self.device)
+        dealer = "Q" if self.dealer == Q else "D"
+        return Session(max(1, len(self.answering)), dealer=dealer, roles=self.roles, dry=True, device=self.device)
 
     def trace(self, f: Callable[[Net], Any], party: Party | None = None) -> Program:
         """The program of f among parties as this session's: f(net) is called once, on shapes, and nothing is sent.
@@ -162,7 +204,7 @@ class Session:
             MisplacedValueError, UndeclaredMessageError, TopologyError: as when it is run.
             ArgumentError: it is not the same in every call; see `Tracing.program`.
         """
-        party = self.answering_party(party)
+        party = self._centre(party)
         with alone(Observer()):
             shapes = self.on_shapes()
             setup = shapes.setup(party).tracing = Tracing(shapes.setup(party).call)

@@ -23,6 +23,8 @@ LEVELS = (
     "bitplanes",
     "randomness",
     "located",
+    "roles",
+    "declaration",
     "steps",
     "choreography",
     "runtime",

@@ -18,12 +18,17 @@ from sectorch.mpc.linear import linear
 from sectorch.mpc.seed import seed
 from sectorch.products import Conv2d
 from sectorch.randomness import PairKey
+from sectorch.roles import STAR, Cast
 from sectorch.runtime.closures import Closures
 from sectorch.runtime.material import Material
 from sectorch.runtime.part import part_of
 from sectorch.runtime.setup import Setup
 from sectorch.session import Session
 from sectorch.tensor import SecretTensor
+
+
+def star(Q: Party, A: Party, S: Party) -> Cast:
+    return Cast(STAR, {"Q": Q, "A": A, "S": S, "D": Q})
 
 
 class Quiet(Exception):
@@ -89,7 +94,7 @@ def project(case, inputs, taken=None):
         pairs = []
         for i, answering in enumerate(clients[1:]):
             nets = [
-                Net(runtime, call, clients[0], answering, server, base)
+                Net(runtime, call, star(clients[0], answering, server), base)
                 for call, base in ((i, Phase.SETUP), (case.answering + i, Phase.OFFLINE))
             ]
             seed(nets[0], first=i == 0)
@@ -280,7 +285,7 @@ def test_what_is_not_the_same_in_every_call_is_no_program():
 
     def of_another_call(net):
         first.append(net.own(net.Q, torch.ones(2)))
-        with Net(net.runtime, 99, net.Q, net.A, net.S, Phase.OFFLINE).within(net):
+        with Net(net.runtime, 99, net.cast, Phase.OFFLINE).within(net):
             x = -net.own(net.Q, torch.ones(2))
             x = x + first[0]
         return net.read(x, net.Q)

@@ -1,10 +1,10 @@
 """Exact comparison on packed bit planes: the sign of a masked value, as an XOR-shared bit.
 
-From c = x + r, public to A and S, and r, known to Q, the sign of x is
+From c = x + r, public to A and S, and r, known to the dealer, the sign of x is
 
     msb(x) = c_63 xor r_63 xor [c mod 2^63 < r mod 2^63].
 
-The low 63 bits are cut into blocks of three. For each block Q deals the thermometer code of r's block in XOR shares,
+The low 63 bits are cut into blocks of three. For each block D deals the thermometer code of r's block in XOR shares,
 u_j = [j < r] for j = 0..6, and A and S pick by the public block of c, without a message:
 
     [c < r] = xor_j [c = j] u_j,        [c = r] = xor_j [c = j] (u_{j-1} xor u_j),   u_{-1} = 1, u_7 = 0.
@@ -189,7 +189,7 @@ def deal_codes(
     """Thermometer codes of the blocks of r for planes low .. high - 1 of each span, and r's planes `tops`.
 
     Returns:
-        words [7 blocks + len(tops), W], XOR-shared, of which as many bits an element are dealt; and the planes, at Q.
+        words [7 blocks + len(tops), W], XOR-shared, of which as many bits an element are dealt; and the planes, at D.
     """
 
     codes, planes_of_r = codes_of(x.r, spans, tops)
@@ -204,7 +204,7 @@ def _shapes_of_codes(r: torch.Tensor, spans: Sequence[tuple[int, int]], tops: tu
 
 @leaf(shapes=_shapes_of_codes)
 def codes_of(r: torch.Tensor, spans: Sequence[tuple[int, int]], tops: tuple[int, ...]):
-    """At Q: thermometer codes of the blocks of r, followed by r's planes `tops`; and these planes once more."""
+    """At D: thermometer codes of the blocks of r, followed by r's planes `tops`; and these planes once more."""
     bits = planes(rows(r))
     counts = [block_count(*span) for span in spans]
     out = bits.new_empty(CODES * sum(counts) + len(tops), bits.shape[1])

@@ -1,4 +1,7 @@
-"""Dealing: Q knows a value v that A and S must hold in shares. A's half comes from k_QA, S is sent the correction."""
+"""Dealing: D knows a value v that A and S must hold in shares. A's half comes from k_DA, S is sent the correction.
+
+D, the dealer, knows all masks and sees nothing that is under them. It is Q unless the session names another party.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,18 @@ from ..choreography import Located, Message, Net, protocol
 from .shares import Shares
 
 
-@protocol("deal", "PrivHFL, 2.3 (shares from streams)", [Message("v_S", "Q", "S", "v_A of k_QA")])
+@protocol("deal", "PrivHFL, 2.3 (shares from streams)", [Message("v_S", "D", "S", "v_A of k_DA")])
 def deal(net: Net, v: Located, dtype: torch.dtype = torch.int64) -> Shares:
     """v = v_A + v_S, mod 2^64 (int64) or mod 2^32 (int32).
 
-    Ahead of the query; one message of 8 (or 4) bytes per element from Q to S, which is uniform to S.
+    Ahead of the query; one message of 8 (or 4) bytes per element from D to S, which is uniform to S.
     """
-    v_A = net.common(net.Q, net.A, v.shape, "v_A", dtype)
-    return Shares(v_A, (v - v_A).send(net.Q, net.S, "v_S"))
+    v_A = net.common(net.D, net.A, v.shape, "v_A", dtype)
+    return Shares(v_A, (v - v_A).send(net.D, net.S, "v_S"))
 
 
-@protocol("deal_bits", "PrivHFL, 2.3 (shares from streams)", [Message("v_S", "Q", "S", "v_A of k_QA")])
+@protocol("deal_bits", "PrivHFL, 2.3 (shares from streams)", [Message("v_S", "D", "S", "v_A of k_DA")])
 def deal_bits(net: Net, v: Located) -> Shares:
-    """v = v_A xor v_S for words of packed bits; one bit per bit from Q to S."""
-    v_A = net.common(net.Q, net.A, v.shape, "v_A")
-    return Shares(v_A, (v ^ v_A).send(net.Q, net.S, "v_S"))
+    """v = v_A xor v_S for words of packed bits; one bit per bit from D to S."""
+    v_A = net.common(net.D, net.A, v.shape, "v_A")
+    return Shares(v_A, (v ^ v_A).send(net.D, net.S, "v_S"))

@@ -1,6 +1,6 @@
 """Function secret sharing for slow networks: sign, ReLU and borrow from one opening, without a further message.
 
-With c = x + r public to A and S, the sign of x is a public function of c once r is given, so Q deals keys of it:
+With c = x + r public to A and S, the sign of x is a public function of c once r is given, so D deals keys of it:
 
     [x >= 0] = c_63 xor not u,      u = r_63 xor [c mod 2^63 < r mod 2^63],
 
@@ -42,10 +42,10 @@ def _correction_words(seed_A, seed_S, r, high: int, signed: bool, product: bool)
 
 
 @protocol("deal_key", "Boyle et al., EUROCRYPT 2021, Figure 1", [
-    Message("seeds", "Q", "S", "the generator at A's seed of k_QA"),
-    Message("values", "Q", "S", "the generator at A's seed of k_QA"),
-    Message("seeds_on", "S", "A", "the generator at S's seed of k_SQ"),
-    Message("values_on", "S", "A", "the generator at S's seed of k_SQ"),
+    Message("seeds", "D", "S", "the generator at A's seed of k_DA"),
+    Message("values", "D", "S", "the generator at A's seed of k_DA"),
+    Message("seeds_on", "S", "A", "the generator at S's seed of k_DS"),
+    Message("values_on", "S", "A", "the generator at S's seed of k_DS"),
 ])  # fmt: skip
 def deal_key(net: Net, x: Masked, high: int, signed: bool = True, product: bool = False) -> Key:
     """Deal keys that compare any public c, in the planes 0 .. high - 1, with x's mask r.
@@ -54,14 +54,14 @@ def deal_key(net: Net, x: Masked, high: int, signed: bool = True, product: bool 
         signed: give u (above), and not [c < r] alone.
         product: give u r as well.
 
-    Ahead of the query. Q sends 24 high + 8 bytes per element to S, with `product` 32 high + 16, and S sends the same on
+    Ahead of the query. D sends 24 high + 8 bytes per element to S, with `product` 32 high + 16, and S sends the same on
     to A. Each sees uniform bits (computationally: AES).
     """
-    Q, A, S = net.Q, net.A, net.S
+    D, A, S = net.D, net.A, net.S
     count = x.shape.numel()
-    seed_A, seed_S = net.common(Q, A, (count, 2), "seed_A"), net.common(Q, S, (count, 2), "seed_S")
+    seed_A, seed_S = net.common(D, A, (count, 2), "seed_A"), net.common(D, S, (count, 2), "seed_S")
     seeds, values = _correction_words(seed_A, seed_S, x.r, high, signed, product)
-    seeds, values = seeds.send(Q, S, "seeds"), values.send(Q, S, "values")
+    seeds, values = seeds.send(D, S, "seeds"), values.send(D, S, "values")
     seeds, values = seeds.send(S, A, "seeds_on"), values.send(S, A, "values_on")
     return Key(Shares(seed_A, seed_S), (seeds, values), high)
 

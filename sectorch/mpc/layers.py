@@ -5,7 +5,7 @@ By Beaver, with alpha = alpha_A xor alpha_S from streams and d = x xor alpha ope
 
     x y = d_x d_y xor d_x alpha_y xor alpha_x d_y xor alpha_x alpha_y,
 
-of which Q deals only the last term.
+of which D deals only the last term.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def beaver(public: torch.Tensor, alpha: torch.Tensor, dealt: torch.Tensor, left,
 
 
 @protocol("and_layers", "docs/protocols.md; PrivHFL, C.4.1 (Beaver), on bits", [
-    Message("masked_A", "A", "S", "alpha_A of k_QA"), Message("masked_S", "S", "A", "alpha_S of k_SQ"),
+    Message("masked_A", "A", "S", "alpha_A of k_DA"), Message("masked_S", "S", "A", "alpha_S of k_DS"),
 ])  # fmt: skip
 def and_layers(net: Net, state: Shares, layers: Sequence[Layer]) -> Shares:
     """The state after these layers.
@@ -70,10 +70,10 @@ def and_layers(net: Net, state: Shares, layers: Sequence[Layer]) -> Shares:
     """
     if not layers:
         return state
-    Q, A, S = net.Q, net.A, net.S
+    D, A, S = net.D, net.A, net.S
     width, opened = state.shape[1], sum(len(layer.opened) for layer in layers)
-    alpha_A = net.common(Q, A, (opened, width), "alpha_A")
-    alpha_S = net.common(Q, S, (opened, width), "alpha_S")
+    alpha_A = net.common(D, A, (opened, width), "alpha_A")
+    alpha_S = net.common(D, S, (opened, width), "alpha_S")
     triples = deal_bits(net, _products(alpha_A ^ alpha_S, layers))
 
     at, made = 0, 0

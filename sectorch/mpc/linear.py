@@ -1,7 +1,8 @@
 """Pi_Matmul (PrivHFL, Figure 3) for any bilinear map: matmul, convolution, element-wise product, einsum.
 
-The weight is A's. It is masked once a session; after that a product costs one message from S to A online and one from Q
-to S ahead. The figure prints S's half as (w + a)b . [c]_1; the sign that makes the sum right is (w + a)b - [c]_1.
+The weight is A's. It is masked once a session; after that a product costs one message from S to A online and one from
+the dealer to S ahead (in the figure Q deals). The figure prints S's half as (w + a)b . [c]_1; the sign that makes the
+sum right is (w + a)b - [c]_1.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .shares import Shares, whole
 
 
 class Weight:
-    """A's secret operand: omega at A, the mask a at Q and A, and omega + a at S. Made once a session."""
+    """A's secret operand: omega at A, the mask a at D and A, and omega + a at S. Made once a session."""
 
     def __init__(self, omega: Located, a: Located, masked: Located):
         self.omega = omega
@@ -34,17 +35,17 @@ class Weight:
         if kind not in self._tiles:
             with setup.lock, running(setup):
                 if kind not in self._tiles:  # another thread may have made them meanwhile
-                    held = self.omega.at("A"), self.a.at("Q"), self.masked.at("S")
+                    held = self.omega.at("A"), self.a.at(setup.D), self.masked.at("S")
                     self._tiles[kind] = tuple(compute(product.prepare, w) for w in held)
         return self._tiles[kind]
 
 
 def _bare_weight(setup: Net, omega: Located) -> Weight:
     """In the reference: a weight under no mask."""
-    return Weight(omega, setup.given(omega, setup.Q, setup.A), setup.given(omega, setup.S, setup.A))
+    return Weight(omega, setup.given(omega, setup.D, setup.A), setup.given(omega, setup.S, setup.A))
 
 
-@protocol("mask_weight", "PrivHFL, Figure 3", [Message("omega_masked", "A", "S", "a of k_QA")], ideal=_bare_weight)
+@protocol("mask_weight", "PrivHFL, Figure 3", [Message("omega_masked", "A", "S", "a of k_DA")], ideal=_bare_weight)
 def mask_weight(setup: Net, omega: Located) -> Weight:
     """A's weight becomes usable in products: S is sent omega + a.
 
@@ -54,7 +55,7 @@ def mask_weight(setup: Net, omega: Located) -> Weight:
 
     Once a session: rounds 1, bytes 8 per weight (A to S). S receives uniform bits.
     """
-    a = setup.common(setup.Q, setup.A, omega.shape, "a")
+    a = setup.common(setup.D, setup.A, omega.shape, "a")
     return Weight(omega, a, (omega + a).send(setup.A, setup.S, "omega_masked"))
 
 
@@ -68,7 +69,7 @@ def _product(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight)
 @protocol(
     "linear",
     "PrivHFL, Figure 3",
-    [Message("c_S", "Q", "S", "c_A of k_QA"), Message("m", "S", "A", "b of k_SQ")],
+    [Message("c_S", "D", "S", "c_A of k_DA"), Message("m", "S", "A", "b of k_DS")],
     ideal=_product,
 )
 def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight) -> Shares:
@@ -80,17 +81,17 @@ def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight) -
         x: shares, any shape that the product takes.
         weight: A's masked weight.
 
-    Online: rounds 1, bytes 8 per element of x (S to A). Ahead: 8 per element of y (Q to S). S's half of y does not
+    Online: rounds 1, bytes 8 per element of x (S to A). Ahead: 8 per element of y (D to S). S's half of y does not
     depend on the query. A receives x_S - b and S receives a*b - c_A: uniform to them.
     """
-    Q, A, S = net.Q, net.A, net.S
+    D, A, S = net.D, net.A, net.S
     tiled = hasattr(product, "tiled") and product.tiled(x.shape, weight.shape)
     omega_tiles, a_tiles, masked_tiles = weight.tiles(setup, product) if tiled else (None, None, None)
 
-    b = net.common(S, Q, x.shape, "b")
+    b = net.common(S, D, x.shape, "b")
     c = compute(product, b, weight.a, a_tiles)
-    c_A = net.common(Q, A, c.shape, "c_A")
-    c = Shares(c_A, (c - c_A).send(Q, S, "c_S"))
+    c_A = net.common(D, A, c.shape, "c_A")
+    c = Shares(c_A, (c - c_A).send(D, S, "c_S"))
 
     m = (x.S - b).send(S, A, "m")
     return (

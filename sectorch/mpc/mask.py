@@ -1,7 +1,7 @@
-"""The masked opening: A and S learn c = x + r for a mask r that is uniform to both of them and known to Q.
+"""The masked opening: A and S learn c = x + r for a mask r that is uniform to both of them and known to D.
 
-r = r_A + r_S with r_A from k_QA and r_S from k_SQ: Q knows both, at no cost. One opening serves comparison, truncation,
-selection and multiplication of the same x: mask once, use often.
+r = r_A + r_S with r_A from k_DA and r_S from k_DS: the dealer knows both, at no cost. One opening serves comparison,
+truncation, selection and multiplication of the same x: mask once, use often.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .shares import Shares
 
 @dataclass(frozen=True)
 class Masked:
-    """c = x + r: `c` at A and S, `r` at Q, and r's halves at A (and Q) and at S (and Q). All of one shape."""
+    """c = x + r: `c` at A and S, `r` at D, and r's halves at A (and D) and at S (and D). All of one shape."""
 
     c: Located
     r: Located
@@ -46,21 +46,21 @@ def open_masked(net: Net, x: Shares) -> Masked:
 
 def _unmasked(net: Net, x: Shares) -> Masked:
     """In the reference: c is x itself, and the mask zero, of which nobody asks the content."""
-    zero = net.own(net.Q, torch.empty(x.shape, dtype=torch.int64, device="meta"))
+    zero = net.own(net.D, torch.empty(x.shape, dtype=torch.int64, device="meta"))
     return Masked(net.given(x.A, net.A, net.S), zero, zero, zero)
 
 
 @protocol(
     "open_masked",
     "docs/protocols.md; PrivHFL, C.4.1 (Beaver)",
-    [Message("c_A", "A", "S", "r_A of k_QA"), Message("c_S", "S", "A", "r_S of k_SQ")],
+    [Message("c_A", "A", "S", "r_A of k_DA"), Message("c_S", "S", "A", "r_S of k_DS")],
     ideal=_unmasked,
 )
 def _open_masked(net: Net, x: Shares) -> Masked:
-    """x + r becomes known to A and S for a mask r that only Q knows."""
-    Q, A, S = net.Q, net.A, net.S
-    r_A = net.common(Q, A, x.shape, "r_A")
-    r_S = net.common(Q, S, x.shape, "r_S")
+    """x + r becomes known to A and S for a mask r that only D knows."""
+    D, A, S = net.D, net.A, net.S
+    r_A = net.common(D, A, x.shape, "r_A")
+    r_S = net.common(D, S, x.shape, "r_S")
     c_A = (x.A + r_A).send(A, S, "c_A")
     c_S = (x.S + r_S).send(S, A, "c_S")
     return Masked(c_A + c_S, r_A + r_S, r_A, r_S)

@@ -10,7 +10,7 @@ layer
 
     b = [x' >= 0] = k xor eq u,     b u = (k xor eq) u,     b msb(r) = k msb(r) xor eq u msb(r)
 
-gives all bits that max(x', 0) >> f takes; Q knows msb(r), so that the last needs no opening of its own.
+gives all bits that max(x', 0) >> f takes; D knows msb(r), so that the last needs no opening of its own.
 """
 
 from __future__ import annotations
@@ -213,18 +213,18 @@ def _stacked(*words: torch.Tensor) -> torch.Tensor:
 
 
 @protocol("floor_bits", "docs/protocols.md; PrivHFL, C.4.1 (Beaver), on bits", [
-    Message("masked_A", "A", "S", "alpha_A of k_QA"), Message("masked_S", "S", "A", "alpha_S of k_SQ"),
+    Message("masked_A", "A", "S", "alpha_A of k_DA"), Message("masked_S", "S", "A", "alpha_S of k_DS"),
 ])  # fmt: skip
 def _floor_bits(net: Net, taken: Shares, wraps: Shares, wrap: Located, tops: Located) -> Shares:
-    """b = k xor eq u, b u, and b w (1 - msb(c)) for a bit w = msb(r) that Q knows: words [3 W], XOR-shared.
+    """b = k xor eq u, b u, and b w (1 - msb(c)) for a bit w = msb(r) that D knows: words [3 W], XOR-shared.
 
     Args:
-        taken: words [3, W] of eq, k and u. wraps: w in shares. wrap: w at Q. tops: public, msb(c) in its last row.
+        taken: words [3, W] of eq, k and u. wraps: w in shares. wrap: w at D. tops: public, msb(c) in its last row.
 
     Rounds 1, online six bits per element, dealt six.
     """
-    Q, A, S = net.Q, net.A, net.S
-    alpha_A, alpha_S = net.common(Q, A, taken.shape, "alpha_A"), net.common(Q, S, taken.shape, "alpha_S")
+    D, A, S = net.D, net.A, net.S
+    alpha_A, alpha_S = net.common(D, A, taken.shape, "alpha_A"), net.common(D, S, taken.shape, "alpha_S")
     dealt = deal_bits(net, _floor_products(alpha_A ^ alpha_S, wrap))
     sent_A = (taken.A ^ alpha_A).send(A, S, "masked_A")
     sent_S = (taken.S ^ alpha_S).send(S, A, "masked_S")
@@ -237,7 +237,7 @@ def _floor_bits(net: Net, taken: Shares, wraps: Shares, wrap: Located, tops: Loc
 
 @leaf
 def _floor_products(alpha: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """What Q deals for `_floor_bits`: products of the masks of eq, k and u, and of w."""
+    """What is dealt for `_floor_bits`: products of the masks of eq, k and u, and of w."""
     eq, k, u = alpha
     return torch.stack((eq & u, k & u, k & w, u & w, eq & w, eq & u & w))
 

@@ -21,8 +21,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from ..choreography import Message, Net, leaf, protocol
-from ..errors import KeyAgreementError
+from ..choreography import Message, Net, ProtocolSpec, leaf, protocol
+from ..errors import ArgumentError, KeyAgreementError
 from ..randomness import SECRET_BYTES, agree, keypair, random_secret
 
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
@@ -97,11 +97,12 @@ def _check(proof: bytes, session: bytes, role: str, who: Identities, public_q: b
     ],
     ideal=lambda net, **_: None,
 )
-def seed(net: Net, *, first: bool = True, identities: Identities | None = None) -> None:
+def seed(net: Net, *, first: bool = True, known: bool = False, identities: Identities | None = None) -> None:
     """Install the three pair keys of Q, A and S.
 
     Args:
         first: whether k_SQ has still to be made; a second answering party of the session shares it.
+        known: whether A and S have theirs already: where a dealer beside Q gets its keys.
         identities: of Q and A; fresh ones, which prove nothing, unless given.
 
     Rounds 6, bytes 2 * (32 + 128 + 96) through S, and 32 for each key that S hands out.
@@ -123,11 +124,32 @@ def seed(net: Net, *, first: bool = True, identities: Identities | None = None) 
     net.install(Q, A, _agreed(secret_q, public_q, answer[:KEY_BYTES], session))
     net.install(Q, A, _agreed_if_confirmed(secret_a, public_a, at_a, confirmation, session, who))
 
-    key_sa = net.fresh(S, _secret).send(S, A, "key_SA")
-    net.install(S, A, key_sa)
+    if not known:
+        key_sa = net.fresh(S, _secret).send(S, A, "key_SA")
+        net.install(S, A, key_sa)
     if first:
         key_sq = net.fresh(S, _secret).send(S, Q, "key_SQ")
         net.install(S, Q, key_sq)
+
+
+def edge_keys(net: Net) -> None:
+    """Install a pair key at both ends of every edge of roles of one's own: one end draws it and sends it.
+
+    Rounds 1, bytes 32 an edge. Who reads the edge reads the key: it is for edges that are secured channels.
+
+    Raises:
+        ArgumentError: a pair that is to share a stream and has no edge.
+    """
+    roles = net.cast.roles
+    if roles.streams != roles.edges:
+        raise ArgumentError(f"pairs that share a stream need an edge; the roles are {roles}")
+    edges = sorted(sorted(edge) for edge in roles.edges)
+    shown = "the pair key of the two"
+    messages = tuple(Message(f"key_{p}_{q}", p, q, "the secured channel", shown) for p, q in edges)
+    with net.declared(ProtocolSpec("agree", "sectorch.mpc.seed", messages, "Pair keys along the edges.", roles)):
+        for p, q in edges:
+            one, other = net.cast.parties[p], net.cast.parties[q]
+            net.install(one, other, net.fresh(one, _secret).send(one, other, f"key_{p}_{q}"))
 
 
 def _keypair():

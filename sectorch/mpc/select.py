@@ -1,8 +1,8 @@
 """From XOR-shared bits to ring values: bit to ring, and the product of a shared bit with a masked value.
 
-Q knows a random bit b = b_A xor b_S (both halves from streams). A and S open e = s xor b, which is uniform to them, so
-that s = e xor b is b or 1 - b by a public e. The product of s with a value x = c - r, where c is public to A and S and
-r known to Q, is then b x or x - b x: only b and b r have to be dealt.
+The dealer knows a random bit b = b_A xor b_S (both halves from streams). A and S open e = s xor b, which is uniform to
+them, so that s = e xor b is b or 1 - b by a public e. The product of s with a value x = c - r, where c is public to A
+and S and r known to D, is then b x or x - b x: only b and b r have to be dealt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .shares import Shares, unshared
 
 @dataclass(frozen=True)
 class BitMask:
-    """A random bit per element: `b` at Q as a mask per element, its XOR halves as words at A and at S."""
+    """A random bit per element: `b` at D as a mask per element, its XOR halves as words at A and at S."""
 
     b: Located
     b_A: Located
@@ -41,13 +41,13 @@ def per_element(first: torch.Tensor, second: torch.Tensor, shape: torch.Size, co
 def random_bits(net: Net, shape: torch.Size, copies: int | None = None) -> BitMask:
     """b = b_A xor b_S from streams, for elements of this shape (once, or `copies` times). No message."""
     words = (words_for(shape.numel()) * (copies or 1),)
-    b_A = net.common(net.Q, net.A, words, "b_A")
-    b_S = net.common(net.Q, net.S, words, "b_S")
+    b_A = net.common(net.D, net.A, words, "b_A")
+    b_S = net.common(net.D, net.S, words, "b_S")
     return BitMask(per_element(b_A, b_S, shape, copies), b_A, b_S, shape, copies)
 
 
 @protocol("open_bit", "docs/protocols.md", [
-    Message("e_A", "A", "S", "b_A of k_QA"), Message("e_S", "S", "A", "b_S of k_SQ"),
+    Message("e_A", "A", "S", "b_A of k_DA"), Message("e_S", "S", "A", "b_S of k_DS"),
 ])  # fmt: skip
 def open_bit(net: Net, s: Shares, mask: BitMask) -> Located:
     """e = s xor b, known to A and S, as a mask per element. Rounds 1, two bits per element; e is uniform to both."""

@@ -4,17 +4,17 @@ A and S learn c = x + r modulo a period P. Since cos(w (c - r)) = cos(w c) cos(w
 
     f(x) = k + sum_j a_j cos(j w x) + b_j sin(j w x),       w = 2 pi / P,
 
-is linear in the values cos(j w r) and sin(j w r), which Q deals ahead; A and S multiply their shares by public numbers.
+is linear in the values cos(j w r) and sin(j w r), which D deals ahead; A and S multiply their shares by public numbers.
 The mask is uniform on the period, so the opening shows nothing.
 
-Q's numbers and the public ones are rounded, and the roundings depend on Q's mask. The result must not: Q would learn
-from many results where a hidden value stands between two roundings. So x is opened whole, and both kinds of numbers
-have 52 fraction bits, in two digits of 26. With B = B1 + 2^-26 B2 and P = P1 + 2^-26 P2,
+D's numbers and the public ones are rounded, and the roundings depend on D's mask. The result must not: Q, if it deals,
+would learn from many results where a hidden value stands between two roundings. So x is opened whole, and both kinds of
+numbers have 52 fraction bits, in two digits of 26. With B = B1 + 2^-26 B2 and P = P1 + 2^-26 P2,
 
     P B = P1 B1 + 2^-26 (P1 B2 + P2 B1)         to 2^-54,
 
 of which the second part is brought to the first one's scale. The sum is the series to `draw_error`, and whoever uses it
-rounds it exactly to f fraction bits. A rounded result depends on Q's mask only where the series comes closer than that
+rounds it exactly to f fraction bits. A rounded result depends on D's mask only where the series comes closer than that
 to the middle between two results: for 20 bits, about one x in 2^28 (the exponential) to 2^32.
 
 The public multipliers must be the same at A and S to the last bit: a difference of one unit would be multiplied by a
@@ -145,7 +145,7 @@ def _combined(public: torch.Tensor, basis: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def draw_error(series: Series) -> float:
-    """A bound on how far two results of `trigonometric` for one x can be apart, whatever Q draws.
+    """A bound on how far two results of `trigonometric` for one x can be apart, whatever D draws.
 
     Each is within half of it of the series: a unit of 2^-52 for the digit that is dropped, the roundings of the dealt
     and of the public numbers and the products of two lower digits, and 2^-50 (j + 1) for cos and sin of the j-th
@@ -164,7 +164,7 @@ def _series(net: Net, x: Shares, scale_bits: int, series: Series) -> Shares:
 
 
 @protocol("trigonometric", "docs/protocols.md; Fourier extension", [
-    Message("c_A", "A", "S", "r_A of k_QA"), Message("c_S", "S", "A", "r_S of k_SQ"),
+    Message("c_A", "A", "S", "r_A of k_DA"), Message("c_S", "S", "A", "r_S of k_DS"),
 ], ideal=_series)  # fmt: skip
 def trigonometric(net: Net, x: Shares, scale_bits: int, series: Series) -> Shares:
     """series(x) at `RESULT_BITS` = 52 fraction bits.
@@ -173,13 +173,13 @@ def trigonometric(net: Net, x: Shares, scale_bits: int, series: Series) -> Share
         x: at `scale_bits` fraction bits, in [series.low, series.high]; beyond it the series is periodic.
 
     Rounds 2; online 8 bytes per element, or 16 where x and the period have more than 32 bits, and 16 for the second
-    digit; dealt 32 per term and 12. Error: series.error, and half of `draw_error(series)`, which depends on Q's mask:
+    digit; dealt 32 per term and 12. Error: series.error, and half of `draw_error(series)`, which depends on D's mask:
     round the result before it is used. Nobody learns anything.
     """
-    Q, A, S = net.Q, net.A, net.S
+    D, A, S = net.D, net.A, net.S
     width, terms = series.period_bits + scale_bits, len(series.cos)
     drawn = torch.int32 if width <= 32 else torch.int64
-    r_A, r_S = net.common(Q, A, x.shape, "r_A", drawn), net.common(Q, S, x.shape, "r_S", drawn)
+    r_A, r_S = net.common(D, A, x.shape, "r_A", drawn), net.common(D, S, x.shape, "r_S", drawn)
 
     basis = deal(net, _basis(r_A + r_S, terms))
     c_A = (_turns(x.A, width) + r_A).send(A, S, "c_A")
@@ -194,7 +194,7 @@ def trigonometric(net: Net, x: Shares, scale_bits: int, series: Series) -> Share
 
 @protocol("drop_digit", "docs/protocols.md")
 def _drop_digit(net: Net, x: Shares) -> Shares:
-    """floor(x / 2^26), or one more as Q's mask decides: for digits that a later rounding drops, never for results.
+    """floor(x / 2^26), or one more as D's mask decides: for digits that a later rounding drops, never for results.
 
     The truncation of `truncate.py` without its borrow. Rounds 1, bytes 16 online, 12 dealt, per element.
     """

@@ -4,15 +4,15 @@ With x' = x + 2^(f-1) and c = x' + r, open to A and S, c' = c + 2^62 and logical
 
     x' >> f = (c' >> f) - 2^(62-f) - (r >> f) - u + 2^(64-f) msb(r) (1 - msb(c')),     u = [c mod 2^f < r mod 2^f].
 
-A and S know the public quotient C = (c' >> f) - 2^(62-f) and whether msb(c') = 0; Q knows R = r >> f and the bit
+A and S know the public quotient C = (c' >> f) - 2^(62-f) and whether msb(c') = 0; D knows R = r >> f and the bit
 msb(r). The last term puts back the 2^64 that was lost where c' = x' + 2^62 + r wrapped around: x' + 2^62 is below
 2^63, so that happened exactly if msb(r) = 1 and msb(c') = 0. Local truncation of shares, which most systems use, fails
 with probability |x|/2^64 per element instead.
 
 u is the borrow of the planes that are dropped. Without it the result would be the floor of x' / 2^f or one more, as
-x' mod 2^f + r mod 2^f decides: Q knows r, and would read x' mod 2^f off many results to the same question. With it the
-result says nothing about r. The borrow is a comparison in f planes: a part of a sign's tree (`relu.py`), or a tree of
-its own.
+x' mod 2^f + r mod 2^f decides: D, which is Q as a rule, knows r, and would read x' mod 2^f off many results to the same
+question. With it the result says nothing about r. The borrow is a comparison in f planes: a part of a sign's tree
+(`relu.py`), or a tree of its own.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ MAX_SHIFT = 32
 
 @dataclass(frozen=True)
 class Quotient:
-    """Q's part of x >> f: `value` = r >> f and the bit `wrap` = msb(r) (int32) at Q."""
+    """D's part of x >> f: `value` = r >> f and the bit `wrap` = msb(r) (int32) at D."""
 
     value: Located
     wrap: Located
 
 
 def quotient(net: Net, x: Masked, shift: int) -> Quotient:
-    """r >> shift and msb(r), at Q."""
+    """r >> shift and msb(r), at D."""
     return Quotient(compute(logical_shift, x.r, shift), (x.r < 0).to(torch.int32))
 
 

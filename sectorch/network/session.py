@@ -34,10 +34,11 @@ from ..errors import (
 from ..mpc.seed import Identities, seed
 from ..nn.program import load_program
 from ..nn.secure import SecureModule
+from ..roles import STAR
 from ..runtime.material import Material
 from ..runtime.party import PartyRuntime
 from ..runtime.setup import Setup
-from ..session import Q, S, Session
+from ..session import Q, Session
 from ..tensor import Scheme, aggregate
 from .channel import Channel
 from .store import Shelf
@@ -71,13 +72,12 @@ class RemoteSession(Session):
     """
 
     def __init__(self, runtime: PartyRuntime, identities: list[Identities], place: int, of: int, fresh: bool):
-        self.Q, self.S = Q, S
-        self.answering = parties(len(identities))
+        self._begin(STAR, parties(len(identities)), Q)
         self.device = torch.device("cpu")
         self.runtime = runtime
         self._calls: Iterator[int] = itertools.count(place, of if len(identities) == 1 else 1)
         self._fresh = fresh
-        self._begin()
+        self._open()
         if fresh:
             for i, party in enumerate(self.answering):
                 seed(self._setup[party], first=i == 0, identities=identities[i])

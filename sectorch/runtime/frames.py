@@ -17,13 +17,13 @@ from enum import IntEnum
 
 import torch
 
+from ..declaration import PAYLOADS
 from ..errors import FrameError
 
 MAGIC, VERSION = b"SX", 2
 PART_BYTES = 1 << 20
 MAX_DIMS = 12
 _HEAD = struct.Struct(">2sBB16sIIIIBBHHI")
-_DTYPES = (torch.int64, torch.int32, torch.uint8)
 
 
 class Kind(IntEnum):
@@ -71,7 +71,7 @@ def pack(frame: Frame) -> bytes:
     path, label = frame.path.encode(), frame.label.encode()
     head = _HEAD.pack(
         MAGIC, VERSION, frame.kind, frame.session, frame.call, frame.number, frame.part, frame.parts,
-        _DTYPES.index(frame.dtype), len(frame.shape), len(path), len(label), len(frame.payload),
+        PAYLOADS.index(frame.dtype), len(frame.shape), len(path), len(label), len(frame.payload),
     )  # fmt: skip
     return b"".join((head, struct.pack(f">{len(frame.shape)}Q", *frame.shape), path, label, frame.payload))
 
@@ -96,7 +96,7 @@ def _unpack_one(data: memoryview, start: int) -> tuple[Frame, int]:
     )
     if magic != MAGIC or version != VERSION:
         raise FrameError("not a frame of this protocol version")
-    if kind not in _KINDS or dtype >= len(_DTYPES) or dims > MAX_DIMS or not part < parts:
+    if kind not in _KINDS or dtype >= len(PAYLOADS) or dims > MAX_DIMS or not part < parts:
         raise FrameError("a frame header holds an impossible value")
     shape_at = start + _HEAD.size
     path_at = shape_at + 8 * dims
@@ -110,7 +110,7 @@ def _unpack_one(data: memoryview, start: int) -> tuple[Frame, int]:
     except UnicodeDecodeError:
         raise FrameError("a frame's names are not text") from None
     payload = data[payload_at:end]
-    return Frame(_KINDS[kind], session, call, number, path, label, _DTYPES[dtype], shape, part, parts, payload), end
+    return Frame(_KINDS[kind], session, call, number, path, label, PAYLOADS[dtype], shape, part, parts, payload), end
 
 
 def raw(tensor: torch.Tensor) -> memoryview:
@@ -131,6 +131,6 @@ def parts_of(frame: Frame, tensor: torch.Tensor) -> Iterator[bytes]:
         part = data[i * PART_BYTES : (i + 1) * PART_BYTES]
         head = _HEAD.pack(
             MAGIC, VERSION, frame.kind, frame.session, frame.call, frame.number, i, count,
-            _DTYPES.index(tensor.dtype), len(shape), len(path), len(label), len(part),
+            PAYLOADS.index(tensor.dtype), len(shape), len(path), len(label), len(part),
         )  # fmt: skip
         yield b"".join((head, names, part))

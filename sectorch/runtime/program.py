@@ -94,7 +94,7 @@ class Tracing:
         leaves, tree = pytree.tree_flatten(results)
         leaves = [next((slot for read, slot in self._read if read is leaf), leaf) for leaf in leaves]
         call = _needed(self._nodes, set(), (Move, Read))
-        setup = _ordered(before._nodes, [slot for node in call for slot in node.taken] + list(self._relied))
+        setup = _ordered(before._nodes, [*self._relied, *(slot for node in call for slot in node.taken)])
         brought = {i.slot: i for i in (*before._inputs, *self._inputs)}
         needed = dict.fromkeys(slot for node in (*setup, *call) for slot in node.taken)
         inputs = [brought[slot] for slot in needed if slot in brought]
