@@ -151,7 +151,7 @@ def drawn(figure: Figure) -> str:
                 parts += [text(x, y + LINE * (i + 1) - 1, line) for i, line in enumerate(lines)]
             y += LINE * count + 20
         else:
-            src, dst = (COLUMNS[party] for party in ends(step))
+            src, dst = (COLUMNS["Q" if party == "D" else party] for party in ends(step))  # in the papers Q deals
             y += 14
             dash = "" if step.when == "online" else ' stroke-dasharray="6 4"'
             note = "" if step.when == "online" else f" ({step.when})"

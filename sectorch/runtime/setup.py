@@ -108,12 +108,12 @@ class Setup:
                 needed |= node.needs - set(self._values)
         nodes.reverse()
         brought = {i.slot for i in part.program.inputs if i.party in part.here} | set(self._values)
-        own = []
+        own: dict[Node, None] = {}
         for node in nodes:
             if isinstance(node.step, Compute) and node.step.owners & part.here and node.needs <= brought:
-                own.append(node)
+                own[node] = None
                 brought |= set(node.slots)
-        nodes = [*own, *(node for node in nodes if node not in set(own))]
+        nodes = [*own, *(node for node in nodes if node not in own)]
         lines = [next(iter(lines_of([node], part.shapes, part.here)), None) for node in nodes]
         kept = wanted | {slot for node in nodes if _once(node) for slot in node.slots}
         dropping = iter(with_drops([line for line in lines if line], kept))
