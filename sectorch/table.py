@@ -61,6 +61,7 @@ class Row:
     in_place: list[Any] = field(default_factory=list)
     note: str = ""
     view: bool = False
+    exact: bool = True
 
     @property
     def module(self) -> str:
@@ -236,7 +237,7 @@ def supported_ops() -> list[dict[str, Any]]:
             in_place=sorted({spell(key) for key in row.in_place}),
             kind=row.module,
             note=row.note,
-            exact=row.name not in SMOOTH,
+            exact=row.exact and row.name not in SMOOTH,
         )
         for row in sorted(TABLE.values(), key=lambda row: row.name)
     ]

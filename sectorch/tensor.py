@@ -7,10 +7,8 @@ shares without a word.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import replace
-from functools import reduce
 from typing import Any, NamedTuple, NoReturn
 from weakref import ref
 
@@ -23,20 +21,15 @@ from .errors import (
     FixedPointRangeError,
     RangeExceededError,
     SecretAccessError,
-    SessionMismatchError,
-    ShapeError,
     UnsupportedOpError,
 )
 from .located import compute, running
 from .mpc.guard import guard, unpadded
 from .mpc.linear import Weight, mask_weight
-from .mpc.mask import open_masked
-from .mpc.share import aggregate as aggregate_protocol
 from .mpc.share import encoded_input, reveal, share
 from .mpc.shares import Shares
 from .mpc.truncate import MAX_SHIFT, truncate
-from .mpc.within import raise_outside
-from .ring import HEADROOM_BITS, check_encodable, decode, encode, range_limit
+from .ring import check_encodable, decode, encode, range_limit
 from .scheme import Scheme as Scheme
 from .session import Session, default_session
 
@@ -108,6 +101,26 @@ class SharedTensor(SecretTensor):
         with torch._C.DisableTorchFunctionSubclass():
             return f"SharedTensor(shape={tuple(self.shape)}, dtype={self.dtype}, scale_bits={self.scale_bits})"
 
+    def like(
+        self,
+        shares: Shares,
+        scale_bits: int | None = None,
+        dtype: torch.dtype | None = None,
+        bound: float | None = None,
+    ) -> SharedTensor:
+        """These shares as a tensor beside this one: of its session, answering party, scheme and flags.
+
+        Args:
+            scale_bits, dtype: this tensor's unless named.
+            bound: what every element's magnitude is at most, as a whole number of the ring; None vouches for that.
+        """
+        with torch._C.DisableTorchFunctionSubclass():
+            dtype = dtype or self.dtype
+        scale_bits = self.scale_bits if scale_bits is None else scale_bits
+        made = SharedTensor(shares, scale_bits, self.session, self.party, self.scheme, dtype, bound)
+        made.flags = self.flags
+        return made
+
     def reveal(self) -> torch.Tensor:
         """The plain tensor, learned by Q and by nobody else. Rounds 2, bytes 16 per element (`mpc/share.py`).
 
@@ -136,7 +149,7 @@ class SharedTensor(SecretTensor):
             dtype = self.dtype
         Q = self.session.Q
         with self.session.operation(self.party) as net:
-            shares, scale_bits = _rounded(net, self.shares, self.scale_bits, self.scheme)
+            shares, scale_bits = rounded(net, self.shares, self.scale_bits, self.scheme)
             right = None
             if self.flags:
                 padded, key = guard(net, shares, self.flags)
@@ -174,7 +187,7 @@ def unwrapped(outputs: Any) -> Any:
     return pytree.tree_map(plain, outputs, is_leaf=lambda y: isinstance(y, Opening))
 
 
-def _rounded(net: Net, shares: Shares, scale_bits: int, scheme: Scheme) -> tuple[Shares, int]:
+def rounded(net: Net, shares: Shares, scale_bits: int, scheme: Scheme) -> tuple[Shares, int]:
     """At most the scheme's fraction bits."""
     while scale_bits > scheme.frac_bits:
         shift = min(MAX_SHIFT, scale_bits - scheme.frac_bits)
@@ -314,66 +327,6 @@ def share_tensor(
             shares = replace(shares, Q=encoded)
         bound = (limit or range_limit(scheme.frac_bits)) * 2.0**scale_bits if scheme.range_check else None
         return SharedTensor(shares, scale_bits, session, party, scheme, x.dtype, bound)
-
-
-def _hold(net: Net, shares: Shares, x: SharedTensor, scale_bits: int, times: int) -> None:
-    """Raise a flag where so many times x, rounded to so many fraction bits, may leave the ring and does."""
-    bound = x.bound and x.bound / 2.0 ** (x.scale_bits - scale_bits) + 1
-    if bound and bound * times > 2.0**HEADROOM_BITS and x.scheme.range_check:
-        masked = open_masked(net, shares)
-        raise_outside(net, masked, masked.c, HEADROOM_BITS - (times - 1).bit_length(), fss=x.scheme.fss)
-
-
-def aggregate(tensors: Sequence[SharedTensor]) -> torch.Tensor:
-    """The sum of several answering parties' tensors, learned by Q, who learns nothing else about the summands.
-
-    Args:
-        tensors: one of each answering party of one session, all of one shape. PrivHFL, Figure 5 (Pi_Agg). Of a single
-            one the sum is the tensor itself, as with `reveal`.
-
-    Rounds 2, bytes 8 per element and answering party, and 8 per element from S to Q.
-
-    Raises:
-        SessionMismatchError, ArgumentError, ShapeError: nothing was sent.
-    """
-    if not tensors or not all(isinstance(x, SharedTensor) for x in tensors):
-        raise ArgumentError("aggregate() takes a non-empty list of SharedTensors")
-    first = tensors[0]
-    if any(x.session is not first.session for x in tensors):
-        raise SessionMismatchError("aggregate() adds tensors of one session; these are of several")
-    if len({first.session.answering_party(x.party) for x in tensors}) < len(tensors):
-        raise ArgumentError("aggregate() takes one tensor of each answering party; add a party's own tensors up first")
-    if any(x.shares.shape != first.shares.shape for x in tensors):
-        raise ShapeError(f"aggregate() needs equal shapes, got {[tuple(x.shares.shape) for x in tensors]}")
-    terms, scales = [], []
-    Q, shape = first.session.Q, first.shares.shape
-    with ExitStack() as calls:
-        for x in tensors:
-            net = calls.enter_context(x.session.call(x.party))
-            shares, bits = _rounded(net, x.shares, x.scale_bits, x.scheme)
-            terms.append((net, shares))
-            scales.append(bits)
-        scale = max(scales)
-        for i, ((n, s), bits, x) in enumerate(zip(terms, scales, tensors, strict=True)):
-            with running(n):
-                _hold(n, s, x, bits, len(tensors) << scale - bits)
-                terms[i] = n, s << scale - bits
-        net, right = terms[0][0], None
-        if any(x.scheme.range_check for x in tensors):  # an answering party does not know of the others' flags
-            guarded = [guard(n, s, (*x.flags, *n.raised)) for (n, s), x in zip(terms, tensors, strict=True)]
-            padded = [(n, s) for (n, _), (s, _) in zip(terms, guarded, strict=True)]
-            keys = [key for _, key in guarded]
-            total = aggregate_protocol(net, padded)
-            with running(net):
-                opened, right = unpadded(total, shape, *keys)
-            right = net.read(right, Q)
-        else:
-            opened = aggregate_protocol(net, terms)
-        elements = unwrapped(Opening(net.read(opened, Q), right))
-    with torch._C.DisableTorchFunctionSubclass():
-        dtype = reduce(torch.promote_types, (x.dtype for x in tensors))
-        dtype = torch.int64 if dtype == torch.bool and len(tensors) > 1 else dtype  # a sum of yes and no is a count
-    return torch.empty_like(elements, dtype=dtype) if elements.is_meta else decode(elements, scale, dtype)
 
 
 def private_tensor(

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..aggregation import aggregate
 from ..choreography import Party
 from ..errors import (
     FixedPointRangeError,
@@ -39,7 +40,7 @@ from ..runtime.material import Material
 from ..runtime.party import PartyRuntime
 from ..runtime.setup import Setup
 from ..session import Q, Session
-from ..tensor import Scheme, aggregate
+from ..tensor import Scheme
 from .channel import Channel
 from .store import Shelf
 

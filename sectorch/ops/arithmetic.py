@@ -16,11 +16,23 @@ from ..ring import HEADROOM_BITS, check_encodable
 from ..table import Context, Fixed, implements
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
 from .bilinear import bilinear, scaled
-from .common import SLACK_BITS, encoded_public, fixed, local, plus, refuse, require, settled, shortened, summand, total
+from .common import (
+    SLACK_BITS,
+    encoded_public,
+    fixed,
+    local,
+    plus,
+    refuse,
+    require,
+    settled,
+    shortened,
+    summand,
+    tensor,
+    total,
+)
 from .powers import fractional_power, quotient
 from .ranges import within_domain
 from .reduction import over
-from .smooth import tensor
 
 T = torch.Tensor
 SIZE_BITS = 8

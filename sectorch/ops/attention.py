@@ -13,9 +13,8 @@ from ..mpc.multiply import multiply
 from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import SLACK_BITS, fixed, refuse, settled, shortened
+from .common import SLACK_BITS, fixed, refuse, settled, shortened, tensor
 from .ranges import CAPACITY, fitted, limit_at
-from .smooth import tensor
 
 
 def _additive(mask: torch.Tensor, keep: bool) -> torch.Tensor:

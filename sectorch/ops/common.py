@@ -35,6 +35,11 @@ def fixed(x: SharedTensor) -> Fixed:
     return Fixed(x.shares, x.scale_bits, x.bound)
 
 
+def tensor(context: Context, x: Fixed, dtype: torch.dtype = torch.float32) -> SharedTensor:
+    """A handler's value as an operand of torch functions."""
+    return SharedTensor(x.shares, x.scale_bits, context.session, context.party, context.scheme, dtype, x.bound)
+
+
 def summand(context: Context, value: Any) -> Fixed:
     """Any operand as shares at its own scale: whole numbers carry no fraction bits."""
     return shared_operand(context, value, context.frac_bits if fractional(value) else 0)

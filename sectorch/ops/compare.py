@@ -12,7 +12,7 @@ from ..mpc.select import bit_to_ring
 from ..mpc.sign import at_least
 from ..table import BEFORE, Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import fixed, refuse, total
+from .common import fixed, refuse, tensor, total
 
 T = torch.Tensor
 
@@ -88,10 +88,7 @@ def logical_or(context: Context, x: Any, y: Any) -> Fixed:
 
 def total_tensor(context: Context, x: Any, y: Any) -> SharedTensor:
     """x + y of comparisons as whole numbers."""
-    both = total(context, x, y)
-    return SharedTensor(
-        both.shares, both.scale_bits, context.session, context.party, context.scheme, torch.int64, both.bound
-    )
+    return tensor(context, total(context, x, y), torch.int64)
 
 
 @implements("sign", torch.sign, T.sign, torch.sgn, T.sgn, note="exact")
@@ -116,16 +113,7 @@ def where(context: Context, condition: Any, x: Any = None, y: Any = None) -> Fix
         return fixed(y + condition * (x - y))
     difference = total(context, x, y, -1)
     dtype = next(v.dtype for v in (x, y) if isinstance(v, SharedTensor))
-    like = SharedTensor(
-        difference.shares,
-        difference.scale_bits,
-        context.session,
-        context.party,
-        context.scheme,
-        dtype,
-        difference.bound,
-    )
-    return fixed(y + like * condition.to(torch.int64))
+    return fixed(y + tensor(context, difference, dtype) * condition.to(torch.int64))
 
 
 @implements("where", T.where)

@@ -14,7 +14,7 @@ from ..errors import DtypeError, ShapeError
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .bilinear import bilinear
-from .common import fixed, local, refuse, total
+from .common import fixed, local, refuse, tensor, total
 
 T = torch.Tensor
 
@@ -83,8 +83,7 @@ def linear(context: Context, x: Any, weight: Any, bias: Any = None) -> Fixed:
 def _with_bias(context: Context, x: Any, y: Fixed, bias: Any) -> Fixed:
     if bias is None:
         return y
-    like = SharedTensor(y.shares, y.scale_bits, context.session, context.party, context.scheme, torch.float32, y.bound)
-    return total(context, like, bias)
+    return total(context, tensor(context, y), bias)
 
 
 def _letters(equation: str, operands: tuple) -> list[str]:

@@ -13,11 +13,10 @@ from ..mpc.shares import each
 from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import fixed, refuse, require, shortened, summand
+from .common import fixed, refuse, require, shortened, summand, tensor
 from .moments import mean_of_squares, standardised
 from .powers import logarithm
 from .ranges import domain_bits
-from .smooth import tensor
 
 UNIT_BITS = 30
 """Fraction bits of vectors of length one: a product of two fills 60."""

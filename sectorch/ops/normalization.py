@@ -16,11 +16,11 @@ from ..mpc.shares import each
 from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import encoded_public, excess, fixed, refuse, shortened
+from .common import encoded_public, excess, fixed, refuse, shortened, tensor
 from .moments import mean_of_squares, root_mean_square, standardised
 from .powers import logarithm_bound, positive_reciprocal, quotient, quotient_bits
 from .ranges import fitted
-from .smooth import lifted, series, tensor
+from .smooth import lifted, series
 
 T = torch.Tensor
 

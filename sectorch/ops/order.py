@@ -15,8 +15,7 @@ from ..mpc.select import bit_to_ring, select
 from ..mpc.shares import Shares, each
 from ..table import BEFORE, Context, Fixed, implements
 from ..tensor import PrivateTensor, SharedTensor
-from .common import end_to_end, fixed, is_secret, refuse, require
-from .smooth import tensor
+from .common import end_to_end, fixed, is_secret, refuse, require, tensor
 
 T = torch.Tensor
 

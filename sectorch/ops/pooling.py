@@ -15,7 +15,7 @@ from ..mpc.shares import Shares
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .bilinear import bilinear, scaled
-from .common import bound, fixed, local, refuse
+from .common import bound, fixed, local, refuse, tensor
 
 T = torch.Tensor
 _LOWEST = -(1 << 62)
@@ -88,10 +88,7 @@ def _average(context: Context, x: SharedTensor, sums: Callable, counts: torch.Te
         counts = int(counts.flatten()[0])
     if isinstance(counts, int):
         return scaled(context, total, 1.0 / counts)
-    like = SharedTensor(
-        total.shares, total.scale_bits, context.session, context.party, context.scheme, torch.float32, total.bound
-    )
-    return bilinear(context, torch.mul, like, 1.0 / counts.to(torch.float64))
+    return bilinear(context, torch.mul, tensor(context, total), 1.0 / counts.to(torch.float64))
 
 
 @implements("avg_pool2d", F.avg_pool2d, note="local; a divisor that is a power of two costs nothing")

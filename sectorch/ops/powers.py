@@ -22,9 +22,9 @@ from ..mpc.sign import at_least
 from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed
 from ..tensor import SharedTensor
-from .common import SLACK_BITS, fixed, raised, require, settled, shortened
+from .common import SLACK_BITS, fixed, raised, require, settled, shortened, tensor
 from .ranges import CAPACITY, domain_bits, fitted, forbid
-from .smooth import fitting, result_bits, series, tensor, unary
+from .smooth import fitting, result_bits, series, unary
 
 T = torch.Tensor
 SPARE_BITS = 4

@@ -14,9 +14,8 @@ from ..mpc.shares import each
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .bilinear import bilinear
-from .common import fixed, local, refuse, settled
+from .common import fixed, local, refuse, settled, tensor
 from .linear import _all, _pair, _with_bias
-from .smooth import tensor
 
 T = torch.Tensor
 

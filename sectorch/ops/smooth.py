@@ -25,17 +25,12 @@ from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
 from .bilinear import scaled
-from .common import encoded_public, end_to_end, excess, fixed, plus, refuse, settled
+from .common import encoded_public, end_to_end, excess, fixed, plus, refuse, settled, tensor
 from .ranges import above, domain_bits, dropped, forbid, limit_bits
 
 T = torch.Tensor
 PIECE = 1 << 18
 """Elements of a series at a time."""
-
-
-def tensor(context: Context, x: Fixed, dtype: torch.dtype = torch.float32) -> SharedTensor:
-    """A handler's value as an operand of torch functions."""
-    return SharedTensor(x.shares, x.scale_bits, context.session, context.party, context.scheme, dtype, x.bound)
 
 
 def series(context: Context, x: Fixed, which: Series) -> Fixed:

@@ -12,10 +12,10 @@ from ..mpc.series import Series
 from ..ring import HEADROOM_BITS
 from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import fixed, require, settled, summand
+from .common import fixed, require, settled, summand, tensor
 from .powers import positive_reciprocal, quotient
 from .ranges import domain_bits, within_domain
-from .smooth import series, tensor, unary
+from .smooth import series, unary
 
 T = torch.Tensor
 TURN = Series(-0.5, 0.5, 0, 0.0, 0.0, (1.0,), (0.0,))

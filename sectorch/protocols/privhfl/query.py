@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ...aggregation import aggregate
 from ...nn.secure import secure
 from ...session import Session
-from ...tensor import SharedTensor, aggregate, share_tensor
+from ...tensor import SharedTensor, share_tensor
 from .errors import PrivHFLError
 
 
