@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import re
 import shlex
@@ -87,6 +89,23 @@ def test_excerpts_are_in_the_code(page: Path):
     for path, code in excerpts(page):
         source = (ROOT / path).read_text(encoding="utf-8")
         assert "".join(code.split()) in "".join(source.split()), f"{name(page)}: {code}"
+
+
+BESIDE = re.compile(r"<!-- the lines of (\S+) -->\n\n\|[^\n]*\n\|[^\n]*\n((?:\|.*\n)+)")
+"""A table of a paper's lines and a function's."""
+
+
+def test_the_papers_lines_stand_beside_the_whole_code():
+    """The code cells of a table, one after the other, are the body of the function that it names."""
+    found = BESIDE.findall((ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8"))
+    assert len(found) == 7
+    for path, rows in found:
+        module, function = path.rsplit(".", 1)
+        source = ast.parse(inspect.getsource(sys.modules[module]))
+        (body,) = (f.body for f in source.body if isinstance(f, ast.FunctionDef) and f.name == function)
+        cells = [row.split(" | ", 1)[1].rstrip().removesuffix("|").strip().strip("`") for row in rows.splitlines()]
+        lines = inspect.getsource(sys.modules[module]).splitlines()[body[1].lineno - 1 : body[-1].end_lineno]
+        assert "".join("".join(cells).split()) == "".join("".join(lines).split()), path
 
 
 def test_blocks_are_found():
