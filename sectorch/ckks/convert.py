@@ -12,6 +12,7 @@ sends its half to S. Shares -> CKKS: A and S open x + r to Q, who encrypts it, a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 from tenseal import sealapi
 
 from .. import products
-from ..choreography import Located, Message, Net, Party, Phase, protocol
+from ..choreography import Located, Message, Net, Party, protocol
 from ..errors import ArgumentError
 from ..located import compute
 from ..mpc.shares import Shares
@@ -171,15 +172,17 @@ def to_shares(
     def shared(integers: torch.Tensor) -> torch.Tensor:
         return products.matmul(integers, matrix).t().reshape(shape).contiguous()
 
-    high, low = _mask((c.count, p.degree), bits)
-    word = (high << _LOW) + low + (1 << offset_bits)  # mod 2^64; the offset keeps m + r above zero
-    data = c.data.clone()
-    fresh = zeros(c)
-    for j, q in enumerate(c.primes):
-        residues = times_(high.remainder(q), (1 << _LOW) % q, q)
-        residues = plus_(plus_(residues, low.remainder(q), q), torch.tensor((1 << offset_bits) % q), q)
-        data[:, :, j] = plus_(data[:, :, j].contiguous(), fresh[:, :, j], q)
-        data[:, 0, j] = plus_(data[:, 0, j].contiguous(), transform(p.degree, q).forward(residues), q)
+    def masked(data: torch.Tensor, fresh: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+        data = data.clone()
+        for j, q in enumerate(c.primes):
+            residues = times_(high.remainder(q), (1 << _LOW) % q, q)
+            residues = plus_(plus_(residues, low.remainder(q), q), torch.tensor((1 << offset_bits) % q), q)
+            data[:, :, j] = plus_(data[:, :, j].contiguous(), fresh[:, :, j], q)
+            data[:, 0, j] = plus_(data[:, 0, j].contiguous(), transform(p.degree, q).forward(residues), q)
+        return data
+
+    def half(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+        return shared(-((high << _LOW) + low + (1 << offset_bits)))  # mod 2^64; the offset keeps m + r above zero
 
     def decrypted(masked: torch.Tensor) -> torch.Tensor:
         plain, rows = sealapi.Plaintext(), []
@@ -190,8 +193,10 @@ def to_shares(
         return shared(_lifted([transform(p.degree, q).inverse(values[:, j]) for j, q in enumerate(c.primes)], c.primes))
 
     with session.operation(party) as net:
-        at_S = _open_masked(net, net.own(net.A, data, Phase.ONLINE), decrypted)
-        at_A = compute(shared, -net.own(net.A, word, Phase.ONLINE))
+        high, low = net.fresh(net.A, _mask, (c.count, p.degree), bits)
+        fresh = net.fresh(net.A, zeros, c)
+        at_S = _open_masked(net, compute(masked, net.own(net.A, c.data), fresh, high, low), decrypted)
+        at_A = compute(half, high, low)
         return SharedTensor(Shares(at_A, at_S), scale_bits, session, party, scheme, e.float_dtype)
 
 
@@ -216,11 +221,18 @@ def _lifted(residues: list[torch.Tensor], primes: tuple[int, ...]) -> torch.Tens
 @protocol(
     "shares_to_ckks",
     "CaPC, 4.1",
-    [Message("masked_half", "A", "S", "r of A, uniform"), Message("masked", "S", "Q", "r of A, statistically")],
+    [
+        Message("masked_half", "A", "S", "r of A, uniform"),
+        Message("masked", "S", "Q", "r of A, statistically"),
+        Message("sealed", "Q", "S", "encrypted"),
+        Message("forwarded", "S", "A", "encrypted"),
+    ],
 )
-def _masked_to_Q(net: Net, x: Shares, r: Located) -> Located:
+def _sealed_by_Q(net: Net, x: Shares, r: Located, encrypt: Callable) -> Located:
+    """x + r goes to Q, who encrypts it; its ciphertexts go to A."""
     half = (x.A + r).send(net.A, net.S, "masked_half")
-    return (half + x.S).send(net.S, net.Q, "masked")
+    opened = (half + x.S).send(net.S, net.Q, "masked").at("Q")
+    return net.fresh(net.Q, encrypt, opened).send(net.Q, net.S, "sealed").send(net.S, net.A, "forwarded").at("A")
 
 
 def from_shares(
@@ -239,7 +251,8 @@ def from_shares(
             over all its elements together (`mask_bits`). Calls add up.
         frac_bits: fraction bits that are converted: more are rounded away first. All that x has unless named.
 
-    Rounds 2, one more for rounding and two to see whether x left its range, and Q's ciphertexts to A.
+    Rounds 4, one more for rounding and two to see whether x left its range; bytes: 16 an element to Q, and Q's
+    ciphertexts to S and on to A.
 
     Error: 2.4 sqrt(N B) |x| 2^F / (D q) for B samples of F
     fraction bits, D the scale and q the prime of the level that is used, for the entries of the map's matrix are
@@ -270,21 +283,25 @@ def from_shares(
     scale = p.scales[p.depth - 1] * p.primes[p.depth]
     x.check_range()
     matrix = (_cosines(p.degree, shape[0]) * (scale / 2.0**scale_bits * 2 / p.degree)).round_().to(torch.int64).t()
+    rows = math.prod(shape[1:])
+    blank = Cipher(torch.empty(rows, 2, p.depth + 1, p.degree, dtype=torch.int64), public)
+
+    def changed(data: torch.Tensor, value: torch.Tensor, change: Callable) -> torch.Tensor:
+        data = data.clone()
+        for j, q in enumerate(p.primes):
+            columns = value.reshape(shape[0], rows).remainder(q).contiguous()
+            message = dot(matrix.contiguous(), columns, q).t().contiguous()
+            data[:, 0, j] = change(data[:, 0, j].contiguous(), transform(p.degree, q).forward(message), q)
+        return data
+
     with x.session.operation(x.party) as net:
         shares, excess = x.shares, x.scale_bits - scale_bits
         while excess:
             shift = min(MAX_SHIFT, excess)
             shares, excess = truncate(net, shares, shift), excess - shift
-        r = (random_words(math.prod(shape)).view(shape) & ((1 << bits) - 1)) + (1 << width)
-        opened = net.read(_masked_to_Q(net, shares, net.own(net.A, r, Phase.ONLINE)), net.Q)
-    rows = math.prod(shape[1:])
-    blank = Cipher(torch.empty(rows, 2, p.depth + 1, p.degree, dtype=torch.int64), public)
-    data = zeros(blank).contiguous()  # Q's encryption of zero; what follows adds Q's message, and takes A's mask off
-    for j, q in enumerate(p.primes):
-        for value, change in ((opened, plus_), (r, minus_)):
-            columns = value.reshape(shape[0], rows).remainder(q).contiguous()
-            message = dot(matrix.contiguous(), columns, q).t().contiguous()
-            data[:, 0, j] = change(data[:, 0, j].contiguous(), transform(p.degree, q).forward(message), q)
+        r = net.fresh(net.A, lambda: (random_words(math.prod(shape)).view(shape) & ((1 << bits) - 1)) + (1 << width))
+        sealed = _sealed_by_Q(net, shares, r, lambda opened: changed(zeros(blank).contiguous(), opened, plus_))
+        data = net.read(compute(changed, sealed, r, minus_), net.A)  # A takes its mask off
     largest = 2.0**value_bits
     matrix_error = SIGMAS * math.sqrt(p.degree * shape[0] / 12) * largest * 2.0**scale_bits / scale
     error = fresh_error(p.degree, p.scales[p.depth - 1]) + matrix_error + 2.0**-scale_bits

@@ -16,6 +16,7 @@ from torch import nn
 
 from ..choreography import Located, Message, Net, Party, protocol
 from ..errors import ArgumentError, ShapeError, TrainingModeError
+from ..located import compute
 from ..session import Session, default_session
 from .errors import LevelError, MemoryBudgetError, ScaleError
 from .explain import Report, explain
@@ -47,11 +48,19 @@ class Query:
         Message("answer_forwarded", "S", "Q", "rerandomised", shows="the result, with the size of its error"),
     ],
 )
-def _asked(net: Net, query: Located, evaluate: Callable) -> Located:
-    """Q's ciphertexts go to A and A's back, by way of S."""
+def ask(net: Net, x: Located, encrypt: Callable, evaluate: Callable, decrypt: Callable) -> Located:
+    """The model's answer to x, at Q. Q encrypts, A evaluates, Q decrypts; the residues go by way of S.
+
+    Args:
+        encrypt, evaluate, decrypt: values to residues, residues to residues, residues to values. What else there is to
+            a ciphertext (level, scale, shape) follows from the architecture, and is public.
+
+    Rounds 4; bytes: the residues of the query and of the answer, twice. S learns nothing, A the shapes, Q the result.
+    """
+    query = net.fresh(net.Q, encrypt, x)
     at_A = query.send(net.Q, net.S, "query").send(net.S, net.A, "query_forwarded")
     answer = net.fresh(net.A, evaluate, at_A)
-    return answer.send(net.A, net.S, "answer").send(net.S, net.Q, "answer_forwarded")
+    return compute(decrypt, answer.send(net.A, net.S, "answer").send(net.S, net.Q, "answer_forwarded").at("Q"))
 
 
 class CKKSModule(nn.Module):
@@ -141,30 +150,34 @@ class CKKSModule(nn.Module):
 
     def _query(self, x: torch.Tensor) -> torch.Tensor:
         times = [time.perf_counter()]
-        made: dict[str, CKKSTensor] = {}  # what is public beside the residues: levels and shapes
+        query = encrypt(x.to("meta"), self.keys.public, bound=self.bound)
+        answer = self._answered(query)  # on shapes: what both know of the answer before there is one
 
         def encrypted(values: torch.Tensor) -> torch.Tensor:
-            made["query"] = encrypt(values, self.keys, bound=self.bound)
+            residues = encrypt(values, self.keys, bound=self.bound).cipher.data
             times.append(time.perf_counter())
-            return made["query"].cipher.data
+            return residues
 
-        def evaluate(residues: torch.Tensor) -> torch.Tensor:
-            asked = made["query"]
-            cipher = replace(asked.cipher, data=residues, keys=self.keys.public)
-            with torch.no_grad():
-                made["answer"] = rerandomised(
-                    self.model(CKKSTensor(cipher, asked.batch, asked.row_shape, asked.float_dtype))
-                )
+        def evaluated(residues: torch.Tensor) -> torch.Tensor:
+            residues = self._answered(_of(query, residues)).cipher.data
             times.append(time.perf_counter())
-            return made["answer"].cipher.data
+            return residues
+
+        def decrypted(residues: torch.Tensor) -> torch.Tensor:
+            return _of(answer, residues).decrypt(self.keys.secret)
 
         with self.session.operation(self.party) as net:
-            query = net.fresh(net.Q, encrypted, net.own(net.Q, x))
-            received = net.read(_asked(net, query, evaluate), net.Q)
-        answer = made["answer"]
-        cipher = replace(answer.cipher, data=received)
-        y = CKKSTensor(cipher, answer.batch, answer.row_shape, answer.float_dtype).decrypt(self.keys.secret)
+            y = net.read(ask(net, net.own(net.Q, x), encrypted, evaluated, decrypted), net.Q)
         times.append(time.perf_counter())
         spent = [b - a for a, b in itertools.pairwise(times)]
-        self.queries.append(Query(*spent, made["query"].ciphertext_bytes, answer.ciphertext_bytes))
+        self.queries.append(Query(*spent, query.ciphertext_bytes, answer.ciphertext_bytes))
         return y
+
+    def _answered(self, query: CKKSTensor) -> CKKSTensor:
+        with torch.no_grad():
+            return rerandomised(self.model(query))
+
+
+def _of(form: CKKSTensor, residues: torch.Tensor) -> CKKSTensor:
+    """The residues as ciphertexts of this form."""
+    return CKKSTensor(replace(form.cipher, data=residues), form.batch, form.row_shape, form.float_dtype)
