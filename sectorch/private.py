@@ -1,7 +1,7 @@
 """Operations among one party's own tensors: run there, in plain floating point, once a session.
 
-What is derived from a model's weights (a transpose, a product of two weights) is kept with them, and so is its masked
-form, which is sent once. A copy is not kept, so that it may be changed in place.
+What is derived from a model's weights (a transpose, a product of two weights, a copy that was changed in place) is kept
+with them, and so is its masked form, which is sent once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .errors import SecretAccessError, UnsupportedOpError
-from .located import compute, running
+from .located import Located, compute, running
 from .table import IN_PLACE, ROW_OF, Context, spell, typed
 from .tensor import PrivateTensor, SecretTensor
 
@@ -34,36 +34,44 @@ def call(context: Context, func: Callable, args: tuple, kwargs: dict, meta: Any)
     outputs, out_spec = pytree.tree_flatten(meta)
     run = _runs(func, leaves, at, spec)
     if _in_place(func):
-        return _changed(context, func, leaves, at, run)
+        return _changed(context, func, leaves, at, spec, run)
     if not outputs or not all(isinstance(leaf, torch.Tensor) for leaf in outputs):
         raise SecretAccessError(f"{spell(func)} would take a value out of a PrivateTensor")
-    derived = leaves[at[0]].derived
-    key = None if func in _COPIES else _cache_key(func, leaves, at, spec)
-    if key is None:
-        return pytree.tree_unflatten(_results(context, func, leaves, at, run, outputs), out_spec)
-    if key not in derived:
-        with context.setup.lock:
-            if key not in derived:  # another thread may have derived it meanwhile
-                results = _results(context, func, leaves, at, run, outputs)
-                for result in results:
-                    result.lasting = True
-                derived[key] = results, [leaves[i] for i in at]  # holding them keeps their ids theirs
-    return pytree.tree_unflatten(derived[key][0], out_spec)
-
-
-def _results(
-    context: Context, func: Callable, leaves: list, at: list[int], run: Callable, outputs: list
-) -> list[PrivateTensor]:
-    """Computed at the owner; each knows what it is a view of, and whose memory torch lets it share."""
     parent = leaves[at[0]]
+    key = _cache_key(func, leaves, at, spec)
+    if func in _COPIES:  # a value is never changed: a copy has the same one, and all that was made of it
+        made, lasting = [(parent.value, parent.derived)], parent.lasting
+    elif key is None:
+        made, lasting = _made(context, run, leaves, at), False
+    else:
+        with context.setup.lock:
+            if key not in parent.derived:  # holding the operands' values keeps their ids theirs
+                parent.derived[key] = _made(context, run, leaves, at), [leaves[i].value for i in at]
+            (made, _), lasting = parent.derived[key], True
+    results = _wrapped(context, func, leaves, at, run, outputs, made)
+    for result in results:
+        result.lasting = lasting
+    return pytree.tree_unflatten(results, out_spec)
+
+
+def _made(context: Context, run: Callable, leaves: list, at: list[int]) -> list[tuple[Located, dict]]:
+    """The results' values, computed at the owner, and for each what will be made of it: nothing yet."""
     with running(context.setup):
-        located = compute(run, *(leaves[i].value for i in at))
+        return [(value, {}) for value in compute(run, *(leaves[i].value for i in at))]
+
+
+def _wrapped(
+    context: Context, func: Callable, leaves: list, at: list[int], run: Callable, outputs: list, made: list
+) -> list[PrivateTensor]:
+    """Each result knows what it is a view of, and whose memory torch lets it share."""
+    parent = leaves[at[0]]
     row = ROW_OF.get(func)
     viewed = row is not None and row.view and len(at) == 1
-    families = _families([leaves[i] for i in at], run, len(outputs), viewed)
+    families = [None] if func in _COPIES else _families([leaves[i] for i in at], run, len(outputs), viewed)
     results = []
-    for i, (value, out) in enumerate(zip(located, outputs, strict=True)):
+    for i, ((value, derived), out) in enumerate(zip(made, outputs, strict=True)):
         result = PrivateTensor(value, context.session, context.party, context.scheme, out.dtype, parent.label)
+        result.derived = derived
         if func in _COPIES:
             result.copied, result.family = True, []
         elif families[i] is not None:
@@ -111,7 +119,7 @@ def _families(given: list[PrivateTensor], run: Callable, count: int, viewed: boo
     return [next((x.family for x, meta in pairs if out is meta or out._base is meta), None) for out in outs]
 
 
-def _changed(context: Context, func: Callable, leaves: list, at: list[int], run: Callable) -> PrivateTensor:
+def _changed(context: Context, func: Callable, leaves: list, at: list[int], spec: Any, run: Callable) -> PrivateTensor:
     """An operation in place on a copy whose memory nobody else has, or on the only view of one.
 
     Raises:
@@ -134,8 +142,14 @@ def _changed(context: Context, func: Callable, leaves: list, at: list[int], run:
         return value
 
     rest = [leaves[i].value for i in at[1:]]
-    with running(context.setup):
-        whole.become(compute(written, whole.value, *rest))
+    key = None if views else _cache_key(func, leaves, at, spec)
+    with context.setup.lock, running(context.setup):
+        if key is None:
+            whole.become(compute(written, whole.value, *rest))
+        else:
+            if key not in whole.derived:
+                whole.derived[key] = compute(written, whole.value, *rest), {}, [whole.value, *rest]
+            whole.become(*whole.derived[key][:2])
         if target is not whole:
             target.become(compute(viewed, whole.value))
     return target
@@ -175,12 +189,13 @@ def to_meta(leaf: Any, public_too: bool) -> Any:
 def _cache_key(func: Callable, leaves: list, at: list[int], spec: Any) -> Any:
     """Names a derived weight, so that it is derived and sent once.
 
-    Only of lasting private tensors (a model's, or derived from those by the cache itself): an id of a passing one could
-    be another's later. Every other argument must be hashable.
+    Only of lasting private tensors (a model's, or derived from those by the cache itself), by their values: an id of a
+    passing one could be another's later. Every other argument must be hashable.
     """
     if any(isinstance(leaf, torch.Tensor) and (i not in at or not leaf.lasting) for i, leaf in enumerate(leaves)):
         return None
-    key = (func, repr(spec), tuple(id(leaf) if i in at else (type(leaf), leaf) for i, leaf in enumerate(leaves)))
+    said = ((id(v.value), v.dtype) if i in at else (type(v), v) for i, v in enumerate(leaves))
+    key = (func, repr(spec), tuple(said))
     try:
         hash(key)
     except TypeError:

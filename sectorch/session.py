@@ -20,7 +20,7 @@ from .roles import STAR, Cast, Roles
 from .runtime.ledger import Observer, alone
 from .runtime.local import DryRuntime, LocalRuntime
 from .runtime.material import Material
-from .runtime.part import part_of
+from .runtime.part import Part, part_of
 from .runtime.program import Program, Tracing
 from .runtime.reference import ReferenceRuntime
 from .runtime.setup import Setup
@@ -207,7 +207,7 @@ class Session:
         party = self._centre(party)
         with alone(Observer()):
             shapes = self.on_shapes()
-            setup = shapes.setup(party).tracing = Tracing(shapes.setup(party).call)
+            setup = shapes.setup(party).tracing = Tracing(shapes.setup(party).call, alone=True)
             with shapes.call(party) as net:
                 net.tracing = Tracing(net.call, setup)
                 return net.tracing.program(f(net))
@@ -223,10 +223,14 @@ class Session:
             what the program's function returned, with what is read at parties who are here; shapes elsewhere.
 
         Raises:
-            ArgumentError, ShapeError: an input is missing, or of another shape or type than in the program.
+            ArgumentError, DtypeError, ShapeError: an input is missing, is no plain tensor, or of another shape or type
+                than in the program; or it is not what the setup, or the material, was made with.
+            ArgumentError: a program of parties that this session has not.
             MaterialError: the material was used, or is of another session, program or model.
         """
-        part = part_of(program, self.runtime.here)
+        part = self._part(program, inputs)
+        if not isinstance(material, Material | None):
+            raise ArgumentError(f"material is what `prepare` made, got a {type(material).__name__}")
         setup = self._setup_of(program)
         settled = setup.values(part, self.runtime, inputs)
         if material is not None:
@@ -239,7 +243,7 @@ class Session:
 
     def prepare(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> Material:
         """The offline part of a program, for one later call; of the inputs it takes those that are no queries."""
-        part = part_of(program, self.runtime.here)
+        part = self._part(program, inputs)
         setup = self._setup_of(program)
         settled = setup.values(part, self.runtime, inputs)
         number = next(self._calls)
@@ -247,7 +251,7 @@ class Session:
             values = part.prepare(self.runtime, number, settled, inputs)
         finally:
             self.runtime.forget(number)
-        return Material(number, self.runtime.session, program.digest, setup.call, values)
+        return Material(number, self.runtime.session, program.digest, setup.call, values, part.known(inputs))
 
     def check(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> None:
         """What whoever is here can check of its own inputs to a program's setup, before anything of it is sent.
@@ -255,7 +259,17 @@ class Session:
         Raises:
             SectorchError: at the owner: a weight does not fit.
         """
-        self._setup_of(program).check(part_of(program, self.runtime.here), self.runtime, inputs)
+        self._setup_of(program).check(self._part(program, inputs), self.runtime, inputs)
+
+    def _part(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> Part:
+        if not isinstance(program, Program) or not isinstance(inputs, Mapping):
+            said = type(program).__name__, type(inputs).__name__
+            raise ArgumentError(f"a session runs a Program on inputs by name, got a {said[0]} and a {said[1]}")
+        strange = sorted({p.name for p in program.parties} - {p.name for p in self.parties})
+        if strange:
+            names = ", ".join(sorted(p.name for p in self.parties))
+            raise ArgumentError(f"the program is of {', '.join(strange)} too, and this session of {names}")
+        return part_of(program, self.runtime.here)
 
     def _setup_of(self, program: Program) -> Setup:
         with self._lock:

@@ -215,14 +215,12 @@ class PrivateTensor(SecretTensor):
         self.party = party
         self.scheme = scheme
         self.label = name
-        self.derived: dict = {}
-        self.summed: dict[Any, Located] = {}
-        """The checks, by kind of product, that its sums stay in the ring; see `ops/bilinear.py`."""
+        self.derived: dict[Any, Any] = {}
+        """What was made of the value, by how: encodings, its masked form, checks, other weights. Copies share it."""
         self.lasting = False
         self.origin: tuple[PrivateTensor, Callable] | None = None
         self.copied = False
         self.family: list[ref] | None = None
-        self._weight: Weight | None = None
         return self
 
     def __init__(self, *_args, **_kwargs):
@@ -238,8 +236,11 @@ class PrivateTensor(SecretTensor):
         Raises:
             FixedPointRangeError: at the owner: it does not fit the ring, or is not below the limit as a summand.
         """
-        with running(self.session.setup(self.party)):
-            return _encoded(self.value, scale_bits, self.scheme.frac_bits, limit, self.label)
+        setup, how = self.session.setup(self.party), ("encoded", scale_bits, limit)
+        with setup.lock, running(setup):
+            if how not in self.derived:
+                self.derived[how] = _encoded(self.value, scale_bits, self.scheme.frac_bits, limit, self.label)
+        return self.derived[how]
 
     @property
     def weight_bits(self) -> int:
@@ -247,20 +248,24 @@ class PrivateTensor(SecretTensor):
         with torch._C.DisableTorchFunctionSubclass():
             return self.scheme.frac_bits if self.dtype.is_floating_point else 0
 
-    def become(self, value: Located) -> None:
-        """Take another value of the same shape: an operation in place. Nothing that was derived from the old one is."""
-        self.value, self.derived, self.summed, self.lasting, self._weight = value, {}, {}, False, None
+    def become(self, value: Located, derived: dict[Any, Any] | None = None) -> None:
+        """Take another value of the same shape: an operation in place. What was derived from the old one is not its.
+
+        Args:
+            derived: what was made of the new value before, if it is one that lasts.
+        """
+        self.value, self.derived, self.lasting = value, {} if derived is None else derived, derived is not None
 
     def weight(self) -> Weight:
         """The masked operand of linear protocols at `weight_bits`, sent to S on first use and kept.
 
         A view of a weight (a transpose, a slice) is a view of its masked form and sends nothing.
         """
-        if self._weight is None:
-            setup = self.session.setup(self.party)
-            with setup.lock:  # another thread may have made it meanwhile: it is masked and sent once
-                self._weight = self._weight or self._masked(setup)
-        return self._weight
+        setup, how = self.session.setup(self.party), ("masked", self.weight_bits)
+        with setup.lock:  # another thread may have made it meanwhile: it is masked and sent once
+            if how not in self.derived:
+                self.derived[how] = self._masked(setup)
+        return self.derived[how]
 
     def _masked(self, setup: Net) -> Weight:
         if self.origin is None:

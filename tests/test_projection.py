@@ -10,16 +10,22 @@ from functools import partial
 import pytest
 import torch
 from helpers import CASES, World, play, ring_values, run_with_profile, traced, world_of
+from torch import nn
 
-from sectorch.choreography import Located, Net, Party, Phase
-from sectorch.errors import ArgumentError, MaterialError, SessionMismatchError, ShapeError
+import sectorch
+from sectorch import errors
+from sectorch.choreography import Located, Net, Party, Phase, leaf
+from sectorch.errors import ArgumentError, DtypeError, MaterialError, SessionMismatchError, ShapeError
 from sectorch.located import compute
-from sectorch.mpc.linear import linear
+from sectorch.mpc.linear import linear, mask_weight
 from sectorch.mpc.seed import seed
+from sectorch.mpc.share import reveal, share
+from sectorch.nn.shapes import KEPT_SHAPES
 from sectorch.products import Conv2d
 from sectorch.randomness import PairKey
 from sectorch.roles import STAR, Cast
 from sectorch.runtime.closures import Closures
+from sectorch.runtime.ledger import Profile
 from sectorch.runtime.material import Material
 from sectorch.runtime.part import part_of
 from sectorch.runtime.setup import Setup
@@ -318,3 +324,155 @@ def test_inputs_of_a_program_are_checked():
     for x in (torch.ones(3), torch.ones(2, dtype=torch.int64)):
         with pytest.raises(ShapeError, match="'x' is"):
             session.run(program, {"x": x})
+    for x in (
+        None,
+        [1.0, 2.0],
+        3.0,
+        torch.ones(2, device="meta"),
+        torch.ones(2).to_sparse(),
+        sectorch.share(torch.ones(2)),
+    ):
+        with pytest.raises(DtypeError, match="a plain tensor for 'x'"):
+            session.run(program, {"x": x})
+    for wrong in ((program, None), (None, {}), (program, {"x": torch.ones(2)}, 3)):
+        with pytest.raises(ArgumentError):
+            session.run(*wrong)
+    other = Session(2)
+    for_two = other.trace(lambda net: net.read(net.own(net.A, torch.ones(2)), net.A), other.answering[1])
+    with pytest.raises(ArgumentError, match="the program is of A2 too"):
+        session.run(for_two, {"x": torch.ones(2)})
+
+
+def masked_product(net):
+    """x w for a weight that is masked once a session."""
+    w = mask_weight(net.setup, net.setup.own(net.A, torch.ones(2, dtype=torch.int64), Phase.SETUP, "w"))
+    x = share(net, net.own(net.Q, torch.ones(2, dtype=torch.int64)))
+    return net.read(reveal(net, linear(net, net.setup, lambda a, b, _: a * b, x, w)), net.Q)
+
+
+def test_what_a_setup_or_material_was_made_with_stays():
+    """Another weight would meet the masked form of the first one: a wrong result, and one that tells of the weights."""
+    session, x = Session(), torch.tensor([3, 4])
+    program, first, second = session.trace(masked_product), torch.tensor([5, 6]), torch.tensor([7, 8])
+    assert torch.equal(session.run(program, {"x": x, "w": first}), x * first)
+    assert torch.equal(session.run(program, {"x": x, "w": first.clone()}), x * first)
+    with pytest.raises(ArgumentError, match="the setup was made with another 'w'"):
+        session.run(program, {"x": x, "w": second})
+    in_the_call = session.trace(
+        lambda net: net.read(
+            reveal(net, share(net, net.own(net.Q, x)) + net.own(net.A, x, Phase.SETUP, "w") * 2), net.Q
+        )
+    )
+    material = session.prepare(in_the_call, {"w": first})
+    with pytest.raises(ArgumentError, match="the material was prepared with another 'w'"):
+        session.run(in_the_call, {"x": x, "w": second}, material)
+    assert torch.equal(session.run(in_the_call, {"x": x, "w": first}, material), x + 2 * first)
+    assert torch.equal(session.run(in_the_call, {"x": x, "w": second}), x + 2 * second)
+
+
+@leaf(shapes=lambda v: v)
+def doubled(v):
+    return 2 * v
+
+
+def test_results_are_told_apart_and_have_been_read():
+    session, x = Session(), torch.ones(2)
+
+    def two(net):
+        v = net.own(net.Q, x) + 0
+        return {"once": net.read(v, net.Q), "twice": net.read(doubled(v), net.Q), "public": 3}
+
+    found = session.run(session.trace(two), {"x": x})
+    assert found["once"].tolist() == [1, 1] and found["twice"].tolist() == [2, 2] and found["public"] == 3
+    for f in (
+        lambda net: net.read(net.own(net.Q, x), net.Q) * 2,
+        lambda net: net.own(net.Q, x),
+        lambda net: net.setup.read(net.setup.own(net.A, x, Phase.SETUP), net.A),
+    ):
+        with pytest.raises(ArgumentError, match="a result is neither"):
+            session.trace(f)
+    with pytest.raises(ArgumentError, match="'x' is brought into the setup"):
+        session.trace(lambda net: net.read(-net.setup.own(net.Q, x), net.Q))
+    assert len({session.trace(lambda net, y=y: y).digest for y in (None, (), {}, 3, "3")}) == 5
+
+
+def test_a_check_of_the_setup_is_a_part_of_the_program():
+    session = Session()
+
+    def checked(net):
+        w = net.setup.own(net.A, torch.ones(2), Phase.SETUP, "w")
+        net.setup.check(net.A, refuse_large, w)
+        return net.read(-net.own(net.Q, torch.ones(2)), net.Q)
+
+    program, x = session.trace(checked), torch.ones(2)
+    with pytest.raises(ArgumentError, match="too large"):
+        session.run(program, {"x": x, "w": torch.full((2,), 9.0)})
+    assert torch.equal(session.run(program, {"x": x, "w": x}), -x)
+
+
+@leaf(shapes=lambda v: v)
+def refuse_large(v):
+    if float(v.max()) > 2:
+        raise ArgumentError("too large")
+    return v
+
+
+def test_public_operands_are_those_of_the_trace():
+    session, public = Session(), torch.tensor([1.0, 2.0])
+    program = session.trace(lambda net: net.read(net.own(net.Q, torch.ones(2)) * public, net.Q))
+    public.zero_()
+    assert session.run(program, {"x": torch.ones(2)}).tolist() == [1, 2]
+
+
+class Copying(nn.Module):
+    """A weight that is copied and changed in place in each call, and one that is derived."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.layer = nn.Parameter(torch.randn(6, 6)), nn.Linear(6, 2)
+
+    def forward(self, x):
+        w = self.w.clone()
+        w *= 2
+        w += self.layer.weight.sum(0)
+        return self.layer(x @ w + self.layer.bias.sum())
+
+
+def test_shapes_that_come_again_and_again_take_no_more_memory():
+    """More shapes than are kept are traced anew, and what they need of the setup is what there was."""
+    model, session = Copying().eval(), Session()
+    secured, ideal, sizes = sectorch.secure(model, session=session), sectorch.reference(model), []
+    for _ in range(3):
+        for rows in range(1, KEPT_SHAPES + 3):
+            x = torch.randn(rows, 6)
+            assert torch.equal(secured(x), ideal(x))
+        (setup,) = session._settled.values()
+        sizes.append((len(setup._values), len(secured.traces.setup._nodes), len(secured.traces.setup._inputs)))
+    assert sizes[0] == sizes[1] == sizes[2]
+
+
+def test_a_public_result_is_a_copy():
+    class Indexed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("order", torch.tensor([2, 1, 0]))
+
+        def forward(self, x):
+            return x[:, self.order], self.order
+
+    secured, x = sectorch.secure(Indexed().eval(), session=Session()), torch.tensor([[1.0, 2.0, 3.0]])
+    for _ in range(2):
+        y, order = secured(x)
+        assert y.tolist() == [[3, 2, 1]]
+        order.zero_()
+
+
+def test_a_weight_that_does_not_fit_is_refused_before_anything_is_sent_and_named():
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)).eval()
+    with torch.no_grad():
+        model[2].bias[0] = 5000.0
+    secured = sectorch.secure(model, session=Session())
+    for _ in range(2):
+        with Profile() as profile, pytest.raises(errors.FixedPointRangeError, match=r"layer '2' \(Linear\).*'2.bias'"):
+            secured(torch.ones(1, 3))
+        assert not profile.ledger

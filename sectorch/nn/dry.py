@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from ..choreography import Party
 from ..errors import ArgumentError
 from ..runtime.ledger import Profile, alone
-from ..runtime.program import Program, Tracing
+from ..runtime.program import PLACE, Program, Tracing
 from ..session import Session
 from ..tensor import Scheme, SecretTensor, SharedTensor, share_tensor
 from .bind import Weights
@@ -70,10 +70,11 @@ def dry_run(
     budget = Budget(len(program.graph.nodes), scheme.fss) if limited else None
 
     def step(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
-        tracing.place = place_of(node)
-        if budget is None:
-            return compute(*args, **kwargs)
-        y = budget.step(node, compute, args, kwargs)
+        place = PLACE.set(place_of(node))
+        try:
+            y = compute(*args, **kwargs) if budget is None else budget.step(node, compute, args, kwargs)
+        finally:
+            PLACE.reset(place)
         if isinstance(y, torch.Tensor):
             shapes[node] = tuple(y.shape)
         return y

@@ -199,7 +199,8 @@ class SecureModule(nn.Module):
         Raises:
             FixedPointRangeError: at the owner, naming the weight.
         """
-        self.session.check(self.choreography(x), self._brought(x))
+        with placed():
+            self.session.check(self.choreography(x), self._brought(x))
 
     def _brought(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """What the parties bring into the program, by name, as far as they are here: the input and the weights."""
@@ -252,7 +253,7 @@ class SecureModule(nn.Module):
         check_encodable(x, self.scheme.frac_bits, "the input")
         check_limit(x, self.scheme)
         self._ensure(torch.empty_like(x, device="meta"))
-        return x.detach()
+        return x.detach().as_subclass(torch.Tensor)
 
     def _ensure(self, x: torch.Tensor) -> None:
         """`_check`, unless rows do not meet and another batch of the same program was checked already."""

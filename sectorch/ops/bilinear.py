@@ -148,11 +148,12 @@ def check_sums(weight: PrivateTensor, sums: Sums) -> Located:
     Raises:
         FixedPointRangeError: at the owner, naming the weight and what it may sum to.
     """
-    if sums not in weight.summed:
-        setup = weight.session.setup(weight.party)
-        checked = setup.check(weight.party, _checked_sums, weight.value, sums, weight.scheme, weight.label)
-        weight.summed[sums] = checked
-    return weight.summed[sums]
+    setup, how = weight.session.setup(weight.party), ("sums", sums)
+    with setup.lock:
+        if how not in weight.derived:
+            checked = setup.check(weight.party, _checked_sums, weight.value, sums, weight.scheme, weight.label)
+            weight.derived[how] = checked
+    return weight.derived[how]
 
 
 @leaf(shapes=lambda value, *_: value.new_zeros(()))

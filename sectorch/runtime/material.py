@@ -28,6 +28,8 @@ class Material:
     program: str
     setup: int | None
     values: list[Any] | None = field(repr=False)
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    """What was brought into it; not kept on disk, where a party has one model."""
     _claimed: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def take(self, session: bytes, program: str, setup: int | None) -> list[Any]:

@@ -19,7 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..choreography import Party, Phase
-from ..errors import ArgumentError, MaterialError, SectorchError, ShapeError
+from ..errors import ArgumentError, DtypeError, MaterialError, SectorchError, ShapeError
 from ..steps import Compute, Draw, Move, Runtime, Step, shape_of
 from .material import Material
 from .nodes import Input, Node, Slot, Taken
@@ -165,6 +165,7 @@ class Part:
         Raises:
             MaterialError: it was used, or is of another session, program or model.
         """
+        same(material.inputs, inputs, "the material was prepared")
         brought = given(self._inputs[2], inputs)
         kept = material.take(runtime.session, self.program.digest, setup)
         if len(kept) != len(self._kept):
@@ -172,9 +173,14 @@ class Part:
         values = {**settled, **brought, **dict(zip(self._kept, kept, strict=True))}
         return self._learned(_take(self._online, runtime, material.call, values))
 
+    def known(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Those of the inputs that offline steps take."""
+        return {one.name: inputs[one.name] for one in self._inputs[1]}
+
     def _learned(self, values: dict[Slot, Any]) -> Any:
-        """The results; of those that were read, a copy that autograd may use."""
-        leaves = [slot.value if type(slot) is Fixed else values[slot].clone() for slot in self._results]
+        """The results: copies, which autograd may use and their reader may change."""
+        leaves = [slot.value if type(slot) is Fixed else values[slot] for slot in self._results]
+        leaves = [x.clone() if isinstance(x, torch.Tensor) else x for x in leaves]
         return pytree.tree_unflatten(leaves, self.program.tree)
 
 
@@ -195,17 +201,34 @@ def _result(leaf: Any, made: set[Slot], nodes: list[Node]) -> Slot | Fixed:
     return Fixed(node.results[0])
 
 
+def same(before: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor], what: str) -> None:
+    """Raise ArgumentError where an input has another value than the one that something was made with."""
+    for name, value in before.items():
+        x = inputs.get(name, value)
+        if x is not value and not (isinstance(x, torch.Tensor) and torch.equal(x, value)):
+            raise ArgumentError(f"{what} with another '{name}' than this; a program has it once, trace it anew")
+
+
+def _said(x: Any) -> str:
+    if type(x) in (torch.Tensor, torch.nn.Parameter):
+        return "a tensor without a content" if x.is_meta else f"one of layout {x.layout}"
+    return f"a {type(x).__name__}"
+
+
 def given(brought: list[Input], inputs: Mapping[str, torch.Tensor]) -> dict[Slot, torch.Tensor]:
     """The inputs at their places.
 
     Raises:
-        ArgumentError: one is missing. ShapeError: one has another shape or type than in the program.
+        ArgumentError: one is missing. DtypeError: it is no plain tensor with a content. ShapeError: it has another
+            shape or type than in the program.
     """
     found = {}
     for one in brought:
         if one.name not in inputs:
             raise ArgumentError(f"the program takes '{one.name}' of {one.party}, and it is not among the inputs")
         x = inputs[one.name]
+        if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.is_meta or x.layout != torch.strided:
+            raise DtypeError(f"the program takes a plain tensor for '{one.name}', got {_said(x)}")
         if (x.shape, x.dtype) != (one.shape, one.dtype):
             raise ShapeError(
                 f"'{one.name}' is {tuple(one.shape)} of {one.dtype} in the program, and {tuple(x.shape)} of {x.dtype} "

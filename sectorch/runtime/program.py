@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Iterable
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch.utils import _pytree as pytree
 
 from ..choreography import Located, Party, Phase
@@ -37,11 +40,21 @@ def _needed(nodes: Iterable[Node], wanted: set[Slot], kept: type | tuple[type, .
     return found[::-1]
 
 
-class Tracing:
-    """What one net of a dry session writes its steps to. A call's tracing knows that of the setup."""
+PLACE: ContextVar[str] = ContextVar("the layer that is traced", default="")
+"""Where in a model the steps that are traced belong, for errors."""
 
-    def __init__(self, call: int, setup: Tracing | None = None):
-        self._call, self._setup = call, setup
+
+class Tracing:
+    """What one net of a dry session writes its steps to. A call's tracing knows that of the setup.
+
+    Args:
+        alone: whether it is the setup of one program, and not of all of a model's: then its checks are the program's.
+    """
+
+    def __init__(self, call: int, setup: Tracing | None = None, *, alone: bool = False):
+        self._call, self._setup, self._alone = call, setup, alone
+        self._lock: threading.RLock = setup._lock if setup else threading.RLock()
+        """A setup is traced in several threads."""
         self._nodes: list[Node] = []
         self._inputs: list[Input] = []
         self._read: list[tuple[Any, Taken]] = []
@@ -49,29 +62,38 @@ class Tracing:
         self._closures = Closures()
         self._strange = False
         """Whether a step took a value of another call."""
-        self.place = ""
 
     def brought(self, value: Located, name: str) -> None:
         """A party brings a value into the program."""
-        value.slot = (self._call, -1, len(self._inputs))
         (party,) = value.owners
-        self._inputs.append(Input(value.slot, name, party, value.shape, value.dtype, value.phase))
+        with self._lock:
+            value.slot = (self._call, -1, len(self._inputs))
+            self._inputs.append(Input(value.slot, name, party, value.shape, value.dtype, value.phase))
 
     def rely(self, checked: Located) -> None:
         self._relied[checked.slot] = None
 
     def step(self, number: int, step: Step, values: tuple, result: Any) -> None:
+        with self._lock:
+            self._step(number, step, values, result)
+
+    def _step(self, number: int, step: Step, values: tuple, result: Any) -> None:
         for f in (step.f, *values) if isinstance(step, Compute) else ():
             self._closures.note(f)
         many = isinstance(result, tuple)
         results = result if many else (result,)
-        operands = tuple(Taken(v.slot) if type(v) is Located else v for v in values)
+        operands = tuple(Taken(v.slot) if type(v) is Located else self._public(v) for v in values)
         known = (self._call, self._setup._call if self._setup else self._call)
         self._strange |= any(type(v) is Located and (v.slot or (None,))[0] not in known for v in values)
         slots = tuple((self._call, number, i) for i in range(len(results)))
-        self._nodes.append(Node(step, operands, slots, results, many, self.place))
+        self._nodes.append(Node(step, operands, slots, results, many, PLACE.get()))
         if isinstance(step, Read):
             self._read.append((result, Taken(slots[0])))
+
+    def _public(self, value: Any) -> Any:
+        """A public operand as it is now: whoever traces a function of their own may change it afterwards."""
+        alone = self._alone or (self._setup is not None and self._setup._alone)
+        return value.clone() if alone and type(value) is torch.Tensor else value
 
     def program(self, results: Any) -> Program:
         """What was traced, with the steps of the setup that it needs.
@@ -81,8 +103,13 @@ class Tracing:
 
         Raises:
             ArgumentError: a step's function takes something of its call past its arguments, a step takes a value of
-                another call, or two inputs have one name.
+                another call, two inputs have one name, what the setup needs is no input of the setup, or a result is
+                neither read nor public.
         """
+        with self._lock:
+            return self._program(results)
+
+    def _program(self, results: Any) -> Program:
         before = self._setup or Tracing(-1)
         if any(tracing._closures.located or tracing._closures.changed for tracing in (self, before)):
             raise ArgumentError(
@@ -93,15 +120,29 @@ class Tracing:
             raise ArgumentError("a step takes a value of another call; bring what a program needs into it")
         leaves, tree = pytree.tree_flatten(results)
         leaves = [next((slot for read, slot in self._read if read is leaf), leaf) for leaf in leaves]
+        for leaf in leaves:
+            if isinstance(leaf, Located) or (isinstance(leaf, torch.Tensor) and leaf.is_meta):
+                raise ArgumentError(
+                    "a result is neither what `net.read` of the call gave nor public; read it last, and compute with "
+                    "it before, or after the run"
+                )
         call = _needed(self._nodes, set(), (Move, Read))
-        setup = _ordered(before._nodes, [*self._relied, *(slot for node in call for slot in node.taken)])
+        relied = [node.slots[0] for node in before._nodes if _checks(node)] if before._alone else self._relied
+        setup = _ordered(before._nodes, [*relied, *(slot for node in call for slot in node.taken)])
         brought = {i.slot: i for i in (*before._inputs, *self._inputs)}
         needed = dict.fromkeys(slot for node in (*setup, *call) for slot in node.taken)
         inputs = [brought[slot] for slot in needed if slot in brought]
+        for i in inputs:
+            if i.slot[0] == before._call and i.phase != Phase.SETUP:
+                raise ArgumentError(f"'{i.name}' is brought into the setup, which is done once: Phase.SETUP")
         twice = [name for name, count in Counter(i.name for i in inputs).items() if count > 1]
         if twice:
             raise ArgumentError(f"two inputs of one program are called '{twice[0]}'; give `net.own` another name")
         return Program(setup, call, inputs, leaves, tree, before)
+
+
+def _checks(node: Node) -> bool:
+    return isinstance(node.step, Compute) and not node.step.pure and not node.step.random
 
 
 def _ordered(nodes: list[Node], wanted: list[Slot]) -> list[Node]:
@@ -195,8 +236,9 @@ class Program:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of everybody's code (without its comments) and constants, and of the form of the results."""
-        found, said = hashlib.sha256(), ["learned" if type(y) is Taken else spelled(y) for y in self.leaves]
+        said = ["learned" if type(y) is Taken else spelled(y) for y in self.leaves]
         results = f"{self.tree} {said}"
+        found = hashlib.sha256(results.encode())
         for party in self.parties:
             theirs = self.party(party.name)
             code = "\n".join(line for line in theirs.code.splitlines() if not line.lstrip().startswith("# "))

@@ -19,7 +19,7 @@ import torch
 from ..errors import MaterialError
 from ..steps import Compute, Draw, Move, Runtime
 from .nodes import Node, Slot
-from .part import Line, Part, given, lines_of, with_drops
+from .part import Line, Part, given, lines_of, same, with_drops
 
 
 class Setup:
@@ -37,6 +37,8 @@ class Setup:
         self._taken: set[Slot] = set()
         """The first result of each draw, message, check and random step that was taken."""
         self._draws = itertools.count()
+        self._brought: dict[str, torch.Tensor] = {}
+        """The inputs that it was made with."""
         self._of: WeakKeyDictionary[Part, dict[Slot, Any]] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -47,9 +49,11 @@ class Setup:
 
         Raises:
             SectorchError: a weight does not fit, at its owner, before anything is drawn or sent.
+            ArgumentError: an input has another value than before: what was made of it is in use.
             MaterialError: the session was taken up again, and something would have to be drawn or sent.
         """
         with self._lock, torch.inference_mode():
+            same(self._brought, inputs, "the setup was made")
             if part not in self._of:
                 self._of[part] = self._settled(part, runtime, inputs)
             return self._of[part]
@@ -70,13 +74,16 @@ class Setup:
         wanted = part.settled_online if self.call is None else part.settled
         plan, count = self._plan(part, wanted)
         needed = {slot for _, line in plan if line for slot in line.needed}
-        values = dict(self._values)
-        values |= given([i for i in part.program.inputs if i.slot in needed], inputs)
+        brought = [i for i in part.program.inputs if i.slot in needed]
+        values = self._values | given(brought, inputs)
         for node, line in plan[:count] if own else plan:
             taken = self._take(node, line, part, runtime, values)
             if taken:
                 self._values |= {slot: values[slot] for slot in node.slots if slot in values}
         self._values |= {slot: values[slot] for slot in wanted if slot in values}
+        self._brought |= {i.name: inputs[i.name] for i in brought}
+        if not own and not wanted <= set(self._values):
+            raise MaterialError("the session was taken up again, and its setup lacks what this program needs")
         return {} if own else {slot: self._values[slot] for slot in wanted}
 
     def _take(self, node: Node, line: Line | None, part: Part, runtime: Runtime, values: dict[Slot, Any]) -> bool:
@@ -84,9 +91,10 @@ class Setup:
         step, first = node.step, node.slots[0]
         once = _once(node)
         if once and (first in self._taken or self.call is None):
-            if not (isinstance(step, Move) and step.holders & part.here):
-                raise MaterialError("the session was taken up again, and a step needs what was not prepared in it")
-            values[first] = values[node.operands[0].slot]  # what was sent
+            if isinstance(step, Move) and step.holders & part.here:
+                values[first] = values[node.operands[0].slot]  # what was sent
+            elif step.owners & part.here:
+                raise MaterialError("a step of the setup needs what was made before and not kept, or never made here")
             return False
         if isinstance(step, Draw):
             number = next(self._draws)
