@@ -18,7 +18,6 @@ from pathlib import Path
 from figures import FIGURES, drawn
 
 import sectorch
-import sectorch.mpc
 from sectorch.choreography import PROTOCOLS, Message, ProtocolSpec
 
 DOCS = Path(__file__).parent
@@ -45,9 +44,10 @@ KINDS = {
 
 
 def protocols() -> list[ProtocolSpec]:
-    """Every protocol that ships, by name."""
-    for module in pkgutil.iter_modules(sectorch.mpc.__path__, "sectorch.mpc."):
-        importlib.import_module(module.name)
+    """Every protocol that ships, by name: those of all packages."""
+    for module in pkgutil.walk_packages(sectorch.__path__, "sectorch."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
     return sorted(PROTOCOLS.values(), key=lambda spec: spec.name)
 
 
@@ -58,11 +58,29 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
+def _uniform(mask: str) -> str:
+    """What a message is to whoever cannot take its mask off."""
+    if "encrypt" in mask or "rerandomised" in mask:
+        return "ciphertexts"
+    return "within 2^-30 of uniform bits" if "statistically" in mask else "uniform bits"
+
+
+def of_secsv() -> str:
+    """One row per message of SecSV's channel."""
+    from sectorch.protocols.secsv.channel import MESSAGES
+
+    rows = (
+        [f"`{label}`", f"{m.sender} → {m.receiver}", m.hidden or "nothing", f"**{m.shows}**" if m.shows else "nothing"]
+        for label, m in MESSAGES.items()
+    )
+    return table(("message", "from → to", "hidden by", "what the receiver learns"), rows)
+
+
 def messages() -> str:
     """One row per declared message, of all protocols."""
 
     def row(spec: ProtocolSpec, message: Message) -> list[str]:
-        learns = f"**{message.shows}**" if message.shows else "nothing: uniform bits"
+        learns = f"**{message.shows}**" if message.shows else f"nothing: {_uniform(message.mask)}"
         return [f"`{spec.name}`", f"`{message.label}`", f"{message.src} → {message.dst}", message.mask, learns]
 
     return table(
@@ -101,7 +119,7 @@ def operations() -> str:
 
 
 GENERATED: dict[str, dict[str, Callable[[], str]]] = {
-    "learned.md": {"messages": messages, "composed": composed},
+    "learned.md": {"messages": messages, "composed": composed, "secsv": of_secsv},
     "ops.md": {"operations": operations},
 }
 

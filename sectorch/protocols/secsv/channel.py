@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from ...errors import UndeclaredMessageError
+from ...ckks import CKKSTensor
+from ...errors import DtypeError, UndeclaredMessageError
 
 
 @dataclass(frozen=True)
@@ -94,13 +95,22 @@ def _is(party: Address, role: str) -> bool:
 
 
 def size(value: Any) -> int:
-    """Bytes of the tensors in a value; ciphertext words count 8 bytes."""
+    """Bytes of the tensors in a value as they are sent: of a ciphertext its residues, 8 bytes a word; 8 of a number.
+
+    Raises:
+        DtypeError: something that has no bytes known.
+    """
+    if isinstance(value, CKKSTensor):
+        return value.ciphertext_bytes
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, dict):
         return sum(size(v) for v in value.values())
     if isinstance(value, list | tuple):
         return sum(size(v) for v in value)
-    if hasattr(value, "data") and isinstance(value.data, torch.Tensor):
-        return size(value.data)
-    return size(value.blocks) if hasattr(value, "blocks") else 8
+    if isinstance(value, int | float):
+        return 8
+    held = [getattr(value, name) for name in ("data", "blocks", "cipher") if hasattr(value, name)]
+    if not held:
+        raise DtypeError(f"a message holds a {type(value).__name__}, whose bytes nobody counts")
+    return size(held[0])
