@@ -16,6 +16,8 @@ import pytest
 
 from sectorch.choreography import PROTOCOLS
 from sectorch.errors import LeakyProtocolWarning
+from sectorch.registry import REGISTERED
+from sectorch.table import SHARES
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -64,10 +66,13 @@ def run(*arguments: str, folder: Path = ROOT) -> None:
 @pytest.fixture
 def protocols_as_before():
     """A page may declare protocols of its own; other tests read the registry of those that ship."""
-    before = dict(PROTOCOLS)
+    before, registered = dict(PROTOCOLS), set(REGISTERED)
     yield
     PROTOCOLS.clear()
     PROTOCOLS.update(before)
+    for func in set(REGISTERED) - registered:
+        SHARES._release(func)
+        del REGISTERED[func]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)

@@ -57,6 +57,11 @@ def test_wrap_your_model(example):
     assert "protects nothing" in text
 
 
+def test_secure_sum(example):
+    found, text = example("secure_sum")
+    assert "secure_sum/masked_H3, 32 bytes" in text and "io.receive('H1'" in text and "the collector's sum" in text
+
+
 def test_new_protocol(example):
     _, text = example("new_protocol")
     secure, clear = (number(text, pattern) for pattern in (r"distance: ([\d.]+)", r"in the clear ([\d.]+)"))
