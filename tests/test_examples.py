@@ -58,7 +58,7 @@ def test_wrap_your_model(example):
 
 
 def test_secure_sum(example):
-    found, text = example("secure_sum")
+    _, text = example("secure_sum")
     assert "secure_sum/masked_H3, 32 bytes" in text and "io.receive('H1'" in text and "the collector's sum" in text
 
 
