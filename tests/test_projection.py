@@ -25,7 +25,7 @@ from sectorch.products import Conv2d
 from sectorch.randomness import PairKey
 from sectorch.roles import STAR, Cast
 from sectorch.runtime.closures import Closures
-from sectorch.runtime.ledger import Profile
+from sectorch.runtime.ledger import Observer, Profile
 from sectorch.runtime.material import Material
 from sectorch.runtime.part import part_of
 from sectorch.runtime.setup import Setup
@@ -358,6 +358,17 @@ def test_what_a_setup_or_material_was_made_with_stays():
     assert torch.equal(session.run(program, {"x": x, "w": first.clone()}), x * first)
     with pytest.raises(ArgumentError, match="the setup was made with another 'w'"):
         session.run(program, {"x": x, "w": second})
+    interrupted = Session()
+
+    class Stops(Observer):
+        def message(self, line, value):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), Stops():
+        interrupted.run(program, {"x": x, "w": first})
+    with pytest.raises(ArgumentError, match="the setup was made with another 'w'"):
+        interrupted.run(program, {"x": x, "w": second})
+    assert torch.equal(interrupted.run(program, {"x": x, "w": first}), x * first)
     in_the_call = session.trace(
         lambda net: net.read(
             reveal(net, share(net, net.own(net.Q, x)) + net.own(net.A, x, Phase.SETUP, "w") * 2), net.Q

@@ -76,9 +76,10 @@ class Setup:
         needed = {slot for _, line in plan if line for slot in line.needed}
         brought = [i for i in part.program.inputs if i.slot in needed]
         values = self._values | given(brought, inputs)
-        for node, line in plan[:count] if own else plan:
-            taken = self._take(node, line, part, runtime, values)
-            if taken:
+        for at, (node, line) in enumerate(plan[:count] if own else plan):
+            if at == count:  # what is drawn and sent from here on is of these inputs
+                self._brought |= {i.name: inputs[i.name] for i in brought}
+            if self._take(node, line, part, runtime, values):
                 self._values |= {slot: values[slot] for slot in node.slots if slot in values}
         self._values |= {slot: values[slot] for slot in wanted if slot in values}
         self._brought |= {i.name: inputs[i.name] for i in brought}
