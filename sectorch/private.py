@@ -89,6 +89,8 @@ def _runs(func: Callable, leaves: list, at: list[int], spec: Any) -> Callable:
     In float64, unless `double` is False: for what depends on the dtypes that the tensors pass for.
     """
 
+    leaves = [None if i in at else leaf for i, leaf in enumerate(leaves)]  # a traced step outlives its operands
+
     def run(*values, double=True):
         absent = any(value.is_meta for value in values)
         filled = [to_meta(leaf, True) if absent else leaf for leaf in leaves]
@@ -137,7 +139,7 @@ def _changed(context: Context, func: Callable, leaves: list, at: list[int], spec
         return reduce(lambda v, view: view(v), views, value)
 
     def written(value: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        value = value.clone()
+        value = _in_double(value.clone())
         run(viewed(value), *rest)
         return value
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import sectorch
+from sectorch.choreography import Phase
 from sectorch.nn.models import ZOO
 
 SMALL = ["lenet", "cryptonets", "cryptonets_relu", "mlp", "vgg7", "resnet8", "resnet10"]
@@ -17,6 +18,10 @@ def measured(model: nn.Module, x: torch.Tensor) -> sectorch.profile:
     with sectorch.profile() as p:
         secured(x)
     return p
+
+
+def of_setup(ledger: list, setup: bool) -> list:
+    return [m for m in ledger if (m.phase == Phase.SETUP) == setup]
 
 
 @pytest.mark.parametrize(
@@ -31,9 +36,10 @@ def test_explained_is_measured(name):
     if len(sectorch.secure(model).pieces(x)) == 1:
         assert sum(layer.rounds for layer in said.layers) == said.rounds
         assert sum(layer.profile.bytes for layer in said.layers) == said.bytes
-    assert [(m.path, m.label, m.shape, m.phase, m.round) for m in said.profile.ledger] == [
-        (m.path, m.label, m.shape, m.phase, m.round) for m in seen.ledger
-    ]
+    for setup in (True, False):  # what is sent once a session is sent first
+        assert [(m.path, m.label, m.shape, m.phase, m.round) for m in of_setup(said.profile.ledger, setup)] == [
+            (m.path, m.label, m.shape, m.phase, m.round) for m in of_setup(seen.ledger, setup)
+        ]
 
 
 def test_a_batch_in_pieces_is_counted_whole():
