@@ -189,8 +189,7 @@ MODELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("network", ["lan", "wan"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "network"), [*((name, "lan") for name in MODELS), ("convolutions", "wan")])
 def test_models_with_a_dealer_of_its_own(name: str, network: str):
     model, x = MODELS[name]()
     model.eval()
