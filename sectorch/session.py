@@ -165,7 +165,7 @@ class Session:
 
     def _found(self, party: Party | None) -> Net | None:
         """The running call with this party."""
-        found = (_CALL.get() or {}).get(self.runtime.session)
+        party, found = self._centre(party), (_CALL.get() or {}).get(self.runtime.session)
         return found if found is not None and found.cast.parties.get("A") == party else None
 
     @contextmanager

@@ -239,3 +239,11 @@ def test_played_from_above_as_well():
     with session.call() as net:
         brought = [net.own(getattr(net, name), inputs[name]) for name in HOSPITALS]
         assert torch.equal(net.read(secure_sum(net, *brought), net.C), sum(inputs.values()))
+
+
+def test_the_net_of_a_running_call_is_found_without_a_name():
+    for session in (sectorch.Session(), sectorch.Session(2), sectorch.Session(roles=ROLES)):
+        with session.call() as net:
+            assert session.net() is net
+            with session.operation(session.answering[0] if session.answering else None) as found:
+                assert found is net

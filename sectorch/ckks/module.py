@@ -53,7 +53,8 @@ def ask(net: Net, x: Located, encrypt: Callable, evaluate: Callable, decrypt: Ca
 
     Args:
         encrypt, evaluate, decrypt: values to residues, residues to residues, residues to values. What else there is to
-            a ciphertext (level, scale, shape) follows from the architecture, and is public.
+            a ciphertext (level, scale, shape) follows from the architecture, and is public; but for its factor, in
+            which weights of a single number stand: Q needs it to decode, and so is told their product.
 
     Rounds 4; bytes: the residues of the query and of the answer, twice. S learns nothing, A the shapes, Q the result.
     """
