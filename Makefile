@@ -16,7 +16,7 @@ $(READY): pyproject.toml
 demo: $(READY)  ## train a small CNN on handwritten digits and classify the test images securely
 	$(BIN)/python examples/digits.py
 
-test: $(READY) lint  ## format, lint, tests with warnings as errors
+test: $(READY) lint  ## format, lint, types, tests with warnings as errors
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-long: $(READY)  ## the longer profile: millions of samples, thousands of random programs
@@ -25,6 +25,7 @@ test-long: $(READY)  ## the longer profile: millions of samples, thousands of ra
 lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/basedpyright -p . --pythonpath $(BIN)/python
 
 bench: $(READY)  ## secure against plain for the papers' nets, in one run
 	$(BIN)/python benchmarks/models.py

@@ -1,11 +1,14 @@
 """Two checkouts of sectorch against each other in one run: calls alternate, so that no drift favours one of them.
 
     git worktree add ../before v0.1.0
-    python benchmarks/against.py ../before                                  # ReLUs, LeNet and VGG-7
+    python benchmarks/against.py ../before                                  # ReLUs, LeNet, VGG-7 and ResNet-50
     python benchmarks/against.py ../before --what relu vgg7:32 --repeats 40 # one net and batch, or 100,032 ReLUs
+    python benchmarks/against.py ../before --what lenet:1:processes         # its parties as three processes
 
-Each checkout has a process of its own, with torch and everything else of this Python. Milliseconds are medians, and the
-ratio is the median of the ratios of neighbouring calls. Bytes are per element of a ReLU, and per image of a net.
+Each checkout has a process of its own, with torch and everything else of this Python. For each, milliseconds of the
+processor (all threads; of the querying party alone, where the parties are processes) and of the clock are medians, with
+the quartiles, and beside them plain torch's in the same turns. Ratios are medians of the ratios of neighbouring calls.
+Bytes are per element of a ReLU, and per image of a net; faults are pages that a call touches first.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -20,26 +24,43 @@ import time
 from pathlib import Path
 
 RELUS = 100_032
-WHAT = ["relu", "lenet:1", "vgg7:1", "vgg7:32"]
+WHAT = ["relu", "lenet:1", "vgg7:1", "vgg7:8", "vgg7:32", "resnet50:1"]
 
 
 def serve(what: str, threads: int) -> None:
-    """In a process of one checkout: a call for every line that comes, its seconds on a line."""
+    """In a process of one checkout: for every line that comes a call, and what it took on a line."""
     import torch
 
     import sectorch
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    call, count = relus() if what == "relu" else net(*what.split(":"))
-    for _ in range(3):
+    start = time.perf_counter()
+    call, plain, count = relus() if what == "relu" else net(*what.split(":"))
+    call()
+    first = time.perf_counter() - start
+    for _ in range(2):
         call()
     with sectorch.profile() as profile:
         call()
-    ahead = profile.offline_bytes - profile.setup_bytes
-    print(json.dumps([profile.rounds, profile.online_bytes / count, ahead / count]), flush=True)
+    plain()
+    about = {"rounds": profile.rounds, "online": profile.online_bytes / count, "first s": first}
+    print(json.dumps(about | {"ahead": (profile.offline_bytes - profile.setup_bytes) / count}), flush=True)
     for _ in sys.stdin:
-        print(call(), flush=True)
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        took = [1e3 * seconds for seconds in (*call(), *timed(plain))]
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        print(json.dumps([*took, used.ru_minflt - faults, used.ru_maxrss / 1e3]), flush=True)
+
+
+TAKEN = ("processor ms", "clock ms", "plain processor ms", "plain clock ms", "faults", "peak MB")
+
+
+def timed(f) -> tuple[float, float]:
+    """Seconds of the processor and of the clock."""
+    processor, clock = time.process_time(), time.perf_counter()
+    f()
+    return time.process_time() - processor, time.perf_counter() - clock
 
 
 def relus():
@@ -47,37 +68,48 @@ def relus():
     import torch
 
     import sectorch
-    from sectorch.mpc.relu import relu
-    from sectorch.mpc.shares import Shares
+    from sectorch.mpc.star.relu import relu
+    from sectorch.mpc.star.shares import Shares
 
     session = sectorch.Session()
     x, mask = (torch.randint(-(1 << 50), 1 << 50, (RELUS,)) for _ in range(2))
 
-    def call() -> float:
+    def call() -> tuple[float, float]:
         with session.call(session.answering[0]) as net:
             shares = Shares(net.own(net.A, x - mask), net.own(net.S, mask))
-            start = time.perf_counter()
-            relu(net, shares, 20)
-            return time.perf_counter() - start
+            return timed(lambda: relu(net, shares, 20))
 
-    return call, RELUS
+    values = torch.randn(RELUS)
+    return call, values.relu, RELUS
 
 
-def net(name: str, batch: str):
+def net(name: str, batch: str, how: str = ""):
     import torch
 
     import sectorch
-    from sectorch.nn.models import ZOO
+    from sectorch.nn.models import ZOO, randomize_batchnorm
 
-    construct, shape = ZOO[name]
-    secure, x = sectorch.secure(construct().eval()), torch.randn(int(batch), *shape)
+    if name in ZOO:
+        construct, shape = ZOO[name]
+        model = construct().eval()
+    else:
+        import torchvision
 
-    def call() -> float:
-        start = time.perf_counter()
-        secure(x)
-        return time.perf_counter() - start
+        model, shape = torchvision.models.get_model(name, weights=None).eval(), (3, 224, 224)
+    randomize_batchnorm(model, torch.Generator().manual_seed(0))
+    x = torch.randn(int(batch), *shape)
+    if how == "processes":
+        try:
+            from sectorch.network.parties.stage import Stage
+        except ModuleNotFoundError:  # where it stood in version 0.1
+            from sectorch.network.stage import Stage
 
-    return call, int(batch)
+        stage = Stage({name: (model, torch.randn(2, *shape))})
+        secure = stage.__enter__().connect("alice").model(name)
+    else:
+        secure = sectorch.secure(model)
+    plain = torch.no_grad()(lambda: model(x))
+    return lambda: timed(lambda: secure(x)), plain, int(batch)
 
 
 class Checkout:
@@ -89,13 +121,23 @@ class Checkout:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder,
             env=os.environ | {"PYTHONPATH": str(folder.resolve())},
         )  # fmt: skip
-        self.rounds, self.online, self.ahead = json.loads(self.process.stdout.readline())
-        self.seconds: list[float] = []
+        self.about = json.loads(self.process.stdout.readline())
+        self.taken: list[list[float]] = []
 
     def call(self) -> None:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
-        self.seconds.append(float(self.process.stdout.readline()))
+        self.taken.append(json.loads(self.process.stdout.readline()))
+
+    def row(self) -> dict:
+        """Medians, and the quartiles of times."""
+        row = dict(self.about)
+        for name, values in zip(TAKEN, zip(*self.taken, strict=True), strict=True):
+            row[name] = statistics.median(values)
+            if name.endswith("ms") and len(values) > 3:
+                low, _, high = statistics.quantiles(values, n=4)
+                row[f"{name}, quartiles"] = [low, high]
+        return row
 
 
 def main() -> None:
@@ -116,17 +158,18 @@ def main() -> None:
         for _ in range(options.repeats):
             before.call()
             now.call()
-        ratio = statistics.median(b / a for a, b in zip(before.seconds, now.seconds, strict=True))
-        row = {"what": what, "ratio": ratio}
-        for name, one in (("before", before), ("now", now)):
-            row[name] = {
-                "ms": 1e3 * statistics.median(one.seconds), "least ms": 1e3 * min(one.seconds),
-                "rounds": one.rounds, "online": one.online, "ahead": one.ahead,
-            }  # fmt: skip
-            one.process.kill()
-            values = ", ".join(f"{value:.5g} {key}" for key, value in row[name].items())
+        row = {"what": what, "before": before.row(), "now": now.row()}
+        for at, name in enumerate(TAKEN[:2]):
+            ratios = [b[at] / a[at] for a, b in zip(before.taken, now.taken, strict=True)]
+            row[f"ratio of {name}"] = statistics.median(ratios)
+        for one in (before, now):
+            one.process.stdin.close()
+            one.process.wait(60)
+        for name in ("before", "now"):
+            shown = row[name]
+            values = ", ".join(f"{shown[key]:.5g} {key}" for key in (*TAKEN, *one.about))
             print(f"{what} {name}: {values}", flush=True)
-        print(f"{what}: {ratio:.2f} times the seconds", flush=True)
+        print(f"{what}: {row['ratio of processor ms']:.2f} times the processor's time", flush=True)
         rows.append(row)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))

@@ -43,7 +43,6 @@ BENCHMARKS: dict[str, str] = {
     "ranges": "ranges.py lenet --repeats 3 --json {work}/figures.json",
     "domains": "domains.py --points 200 --sizes 1 768 --spreads 3 --json {work}/figures.json",
     "products": "products.py",
-    "compiled": "compiled.py",
     "network": "network.py --nets lenet --batches 1 --repeats 3 --json {work}/figures.json",
     "network-many": "at_once.py --nets lenet cryptonets --queries 4 --clients 2",
     "network-soak": "soak.py --queries 20 --json {work}/figures.json",

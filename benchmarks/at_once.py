@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from sectorch.network.bench import example
-from sectorch.network.stage import Stage
+from sectorch.network.parties.stage import Stage
 
 
 def peak(pid: int) -> float:

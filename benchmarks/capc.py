@@ -20,12 +20,12 @@ import torch.nn.functional as F
 from scipy.stats import chisquare
 from torch import nn
 
+from sectorch.choreography.ledger import Profile
+from sectorch.dp import GNMax, LNMax, Noise
 from sectorch.nn.models.small import cryptonets, cryptonets_relu
-from sectorch.privacy import GNMax, LNMax, Noise
 from sectorch.protocols.capc import CaPC, Panel, Settings, Voter, collaboration
 from sectorch.protocols.capc.experiment import PRESETS
 from sectorch.protocols.capc.training import Task, answer_of, train_all
-from sectorch.runtime.ledger import Profile
 
 PAPER = {"step 1a": 14.22, "steps 1b-1c": 0.12, "steps 2-3": 0.030}
 """CaPC, Table 1: seconds, batch 1, N = 8192."""

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch.nn.functional as F
 
-from sectorch.privacy import GNMax, epsilon_of
+from sectorch.dp import GNMax, epsilon_of
 from sectorch.protocols.capc import CaPC, Settings, collaboration
 from sectorch.protocols.capc.experiment import PRESETS, Preset
 from sectorch.protocols.capc.plots import curve

@@ -142,7 +142,7 @@ def table2(options: argparse.Namespace) -> None:
             z, third = timed(lambda: model(e).settled())
         error = float((z.decrypt(keys.secret) - model(batch).detach()).abs().max())
         q = encrypt_low(weights, keys)
-        _, fourth = timed(lambda: seal(ckks.inner(q, z.unsqueeze(1)), 256, "P2", 16.0))
+        _, fourth = timed(lambda: seal(ckks.inner(q, z.unsqueeze(1)), 256, 16.0))
         values = (
             f"N {p.degree}, depth {p.depth}, 2^{p.scale_bits}", str(p.slots), f"{first:.2f} s",
             f"{e.ciphertext_bytes / 1e6:.0f}", f"{e.ciphertext_bytes / p.slots / 1e3:.1f}", f"{second:.2f} s",
@@ -179,8 +179,8 @@ def encrypted(options: argparse.Namespace) -> None:
     )
     console.print(f"largest difference of a weight at the end: {apart:.2e}; whole run {seconds:.1f} s")
     console.print(f"seconds: {hidden.seconds}", highlight=False)
-    size = {what: sum(r.nbytes for r in hidden.ledger.rows if r.what == what) / 1e6 for what in
-            ("public keys", "inputs", "directions", "aggregates")}  # fmt: skip
+    size = {what: sum(row["bytes"] for row in hidden.messages if row["message"] == what) / 1e6 for what in
+            ("keys", "inputs", "directions", "aggregates")}  # fmt: skip
     console.print(f"MB: {size}", highlight=False)
     hidden.write(options.out / f"encrypted-{update}")
 

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from sectorch import ckks
+from sectorch.ckks.scheme import memory
 
 
 def best(f: Callable, repeats: int) -> float:
@@ -155,7 +156,7 @@ def cnn(_: int) -> dict:
     images, labels, x, y = digits(32, parameters.slots)
     model = train(model, images, labels, 40)
     report = ckks.explain(model, x, parameters)
-    if report.peak_bytes > ckks.memory.limit():
+    if report.peak_bytes > memory.limit():
         raise ckks.MemoryBudgetError(f"the run would take {report.peak_bytes / 2**30:.1f} GiB of ciphertexts")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     row = inference(model, x, y, ckks.keygen(9, scale_bits=30, degree=16384))

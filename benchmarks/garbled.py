@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from sectorch.choreography.ledger import Profile
 from sectorch.garbled import argmax_noisy, argmax_noisy_shares, argmax_onehot, argmax_onehot_shares, correlate
-from sectorch.runtime.ledger import Profile
 from sectorch.session import Session
 
 PAPER = {"1b, 1c": 0.12, "2, 3": 0.030}

@@ -25,6 +25,7 @@ from rich.progress import track
 from rich.table import Table
 
 import sectorch
+from sectorch import Scheme
 from sectorch.nn.models import ZOO, randomize_batchnorm
 
 PAPER = {  # PrivHFL, Table 3: seconds and MB of one prediction
@@ -42,7 +43,7 @@ def measure(name: str, batch: int, repeats: int, relu: str) -> dict:
     model = construct().eval()
     randomize_batchnorm(model, torch.Generator().manual_seed(0))
     images = torch.randn(batch, *shape)
-    secure_model = sectorch.secure(model, relu=relu)
+    secure_model = sectorch.secure(model, Scheme(relu=relu))
     with torch.no_grad():
         expected = model(images)
         with sectorch.profile() as first:
@@ -74,8 +75,8 @@ def measure(name: str, batch: int, repeats: int, relu: str) -> dict:
 
 def measure_relu() -> dict:
     """100,000 exact ReLUs with truncation, all parties together."""
-    from sectorch.mpc.relu import relu
-    from sectorch.mpc.shares import Shares
+    from sectorch.mpc.star.relu import relu
+    from sectorch.mpc.star.shares import Shares
 
     session = sectorch.Session()
     seconds = []

@@ -23,7 +23,7 @@ from rich.table import Table
 
 import sectorch
 from sectorch.network.bench import example
-from sectorch.network.stage import Stage
+from sectorch.network.parties.stage import Stage
 
 
 def digits(batch: int) -> tuple[torch.nn.Module, torch.Tensor]:

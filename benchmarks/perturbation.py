@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from sectorch.protocols.perturbation import Scheme, cohort
+from sectorch.protocols.perturbation import Federation, Scheme, cohort
 from sectorch.protocols.perturbation.attacks import deep_leakage
 from sectorch.protocols.perturbation.cli import build
 from sectorch.protocols.perturbation.data import load
@@ -91,7 +91,11 @@ def cost(options: argparse.Namespace) -> list[dict]:
             y = torch.randn(len(x), 10) if loss == "mse" else torch.randint(10, (len(x),))
             state, parameters = model.state_dict(), list(model.parameters())
             noisy, key = scheme.perturb(state)
-            update = scheme.client_step(noisy, (x, y))
+
+            def our_client(scheme=scheme, noisy=noisy, key=key, x=x, y=y):
+                return scheme.client_step(noisy, (x, y), server=lambda request: scheme.answer(key, request))
+
+            update = our_client()
             updates, weights = [update] * options.clients, [1] * options.clients
             optimizer = torch.optim.SGD(model.parameters(), 1e-9, 0.9)
             gradients = list(torch.autograd.grad(scheme.loss_fn(model(x), y), parameters))
@@ -116,7 +120,7 @@ def cost(options: argparse.Namespace) -> list[dict]:
 
             plain, ours = least(
                 lambda: torch.autograd.grad(scheme.loss_fn(model(x), y), parameters),
-                lambda: scheme.client_step(noisy, (x, y)),
+                our_client,
                 repeats=options.repeats,
             )
             servers = least(plain_server, our_server, repeats=4 * options.repeats)
@@ -163,19 +167,18 @@ def gradient(options: argparse.Namespace) -> list[dict]:
 
 def gradient_error(model, shape, loss, m, exchange, clients, dtype) -> float:
     scheme = Scheme(model, loss, m, exchange=exchange)
-    noisy, key = scheme.perturb(model.state_dict())
-    masks = cohort(clients) if clients > 1 else [None]
     weights = [4 + k % 3 for k in range(clients)]
-    updates, expected = [], None
+    batches, expected = [], None
     parameters = list(model.parameters())
-    for mask, weight in zip(masks, weights, strict=True):
+    for weight in weights:
         x = torch.randn(weight, *shape, dtype=dtype)
         y = torch.randn(weight, 4, dtype=dtype) if loss == "mse" else torch.randint(4, (weight,))
-        updates.append(scheme.client_step(noisy, (x, y), masks=mask, share=weight / sum(weights)))
+        batches.append((x, y))
         part = torch.cat([g.flatten() for g in torch.autograd.grad(scheme.loss_fn(model(x), y), parameters)])
         part = part.double() * (weight / sum(weights))
         expected = part if expected is None else expected + part
-    found = torch.cat([g.flatten() for g in scheme.recover(key, updates, weights).values()]).double()
+    recovered = Federation(scheme, clients).round(model.state_dict(), batches, weights)
+    found = torch.cat([g.flatten() for g in recovered.values()]).double()
     return float((found - expected).norm() / expected.norm())
 
 

@@ -1,4 +1,4 @@
-"""Exact int64 products: torch's own kernels against those of sectorch/products.py and limbs.py, in the same run.
+"""Exact int64 products: torch's own kernels against those of sectorch/ring/products.py and limbs.py, in the same run.
 
 python benchmarks/products.py
 python benchmarks/products.py --limbs                  # limb products too (slow on a CPU: they are for CUDA)
@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
-from sectorch import limbs
-from sectorch.products import Conv2d, matmul
+from sectorch.ring import limbs
+from sectorch.ring.products import Conv2d, matmul
 
 CONVOLUTIONS = [(3, 64, 32), (64, 128, 16), (128, 256, 8), (256, 256, 8), (256, 512, 4), (512, 512, 4)]
 MATRICES = [(512, 4608, 512), (2048, 2304, 256), (128, 768, 3072)]

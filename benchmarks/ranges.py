@@ -22,6 +22,7 @@ from rich.table import Table
 from torch import nn
 
 import sectorch
+from sectorch import Scheme
 from sectorch.nn.models import lenet, randomize_batchnorm, vgg7
 
 
@@ -43,7 +44,9 @@ def measured(name: str, repeats: int) -> dict:
     model = construct().eval().requires_grad_(False)
     randomize_batchnorm(model, torch.Generator().manual_seed(0))
     x, row = torch.randn(shape), {"model": name}
-    ways = {check: sectorch.secure(model, session=sectorch.Session(), range_check=check) for check in (False, True)}
+    ways = {
+        check: sectorch.secure(model, Scheme(range_check=check), session=sectorch.Session()) for check in (False, True)
+    }
     spent: dict = {False: [], True: []}
     for check, secure in ways.items():
         secure(x)

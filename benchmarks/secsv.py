@@ -26,12 +26,12 @@ from rich.console import Console
 from rich.table import Table
 
 from sectorch import ckks
+from sectorch.ckks.linalg.reducing import Reducing, encrypt_matrix
 from sectorch.protocols.secsv import Settings, ShapleyEvaluation, Training, build, fedavg, federation
-from sectorch.protocols.secsv.clock import KINDS, communication
 from sectorch.protocols.secsv.data import Federation, for_model
-from sectorch.protocols.secsv.reducing import Reducing, encrypt_matrix
 from sectorch.protocols.secsv.secsv import joint_keys
 from sectorch.protocols.secsv.sharing import Field
+from sectorch.protocols.secsv.spent import KINDS, communication
 from sectorch.protocols.secsv.utilities import Utilities
 from sectorch.protocols.secsv.values import coalitions
 
@@ -128,10 +128,9 @@ def hesv(given, limit: float) -> dict:
 
 
 def _plain(run: ShapleyEvaluation):
-    from sectorch.protocols.secsv.channel import Channel
     from sectorch.protocols.secsv.testing import PlainTester
 
-    tester = PlainTester(run.program, run.tests, Channel())
+    tester = PlainTester(run.program, run.tests)
     tester.begin(*run._models(0))
     return tester
 

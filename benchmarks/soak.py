@@ -20,7 +20,7 @@ from rich.progress import track
 from rich.table import Table
 
 from sectorch.network.bench import example
-from sectorch.network.stage import Stage
+from sectorch.network.parties.stage import Stage
 
 
 def figures(pid: int) -> tuple[float, int, int]:

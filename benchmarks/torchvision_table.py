@@ -33,6 +33,7 @@ import sectorch
 from sectorch import Scheme
 from sectorch.errors import FixedPointRangeError, SectorchError
 from sectorch.nn.models import randomize_batchnorm
+from sectorch.ring.scheme import limit_bits_of
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "torchvision.json"
@@ -126,7 +127,8 @@ def measured(model: nn.Module, x: torch.Tensor, told: dict) -> dict:
     start = time.process_time()
     model(x)
     row["plain_s"] = time.process_time() - start
-    secured = sectorch.secure(model, **told, session=sectorch.Session())
+    scheme = Scheme(told["frac_bits"], limit_bits=limit_bits_of(told["activation_limit"]))
+    secured = sectorch.secure(model, scheme, session=sectorch.Session())
     start = time.process_time()
     with sectorch.profile() as first:
         y = secured(x)

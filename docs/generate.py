@@ -62,18 +62,9 @@ def _uniform(mask: str) -> str:
     """What a message is to whoever cannot take its mask off."""
     if "encrypt" in mask or "rerandomised" in mask:
         return "ciphertexts"
+    if "mod Q" in mask:
+        return "uniform residues"
     return "within 2^-30 of uniform bits" if "statistically" in mask else "uniform bits"
-
-
-def of_secsv() -> str:
-    """One row per message of SecSV's channel."""
-    from sectorch.protocols.secsv.channel import MESSAGES
-
-    rows = (
-        [f"`{label}`", f"{m.sender} → {m.receiver}", m.hidden or "nothing", f"**{m.shows}**" if m.shows else "nothing"]
-        for label, m in MESSAGES.items()
-    )
-    return table(("message", "from → to", "hidden by", "what the receiver learns"), rows)
 
 
 def messages() -> str:
@@ -81,7 +72,13 @@ def messages() -> str:
 
     def row(spec: ProtocolSpec, message: Message) -> list[str]:
         learns = f"**{message.shows}**" if message.shows else f"nothing: {_uniform(message.mask)}"
-        return [f"`{spec.name}`", f"`{message.label}`", f"{message.src} → {message.dst}", message.mask, learns]
+        return [
+            f"`{spec.name}`",
+            f"`{message.label}`",
+            f"{message.src} → {message.dst}",
+            message.mask or "nothing",
+            learns,
+        ]
 
     return table(
         ("protocol", "message", "from → to", "hidden by", "what the receiver learns"),
@@ -119,7 +116,7 @@ def operations() -> str:
 
 
 GENERATED: dict[str, dict[str, Callable[[], str]]] = {
-    "learned.md": {"messages": messages, "composed": composed, "secsv": of_secsv},
+    "learned.md": {"messages": messages, "composed": composed},
     "ops.md": {"operations": operations},
 }
 

@@ -22,13 +22,13 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import sectorch
+from sectorch.choreography.ledger import Transcript
 from sectorch.errors import LeakyProtocolWarning
 from sectorch.nn import SecureModule, fhe_friendly
-from sectorch.protocols.capride import DisaggregationError, Ledger, Settings
+from sectorch.protocols.capride import DisaggregationError, Guard, Settings
 from sectorch.protocols.capride.adversary import recover
 from sectorch.protocols.capride.directions import Directions
 from sectorch.protocols.perturbation import Scheme
-from sectorch.runtime.ledger import Transcript
 
 DATA = load_digits()
 IMAGES, LABELS = torch.tensor(DATA.images, dtype=torch.float32).flatten(1) / 16, torch.tensor(DATA.target)
@@ -87,7 +87,7 @@ def signs_from_paper_mode(folder: Path) -> dict[str, float]:
     session = sectorch.Session()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LeakyProtocolWarning)
-        paper = sectorch.secure(model, relu="privhfl", session=session)
+        paper = sectorch.secure(model, sectorch.Scheme(relu="privhfl"), session=session)
     seen = activations_seen(paper, session, IMAGES[:200])
     hidden = model[0](IMAGES[:200])  # what Q should not know
     signs = float((seen.sign() == hidden.sign()).double().mean())
@@ -140,10 +140,10 @@ def logits_from_released_numbers(folder: Path) -> dict[str, float]:
     numbers = asked.on(true, temperature)  # what P1 decrypts, one number a direction
 
     def stopped_at(how: Settings) -> int:
-        ledger = Ledger()
+        counts = Guard("P2")
         for count in range(0, len(numbers), 10):
             try:
-                ledger.release("P2", "P1", version, 10, samples, 10, how)
+                counts.release("P1", version, 10, samples, 10, how)
             except DisaggregationError as error:
                 print(f"the guard: {error}")
                 return count

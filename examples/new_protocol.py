@@ -17,11 +17,10 @@ record. How many questions Q may ask is a matter of policy, not of the protocol.
 import torch
 
 import sectorch
-from sectorch import products
 from sectorch.choreography import Located, Message, Net, Phase, leaf, protocol
 from sectorch.errors import UndeclaredMessageError
-from sectorch.mpc.shares import Shares
-from sectorch.ring import encode
+from sectorch.mpc.star.shares import Shares
+from sectorch.ring import encode, products
 
 matmul = leaf(products.matmul)
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 from torch import nn
 
-from sectorch.protocols.perturbation import Scheme, cohort
+from sectorch.protocols.perturbation import Federation, Scheme
 
 SAMPLES, ROUNDS = (200, 300, 400, 500), 80
 
@@ -35,18 +35,16 @@ def main() -> dict[str, float]:
     ).double()
     plain = copy.deepcopy(model)  # FedAvg on the same batches
     optimizers = [torch.optim.SGD(net.parameters(), 0.1, momentum=0.9) for net in (model, plain)]
-    scheme, masks = Scheme(model, loss="cross_entropy"), cohort(len(SAMPLES))
+    scheme = Scheme(model, loss="cross_entropy")
+    federation = Federation(scheme, len(SAMPLES))  # a server and its clients, all messages between them
     shares = [n / sum(SAMPLES) for n in SAMPLES]
 
     for _ in range(ROUNDS):
         chosen = [part[torch.randint(len(part), (32,))] for part in parts]
         batches = [(images[rows], labels[rows]) for rows in chosen]
-        noisy, key = scheme.perturb(model.state_dict())  # the server; the key stays there
-        updates = [
-            scheme.client_step(noisy, batch, masks=mask, share=share)  # each client; masks cancel in the sum
-            for batch, mask, share in zip(batches, masks, shares, strict=True)
-        ]
-        scheme.step(model, optimizers[0], scheme.recover(key, updates, weights=SAMPLES))
+        # The noised model goes down, masked updates come up, and the server takes the noise off their sum.
+        gradient = federation.round(model.state_dict(), batches, weights=SAMPLES)
+        scheme.step(model, optimizers[0], gradient)
 
         optimizers[1].zero_grad()
         sum(w * F.cross_entropy(plain(x), y) for w, (x, y) in zip(shares, batches, strict=True)).backward()
@@ -56,7 +54,7 @@ def main() -> dict[str, float]:
         accuracy = [float((net(images[test]).argmax(1) == labels[test]).double().mean()) for net in (plain, model)]
         pairs = list(zip(plain.parameters(), model.parameters(), strict=True))
         gap = max(float((a - b).abs().max()) for a, b in pairs)
-        true = model[4].weight
+        true, (noisy, _) = model[4].weight, scheme.perturb(model.state_dict())  # what a client would be sent next
         moved = float((noisy.state["4.weight"] - true).norm() / true.norm())
     table = Table("", "FedAvg", "perturbed", title=f"{len(SAMPLES)} clients, {ROUNDS} rounds")
     table.add_row("test accuracy, %", *(f"{100 * value:.2f}" for value in accuracy))

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING
 
 from . import errors as errors
 from . import ops as ops
-from .aggregation import aggregate as aggregate
+from .choreography.ledger import Profile as profile
+from .choreography.roles import Roles as Roles
 from .nn.explain import diff as diff
 from .nn.explain import explain as explain
 from .nn.reference import reference as reference
 from .nn.secure import SecureModule as SecureModule
 from .nn.secure import secure as secure
 from .nn.traced import program as program
-from .registry import register_op as register_op
-from .roles import Roles as Roles
-from .runtime.ledger import Profile as profile
+from .ops.registry import register_op as register_op
 from .session import Session as Session
-from .table import supported_ops as supported_ops
 from .tensor import PrivateTensor as PrivateTensor
 from .tensor import Scheme as Scheme
 from .tensor import SharedTensor as SharedTensor
 from .tensor import share_tensor as share
+from .tensor.aggregation import aggregate as aggregate
+from .tensor.table import supported_ops as supported_ops
 
 if TYPE_CHECKING:
     from . import ckks as ckks

@@ -7,7 +7,15 @@ value outside its range names the largest magnitude at the party that owns it, a
 
 
 class SectorchError(Exception):
-    """Base of everything that sectorch raises on purpose."""
+    """Base of everything that sectorch raises on purpose.
+
+    Attributes:
+        place: where in a model the step belongs that raised it, if it is a step of a model.
+        layer: the same, where the text names it.
+    """
+
+    place: str = ""
+    layer: str = ""
 
 
 class MisplacedValueError(SectorchError, RuntimeError):

@@ -12,18 +12,21 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from .backend import Backend
 from .choreography import Net, Party, Phase, Runtime
+from .choreography.ledger import Observer, alone
+from .choreography.located import running
+from .choreography.program.material import Material
+from .choreography.program.part import Part, part_of
+from .choreography.program.setup import Setup
+from .choreography.program.trace import Program, Tracing
+from .choreography.roles import STAR, Cast, Roles
+from .choreography.run.local import DryRuntime, LocalRuntime
 from .errors import ArgumentError
-from .located import running
-from .mpc.seed import edge_keys, seed
-from .roles import STAR, Cast, Roles
-from .runtime.ledger import Observer, alone
-from .runtime.local import DryRuntime, LocalRuntime
-from .runtime.material import Material
-from .runtime.part import Part, part_of
-from .runtime.program import Program, Tracing
-from .runtime.reference import ReferenceRuntime
-from .runtime.setup import Setup
+from .mpc.plain import Plain
+from .mpc.star.backend import Star
+from .mpc.star.seed import edge_keys, seed
+from .ring.scheme import Scheme
 
 _CALL: ContextVar[dict[bytes, Net] | None] = ContextVar("sectorch_call", default=None)
 
@@ -35,22 +38,26 @@ Q, A, S = Party("Q", "Q"), Party("A", "A"), Party("S", "S")
 class Session:
     """Parties in their roles with fresh pair keys: Q, S and one or several answering parties, unless others are named.
 
-    All of them live in this process (see `runtime/local.py`): a session is for development and tests, and shows what
-    the parties would learn, compute and send. With `dry=True` nobody is present and everything runs on shapes. With
-    `reference=True` there are no parties, and every protocol is the function that it computes: what is shared, computed
-    and revealed in it are the same numbers, bit for bit, at the cost of plain integers (`runtime/reference.py`).
+    All of them live in this process (`run/local.py`): a session is for development and tests, and shows what they would
+    learn, compute and send. With `dry=True` nobody is present and everything runs on shapes. With `reference=True`
+    tensors are computed with by the functions that the protocols compute: what is shared, computed and revealed are the
+    same numbers, bit for bit, at the cost of plain integers (`mpc/plain.py`), and there are no keys.
 
     Args:
         answering: how many answering parties, each with a model of its own; they are called A, or A1 ... An.
         dealer: who deals correlated randomness: "Q", or "D", a party of its own that sends to S, shares streams with A
             and S, and receives nothing. The dealer knows the masks of all values, and must not collude with A or S.
         roles: of protocols of one's own, each played by a party of its name; secure inference needs Q, A and S.
+        names: of the parties that play roles of one's own, by role, where they have others.
         runtime: where it runs, instead of this process: a `PartyRuntime` of one of the parties.
         device: where tensors live: "cpu" or a CUDA device.
 
     Raises:
-        ArgumentError: no answering party; a dealer that is none of these; a reference of other roles.
+        ArgumentError: no answering party; a dealer that is none of these; a reference of other roles; names of no role
+            or of two parties.
     """
+
+    reference = False
 
     def __init__(
         self,
@@ -58,6 +65,7 @@ class Session:
         *,
         dealer: str = "Q",
         roles: Roles = STAR,
+        names: Mapping[str, str] | None = None,
         dry: bool = False,
         reference: bool = False,
         runtime: Runtime | None = None,
@@ -71,25 +79,31 @@ class Session:
             )
         if roles is not STAR and (answering > 1 or dealer != "Q" or reference):
             raise ArgumentError(f"answering, dealer and reference are for secure inference, and the roles are {roles}")
-        names = [] if roles is not STAR else ["A"] if answering == 1 else [f"A{i + 1}" for i in range(answering)]
-        self._begin(roles, tuple(Party(name, "A") for name in names), Q if dealer == "Q" else Party("D", "D"))
+        self._names = {name: name for name in roles.names} | dict(names or {})
+        different = set(self._names) == set(roles.names) and len(set(self._names.values())) == len(self._names)
+        if names and (roles is STAR or not different):
+            raise ArgumentError(f"names are of different parties in roles of one's own, got {names} for {roles}")
+        several = [] if roles is not STAR else ["A"] if answering == 1 else [f"A{i + 1}" for i in range(answering)]
+        self._begin(roles, tuple(Party(name, "A") for name in several), Q if dealer == "Q" else Party("D", "D"))
         self.device = torch.device(device)
-        if reference:
-            runtime = ReferenceRuntime(self.parties - {S})
+        self.reference = reference
         self.runtime = runtime or (DryRuntime() if dry else LocalRuntime(self.parties, self.device))
         self._calls: Iterator[int] = itertools.count()
         self._open()
-        with alone(Observer()) if dry else nullcontext():
-            self._seed()
+        if not reference:
+            with alone(Observer()) if dry else nullcontext():
+                self._seed()
 
     def _begin(self, roles: Roles, answering: tuple[Party, ...], dealer: Party) -> None:
         """Who is in it."""
         self.roles, self.answering, self.dealer = roles, answering, dealer
         if roles is STAR:
             self.Q, self.S = Q, S
-            self._casts = {party: {"Q": Q, "A": party, "S": S, "D": dealer} for party in answering}
+            self._casts: dict[Party | None, dict[str, Party]] = {
+                party: {"Q": Q, "A": party, "S": S, "D": dealer} for party in answering
+            }
         else:
-            self._casts = {None: {name: Party(name, name) for name in roles.names}}
+            self._casts = {None: {role: Party(name, role) for role, name in self._names.items()}}
         self.parties = frozenset(party for cast in self._casts.values() for party in cast.values())
 
     def _open(self) -> None:
@@ -131,8 +145,12 @@ class Session:
 
     @property
     def complete(self) -> bool:
-        """Whether all parties are in this process, or there are none: in the reference."""
-        return self.runtime.ideal or self.parties <= self.runtime.here
+        """Whether all parties are in this process."""
+        return self.parties <= self.runtime.here
+
+    def backend(self, net: Net, scheme: Scheme) -> Backend:
+        """What computes with this session's tensors in a call, or in its setup."""
+        return Plain(net, scheme) if self.reference else Star(net, scheme, self.device)
 
     def answering_party(self, party: Party | None = None) -> Party:
         """`party`, if it is one of this session's answering parties; the first of them for None.
@@ -191,7 +209,10 @@ class Session:
     def on_shapes(self) -> Session:
         """A session of the same parties in which nobody is present."""
         dealer = "Q" if self.dealer == Q else "D"
-        return Session(max(1, len(self.answering)), dealer=dealer, roles=self.roles, dry=True, device=self.device)
+        names = None if self.roles is STAR else self._names
+        return Session(
+            max(1, len(self.answering)), dealer=dealer, roles=self.roles, names=names, dry=True, device=self.device
+        )
 
     def trace(self, f: Callable[[Net], Any], party: Party | None = None) -> Program:
         """The program of f among parties as this session's: f(net) is called once, on shapes, and nothing is sent.

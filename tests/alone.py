@@ -11,7 +11,7 @@ from multiprocessing.connection import Client
 
 import torch
 
-from sectorch.randomness import PairKey
+from sectorch.choreography.streams import PairKey
 
 
 class Alone:

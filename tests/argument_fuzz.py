@@ -23,8 +23,8 @@ from torch.utils import _pytree as pytree
 
 import sectorch
 from sectorch.errors import SectorchError
-from sectorch.table import TABLE
 from sectorch.tensor import SecretTensor
+from sectorch.tensor.table import TABLE
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int32, torch.int8,
           torch.int16, torch.bool)  # fmt: skip

@@ -12,7 +12,7 @@ from op_rows.base import Data, OpRow, Sample, tolerance, whole_numbers
 from torch.utils import _pytree as pytree
 
 import sectorch
-from sectorch.runtime.ledger import Profile
+from sectorch.choreography.ledger import Profile
 from sectorch.session import Session
 from sectorch.tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, private_tensor
 
@@ -27,7 +27,7 @@ def stage() -> Stage:
 
 @functools.cache
 def reference_stage() -> Stage:
-    """The public function: no parties, and every protocol by its ideal functionality."""
+    """The public function: every operation on the plain backend."""
     return Stage(Session(reference=True))
 
 
@@ -144,17 +144,29 @@ def revealed(x: Any) -> Any:
     return x
 
 
-def check(result: Any, expected: tuple[Any, Any], row: OpRow, ulps: float, relative: float, what: str) -> None:
-    """Shape, dtype, container and, within ulps + relative |y|, the values y are torch's."""
+def check(
+    result: Any,
+    expected: tuple[Any, Any],
+    row: OpRow,
+    ulps: float,
+    relative: float,
+    what: str,
+    plain: list[torch.Tensor] | None = None,
+) -> None:
+    """Shape, dtype, container and, within ulps + relative |y|, the values y are torch's.
+
+    plain: the values of the result's leaves, where they were revealed before.
+    """
     exact, typed = expected
     outputs, spec = pytree.tree_flatten(listed(result))
     wanted, wanted_spec = pytree.tree_flatten(exact)
     assert spec == wanted_spec, f"{what} gave {spec}, torch {wanted_spec}"
-    for output, value, like in zip(outputs, wanted, pytree.tree_leaves(typed), strict=True):
+    plain = [revealed(output) for output in outputs] if plain is None else plain
+    for output, opened, value, like in zip(outputs, plain, wanted, pytree.tree_leaves(typed), strict=True):
         assert isinstance(output, SecretTensor) != row.plain, f"{what} gave a {type(output).__name__}"
         assert output.shape == like.shape, f"{what} gave shape {output.shape}, torch {like.shape}"
         assert output.dtype == like.dtype, f"{what} gave {output.dtype}, torch {like.dtype}"
-        close(revealed(output), value, ulps, what, relative)
+        close(opened, value, ulps, what, relative)
 
 
 def close(output: torch.Tensor, value: torch.Tensor, ulps: float, what: str, relative: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""The op table as data: one row for every operation of `sectorch.dispatch.TABLE`; `test_ops.py` runs templates over it.
+"""The op table as data: one row for every operation of `tensor/dispatch.py`; `test_ops.py` runs templates over it.
 
 The rows are in `op_rows/`, a file for each kind of operation.
 """

@@ -29,9 +29,9 @@ from sectorch.errors import (
     ShapeError,
     UnsupportedOpError,
 )
-from sectorch.network.session import reason
-from sectorch.table import SHARES, OpTable
+from sectorch.network.parties.session import reason
 from sectorch.tensor import PrivateTensor, SharedTensor
+from sectorch.tensor.table import SHARES, OpTable
 
 T = torch.Tensor
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

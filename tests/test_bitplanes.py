@@ -8,8 +8,8 @@ from helpers import HIGHEST, LOWEST, SHAPES, ring_values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sectorch import bitplanes
-from sectorch.bitplanes import bits_shape, planes, rows, spread, unrows, words_for
+from sectorch.ring import bitplanes
+from sectorch.ring.bitplanes import bits_shape, planes, rows, spread, unrows, words_for
 
 
 def bit(word: int, position: int) -> int:

@@ -15,6 +15,10 @@ from helpers import CASES, lines_of, ring_values, run, run_with_profile
 from helpers import session as shared_session
 
 from sectorch.choreography import PROTOCOLS, Message, Net, Party, Phase, protocol
+from sectorch.choreography.ledger import Profile
+from sectorch.choreography.located import compute
+from sectorch.choreography.roles import STAR, Cast
+from sectorch.choreography.steps import Compute
 from sectorch.errors import (
     ArgumentError,
     KeyAgreementError,
@@ -25,14 +29,10 @@ from sectorch.errors import (
     TopologyError,
     UndeclaredMessageError,
 )
-from sectorch.located import compute
-from sectorch.mpc.seed import seed
-from sectorch.mpc.share import share
-from sectorch.mpc.truncate import truncate
-from sectorch.roles import STAR, Cast
-from sectorch.runtime.ledger import Profile
+from sectorch.mpc.star.seed import seed
+from sectorch.mpc.star.share import share
+from sectorch.mpc.star.truncate import truncate
 from sectorch.session import Session
-from sectorch.steps import Compute
 
 
 def declared(*messages: Message):

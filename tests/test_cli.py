@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sectorch.cli import COMMANDS, GROUPS, overview, run
-from sectorch.command import Parser, ended, writable
+from sectorch.cli.command import Parser, ended, writable
+from sectorch.cli.main import COMMANDS, GROUPS, overview, run
 from sectorch.errors import ArgumentError, SectorchError
 
 ACTIONS = ("init", "request", "issue", "identity", "show", "pin")
@@ -302,7 +302,7 @@ def test_the_program():
     """As the shell sees it: exit codes, and a traceback with --debug only."""
 
     def done(*arguments: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "sectorch.cli", *arguments]
+        command = [sys.executable, "-m", "sectorch.cli.main", *arguments]
         process = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert process.stdout == ""
         return process.returncode, process.stderr

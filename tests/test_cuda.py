@@ -7,9 +7,10 @@ import torch
 from helpers import ring_values
 
 import sectorch
-from sectorch import limbs, products
+from sectorch import Scheme
 from sectorch.nn.models import ZOO
-from sectorch.products import Conv2d
+from sectorch.ring import limbs, products
+from sectorch.ring.products import Conv2d
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -35,7 +36,7 @@ def test_models(name: str, network: str):
     construct, shape = ZOO[name]
     model, x = construct().eval(), torch.randn(2, *shape)
     expected = model(x)
-    secured = sectorch.secure(model.cuda(), network=network)
+    secured = sectorch.secure(model.cuda(), Scheme(network=network))
     y = secured(x.cuda())
     assert y.device.type == "cuda"
     assert (y.cpu() - expected).abs().max() <= 1e-4

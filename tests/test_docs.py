@@ -16,8 +16,8 @@ import pytest
 
 from sectorch.choreography import PROTOCOLS
 from sectorch.errors import LeakyProtocolWarning
-from sectorch.registry import REGISTERED
-from sectorch.table import SHARES
+from sectorch.ops.registry import REGISTERED
+from sectorch.tensor.table import SHARES
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -128,7 +128,7 @@ def test_quickstart_commands_run(tmp_path: Path):
     for line in lines:
         command, *arguments = shlex.split(line)
         assert command == "sectorch"
-        run("-c", "from sectorch.cli import main; main()", *arguments, folder=tmp_path)
+        run("-c", "from sectorch.cli.main import main; main()", *arguments, folder=tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

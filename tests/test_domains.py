@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from last_places import BITS, LAST, LIMIT, close, grid, layer_norm, numbers, shared
 
 import sectorch
-from sectorch.table import Context, Fixed
+from sectorch.tensor import SharedTensor
+from sectorch.tensor.table import Context
 
 
 def places(count: int, frac_bits: int = BITS, signed: bool = True) -> torch.Tensor:
@@ -264,17 +265,17 @@ class Declared:
                     monkeypatch.setattr(module, which, getattr(self, which))
 
     @staticmethod
-    def value(context: Context, x: Fixed) -> torch.Tensor:
-        return sectorch.ops.smooth.tensor(context, x, torch.float64).reveal()
+    def value(context: Context, x: SharedTensor) -> torch.Tensor:
+        return x.like(x.shares, dtype=torch.float64).reveal()
 
-    def require(self, context: Context, x: Fixed, low: float | None = None, high: float | None = None) -> None:
+    def require(self, context: Context, x: SharedTensor, low: float | None = None, high: float | None = None) -> None:
         v = self.value(context, x)
         self.broken += int(low is not None and bool((v < low).any())) + int(
             high is not None and bool((v >= high).any())
         )
 
     def forbid(self, context: Context, bad) -> None:
-        v = self.value(context, Fixed(bad, 0))
+        v = self.value(context, context.tensor(bad, 0))
         assert bool(((v == 0) | (v == 1)).all())
         self.broken += int(bool((v == 1).any()))
 

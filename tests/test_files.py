@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from sectorch import files
+from sectorch.choreography.program.material import Material
 from sectorch.network import Pins, Store
-from sectorch.network.identity import fingerprint
+from sectorch.network.identity.identity import fingerprint
 from sectorch.protocols import checkpoint
-from sectorch.runtime.material import Material
 
 PRINT = fingerprint(bytes(32))
 

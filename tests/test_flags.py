@@ -7,14 +7,14 @@ from helpers import session
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sectorch.bitplanes import spread, unrows
-from sectorch.mpc.guard import finished
-from sectorch.mpc.mask import open_masked
-from sectorch.mpc.relu import ramps
-from sectorch.mpc.shares import Shares
-from sectorch.mpc.truncate import truncate
-from sectorch.mpc.within import raise_outside
+from sectorch.mpc.star.guard import finished
+from sectorch.mpc.star.mask import open_masked
+from sectorch.mpc.star.relu import ramps
+from sectorch.mpc.star.shares import Shares
+from sectorch.mpc.star.truncate import truncate
+from sectorch.mpc.star.within import raise_outside
 from sectorch.ring import rounded_shift
+from sectorch.ring.bitplanes import spread, unrows
 
 
 def flagged(x: torch.Tensor, protocol, seed: int) -> torch.Tensor:

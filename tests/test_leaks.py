@@ -1,9 +1,14 @@
 """What the parties see: uniform bytes, the same for every secret, and no two of them related.
 
 The randomness is cryptographic and cannot be seeded, so bounds are set for sound protocols to fail less than once in
-10^7 runs of this file: each chi-square and Kolmogorov-Smirnov p-value is compared with 10^-12, and fewer than 2000 of
-them are computed (Bonferroni); each correlation of two bits with eight standard deviations (10^-15), and fewer than
-4 * 10^7 pairs are formed. Leaks that matter are far beyond: the paper's DReLU gives p-values of 10^-100 and less.
+10^6 runs of this file: each chi-square, Kolmogorov-Smirnov and bit-count p-value is compared with 10^-12, and fewer
+than 200,000 of them are computed (Bonferroni); each correlation of two bits with eight standard deviations (10^-15),
+and fewer than 4 * 10^7 pairs are formed.
+
+What would be found: the count of ones in n bits of one place has a standard deviation of sqrt(n) / 2, and 10^-12 on two
+sides is 7.13 of them. A bit that is 1 with probability 1/2 + e/2 is therefore found with probability 0.9999 (3.72
+standard deviations more) from e = (7.13 + 3.72) / sqrt(n): 3.5% for the 98,304 elements of a message, and 4.9% for the
+49,152 of protocols by keys. Leaks that matter are far beyond: the paper's DReLU gives p-values of 10^-100 and less.
 """
 
 from __future__ import annotations
@@ -16,15 +21,18 @@ import torch
 from helpers import CASES, SHIPPED, SOUND, play, ring_values, run, world_of
 from scipy import stats
 
-from sectorch.bitplanes import planes, rows
 from sectorch.choreography import Net
+from sectorch.choreography.ledger import Transcript
 from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
-from sectorch.mpc.relu import relu
-from sectorch.runtime.ledger import Transcript
+from sectorch.mpc.star.relu import relu
+from sectorch.ring.bitplanes import planes, rows
 from sectorch.session import Session
 
 P_VALUE = 1e-12
 SIGMAS = 8.0
+
+DEEP = ("relu_fss", "relu_fss_20", "ramps_fss", "ramps_fss_20", "maximum_fss", "signs")
+"""Keys of 43 or 63 levels have more bits than a run has elements; `gate_high` is the same protocol in 13 levels."""
 
 # Bytes of every message.
 
@@ -54,18 +62,33 @@ def received(case, secret, runs: int, n: int) -> dict[tuple[str, str], np.ndarra
     return {key: np.concatenate(values) for key, values in view.items()}
 
 
+BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.int64)
+
+
 def histogram(values: np.ndarray) -> np.ndarray:
-    return np.bincount(values.view(np.uint8), minlength=256)
+    """How often each byte stands in each place of a word: [bytes of a word, 256]."""
+    words = values.view(np.uint8).reshape(len(values), -1)
+    return np.stack([np.bincount(place, minlength=256) for place in words.T])
+
+
+def most_biased_bit(counts: np.ndarray) -> float:
+    """The p-value of the bit of a word whose ones are furthest from a half; of packed bits, all bits are one's."""
+    ones = (counts @ BITS).ravel()
+    n = np.append(np.full(len(ones), counts[0].sum()), 8 * counts.sum())
+    return float(2 * stats.norm.sf((np.abs(2 * np.append(ones, ones.sum()) - n) / np.sqrt(n)).max()))
 
 
 def findings(first: dict, second: dict) -> list[str]:
     """How two views, of runs on two secrets, give something away; empty for a sound protocol."""
     found = [f"only one secret has {key}" for key in first.keys() ^ second.keys()]
     for key in first.keys() & second.keys():
-        a, b = histogram(first[key]), histogram(second[key])
-        for name, counts in (("the first", a), ("the second", b)):
-            if stats.chisquare(counts).pvalue < P_VALUE:
+        places = histogram(first[key]), histogram(second[key])
+        a, b = (counts.sum(axis=0) for counts in places)
+        for name, counts in zip(("the first", "the second"), places, strict=True):
+            if stats.chisquare(counts.sum(axis=0)).pvalue < P_VALUE:
                 found.append(f"{key} is not uniform on {name} secret")
+            if most_biased_bit(counts) < P_VALUE:
+                found.append(f"a bit of {key} is biased on {name} secret")
         used = (a + b) > 0
         if used.sum() > 1 and stats.chi2_contingency(np.stack([a, b])[:, used]).pvalue < P_VALUE:
             found.append(f"bytes of {key} tell the secrets apart")
@@ -77,8 +100,8 @@ def findings(first: dict, second: dict) -> list[str]:
 
 @pytest.mark.parametrize("case", SOUND, ids=str)
 def test_messages_are_uniform_and_the_same_for_every_secret(case):
-    n = 1 << 15 if case.elementwise else 1 << 12
-    views = [received(case, secret, 6, n) for secret in (zeros, structured)]
+    n = 1 << (12 if not case.elementwise else 14 if case.name in DEEP else 15)
+    views = [received(case, secret, 3 if case.elementwise else 6, n) for secret in (zeros, structured)]
     for view in views:
         size = {role: sum(v.nbytes for (r, _), v in view.items() if r == role) for role in "QAS"}
         assert size["Q"] == 0, "Q is sent nothing but results"
@@ -219,8 +242,6 @@ def distinctions(first: View, second: View) -> list[str]:
     return found
 
 
-DEEP = ("relu_fss", "relu_fss_20", "ramps_fss", "ramps_fss_20", "maximum_fss", "signs")
-"""Keys of 43 or 63 levels have more bits than a run has elements; `gate_high` is the same protocol in 13 levels."""
 ELEMENTWISE = [case for case in SOUND if case.elementwise and case.name not in DEEP]
 WIDE = (
     "drelu_thresholds", "ramps", "ramps_20", "normalise", "trigonometric", "trigonometric_wide", "max_tree",

@@ -9,25 +9,25 @@ import torch
 from helpers import CASES, SHIPPED, World, case_session, ring_values, run, session, weight_like, world_of
 
 from sectorch.choreography import Phase
-from sectorch.mpc.compare import block_count, drelu, forest, is_zero
-from sectorch.mpc.deal import deal, deal_bits
-from sectorch.mpc.layers import and_layers
+from sectorch.choreography.ledger import Profile, Transcript, alone
 from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
-from sectorch.mpc.linear import linear, mask_weight
-from sectorch.mpc.mask import open_masked
-from sectorch.mpc.multiply import multiply, square
-from sectorch.mpc.normalise import normalise
-from sectorch.mpc.pool import max_tree
-from sectorch.mpc.relu import maximum, ramps, relu
-from sectorch.mpc.select import bit_to_ring, select
-from sectorch.mpc.series import SIGMOID
-from sectorch.mpc.share import aggregate, reveal, share
-from sectorch.mpc.shares import Shares
-from sectorch.mpc.sign import at_least
-from sectorch.mpc.trigonometric import trigonometric
-from sectorch.mpc.truncate import truncate
-from sectorch.products import Linear
-from sectorch.runtime.ledger import Profile, Transcript, alone
+from sectorch.mpc.smooth.normalise import normalise
+from sectorch.mpc.smooth.trigonometric import trigonometric
+from sectorch.mpc.star.compare import block_count, drelu, forest, is_zero
+from sectorch.mpc.star.deal import deal, deal_bits
+from sectorch.mpc.star.layers import and_layers
+from sectorch.mpc.star.linear import linear, mask_weight
+from sectorch.mpc.star.mask import open_masked
+from sectorch.mpc.star.multiply import multiply, square
+from sectorch.mpc.star.pool import max_tree
+from sectorch.mpc.star.relu import maximum, ramps, relu
+from sectorch.mpc.star.select import bit_to_ring, select
+from sectorch.mpc.star.share import aggregate, reveal, share
+from sectorch.mpc.star.shares import Shares
+from sectorch.mpc.star.sign import at_least
+from sectorch.mpc.star.truncate import truncate
+from sectorch.ops.series import SIGMOID
+from sectorch.ring.products import Linear
 from sectorch.session import Session
 
 # Declarations.

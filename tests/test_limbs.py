@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sectorch.errors import ArgumentError
-from sectorch.limbs import FLOAT64, INT8, KINDS, digits, matmul, short_matmul
+from sectorch.ring.limbs import FLOAT64, INT8, KINDS, digits, matmul, short_matmul
 
 EDGES = (0, 1, -1, (1 << 63) - 1, -(1 << 63), 0x7F7F7F7F7F7F7F7F, -0x7F7F7F7F7F7F7F80, (1 << 21) - 1, -(1 << 21))
 

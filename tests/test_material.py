@@ -7,10 +7,10 @@ import torch
 from helpers import CASES, lines_of, ring_values, run_with_profile, traced
 
 from sectorch.choreography import Phase
+from sectorch.choreography.ledger import Profile
 from sectorch.errors import MaterialError
-from sectorch.mpc.relu import relu
-from sectorch.mpc.truncate import truncate
-from sectorch.runtime.ledger import Profile
+from sectorch.mpc.star.relu import relu
+from sectorch.mpc.star.truncate import truncate
 from sectorch.session import Session
 
 SINGLE = [case for case in CASES if case.answering == 1]

@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 import torch
-from op_stage import revealed, spelled, stage
+from op_stage import Stage, reference_stage, revealed, spelled, stage
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 from sectorch.errors import SectorchError
 from sectorch.ring import FRAC_BITS, range_limit
-from sectorch.table import row_of
 from sectorch.tensor import SecretTensor
+from sectorch.tensor.table import row_of
 
 TOLERANCE = 2e-3
 """Relative to max(1, |reference|). PyTorch draws from [-9, 9] and sums up to a few hundred products: 2^-20 9 500."""
@@ -104,13 +104,13 @@ def samples_of(info, dtype: torch.dtype, few: int | None) -> list[Any]:
     return every[:head] + every[head::step][: few - head]
 
 
-def shared(tree: Any, dtype: torch.dtype, which: Callable[[int], bool]) -> Any:
+def shared(tree: Any, dtype: torch.dtype, which: Callable[[int], bool], at: Stage) -> Any:
     """Share the tensors of the sample's dtype; `which` takes their numbers."""
     count = itertools.count()
 
     def place(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.dtype == dtype and which(next(count)):
-            return stage().share(leaf.detach())
+            return at.share(leaf.detach())
         return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
     return pytree.tree_map(place, tree)
@@ -129,18 +129,26 @@ class Run:
     kwargs: dict
     dtype: torch.dtype
     which: Callable[[int], bool]
+    at: Callable[[], Stage] = stage
 
 
 def runs_of(info, few: int | None) -> Iterator[Run]:
-    """Every sample, in every form of the operator, with every choice of what is shared."""
+    """Every sample, in every form of the operator, with every choice of what is shared.
+
+    Of a few samples the first form is run on shares with the choices in turn, and all other runs are in the reference:
+    its protocols compute the same bits (`test_ops.py`, `test_reference.py`).
+    """
     for dtype in dtypes_of(info):
         for number, sample in enumerate(samples_of(info, dtype, few)):
             args, kwargs = (sample.input, *sample.args), sample.kwargs
             leaves = pytree.tree_leaves((args, kwargs))
             count = sum(isinstance(leaf, torch.Tensor) and leaf.dtype == dtype for leaf in leaves)
-            for name, function in functions(info):
-                for pattern, which in list(PATTERNS.items())[: 0 if count == 0 else 1 if count == 1 else 3]:
-                    yield Run(f"sample {number}, {name}, {pattern}", function, args, kwargs, dtype, which)
+            patterns = list(PATTERNS.items())[: 0 if count == 0 else 1 if count == 1 else 3]
+            for form, (name, function) in enumerate(functions(info)):
+                for turn, (pattern, which) in enumerate(patterns):
+                    on_shares = few is None or (form == 0 and turn == number % len(patterns))
+                    at = stage if on_shares else reference_stage
+                    yield Run(f"sample {number}, {name}, {pattern}", function, args, kwargs, dtype, which, at)
 
 
 def outcome(info, run: Run) -> tuple[str, str]:
@@ -155,7 +163,7 @@ def outcome(info, run: Run) -> tuple[str, str]:
         except Exception as error:
             return INVALID, f"torch itself: {error}"
         try:
-            secret = shared((args, kwargs), run.dtype, run.which)
+            secret = shared((args, kwargs), run.dtype, run.which, run.at())
             result = function(*secret[0], **secret[1])
             outputs = [revealed(leaf) for leaf in pytree.tree_leaves(_listed(result))]
         except SectorchError as error:

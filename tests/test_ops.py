@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,10 +37,11 @@ from op_table import KINDS, ROWS
 from torch.utils import _pytree as pytree
 
 import sectorch
+from sectorch.choreography.ledger import Profile
 from sectorch.errors import SectorchError, SessionMismatchError
 from sectorch.session import Session
-from sectorch.table import HANDLER, SMOOTH, TABLE
 from sectorch.tensor import SharedTensor
+from sectorch.tensor.table import HANDLER, SMOOTH, TABLE
 
 ROLES = {"s": "shared", "p": "private", ".": "public"}
 TORCH_SAYS = (
@@ -63,6 +65,7 @@ class Called:
     key: Callable
     number: int
     sample: Sample
+    roles: str = ""
 
     @property
     def bound(self) -> float:
@@ -81,12 +84,20 @@ class Called:
     def expected(self, **how: Any) -> tuple[Any, Any]:
         return reference(self.key, self.row, self.number, self.sample, **how)
 
-    def check(self, result: Any, expected: tuple[Any, Any], factor: float = 1, ulps: float = 0) -> None:
+    def check(
+        self,
+        result: Any,
+        expected: tuple[Any, Any],
+        factor: float = 1,
+        ulps: float = 0,
+        revealed_as: list[torch.Tensor] | None = None,
+    ) -> None:
         """Within factor times the row's bound, and `ulps` more."""
-        check(result, expected, self.row, factor * self.bound + ulps, factor * self.row.relative, repr(self))
+        bounds = factor * self.bound + ulps, factor * self.row.relative
+        check(result, expected, self.row, *bounds, repr(self), revealed_as)
 
     def __repr__(self) -> str:
-        return f"{self.row.name}-{spelled(self.key)}-{self.number}"
+        return "-".join(filter(None, (self.row.name, spelled(self.key), str(self.number), self.roles)))
 
 
 def calls(keys: Callable[[Any], list]) -> list[Called]:
@@ -99,6 +110,7 @@ def calls(keys: Callable[[Any], list]) -> list[Called]:
     ]
 
 
+DRY = Stage(Session(dry=True))
 CALLS = calls(lambda row: row.keys)
 IN_PLACE = calls(lambda row: row.in_place)
 ONCE = list({(c.row.name, c.number): c for c in reversed(CALLS)}.values())[::-1]
@@ -110,12 +122,29 @@ OTHERS = [c for c in CALLS if _HANDLED[c.row.name, HANDLER[c.key], c.number] is 
 """Samples in a spelling more of a handler, which `HANDLED` tries on shares. Its protocols compute what the reference
 does, bit for bit, and these are run in the reference."""
 
-every_call = pytest.mark.parametrize("case", CALLS, ids=repr)
-every_sample = pytest.mark.parametrize("case", [c for c in ONCE if not c.writes], ids=repr)
+
+def of_rows(cases: list) -> Any:
+    """One test for each row, with its cases."""
+    rows: dict[str, list] = {}
+    for case in cases:
+        rows.setdefault(case.row.name, []).append(case)
+    return pytest.mark.parametrize("cases", rows.values(), ids=rows)
+
+
+def each(cases: Iterable, body: Callable[[Any], None]) -> None:
+    """Run the body on every case; one error names every case that failed, and why."""
+    failures = []
+    for case in cases:
+        try:
+            body(case)
+        except (Exception, pytest.fail.Exception) as error:
+            failures.append((case, error))
+    if failures:
+        said = "\n\n".join(f"{case!r}: {type(error).__name__}: {error}" for case, error in failures)
+        raise AssertionError(f"{len(failures)} failed:\n{said}") from failures[0][1]
+
+
 every_row = pytest.mark.parametrize("row", [row for name, row in ROWS.items() if name in TABLE], ids=lambda r: r.name)
-elementwise = pytest.mark.parametrize(
-    "row", [r for n, r in ROWS.items() if r.operands and n in TABLE], ids=lambda r: r.name
-)
 
 
 def test_every_operation_has_one_row_and_every_row_an_operation():
@@ -132,42 +161,49 @@ def test_every_spelling_has_a_sample_and_every_sample_a_spelling(row: OpRow):
     assert row.why
 
 
-@pytest.mark.parametrize("grid", [True, False], ids=["grid", "uniform"])
-@pytest.mark.parametrize("case", HANDLED, ids=repr)
-def test_result_is_torchs(case: Called, grid: bool):
-    expected = case.expected(grid=grid)
-    args, kwargs = case.secret(grid=grid)
-    case.check(case.key(*args, **kwargs), expected)
-
-
-@pytest.mark.parametrize("case", OTHERS, ids=repr)
-def test_every_spelling_gives_torchs_result(case: Called):
-    for grid in (True, False):
-        args, kwargs = case.secret(at=reference_stage(), grid=grid)
-        case.check(case.key(*args, **kwargs), case.expected(grid=grid))
-
-
-@every_sample
-def test_results_are_the_references_bit_for_bit(case: Called):
-    """Equality where results are exact; smooth functions, too, but for one value in 2^28 (docs/protocols.md)."""
-    both = []
-    for at in (stage(), reference_stage()):
-        args, kwargs = case.secret(at=at, grid=False)
-        both.append([revealed(v) for v in pytree.tree_leaves(listed(case.key(*args, **kwargs)))])
-    for secure, ideal in zip(*both, strict=True):
-        assert torch.equal(secure, ideal) if isinstance(secure, torch.Tensor) else secure == ideal
-
-
 def takes_a_series(ledger: list) -> bool:
     return any("trigonometric" in line.path for line in ledger)
 
 
+def opened(case: Called, at: Stage, grid: bool) -> tuple[Any, list[torch.Tensor], Profile]:
+    """The result of a call, its revealed leaves, and the ledger of both."""
+    args, kwargs = case.secret(at=at, grid=grid)
+    with sectorch.profile() as profile:
+        result = listed(case.key(*args, **kwargs))
+        leaves = [revealed(leaf) for leaf in pytree.tree_leaves(result)]
+    return result, leaves, profile
+
+
+@pytest.mark.parametrize("case", HANDLED, ids=repr)
+def test_result_is_torchs_and_the_references(case: Called):
+    """On multiples of 1/8, and the dry run has shapes and ledger of that call; on other numbers, and the reference
+    has the same bits: smooth functions, too, but for one value in 2^28 (docs/protocols.md)."""
+    result, leaves, profile = opened(case, stage(), grid=True)
+    case.check(result, case.expected(), revealed_as=leaves)
+    assert case.row.name in SMOOTH or not takes_a_series(profile.ledger)
+    _, shapes, dry = opened(case, DRY, grid=True)
+    assert [leaf.shape for leaf in shapes] == [leaf.shape for leaf in leaves]
+    assert lines(dry) == lines(profile)
+    result, leaves, _ = opened(case, stage(), grid=False)
+    case.check(result, case.expected(grid=False), revealed_as=leaves)
+    for secure, ideal in zip(leaves, opened(case, reference_stage(), grid=False)[1], strict=True):
+        assert torch.equal(secure, ideal) if isinstance(secure, torch.Tensor) else secure == ideal
+
+
+@of_rows(OTHERS)
+def test_every_spelling_gives_torchs_result(cases: list[Called]):
+    def body(case: Called) -> None:
+        args, kwargs = case.secret(at=reference_stage(), grid=False)
+        case.check(case.key(*args, **kwargs), case.expected(grid=False))
+
+    each(cases, body)
+
+
 @pytest.mark.parametrize("name", sorted(SMOOTH))
 def test_smooth_operations_take_a_series(name: str):
-    """And others do not: see `test_dry_run_has_the_ledger_of_the_local_run`."""
-    at = Stage(Session(dry=True))
+    """And others do not: see `test_result_is_torchs_and_the_references`."""
     for case in (c for c in ONCE if c.row.name == name):
-        args, kwargs = case.secret(at=at)
+        args, kwargs = case.secret(at=DRY)
         with sectorch.profile() as profile:
             case.key(*args, **kwargs)
         if takes_a_series(profile.ledger):
@@ -179,8 +215,12 @@ def test_smooth_operations_are_listed():
     assert {op["name"] for op in sectorch.supported_ops() if not op["exact"]} == SMOOTH
 
 
-@pytest.mark.parametrize("case", IN_PLACE, ids=repr)
-def test_in_place_forms_change_their_first_argument_or_nothing(case: Called):
+@of_rows(IN_PLACE)
+def test_in_place_forms_change_their_first_argument_or_nothing(cases: list[Called]):
+    each(cases, in_place)
+
+
+def in_place(case: Called) -> None:
     args, kwargs = case.secret()
     if not isinstance(args[0], SharedTensor):
         before = args[0].clone()
@@ -203,24 +243,32 @@ def test_in_place_forms_change_their_first_argument_or_nothing(case: Called):
     case.check(args[0], expected)
 
 
-@every_call
-def test_arguments_may_be_named(case: Called):
+@of_rows(CALLS)
+def test_arguments_may_be_named(cases: list[Called]):
+    each(cases, named)
+
+
+def named(case: Called) -> None:
     if case.key is torch.instance_norm:
         return  # torch's own table of names has them in the order of F.instance_norm, which is another
     operator = getattr(case.key, "__name__", "").startswith("__")
-    named = None if operator else by_name(case.key, *case.plain())
+    given = None if operator else by_name(case.key, *case.plain())
     try:
-        if named is not None and case.key(*named[0], **named[1]) is NotImplemented:
+        if given is not None and case.key(*given[0], **given[1]) is NotImplemented:
             return
     except (TypeError, RuntimeError):
-        named = None  # torch's own function does not take these names
-    if named is not None:
+        given = None  # torch's own function does not take these names
+    if given is not None:
         args, kwargs = by_name(case.key, *case.secret(at=reference_stage()))
         case.check(case.key(*args, **kwargs), case.expected())
 
 
-@every_call
-def test_out_arguments_are_refused(case: Called):
+@of_rows(CALLS)
+def test_out_arguments_are_refused(cases: list[Called]):
+    each(cases, with_out)
+
+
+def with_out(case: Called) -> None:
     outputs = [torch.zeros_like(leaf) for leaf in pytree.tree_leaves(case.expected()[1])]
     out = outputs[0] if len(outputs) == 1 else tuple(outputs)
     args, kwargs = case.plain()
@@ -238,47 +286,47 @@ def test_out_arguments_are_refused(case: Called):
     assert not any(bool(leaf.any()) for leaf in outputs), "a refused call wrote to out="
 
 
-def in_turn(arrangements: list) -> Any:
-    """Every sample in each arrangement: on shares in one, as samples take turns, and in the reference in the others.
+SCALES = {scale_3: 2, scale_26: 2, scale_40: 2, scale_0: 2}
+"""How many times the row's bound a result may be off: entries come from the grid, which the first three hold exactly;
+but a truncation of an operand errs by one ulp where an encoding errs by a half. Comparisons and integers have no
+fraction bits (`scale_0`), and public operands must not be rounded to that."""
+STRIDES = {transposed: 1, strided: 1}
 
-    What is on shares is computed by the protocols that the reference's functions stand for, bit for bit.
+
+def arranged(case: Called, arrangements: dict, turn: int | None) -> None:
+    """A sample in each arrangement: on shares in the one whose turn it is, and in the reference in the others.
+
+    What is on shares is computed by the protocols that the reference's functions stand for, bit for bit. Of fraction
+    bits they see how far to shift, which `test_protocols.py` tries from 1 to 32: a row's first sample is on shares.
     """
-    every = [
-        pytest.param(case, f, stage if i % len(arrangements) == at else reference_stage, id=f"{case!r}-{f.__name__}")
-        for i, case in enumerate(c for c in ONCE if not c.writes)
-        for at, f in enumerate(arrangements)
-    ]
-    return pytest.mark.parametrize(("case", "arrange", "at"), every)
+    arrangements = {a: factor for a, factor in arrangements.items() if a is not scale_0 or case.row.whole}
+    for i, (arrange, factor) in enumerate(arrangements.items()):
+        on_shares = turn is not None and i == turn % len(arrangements)
+        args, kwargs = case.secret(arrange=arrange, at=stage() if on_shares else reference_stage())
+        try:
+            case.check(case.key(*args, **kwargs), case.expected(rounded=arrange is scale_0), factor=factor)
+        except Exception as error:
+            raise AssertionError(f"{arrange.__name__}: {type(error).__name__}: {error}") from error
 
 
-@in_turn([scale_3, scale_26, scale_40])
-def test_any_number_of_fraction_bits(case: Called, arrange, at):
-    """Entries come from the grid, which all of these scales hold exactly; but a truncation of an operand errs by one
-    ulp where an encoding errs by a half, so the bound doubles."""
-    args, kwargs = case.secret(arrange=arrange, at=at())
-    case.check(case.key(*args, **kwargs), case.expected(), factor=2)
-
-
-@pytest.mark.parametrize("case", [c for c in ONCE if not c.writes and c.row.whole], ids=repr)
-def test_whole_numbers_that_pass_for_floats(case: Called):
-    """Comparisons and integers have no fraction bits. Public operands must not be rounded to that."""
-    args, kwargs = case.secret(arrange=scale_0)
-    case.check(case.key(*args, **kwargs), case.expected(rounded=True), factor=2)
-
-
-@in_turn([transposed, strided])
-def test_strides_do_not_matter(case: Called, arrange, at):
-    args, kwargs = case.secret(arrange=arrange, at=at())
-    case.check(case.key(*args, **kwargs), case.expected())
+@pytest.mark.parametrize("arrangements", [SCALES, STRIDES], ids=["fraction bits", "strides"])
+@of_rows([c for c in ONCE if not c.writes])
+def test_fraction_bits_and_strides_do_not_matter(cases: list[Called], arrangements: dict):
+    first = zlib.crc32(cases[0].row.name.encode())  # rows of one sample take turns, too
+    turns = {repr(case): first + i for i, case in enumerate(cases) if arrangements is STRIDES or i == 0}
+    each(cases, lambda case: arranged(case, arrangements, turns.get(repr(case))))
 
 
 SHAPES = [((0,), (0,)), ((), ()), ((2, 0), (1, 0)), ((2, 1), (1, 3)), ((2, 3), (3,)), ((), (2, 3)), ((2, 3), ()),
           ((1,), (2, 2)), ((0, 3), (3,)), ((1, 1, 2), (2, 1, 1))]  # fmt: skip
 
 
-@pytest.mark.parametrize("shapes", SHAPES, ids=str)
-@elementwise
-def test_broadcasting_empty_tensors_and_no_dimensions(row: OpRow, shapes):
+@pytest.mark.parametrize("row", [r for n, r in ROWS.items() if r.operands and n in TABLE], ids=lambda r: r.name)
+def test_broadcasting_empty_tensors_and_no_dimensions(row: OpRow):
+    each(SHAPES, lambda shapes: broadcast(row, shapes))
+
+
+def broadcast(row: OpRow, shapes: tuple) -> None:
     key = TABLE[row.name].keys[0]
     domain = row.samples[0].args[: row.operands]
     for roles in row.pairs.split() or ["s"]:
@@ -288,32 +336,30 @@ def test_broadcasting_empty_tensors_and_no_dimensions(row: OpRow, shapes):
         case.check(key(*args, **kwargs), case.expected())
 
 
+def placed(case: Called, roles: str) -> Called:
+    """The call with its tensors at other parties."""
+    chosen = iter(roles)
+    args = (replace(a, role=ROLES[next(chosen, "s")]) if isinstance(a, Data) else a for a in case.sample.args)
+    return replace(case, roles=roles, sample=replace(case.sample, args=tuple(args)))
+
+
 PAIRED = [
-    (c, roles) for c in ONCE for roles in c.row.pairs.split() if sum(isinstance(a, Data) for a in c.sample.args) > 1
+    placed(c, roles)
+    for c in ONCE
+    for roles in c.row.pairs.split()
+    if sum(isinstance(a, Data) for a in c.sample.args) > 1
 ]
 
 
-@pytest.mark.parametrize(("case", "roles"), PAIRED, ids=[f"{c!r}-{roles}" for c, roles in PAIRED])
-def test_operands_of_every_party(case: Called, roles: str):
-    chosen = iter(roles)
-    placed = (replace(a, role=ROLES[next(chosen, "s")]) if isinstance(a, Data) else a for a in case.sample.args)
-    case = replace(case, sample=replace(case.sample, args=tuple(placed)))
+@of_rows(PAIRED)
+def test_operands_of_every_party(cases: list[Called]):
+    each(cases, held_by_parties)
+
+
+def held_by_parties(case: Called) -> None:
     args, kwargs = case.secret(grid=False)
     # A private operand may be prepared in float32 by its owner: at most 8 in magnitude, 8 2^-24 = 1/2 ulp a step.
     case.check(case.key(*args, **kwargs), case.expected(grid=False), ulps=2)
-
-
-@every_sample
-def test_dry_run_has_the_ledger_of_the_local_run(case: Called):
-    ledgers = []
-    for at in (stage(), Stage(Session(dry=True))):
-        args, kwargs = case.secret(at=at)
-        with sectorch.profile() as profile:
-            result = listed(case.key(*args, **kwargs))
-            shapes = [tuple(revealed(leaf).shape) for leaf in pytree.tree_leaves(result)]
-        ledgers.append((shapes, lines(profile)))
-        assert case.row.name in SMOOTH or not takes_a_series(profile.ledger)
-    assert ledgers[0] == ledgers[1]
 
 
 ERRORS = [(row, case, i) for row in ROWS.values() if row.name in TABLE for i, case in enumerate(row.errors)]

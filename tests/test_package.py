@@ -38,7 +38,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile):
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert names == {str(path.relative_to(ROOT)) for path in SOURCES} | {"sectorch/py.typed"}
     (points,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
-    assert "sectorch = sectorch.cli:main" in wheel.read(points).decode()
+    assert "sectorch = sectorch.cli.main:main" in wheel.read(points).decode()
     assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import sectorch
-from sectorch.mpc import mask, multiply, relu
+from sectorch.mpc.star import mask, multiply, relu
 from sectorch.nn import passes
 from sectorch.nn.samplewise import is_samplewise
 

@@ -13,9 +13,9 @@ from helpers import HIGHEST, LOWEST, ring_values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sectorch import products
 from sectorch.errors import UnsupportedDeviceError
-from sectorch.products import TILE, Conv2d, Linear, matmul
+from sectorch.ring import products
+from sectorch.ring.products import TILE, Conv2d, Linear, matmul
 
 
 def by_integers(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

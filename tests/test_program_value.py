@@ -20,13 +20,13 @@ import torch
 from torch import nn
 
 import sectorch
-from sectorch import errors
-from sectorch.located import Phase
+from sectorch import Scheme, errors
+from sectorch.choreography.located import Phase
+from sectorch.choreography.program.text import spelled
+from sectorch.choreography.program.trace import Program
+from sectorch.choreography.steps import Draw
+from sectorch.choreography.streams import PairKey
 from sectorch.nn.models import lenet, vgg7
-from sectorch.randomness import PairKey
-from sectorch.runtime.generated import spelled
-from sectorch.runtime.program import Program
-from sectorch.steps import Draw
 
 
 def secret(p: str, q: str) -> bytes:
@@ -172,10 +172,10 @@ def test_two_programs_are_equal_if_everybody_does_the_same():
     assert first == second and hash(first) == hash(second) and first.digest == second.digest
     others = [
         sectorch.program(models[0], torch.randn(2, 4)),
-        sectorch.program(sectorch.secure(models[0], frac_bits=16), x),
-        sectorch.program(sectorch.secure(models[0], network="wan"), x),
-        sectorch.program(sectorch.secure(models[0], activation_limit=256.0), x),
-        sectorch.program(sectorch.secure(models[0], range_check=False), x),
+        sectorch.program(sectorch.secure(models[0], Scheme(frac_bits=16)), x),
+        sectorch.program(sectorch.secure(models[0], Scheme(network="wan")), x),
+        sectorch.program(sectorch.secure(models[0], Scheme(limit_bits=8)), x),
+        sectorch.program(sectorch.secure(models[0], Scheme(range_check=False)), x),
         sectorch.program(nn.Sequential(models[0][0], nn.LeakyReLU(0.1)).eval(), x),
         sectorch.program(nn.Sequential(models[0][0], nn.LeakyReLU(0.2)).eval(), x),
     ]

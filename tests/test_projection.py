@@ -15,20 +15,20 @@ from torch import nn
 import sectorch
 from sectorch import errors
 from sectorch.choreography import Located, Net, Party, Phase, leaf
+from sectorch.choreography.ledger import Observer, Profile
+from sectorch.choreography.located import compute
+from sectorch.choreography.program.closures import Closures
+from sectorch.choreography.program.material import Material
+from sectorch.choreography.program.part import part_of
+from sectorch.choreography.program.setup import Setup
+from sectorch.choreography.roles import STAR, Cast
+from sectorch.choreography.streams import PairKey
 from sectorch.errors import ArgumentError, DtypeError, MaterialError, SessionMismatchError, ShapeError
-from sectorch.located import compute
-from sectorch.mpc.linear import linear, mask_weight
-from sectorch.mpc.seed import seed
-from sectorch.mpc.share import reveal, share
+from sectorch.mpc.star.linear import linear, mask_weight
+from sectorch.mpc.star.seed import seed
+from sectorch.mpc.star.share import reveal, share
 from sectorch.nn.shapes import KEPT_SHAPES
-from sectorch.products import Conv2d
-from sectorch.randomness import PairKey
-from sectorch.roles import STAR, Cast
-from sectorch.runtime.closures import Closures
-from sectorch.runtime.ledger import Observer, Profile
-from sectorch.runtime.material import Material
-from sectorch.runtime.part import part_of
-from sectorch.runtime.setup import Setup
+from sectorch.ring.products import Conv2d
 from sectorch.session import Session
 from sectorch.tensor import SecretTensor
 

@@ -16,8 +16,8 @@ from helpers import CASES, case_session, run, traced
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sectorch.choreography.streams import SECRET_BYTES, PairKey, agree, derive, keypair, random_secret
 from sectorch.errors import KeyAgreementError, StreamReuseError
-from sectorch.randomness import SECRET_BYTES, PairKey, agree, derive, keypair, random_secret
 from sectorch.session import Session
 
 SECRET, SESSION = bytes(range(32)), bytes(range(100, 116))

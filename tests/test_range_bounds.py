@@ -18,9 +18,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import sectorch
-from sectorch import dispatch, errors
+from sectorch import errors
 from sectorch.ring import HEADROOM_BITS
-from sectorch.tensor import SharedTensor
+from sectorch.tensor import SharedTensor, dispatch
 
 BEYOND = (errors.RangeExceededError, errors.FixedPointRangeError)
 

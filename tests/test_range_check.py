@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import sectorch
-from sectorch import errors
-from sectorch.mpc.guard import inner_product, linear_hash
-from sectorch.runtime.ledger import Transcript
+from sectorch import Scheme, errors
+from sectorch.choreography.ledger import Transcript
+from sectorch.mpc.star.guard import inner_product, linear_hash
+from sectorch.ring.scheme import limit_bits_of
 
 BEYOND = (errors.RangeExceededError, errors.FixedPointRangeError)
 
@@ -86,7 +87,7 @@ def check(model: nn.Module, x: torch.Tensor) -> str:
     plain = model.double()
     wanted, reached = plain(x.double()), largest(plain, x.double())
     model.float()
-    secure = sectorch.secure(model, session=sectorch.Session(), range_check=True)
+    secure = sectorch.secure(model, Scheme(range_check=True), session=sectorch.Session())
     limit = secure.scheme.activation_limit
     squares = any(isinstance(m, Powers) for m in model)
     # Two factors of a product that is computed have a limit of their own: together they stay below 2^(62 - 2f).
@@ -130,7 +131,7 @@ def test_the_limit_is_sharp_where_it_is_checked(network: str, place: int):
     with torch.no_grad():
         model[0].weight.fill_(2.0), model[2].weight.fill_(0.5)
     x = torch.tensor([[2048.0 + place * 2.0**-10], [1.0]])
-    secure = sectorch.secure(model, session=sectorch.Session(), network=network, range_check=True)
+    secure = sectorch.secure(model, Scheme(network=network, range_check=True), session=sectorch.Session())
     for module in (secure, sectorch.reference(model, secure.scheme)):
         if place < 0:
             assert torch.equal(module(x), x.detach())
@@ -145,7 +146,7 @@ def test_no_result_stands_in_what_q_receives():
     with torch.no_grad():
         model[0].weight.fill_(100.0)
     session = sectorch.Session()
-    secure = sectorch.secure(model, session=session, range_check=True)
+    secure = sectorch.secure(model, Scheme(range_check=True), session=session)
     shapes = []
     for x in (torch.ones(4, 2), torch.full((4, 2), 50.0)):
         with Transcript() as transcript:
@@ -163,7 +164,7 @@ def test_a_withheld_result_is_uniform_to_q():
     with torch.no_grad():
         model[0].weight.fill_(2.0), model[2].weight.fill_(0.5)
     session = sectorch.Session()
-    secure, x = sectorch.secure(model, session=session, range_check=True), torch.tensor([[4000.0]])
+    secure, x = sectorch.secure(model, Scheme(range_check=True), session=session), torch.tensor([[4000.0]])
     keys = []
     for _ in range(400):
         with Transcript() as transcript, pytest.raises(errors.RangeExceededError):
@@ -302,7 +303,7 @@ def test_other_pieces_are_run_all_the_same():
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU()).eval()
     with torch.no_grad():
         model[0].weight.fill_(10.0)
-    secure = sectorch.secure(model, session=sectorch.Session(), chunk=1, range_check=True)
+    secure = sectorch.secure(model, Scheme(range_check=True), session=sectorch.Session(), chunk=1)
     rows = torch.tensor([[1.0], [2000.0], [3.0]])
     with sectorch.profile() as fine:
         secure(rows.clamp(max=5))
@@ -317,7 +318,7 @@ def test_without_the_check_nothing_is_said():
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU()).eval()
     with torch.no_grad():
         model[0].weight.fill_(10.0)
-    secure = sectorch.secure(model, session=sectorch.Session(), range_check=False)
+    secure = sectorch.secure(model, Scheme(range_check=False), session=sectorch.Session())
     assert torch.allclose(secure(torch.tensor([[2000.0]])), torch.tensor([[20000.0]]))
 
 
@@ -325,17 +326,23 @@ def test_the_owner_refuses_weights_whose_sums_could_leave_the_ring():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
     with torch.no_grad():
         model[2].weight.fill_(200.0)
-    with pytest.raises(errors.FixedPointRangeError, match=r"'2\.weight'.*sum to magnitude 800.*activation_limit=2048"):
-        sectorch.secure(model, session=sectorch.Session(), range_check=True)(torch.ones(1, 4))
-    secure = sectorch.secure(model, session=sectorch.Session(), activation_limit=2048)
+    with pytest.raises(errors.FixedPointRangeError, match=r"'2\.weight'.*sum to magnitude 800.*limit_bits=11"):
+        sectorch.secure(model, Scheme(range_check=True), session=sectorch.Session())(torch.ones(1, 4))
+    secure = sectorch.secure(model, Scheme(limit_bits=11), session=sectorch.Session())
     x = torch.ones(1, 4)
     assert torch.allclose(secure(x), model(x), atol=1e-2)
 
 
-@pytest.mark.parametrize("limit", [0, 1, 3, -8, 2.0**30, "8", float("inf"), float("nan")])
-def test_a_limit_that_is_none_is_refused(limit):
+@pytest.mark.parametrize("bits", [0, -3, 22, 30, 3.0, "8", float("inf"), float("nan")])
+def test_a_limit_that_is_none_is_refused(bits):
     with pytest.raises(errors.ArgumentError):
-        sectorch.secure(nn.Linear(2, 2).eval(), session=sectorch.Session(), activation_limit=limit)
+        Scheme(limit_bits=bits)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3, -8, "8", float("inf"), float("nan")])
+def test_a_limit_is_a_power_of_two(limit):
+    with pytest.raises(errors.ArgumentError):
+        limit_bits_of(limit)
 
 
 words = st.integers(-(2**63), 2**63 - 1)

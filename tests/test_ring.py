@@ -14,7 +14,6 @@ from sectorch.errors import DtypeError, FixedPointRangeError, NonFiniteError, Se
 from sectorch.ring import (
     FRAC_BITS,
     HEADROOM_BITS,
-    MSB,
     check_encodable,
     decode,
     encode,
@@ -23,6 +22,7 @@ from sectorch.ring import (
     sign_mask,
     signed,
 )
+from sectorch.ring.words import MSB
 
 MODULUS = 1 << 64
 INT64 = st.integers(LOWEST, HIGHEST) | st.sampled_from([0, 1, -1, LOWEST, HIGHEST])

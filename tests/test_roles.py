@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from apart import in_processes, runtime_of
 from helpers import CASES, traced
 from torch import nn
 
 import sectorch
-from sectorch import errors
+from sectorch import Scheme, errors
 from sectorch.choreography import Message, Party, Phase, Roles, protocol
-from sectorch.roles import STAR, Cast
-from sectorch.runtime.frames import unpack
-from sectorch.runtime.ledger import Transcript
-from sectorch.runtime.party import PartyRuntime
-from sectorch.steps import Draw
+from sectorch.choreography.ledger import Transcript
+from sectorch.choreography.roles import STAR, Cast
+from sectorch.choreography.steps import Draw
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from secure_sum import HOSPITALS, ROLES, secure_sum, total
@@ -46,52 +44,18 @@ def test_a_protocol_of_four_parties():
     assert [p.name for p in program.parties] == ["C", *HOSPITALS]
 
 
-class Pipe:
-    """A channel over a pipe between two processes."""
-
-    def __init__(self, connection):
-        self._connection = connection
-
-    def send(self, parts, later=False):
-        for part in parts:
-            self._connection.send_bytes(part)
-
-    def flush(self):
-        pass
-
-    def receive(self):
-        (frame,) = unpack(self._connection.recv_bytes())
-        return frame
-
-
-def one_party(me: str, session: bytes, ends: dict, x: torch.Tensor | None, told) -> None:
+def one_party(me: str, ends: dict, inputs: dict) -> tuple:
     """A process that is one party, with its own value and its ends of its edges."""
-    torch.set_num_threads(1)
-    channels = {Party(name, name): Pipe(end) for name, end in ends.items()}
-    own = sectorch.Session(roles=ROLES, runtime=PartyRuntime(Party(me, me), session, channels))
+    runtime = runtime_of(Party(me, me), {Party(name, name): end for name, end in ends.items()})
+    own = sectorch.Session(roles=ROLES, runtime=runtime)
     program = own.trace(total)
-    result = own.run(program, {} if x is None else {me: x})
-    told.send((program.digest, None if result.is_meta else result.tolist()))
+    result = own.run(program, {me: inputs[me]} if me in inputs else {})
+    return program.digest, None if result.is_meta else result.tolist()
 
 
 def test_a_protocol_of_four_parties_as_four_processes():
-    spawn, inputs = multiprocessing.get_context("spawn"), vectors()
-    ends: dict[str, dict] = {name: {} for name in ROLES.names}
-    for p, q in map(sorted, ROLES.edges):
-        ends[p][q], ends[q][p] = spawn.Pipe()
-    processes, heard = [], {}
-    for name in ROLES.names:
-        heard[name], told = spawn.Pipe(duplex=False)
-        process = spawn.Process(target=one_party, args=(name, bytes(16), ends[name], inputs.get(name), told))
-        process.start()
-        told.close()
-        processes.append(process)
-    try:
-        said = {name: end.recv() for name, end in heard.items()}
-    finally:
-        for process in processes:
-            process.join(60)
-            process.kill()
+    inputs = vectors()
+    said = in_processes(map(sorted, ROLES.edges), one_party, inputs)
     assert {digest for digest, _ in said.values()} == {sectorch.Session(roles=ROLES).trace(total).digest}
     assert said["C"][1] == sum(inputs.values()).tolist()
     assert [said[name][1] for name in HOSPITALS] == [None] * 3, "only the collector learns anything"
@@ -138,7 +102,7 @@ def test_what_a_net_of_other_roles_refuses():
         "nobody holds all",
     )
     refused(lambda net: net.read(net.own(net.H1, x), net.C), errors.MisplacedValueError, "cannot read")
-    from sectorch.mpc.share import share
+    from sectorch.mpc.star.share import share
 
     refused(lambda net: share(net, net.own(net.H1, x)), errors.MisplacedValueError, "'share' has a role Q")
     for f in (
@@ -159,6 +123,36 @@ def test_a_session_of_other_roles_takes_no_options_of_secure_inference():
             sectorch.Session(roles=ROLES, **options)
     with pytest.raises(errors.ArgumentError, match="pairs that share a stream need an edge"):
         sectorch.Session(roles=Roles("P Q R", "P-Q Q-R", "P-R"))
+
+
+def test_two_of_many_play_a_protocol_of_two():
+    """Written once, between roles that parties of the call play one after the other."""
+    pair = Roles("Here There", edges="Here-There")
+    told = protocol("told", "here", [Message("x", "There", "Here", "", "all")], roles=pair)(
+        lambda net, x: x.send(net.There, net.Here, "x")
+    )
+    session, inputs = sectorch.Session(roles=ROLES), vectors()
+    try:
+        with Transcript() as transcript, session.call() as net:
+            own, heard = net.cast, []
+            for name in HOSPITALS:
+                who = getattr(net, name)
+                brought = net.own(who, inputs[name])
+                with net.playing(pair, Here=net.C, There=who):
+                    heard.append(told(net, brought))
+                with pytest.raises(errors.MisplacedValueError), net.playing(pair, Here=who, There=net.C):
+                    told(net, brought)
+                assert net.cast is own
+            assert torch.equal(net.read(sum(heard), net.C), sum(inputs.values()))
+            with pytest.raises(errors.TopologyError), net.playing(pair, Here=net.C, There=Party("H4", "H4")):
+                pass
+            with pytest.raises(errors.ArgumentError), net.playing(pair, Here=net.C):
+                pass
+        assert [(line.src.name, line.dst.name) for line, _ in transcript.lines] == [(n, "C") for n in HOSPITALS]
+    finally:
+        from sectorch.choreography import PROTOCOLS
+
+        del PROTOCOLS["told"]
 
 
 # The dealer.
@@ -193,7 +187,7 @@ MODELS = {
 def test_models_with_a_dealer_of_its_own(name: str, network: str):
     model, x = MODELS[name]()
     model.eval()
-    secured = sectorch.secure(model, session=sectorch.Session(dealer="D"), network=network)
+    secured = sectorch.secure(model, Scheme(network=network), session=sectorch.Session(dealer="D"))
     wanted = sectorch.reference(model)(x)
     assert torch.equal(secured(x), wanted)
     secured.preprocess(len(x))

@@ -109,7 +109,7 @@ def test_preprocessing_leaves_only_the_online_phase(digits):
 def test_paper_mode_warns_and_agrees(digits):
     model, images = digits
     with pytest.warns(errors.LeakyProtocolWarning):
-        secured = sectorch.secure(model, relu="privhfl")
+        secured = sectorch.secure(model, Scheme(relu="privhfl"))
     with sectorch.profile() as p:
         y = secured(images[:3])
     assert (y - model(images[:3])).abs().max() < 1e-4
@@ -119,8 +119,8 @@ def test_paper_mode_warns_and_agrees(digits):
 def test_calibration_saves_bytes_and_agrees(digits):
     model, images = digits
     """A limit that is taken for granted saves planes; one that is checked needs them."""
-    plain = sectorch.secure(model, range_check=False)
-    bounded = sectorch.secure(model, calibrate=images[:50], range_check=False)
+    plain = sectorch.secure(model, Scheme(range_check=False))
+    bounded = sectorch.secure(model, Scheme(range_check=False), calibrate=images[:50])
     for secured in (plain, bounded):
         secured(images[:5])
     with sectorch.profile() as p:
@@ -339,9 +339,9 @@ def test_bad_models_are_refused():
     with pytest.raises(errors.ArgumentError, match="takes an nn"):
         sectorch.secure(lambda x: x)
     with pytest.raises(errors.ArgumentError, match="relu must be one of"):
-        sectorch.secure(nn.Linear(2, 2).eval(), relu="fast")
+        sectorch.secure(nn.Linear(2, 2).eval(), Scheme(relu="fast"))
     with pytest.raises(errors.ArgumentError, match="frac_bits"):
-        sectorch.secure(nn.Linear(2, 2).eval(), frac_bits=40)
+        sectorch.secure(nn.Linear(2, 2).eval(), Scheme(frac_bits=40))
     with pytest.raises(errors.ArgumentError, match="secure already"):
         sectorch.secure(sectorch.secure(nn.Linear(2, 2).eval()))
 
@@ -460,7 +460,7 @@ def test_a_series_in_pieces_is_the_series(monkeypatch):
 
 @pytest.mark.parametrize(
     "option",
-    [{"relu": "privhfl"}, {"frac_bits": 16}, {"network": "wan"}, {"chunk": 3}, {"calibrate": torch.ones(1, 2)}],
+    [{"scheme": Scheme()}, {"frac_bits": 16}, {"network": "wan"}, {"chunk": 3}, {"calibrate": torch.ones(1, 2)}],
 )
 def test_ckks_refuses_what_it_does_not_use(option):
     with pytest.raises(errors.ArgumentError, match=rf"{next(iter(option))}: .*not used by backend='ckks'"):
@@ -487,3 +487,24 @@ class OneHot(nn.Module):
 def test_whole_numbers_that_are_bounded_become_fractions():
     x = torch.randint(0, 7, (2, 3))
     assert torch.equal(sectorch.secure(OneHot().eval())(x), OneHot()(x))
+
+
+def test_fields_of_the_scheme_work_as_keywords_with_a_warning():
+    model, x, session = nn.Linear(2, 2).eval(), torch.ones(1, 2), sectorch.Session()
+    with pytest.warns(DeprecationWarning, match=r"Scheme\(frac_bits=16, limit_bits=10\)"):
+        secured = sectorch.secure(model, frac_bits=16, activation_limit=1024, session=session)
+    assert secured.scheme == Scheme(16, limit_bits=10)
+    with pytest.warns(DeprecationWarning):
+        assert (
+            sectorch.explain(model, x, network="wan").rounds == sectorch.explain(model, x, Scheme(network="wan")).rounds
+        )
+    with pytest.warns(DeprecationWarning):
+        assert sectorch.diff(model, x, frac_bits=16).tolerance == 1e-3
+    with pytest.warns(DeprecationWarning), pytest.warns(errors.LeakyProtocolWarning):
+        assert sectorch.secure(model, "privhfl", session=session).scheme.relu == "privhfl"
+    with pytest.raises(errors.ArgumentError, match="name them in the Scheme"):
+        sectorch.secure(model, Scheme(), frac_bits=16)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bits'"):
+        sectorch.secure(model, bits=16)
+    with pytest.raises(errors.ArgumentError, match="takes a Scheme, got a int"):
+        sectorch.secure(model, 16)

@@ -18,11 +18,11 @@ from torch import nn
 import sectorch
 from sectorch import ckks
 from sectorch.choreography import Phase
+from sectorch.choreography.ledger import Profile
+from sectorch.choreography.run.local import LocalRuntime
+from sectorch.choreography.streams import PairKey, random_secret
 from sectorch.errors import MaterialError, StreamReuseError
-from sectorch.mpc.linear import mask_weight
-from sectorch.randomness import PairKey, random_secret
-from sectorch.runtime.ledger import Profile
-from sectorch.runtime.local import LocalRuntime
+from sectorch.mpc.star.linear import mask_weight
 from sectorch.session import Session, default_session
 from sectorch.tensor import unwrapped
 

@@ -18,7 +18,7 @@ def test_vgg7_in_few_rounds(check: bool, rounds: int):
     torch.manual_seed(0)
     construct, shape = ZOO["vgg7"]
     model, x = construct().eval(), torch.randn(1, *shape)
-    secured = sectorch.secure(model, network="wan", session=sectorch.Session(), range_check=check)
+    secured = sectorch.secure(model, Scheme(network="wan", range_check=check), session=sectorch.Session())
     with sectorch.profile() as p:
         y = secured(x)
     with torch.no_grad():
@@ -28,14 +28,14 @@ def test_vgg7_in_few_rounds(check: bool, rounds: int):
     assert torch.equal(y.argmax(1), expected.argmax(1))
     if not check:
         return
-    explained = sectorch.explain(model, x, network="wan")
+    explained = sectorch.explain(model, x, Scheme(network="wan"))
     assert (explained.rounds, explained.bytes) == (p.rounds, p.bytes)
 
 
 def test_key_bytes_of_a_relu():
     """For the borrow 20 levels with one word of payload, for the ReLU of the rest 43 with two; and one more each."""
     n = 640
-    secured = sectorch.secure(nn.Sequential(nn.Linear(8, n), nn.ReLU()).eval(), network="wan")
+    secured = sectorch.secure(nn.Sequential(nn.Linear(8, n), nn.ReLU()).eval(), Scheme(network="wan"))
     secured(torch.zeros(1, 8))
     with sectorch.profile() as p:
         secured(torch.zeros(1, 8))
@@ -81,4 +81,4 @@ def test_functions_give_the_same_in_fewer_rounds_or_as_many(name: str):
 
 def test_an_unknown_network():
     with pytest.raises(ArgumentError, match="network must be one of lan, wan, got 'dsl'"):
-        sectorch.secure(nn.Linear(2, 2).eval(), network="dsl")
+        sectorch.secure(nn.Linear(2, 2).eval(), Scheme(network="dsl"))

@@ -1,4 +1,4 @@
-"""Fit the trigonometric series of sectorch/mpc/series.py and write that file.
+"""Fit the trigonometric series of sectorch/ops/series.py and write that file.
 
     python tools/fit_series.py
 
@@ -65,29 +65,7 @@ def main() -> None:
         "",
         "from __future__ import annotations",
         "",
-        "from dataclasses import dataclass",
-        "",
-        "",
-        "@dataclass(frozen=True)",
-        "class Series:",
-        '    """constant + sum_j cos[j] cos(j w x) + sin[j] sin(j w x), w = 2 pi / 2^period_bits, on [low, high].',
-        "",
-        "    `error` is the largest distance from the function on that interval, before any rounding.",
-        '    """',
-        "",
-        "    low: float",
-        "    high: float",
-        "    period_bits: int",
-        "    error: float",
-        "    constant: float",
-        "    cos: tuple[float, ...]",
-        "    sin: tuple[float, ...]",
-        "",
-        "    @property",
-        "    def weight(self) -> float:",
-        '        """Sum of the magnitudes of the coefficients: what multiplies a rounding error of the terms."""',
-        "        return sum(abs(c) for c in (*self.cos, *self.sin))",
-        "",
+        "from ..backend import Series",
         "",
     ]
     for name, (f, low, high, period_bits, terms, penalty) in FUNCTIONS.items():
@@ -100,7 +78,7 @@ def main() -> None:
             lines = [", ".join(repr(v) for v in part[i : i + 4]) for i in range(0, len(part), 4)]
             out += ["    (", *(f"        {line}," for line in lines), "    ),"]
         out += [")  # fmt: skip", ""]
-    path = Path(__file__).parent.parent / "sectorch" / "mpc" / "series.py"
+    path = Path(__file__).parent.parent / "sectorch" / "ops" / "series.py"
     path.write_text("\n".join(out).rstrip() + "\n")
 
 

@@ -31,7 +31,7 @@ import sectorch
 from sectorch.network import save_model
 from sectorch.nn.models import ZOO
 
-SECTORCH = [sys.executable, "-c", "from sectorch.cli import main; main()"]
+SECTORCH = [sys.executable, "-c", "from sectorch.cli.main import main; main()"]
 
 
 def free_port() -> int:

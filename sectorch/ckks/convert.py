@@ -19,23 +19,24 @@ import numpy as np
 import torch
 from tenseal import sealapi
 
-from .. import products
+from ..backend import MAX_SHIFT
 from ..choreography import Located, Message, Net, Party, protocol
+from ..choreography.located import compute
+from ..choreography.streams import PairKey, random_secret
 from ..errors import ArgumentError
-from ..located import compute
-from ..mpc.shares import Shares
-from ..mpc.truncate import MAX_SHIFT, truncate
-from ..randomness import PairKey, random_secret
+from ..mpc.star.shares import Shares
+from ..mpc.star.truncate import truncate
+from ..ring import products
 from ..session import Session, default_session
 from ..tensor import Scheme, SharedTensor
-from .bounds import SIGMAS, fresh_error, held
-from .cipher import Cipher, drop_to, settle
 from .errors import KeyMismatchError, ScaleError, SlotError
-from .keys import Keys, PublicKeys, SecretKey
-from .modular import dot, minus_, plus_, times_
-from .ntt import transform
-from .rerandomise import zeros
-from .tensor import CKKSTensor
+from .scheme.bounds import SIGMAS, fresh_error, held
+from .scheme.cipher import Cipher, cleared, drop_to, settle
+from .scheme.keys import Keys, PublicKeys, SecretKey
+from .scheme.modular import dot, minus_, plus_, times_
+from .scheme.ntt import transform
+from .scheme.rerandomise import zeros
+from .tensor.encrypted import CKKSTensor
 
 EXTRA_BITS = 8
 """Fraction bits of converted shares beyond 2f: the matrix of the map is rounded to them."""
@@ -134,7 +135,7 @@ def to_shares(
         raise KeyMismatchError(f"the tensor is under keys {e.keys.identity[:8]}, the key is of {secret.identity[:8]}")
     session, scheme = session or default_session(), scheme or Scheme()
     party = session.answering_party(party)
-    c = settle(e.cipher)
+    c = settle(cleared(e.cipher))
     held(c, "a conversion to shares")
     if math.isnan(c.largest):
         raise ScaleError(

@@ -5,6 +5,7 @@ Source: CaPriDe (section 2.1), PrivHFL (Appendix B.2, where HE-Transformer does 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 import time
@@ -14,17 +15,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from ..choreography import Located, Message, Net, Party, protocol
-from ..errors import ArgumentError, ShapeError, TrainingModeError
-from ..located import compute
+from ..choreography import Located, Message, Net, Party, Phase, protocol
+from ..choreography.located import compute
+from ..errors import ArgumentError, SectorchError, ShapeError, TrainingModeError, UnsupportedOpError
 from ..session import Session, default_session
 from .errors import LevelError, MemoryBudgetError, ScaleError
-from .explain import Report, explain
-from .keys import Keys, keygen
-from .memory import limit
-from .parameters import VALUE_BOUND
-from .rerandomise import rerandomised
-from .tensor import CKKSTensor, encrypt
+from .scheme.keys import Keys, PublicKeys, keygen
+from .scheme.memory import limit
+from .scheme.parameters import VALUE_BOUND
+from .scheme.rerandomise import rerandomised
+from .tensor.encrypted import CKKSTensor, encrypt
+from .tensor.explain import Report, explain
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ def ask(net: Net, x: Located, encrypt: Callable, evaluate: Callable, decrypt: Ca
 
     Args:
         encrypt, evaluate, decrypt: values to residues, residues to residues, residues to values. What else there is to
-            a ciphertext (level, scale, shape) follows from the architecture, and is public; but for its factor, in
-            which weights of a single number stand: Q needs it to decode, and so is told their product.
+            a ciphertext (level, scale, factor, shape) follows from the architecture, and everybody works it out on
+            shapes (`parts`).
 
     Rounds 4; bytes: the residues of the query and of the answer, twice. S learns nothing, A the shapes, Q the result.
     """
@@ -64,12 +65,80 @@ def ask(net: Net, x: Located, encrypt: Callable, evaluate: Callable, decrypt: Ca
     return compute(decrypt, answer.send(net.A, net.S, "answer").send(net.S, net.Q, "answer_forwarded").at("Q"))
 
 
+@protocol(
+    "ckks_chain",
+    "sectorch/ckks/tensor/explain.py",
+    [
+        Message("chain", "A", "S", "", shows="which of a few chains holds the model's values"),
+        Message("chain_forwarded", "S", "Q", "", shows="which of a few chains holds the model's values"),
+    ],
+)
+def tell_chain(net: Net, wanted: Located) -> Located:
+    """The depth and the integer bits that Q's keys are to have, from A to Q: int64 [2].
+
+    The depth follows from the architecture; the bits, or one level more, from the largest sums of A's weights
+    (`explain.LADDER`). Rounds 2, 32 bytes, once for the keys.
+    """
+    return wanted.send(net.A, net.S, "chain").send(net.S, net.Q, "chain_forwarded").at("Q")
+
+
+def on_shapes(model: nn.Module) -> nn.Module:
+    """A copy of a model whose parameters and floating-point buffers are shapes: what is public of it."""
+    tensors = [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
+    return copy.deepcopy(model, {id(t): _meta(t) for t in tensors})
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    blank = torch.empty_like(tensor, device="meta")
+    return nn.Parameter(blank, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else blank
+
+
+def parts(
+    model: nn.Module, keys: Keys | PublicKeys, x: torch.Tensor, bound: float = VALUE_BOUND
+) -> tuple[Callable, Callable, Callable]:
+    """What `ask` takes for a query of x's shape and dtype: encrypt, evaluate, decrypt.
+
+    Args:
+        model: A's, with its weights; at the others its architecture on shapes (`torch.device("meta")`).
+        keys: Q's; at the others the public half.
+
+    Raises:
+        UnsupportedOpError: which operations the model makes of its input depends on its weights.
+        SectorchError: as the model run on encrypted values.
+    """
+    public = keys.public if isinstance(keys, Keys) else keys
+    like = torch.empty_like(x, device="meta")
+    query = encrypt(like, public, bound=bound)
+    try:
+        form = _answered(on_shapes(model), encrypt(like, public, bound=None))
+    except (RuntimeError, NotImplementedError) as error:
+        if isinstance(error, SectorchError):
+            raise
+        raise UnsupportedOpError(
+            f"what the model does depends on its weights' values ({error}); Q works out on shapes what it is sent. "
+            f"Multiply by a weight's tensor, not by a Python number made of it"
+        ) from None
+
+    def encrypted(values: torch.Tensor) -> torch.Tensor:
+        return encrypt(values, keys, bound=bound).cipher.data
+
+    def evaluated(residues: torch.Tensor) -> torch.Tensor:
+        return form.cipher.data if residues.is_meta else _answered(model, _of(query, residues)).cipher.data
+
+    def decrypted(residues: torch.Tensor) -> torch.Tensor:
+        if residues.is_meta:
+            return torch.empty(form.full_shape, dtype=form.float_dtype, device="meta")
+        return _of(form, residues).decrypt(keys.secret)
+
+    return encrypted, evaluated, decrypted
+
+
 class CKKSModule(nn.Module):
     """Called with Q's plain tensor [batch, ...], gives the plain result, as Q decrypts it; with a CKKSTensor, a
     CKKSTensor.
 
-    A knows bounds on its values, layer by layer, from the weights; the answer carries none of them. Keys made on the
-    first call tell Q which of four sizes of the last level the model needs (`explain`).
+    A knows bounds on its values, layer by layer, from the weights; the answer carries none of them. For keys made on
+    the first call A tells Q which of four chains the model needs (`tell_chain`).
 
     Q learns the result with its error, A the shapes; the answer is rerandomised, so that its ciphertexts show Q nothing
     of the weights beyond the result and the size of its error (`rerandomise.py`). A batch beyond the slots is cut.
@@ -130,8 +199,11 @@ class CKKSModule(nn.Module):
             if self.keys is None:
                 report = self.explain(x[: 1 << 14])
                 self._check(report)
-                p = report.parameters
-                self.__dict__["keys"] = keygen(p.depth, slots=min(len(x), 1 << 14), integer_bits=p.integer_bits)
+                wanted = torch.tensor([report.parameters.depth, report.parameters.integer_bits])
+                with self.session.operation(self.party) as net:
+                    told = net.read(tell_chain(net, net.own(net.A, wanted, Phase.SETUP, "chain")), net.Q)
+                depth, bits = told.tolist()
+                self.__dict__["keys"] = keygen(depth, slots=min(len(x), 1 << 14), integer_bits=bits)
         self._check(self.explain(x[: self.keys.parameters.slots]))
         return torch.cat([self._query(part) for part in x.split(self.keys.parameters.slots)])
 
@@ -150,33 +222,28 @@ class CKKSModule(nn.Module):
             )
 
     def _query(self, x: torch.Tensor) -> torch.Tensor:
-        times = [time.perf_counter()]
-        query = encrypt(x.to("meta"), self.keys.public, bound=self.bound)
-        answer = self._answered(query)  # on shapes: what both know of the answer before there is one
+        times, sizes = [time.perf_counter()], []
 
-        def encrypted(values: torch.Tensor) -> torch.Tensor:
-            residues = encrypt(values, self.keys, bound=self.bound).cipher.data
-            times.append(time.perf_counter())
-            return residues
+        def timed(part: Callable) -> Callable:
+            def run(values: torch.Tensor) -> torch.Tensor:
+                result = part(values)
+                times.append(time.perf_counter())
+                sizes.append(result.nbytes)
+                return result
 
-        def evaluated(residues: torch.Tensor) -> torch.Tensor:
-            residues = self._answered(_of(query, residues)).cipher.data
-            times.append(time.perf_counter())
-            return residues
-
-        def decrypted(residues: torch.Tensor) -> torch.Tensor:
-            return _of(answer, residues).decrypt(self.keys.secret)
+            return run
 
         with self.session.operation(self.party) as net:
-            y = net.read(ask(net, net.own(net.Q, x), encrypted, evaluated, decrypted), net.Q)
-        times.append(time.perf_counter())
+            own = map(timed, parts(self.model, self.keys, x, self.bound))
+            y = net.read(ask(net, net.own(net.Q, x), *own), net.Q)
         spent = [b - a for a, b in itertools.pairwise(times)]
-        self.queries.append(Query(*spent, query.ciphertext_bytes, answer.ciphertext_bytes))
+        self.queries.append(Query(*spent, *sizes[:2]))
         return y
 
-    def _answered(self, query: CKKSTensor) -> CKKSTensor:
-        with torch.no_grad():
-            return rerandomised(self.model(query))
+
+def _answered(model: nn.Module, query: CKKSTensor) -> CKKSTensor:
+    with torch.no_grad():
+        return rerandomised(model(query))
 
 
 def _of(form: CKKSTensor, residues: torch.Tensor) -> CKKSTensor:

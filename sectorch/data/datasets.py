@@ -123,11 +123,11 @@ def _digits(_root: Path) -> Dataset:
     with installed("digits", "scikit-learn"):
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
-    data = load_digits()
-    train, test = train_test_split(range(len(data.target)), test_size=0.25, random_state=0, stratify=data.target)
-    pixels = torch.tensor(data.images, dtype=torch.uint8).unsqueeze(1)
-    labels = torch.tensor(data.target, dtype=torch.int64)
-    return Dataset("digits", *(Split(pixels[part], labels[part], 16) for part in (train, test)), 10)
+    images, target = load_digits(return_X_y=True)
+    train, test = train_test_split(range(len(target)), test_size=0.25, random_state=0, stratify=target)
+    pixels = torch.tensor(images, dtype=torch.uint8).view(-1, 1, 8, 8)
+    labels = torch.tensor(target, dtype=torch.int64)
+    return Dataset("digits", Split(pixels[train], labels[train], 16), Split(pixels[test], labels[test], 16), 10)
 
 
 def _cifar10(root: Path) -> Dataset:
@@ -138,7 +138,8 @@ def _cifar10(root: Path) -> Dataset:
         return [Split(torch.from_numpy(p.data).permute(0, 3, 1, 2), torch.tensor(p.targets)) for p in parts]
 
     call = f"d.CIFAR10('{root}', download=True)"
-    return Dataset("cifar10", *from_torchvision("cifar10", root / "cifar-10-batches-py", call, read), 10)
+    train, test = from_torchvision("cifar10", root / "cifar-10-batches-py", call, read)
+    return Dataset("cifar10", train, test, 10)
 
 
 def _svhn(root: Path) -> Dataset:
@@ -149,7 +150,8 @@ def _svhn(root: Path) -> Dataset:
         return [Split(torch.from_numpy(p.data), torch.as_tensor(p.labels, dtype=torch.int64)) for p in parts]
 
     call = f"[d.SVHN('{root}', split=s, download=True) for s in ('train', 'test')]"
-    return Dataset("svhn", *from_torchvision("svhn", root, call, read), 10)
+    train, test = from_torchvision("svhn", root, call, read)
+    return Dataset("svhn", train, test, 10)
 
 
 def _tiny_imagenet(root: Path) -> Dataset:

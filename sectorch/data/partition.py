@@ -102,7 +102,8 @@ def _iid(clients: int, classes: int, draw: torch.Generator, alpha: float, classe
 
 def _dirichlet(clients: int, classes: int, draw: torch.Generator, alpha: float, classes_each: int) -> torch.Tensor:
     # Logarithms, since for a small alpha all of a row's gamma variables may underflow.
-    gamma = torch._standard_gamma(torch.full((clients, classes), float(alpha), dtype=torch.float64), generator=draw)
+    shape = torch.full((clients, classes), float(alpha), dtype=torch.float64)
+    gamma = torch._standard_gamma(shape, generator=draw)  # pyright: ignore[reportPrivateImportUsage]  not in torch's stubs
     return (gamma.clamp_min(1e-300) / gamma.clamp_min(1e-300).sum(1, keepdim=True)).float()
 
 

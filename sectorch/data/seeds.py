@@ -1,6 +1,6 @@
 """Reproducible generators, one for each use, so that a run can be taken up in the middle.
 
-For experiments only: secrets draw from `sectorch.randomness`.
+For experiments only: secrets draw from `sectorch.choreography.streams`.
 """
 
 from __future__ import annotations

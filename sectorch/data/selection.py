@@ -46,7 +46,7 @@ def select(
     """
     if kind not in SELECTIONS:
         raise SelectionError(f"there is no selection {kind!r}; there are {', '.join(SELECTIONS)}")
-    needed = NEEDS[kind]
+    needed, rows = NEEDS[kind], []
     given = {"logits": logits, "features": features}
     for name in needed:
         value = given[name]
@@ -54,13 +54,14 @@ def select(
             raise SelectionError(f"{kind} selection needs {name} of the pool under the client's own model")
         if value.dim() != 2 or not value.is_floating_point() or not bool(value.isfinite().all()):
             raise SelectionError(f"{name} must be finite numbers [N, K], got {value.dtype} {tuple(value.shape)}")
-    sizes = {len(given[name]) for name in needed} or {size}
-    if sizes == {None} or len(sizes) != 1:
+        rows.append(len(value))
+    sizes = set(rows) or {size}
+    found = next(iter(sizes)) if len(sizes) == 1 else None
+    if found is None:
         raise SelectionError(f"the size of the pool is not clear: {size=}, rows {sorted(map(str, sizes))}")
-    size = sizes.pop()
-    if not 1 <= budget <= size:
-        raise SelectionError(f"{budget} queries of a pool of {size}: ask for at least one and at most {size}")
-    return SELECTIONS[kind](budget, size, logits, features, known, seed).sort().values
+    if not 1 <= budget <= found:
+        raise SelectionError(f"{budget} queries of a pool of {found}: ask for at least one and at most {found}")
+    return SELECTIONS[kind](budget, found, logits, features, known, seed).sort().values
 
 
 def margin_of(logits: torch.Tensor) -> torch.Tensor:
@@ -126,7 +127,8 @@ def _clusters(features: torch.Tensor, seed: int) -> torch.Tensor:
 
     different = len(features.unique(dim=0))
     k = max(1, min(MOST_CLUSTERS, different, round((len(features) / 2) ** 0.5)))
-    found = KMeans(k, n_init=1, random_state=seed % 2**32).fit_predict(features.double().numpy())
+    means = KMeans(k, n_init=1, random_state=seed % 2**32)  # pyright: ignore[reportArgumentType]  "auto" is no type
+    found = means.fit_predict(features.double().numpy())
     return torch.from_numpy(found).long()
 
 

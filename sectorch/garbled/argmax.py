@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 
 from ..choreography import Located, Message, Net, Party, leaf, protocol
+from ..choreography.located import compute
 from ..errors import ArgumentError, MisplacedValueError, ShapeError
 from .circuit import Circuit
 from .gates import argmax_circuit
@@ -84,9 +85,9 @@ def garbled_circuit(
     zero_Q, active_Q = correlated_transfer(net, pair, at_Q)
 
     own = active ^ (-at_garbler).unsqueeze(-1) & delta
-    tables, zero = garble(circuit, delta, torch.cat((own, zero_Q)), nonce)
+    tables, zero = garble(circuit, delta, compute(torch.cat, (own, zero_Q)), nonce)
     tables = deliver(net, tables, garbler, Q, "tables")
-    return zero, evaluate(circuit, torch.cat((active, active_Q)), tables, nonce), nonce
+    return zero, evaluate(circuit, compute(torch.cat, (active, active_Q)), tables, nonce), nonce
 
 
 def _in_chunks(run: Callable, *values: Located) -> list[tuple[Located, ...]]:
@@ -138,7 +139,8 @@ def argmax_onehot(
         return take_share(circuit, labels, words, nonce), share
 
     results = _in_chunks(run, at_A.at("A"), at_Q.at("Q"))
-    return tuple(torch.cat(parts, 1).t().reshape(shape) for parts in zip(*results, strict=True))
+    s, s_hat = (compute(torch.cat, parts, 1).t().reshape(shape) for parts in zip(*results, strict=True))
+    return s, s_hat
 
 
 @protocol(
@@ -178,7 +180,7 @@ def argmax_noisy(net: Net, pair: Pair, at_S: Located, at_Q: Located, *, drop: in
         return (_decoded(labels, decoding),)
 
     results = _in_chunks(run, at_S.at("S"), at_Q.at("Q"))
-    return torch.cat([label for (label,) in results]).view(shape[:-1])
+    return compute(torch.cat, [label for (label,) in results]).view(shape[:-1])
 
 
 @leaf

@@ -23,8 +23,8 @@ from nacl import bindings as sodium
 from nacl.exceptions import CryptoError
 
 from ..choreography import leaf
+from ..choreography.streams import derive
 from ..errors import KeyAgreementError
-from ..randomness import derive
 from .hashing import LABEL_BYTES
 
 POINT_WORDS = 4

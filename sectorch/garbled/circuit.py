@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -60,7 +61,7 @@ class Circuit:
             f"depth {self.depth})"
         )
 
-    def run(self, store: torch.Tensor, gate: Callable[[Step, torch.Tensor, torch.Tensor, torch.Tensor], None]):
+    def run(self, store: torch.Tensor, gate: Callable[[Step, torch.Tensor, torch.Tensor, torch.Tensor], Any]):
         """Run all steps on a store [slots, ...] that holds the constant and the inputs; the outputs [outputs, ...].
 
         Args:
@@ -134,7 +135,7 @@ class Builder:
         """Group the gates that the outputs need into steps, and give wires their slots."""
         gates = {self._first + i: gate for i, gate in enumerate(self._gates)}
         needed = _needed(gates, outputs)
-        place = dict.fromkeys(range(self._first), (0, 0))
+        place: dict[Wire, tuple[int, int]] = dict.fromkeys(range(self._first), (0, 0))
         groups: dict[tuple[int, int], list[Wire]] = {}
         for wire, (nonlinear, x, y) in gates.items():
             if wire in needed:
@@ -153,9 +154,8 @@ class Builder:
         slots.release(wire for wire in range(self._first) if last[wire] == -1)
         for i, group in enumerate(order):
             nonlinear = gates[group[0]][0]
-            operands = [[slots.of[gates[wire][side]] for wire in group] for side in (1, 2)]
-            out = slots.take(group)
-            steps.append(Step(nonlinear, *map(_operand, operands), out, ands))
+            left, right = (_operand([slots.of[gates[wire][side]] for wire in group]) for side in (1, 2))
+            steps.append(Step(nonlinear, left, right, slots.take(group), ands))
             ands += nonlinear * len(group)
             slots.release({operand for wire in group for operand in gates[wire][1:] if last[operand] == i})
         return Circuit(

@@ -8,6 +8,7 @@ circuit building blocks and applications to auctions and computing minima", CANS
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from ..errors import ArgumentError
 from .circuit import Builder, Circuit, Wire
@@ -63,7 +64,7 @@ def one_hot_argmax(b: Builder, values: list[Number]) -> list[Wire]:
     back to the leaves, one AND for each match but the final: with m numbers of L bits (2 m - 3) L + m - 2 ANDs.
     """
     # An entry is a number and the match that it won: the match's result and the two entries that met, or a position.
-    entries = [(value, i) for i, value in enumerate(values)]
+    entries: list[tuple[Number, Any]] = [(value, i) for i, value in enumerate(values)]
     while len(entries) > 1:
         rest = entries[len(entries) // 2 * 2 :]
         matches = []

@@ -9,9 +9,11 @@ Wire labels are int64 [wires, n, 2] for a batch of n, tables [ands, 2, n, 2].
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 
-from ..choreography import leaf
+from ..choreography import Located, leaf
 from .circuit import ONE, Circuit, Step
 from .hashing import SLACK, encrypt, hash_blocks, sigma, tweaks
 
@@ -141,7 +143,10 @@ def evaluate(circuit: Circuit, inputs: torch.Tensor, tables: torch.Tensor, nonce
     return circuit.run(_store(circuit, torch.zeros_like(inputs[:1, :, :]), inputs), gate)
 
 
-def colours(labels: torch.Tensor) -> torch.Tensor:
+Labels = TypeVar("Labels", torch.Tensor, Located)
+
+
+def colours(labels: Labels) -> Labels:
     """The colour bits of labels [..., 2]: those of zero labels decode those of an evaluation."""
     return labels[..., 0] & 1
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from ..randomness import PairKey, random_secret
+from ..choreography.streams import PairKey, random_secret
 
 WORDS = 2
 """int64 words in a label."""
@@ -40,13 +40,13 @@ def sigma(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
 
 def tweaks(nonce: torch.Tensor, first: int, count: int) -> list[bytes]:
     """The AES keys nonce + first ... nonce + first + count - 1 (mod 2^128), for a nonce of two words."""
-    start = int.from_bytes(memoryview(nonce.numpy()).cast("B"), "little") + first
+    start = int.from_bytes(nonce.numpy().data.cast("B"), "little") + first
     return [((start + i) % (1 << 128)).to_bytes(LABEL_BYTES, "little") for i in range(count)]
 
 
 def encrypt(keys: Iterable[bytes], blocks: torch.Tensor, out: torch.Tensor) -> None:
     """AES-128 of blocks [k, ..., 2], contiguous, under the k keys; `out` is flat, with `SLACK` words to spare."""
-    source, target = (memoryview(t.numpy().reshape(-1)).cast("B") for t in (blocks, out))
+    source, target = (t.numpy().reshape(-1).data.cast("B") for t in (blocks, out))
     size = len(source) // max(1, blocks.shape[0])
     for i, key in enumerate(keys):
         cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
@@ -64,10 +64,10 @@ def hash_blocks(keys: list[bytes], x: torch.Tensor) -> torch.Tensor:
 def expand(seeds: torch.Tensor, nonce: torch.Tensor, words: int) -> torch.Tensor:
     """Streams [k, words] from seeds [k, 2]: AES-128 in counter mode, from the nonce (two words) on."""
     out = torch.empty(seeds.shape[0], words, dtype=torch.int64)
-    start = bytes(memoryview(nonce.numpy()).cast("B"))
+    start = bytes(nonce.numpy().data.cast("B"))
     for seed, row in zip(seeds.contiguous().numpy(), out.numpy(), strict=True):
         stream = Cipher(algorithms.AES(seed.tobytes()), modes.CTR(start)).encryptor()
-        target = memoryview(row).cast("B") if words else memoryview(b"")
+        target = row.data.cast("B") if words else memoryview(b"")
         for at in range(0, len(target), len(_ZEROS)):
             part = target[at : at + len(_ZEROS)]
             stream.update_into(_ZEROS[: len(part)], part)
@@ -75,6 +75,6 @@ def expand(seeds: torch.Tensor, nonce: torch.Tensor, words: int) -> torch.Tensor
 
 
 def private_words(*shape: int) -> torch.Tensor:
-    """Uniform int64 words that only the caller has: a stream of `sectorch.randomness` under a fresh secret."""
+    """Uniform int64 words that only the caller has: a stream (`choreography/streams.py`) under a fresh secret."""
     count = torch.Size(shape).numel()
     return PairKey(random_secret(), b"").words("private", 0, 0, count).view(shape)

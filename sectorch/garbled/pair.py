@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..choreography import Located, Message, Net, Party, protocol
+from ..choreography import Located, Message, Net, Party, protocol, shaped
 from ..errors import TopologyError
 from . import baseot
 from .hashing import private_words
@@ -71,12 +71,7 @@ def _delta() -> torch.Tensor:
     return words
 
 
+@shaped(lambda _delta, point, _session: (point.new_empty(TRANSFERS, baseot.POINT_WORDS), point.new_empty(TRANSFERS, 2)))
 def _chosen(delta: torch.Tensor, point: torch.Tensor, session: bytes) -> tuple[torch.Tensor, torch.Tensor]:
     """The garbler's answers [128, 4] and its seeds [128, 2]: Delta's bits are its choices."""
     return baseot.choose(point, [int(word) >> i & 1 for word in delta for i in range(64)], session)
-
-
-_chosen.shapes = lambda _delta, point, _session: (
-    point.new_empty(TRANSFERS, baseot.POINT_WORDS),
-    point.new_empty(TRANSFERS, 2),
-)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 
 from ..choreography import Located, Message, Net, protocol
-from ..mpc.compare import drelu
-from ..mpc.mask import open_masked
-from ..mpc.multiply import multiply
-from ..mpc.select import bit_to_ring, select
-from ..mpc.share import reveal, share
-from ..mpc.shares import Shares, each
+from ..mpc.star.compare import drelu
+from ..mpc.star.mask import open_masked
+from ..mpc.star.multiply import multiply
+from ..mpc.star.select import bit_to_ring, select
+from ..mpc.star.share import reveal, share
+from ..mpc.star.shares import Shares, each
 from .argmax import check_inputs
 
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import torch
 
-from ..bitplanes import planes, rows, words_for
 from ..choreography import Located, Message, Net, leaf, protocol
+from ..ring.bitplanes import planes, rows, words_for
 from .hashing import WORDS, expand, hash_blocks
 from .pair import TRANSFERS, Pair
 from .sealing import deliver
@@ -26,7 +26,7 @@ from .sealing import deliver
 
 @leaf
 def pack(bits: torch.Tensor) -> torch.Tensor:
-    """Bits (int64, any shape) -> words [W]: bit t of word w is element t W + w, as in `sectorch.bitplanes`."""
+    """Bits (int64, any shape) -> words [W]: bit t of word w is element t W + w, as in `sectorch.ring.bitplanes`."""
     positions = torch.arange(64, device=bits.device).unsqueeze(1)
     return (rows(bits) << positions).sum(0)
 

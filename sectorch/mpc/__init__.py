@@ -1,1 +1,1 @@
-"""The three-party protocols, one to a file, each a choreography."""
+"""Protocols of secret sharing, one to a file, each a choreography."""

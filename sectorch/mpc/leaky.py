@@ -12,9 +12,9 @@ from __future__ import annotations
 import torch
 
 from ..choreography import Message, Net, protocol
-from .multiply import multiply
-from .shares import Shares, unshared
-from .truncate import truncate
+from .star.multiply import multiply
+from .star.shares import Shares
+from .star.truncate import truncate
 
 R_BITS = 12
 """The factor is uniform in 1 .. 2^12: with |x| < 2^51 the product stays below 2^63."""
@@ -25,7 +25,7 @@ R_BITS = 12
     Message("z", "S", "Q", "a positive factor r < 2^12 of k_SA",
             "the sign, the zeros and, over several queries, the value of every activation"),
     Message("y_S", "Q", "S", "delta' of k_QA"),
-], ideal=lambda net, x: unshared(net, (x.A >= 0).to(torch.int64)))  # fmt: skip
+])  # fmt: skip
 def leaky_drelu(net: Net, x: Shares) -> Shares:
     """[x >= 0] as shares of 0 and 1, by opening r x to Q. LEAKS to Q.
 

@@ -1,13 +1,13 @@
 """The server, answering and querying parties as processes, over gRPC with mutual TLS. Only the server listens."""
 
 from ..nn.model_file import save_model as save_model
-from .answer import Answering as Answering
-from .answer import answer as answer
-from .certificates import Credentials as Credentials
-from .client import Connection as Connection
-from .client import connect as connect
-from .group import RemoteGroup as RemoteGroup
-from .identity import Pins as Pins
-from .query import RemoteModel as RemoteModel
-from .server import Server as Server
-from .store import Store as Store
+from .identity.certificates import Credentials as Credentials
+from .identity.identity import Pins as Pins
+from .parties.answer import Answering as Answering
+from .parties.answer import answer as answer
+from .parties.client import Connection as Connection
+from .parties.client import connect as connect
+from .parties.group import RemoteGroup as RemoteGroup
+from .parties.query import RemoteModel as RemoteModel
+from .parties.server import Server as Server
+from .store.store import Store as Store

@@ -14,12 +14,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ..command import Parser, bars, ended, print_json, writable
+from ..choreography.ledger import Profile
+from ..cli.command import Parser, bars, ended, print_json, writable
 from ..errors import ArgumentError
 from ..nn.models import ZOO, randomize_batchnorm
-from ..runtime.ledger import Profile
-from .query import RemoteModel
-from .stage import NETWORKS, Network, Stage
+from ..ring.scheme import Scheme
+from .parties.query import RemoteModel
+from .parties.stage import NETWORKS, Network, Stage
 
 console = Console(stderr=True)
 
@@ -132,7 +133,7 @@ def _run(options: argparse.Namespace, results: Console) -> None:
             model, x = example(net, max(options.batches))
             with Stage({net: (model, x)}, link) as stage, stage.connect("alice") as connection, torch.no_grad():
                 for batch in options.batches:
-                    remote = connection.model(net, network=options.network)
+                    remote = connection.model(net, Scheme(network=options.network))
                     figures = measure(remote, x[:batch], options.repeats)
                     remote.close()
                     error = float((figures.pop("result") - model(x[:batch])).abs().max())

@@ -18,18 +18,18 @@ import torch
 from rich.console import Console
 from torch.utils import _pytree as pytree
 
-from ..command import Parser, bars, ended, print_json, writable
+from ..choreography.ledger import Profile
+from ..cli.command import Parser, bars, ended, print_json, writable
 from ..errors import ArgumentError, IdentityError, NetworkError, RangeExceededError, StoreInUseError
 from ..nn.model_file import read_model
-from ..runtime.ledger import Profile
-from ..scheme import Scheme, limit_bits_of
-from .answer import Answering
-from .certificates import Credentials
-from .client import connect
-from .identity import Pins
-from .query import RemoteModel
-from .server import RUNNING, Server
-from .store import BUDGET, Store
+from ..ring.scheme import Scheme, limit_bits_of
+from .identity.certificates import Credentials
+from .identity.identity import Pins
+from .parties.answer import Answering
+from .parties.client import connect
+from .parties.query import RemoteModel
+from .parties.server import RUNNING, Server
+from .store.store import BUDGET, Store
 
 console = Console(stderr=True)
 RETRY = 2.0
@@ -193,8 +193,8 @@ def _query(options: argparse.Namespace, _: Console) -> None:
         raise ArgumentError("name a file of inputs, or rows to --prepare")
     if options.batch < 1:
         raise ArgumentError(f"--batch is at least 1, got {options.batch}")
-    if options.activation_limit is not None:
-        Scheme(limit_bits=limit_bits_of(options.activation_limit))
+    limit = None if options.activation_limit is None else limit_bits_of(options.activation_limit)
+    scheme = Scheme(network=options.network, range_check=not options.no_range_check, limit_bits=limit)
     rows = None if options.inputs is None else _read(options.inputs)
     if options.out is not None:
         writable(options.out.parent)
@@ -203,8 +203,7 @@ def _query(options: argparse.Namespace, _: Console) -> None:
     kept = _own_store(folder, needed=options.prepare > 0)
     patience = _positive(options.patience)
     with connect(options.server, credentials, pins=known, store=kept, silence=patience) as connection:
-        ranges = {"range_check": not options.no_range_check, "activation_limit": options.activation_limit}
-        model, figures = connection.model(options.name, network=options.network, **ranges), {}
+        model, figures = connection.model(options.name, scheme), {}
         if options.prepare:
             _prepare(model, options.prepare, options.batch)
             figures["prepared_rows"] = options.prepare

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from ..command import Parser, ended, print_json
+from ..cli.command import Parser, ended, print_json
 from ..errors import ArgumentError
 from ..nn.model_file import write_model
 from ..nn.program import describe_exported

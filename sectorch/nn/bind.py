@@ -43,7 +43,7 @@ def bind(
     # What becomes private is not copied; a public buffer is, since a forward may write into it.
     memo = {id(t): t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()}
     bound = copy.deepcopy(module, memo)
-    made: dict[int, torch.Tensor] = {}
+    made: dict[int, PrivateTensor] = {}
     for layer in bound.modules():
         for store in (layer._parameters, layer._buffers):
             for name, tensor in list(store.items()):
@@ -116,7 +116,7 @@ class Weights:
         return self._made[name]
 
 
-def _refuse_hidden_weights(layer: nn.Module, made: dict[int, torch.Tensor]) -> None:
+def _refuse_hidden_weights(layer: nn.Module, made: dict[int, PrivateTensor]) -> None:
     """A parameter that is also kept in another attribute would be taken for a public constant: refuse it."""
     for name, value in layer.__dict__.items():
         if name.startswith("_") and name != "_flat_weights":

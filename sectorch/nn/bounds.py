@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..choreography import Phase
+from ..choreography.ledger import Profile
 from ..errors import ProgramError, SectorchError
-from ..runtime.ledger import Profile
-from ..table import row_of
+from ..tensor.table import row_of
 
 MAX_INTEGER = 1 << 31
 _NO_END = (1 << 63) - 1, -(1 << 63)

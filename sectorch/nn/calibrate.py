@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import ArgumentError, FixedPointRangeError
 from ..ring import HEADROOM_BITS
+from ..ring.scheme import named_scheme
 from ..session import Session
 from ..tensor import Scheme
 from .check import plain
@@ -25,20 +28,19 @@ SMALLEST = 10
 """Fewer fraction bits than this are not worth computing with."""
 
 
-def calibrate(
-    model: nn.Module, batch: torch.Tensor, relu: str = "exact", frac_bits: int = 20, network: str = "lan"
-) -> Scheme:
-    """The scheme with the most fraction bits, up to `frac_bits`, that holds all values of a plain run with a margin.
+def calibrate(model: nn.Module, batch: torch.Tensor, scheme: Scheme | str | None = None, **old: Any) -> Scheme:
+    """The scheme with the most fraction bits, up to its own, that holds all values of a plain run with a margin.
 
     The limit of activations is the largest one seen times 2^`MARGIN_BITS`. An input that exceeds it ends in
     `RangeExceededError`: calibrate on data like that of the queries. Without range checks it is taken for granted,
-    comparisons look at no plane above, and such an input gives a wrong result.
+    comparisons look at no plane above, and such an input gives a wrong result. A limit that the scheme names stays.
 
     Raises:
         FixedPointRangeError: naming the layer whose values cannot fit.
         ArgumentError: the module runs operation by operation, since it changes from call to call.
         SectorchError: the forward asks for what cannot be computed on secrets.
     """
+    scheme = named_scheme("calibrate", scheme, old)
     program = recorded(model, batch)
     if program is None:
         raise ArgumentError(
@@ -54,7 +56,11 @@ def calibrate(
         raise FixedPointRangeError(
             f"{at} reaches magnitude {largest:.4g}, which leaves {fitting} fraction bits; normalise the model there"
         )
-    return Scheme(min(frac_bits, fitting), relu, network, limit_bits=None if hidden else limit_bits)
+    if scheme.limit_bits is not None:
+        limit_bits = scheme.limit_bits
+    elif hidden:
+        limit_bits = None
+    return replace(scheme, frac_bits=min(scheme.frac_bits, fitting), limit_bits=limit_bits)
 
 
 _HIDE_VALUES = (

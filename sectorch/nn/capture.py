@@ -21,16 +21,16 @@ from weakref import ref
 
 import torch
 from torch import fx, nn
+from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import dispatch, private
 from ..errors import ArgumentError, SectorchError, UnsupportedOpError
-from ..private import to_meta
 from ..session import Session
-from ..table import BEFORE, row_of, spell
-from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor
+from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, dispatch, private
+from ..tensor.private import to_meta
+from ..tensor.table import BEFORE, row_of, spell
 from .state import state_of
 from .trace import CONSTANT, OutOfPlace, Trace, functional_form
 from .where import Place, located
@@ -45,10 +45,14 @@ class NotCaptured(Exception):
 class StandIn(SharedTensor):
     """A secret that has a shape: `twin` is torch's own meta tensor, `node` what gives its value now."""
 
+    twin: torch.Tensor
+    recorder: Recorder
+    node: fx.Node
+
     @staticmethod
     def __new__(cls, twin: torch.Tensor, recorder: Recorder, node: fx.Node):
         session = recorder.session
-        shape = SimpleNamespace(shape=twin.shape)
+        shape: Any = SimpleNamespace(shape=twin.shape)
         self = SharedTensor.__new__(
             cls, shape, recorder.scheme.frac_bits, session, session.answering[0], recorder.scheme, twin.dtype
         )
@@ -153,7 +157,7 @@ class Recorder(TorchFunctionMode):
 
     def _written(self, func: Callable, args: tuple, kwargs: dict, changed: dict[int, StandIn]) -> StandIn:
         """An operation in place: what later readers of the tensor read is a new value."""
-        target = args[0] if args else None
+        target: Any = args[0] if args else None
         if set(changed) != {id(target)}:
             raise NotCaptured(f"{spell(func)} changes a tensor that is not its first argument")
         others = [s for s in (r() for r in self._living) if s is not None and s is not target]
@@ -206,7 +210,7 @@ class Recorder(TorchFunctionMode):
 
     def _node(self, func: Callable, args: tuple, kwargs: dict) -> fx.Node:
         swap = lambda leaf: self.node_of(leaf) if isinstance(leaf, torch.Tensor) else leaf
-        args, kwargs = fx.node.map_aggregate(args, swap), fx.node.map_aggregate(kwargs, swap)
+        args, kwargs = map_aggregate(args, swap), map_aggregate(kwargs, swap)
         node = self.graph.create_node("call_function", func, args, kwargs, name=name_of(func))
         node.meta = {"value": node.name, "where": Place.now(self.layers)}
         return node
@@ -277,7 +281,7 @@ def _on_twins(func: Callable, args: tuple, kwargs: dict, unsupported: bool) -> A
 
     try:
         with torch.inference_mode(False):
-            args, kwargs = fx.node.map_aggregate((args, kwargs), swap)
+            args, kwargs = map_aggregate((args, kwargs), swap)
             return dispatch.torch_on_meta(called, tuple(args), dict(kwargs))
     except SectorchError:
         if unsupported:

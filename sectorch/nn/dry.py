@@ -12,9 +12,9 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..choreography import Party
+from ..choreography.ledger import Profile, alone
+from ..choreography.program.trace import PLACE, Program, Tracing
 from ..errors import ArgumentError
-from ..runtime.ledger import Profile, alone
-from ..runtime.program import PLACE, Program, Tracing
 from ..session import Session
 from ..tensor import Scheme, SecretTensor, SharedTensor, share_tensor
 from .bind import Weights
@@ -67,7 +67,7 @@ def dry_run(
     """
     session = traces.session
     profile, shapes = Profile(), {}
-    budget = Budget(len(program.graph.nodes), scheme.fss) if limited else None
+    budget = Budget(len(program.graph.nodes), scheme.fss) if limited and program is not None else None
 
     def step(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
         place = PLACE.set(place_of(node))
@@ -86,7 +86,7 @@ def dry_run(
             tracing = net.tracing = Tracing(net.call, traces.setup)
             outputs = run(program, weights.of(program), shared_input(x, session, scheme, traces.party), step)
         outputs = revealed(outputs)
-    if budget is not None:
+    if budget is not None and program is not None:
         budget.check_weights(profile)
         shapes.update((node, tuple(x.shape)) for node in program.graph.nodes if node.op == "placeholder")
     apart = program is not None and bool(x.dim()) and is_samplewise(program, shapes if limited else None)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ..dispatch import METADATA
 from ..errors import SectorchError
+from ..tensor.dispatch import METADATA
 from .capture import name_of
 from .where import Place, located
 

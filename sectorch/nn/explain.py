@@ -15,8 +15,9 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..choreography import Phase
+from ..choreography.ledger import Profile, alone
 from ..errors import SectorchError, UnsupportedOpError
-from ..runtime.ledger import Profile, alone
+from ..ring.scheme import named_scheme
 from ..session import Session
 from ..tensor import Scheme, SharedTensor, share_tensor
 from .bind import Weights
@@ -85,7 +86,8 @@ class Explanation:
         return out
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=150)
+        written = io.StringIO()
+        console = Console(file=written, width=150)
         table = Table(title="layer by layer" if self.traced else "as a whole: the module runs operation by operation")
         for column in ("layer", "what", "result", "ahead kB", "online kB", "rounds", "line"):
             numeric = column in ("ahead kB", "online kB", "rounds")
@@ -108,22 +110,21 @@ class Explanation:
             console.print(f"messages on a {network}: {s['online']:.2f} s online, {s['ahead']:.2f} s ahead")
         for problem in self.problems:
             console.print(f"not supported: {problem}", style="red")
-        return console.file.getvalue()
+        return written.getvalue()
 
 
-def explain(
-    model: nn.Module, x: torch.Tensor, relu: str = "exact", frac_bits: int = 20, network: str = "lan"
-) -> Explanation:
+def explain(model: nn.Module, x: torch.Tensor, scheme: Scheme | str | None = None, **old: Any) -> Explanation:
     """What `secure(model)(x)` will send, layer by layer, without sharing anything.
 
     Args:
         model: a plain module in evaluation mode, or a secure one.
         x: only its shape and dtype are used.
-        relu, frac_bits, network: those of `secure`.
+        scheme: that of `secure`, for a plain module.
+        old: its fields as keywords, for this release.
 
     A batch that is run in pieces is listed by its first piece, and counted whole.
     """
-    secured = model if isinstance(model, SecureModule) else secure(model, relu, frac_bits, network=network)
+    secured = model if isinstance(model, SecureModule) else secure(model, named_scheme("explain", scheme, old))
     scheme = secured.scheme
     x = torch.empty_like(x, device="meta")
     session = Session(dry=True)
@@ -251,15 +252,16 @@ class Difference:
             style = "red" if layer is self.first else None
             numbers = (f"{layer.low:.4g}", f"{layer.high:.4g}", f"{layer.error:.2e}")
             table.add_row(layer.name, str(layer.shape), *numbers, style=style)
-        console = Console(file=io.StringIO(), width=120)
+        written = io.StringIO()
+        console = Console(file=written, width=120)
         console.print(table)
         first = self.first
         console.print("no layer diverges" if first is None else f"the first layer that diverges: {first.name}")
-        return console.file.getvalue()
+        return written.getvalue()
 
 
 def diff(
-    model: nn.Module, x: torch.Tensor, relu: str = "exact", frac_bits: int = 20, tolerance: float = 1e-3
+    model: nn.Module, x: torch.Tensor, scheme: Scheme | str | None = None, *, tolerance: float = 1e-3, **old: Any
 ) -> Difference:
     """Run plain and secure side by side and compare every layer: for development, since every value is revealed.
 
@@ -267,9 +269,11 @@ def diff(
     module itself. Of a module that runs operation by operation the layers are its submodules.
 
     Args:
+        scheme: that of `secure`, for a plain module.
         tolerance: of the largest magnitude of the layer's plain output.
+        old: the scheme's fields as keywords, for this release.
     """
-    secured = model if isinstance(model, SecureModule) else secure(model, relu, frac_bits)
+    secured = model if isinstance(model, SecureModule) else secure(model, named_scheme("diff", scheme, old))
     given = x.to(torch.float64) if x.is_floating_point() else x
     program = secured.program(x)
     layers: list[Divergence] = []

@@ -7,7 +7,7 @@ import re
 import torch
 from torch import fx
 
-from ..table import IN_PLACE, row_of
+from ..tensor.table import IN_PLACE, row_of
 from .passes import function_of, optimise
 from .trace import Trace
 

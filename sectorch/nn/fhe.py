@@ -11,7 +11,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from ..ckks import CKKSTensor, polynomial
 from ..errors import ArgumentError
-from ..table import row_of
+from ..tensor.table import row_of
 from .symbolic import Tracer, symbolic_trace
 
 GELU = (0.0711, 0.5, 0.2576, 0.0, -0.0128)
@@ -45,8 +45,8 @@ _RELUS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Hardtanh
 
 
 class _Leaves(Tracer):
-    def is_leaf_module(self, m: nn.Module, name: str) -> bool:
-        return isinstance(m, Polynomial) or super().is_leaf_module(m, name)
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, Polynomial) or super().is_leaf_module(m, module_qualified_name)
 
 
 def fhe_friendly(model: nn.Module, activation: str = "gelu") -> nn.Module:
@@ -107,13 +107,14 @@ def _fold_batchnorm(graph: fx.GraphModule) -> None:
         before = node.args[0]
         if not isinstance(before, fx.Node) or before.op != "call_module" or len(before.users) > 1:
             continue
-        layer = graph.get_submodule(before.target)
+        place = str(before.target)
+        layer = graph.get_submodule(place)
         fuse = fusers.get(type(layer))
-        if fuse is None or users[before.target] > 1:
+        if fuse is None or users[place] > 1:
             continue
         if isinstance(layer, nn.Linear) and isinstance(norm, nn.BatchNorm2d):
             continue
-        _set(graph, before.target, fuse(layer, norm))
+        _set(graph, place, fuse(layer, norm))
         node.replace_all_uses_with(before)
         graph.graph.erase_node(node)
 

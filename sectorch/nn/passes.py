@@ -12,7 +12,7 @@ A folded weight is a new one, named by what it was made of: another reader keeps
 another shape of input has the same name, so that it is masked and sent once. Where a node's shape is not known, passes
 that need it leave it alone. The passes are checked on numbers before the program is used (`nn/check.py`).
 
-One opening for several uses is no pass: `mpc/mask.py` opens the same shares once in a call.
+One opening for several uses is no pass: `mpc/star/mask.py` opens the same shares once in a call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from ..table import row_of
+from ..tensor.table import row_of
 from .trace import CONSTANT, FOLDED, Trace
 
 _MAX_POOLS = ("max_pool1d", "max_pool2d", "adaptive_max_pool2d")
@@ -65,7 +65,7 @@ def function_of(target: Any) -> Any:
 def arguments(node: fx.Node) -> dict[str, Any]:
     """A node's arguments by name, for the operations of `_ARGUMENTS`."""
     name = op_name(node)
-    names = _ARGUMENTS[name]
+    names = _ARGUMENTS[name or ""]
     if name == "batch_norm" and node.target is not F.batch_norm:
         names = _ATEN_NORM
     given = dict(zip(names, node.args, strict=False))
@@ -123,9 +123,10 @@ def _tidy(graph: fx.Graph) -> None:
 
 def _weight(program: Trace, x: Any) -> str | None:
     """The name of a weight that a node gives as it is, or None."""
-    if not isinstance(x, fx.Node) or x.op != "get_attr" or x.target.startswith(CONSTANT):
+    if not isinstance(x, fx.Node) or x.op != "get_attr":
         return None
-    return x.target if program.values[x.target].is_floating_point() else None
+    name = str(x.target)
+    return None if name.startswith(CONSTANT) or not program.values[name].is_floating_point() else name
 
 
 class _Layer:
@@ -133,10 +134,11 @@ class _Layer:
 
     def __init__(self, program: Trace, node: fx.Node):
         self.program, self.node, given = program, node, arguments(node)
-        self.source, self.weight = given.get("input"), _weight(program, given.get("weight"))
+        weight = _weight(program, given.get("weight"))
+        self.source, self.weight = given.get("input"), weight or ""
         bias = given.get("bias")
         self.bias = _weight(program, bias)
-        self.whole = self.weight is not None and (bias is None or self.bias is not None) and _is_value(self.source)
+        self.whole = weight is not None and (bias is None or self.bias is not None) and _is_value(self.source)
 
     def become(self, made_of: str, change: Callable) -> None:
         """Read `change(weight, bias)` instead, which `made_of` names; what else reads the weights is left alone."""
@@ -181,11 +183,11 @@ def fold_batchnorm(program: Trace) -> None:
         if op_name(node) != "batch_norm":
             continue
         given = arguments(node)
-        before = given.get("input")
+        before: Any = given.get("input")
         layer = _layer(program, before)
         if layer is None or len(before.users) > 1 or given.get("training", False) is not False:
             continue
-        dims = _LINEAR[op_name(before)] or 2
+        dims = _LINEAR[op_name(before) or ""] or 2
         if _dims(before) != dims:
             continue
         named = [given.get(k) for k in ("mean", "var", "weight", "bias")]
@@ -295,12 +297,17 @@ _MULTIPLIES = ("mul", "__mul__", "__rmul__", "multiply")
 _DIVIDES = ("div", "divide", "truediv", "__truediv__", "true_divide")
 
 
+def _operands(node: fx.Node) -> tuple[Any, ...]:
+    """What a node takes, of which torch's `Argument` only says that it may be anything."""
+    return node.args
+
+
 def _factor(node: fx.Node) -> tuple[fx.Node, float] | None:
     """The value that a node multiplies by a public number, and the number; powers of two cost nothing anyway."""
     if node.op != "call_function" or len(node.args) != 2 or node.kwargs:
         return None
     name = getattr(function_of(node.target), "__name__", "")
-    x, number = node.args
+    x, number = _operands(node)
     if name in _MULTIPLIES and isinstance(x, (int, float)):
         x, number = number, x
     elif name not in (*_MULTIPLIES, *_DIVIDES):

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from ..errors import ProgramError, SectorchError, TrainingModeError
-from ..table import row_of
+from ..tensor.table import row_of
 from . import bounds
 from .accept import refuse_training
 from .check import alike, original, sample
@@ -177,7 +177,7 @@ def describe_exported(graph: fx.Graph, module: nn.Module, x: torch.Tensor) -> tu
         if node.op == "placeholder":
             made = {"op": "input"}
         elif node.op == "get_attr":
-            value = module
+            value: Any = module
             for part in str(node.target).split("."):
                 value = getattr(value, part)
             made = _attribute(str(node.target), value, weights)

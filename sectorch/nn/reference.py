@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..errors import ArgumentError
 from ..session import Session
 from ..tensor import Scheme
 from .accept import check_model, device_of
@@ -24,21 +23,19 @@ def reference(
 
     Args:
         model: as in `secure`.
-        scheme: the number representation; 20 fraction bits unless named. `secure(...).scheme` is a secure module's.
-        calibrate: a batch of typical inputs, from which the scheme is chosen as in `secure`.
+        scheme, calibrate: as in `secure`; `secure(...).scheme` is a secure module's.
         chunk: rows a piece of a batch; chosen by memory unless named.
 
-    Smooth functions (series of a masked opening: `sectorch.mpc.trigonometric`) are equal but for about one value in
+    Smooth functions (series of a masked opening: `mpc/smooth/trigonometric.py`) are equal but for about one value in
     2^28 (with 20 fraction bits), which that module derives. Values beyond the range may differ. With relu="privhfl" the
     results are the same, and the secure run leaks.
 
     Raises:
-        ArgumentError: both a scheme and a batch to choose it from; else what `secure` raises.
+        SectorchError: what `secure` raises.
     """
-    if scheme is not None and calibrate is not None:
-        raise ArgumentError("name a scheme or a batch to choose it from, not both")
+    scheme = scheme or Scheme()
     if calibrate is not None:
         check_model(model, device_of(model))
-        scheme = calibrated(model, calibrate)
+        scheme = calibrated(model, calibrate, scheme)
     session = Session(reference=True, device=device_of(model))
-    return SecureModule(model, session, session.answering[0], scheme or Scheme(), chunk)
+    return SecureModule(model, session, session.answering[0], scheme, chunk)

@@ -36,7 +36,10 @@ def is_samplewise(program: Trace, shapes: dict[fx.Node, tuple[int, ...]] | None 
     """
     known = dict(shapes or {})
     known.update((n, tuple(program.values[n.target].shape)) for n in program.graph.nodes if n.op == "get_attr")
-    at = lambda node: known.get(node, node.meta.get("shape"))
+
+    def at(node: fx.Node) -> Any:
+        return known.get(node, node.meta.get("shape"))
+
     rows: int | None = None
     apart: set[fx.Node] = set()  # rows depend on their own input row
     own: set[fx.Node] = set()  # depends on no input
@@ -78,7 +81,7 @@ def _keeps_apart(program: Trace, node: fx.Node, at: Any, apart: set, own: set) -
     if name in _SUMS:
         return not node.kwargs and all(_broadcasts(o, shape, at, apart) for o in node.args)
     if name == "cat":
-        parts = node.args[0]
+        parts: Any = x
         dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
         return isinstance(dim, int) and dim % len(shape) > 0 and all(p in apart for p in parts)
     if x not in apart:

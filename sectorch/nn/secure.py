@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..choreography import Party
+from ..choreography.program.material import Material
+from ..choreography.program.trace import Program
 from ..errors import (
     ArgumentError,
     DtypeError,
@@ -21,9 +22,7 @@ from ..errors import (
     TrainingModeError,
 )
 from ..ring import check_encodable
-from ..runtime.material import Material
-from ..runtime.program import Program
-from ..scheme import check_limit, limit_bits_of
+from ..ring.scheme import check_limit, named_scheme
 from ..session import Session, default_session
 from ..tensor import PrivateTensor, Scheme, SharedTensor, unwrapped
 from .accept import check_model, device_of, refuse_unused
@@ -61,6 +60,16 @@ class SecureModule(nn.Module):
         UnsupportedOpError: naming the operation, the layer and line, and the nearest supported one.
     """
 
+    plain: nn.Module
+    traces: Traces
+    _given: Trace | None
+    _bound: nn.Module
+    _weights: Weights
+    _dry_weights: Weights
+    session: Session
+    party: Party
+    scheme: Scheme
+
     def __init__(
         self, model: nn.Module, session: Session, party: Party, scheme: Scheme, chunk: int | None, limited: bool = False
     ):
@@ -75,7 +84,9 @@ class SecureModule(nn.Module):
         plain = copy.deepcopy(model).double().requires_grad_(False)
         # What holds weights stays out of nn.Module's registry: it is nobody's to train, to list or to save.
         self.__dict__["plain"] = plain
-        self.__dict__["_given"] = given_program(plain) if limited else None
+        if limited and not isinstance(plain, fx.GraphModule):
+            raise ArgumentError(f"a model from another party is a graph, not a {type(plain).__name__}")
+        self.__dict__["_given"] = given_program(plain) if isinstance(plain, fx.GraphModule) and limited else None
         self.__dict__["traces"] = Traces(plain, scheme, self.dtype, session.on_shapes(), party)
         self._chunk = chunk
         bound, self.__dict__["_weights"] = self.bind(session, party)
@@ -204,12 +215,13 @@ class SecureModule(nn.Module):
 
     def _brought(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """What the parties bring into the program, by name, as far as they are here: the input and the weights."""
-        weights = self._weights.of(self.program(torch.empty_like(x, device="meta")))
+        program = self.program(torch.empty_like(x, device="meta"))
+        weights = {} if program is None else self._weights.of(program)
         return {"x": x} | {w.label: w.value._value for w in weights.values() if isinstance(w, PrivateTensor)}
 
     def _predict(self, x: torch.Tensor) -> Any:
         try:
-            program = None if self.session.runtime.ideal else self.choreography(x)
+            program = None if self.session.reference else self.choreography(x)
         except ArgumentError:
             program = None
         if program is None:
@@ -262,9 +274,9 @@ class SecureModule(nn.Module):
             self._asked.pop(row, None)
             remember(self._asked, row, None)
         known = self._rows.get(row) if x.dim() and x.shape[0] and program is not None else None
-        if known is not None and (known is program or same_program(known, program)):
+        if known is not None and program is not None and (known is program or same_program(known, program)):
             return
-        if self._check(x).samplewise and x.shape[0]:
+        if self._check(x).samplewise and x.shape[0] and program is not None:
             with self._lock:
                 remember(self._rows, row, program)
 
@@ -318,43 +330,32 @@ class SecureModule(nn.Module):
 
 def secure(
     model: nn.Module,
-    relu: str = "exact",
-    frac_bits: int = 20,
+    scheme: Scheme | str | None = None,
     *,
     session: Session | None = None,
     party: Party | None = None,
     chunk: int | None = None,
     calibrate: torch.Tensor | None = None,
-    network: str = "lan",
     backend: str = "shares",
     keys: Any = None,
-    activation_limit: float | None = None,
-    range_check: bool = True,
+    **old: Any,
 ) -> SecureModule | CKKSModule:
     """Wrap a module: its weights become A's secret, its inputs Q's, and only Q learns the result.
 
     Args:
         model: any nn.Module made of supported operations (`sectorch.supported_ops()`), in evaluation mode, on the CPU
             or a CUDA device, where the session then computes as well.
-        relu: "exact" (leak-free) or "privhfl", the paper's protocol, which shows Q the sign and the size of every
-            activation. Only `relu` itself changes: maxima and clamps stay exact. Activations below 2^(51 - 2f).
-        frac_bits: fraction bits f of the fixed-point numbers. Errors of a layer are of the order of 2^-f.
+        scheme: the number format, the range, and which protocols compute (`sectorch.Scheme`); 20 fraction bits, exact
+            ReLU, fewest bytes and checked ranges unless named. All parties learn it.
         session: where it runs; the process's default session on the model's device unless named, with all parties in
             this process.
         party: the answering party of the session that owns the model; the first unless named.
         chunk: rows per piece of a batch; chosen by memory unless named.
-        calibrate: a batch of typical inputs. The fraction bits (at most `frac_bits`) and the planes that comparisons
-            look at are chosen from the values it gives; see `sectorch.nn.calibrate`.
-        network: "lan" (fewest bytes) or "wan" (fewest rounds): with "wan" comparisons, ReLU and maxima are made by
-            function secret sharing: they wait for nothing after their opening, and the offline phase sends some
-            twenty times as many bytes for them. Both give the same results; `explain` estimates the seconds of both.
+        calibrate: a batch of typical inputs. The fraction bits (at most the scheme's) and, unless it is named, the
+            range are chosen from the values it gives; see `sectorch.nn.calibrate`.
         backend: "shares", or "ckks": Q encrypts under `keys` (`sectorch.ckks.keygen`), A evaluates the model in plain
             on ciphertexts, one message each way; for FHE-friendly modules (`sectorch.nn.fhe_friendly`).
-        activation_limit: a power of two that inputs and activations are below, public; 2^12 with 20 fraction bits,
-            unless named. The weights of one output may then sum to 2^9 in magnitude (`Scheme.gain`), as A checks.
-        range_check: check, securely, that activations stay below the limit: where one does not, Q gets
-            `RangeExceededError` and no result, and A and S learn nothing. Without it model and inputs are trusted: a
-            value beyond the range gives a wrong result without an error, which also depends on the parties' masks.
+        old: relu, frac_bits, network, range_check, activation_limit, for this release: fields of the scheme.
 
     Raises:
         TrainingModeError: the model is not in evaluation mode.
@@ -363,31 +364,29 @@ def secure(
             session's answering ones. The model is never changed.
 
     Warns:
-        LeakyProtocolWarning: for relu="privhfl".
+        LeakyProtocolWarning: for Scheme(relu="privhfl").
+        DeprecationWarning: for fields of the scheme as keywords.
     """
     if backend not in ("shares", "ckks"):
         raise ArgumentError(f"backend must be 'shares' or 'ckks', got {backend!r}")
     if backend == "ckks":
-        unused = {"relu": relu != "exact", "frac_bits": frac_bits != 20, "network": network != "lan"}
-        unused |= {"chunk": chunk is not None, "calibrate": calibrate is not None, "range_check": not range_check}
-        refuse_unused(unused | {"activation_limit": activation_limit is not None})
-        from ..ckks import CKKSModule  # SEAL and numba, which shares do without
+        refuse_unused({"scheme": scheme is not None, "chunk": chunk is not None, "calibrate": calibrate is not None})
+        refuse_unused(dict.fromkeys(old, True))
+        from ..ckks import CKKSModule  # SEAL, which shares do without
 
         return CKKSModule(model, keys, session=session, party=party)
+    scheme = named_scheme("secure", scheme, old)
     session = session or default_session(device_of(model))
     party = session.answering_party(party)
-    bits = None if activation_limit is None else limit_bits_of(activation_limit)
-    scheme = Scheme(frac_bits, relu, network=network, range_check=range_check, limit_bits=bits)
     if keys is not None:
         raise ArgumentError("keys: of backend='ckks', and not used by shares")
     if calibrate is not None:
         check_model(model, device_of(model))
-        found = calibrated(model, calibrate, relu, frac_bits, network)
-        scheme = replace(found, range_check=range_check, limit_bits=found.limit_bits if bits is None else bits)
+        scheme = calibrated(model, calibrate, scheme)
     if chunk is not None and chunk < 1:
         raise ArgumentError(f"chunk must be at least one row, got {chunk}")
     secured = SecureModule(model, session, party, scheme, chunk)
-    if relu == "privhfl":
+    if scheme.relu == "privhfl":
         warnings.warn(
             "relu='privhfl' shows the querying party the sign and the size of every activation (and, asked the same "
             "thing often enough, its value); relu='exact' shows nothing and sends fewer bytes",

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from ..choreography import Party
+from ..choreography.program.trace import Tracing
 from ..errors import UnsupportedOpError
-from ..runtime.program import Tracing
 from ..session import Session
-from ..tensor import Scheme
+from ..tensor import PrivateTensor, Scheme
 from .bind import bind, plain_weights
 from .capture import NotCaptured, capture
 from .check import Verdict, checked
@@ -108,9 +108,10 @@ class Traces:
 
     def apart(self, x: torch.Tensor, sizes: set[int]) -> bool:
         """Whether a batch may be run in pieces of these numbers of rows, with the same results."""
-        if not x.dim() or self.of(x) is None or not is_samplewise(self.of(x)):
+        program, recorded = self.of(x), self.recorded(x)
+        if not x.dim() or program is None or recorded is None or not is_samplewise(program):
             return False
-        return all((other := self.recorded(_rows(x, n))) and same_program(self.recorded(x), other) for n in sizes)
+        return all((other := self.recorded(_rows(x, n))) and same_program(recorded, other) for n in sizes)
 
     def _record(self, x: torch.Tensor) -> Trace:
         """One recording, and further ones wherever the next call might do something else.
@@ -128,7 +129,8 @@ class Traces:
             program, changed = capture(*self._bound, self._values, x)
             self._settles = self._settles or changed
             if changed:  # what other shapes do may be something else now: they are recorded anew
-                self._recorded.clear(), self._used.clear(), self._verdicts.clear()
+                for kept in (self._recorded, self._used, self._verdicts):
+                    kept.clear()
             if first or changed:
                 self._same_again(program, self._bound, x)
             if self._settles and past:
@@ -140,10 +142,12 @@ class Traces:
             raise
         return program
 
-    def _bind(self) -> tuple:
+    def _bind(self) -> tuple[nn.Module, dict[str, PrivateTensor]]:
         return bind(self._module, self._session, self.party, self._scheme, self._dtype)
 
-    def _same_again(self, program: Trace, bound: tuple, x: torch.Tensor, settled: bool = True) -> None:
+    def _same_again(
+        self, program: Trace, bound: tuple[nn.Module, dict[str, PrivateTensor]], x: torch.Tensor, settled: bool = True
+    ) -> None:
         again, changed = capture(*bound, self._values, x)
         if changed and settled:
             raise NotCaptured("the module changes its own attributes or buffers")

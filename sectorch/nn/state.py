@@ -22,7 +22,7 @@ class State:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, State) and self._found == other._found
 
-    __hash__ = None
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  how Python says "not hashable"; object's stub has a method
 
 
 def state_of(module: nn.Module) -> State:

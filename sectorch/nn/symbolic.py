@@ -64,16 +64,17 @@ def symbolic_trace(model: nn.Module, tracer: type[Tracer] = Tracer) -> fx.GraphM
 def computation(graph: fx.GraphModule, node: fx.Node) -> Callable:
     """What a call node calls."""
     if node.op == "call_module":
-        return graph.get_submodule(node.target)
+        return graph.get_submodule(str(node.target))
     if node.op == "call_function":
-        return node.target
-    return lambda x, *args, **kwargs: getattr(x, node.target)(*args, **kwargs)
+        function: Any = node.target
+        return function
+    return lambda x, *args, **kwargs: getattr(x, str(node.target))(*args, **kwargs)
 
 
 def where(node: fx.Node, graph: fx.GraphModule) -> str:
     """The layer's name and type and the line of the model, for people."""
     name = node.name
     if node.op == "call_module":
-        name = f"'{node.target}' ({type(graph.get_submodule(node.target)).__name__})"
+        name = f"'{node.target}' ({type(graph.get_submodule(str(node.target))).__name__})"
     source = node.meta.get("source")
     return f"layer {name}" + (f" at {source}" if source else "")

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from ..errors import SectorchError
-from ..table import HANDLER, row_of
+from ..tensor.table import HANDLER, row_of
 from .where import located, place_of
 
 CONSTANT, FOLDED = "constant ", "folded "
@@ -69,8 +70,8 @@ def run(program: Trace, values: Mapping[str, Any], x: Any, step: Callable | None
     nodes = list(program.graph.nodes)
     uses = {node: len(node.users) for node in nodes}
     for node in nodes:
-        args = fx.node.map_arg(node.args, made.__getitem__)
-        kwargs = fx.node.map_arg(node.kwargs, made.__getitem__)
+        args = map_arg(node.args, made.__getitem__)
+        kwargs = map_arg(node.kwargs, made.__getitem__)
         try:
             if node.op == "placeholder":
                 made[node] = x

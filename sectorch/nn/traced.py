@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ..choreography.program.trace import Program
 from ..errors import DtypeError
-from ..runtime.program import Program
 from .secure import SecureModule, secure
 
 

@@ -73,11 +73,7 @@ def place_of(node: fx.Node) -> str:
 
 def located(error: SectorchError, place: str) -> SectorchError:
     """The same error with the place before its text; as it is where it has a place, or belongs to none."""
-    if (
-        not place
-        or getattr(error, "layer", None)
-        or isinstance(error, (NetworkError, KeyAgreementError, MaterialError))
-    ):
+    if not place or error.layer or isinstance(error, (NetworkError, KeyAgreementError, MaterialError)):
         return error
     named = type(error)(f"{place}: {error}")
     named.layer = place
@@ -90,6 +86,6 @@ def placed() -> Iterator[None]:
     try:
         yield
     except SectorchError as error:
-        if not getattr(error, "place", ""):
+        if not error.place:
             raise
         raise located(error, error.place) from error

@@ -1,6 +1,6 @@
 """The handlers behind the dispatch table, by kind. Importing this package fills the table and plugs it in."""
 
-from .. import dispatch as dispatch
+from ..tensor import dispatch as dispatch
 from . import activation as activation
 from . import arithmetic as arithmetic
 from . import attention as attention

@@ -9,15 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import NonFiniteError
-from ..mpc.leaky import leaky_relu_privhfl
-from ..mpc.relu import ramps
-from ..mpc.relu import relu as relu_protocol
-from ..mpc.shares import each
-from ..mpc.truncate import truncate
-from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
+from ..tensor.table import Context, implements
 from .bilinear import scaled
-from .common import beside, bound, encoded_public, excess, fixed, plus, raised, refuse
+from .common import beside, bound, encoded_public, excess, plus, raised, refuse
 from .ranges import above, dropped, fitted, limit_at, limit_bits
 
 T = torch.Tensor
@@ -25,64 +20,60 @@ T = torch.Tensor
 
 @implements("relu", F.relu, torch.relu, T.relu, in_place=(torch.relu_, T.relu_, F.relu_),
             note="exact; drops the extra fraction bits of a linear layer for free")  # fmt: skip
-def relu(context: Context, x: SharedTensor, inplace: bool = False) -> Fixed:
+def relu(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTensor:
     shift = excess(context, x.scale_bits)
     if context.scheme.relu == "exact":
-        value, scale = fixed(x), x.scale_bits - shift
-        limit = limit_bits(context, value, scale)
-        shares = relu_protocol(context.net, x.shares, shift, bound(context, x.scale_bits), context.scheme.fss, limit)
-        result = Fixed(shares, scale, dropped(context, value, shift))
+        scale = x.scale_bits - shift
+        limit = limit_bits(context, x, scale)
+        (shares,) = context.backend.ramps(x.shares, (0,), shift, bound(context, x.scale_bits), limit)
+        result = x.like(shares, scale, dropped(context, x, shift))
     else:
-        result = Fixed(leaky_relu_privhfl(context.net, x.shares, shift), x.scale_bits - shift, x.bound)
+        result = x.like(context.backend.leaky_relu(x.shares, shift), x.scale_bits - shift, x.bound)
     return _stored(x, result, inplace)
 
 
-def _stored(x: SharedTensor, result: Fixed, inplace: bool) -> Fixed:
+def _stored(x: SharedTensor, result: SharedTensor, inplace: bool) -> SharedTensor:
     """For functions with an `inplace` argument."""
     if inplace:
         if x.aliased:
             refuse("an in-place activation on a view", "pass inplace=False")
-        x.shares, x.scale_bits, x.bound = result
+        x.shares, x.scale_bits, x.bound = result.shares, result.scale_bits, result.bound
     return result
 
 
-def _pieces(context: Context, x: SharedTensor) -> tuple[Fixed, Fixed]:
+def _pieces(context: Context, x: SharedTensor) -> tuple[SharedTensor, SharedTensor]:
     """ReLU(x) and x, both at f fraction bits or fewer, from one opening."""
-    net, shift, fss = context.net, excess(context, x.scale_bits), context.scheme.fss
-    value, scale = fixed(x), x.scale_bits - shift
-    limit, smaller = limit_bits(context, value, scale), dropped(context, value, shift)
+    shift = excess(context, x.scale_bits)
+    scale = x.scale_bits - shift
+    limit, smaller = limit_bits(context, x, scale), dropped(context, x, shift)
     if not shift and limit is not None:
-        value = fitted(context, value, limit_at(context, scale))
-    whole = truncate(net, x.shares, shift, fss, limit) if shift else x.shares
-    if fss:  # what is truncated already needs one opening more, and fewer keys
-        positive = relu_protocol(net, whole, 0, bound(context, x.scale_bits) - shift, fss)
-    else:
-        positive = relu_protocol(net, x.shares, shift, bound(context, x.scale_bits))
-    return Fixed(positive, scale, smaller), Fixed(whole, scale, smaller)
+        x = fitted(context, x, limit_at(context, scale))
+    positive, whole = context.backend.relu_and_rest(x.shares, shift, bound(context, x.scale_bits), limit)
+    return x.like(positive, scale, smaller), x.like(whole, scale, smaller)
 
 
 @implements("leaky_relu", F.leaky_relu, in_place=(F.leaky_relu_,), note="exact")
-def leaky_relu(context: Context, x: SharedTensor, negative_slope: float = 0.01, inplace: bool = False) -> Fixed:
+def leaky_relu(context: Context, x: SharedTensor, negative_slope: float = 0.01, inplace: bool = False) -> SharedTensor:
     positive, whole = _pieces(context, x)
     result = plus(context, scaled(context, whole, negative_slope), scaled(context, positive, 1 - negative_slope))
     return _stored(x, result, inplace)
 
 
 @implements("prelu", F.prelu, torch.prelu, T.prelu, note="with A's secret slope")
-def prelu(context: Context, x: SharedTensor, weight: Any) -> Fixed:
+def prelu(context: Context, x: SharedTensor, weight: Any) -> SharedTensor:
     positive = torch.relu(x)
     if weight.numel() > 1 and x.dim() > 1:
         weight = weight.view(1, -1, *([1] * (x.dim() - 2)))
-    return fixed(positive + (x - positive) * weight)
+    return positive + (x - positive) * weight
 
 
 @implements("abs", torch.abs, torch.absolute, T.abs, T.absolute, T.__abs__, in_place=(T.abs_,), note="exact")
-def absolute(context: Context, x: SharedTensor) -> Fixed:
+def absolute(context: Context, x: SharedTensor) -> SharedTensor:
     positive, whole = _pieces(context, x)
-    return Fixed(positive.shares * 2 - whole.shares, positive.scale_bits, positive.bound)
+    return positive.like(positive.shares * 2 - whole.shares, positive.scale_bits, positive.bound)
 
 
-def _clamped(context: Context, x: SharedTensor, low: float | None, high: float | None) -> Fixed:
+def _clamped(context: Context, x: SharedTensor, low: float | None, high: float | None) -> SharedTensor:
     """low + ReLU(x - low) - ReLU(x - high), both comparisons from one opening."""
     if not all(bound is None or isinstance(bound, (int, float)) for bound in (low, high)):
         refuse("clamp with tensor bounds", "use torch.maximum and torch.minimum")
@@ -90,20 +81,19 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
     if any(isinstance(b, float) and math.isnan(b) for b in (low, high)):
         raise NonFiniteError("clamp has a bound of NaN")
     if low is None and high is None:
-        return fixed(x)
+        return x
     bounds = [bound for bound in (low, high) if bound is not None]
-    x = fixed(x)
     if any(bound % 1 for bound in bounds):  # of whole numbers, which carry no fraction bits
         x = raised(context, x, max(x.scale_bits, context.frac_bits))
     if low is not None and high is not None and low >= high:
-        constant = each(torch.zeros_like, x.shares)
+        constant = context.backend.each(torch.zeros_like, x.shares)
         ends = None if x.bound is None else abs(high) * 2.0**x.scale_bits + 1
-        return _lifted(context, Fixed(constant, x.scale_bits), high)._replace(bound=ends)
+        return _lifted(context, x.like(constant, x.scale_bits), high).bounded(ends)
     x = beside(context, x, *bounds)
-    net, shift = context.net, excess(context, x.scale_bits)
+    backend, shift = context.backend, excess(context, x.scale_bits)
     scale = x.scale_bits - shift
     thresholds = tuple(int(encoded_public(context, float(b), scale)) for b in bounds)
-    fss, smaller = context.scheme.fss, dropped(context, x, shift)
+    smaller = dropped(context, x, shift)
     # A difference of two ramps is between them whatever x is; one ramp alone is as large as x.
     limit = None if low is not None and high is not None else limit_bits(context, x, scale)
     if high is None and limit is not None:
@@ -113,43 +103,43 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
         x = fitted(context, x, limit_at(context, scale))
     ends = max(abs(b) for b in bounds) * 2.0**scale + 1
     bound = ends if limit is None and len(bounds) == 2 else None if smaller is None else max(smaller, ends) + ends
-    parts = ramps(net, x.shares, thresholds, shift, fss=fss, limit_bits=limit if high is None else None)
+    parts = backend.ramps(x.shares, thresholds, shift, limit_bits=limit if high is None else None)
     if high is None:
-        return _lifted(context, Fixed(parts[0], scale), low)._replace(bound=bound)
+        return _lifted(context, x.like(parts[0], scale), low).bounded(bound)
     if low is None:
-        whole = truncate(net, x.shares, shift, fss, limit) if shift else x.shares
-        return Fixed(whole - parts[0], scale, bound)
-    return _lifted(context, Fixed(parts[0] - parts[1], scale), low)._replace(bound=bound)
+        whole = backend.truncate(x.shares, shift, limit) if shift else x.shares
+        return x.like(whole - parts[0], scale, bound)
+    return _lifted(context, x.like(parts[0] - parts[1], scale), low).bounded(bound)
 
 
-def _lifted(context: Context, x: Fixed, constant: float) -> Fixed:
+def _lifted(context: Context, x: SharedTensor, constant: float) -> SharedTensor:
     offset = int(encoded_public(context, float(constant), x.scale_bits))
-    return Fixed(x.shares + offset, x.scale_bits)
+    return x.like(x.shares + offset, x.scale_bits)
 
 
 @implements("clamp", torch.clamp, torch.clip, T.clamp, T.clip, in_place=(T.clamp_, T.clip_, torch.clamp_),
             note="exact; public bounds")  # fmt: skip
-def clamp(context: Context, x: SharedTensor, min: float | None = None, max: float | None = None) -> Fixed:
+def clamp(context: Context, x: SharedTensor, min: float | None = None, max: float | None = None) -> SharedTensor:
     return _clamped(context, x, min, max)
 
 
 @implements("clamp_min", torch.clamp_min, T.clamp_min, in_place=(T.clamp_min_, torch.clamp_min_), note="exact")
-def clamp_min(context: Context, x: SharedTensor, min: float) -> Fixed:
+def clamp_min(context: Context, x: SharedTensor, min: float) -> SharedTensor:
     return _clamped(context, x, min, None)
 
 
 @implements("clamp_max", torch.clamp_max, T.clamp_max, in_place=(T.clamp_max_, torch.clamp_max_), note="exact")
-def clamp_max(context: Context, x: SharedTensor, max: float) -> Fixed:
+def clamp_max(context: Context, x: SharedTensor, max: float) -> SharedTensor:
     return _clamped(context, x, None, max)
 
 
 @implements("relu6", F.relu6, note="exact")
-def relu6(context: Context, x: SharedTensor, inplace: bool = False) -> Fixed:
+def relu6(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTensor:
     return _stored(x, _clamped(context, x, 0.0, 6.0), inplace)
 
 
 @implements("hardtanh", F.hardtanh, in_place=(F.hardtanh_,), note="exact")
 def hardtanh(
     context: Context, x: SharedTensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
-) -> Fixed:
+) -> SharedTensor:
     return _stored(x, _clamped(context, x, min_val, max_val), inplace)

@@ -10,26 +10,11 @@ from typing import Any
 import torch
 
 from ..errors import ArgumentError, DtypeError
-from ..mpc.multiply import square as square_protocol
-from ..mpc.shares import each
 from ..ring import HEADROOM_BITS, check_encodable
-from ..table import Context, Fixed, implements
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
+from ..tensor.table import Context, implements
 from .bilinear import bilinear, scaled
-from .common import (
-    SLACK_BITS,
-    encoded_public,
-    fixed,
-    local,
-    plus,
-    refuse,
-    require,
-    settled,
-    shortened,
-    summand,
-    tensor,
-    total,
-)
+from .common import SLACK_BITS, encoded_public, local, plus, real, refuse, require, settled, shortened, summand, total
 from .powers import fractional_power, quotient
 from .ranges import within_domain
 from .reduction import over
@@ -39,19 +24,19 @@ SIZE_BITS = 8
 
 
 @implements("add", torch.add, T.add, T.__add__, T.__radd__, in_place=(T.add_, T.__iadd__), note="local")
-def add(context: Context, x: Any, y: Any, *, alpha: float = 1) -> Fixed:
+def add(context: Context, x: Any, y: Any, *, alpha: float = 1) -> SharedTensor:
     if getattr(x, "dtype", None) == getattr(y, "dtype", None) == torch.bool:
-        return fixed(torch.logical_or(x, y))
+        return torch.logical_or(x, y)
     return total(context, x, _times(y, alpha))
 
 
 @implements("sub", torch.sub, torch.subtract, T.sub, T.subtract, T.__sub__, in_place=(T.sub_, T.__isub__), note="local")
-def sub(context: Context, x: Any, y: Any, *, alpha: float = 1) -> Fixed:
+def sub(context: Context, x: Any, y: Any, *, alpha: float = 1) -> SharedTensor:
     return total(context, x, _times(y, alpha), -1)
 
 
 @implements("rsub", torch.rsub, T.__rsub__, note="local")
-def rsub(context: Context, x: Any, y: Any, *, alpha: float = 1) -> Fixed:
+def rsub(context: Context, x: Any, y: Any, *, alpha: float = 1) -> SharedTensor:
     return total(context, y, _times(x, alpha), -1)
 
 
@@ -62,18 +47,18 @@ def _times(value: Any, alpha: float) -> Any:
 
 
 @implements("neg", torch.neg, torch.negative, T.neg, T.negative, T.__neg__, in_place=(T.neg_,), note="local")
-def neg(context: Context, x: SharedTensor) -> Fixed:
+def neg(context: Context, x: SharedTensor) -> SharedTensor:
     return local(context, torch.neg, x)
 
 
 @implements("positive", torch.positive, T.positive, T.__pos__, note="local")
-def positive(context: Context, x: SharedTensor) -> Fixed:
-    return fixed(x)
+def positive(context: Context, x: SharedTensor) -> SharedTensor:
+    return x
 
 
 @implements("mul", torch.mul, torch.multiply, T.mul, T.multiply, T.__mul__, T.__rmul__,
             in_place=(T.mul_, T.__imul__), note="1 round for two secrets")  # fmt: skip
-def mul(context: Context, x: Any, y: Any) -> Fixed:
+def mul(context: Context, x: Any, y: Any) -> SharedTensor:
     if x is y:
         return square(context, x)
     return bilinear(context, torch.mul, x, y)
@@ -82,26 +67,26 @@ def mul(context: Context, x: Any, y: Any) -> Fixed:
 @implements("div", torch.div, torch.divide, torch.true_divide, T.div, T.divide, T.true_divide, T.__truediv__,
             in_place=(T.div_, T.__itruediv__),
             note="any divisor; result < 2^16; by a shared one error 4e-6 + 2e-6 |result|")  # fmt: skip
-def div(context: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -> Fixed:
+def div(context: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -> SharedTensor:
     if rounding_mode is not None:
         refuse("division that rounds", "use plain division")
     if isinstance(y, SharedTensor):
-        return quotient(context, summand(context, x), fixed(y))
+        return quotient(context, summand(context, x), y)
     if isinstance(y, numbers.Complex) and not isinstance(y, numbers.Real):
         raise DtypeError("division by a complex number is not supported on secret tensors")
     if isinstance(y, (int, float)):
         if y == 0:
             raise ArgumentError("division by zero")
         whole = 1 < y < 2**20 and y == int(y) and x.scale_bits > context.frac_bits
-        return over(context, fixed(x), int(y)) if whole else scaled(context, fixed(x), 1.0 / y)
+        return over(context, x, int(y)) if whole else scaled(context, x, 1.0 / y)
     if not isinstance(y, PrivateTensor):
         y = torch.as_tensor(y).to(torch.float64)
         if isinstance(x, SharedTensor):
-            return _times_inverse(context, fixed(x), y)
+            return _times_inverse(context, x, y)
     return bilinear(context, torch.mul, x, 1.0 / y)
 
 
-def _times_inverse(context: Context, x: Fixed, y: torch.Tensor) -> Fixed:
+def _times_inverse(context: Context, x: SharedTensor, y: torch.Tensor) -> SharedTensor:
     """x / y for public y, by factors that keep their significant bits: those of one size at a time.
 
     A size spans eight powers of two, so that the inverse of each has 18 significant bits at least.
@@ -109,14 +94,14 @@ def _times_inverse(context: Context, x: Fixed, y: torch.Tensor) -> Fixed:
     inverse = 1.0 / y
     check_encodable(inverse, context.frac_bits, "a public operand")
     if inverse.is_meta or not inverse.numel():
-        return bilinear(context, torch.mul, tensor(context, x), inverse)
+        return bilinear(context, torch.mul, x, inverse)
     sizes = torch.frexp(inverse.to(torch.float64))[1]
     top, parts = int(sizes.max()), []
     for high in range(top, int(sizes.min()) - 1, -SIZE_BITS):
         here = (sizes <= high) & (sizes > high - SIZE_BITS)
         if bool(here.any()):
             factor = torch.where(here, inverse, 0.0) * 2.0**-high
-            parts.append(scaled(context, fixed(tensor(context, x) * factor), 2.0**high))
+            parts.append(scaled(context, real(x) * factor, 2.0**high))
     if len(parts) == 1:
         return parts[0]
     parts = [shortened(context, part, context.frac_bits + SLACK_BITS) for part in parts]
@@ -124,32 +109,30 @@ def _times_inverse(context: Context, x: Fixed, y: torch.Tensor) -> Fixed:
 
 
 @implements("div", T.__rdiv__, T.__rtruediv__)
-def rdiv(context: Context, x: Any, y: Any) -> Fixed:
-    return (
-        fixed(torch.div(y, x)) if isinstance(y, torch.Tensor) else quotient(context, _constant(context, x, y), fixed(x))
-    )
+def rdiv(context: Context, x: Any, y: Any) -> SharedTensor:
+    return torch.div(y, x) if isinstance(y, torch.Tensor) else quotient(context, _constant(context, x, y), x)
 
 
-def _constant(context: Context, x: SharedTensor, value: float) -> Fixed:
+def _constant(context: Context, x: SharedTensor, value: float) -> SharedTensor:
     """A public number in the shape of x."""
     number = int(encoded_public(context, float(value), context.frac_bits))
-    return Fixed(each(torch.zeros_like, x.shares) + number, context.frac_bits)
+    return x.like(context.backend.each(torch.zeros_like, x.shares) + number, context.frac_bits)
 
 
 @implements("pow", T.__rpow__,
             note="result < 2^16; whole exponents exact; others for x >= 0, error 2e-6 + 1e-5 |result|")  # fmt: skip
-def rpow(context: Context, x: Any, base: Any) -> Fixed:
+def rpow(context: Context, x: Any, base: Any) -> SharedTensor:
     return power(context, base, x)
 
 
 @implements(
     "square", torch.square, T.square, in_place=(T.square_,), note="|x| < 2^11; exact after rounding to f bits; 1 round"
 )
-def square(context: Context, x: SharedTensor) -> Fixed:
-    value = settled(context, fixed(x), 0)
+def square(context: Context, x: SharedTensor) -> SharedTensor:
+    value = settled(context, x, 0)
     require(context, value, *_roots(context, 2))
     most = None if value.bound is None else min(value.bound**2, 4.0 ** (value.scale_bits) * _roots(context, 2)[1] ** 2)
-    return Fixed(square_protocol(context.net, value.shares), 2 * value.scale_bits, most)
+    return value.like(context.backend.square(value.shares), 2 * value.scale_bits, most)
 
 
 def _roots(context: Context, n: int) -> tuple[float, float]:
@@ -166,39 +149,39 @@ def _roots(context: Context, n: int) -> tuple[float, float]:
     torch.float_power,
     T.float_power,
 )
-def power(context: Context, x: Any, exponent: Any) -> Fixed:
+def power(context: Context, x: Any, exponent: Any) -> SharedTensor:
     if not isinstance(x, SharedTensor):
         if not isinstance(x, (int, float)) or x <= 0:
             refuse("pow with a base that is neither secret nor a positive number", "use exp and log")
-        return fixed(torch.exp(_exponent(context, fixed(exponent), math.log(x))))
+        return torch.exp(_exponent(context, exponent, math.log(x)))
     public = isinstance(exponent, torch.Tensor) and not isinstance(exponent, SecretTensor)
     if public and bool((exponent == exponent.to(torch.float64).round()).any()):
         refuse("whole exponents in a tensor", "they are exact for negative bases too: use x ** n with a number")
     if not isinstance(exponent, (int, float)):
         return fractional_power(context, x, exponent)
     if exponent == -1:
-        return fixed(torch.reciprocal(x))
+        return torch.reciprocal(x)
     if exponent == 0.5:
-        return fixed(torch.sqrt(x))
+        return torch.sqrt(x)
     if exponent == -0.5:
-        return fixed(torch.rsqrt(x))
+        return torch.rsqrt(x)
     if exponent != int(exponent):
         return fractional_power(context, x, exponent)
     n = int(exponent)
     if n < 0:
-        return fixed(torch.reciprocal(x) ** -n)
+        return torch.reciprocal(x) ** -n
     if n == 0:
         return _constant(context, x, 1.0)
-    return _whole_power(context, fixed(x), n)
+    return _whole_power(context, x, n)
 
 
-def _exponent(context: Context, x: Fixed, factor: float) -> SharedTensor:
+def _exponent(context: Context, x: SharedTensor, factor: float) -> SharedTensor:
     """x times a public factor, for exp: what is far below zero may be beyond the limit of activations."""
     value = within_domain(context, settled(context, x))
-    return tensor(context, scaled(context, value._replace(bound=None) if abs(factor) < 32 else value, factor))
+    return real(scaled(context, value.bounded(None) if abs(factor) < 32 else value, factor))
 
 
-def _whole_power(context: Context, x: Fixed, n: int) -> Fixed:
+def _whole_power(context: Context, x: SharedTensor, n: int) -> SharedTensor:
     """x^n by squaring; the power of the last place stays in the ring if x^n does."""
     if n > 1:
         x = settled(context, x, 0)
@@ -210,20 +193,20 @@ def _whole_power(context: Context, x: Fixed, n: int) -> Fixed:
         n >>= 1
         if not n:
             most = None if x.bound is None else 2.0 ** (HEADROOM_BITS - 2 * context.frac_bits + result.scale_bits)
-            return result if result is x else result._replace(bound=most)
+            return result if result is x else result.bounded(most)
         value = settled(context, factor, 0)
-        factor = Fixed(square_protocol(context.net, value.shares), 2 * value.scale_bits)
+        factor = value.like(context.backend.square(value.shares), 2 * value.scale_bits)
 
 
-def _product(context: Context, x: Fixed, y: Fixed) -> Fixed:
-    return bilinear(context, torch.mul, tensor(context, x), tensor(context, y))
+def _product(context: Context, x: SharedTensor, y: SharedTensor) -> SharedTensor:
+    return bilinear(context, torch.mul, x, y)
 
 
 @implements("addcmul", torch.addcmul, T.addcmul, note="1 round for two secrets")
-def addcmul(context: Context, x: Any, a: Any, b: Any, *, value: float = 1) -> Fixed:
-    return fixed(x + (a * b) * value)
+def addcmul(context: Context, x: Any, a: Any, b: Any, *, value: float = 1) -> SharedTensor:
+    return x + (a * b) * value
 
 
 @implements("lerp", torch.lerp, T.lerp, note="1 round for secret weights")
-def lerp(context: Context, start: Any, end: Any, weight: Any) -> Fixed:
-    return fixed(start + (end - start) * weight)
+def lerp(context: Context, start: Any, end: Any, weight: Any) -> SharedTensor:
+    return start + (end - start) * weight

@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import ArgumentError
-from ..mpc.multiply import multiply
 from ..ring import HEADROOM_BITS
-from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import SLACK_BITS, fixed, refuse, settled, shortened, tensor
+from ..tensor.table import Context, implements
+from .common import SLACK_BITS, refuse, settled, shortened, typed
 from .ranges import CAPACITY, fitted, limit_at
 
 
@@ -32,7 +31,7 @@ def _additive(mask: torch.Tensor, keep: bool) -> torch.Tensor:
 def attention(
     context: Context, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> Fixed:  # fmt: skip
+) -> SharedTensor:  # fmt: skip
     if dropout_p:
         refuse("attention with dropout", "call model.eval() first")
     if enable_gqa:
@@ -43,7 +42,7 @@ def attention(
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     if attn_mask is not None:
         scores = scores + _additive(attn_mask, True)
-    return fixed(_mixed(context, F.softmax(scores, -1), value))
+    return _mixed(context, F.softmax(scores, -1), value)
 
 
 def _mixed(context: Context, weights: SharedTensor, value: Any) -> SharedTensor:
@@ -56,12 +55,12 @@ def _mixed(context: Context, weights: SharedTensor, value: Any) -> SharedTensor:
         return torch.matmul(weights, value)
     f = context.frac_bits
     spare = max(0, min(SLACK_BITS, HEADROOM_BITS - 2 - 2 * f - context.scheme.activation_bits))
-    w, v = shortened(context, fixed(weights), f + spare), settled(context, fixed(value), 0)
+    w, v = shortened(context, weights, f + spare), settled(context, value, 0)
     most = 1.01 + 2.0 ** (4 - f) + weights.shape[-1] * 2.0 ** -(w.scale_bits + 1)  # that a row's weights sum to
     v = fitted(context, v, min(limit_at(context, v.scale_bits), CAPACITY / most / 2.0**w.scale_bits))
-    shares = multiply(context.net, torch.matmul, w.shares, v.shares)
+    shares = context.backend.multiply(torch.matmul, w.shares, v.shares)
     bound = None if v.bound is None else most * 2.0**w.scale_bits * v.bound
-    return tensor(context, Fixed(shares, w.scale_bits + v.scale_bits, bound), value.dtype)
+    return typed(w.like(shares, w.scale_bits + v.scale_bits, bound), value.dtype)
 
 
 @implements("multi_head_attention", F.multi_head_attention_forward, note="nn.MultiheadAttention, its fast path too")
@@ -72,7 +71,7 @@ def multi_head_attention(
     attn_mask: Any = None, use_separate_proj_weight: bool = False, q_proj_weight: Any = None, k_proj_weight: Any = None,
     v_proj_weight: Any = None, static_k: Any = None, static_v: Any = None, average_attn_weights: bool = True,
     is_causal: bool = False,
-) -> tuple[Fixed, Fixed | None]:  # fmt: skip
+) -> tuple[SharedTensor, SharedTensor | None]:  # fmt: skip
     """[L, N, E] queries, [S, N, E] keys and values, as `F.multi_head_attention_forward` has them."""
     if training and dropout_p:
         refuse("attention with dropout", "call model.eval() first")
@@ -110,5 +109,5 @@ def multi_head_attention(
     weights_out = None
     if need_weights:
         shares = shares.mean(1) if average_attn_weights else shares
-        weights_out = fixed(shares if batched else shares.squeeze(0))
-    return fixed(out if batched else out.squeeze(1)), weights_out
+        weights_out = shares if batched else shares.squeeze(0)
+    return out if batched else out.squeeze(1), weights_out

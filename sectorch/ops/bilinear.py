@@ -10,18 +10,14 @@ from typing import Any
 
 import torch
 
+from ..backend import MAX_SHIFT
 from ..choreography import Located, leaf
 from ..errors import FixedPointRangeError
-from ..mpc.linear import linear
-from ..mpc.mask import open_masked
-from ..mpc.multiply import multiply, multiply_masked
-from ..mpc.shares import each
-from ..mpc.truncate import MAX_SHIFT
 from ..ring import HEADROOM_BITS, check_encodable, encode
-from ..scheme import Scheme
-from ..table import Context, Fixed
+from ..ring.scheme import Scheme
 from ..tensor import PrivateTensor, SharedTensor
-from .common import SLACK_BITS, encoded_public, fixed, fractional, plus, refuse, settled, settled_bits, shortened
+from ..tensor.table import Context
+from .common import SLACK_BITS, encoded_public, fractional, plus, refuse, settled, settled_bits, shortened
 from .ranges import CAPACITY, ROOM, beyond, domain_bits, fitted, limit_at
 
 LONGEST = 2.0**39
@@ -47,7 +43,7 @@ def bilinear(
     y: Any,
     terms: int = 1,
     sums: tuple[Sums, Sums] = (torch.abs, torch.abs),
-) -> Fixed:
+) -> SharedTensor:
     """product(x, y) for a map that is linear in both, where at least one operand is shared.
 
     A shared and a private operand run Pi_Matmul, two shared ones the masked multiplication, a public one no message.
@@ -62,11 +58,10 @@ def bilinear(
         if not isinstance(y, SharedTensor):
             refuse("a secret summand to a product without one", "add it to the product's result")
         return bilinear(context, partial(_swapped, product), y, x, terms, sums[::-1])
-    net = context.net
+    backend = context.backend
     if isinstance(y, SharedTensor):
-        left, right = fixed(x), fixed(y)
-        most = _shares_of_range(context, left, right, terms)
-        left, right = settled(context, left, most=most[0]), settled(context, right, most=most[1])
+        most = _shares_of_range(context, x, y, terms)
+        left, right = settled(context, x, most=most[0]), settled(context, y, most=most[1])
         if left.scale_bits + right.scale_bits > 2 * context.frac_bits + SLACK_BITS:
             left, right = settled(context, left, 0), settled(context, right, 0)
         left, right = _factors(context, left, right, terms, most)
@@ -74,24 +69,27 @@ def bilinear(
         bound = terms * left.bound * right.bound if known else None
         if known and terms == 1 and bound > CAPACITY:
             return _checked_product(context, product, left, right)
-        return Fixed(multiply(net, product, left.shares, right.shares), left.scale_bits + right.scale_bits, bound)
+        shares = backend.multiply(product, left.shares, right.shares)
+        return left.like(shares, left.scale_bits + right.scale_bits, bound)
     if isinstance(y, PrivateTensor):
-        left = settled(context, fixed(x))
+        left = settled(context, x)
         gain = 2.0**y.weight_bits * context.scheme.gain
         if left.bound is not None and min(left.bound, limit_at(context, left.scale_bits)) * gain > CAPACITY:
             left = settled(context, left, 0)  # fraction bits above f would take the range away
         left = fitted(context, left, limit_at(context, left.scale_bits) * ROOM)
         if left.bound is not None and context.scheme.range_check:
-            net.rely(check_sums(y, sums[1]))
+            context.net.rely(check_sums(y, sums[1]))
         accepts_tiles = hasattr(product, "tiled")
         run = product if accepts_tiles else partial(_without_tiles, product)
-        shares = linear(net, context.setup, run, left.shares, y.weight())
+        shares = backend.linear(run, left.shares, y.weight())
         bound = None if left.bound is None else left.bound * gain
-        return Fixed(shares, left.scale_bits + y.weight_bits, bound)
-    return _times_public(context, product, fixed(x), y, sums[1])
+        return left.like(shares, left.scale_bits + y.weight_bits, bound)
+    return _times_public(context, product, x, y, sums[1])
 
 
-def _shares_of_range(context: Context, x: Fixed, y: Fixed, terms: int) -> tuple[float | None, float | None]:
+def _shares_of_range(
+    context: Context, x: SharedTensor, y: SharedTensor, terms: int
+) -> tuple[float | None, float | None]:
     """What two factors may be in magnitude so that the sum of so many products stays in the ring; None for one that
     only needs to be below the activation limit. A single product is checked itself."""
     if x.bound is None or y.bound is None or terms <= 1:
@@ -110,8 +108,8 @@ def _shares_of_range(context: Context, x: Fixed, y: Fixed, terms: int) -> tuple[
 
 
 def _factors(
-    context: Context, x: Fixed, y: Fixed, terms: int, most: tuple[float | None, float | None]
-) -> tuple[Fixed, Fixed]:
+    context: Context, x: SharedTensor, y: SharedTensor, terms: int, most: tuple[float | None, float | None]
+) -> tuple[SharedTensor, SharedTensor]:
     """Two settled factors; where their products may leave the ring, each is below the activation limit, or `most`."""
     if x.bound is None or y.bound is None or terms * x.bound * y.bound <= CAPACITY:
         return x, y
@@ -121,25 +119,25 @@ def _factors(
     )
 
 
-def _checked_product(context: Context, product: Callable, x: Fixed, y: Fixed) -> Fixed:
+def _checked_product(context: Context, product: Callable, x: SharedTensor, y: SharedTensor) -> SharedTensor:
     """The product of two factors that may be beyond the ring, though neither is beyond the activation limit.
 
     One factor with fewer bits, times the other, stays in the ring, and shows beside the product how large that is. No
     step of the result waits for it.
     """
-    net, scale = context.net, x.scale_bits + y.scale_bits
+    backend, scale = context.backend, x.scale_bits + y.scale_bits
     if max(x.bound, y.bound) * math.sqrt(min(x.bound, y.bound)) > CAPACITY / 4:  # the fewer bits would be too few
         x, y = (fitted(context, v, LONGEST) for v in (x, y))
     over = 1 + math.ceil(math.log2(x.bound * y.bound / CAPACITY))
     shortens_x = x.shares.shape.numel() < y.shares.shape.numel()
     long, short = (y, x) if shortens_x else (x, y)
     coarse = shortened(context, short, short.scale_bits - over)
-    a, b, c = (open_masked(net, v.shares) for v in (x, y, coarse))
-    result = multiply_masked(net, product, a, b)
-    probe = multiply_masked(net, product, *((c, b) if shortens_x else (a, c)))
+    result = backend.multiply(product, x.shares, y.shares)
+    left, right = (coarse, y) if shortens_x else (x, coarse)
+    probe = backend.multiply(product, left.shares, right.shares)
     allowed = CAPACITY / 2.0**over - long.bound
-    probe = fitted(context, Fixed(probe, scale - over, long.bound * coarse.bound), allowed)
-    return Fixed(result, scale, 2.0**over * (probe.bound + long.bound))
+    probe = fitted(context, x.like(probe, scale - over, long.bound * coarse.bound), allowed)
+    return x.like(result, scale, 2.0**over * (probe.bound + long.bound))
 
 
 def check_sums(weight: PrivateTensor, sums: Sums) -> Located:
@@ -161,7 +159,7 @@ def _checked_sums(value: torch.Tensor, sums: Sums, scheme: Scheme, label: str) -
     largest, allowed = float(sums(value.abs()).max()) if value.numel() else 0.0, scheme.gain
     if largest > allowed:
         bits = 61 - 2 * scheme.frac_bits - math.ceil(math.log2(largest * 64 / 63))
-        way = f"activation_limit={2.0**bits:g}" if bits > 0 else "fewer fraction bits"
+        way = f"limit_bits={bits}" if bits > 0 else "fewer fraction bits"
         raise FixedPointRangeError(
             f"{label}: the weights of one output sum to magnitude {largest:.4g}, and with activations up to "
             f"{scheme.activation_limit:g} at {scheme.frac_bits} fraction bits they may sum to {allowed:.4g}; "
@@ -170,7 +168,9 @@ def _checked_sums(value: torch.Tensor, sums: Sums, scheme: Scheme, label: str) -
     return value.new_zeros(())
 
 
-def _times_public(context: Context, product: Callable, x: Fixed, value: Any, sums: Sums = torch.abs) -> Fixed:
+def _times_public(
+    context: Context, product: Callable, x: SharedTensor, value: Any, sums: Sums = torch.abs
+) -> SharedTensor:
     """Times a public operand: local. Powers of two and whole numbers cost no fraction bits.
 
     A fraction keeps f significant bits if it is small, and fewer fraction bits if it is large: its error grows with
@@ -204,27 +204,29 @@ def _times_public(context: Context, product: Callable, x: Fixed, value: Any, sum
     return results[0] if len(results) == 1 else plus(context, settled(context, results[0], 0), results[1])
 
 
-def _times_power_of_two(context: Context, x: Fixed, exponent: int, negative: bool) -> Fixed:
+def _times_power_of_two(context: Context, x: SharedTensor, exponent: int, negative: bool) -> SharedTensor:
     """x 2^exponent, or the negative of it: fraction bits move as far as they may, and a shift does the rest."""
     shares = -x.shares if negative else x.shares
     moved = max(0, min(exponent, x.scale_bits - context.frac_bits)) if exponent > 0 else exponent
-    x, rest = Fixed(shares, x.scale_bits - moved, x.bound), exponent - moved
+    x, rest = x.like(shares, x.scale_bits - moved, x.bound), exponent - moved
     if rest > 0:
         x = fitted(context, x, CAPACITY / 2.0**rest)
         bound = None if x.bound is None else x.bound * 2.0**rest
-        return Fixed(x.shares << rest, x.scale_bits, bound)
+        return x.like(x.shares << rest, x.scale_bits, bound)
     return x if x.scale_bits <= 2 * context.frac_bits + SLACK_BITS else settled(context, x)
 
 
-def _product(context: Context, product: Callable, x: Fixed, weight: torch.Tensor, bits: int, sums: Sums) -> Fixed:
+def _product(
+    context: Context, product: Callable, x: SharedTensor, weight: torch.Tensor, bits: int, sums: Sums
+) -> SharedTensor:
     """x times ring elements of so many fraction bits."""
     largest = _largest(weight, sums)
     if beyond(x, largest):
         x = settled(context, x, SLACK_BITS, CAPACITY / largest / 2.0**context.frac_bits)
     x = fitted(context, x, CAPACITY / max(1.0, largest))
     bound = None if x.bound is None else x.bound * largest
-    shares = each(product, x.shares, weight.to(context.session.device))
-    return Fixed(shares, x.scale_bits + bits, bound)
+    shares = context.backend.each(product, x.shares, weight.to(context.session.device))
+    return x.like(shares, x.scale_bits + bits, bound)
 
 
 def _largest(weight: torch.Tensor, sums: Sums) -> float:
@@ -240,6 +242,6 @@ def _magnitude(values: torch.Tensor) -> int:
     return math.frexp(float(values.to(torch.float64).abs().max()))[1]
 
 
-def scaled(context: Context, x: Fixed, factor: float) -> Fixed:
+def scaled(context: Context, x: SharedTensor, factor: float) -> SharedTensor:
     """x times a public number."""
     return _times_public(context, torch.mul, x, factor)

@@ -8,21 +8,15 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ..choreography import Located
+from ..backend import MAX_SHIFT
 from ..errors import FixedPointRangeError, UnsupportedOpError
-from ..located import compute
-from ..mpc.mask import open_masked
-from ..mpc.shares import Shares, each
-from ..mpc.sign import at_least
-from ..mpc.truncate import MAX_SHIFT, truncate
 from ..ring import HEADROOM_BITS, check_encodable, encode
-from ..table import Context, Fixed
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
+from ..tensor.table import Context
 from .ranges import CAPACITY, beyond, dropped, fitted, forbid, limit_at, limit_bits
 
 INFINITE = 2.0**29
@@ -30,17 +24,17 @@ SLACK_BITS = 6
 """Fraction bits above f that a factor may carry. They come free from averages; each halves the range of a product."""
 
 
-def fixed(x: SharedTensor) -> Fixed:
-    """The content of a SharedTensor as a handler's value."""
-    return Fixed(x.shares, x.scale_bits, x.bound)
+def typed(x: SharedTensor, dtype: torch.dtype) -> SharedTensor:
+    """The same ring elements for another dtype."""
+    return x.like(x.shares, bound=x.bound, dtype=dtype)
 
 
-def tensor(context: Context, x: Fixed, dtype: torch.dtype = torch.float32) -> SharedTensor:
-    """A handler's value as an operand of torch functions."""
-    return SharedTensor(x.shares, x.scale_bits, context.session, context.party, context.scheme, dtype, x.bound)
+def real(x: SharedTensor) -> SharedTensor:
+    """The same ring elements as a floating-point operand of torch functions."""
+    return x if fractional(x) else typed(x, torch.float32)
 
 
-def summand(context: Context, value: Any) -> Fixed:
+def summand(context: Context, value: Any) -> SharedTensor:
     """Any operand as shares at its own scale: whole numbers carry no fraction bits."""
     return shared_operand(context, value, context.frac_bits if fractional(value) else 0)
 
@@ -49,25 +43,25 @@ def is_secret(x: Any) -> bool:
     return isinstance(x, SecretTensor)
 
 
-def raised(context: Context, x: Fixed, scale_bits: int) -> Fixed:
+def raised(context: Context, x: SharedTensor, scale_bits: int) -> SharedTensor:
     """The same value with more fraction bits: a local shift to the left."""
     bits = scale_bits - x.scale_bits
     if bits == 0:
         return x
     bound = None if x.bound is None else x.bound * 2.0**bits
-    return Fixed(x.shares << bits, scale_bits, bound)
+    return x.like(x.shares << bits, scale_bits, bound)
 
 
-def shortened(context: Context, x: Fixed, scale_bits: int) -> Fixed:
+def shortened(context: Context, x: SharedTensor, scale_bits: int) -> SharedTensor:
     """The value rounded to at most `scale_bits` fraction bits."""
     while x.scale_bits > scale_bits:
         shift = min(MAX_SHIFT, x.scale_bits - scale_bits)
         bound = None if x.bound is None else x.bound / 2.0**shift + 1
-        x = Fixed(truncate(context.net, x.shares, shift, context.scheme.fss), x.scale_bits - shift, bound)
+        x = x.like(context.backend.truncate(x.shares, shift), x.scale_bits - shift, bound)
     return x
 
 
-def settled(context: Context, x: Fixed, slack: int = SLACK_BITS, most: float | None = None) -> Fixed:
+def settled(context: Context, x: SharedTensor, slack: int = SLACK_BITS, most: float | None = None) -> SharedTensor:
     """The value ready to be a factor: truncated to f fraction bits unless it has at most `slack` more.
 
     What is truncated is checked beside that to be below `most`, which is the activation limit where it is not given.
@@ -75,8 +69,8 @@ def settled(context: Context, x: Fixed, slack: int = SLACK_BITS, most: float | N
     while x.scale_bits - context.frac_bits > slack:
         shift = excess(context, x.scale_bits)
         limit = limit_bits(context, x, x.scale_bits - shift, most)
-        shares = truncate(context.net, x.shares, shift, context.scheme.fss, limit)
-        x = Fixed(shares, x.scale_bits - shift, dropped(context, x, shift, most))
+        shares = context.backend.truncate(x.shares, shift, limit)
+        x = x.like(shares, x.scale_bits - shift, dropped(context, x, shift, most))
     return x
 
 
@@ -87,13 +81,13 @@ def settled_bits(context: Context, scale_bits: int) -> int:
     return scale_bits
 
 
-def beside(context: Context, x: Fixed, *bounds: float) -> Fixed:
+def beside(context: Context, x: SharedTensor, *bounds: float) -> SharedTensor:
     """The value with few enough fraction bits that its difference from public bounds stays in the range."""
     fits = max(map(abs, bounds), default=0.0) < 2.0 ** (HEADROOM_BITS - 2 - x.scale_bits)
     return x if fits else settled(context, x, 0)
 
 
-def aligned(context: Context, *values: Fixed) -> list[Fixed]:
+def aligned(context: Context, *values: SharedTensor) -> list[SharedTensor]:
     """The values at one scale, the finest; but one with more than 2 f bits is truncated before others are raised to it.
 
     Raising to more than 2 f bits would take the range that the project promises away from them.
@@ -138,23 +132,22 @@ def encoded_public(context: Context, value: Any, scale_bits: int, infinite: bool
     return encode(value, scale_bits)
 
 
-def located_or_public(context: Context, value: Any, scale_bits: int) -> Located | torch.Tensor:
-    """A summand that is not shared, as ring elements: located at A for a private one."""
+def unshared(context: Context, value: Any, scale_bits: int) -> Any:
+    """A summand that is not shared, as ring elements: public, or held by its owner."""
     if isinstance(value, PrivateTensor):
-        return value.encoded(scale_bits, context.scheme.activation_limit if context.scheme.range_check else None)
+        limit = context.scheme.activation_limit if context.scheme.range_check else None
+        return context.backend.held(value.encoded(scale_bits, limit))
     return encoded_public(context, value, scale_bits, infinite=True)
 
 
-def shared_operand(context: Context, value: Any, scale_bits: int) -> Fixed:
-    """Any operand as shares; one that is not shared becomes A's half, with zero at S. No message."""
+def shared_operand(context: Context, value: Any, scale_bits: int) -> SharedTensor:
+    """Any operand as shares. No message."""
     if isinstance(value, SharedTensor):
-        return fixed(value)
-    net = context.net
-    content = located_or_public(context, value, scale_bits)
-    device = context.session.device
-    at_A = content if type(content) is Located else net.public(net.A, content.to(device))
-    at_S = net.public(net.S, torch.zeros((), dtype=torch.int64, device=device)).expand(at_A.shape)
-    return Fixed(Shares(at_A, at_S), scale_bits, _largest(context, value, scale_bits))
+        return value
+    content = unshared(context, value, scale_bits)
+    if isinstance(content, torch.Tensor):
+        content = content.to(context.session.device)
+    return context.tensor(context.backend.embedded(content), scale_bits, _largest(context, value, scale_bits))
 
 
 def _largest(context: Context, value: Any, scale_bits: int) -> float:
@@ -173,16 +166,16 @@ def end_to_end(*parts: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def total(context: Context, x: Any, y: Any, sign: int = 1) -> Fixed:
+def total(context: Context, x: Any, y: Any, sign: int = 1) -> SharedTensor:
     """x + sign * y with broadcasting, at the finer of the two scales. No message."""
     if not isinstance(x, SharedTensor):
-        negative = Fixed(-y.shares, y.scale_bits, y.bound) if sign < 0 else fixed(y)
+        negative = y.like(-y.shares, y.scale_bits, y.bound) if sign < 0 else y
         return _plus(context, negative, x)
     if not isinstance(y, SharedTensor):
-        return _plus(context, fixed(x), y, sign)
-    left, right = aligned(context, fixed(x), fixed(y))
-    shares = each(torch.sub if sign < 0 else torch.add, left.shares, right.shares)
-    return Fixed(shares, left.scale_bits, both(left.bound, right.bound))
+        return _plus(context, x, y, sign)
+    left, right = aligned(context, x, y)
+    shares = context.backend.each(torch.sub if sign < 0 else torch.add, left.shares, right.shares)
+    return left.like(shares, left.scale_bits, both(left.bound, right.bound))
 
 
 def both(x: float | None, y: float | None) -> float | None:
@@ -190,8 +183,8 @@ def both(x: float | None, y: float | None) -> float | None:
     return None if x is None or y is None else x + y
 
 
-def _plus(context: Context, x: Fixed, value: Any, sign: int = 1) -> Fixed:
-    """x + sign * value for a value that is not shared: A adds it to its half.
+def _plus(context: Context, x: SharedTensor, value: Any, sign: int = 1) -> SharedTensor:
+    """x + sign * value for a value that is not shared.
 
     A small number, as the 1e-8 under a logarithm, would be lost among f fraction bits: x then gets 2 f.
     """
@@ -208,8 +201,8 @@ def _plus(context: Context, x: Fixed, value: Any, sign: int = 1) -> Fixed:
             x = settled(context, x, 0)
             scale, bound = x.scale_bits, _largest(context, value, x.scale_bits)
         x = fitted(context, x, CAPACITY - bound)
-    content = located_or_public(context, value, scale)
-    return Fixed(x.shares - content if sign < 0 else x.shares + content, scale, both(x.bound, bound))
+    content = unshared(context, value, scale)
+    return x.like(x.shares - content if sign < 0 else x.shares + content, scale, both(x.bound, bound))
 
 
 def fractional(value: Any) -> bool:
@@ -219,29 +212,25 @@ def fractional(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral)
 
 
-def plus(context: Context, x: Fixed, y: Fixed) -> Fixed:
+def plus(context: Context, x: SharedTensor, y: SharedTensor) -> SharedTensor:
     """Sum of two handler values."""
     x, y = aligned(context, x, y)
-    return Fixed(x.shares + y.shares, x.scale_bits, both(x.bound, y.bound))
+    return x.like(x.shares + y.shares, x.scale_bits, both(x.bound, y.bound))
 
 
-def local(context: Context, f: Callable, x: SharedTensor, *public: Any, terms: int = 1) -> Fixed:
-    """A linear map that each party applies to its half, and Q to whole numbers of its own.
+def local(context: Context, f: Callable, x: SharedTensor, *public: Any, terms: int = 1) -> SharedTensor:
+    """A public linear map of a shared tensor. No message.
 
     Args:
         terms: how many elements one result sums up, with weights of one.
     """
-    value, own = fixed(x), x.shares.Q
-    if terms > 1 and beyond(value, terms):
+    if terms > 1 and beyond(x, terms):
         if terms > 8:  # of products, which may be large, with fewer bits, as in `summable`; a few are checked
-            over = math.ceil(math.log2(value.bound * terms / CAPACITY))
-            value = shortened(context, value, max(min(context.frac_bits, value.scale_bits), value.scale_bits - over))
-        value = fitted(context, value, CAPACITY / terms)
-    bound = None if value.bound is None else value.bound * max(1, terms)
-    shares = each(f, value.shares, *public)
-    if own is not None:
-        shares = replace(shares, Q=compute(f, own, *public))
-    return Fixed(shares, value.scale_bits, bound)
+            over = math.ceil(math.log2(x.bound * terms / CAPACITY))
+            x = shortened(context, x, max(min(context.frac_bits, x.scale_bits), x.scale_bits - over))
+        x = fitted(context, x, CAPACITY / terms)
+    bound = None if x.bound is None else x.bound * max(1, terms)
+    return x.like(context.backend.moved(f, x.shares, *public), bound=bound)
 
 
 def excess(context: Context, scale_bits: int) -> int:
@@ -256,7 +245,7 @@ def bound(context: Context, scale_bits: int, extra: int = 0) -> int:
     return min(63, scale_bits + context.scheme.limit_bits + extra)
 
 
-def require(context: Context, x: Fixed, low: float | None = None, high: float | None = None) -> None:
+def require(context: Context, x: SharedTensor, low: float | None = None, high: float | None = None) -> None:
     """The call's result is withheld, with `RangeExceededError` at Q, unless low <= x < high holds everywhere.
 
     A comparison for each bound: rounds beside those of the result, not before them.
@@ -265,8 +254,7 @@ def require(context: Context, x: Fixed, low: float | None = None, high: float | 
         return
     bounds = [b for b in (low, high) if b is not None]
     x = beside(context, x, *bounds)
-    net, thresholds = context.net, tuple(math.ceil(b * 2**x.scale_bits) for b in bounds)
-    bits = at_least(net, open_masked(net, x.shares), thresholds, context.scheme.fss)
+    bits = context.backend.at_least(x.shares, tuple(math.ceil(b * 2**x.scale_bits) for b in bounds))
     if low is not None:
         forbid(context, -bits[0] + 1)
     if high is not None:

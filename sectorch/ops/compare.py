@@ -6,57 +6,51 @@ from typing import Any
 
 import torch
 
-from ..mpc.compare import is_zero
-from ..mpc.mask import open_masked
-from ..mpc.select import bit_to_ring
-from ..mpc.sign import at_least
-from ..table import BEFORE, Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import fixed, refuse, tensor, total
+from ..tensor.table import BEFORE, Context, implements
+from .common import refuse, total, typed
 
 T = torch.Tensor
 
 
-def not_negative(context: Context, x: Fixed) -> Fixed:
+def not_negative(context: Context, x: SharedTensor) -> SharedTensor:
     """[x >= 0] as shares of 0 and 1."""
-    masked = open_masked(context.net, x.shares)
-    bits = at_least(context.net, masked, fss=context.scheme.fss)
-    return Fixed(bits[0], 0)
+    return x.like(context.backend.at_least(x.shares)[0], 0)
 
 
-def complement(context: Context, x: Fixed) -> Fixed:
+def complement(context: Context, x: SharedTensor) -> SharedTensor:
     """1 - x for shares of 0 and 1."""
-    return Fixed(-x.shares + 1, 0)
+    return x.like(-x.shares + 1, 0)
 
 
 @implements("ge", torch.ge, torch.greater_equal, T.ge, T.__ge__, note="exact")
-def ge(context: Context, x: Any, y: Any) -> Fixed:
+def ge(context: Context, x: Any, y: Any) -> SharedTensor:
     return not_negative(context, total(context, x, y, -1))
 
 
 @implements("le", torch.le, torch.less_equal, T.le, T.__le__, note="exact")
-def le(context: Context, x: Any, y: Any) -> Fixed:
+def le(context: Context, x: Any, y: Any) -> SharedTensor:
     return not_negative(context, total(context, y, x, -1))
 
 
 @implements("gt", torch.gt, torch.greater, T.gt, T.__gt__, note="exact")
-def gt(context: Context, x: Any, y: Any) -> Fixed:
+def gt(context: Context, x: Any, y: Any) -> SharedTensor:
     return complement(context, le(context, x, y))
 
 
 @implements("lt", torch.lt, torch.less, T.lt, T.__lt__, note="exact")
-def lt(context: Context, x: Any, y: Any) -> Fixed:
+def lt(context: Context, x: Any, y: Any) -> SharedTensor:
     return complement(context, ge(context, x, y))
 
 
 @implements("eq", torch.eq, T.eq, T.__eq__, note="exact")
-def eq(context: Context, x: Any, y: Any) -> Fixed:
-    net, difference = context.net, total(context, x, y, -1).shares
-    return Fixed(bit_to_ring(net, is_zero(net, open_masked(net, difference)), difference.shape), 0)
+def eq(context: Context, x: Any, y: Any) -> SharedTensor:
+    difference = total(context, x, y, -1)
+    return difference.like(context.backend.is_zero(difference.shares), 0)
 
 
 @implements("ne", torch.ne, torch.not_equal, T.ne, T.__ne__, note="exact")
-def ne(context: Context, x: Any, y: Any) -> Fixed:
+def ne(context: Context, x: Any, y: Any) -> SharedTensor:
     return complement(context, eq(context, x, y))
 
 
@@ -67,35 +61,34 @@ def _require_bool(x: Any) -> None:
 
 @implements("logical_not", torch.logical_not, T.logical_not, torch.bitwise_not, T.bitwise_not, T.__invert__,
             note="of a comparison")  # fmt: skip
-def logical_not(context: Context, x: SharedTensor) -> Fixed:
+def logical_not(context: Context, x: SharedTensor) -> SharedTensor:
     _require_bool(x)
-    return complement(context, fixed(x))
+    return complement(context, x)
 
 
 @implements("logical_and", torch.logical_and, T.logical_and, torch.bitwise_and, T.bitwise_and, T.__and__, T.__rand__,
             note="of comparisons")  # fmt: skip
-def logical_and(context: Context, x: Any, y: Any) -> Fixed:
+def logical_and(context: Context, x: Any, y: Any) -> SharedTensor:
     _require_bool(x), _require_bool(y)
-    return fixed(x * y)
+    return x * y
 
 
 @implements("logical_or", torch.logical_or, T.logical_or, torch.bitwise_or, T.bitwise_or, T.__or__, T.__ror__,
             note="of comparisons")  # fmt: skip
-def logical_or(context: Context, x: Any, y: Any) -> Fixed:
+def logical_or(context: Context, x: Any, y: Any) -> SharedTensor:
     _require_bool(x), _require_bool(y)
     return total(context, total_tensor(context, x, y), x * y, -1)
 
 
 def total_tensor(context: Context, x: Any, y: Any) -> SharedTensor:
     """x + y of comparisons as whole numbers."""
-    return tensor(context, total(context, x, y), torch.int64)
+    return typed(total(context, x, y), torch.int64)
 
 
 @implements("sign", torch.sign, T.sign, torch.sgn, T.sgn, note="exact")
-def sign(context: Context, x: SharedTensor) -> Fixed:
-    net = context.net
-    bits = at_least(net, open_masked(net, x.shares), (0, 1), context.scheme.fss)
-    return Fixed(bits[0] + bits[1] - 1, 0)
+def sign(context: Context, x: SharedTensor) -> SharedTensor:
+    bits = context.backend.at_least(x.shares, (0, 1))
+    return x.like(bits[0] + bits[1] - 1, 0)
 
 
 def _two_choices(condition: Any, *choices: Any, **named: Any) -> None:
@@ -107,16 +100,16 @@ BEFORE[torch.where] = _two_choices
 
 
 @implements("where", torch.where, note="1 round for a secret condition")
-def where(context: Context, condition: Any, x: Any = None, y: Any = None) -> Fixed:
+def where(context: Context, condition: Any, x: Any = None, y: Any = None) -> SharedTensor:
     if isinstance(condition, SharedTensor):
         _require_bool(condition)
-        return fixed(y + condition * (x - y))
+        return y + condition * (x - y)
     difference = total(context, x, y, -1)
     dtype = next(v.dtype for v in (x, y) if isinstance(v, SharedTensor))
-    return fixed(y + tensor(context, difference, dtype) * condition.to(torch.int64))
+    return y + typed(difference, dtype) * condition.to(torch.int64)
 
 
 @implements("where", T.where)
-def where_method(context: Context, x: Any, condition: Any, y: Any = None) -> Fixed:
+def where_method(context: Context, x: Any, condition: Any, y: Any = None) -> SharedTensor:
     """x.where(condition, y)."""
     return where(context, condition, x, y)

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .. import products
 from ..errors import DtypeError, ShapeError
-from ..table import Context, Fixed, implements
+from ..ring import products
 from ..tensor import SharedTensor
+from ..tensor.table import Context, implements
 from .bilinear import bilinear
-from .common import fixed, local, refuse, tensor, total
+from .common import local, refuse, total
 
 T = torch.Tensor
 
@@ -26,7 +26,7 @@ def _same_dtype(x: Any, y: Any) -> None:
 
 @implements("matmul", torch.matmul, T.matmul, T.__matmul__, torch.mm, T.mm, torch.bmm, T.bmm, torch.mv,
             T.mv, torch.dot, T.dot, torch.vdot, note="1 round for two secrets")  # fmt: skip
-def matmul(context: Context, x: Any, y: Any) -> Fixed:
+def matmul(context: Context, x: Any, y: Any) -> SharedTensor:
     _same_dtype(x, y)
     return bilinear(context, products.matmul, x, y, x.shape[-1], (_rows, _columns))
 
@@ -52,19 +52,19 @@ def _all(w: torch.Tensor) -> torch.Tensor:
 
 
 @implements("outer", torch.outer, T.outer, torch.ger, note="1 round for two secrets")
-def outer(context: Context, x: Any, y: Any) -> Fixed:
+def outer(context: Context, x: Any, y: Any) -> SharedTensor:
     return bilinear(context, torch.outer, x, y)
 
 
 @implements("addmm", torch.addmm, T.addmm, torch.baddbmm, T.baddbmm, torch.addmv, T.addmv,
             note="1 round for two secrets")  # fmt: skip
-def addmm(context: Context, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Fixed:
+def addmm(context: Context, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> SharedTensor:
     product = torch.matmul(x, y)
-    return fixed((product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta))
+    return (product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta)
 
 
 @implements("linear", F.linear, note="PrivHFL, Figure 3")
-def linear(context: Context, x: Any, weight: Any, bias: Any = None) -> Fixed:
+def linear(context: Context, x: Any, weight: Any, bias: Any = None) -> SharedTensor:
     _same_dtype(x, weight)
     if not isinstance(x, SharedTensor) and not isinstance(weight, SharedTensor):
         return total(context, F.linear(x, weight), bias)
@@ -80,10 +80,10 @@ def linear(context: Context, x: Any, weight: Any, bias: Any = None) -> Fixed:
     return _with_bias(context, x, y, bias)
 
 
-def _with_bias(context: Context, x: Any, y: Fixed, bias: Any) -> Fixed:
+def _with_bias(context: Context, x: Any, y: SharedTensor, bias: Any) -> SharedTensor:
     if bias is None:
         return y
-    return total(context, tensor(context, y), bias)
+    return total(context, y, bias)
 
 
 def _letters(equation: str, operands: tuple) -> list[str]:
@@ -112,7 +112,7 @@ def _terms(equation: str, operands: tuple) -> int:
 
 
 @implements("einsum", torch.einsum, note="1 round for two secrets")
-def einsum(context: Context, equation: str, *operands: Any) -> Fixed:
+def einsum(context: Context, equation: str, *operands: Any) -> SharedTensor:
     operands = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
     if len(operands) == 1:
         return local(context, partial(torch.einsum, equation), operands[0], terms=_terms(equation, operands))
@@ -150,14 +150,14 @@ def _padded(x: Any, padding: Any, kernel: tuple[int, ...], stride: Any, dilation
 
 @implements("conv2d", torch.conv2d, F.conv2d, note="PrivHFL, Figure 3")
 def conv2d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
-           dilation: Any = 1, groups: int = 1) -> Fixed:  # fmt: skip
+           dilation: Any = 1, groups: int = 1) -> SharedTensor:  # fmt: skip
     _same_dtype(x, weight)
     _one_dimensional(bias)
     stride, dilation = _pair(stride), _pair(dilation)
     x, padding = _padded(x, padding, tuple(weight.shape[2:]), stride, dilation)
     if x.dim() == 3:
         whole = torch.conv2d(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups)
-        return fixed(whole.squeeze(0))
+        return whole.squeeze(0)
     product = products.Conv2d(stride, _pair(padding), dilation, groups)
     y = bilinear(context, product, x, weight, math.prod(weight.shape[1:]), (_all, _kernels))
     return _with_bias(context, x, y, None if bias is None else bias.view(-1, 1, 1))
@@ -165,7 +165,7 @@ def conv2d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any 
 
 @implements("conv1d", torch.conv1d, F.conv1d, note="as conv2d with height one")
 def conv1d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
-           dilation: Any = 1, groups: int = 1) -> Fixed:  # fmt: skip
+           dilation: Any = 1, groups: int = 1) -> SharedTensor:  # fmt: skip
     _one_dimensional(bias)
     if any(isinstance(v, (tuple, list)) and len(v) != 1 for v in (stride, padding, dilation)):
         raise ShapeError(f"conv1d takes one number for stride, padding and dilation, got {(stride, padding, dilation)}")
@@ -173,18 +173,18 @@ def conv1d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any 
     x, padding = _padded(x, padding, tuple(weight.shape[2:]), (stride,), (dilation,))
     padding = _pair(padding)[0]
     if x.dim() == 2:
-        return fixed(torch.conv1d(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0))
+        return torch.conv1d(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
     y = torch.conv2d(
         x.unsqueeze(2), weight.unsqueeze(2), bias, (1, stride), (0, padding), (1, dilation), groups
     )  # fmt: skip
-    return fixed(y.squeeze(2))
+    return y.squeeze(2)
 
 
 @implements("batch_norm", F.batch_norm, note="evaluation mode; an affine map at A's secret scale")
 def batch_norm(
     context: Context, x: SharedTensor, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
     training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *_: Any,
-) -> Fixed:  # fmt: skip
+) -> SharedTensor:  # fmt: skip
     if training or running_mean is None or running_var is None:
         refuse("batch_norm on batch statistics", "use running statistics: call model.eval()")
     scale = torch.rsqrt(running_var + eps)
@@ -194,25 +194,25 @@ def batch_norm(
     if bias is not None:
         shift = shift + bias
     shape = (1, -1) + (1,) * (x.dim() - 2)
-    return fixed(x * scale.view(shape) + shift.view(shape))
+    return x * scale.view(shape) + shift.view(shape)
 
 
 @implements("batch_norm", torch.batch_norm)
 def native_batch_norm(
     context: Context, x: SharedTensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool,
     momentum: float, eps: float, cudnn_enabled: bool = True,
-) -> Fixed:  # fmt: skip
+) -> SharedTensor:  # fmt: skip
     """torch.batch_norm has the weights before the statistics."""
     return batch_norm(context, x, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
 @implements("matmul", T.__rmatmul__)
-def reflected_matmul(context: Context, x: Any, y: Any) -> Fixed:
+def reflected_matmul(context: Context, x: Any, y: Any) -> SharedTensor:
     """y @ x."""
     return matmul(context, y, x)
 
 
 @implements("addmm", torch.addbmm, T.addbmm)
-def addbmm(context: Context, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Fixed:
+def addbmm(context: Context, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> SharedTensor:
     product = torch.matmul(x, y).sum(0)
-    return fixed((product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta))
+    return (product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta)

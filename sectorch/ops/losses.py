@@ -8,12 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import ShapeError
-from ..mpc.multiply import multiply
-from ..mpc.shares import each
 from ..ring import HEADROOM_BITS
-from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import fixed, refuse, require, shortened, summand, tensor
+from ..tensor.table import Context, implements
+from .common import real, refuse, require, shortened, summand, typed
 from .moments import mean_of_squares, standardised
 from .powers import logarithm
 from .ranges import domain_bits
@@ -22,12 +20,12 @@ UNIT_BITS = 30
 """Fraction bits of vectors of length one: a product of two fills 60."""
 
 
-def _reduced(loss: Any, reduction: str, count: float | None = None) -> Fixed:
+def _reduced(loss: Any, reduction: str, count: float | None = None) -> SharedTensor:
     if reduction == "none":
-        return fixed(loss)
+        return loss
     if reduction == "sum":
-        return fixed(loss.sum())
-    return fixed(loss.mean() if count is None else loss.sum() / count)
+        return loss.sum()
+    return loss.mean() if count is None else loss.sum() / count
 
 
 def _plain_options(size_average: Any, reduce: Any, weight: Any = None) -> None:
@@ -39,21 +37,21 @@ def _plain_options(size_average: Any, reduce: Any, weight: Any = None) -> None:
 
 @implements("mse_loss", F.mse_loss, note="result < 2^16; error 2e-6 + 1e-6 |result|")
 def mse_loss(context: Context, x: Any, y: Any, size_average: Any = None, reduce: Any = None, reduction: str = "mean",
-             weight: Any = None) -> Fixed:  # fmt: skip
+             weight: Any = None) -> SharedTensor:  # fmt: skip
     _plain_options(size_average, reduce, weight)
     difference = x - y
     if reduction == "none":
-        return fixed(difference.square())
+        return difference.square()
     flat, count = difference.flatten(), difference.numel()
     if not count:
         return _reduced(flat.square(), reduction)
-    total = mean_of_squares(context, fixed(flat), (0,), count if reduction == "mean" else 1, False)
-    return fixed(tensor(context, total, difference.dtype).reshape(()))
+    total = mean_of_squares(context, flat, (0,), count if reduction == "mean" else 1, False)
+    return typed(total, difference.dtype).reshape(())
 
 
 @implements("l1_loss", F.l1_loss, note="exact")
 def l1_loss(context: Context, x: Any, y: Any, size_average: Any = None, reduce: Any = None, reduction: str = "mean",
-            weight: Any = None) -> Fixed:  # fmt: skip
+            weight: Any = None) -> SharedTensor:  # fmt: skip
     _plain_options(size_average, reduce, weight)
     return _reduced((x - y).abs(), reduction)
 
@@ -61,7 +59,7 @@ def l1_loss(context: Context, x: Any, y: Any, size_average: Any = None, reduce: 
 @implements("huber_loss", F.huber_loss, note="error 2e-6 + 2e-6 |result|")
 def huber_loss(
     context: Context, x: Any, y: Any, reduction: str = "mean", delta: float = 1.0, weight: Any = None
-) -> Fixed:
+) -> SharedTensor:
     _plain_options(None, None, weight)
     difference = x - y
     if delta < 1:
@@ -80,20 +78,20 @@ def _smooth_l1(context: Context, difference: SharedTensor, beta: float) -> Share
     if beta <= 1:
         return (inside / beta) * rest
     # Three bits more: a difference multiplies what the ratio is off by.
-    ratio = shortened(context, fixed(inside * (8 / beta)), context.frac_bits)
-    return tensor(context, Fixed(ratio.shares, ratio.scale_bits + 3, ratio.bound)) * rest
+    ratio = shortened(context, inside * (8 / beta), context.frac_bits)
+    return ratio.like(ratio.shares, ratio.scale_bits + 3, ratio.bound) * rest
 
 
 def _within(context: Context, difference: SharedTensor, factor: float) -> None:
     """That a product of a difference with something up to a public factor stays in the ring, where that may fail."""
     most = 2.0 ** (HEADROOM_BITS - 2 * context.frac_bits)
     if factor * 2.0 ** (domain_bits(context) + 1) > most:
-        require(context, fixed(difference), -most / factor, most / factor)
+        require(context, difference, -most / factor, most / factor)
 
 
 @implements("smooth_l1_loss", F.smooth_l1_loss, note="error 2e-6 + 2e-6 |result|")
 def smooth_l1_loss(context: Context, x: Any, y: Any, size_average: Any = None, reduce: Any = None,
-                   reduction: str = "mean", beta: float = 1.0) -> Fixed:  # fmt: skip
+                   reduction: str = "mean", beta: float = 1.0) -> SharedTensor:  # fmt: skip
     _plain_options(size_average, reduce)
     if beta == 0:
         return l1_loss(context, x, y, reduction=reduction)
@@ -104,7 +102,7 @@ def smooth_l1_loss(context: Context, x: Any, y: Any, size_average: Any = None, r
 def nll_loss(
     context: Context, x: SharedTensor, target: Any, weight: Any = None, size_average: Any = None,
     ignore_index: int = -100, reduce: Any = None, reduction: str = "mean",
-) -> Fixed:  # fmt: skip
+) -> SharedTensor:  # fmt: skip
     _plain_options(size_average, reduce, weight)
     if isinstance(target, SharedTensor):
         refuse("nll_loss with secret targets", "use (one_hot * log_softmax).sum()")
@@ -118,7 +116,7 @@ def nll_loss(
 def cross_entropy(
     context: Context, x: SharedTensor, target: Any, weight: Any = None, size_average: Any = None,
     ignore_index: int = -100, reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
-) -> Fixed:  # fmt: skip
+) -> SharedTensor:  # fmt: skip
     _plain_options(size_average, reduce, weight)
     dim = 1 if x.dim() > 1 else 0
     logs = F.log_softmax(x, dim)
@@ -137,7 +135,7 @@ def cross_entropy(
 def bce_with_logits(
     context: Context, x: Any, target: Any, weight: Any = None, size_average: Any = None, reduce: Any = None,
     reduction: str = "mean", pos_weight: Any = None,
-) -> Fixed:  # fmt: skip
+) -> SharedTensor:  # fmt: skip
     _plain_options(size_average, reduce, weight)
     if pos_weight is not None:
         refuse("pos_weight", "weight the losses with reduction='none'")
@@ -146,7 +144,7 @@ def bce_with_logits(
 
 @implements("binary_cross_entropy", F.binary_cross_entropy, note="as log; logarithms not below -100, as torch's")
 def bce(context: Context, x: Any, target: Any, weight: Any = None, size_average: Any = None, reduce: Any = None,
-        reduction: str = "mean") -> Fixed:  # fmt: skip
+        reduction: str = "mean") -> SharedTensor:  # fmt: skip
     _plain_options(size_average, reduce, weight)
     last = 2.0**-context.frac_bits
     require(context, summand(context, x), 0.0, 1.0 + last)
@@ -158,17 +156,17 @@ def _log(context: Context, x: Any, zero: float) -> Any:
     """log x, and `zero` where x is 0."""
     if not isinstance(x, SharedTensor):
         return torch.log(x).clamp(min=zero)
-    return tensor(context, logarithm(context, fixed(x), zero))
+    return logarithm(context, x, zero)
 
 
 @implements("kl_div", F.kl_div, note="log-probabilities against public or secret ones")
 def kl_div(context: Context, x: Any, target: Any, size_average: Any = None, reduce: Any = None,
-           reduction: str = "mean", log_target: bool = False) -> Fixed:  # fmt: skip
+           reduction: str = "mean", log_target: bool = False) -> SharedTensor:  # fmt: skip
     _plain_options(size_average, reduce)
     if log_target:
         loss = torch.exp(target) * (target - x)
     elif isinstance(target, SharedTensor):
-        require(context, fixed(target), 0.0)
+        require(context, target, 0.0)
         loss = target * (_log(context, target, 0.0) - x)
     else:
         loss = torch.special.xlogy(target, target) - x * target
@@ -177,7 +175,7 @@ def kl_div(context: Context, x: Any, target: Any, size_average: Any = None, redu
 
 @implements("soft_margin_loss", F.soft_margin_loss, note="error 5e-6")
 def soft_margin_loss(context: Context, x: Any, target: Any, size_average: Any = None, reduce: Any = None,
-                     reduction: str = "mean") -> Fixed:  # fmt: skip
+                     reduction: str = "mean") -> SharedTensor:  # fmt: skip
     _plain_options(size_average, reduce)
     if torch.broadcast_shapes(x.shape, target.shape) != x.shape:
         raise ShapeError(f"soft_margin_loss: targets of {list(target.shape)} for predictions of {list(x.shape)}")
@@ -186,7 +184,7 @@ def soft_margin_loss(context: Context, x: Any, target: Any, size_average: Any = 
 
 @implements("hinge_embedding_loss", F.hinge_embedding_loss, note="public targets")
 def hinge_embedding_loss(context: Context, x: SharedTensor, target: Any, margin: float = 1.0, size_average: Any = None,
-                         reduce: Any = None, reduction: str = "mean") -> Fixed:  # fmt: skip
+                         reduce: Any = None, reduction: str = "mean") -> SharedTensor:  # fmt: skip
     _plain_options(size_average, reduce)
     if bool((target.abs() != 1).any()):
         refuse("hinge_embedding_loss with targets other than 1 and -1", "use those")
@@ -195,7 +193,7 @@ def hinge_embedding_loss(context: Context, x: SharedTensor, target: Any, margin:
 
 @implements("margin_ranking_loss", F.margin_ranking_loss, note="exact")
 def margin_ranking_loss(context: Context, a: Any, b: Any, target: Any, margin: float = 0.0, size_average: Any = None,
-                        reduce: Any = None, reduction: str = "mean") -> Fixed:  # fmt: skip
+                        reduce: Any = None, reduction: str = "mean") -> SharedTensor:  # fmt: skip
     _plain_options(size_average, reduce)
     return _reduced(torch.relu((b - a) * target + margin), reduction)
 
@@ -204,7 +202,7 @@ def margin_ranking_loss(context: Context, a: Any, b: Any, target: Any, margin: f
 def poisson_nll_loss(
     context: Context, x: Any, target: Any, log_input: bool = True, full: bool = False, size_average: Any = None,
     eps: float = 1e-8, reduce: Any = None, reduction: str = "mean",
-) -> Fixed:  # fmt: skip
+) -> SharedTensor:  # fmt: skip
     _plain_options(size_average, reduce)
     if full or not log_input:
         refuse("poisson_nll_loss with full=True or log_input=False", "give log rates, without full")
@@ -212,10 +210,11 @@ def poisson_nll_loss(
 
 
 @implements("cosine_similarity", F.cosine_similarity, torch.cosine_similarity, note="everywhere; error 4e-6")
-def cosine_similarity(context: Context, a: Any, b: Any, dim: int = 1, eps: float = 1e-8) -> Fixed:
+def cosine_similarity(context: Context, a: Any, b: Any, dim: int = 1, eps: float = 1e-8) -> SharedTensor:
     shape = torch.broadcast_shapes(a.shape, b.shape)
-    operands = (fixed(tensor(context, summand(context, v)).expand(shape)) for v in (a, b))
+    operands = (real(summand(context, v)).expand(shape) for v in (a, b))
     units = (standardised(context, v, (dim,), 0.0, False, unit=True) for v in operands)
     a, b = (shortened(context, v, UNIT_BITS) for v in units)
-    product = each(torch.sum, multiply(context.net, torch.mul, a.shares, b.shares), dim)
-    return shortened(context, Fixed(product, a.scale_bits + b.scale_bits), 2 * context.frac_bits)
+    backend = context.backend
+    product = backend.each(torch.sum, backend.multiply(torch.mul, a.shares, b.shares), dim)
+    return shortened(context, a.like(product, a.scale_bits + b.scale_bits), 2 * context.frac_bits)

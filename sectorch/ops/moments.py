@@ -19,17 +19,14 @@ from dataclasses import dataclass
 
 import torch
 
-from ..mpc.mask import Masked, open_masked
-from ..mpc.multiply import multiply, multiply_masked, square
-from ..mpc.normalise import Normal, exponent_map, normalise, unary_map
-from ..mpc.series import RSQRT, SQRT
-from ..mpc.shares import Shares, each
-from ..mpc.sign import at_least
-from ..mpc.truncate import MAX_SHIFT, truncate
+from ..backend import MAX_SHIFT, Normal, Value
 from ..ring import HEADROOM_BITS
-from ..table import Context, Fixed
+from ..tensor import SharedTensor
+from ..tensor.table import Context
+from .codes import exponent_map, unary_map
 from .common import end_to_end, raised, refuse, shortened
 from .ranges import domain_bits, forbid, within_domain
+from .series import RSQRT, SQRT
 from .smooth import series
 
 WHOLE = 61
@@ -53,11 +50,11 @@ class Regimes:
 
 @dataclass(frozen=True)
 class Deviations:
-    """m opened under its mask, the sum of its squares (dimensions kept), and the unary code of each row's regime."""
+    """m, the sum of its squares (dimensions kept), and the unary code of each row's regime."""
 
-    masked: Masked
-    squares: Shares
-    bits: Shares | None
+    scaled: Value
+    squares: Value
+    bits: Value | None
     regimes: Regimes
 
 
@@ -83,7 +80,7 @@ def regimes(context: Context, n: int, cap: float = math.inf) -> Regimes:
 
 
 def deviations(
-    context: Context, x: Fixed, dims: tuple[int, ...], centred: bool, cap: float = math.inf, wanted: int = 0
+    context: Context, x: SharedTensor, dims: tuple[int, ...], centred: bool, cap: float = math.inf, wanted: int = 0
 ) -> Deviations:
     """The entries of each row over `dims`, less the row's mean if `centred`, as m at the scale of the row's regime.
 
@@ -92,11 +89,11 @@ def deviations(
         wanted: fraction bits that m has in rows of all but equal entries. Where n is large, the lowest regime has
             fewer, and is divided once more, by the sum of the m^2 of a first attempt.
     """
-    net, fss = context.net, context.scheme.fss
+    backend = context.backend
     n = math.prod(x.shares.shape[d] for d in dims)
     found = regimes(context, n, cap)
     bottom = found.scales[-1]
-    x = within_domain(context, x)._replace(bound=None)
+    x = within_domain(context, x).bounded(None)
     x = raised(context, x, max(x.scale_bits, context.frac_bits, found.coarse))
     x = shortened(context, x, max(found.coarse, bottom + LONGEST))
     more = min(cap, wanted, bottom + LONGEST) - found.scales[0]
@@ -105,61 +102,58 @@ def deviations(
     if fine - bottom > LONGEST:
         refuse("an eps above the square of the largest activation", "use a smaller one")
     drop = x.scale_bits - found.coarse
-    near = truncate(net, x.shares, drop, fss) if drop else x.shares
+    near = backend.truncate(x.shares, drop) if drop else x.shares
 
-    def total(v: Shares) -> Shares:
-        return each(torch.sum, v, dim=dims, keepdim=True)
+    def total(v: Value) -> Value:
+        return backend.each(torch.sum, v, dim=dims, keepdim=True)
 
     mean = None
     if centred:
         size = domain_bits(context) + found.coarse + math.ceil(math.log2(n)) + 1
         mean = quotient(context, total(near), size, n, 2.5)
         near = near - mean
-    sums = total(square(net, near))
+    sums = total(backend.square(near))
     bits = None
     if found.thresholds:
-        bits = at_least(net, open_masked(net, sums), found.thresholds, fss)
+        bits = backend.at_least(sums, found.thresholds)
     if centred:
         mean = _refined(context, x.shares, mean, dims, n, fine - x.scale_bits, fine - found.coarse)
-    masked = _scaled(context, x, mean, bits, found.scales, fine)
-    squares = total(multiply_masked(net, torch.mul, masked, masked))
+    scaled = _scaled(context, x, mean, bits, found.scales, fine)
+    squares = total(backend.multiply(torch.mul, scaled, scaled))
     if more:
         bits, found = _divided(context, squares, bits, found, more)
-        masked = _scaled(context, x, mean, bits, found.scales, fine)
-        squares = total(multiply_masked(net, torch.mul, masked, masked))
-    return Deviations(masked, squares, bits, found)
+        scaled = _scaled(context, x, mean, bits, found.scales, fine)
+        squares = total(backend.multiply(torch.mul, scaled, scaled))
+    return Deviations(scaled, squares, bits, found)
 
 
 def _scaled(
-    context: Context, x: Fixed, mean: Shares | None, bits: Shares | None, scales: tuple[int, ...], fine: int
-) -> Masked:
-    """x - mean, the mean at `fine` fraction bits, at the scale of its regime and rounded; opened under its mask."""
-    net, finer = context.net, fine - x.scale_bits
+    context: Context, x: SharedTensor, mean: Value | None, bits: Value | None, scales: tuple[int, ...], fine: int
+) -> Value:
+    """x - mean, the mean at `fine` fraction bits, at the scale of its regime and rounded."""
+    backend, finer = context.backend, fine - x.scale_bits
     if bits is None:
         product = x.shares << finer
         product = product if mean is None else product - mean
     else:
         factor = by_regime(context, bits, [1 << (k - scales[-1]) for k in scales])
-        raised_factor = factor << finer
-        product = multiply_masked(net, torch.mul, open_masked(net, x.shares), open_masked(net, raised_factor))
+        product = backend.multiply(torch.mul, x.shares, factor << finer)
         if mean is not None:
-            product = product - multiply(net, torch.mul, mean, factor)
+            product = product - backend.multiply(torch.mul, mean, factor)
     shift = fine - scales[-1]
-    return open_masked(net, truncate(net, product, shift, context.scheme.fss) if shift else product)
+    return backend.truncate(product, shift) if shift else product
 
 
-def _divided(
-    context: Context, squares: Shares, bits: Shares | None, found: Regimes, more: int
-) -> tuple[Shares, Regimes]:
+def _divided(context: Context, squares: Value, bits: Value | None, found: Regimes, more: int) -> tuple[Value, Regimes]:
     """The lowest regime in `more` + 1 parts, by a sum of squares that is right to a factor of two from 16 n on."""
-    net, scale = context.net, found.scales[0]
+    backend, scale = context.backend, found.scales[0]
     sizes = [WHOLE - 1 - 2 * k for k in range(more, 0, -1)]
-    codes = at_least(net, open_masked(net, squares), tuple(1 << k for k in sizes), context.scheme.fss)
+    codes = backend.at_least(squares, tuple(1 << k for k in sizes))
     if bits is not None:  # a row of another regime is above all of these
         above = bits[:1]
-        both = multiply(net, torch.mul, codes, above)
+        both = backend.multiply(torch.mul, codes, above)
         codes = codes + above - both
-        bits = each(end_to_end, codes, bits)
+        bits = backend.each(end_to_end, codes, bits)
     least = (0.0, *(2.0 ** (WHOLE - 5) for _ in sizes))
     most = tuple(2.0 ** (k + 1 - 2 * scale) for k in sizes)
     return codes if bits is None else bits, Regimes(
@@ -171,39 +165,39 @@ def _divided(
     )
 
 
-def by_regime(context: Context, bits: Shares | None, values: list[int]) -> Shares | int:
+def by_regime(context: Context, bits: Value | None, values: list[int]) -> Value | int:
     """A public function of the regime."""
     if bits is None:
         return values[0]
-    return unary_map(context.net, bits, values[0], [b - a for a, b in itertools.pairwise(values)])
+    return unary_map(context, bits, values[0], [b - a for a, b in itertools.pairwise(values)])
 
 
-def _times_regime(context: Context, x: Shares, bits: Shares | None, values: list[int]) -> Shares:
+def _times_regime(context: Context, x: Value, bits: Value | None, values: list[int]) -> Value:
     if bits is None:
         return x * values[0]
-    return multiply(context.net, torch.mul, x, by_regime(context, bits, values))
+    return context.backend.multiply(torch.mul, x, by_regime(context, bits, values))
 
 
-def quotient(context: Context, x: Shares, size: int, n: float, error: float = math.inf) -> Shares:
+def quotient(context: Context, x: Value, size: int, n: float, error: float = math.inf) -> Value:
     """x / n to the nearest ring element, and within `error` of that, for |x| < 2^size and a public n >= 1.
 
     One truncation where it is precise enough, and two where not.
     """
-    net, fss = context.net, context.scheme.fss
+    backend = context.backend
     k = math.floor(math.log2(n))
     if n == 1 << k:
-        return truncate(net, x, k, fss) if k else x
+        return backend.truncate(x, k) if k else x
     bits = min(WHOLE - size, MAX_SHIFT - k)
     if 2.0 ** (size - k - bits - 1) + 0.5 <= error:
         factor = round(2.0 ** (k + bits) / n)
-        return truncate(net, x * factor, k + bits, fss)
+        return backend.truncate(x * factor, k + bits)
     bits = min(LONGEST, WHOLE - size + k)
     factor = round(2.0 ** (k + bits) / n)
-    x = truncate(net, x, k, fss) if k else x
-    return truncate(net, x * factor, bits, fss)
+    x = backend.truncate(x, k) if k else x
+    return backend.truncate(x * factor, bits)
 
 
-def _refined(context: Context, x: Shares, mean: Shares, dims: tuple[int, ...], n: int, finer: int, drop: int) -> Shares:
+def _refined(context: Context, x: Value, mean: Value, dims: tuple[int, ...], n: int, finer: int, drop: int) -> Value:
     """The mean of x at `finer` more bits, from a coarse one within three units at `drop` bits less: to the nearest.
 
     Sums of what is left are exact, whatever wraps around on the way. The second is within a few units times n, so that
@@ -213,7 +207,7 @@ def _refined(context: Context, x: Shares, mean: Shares, dims: tuple[int, ...], n
     spare = math.ceil(math.log2(n))
     size = spare + 2 + drop
     for _ in range(2):
-        rest = each(_left, x, mean, finer, dims)
+        rest = context.backend.each(_left, x, mean, finer, dims)
         mean = mean + quotient(context, rest, size, n)
         k = math.floor(math.log2(n))
         size = spare + 2 + max(0, size - k - min(WHOLE - size, MAX_SHIFT - k))
@@ -225,8 +219,8 @@ def _left(x: torch.Tensor, mean: torch.Tensor, finer: int, dims: tuple[int, ...]
 
 
 def standardised(
-    context: Context, x: Fixed, dims: tuple[int, ...], eps: float, centred: bool, unit: bool = False
-) -> Fixed:
+    context: Context, x: SharedTensor, dims: tuple[int, ...], eps: float, centred: bool, unit: bool = False
+) -> SharedTensor:
     """(x - mean) / sqrt(mean of squares + eps) along dims; without `centred` the mean is not taken off.
 
     Args:
@@ -234,7 +228,7 @@ def standardised(
     """
     if eps < 0:
         refuse("a negative eps", "use a positive one")
-    net, f = context.net, context.frac_bits
+    backend, f = context.backend, context.frac_bits
     n = math.prod(x.shares.shape[d] for d in dims)
     gain = 1.0 if unit else math.sqrt(n)
     half = math.log2(gain)
@@ -245,44 +239,50 @@ def standardised(
     d = deviations(context, x, dims, centred, cap, wanted)
     offsets = [round(n * eps * 4.0**k) for k in d.regimes.scales]
     low = max(0, math.floor(math.log2(max(1, min(a + b for a, b in zip(offsets, d.regimes.least, strict=True))))) - 1)
-    sums = each(torch.clone, d.squares)
+    sums = backend.each(torch.clone, d.squares)
     if any(offsets):
         offset = by_regime(context, d.bits, offsets)
         sums = sums + offset
-    normal = normalise(net, sums, low, HEADROOM_BITS, context.scheme.fss)
+    normal = backend.normalise(sums, low, HEADROOM_BITS)
     if not eps and not unit:
         forbid(context, -normal.bits[0] + 1)
-    root = series(context, Fixed(normal.mantissa, normal.high), RSQRT)
+    root = series(context, x.like(normal.mantissa, normal.high), RSQRT)
     bits = min(f + MAX_SHIFT, math.floor(HEADROOM_BITS - 2 - half))
     if bits + f + 1 + half - (low + 1) / 2 <= HEADROOM_BITS - 1:
-        power = exponent_map(net, normal, lambda e: round(gain * 2.0 ** (bits - e / 2)))
-        inverse = Fixed(multiply(net, torch.mul, root.shares, power), root.scale_bits + bits)
+        power = exponent_map(context, normal, lambda e: round(gain * 2.0 ** (bits - e / 2)))
+        inverse = root.like(backend.multiply(torch.mul, root.shares, power), root.scale_bits + bits)
         inverse = shortened(context, inverse, bits).shares
     else:
         inverse = _inverse_root(context, normal, root, gain, bits)
     bound = 1.01 * (1.0 if unit else gain) * 2.0**bits if context.scheme.range_check else None
-    return Fixed(multiply_masked(net, torch.mul, d.masked, open_masked(net, inverse)), bits, bound)
+    return x.like(backend.multiply(torch.mul, d.scaled, inverse), bits, bound)
 
 
-def _inverse_root(context: Context, normal: Normal, root: Fixed, gain: float, bits: int) -> Shares:
+def _inverse_root(context: Context, normal: Normal, root: SharedTensor, gain: float, bits: int) -> Value:
     """root gain 2^(bits - e/2) for a wide range of e: first what is no power of two, and then an exact power."""
-    net, finer = context.net, context.frac_bits + 1
+    backend, finer = context.backend, context.frac_bits + 1
 
     def split(e: int) -> tuple[float, int]:
         whole = math.floor(math.log2(gain) - e / 2)
         return gain * 2.0 ** (-e / 2 - whole), whole
 
-    part = exponent_map(net, normal, lambda e: round(split(e)[0] * 2**finer))
-    mixed = shortened(context, Fixed(multiply(net, torch.mul, root.shares, part), root.scale_bits + finer), finer)
-    return multiply(net, torch.mul, mixed.shares, exponent_map(net, normal, lambda e: 1 << bits - finer + split(e)[1]))
+    part = exponent_map(context, normal, lambda e: round(split(e)[0] * 2**finer))
+    mixed = shortened(
+        context, root.like(backend.multiply(torch.mul, root.shares, part), root.scale_bits + finer), finer
+    )
+    return backend.multiply(
+        torch.mul, mixed.shares, exponent_map(context, normal, lambda e: 1 << bits - finer + split(e)[1])
+    )
 
 
-def mean_of_squares(context: Context, x: Fixed, dims: tuple[int, ...], divisor: float, centred: bool) -> Fixed:
+def mean_of_squares(
+    context: Context, x: SharedTensor, dims: tuple[int, ...], divisor: float, centred: bool
+) -> SharedTensor:
     """The sum over `dims` of (x - mean)^2, or of x^2, over `divisor`; dimensions are kept. At 2 f + 3 fraction bits.
 
     A result from 2^(59-2f) on ends in a range error.
     """
-    net, f = context.net, context.frac_bits
+    backend, f = context.backend, context.frac_bits
     bits, dropped = 2 * f + 3, LONGEST
     k = math.floor(math.log2(divisor))
     d = deviations(context, x, dims, centred, (dropped + bits - k) // 2)
@@ -291,32 +291,34 @@ def mean_of_squares(context: Context, x: Fixed, dims: tuple[int, ...], divisor: 
         bits = min(bits, math.floor(WHOLE - math.log2(d.regimes.most[0] / divisor)))
     elif any(beyond):
         forbid(context, by_regime(context, d.bits, [int(b) for b in beyond]))
-    sums = truncate(net, d.squares, dropped, context.scheme.fss)
+    sums = backend.truncate(d.squares, dropped)
     if divisor != 2.0**k:
         factor = round(2.0 ** (k + 30) / divisor)
-        sums = truncate(net, sums * factor, 30, context.scheme.fss)
-    return Fixed(_times_regime(context, sums, d.bits, [_power(dropped - 2 * s - k + bits) for s in d.regimes.scales]),
-                 bits)  # fmt: skip
+        sums = backend.truncate(sums * factor, 30)
+    powers = [_power(dropped - 2 * s - k + bits) for s in d.regimes.scales]
+    return x.like(_times_regime(context, sums, d.bits, powers), bits)
 
 
 def _power(exponent: int) -> int:
     return 1 << min(max(0, exponent), HEADROOM_BITS)
 
 
-def root_mean_square(context: Context, x: Fixed, dims: tuple[int, ...], divisor: float, centred: bool) -> Fixed:
+def root_mean_square(
+    context: Context, x: SharedTensor, dims: tuple[int, ...], divisor: float, centred: bool
+) -> SharedTensor:
     """The square root of what `mean_of_squares` gives, wherever it lies; dimensions are kept."""
-    net, f = context.net, context.frac_bits
+    backend, f = context.backend, context.frac_bits
     n = math.prod(x.shares.shape[d] for d in dims)
     k = math.floor(math.log2(divisor)) // 2
     spare = min(f // 2, WHOLE - 32 - f)
     largest = math.ceil(domain_bits(context) + math.log2(n / divisor) / 2) + 1
     finer = WHOLE - largest - spare
     d = deviations(context, x, dims, centred, finer - k)
-    normal = normalise(net, d.squares, 0, HEADROOM_BITS, context.scheme.fss)
-    root = series(context, Fixed(normal.mantissa, normal.high), SQRT)
+    normal = backend.normalise(d.squares, 0, HEADROOM_BITS)
+    root = series(context, x.like(normal.mantissa, normal.high), SQRT)
     size = 2.0 ** (k + spare) / math.sqrt(divisor)
-    power = exponent_map(net, normal, lambda e: round(2.0 ** (e / 2) * size), 0)
-    product = Fixed(multiply(net, torch.mul, root.shares, power), root.scale_bits + spare)
+    power = exponent_map(context, normal, lambda e: round(2.0 ** (e / 2) * size), 0)
+    product = root.like(backend.multiply(torch.mul, root.shares, power), root.scale_bits + spare)
     product = shortened(context, product, spare).shares
     powers = [_power(finer - s - k) for s in d.regimes.scales]
-    return Fixed(_times_regime(context, product, d.bits, powers), spare + finer)
+    return x.like(_times_regime(context, product, d.bits, powers), spare + finer)

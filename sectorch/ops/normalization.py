@@ -8,15 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..mpc import series as series_of
-from ..mpc.multiply import square
-from ..mpc.normalise import exponent_map, normalise
-from ..mpc.relu import ramps
-from ..mpc.shares import each
 from ..ring import HEADROOM_BITS
-from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import encoded_public, excess, fixed, refuse, shortened, tensor
+from ..tensor.table import Context, implements
+from . import series as series_of
+from .codes import exponent_map
+from .common import encoded_public, excess, refuse, shortened
 from .moments import mean_of_squares, root_mean_square, standardised
 from .powers import logarithm_bound, positive_reciprocal, quotient, quotient_bits
 from .ranges import fitted
@@ -29,19 +26,19 @@ def _sum_is_below(shape: torch.Size, dim: int) -> int:
     return math.ceil(math.log2(shape[dim] + 1)) + 1
 
 
-def _shifted_exp(context: Context, x: SharedTensor, dim: int) -> tuple[SharedTensor, Fixed]:
+def _shifted_exp(context: Context, x: SharedTensor, dim: int) -> tuple[SharedTensor, SharedTensor]:
     """x - max x, and e to that with about 2 f fraction bits, so that a sum of many small ones is right.
 
     The square of a series for half of it: e^(-28) is where it ends, and an error of e^(x/2) is scaled with it.
     """
-    net = context.net
+    backend = context.backend
     difference = x - x.amax(dim, keepdim=True)
-    half, floor = Fixed(difference.shares, difference.scale_bits + 1), series_of.EXP.low
+    half, floor = difference.like(difference.shares, difference.scale_bits + 1), series_of.EXP.low
     shift = excess(context, half.scale_bits)
     threshold = int(encoded_public(context, floor, half.scale_bits - shift))
-    (above,) = ramps(net, half.shares, (threshold,), shift, fss=context.scheme.fss)
-    root = series(context, lifted(context, Fixed(above, half.scale_bits - shift), floor), series_of.EXP)
-    e = Fixed(square(net, root.shares), 2 * root.scale_bits)
+    (above,) = backend.ramps(half.shares, (threshold,), shift)
+    root = series(context, lifted(context, x.like(above, half.scale_bits - shift), floor), series_of.EXP)
+    e = root.like(backend.square(root.shares), 2 * root.scale_bits)
     spare = HEADROOM_BITS - _sum_is_below(x.shares.shape, dim)
     return difference, shortened(context, e, spare)
 
@@ -56,22 +53,22 @@ def _shifted_exp(context: Context, x: SharedTensor, dim: int) -> tuple[SharedTen
 )
 def softmax(
     context: Context, x: SharedTensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
-) -> Fixed:
+) -> SharedTensor:
     dim = _default_dim(x, dim)
     _, e = _shifted_exp(context, x, dim)
-    total = Fixed(each(torch.sum, e.shares, dim, keepdim=True), e.scale_bits)
+    total = e.like(context.backend.each(torch.sum, e.shares, dim, keepdim=True), e.scale_bits)
     inverse = positive_reciprocal(context, total, -1, _sum_is_below(x.shares.shape, dim))
-    return fixed(tensor(context, e) * tensor(context, inverse))
+    return e * inverse
 
 
 @implements("log_softmax", torch.log_softmax, T.log_softmax, F.log_softmax, torch.special.log_softmax,
             note="error 1e-5 + 2e-6 sqrt(n) of n entries, however small a result")  # fmt: skip
 def log_softmax(
     context: Context, x: SharedTensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
-) -> Fixed:
+) -> SharedTensor:
     dim = _default_dim(x, dim)
     y, e = _shifted_exp(context, x, dim)
-    return fixed(y - tensor(context, _log_of_sum(context, e, x.shares.shape, dim, True)))
+    return y - _log_of_sum(context, e, x.shares.shape, dim, True)
 
 
 def _default_dim(x: SharedTensor, dim: int | None) -> int:
@@ -83,48 +80,48 @@ def _default_dim(x: SharedTensor, dim: int | None) -> int:
 @implements("softmin", F.softmin, note="softmax of -x")
 def softmin(
     context: Context, x: SharedTensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
-) -> Fixed:
-    return fixed(F.softmax(-x, _default_dim(x, dim)))
+) -> SharedTensor:
+    return F.softmax(-x, _default_dim(x, dim))
 
 
-def _log_of_sum(context: Context, e: Fixed, shape: torch.Size, dim: int, keepdim: bool) -> Fixed:
+def _log_of_sum(context: Context, e: SharedTensor, shape: torch.Size, dim: int, keepdim: bool) -> SharedTensor:
     """log of the sum of e along dim, which is at least about 1."""
-    net = context.net
-    total = each(torch.sum, e.shares, dim, keepdim=keepdim)
+    backend = context.backend
+    total = backend.each(torch.sum, e.shares, dim, keepdim=keepdim)
     s = e.scale_bits
-    normal = normalise(net, total, s - 1, s + _sum_is_below(shape, dim), context.scheme.fss)
-    m = series(context, Fixed(normal.mantissa, normal.high), series_of.LOG)
-    whole = exponent_map(net, normal, lambda k: round((k - s) * math.log(2) * 2**m.scale_bits))
-    return Fixed(m.shares + whole, m.scale_bits, logarithm_bound(m.scale_bits))
+    normal = backend.normalise(total, s - 1, s + _sum_is_below(shape, dim))
+    m = series(context, e.like(normal.mantissa, normal.high), series_of.LOG)
+    whole = exponent_map(context, normal, lambda k: round((k - s) * math.log(2) * 2**m.scale_bits))
+    return m.like(m.shares + whole, m.scale_bits, logarithm_bound(m.scale_bits))
 
 
 @implements(
     "logsumexp", torch.logsumexp, T.logsumexp, torch.special.logsumexp, note="error 1e-5 + 2e-6 sqrt(n) of n entries"
 )
-def logsumexp(context: Context, x: SharedTensor, dim: Any, keepdim: bool = False) -> Fixed:
+def logsumexp(context: Context, x: SharedTensor, dim: Any, keepdim: bool = False) -> SharedTensor:
     if not isinstance(dim, int):
         if len(dim) != 1:
             refuse("logsumexp over several dimensions", "flatten them into one first")
         dim = dim[0]
     largest = x.amax(dim, keepdim=keepdim)
     _, e = _shifted_exp(context, x, dim)
-    return fixed(largest + tensor(context, _log_of_sum(context, e, x.shares.shape, dim, keepdim)))
+    return largest + _log_of_sum(context, e, x.shares.shape, dim, keepdim)
 
 
 def _normal(context: Context, x: SharedTensor, dims: tuple[int, ...], eps: float, centred: bool) -> SharedTensor:
-    return tensor(context, standardised(context, fixed(x), dims, eps, centred))
+    return standardised(context, x, dims, eps, centred)
 
 
-def _affine(x: SharedTensor, weight: Any, bias: Any) -> Fixed:
+def _affine(x: SharedTensor, weight: Any, bias: Any) -> SharedTensor:
     if weight is not None:
         x = x * weight
-    return fixed(x if bias is None else x + bias)
+    return x if bias is None else x + bias
 
 
 @implements("layer_norm", F.layer_norm, torch.layer_norm,
             note="everywhere; error 4e-6 + 1e-5 |result|; 1e-3 if sigma < 2^-13 and eps < 1e-8")  # fmt: skip
 def layer_norm(context: Context, x: SharedTensor, normalized_shape: Any, weight: Any = None, bias: Any = None,
-               eps: float = 1e-5, *_: Any) -> Fixed:  # fmt: skip
+               eps: float = 1e-5, *_: Any) -> SharedTensor:  # fmt: skip
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
     return _affine(_normal(context, x, dims, eps, True), weight, bias)
 
@@ -132,7 +129,7 @@ def layer_norm(context: Context, x: SharedTensor, normalized_shape: Any, weight:
 @implements("rms_norm", F.rms_norm, torch.rms_norm, note="everywhere; error 4e-6 + 1e-5 |result|")
 def rms_norm(
     context: Context, x: SharedTensor, normalized_shape: Any, weight: Any = None, eps: float | None = None
-) -> Fixed:
+) -> SharedTensor:
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     return _affine(_normal(context, x, dims, eps, False), weight, None)
@@ -144,7 +141,7 @@ def _per_channel(parameter: Any, dims: int) -> Any:
 
 @implements("group_norm", F.group_norm, torch.group_norm, note="everywhere; error 4e-6 + 1e-5 |result|")
 def group_norm(context: Context, x: SharedTensor, num_groups: int, weight: Any = None, bias: Any = None,
-               eps: float = 1e-5, *_: Any) -> Fixed:  # fmt: skip
+               eps: float = 1e-5, *_: Any) -> SharedTensor:  # fmt: skip
     shape = x.shape
     y = _normal(context, x.reshape(shape[0], num_groups, -1), (-1,), eps, True).reshape(shape)
     return _affine(y, _per_channel(weight, len(shape)), _per_channel(bias, len(shape)))
@@ -154,9 +151,9 @@ def group_norm(context: Context, x: SharedTensor, num_groups: int, weight: Any =
 def instance_norm(
     context: Context, x: SharedTensor, running_mean: Any = None, running_var: Any = None, weight: Any = None,
     bias: Any = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5, *_: Any,
-) -> Fixed:  # fmt: skip
+) -> SharedTensor:  # fmt: skip
     if not use_input_stats:
-        return fixed(F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps))
+        return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
     y = _normal(context, x, tuple(range(2, x.dim())), eps, True)
     return _affine(y, _per_channel(weight, x.dim()), _per_channel(bias, x.dim()))
 
@@ -165,7 +162,7 @@ def instance_norm(
 def native_instance_norm(
     context: Context, x: SharedTensor, weight: Any, bias: Any, running_mean: Any, running_var: Any,
     use_input_stats: bool, momentum: float, eps: float, cudnn_enabled: bool = True,
-) -> Fixed:  # fmt: skip
+) -> SharedTensor:  # fmt: skip
     """torch.instance_norm has the weights before the statistics."""
     return instance_norm(context, x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
@@ -174,37 +171,37 @@ def native_instance_norm(
     "local_response_norm", F.local_response_norm, note="as log of its sum of squares; error 4e-6 + 1e-4 |result|"
 )
 def local_response_norm(context: Context, x: SharedTensor, size: int, alpha: float = 1e-4, beta: float = 0.75,
-                        k: float = 1.0) -> Fixed:  # fmt: skip
+                        k: float = 1.0) -> SharedTensor:  # fmt: skip
     scaled = x * math.sqrt(alpha / size)
     squares = scaled.square().unsqueeze(1).flatten(3)
     padded = F.pad(squares, (0, 0, size // 2, (size - 1) // 2))
     sums = F.avg_pool2d(padded, (size, 1), stride=1, divisor_override=1).squeeze(1).reshape(x.shape)
     most = min(1.0, k**beta) * 2.0 ** (quotient_bits(context) + x.scale_bits)  # then no quotient is beyond the domain
-    return quotient(context, fitted(context, fixed(x), most), fixed((sums + k) ** beta), positive=True)
+    return quotient(context, fitted(context, x, most), (sums + k) ** beta, positive=True)
 
 
 @implements("normalize", F.normalize, note="p = 2, 1; everywhere; error 4e-6")
 def normalize(
     context: Context, x: SharedTensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None
-) -> Fixed:
+) -> SharedTensor:
     if p not in (1, 2):
         refuse(f"normalize with p={p}", "use p=2 or p=1")
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     least = 2.0**-context.frac_bits
     if p == 2 and eps <= least:  # of a vector that is not zero, the norm is above
-        return standardised(context, fixed(x), dims, 0.0, False, unit=True)
-    size = x.abs().sum(dims, keepdim=True) if p == 1 else tensor(context, norm(context, x, 2, dims, True))
-    return quotient(context, fixed(x), fixed(size.clamp_min(max(eps, least))), positive=True)
+        return standardised(context, x, dims, 0.0, False, unit=True)
+    size = x.abs().sum(dims, keepdim=True) if p == 1 else norm(context, x, 2, dims, True)
+    return quotient(context, x, size.clamp_min(max(eps, least)), positive=True)
 
 
 @implements("var", torch.var, T.var, note="result < 2^16; error 2e-6 + 1e-6 |result|")
 def var(context: Context, x: SharedTensor, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *,
-        correction: Any = None) -> Fixed:  # fmt: skip
+        correction: Any = None) -> SharedTensor:  # fmt: skip
     return _statistic(context, mean_of_squares, x, dim, unbiased, keepdim, correction)
 
 
 def _statistic(context: Context, which: Any, x: SharedTensor, dim: Any, unbiased: Any, keepdim: bool,
-               correction: Any) -> Fixed:  # fmt: skip
+               correction: Any) -> SharedTensor:  # fmt: skip
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     if correction is None:
@@ -213,7 +210,7 @@ def _statistic(context: Context, which: Any, x: SharedTensor, dim: Any, unbiased
     n = math.prod(x.shares.shape[d] for d in dims)
     if n <= correction:
         refuse("the variance of too few elements", "it is not a number")
-    return _kept(context, which(context, fixed(x), dims, n - correction, True), dims, keepdim)
+    return _kept(context, which(context, x, dims, n - correction, True), dims, keepdim)
 
 
 def _dims(x: SharedTensor, dim: Any) -> tuple[int, ...]:
@@ -222,28 +219,28 @@ def _dims(x: SharedTensor, dim: Any) -> tuple[int, ...]:
     return tuple(d % max(1, count) for d in chosen)
 
 
-def _kept(context: Context, x: Fixed, dims: tuple[int, ...], keepdim: bool) -> Fixed:
+def _kept(context: Context, x: SharedTensor, dims: tuple[int, ...], keepdim: bool) -> SharedTensor:
     if keepdim:
         return x
     shape = [size for d, size in enumerate(x.shares.shape) if d not in dims]
-    return Fixed(each(torch.reshape, x.shares, shape), x.scale_bits)
+    return x.like(context.backend.each(torch.reshape, x.shares, shape), x.scale_bits)
 
 
 @implements("std", torch.std, T.std, note="everywhere; error 2e-6 + 1e-6 |result|")
 def std(context: Context, x: SharedTensor, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *,
-        correction: Any = None) -> Fixed:  # fmt: skip
+        correction: Any = None) -> SharedTensor:  # fmt: skip
     return _statistic(context, root_mean_square, x, dim, unbiased, keepdim, correction)
 
 
 @implements("norm", torch.linalg.norm, note="p = 1, 2, inf; error 2e-6 + 1e-6 |result|")
 def linalg_norm(context: Context, x: SharedTensor, ord: Any = None, dim: Any = None, keepdim: bool = False, *,
-                dtype: Any = None) -> Fixed:  # fmt: skip
+                dtype: Any = None) -> SharedTensor:  # fmt: skip
     """Of a matrix only the Frobenius norm; other orders are norms of operators."""
     matrix = len(dim) == 2 if isinstance(dim, (list, tuple)) else dim is None and x.dim() == 2
     rows, columns = dim if isinstance(dim, (list, tuple)) and matrix else (-2, -1)
     if matrix and ord in (1, math.inf):
         sums = x.abs().sum(rows if ord == 1 else columns, keepdim=True)
-        return fixed(sums.amax((rows, columns), keepdim=keepdim))
+        return sums.amax((rows, columns), keepdim=keepdim)
     if matrix and ord not in (None, "fro"):
         refuse(f"the matrix norm of order {ord}", "use the Frobenius norm, or vector_norm")
     return norm(context, x, 2 if ord is None else ord, dim, keepdim)
@@ -251,13 +248,13 @@ def linalg_norm(context: Context, x: SharedTensor, ord: Any = None, dim: Any = N
 
 @implements("norm", torch.norm, T.norm, torch.linalg.vector_norm)
 def norm(context: Context, x: SharedTensor, p: Any = 2, dim: Any = None, keepdim: bool = False, out: Any = None,
-         dtype: Any = None, ord: Any = None) -> Fixed:  # fmt: skip
+         dtype: Any = None, ord: Any = None) -> SharedTensor:  # fmt: skip
     p = ord if ord is not None else (2 if p in (None, "fro") else p)
     dims = _dims(x, dim)
     if p == 2:
-        return _kept(context, root_mean_square(context, fixed(x), dims, 1, False), dims, keepdim)
+        return _kept(context, root_mean_square(context, x, dims, 1, False), dims, keepdim)
     if p == 1:
-        return fixed(x.abs().sum(dims, keepdim=keepdim))
+        return x.abs().sum(dims, keepdim=keepdim)
     if p == math.inf:
-        return fixed(x.abs().amax(dims, keepdim=keepdim))
+        return x.abs().amax(dims, keepdim=keepdim)
     return refuse(f"a norm of order {p}", "use 1, 2 or inf")

@@ -7,43 +7,34 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..choreography import Net, leaf
+from ..backend import Backend, Value
 from ..errors import DimensionError
-from ..mpc.compare import drelu, is_zero
-from ..mpc.mask import open_masked
-from ..mpc.select import bit_to_ring, select
-from ..mpc.shares import Shares, each
-from ..table import BEFORE, Context, Fixed, implements
 from ..tensor import PrivateTensor, SharedTensor
-from .common import end_to_end, fixed, is_secret, refuse, require, tensor
+from ..tensor.table import BEFORE, Context, implements
+from .common import end_to_end, is_secret, refuse, require, typed
 
 T = torch.Tensor
 
 
-def _exchange(net: Net, x: tuple[Shares, Shares], y: tuple[Shares, Shares]) -> tuple[Shares, Shares, Shares, Shares]:
-    """Pairs (value, position) x and y, ordered: the larger value first. One comparison, both differences selected."""
+Pair = tuple[Value, Value]
+"""Values and their positions."""
+
+
+def _exchange(backend: Backend, x: Pair, y: Pair) -> tuple[Value, Value, Value, Value]:
+    """x and y, ordered: the larger value first. One comparison, both differences selected."""
     values, places = (a - b for a, b in zip(x, y, strict=True))
-    difference = open_masked(net, values)
-    bits = drelu(net, difference)
-    value = select(net, bits, difference)
-    place = select(net, bits, open_masked(net, places))
+    value, place = backend.where_positive(values, (values, places))
     first = y[0] + value, y[1] + place
     second = x[0] - value, x[1] - place
     return *first, *second
 
 
-def _places(values: Shares) -> Shares:
-    """0, 1, 2, ... along the first dimension, as shares (A's half is the number, S's is zero)."""
-    return Shares(_ramp(values.A), torch.zeros_like(values.S))
+def _places(v: torch.Tensor, step: int) -> torch.Tensor:
+    """0, 1, 2, ... times the step along the first dimension."""
+    return (torch.arange(v.shape[0], device=v.device) * step).view(-1, *[1] * (v.dim() - 1)).expand(v.shape)
 
 
-@leaf
-def _ramp(v: torch.Tensor) -> torch.Tensor:
-    return torch.arange(v.shape[0], device=v.device).view(-1, *[1] * (v.dim() - 1)).expand(v.shape)
-
-
-@leaf
-def _filled_up(v: torch.Tensor, size: int, value: int) -> torch.Tensor:
+def _filled_up(v: torch.Tensor, value: int, size: int) -> torch.Tensor:
     """As many entries of one value behind as make it `size` along the first dimension."""
     return torch.cat((v, v.new_full((size - v.shape[0], *v.shape[1:]), value)))
 
@@ -53,29 +44,30 @@ def _reordered(x: torch.Tensor, y: torch.Tensor, order: torch.Tensor) -> torch.T
     return torch.cat((x, y))[order]
 
 
-def _top(context: Context, x: SharedTensor, dim: int, sign: int) -> tuple[Shares, Shares]:
+def _top(context: Context, x: SharedTensor, dim: int, sign: int) -> Pair:
     """The largest value along dim and its position: a tree; among equals the first wins."""
-    values = each(torch.movedim, x.shares, dim, 0) * sign
-    pair = values, _places(values)
+    backend = context.backend
+    values = backend.each(torch.movedim, x.shares, dim, 0) * sign
+    pair = values, backend.affine(_places, values, 1)
     while (count := pair[0].shape[0]) > 1:
         half = count // 2
         left, right = (tuple(v[first : 2 * half : 2] for v in pair) for first in (0, 1))
-        best = _exchange(context.net, left, right)[:2]
+        best = _exchange(backend, left, right)[:2]
         if count % 2:
-            best = tuple(each(end_to_end, b, v[2 * half :]) for b, v in zip(best, pair, strict=True))
+            best = tuple(backend.each(end_to_end, b, v[2 * half :]) for b, v in zip(best, pair, strict=True))
         pair = best
     return pair[0][0] * sign, pair[1][0]
 
 
 def _arg(sign: int):
-    def handler(context: Context, x: SharedTensor, dim: int | None = None, keepdim: bool = False) -> Fixed:
+    def handler(context: Context, x: SharedTensor, dim: int | None = None, keepdim: bool = False) -> SharedTensor:
         shape = x.shares.shape
         source = x.reshape(-1) if dim is None else x
         _, place = _top(context, source, 0 if dim is None else dim, sign)
         if keepdim:
             kept = [1] * len(shape) if dim is None else [1 if d == dim % len(shape) else n for d, n in enumerate(shape)]
-            place = each(torch.reshape, place, kept)
-        return Fixed(place, 0)
+            place = context.backend.each(torch.reshape, place, kept)
+        return x.like(place, 0)
 
     return handler
 
@@ -84,24 +76,26 @@ implements("argmax", torch.argmax, T.argmax, note="the position stays secret")(_
 implements("argmin", torch.argmin, T.argmin, note="the position stays secret")(_arg(-1))
 
 
-def with_indices(context: Context, x: SharedTensor, dim: int, keepdim: bool, sign: int) -> tuple[Fixed, Fixed]:
+def with_indices(
+    context: Context, x: SharedTensor, dim: int, keepdim: bool, sign: int
+) -> tuple[SharedTensor, SharedTensor]:
     """max or min along a dimension, with secret positions."""
     value, place = _top(context, x, dim, sign)
     if keepdim:
-        value, place = (each(torch.unsqueeze, v, dim) for v in (value, place))
-    return Fixed(value, x.scale_bits), Fixed(place, 0)
+        value, place = (context.backend.each(torch.unsqueeze, v, dim) for v in (value, place))
+    return x.like(value, x.scale_bits), x.like(place, 0)
 
 
-def _sorted(context: Context, x: SharedTensor, dim: int, descending: bool) -> tuple[Shares, Shares]:
+def _sorted(context: Context, x: SharedTensor, dim: int, descending: bool) -> Pair:
     """Values and positions in order along dim (moved first): a bitonic network, padded to a power of two."""
-    values = each(torch.movedim, x.shares if descending else -x.shares, dim, 0)
+    backend = context.backend
+    values = backend.each(torch.movedim, x.shares if descending else -x.shares, dim, 0)
     count = values.shape[0]
     size = 1 << max(0, count - 1).bit_length()
-    places = _places(values)
+    places = backend.affine(_places, values, 1)
     if size > count:
-        beyond = -(1 << 62)
-        values = Shares(_filled_up(values.A, size, beyond), _filled_up(values.S, size, 0))
-        places = each(_filled_up, places, size, 0)
+        values = backend.affine(_filled_up, values, -(1 << 62), size)
+        places = backend.affine(_filled_up, places, 0, size)
     block = 2
     while block <= size:
         step = block // 2
@@ -113,10 +107,10 @@ def _sorted(context: Context, x: SharedTensor, dim: int, descending: bool) -> tu
             first, second = torch.where(falling, upper, lower), torch.where(falling, lower, upper)
             x_pair = tuple(v[first] for v in (values, places))
             y_pair = tuple(v[second] for v in (values, places))
-            big, big_at, small, small_at = _exchange(context.net, x_pair, y_pair)
+            big, big_at, small, small_at = _exchange(backend, x_pair, y_pair)
             order = torch.argsort(torch.cat((first, second)))
-            values = each(_reordered, big, small, order)
-            places = each(_reordered, big_at, small_at, order)
+            values = backend.each(_reordered, big, small, order)
+            places = backend.each(_reordered, big_at, small_at, order)
             step //= 2
         block *= 2
     values, places = (v[:count] for v in (values, places))
@@ -126,33 +120,35 @@ def _sorted(context: Context, x: SharedTensor, dim: int, descending: bool) -> tu
 @implements("sort", torch.sort, T.sort, note="bitonic; positions stay secret; not stable")
 def sort(
     context: Context, x: SharedTensor, dim: int = -1, descending: bool = False, stable: bool = False
-) -> tuple[Fixed, Fixed]:
+) -> tuple[SharedTensor, SharedTensor]:
     if stable:
         refuse("a stable sort", "call it without stable=True")
     if x.dim() == 0:
-        return fixed(x), fixed(x * 0)
+        return x, x * 0
     values, places = _sorted(context, x, dim, descending)
-    values, places = (each(torch.movedim, v, 0, dim) for v in (values, places))
-    return Fixed(values, x.scale_bits), Fixed(places, 0)
+    values, places = (context.backend.each(torch.movedim, v, 0, dim) for v in (values, places))
+    return x.like(values, x.scale_bits), x.like(places, 0)
 
 
 @implements("argsort", torch.argsort, T.argsort, note="bitonic; positions stay secret; not stable")
-def argsort(context: Context, x: SharedTensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Fixed:
+def argsort(
+    context: Context, x: SharedTensor, dim: int = -1, descending: bool = False, stable: bool = False
+) -> SharedTensor:
     return sort(context, x, dim, descending, stable)[1]
 
 
 @implements("msort", torch.msort, T.msort, note="bitonic")
-def msort(context: Context, x: SharedTensor) -> Fixed:
+def msort(context: Context, x: SharedTensor) -> SharedTensor:
     return sort(context, x, 0)[0]
 
 
 @implements("topk", torch.topk, T.topk, note="bitonic; positions stay secret")
 def topk(
     context: Context, x: SharedTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> tuple[Fixed, Fixed]:
+) -> tuple[SharedTensor, SharedTensor]:
     values, places = sort(context, x, dim, largest)
-    values, places = (each(torch.narrow, v.shares, dim, 0, k) for v in (values, places))
-    return Fixed(values, x.scale_bits), Fixed(places, 0)
+    values, places = (context.backend.each(torch.narrow, v.shares, dim, 0, k) for v in (values, places))
+    return x.like(values, x.scale_bits), x.like(places, 0)
 
 
 def _classes_named(x: Any, num_classes: int = -1) -> None:
@@ -173,33 +169,21 @@ def _look_up(context: Context, index: SharedTensor, count: int) -> None:
     Raises:
         DimensionError: at Q, before anything of the look-up is sent.
     """
-    if index.shares.Q is None:
-        require(context, fixed(index), 0, count)
-    else:
-        context.net.check(context.net.Q, _in_table, index.shares.Q, count)
-
-
-@leaf(shapes=lambda v, _count: v)
-def _in_table(v: torch.Tensor, count: int) -> torch.Tensor:
-    outside = int(((v < 0) | (v >= count)).sum())
-    if outside:
-        raise DimensionError(
-            f"index out of range: {outside} of {v.numel()} indices are not among 0 to {count - 1}, which there are"
-        )
-    return v
+    if not context.backend.check_index(index.shares, count):
+        require(context, index, 0, count)
 
 
 @implements("one_hot", F.one_hot, note="of a secret index; name num_classes")
-def one_hot(context: Context, x: SharedTensor, num_classes: int = -1) -> Fixed:
+def one_hot(context: Context, x: SharedTensor, num_classes: int = -1) -> SharedTensor:
     """Q's own indices are looked at by Q first, and others by a comparison: see `_look_up`."""
     _look_up(context, x, num_classes)
-    net = context.net
-    differences = each(torch.unsqueeze, x.shares, -1) - torch.arange(num_classes, device=context.session.device)
-    return Fixed(bit_to_ring(net, is_zero(net, open_masked(net, differences)), differences.shape), 0, 1.0)
+    positions = torch.arange(num_classes, device=context.session.device)
+    differences = context.backend.each(torch.unsqueeze, x.shares, -1) - positions
+    return x.like(context.backend.is_zero(differences), 0, 1.0)
 
 
 @implements("embedding", torch.embedding)
-def native_embedding(context: Context, weight: Any, index: Any, *_: Any) -> Fixed:
+def native_embedding(context: Context, weight: Any, index: Any, *_: Any) -> SharedTensor:
     """torch.embedding has the weight first."""
     return embedding(context, index, weight)
 
@@ -208,7 +192,7 @@ def native_embedding(context: Context, weight: Any, index: Any, *_: Any) -> Fixe
 def embedding(
     context: Context, index: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, norm_type: float = 2.0,
     scale_grad_by_freq: bool = False, sparse: bool = False,
-) -> Fixed:  # fmt: skip
+) -> SharedTensor:  # fmt: skip
     """Rows of `weight`, whose number is public, by an index that stays secret.
 
     Raises:
@@ -222,8 +206,8 @@ def embedding(
             raise DimensionError(
                 f"index out of range: a table of {weight.shape[0]} rows, indices to {int(index.max())}"
             )
-        return fixed(weight[index])
+        return weight[index]
     if not isinstance(index, SharedTensor) or not isinstance(weight, (PrivateTensor, SharedTensor, torch.Tensor)):
         refuse("this embedding", "share the index with sectorch.share(), or give plain weights")
-    code = tensor(context, one_hot(context, index, weight.shape[0]), weight.dtype)
-    return fixed(torch.matmul(code, weight))
+    code = typed(one_hot(context, index, weight.shape[0]), weight.dtype)
+    return torch.matmul(code, weight)

@@ -9,13 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..choreography import leaf
-from ..mpc.pool import max_tree
-from ..mpc.shares import Shares
-from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
+from ..tensor.table import Context, implements
 from .bilinear import bilinear, scaled
-from .common import bound, fixed, local, refuse, tensor
+from .common import bound, local, refuse
 
 T = torch.Tensor
 _LOWEST = -(1 << 62)
@@ -35,8 +32,7 @@ def _out(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_
     return out
 
 
-@leaf
-def _windows(v: torch.Tensor, kernel, stride, padding, dilation, ceil_mode: bool, fill: int) -> torch.Tensor:
+def _windows(v: torch.Tensor, fill: int, kernel, stride, padding, dilation, ceil_mode: bool) -> torch.Tensor:
     """[..., h, w] -> [kh * kw, ..., oh, ow]."""
     out = [_out(v.shape[i - 2], kernel[i], stride[i], padding[i], dilation[i], ceil_mode) for i in (0, 1)]
     beyond = [
@@ -55,47 +51,43 @@ def _windows(v: torch.Tensor, kernel, stride, padding, dilation, ceil_mode: bool
 
 @implements("max_pool2d", F.max_pool2d, torch.max_pool2d, F._max_pool2d, note="PrivHFL, 3.3 (iii)")
 def max_pool2d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
-               dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> Fixed:  # fmt: skip
+               dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> SharedTensor:  # fmt: skip
     if return_indices:
         refuse("max_pool2d with indices", "call it without return_indices")
     kernel, padding, dilation = _pair(kernel_size), _pair(padding), _pair(dilation)
     stride = kernel if stride is None or stride == [] else _pair(stride)
-    net = context.net
     high = 63 if any(padding) or ceil_mode else bound(context, x.scale_bits, 1)
-    halves = (
-        _windows(half, kernel, stride, padding, dilation, ceil_mode, fill)
-        for half, fill in ((x.shares.A, _LOWEST), (x.shares.S, 0))
-    )
-    return Fixed(max_tree(net, Shares(*halves), high, context.scheme.fss), x.scale_bits)
+    windows = context.backend.affine(_windows, x.shares, _LOWEST, kernel, stride, padding, dilation, ceil_mode)
+    return x.like(context.backend.largest(windows, high), x.scale_bits)
 
 
 @implements("max_pool1d", F.max_pool1d, torch.max_pool1d, F._max_pool1d, note="as max_pool2d with height one")
 def max_pool1d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
-               dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> Fixed:  # fmt: skip
+               dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> SharedTensor:  # fmt: skip
     one = [v if v is None or isinstance(v, int) else v[0] for v in (kernel_size, stride, padding, dilation)]
     kernel, stride, padding, dilation = one
     stride = kernel if stride is None else stride
     y = F.max_pool2d(
         x.unsqueeze(-2), (1, kernel), (1, stride), (0, padding), (1, dilation), ceil_mode, return_indices
     )  # fmt: skip
-    return fixed(y.squeeze(-2))
+    return y.squeeze(-2)
 
 
-def _average(context: Context, x: SharedTensor, sums: Callable, counts: torch.Tensor | int, terms: int) -> Fixed:
+def _average(context: Context, x: SharedTensor, sums: Callable, counts: torch.Tensor | int, terms: int) -> SharedTensor:
     """Sums of at most so many elements in windows, over public counts."""
     total = local(context, sums, x, terms=terms)
     if isinstance(counts, torch.Tensor) and bool((counts == counts.flatten()[0]).all()):
         counts = int(counts.flatten()[0])
     if isinstance(counts, int):
         return scaled(context, total, 1.0 / counts)
-    return bilinear(context, torch.mul, tensor(context, total), 1.0 / counts.to(torch.float64))
+    return bilinear(context, torch.mul, total, 1.0 / counts.to(torch.float64))
 
 
 @implements("avg_pool2d", F.avg_pool2d, note="local; a divisor that is a power of two costs nothing")
 def avg_pool2d(
     context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
     ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
-) -> Fixed:  # fmt: skip
+) -> SharedTensor:  # fmt: skip
     kernel, padding = _pair(kernel_size), _pair(padding)
     stride = kernel if stride is None or stride == [] else _pair(stride)
 
@@ -108,7 +100,7 @@ def avg_pool2d(
         inside = torch.ones(x.shape[-2:], dtype=torch.int64)
         if count_include_pad:
             inside = F.pad(inside, (padding[1], padding[1], padding[0], padding[0]), value=1)
-            counts = _windows(inside, kernel, stride, (0, 0), (1, 1), ceil_mode, 0)
+            counts = _windows(inside, 0, kernel, stride, (0, 0), (1, 1), ceil_mode)
             out = sums(torch.ones(x.shape[-2:], dtype=torch.int64)).shape
             counts = counts.sum(0)[: out[0], : out[1]]
         else:
@@ -117,16 +109,16 @@ def avg_pool2d(
 
 
 def _sums_of_windows(v: torch.Tensor, kernel: tuple, stride: tuple, padding: tuple, ceil_mode: bool) -> torch.Tensor:
-    return _windows(v, kernel, stride, padding, (1, 1), ceil_mode, 0).sum(0)
+    return _windows(v, 0, kernel, stride, padding, (1, 1), ceil_mode).sum(0)
 
 
 @implements("avg_pool1d", F.avg_pool1d, torch.avg_pool1d, note="local")
 def avg_pool1d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
-               ceil_mode: bool = False, count_include_pad: bool = True) -> Fixed:  # fmt: skip
+               ceil_mode: bool = False, count_include_pad: bool = True) -> SharedTensor:  # fmt: skip
     kernel, stride, padding = (v if v is None or isinstance(v, int) else v[0] for v in (kernel_size, stride, padding))
     stride = kernel if stride is None else stride
     y = F.avg_pool2d(x.unsqueeze(-2), (1, kernel), (1, stride), (0, padding), ceil_mode, count_include_pad)
-    return fixed(y.squeeze(-2))
+    return y.squeeze(-2)
 
 
 def _cells(size: int, out: int) -> list[tuple[int, int]]:
@@ -140,7 +132,7 @@ def _adaptive_size(x: SharedTensor, output_size: Any) -> tuple[int, int]:
 
 
 @implements("adaptive_avg_pool2d", F.adaptive_avg_pool2d, note="local")
-def adaptive_avg_pool2d(context: Context, x: SharedTensor, output_size: Any) -> Fixed:
+def adaptive_avg_pool2d(context: Context, x: SharedTensor, output_size: Any) -> SharedTensor:
     out = _adaptive_size(x, output_size)
     rows, columns = _cells(x.shape[-2], out[0]), _cells(x.shape[-1], out[1])
     counts = torch.tensor([[(b - a) * (d - c) for c, d in columns] for a, b in rows])
@@ -153,18 +145,20 @@ def _sums_of_cells(v: torch.Tensor, rows: list[tuple[int, int]], columns: list[t
 
 
 @implements("adaptive_avg_pool1d", F.adaptive_avg_pool1d, torch.adaptive_avg_pool1d, note="local")
-def adaptive_avg_pool1d(context: Context, x: SharedTensor, output_size: Any) -> Fixed:
+def adaptive_avg_pool1d(context: Context, x: SharedTensor, output_size: Any) -> SharedTensor:
     size = output_size if isinstance(output_size, int) else output_size[0]
-    return fixed(F.adaptive_avg_pool2d(x.unsqueeze(-2), (1, size)).squeeze(-2))
+    return F.adaptive_avg_pool2d(x.unsqueeze(-2), (1, size)).squeeze(-2)
 
 
 @implements("adaptive_max_pool2d", F.adaptive_max_pool2d, F._adaptive_max_pool2d, note="PrivHFL, 3.3 (iii)")
-def adaptive_max_pool2d(context: Context, x: SharedTensor, output_size: Any, return_indices: bool = False) -> Fixed:
+def adaptive_max_pool2d(
+    context: Context, x: SharedTensor, output_size: Any, return_indices: bool = False
+) -> SharedTensor:
     if return_indices:
         refuse("adaptive_max_pool2d with indices", "call it without return_indices")
     out = _adaptive_size(x, output_size)
     cells = [_cells(x.shape[i - 2], out[i]) for i in (0, 1)]
     if all(len({b - a for a, b in cell}) == 1 and cell[-1][1] % len(cell) == 0 for cell in cells):
-        return fixed(F.max_pool2d(x, tuple(cell[0][1] for cell in cells)))
+        return F.max_pool2d(x, tuple(cell[0][1] for cell in cells))
     rows = [torch.stack([x[..., a:b, c:d].amax((-2, -1)) for c, d in cells[1]], dim=-1) for a, b in cells[0]]
-    return fixed(torch.stack(rows, dim=-2))
+    return torch.stack(rows, dim=-2)

@@ -12,30 +12,26 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..mpc import series as series_of
-from ..mpc.mask import open_masked
-from ..mpc.multiply import multiply
-from ..mpc.normalise import Normal, exponent_map, normalise
-from ..mpc.series import Series
-from ..mpc.shares import Shares, each
-from ..mpc.sign import at_least
+from ..backend import Normal, Series, Value
 from ..ring import HEADROOM_BITS
-from ..table import Context, Fixed
 from ..tensor import SharedTensor
-from .common import SLACK_BITS, fixed, raised, require, settled, shortened, tensor
+from ..tensor.table import Context, implements
+from . import series as series_of
+from .codes import exponent_map
+from .common import SLACK_BITS, raised, require, settled, shortened
 from .ranges import CAPACITY, domain_bits, fitted, forbid
-from .smooth import fitting, result_bits, series, unary
+from .smooth import fitting, result_bits, series
 
 T = torch.Tensor
 SPARE_BITS = 4
 """Arguments may be 2^4 times the largest activation."""
 
 
-def exponent(context: Context, x: Fixed, low: int, high: int) -> Normal:
+def exponent(context: Context, x: SharedTensor, low: int, high: int) -> Normal:
     """Mantissa and exponent of x for 2^low <= x < 2^high, real exponents; above, a range error."""
     s = x.scale_bits
     high = min(HEADROOM_BITS, s + high)
-    normal = normalise(context.net, x.shares, max(0, s + low), high, context.scheme.fss)
+    normal = context.backend.normalise(x.shares, max(0, s + low), high)
     forbid(context, normal.bits[-1])
     return normal
 
@@ -49,23 +45,23 @@ def forbid_below(context: Context, normal: Normal) -> None:
     forbid(context, -normal.bits[0] + 1)
 
 
-def _times_power(context: Context, normal: Normal, mantissa: Series, power: Callable, bits: int) -> Fixed:
+def _times_power(context: Context, normal: Normal, mantissa: Series, power: Callable, bits: int) -> SharedTensor:
     """mantissa(m) power(e), power(e) with so many fraction bits; 0 below the range."""
-    m = series(context, Fixed(normal.mantissa, normal.high), mantissa)
-    g = exponent_map(context.net, normal, lambda e: round(power(e) * 2**bits), 0)
-    return Fixed(multiply(context.net, torch.mul, m.shares, g), m.scale_bits + bits)
+    m = series(context, context.tensor(normal.mantissa, normal.high), mantissa)
+    g = exponent_map(context, normal, lambda e: round(power(e) * 2**bits), 0)
+    return m.like(context.backend.multiply(torch.mul, m.shares, g), m.scale_bits + bits)
 
 
-def logarithm(context: Context, x: Fixed, zero: float | None = None) -> Fixed:
+def logarithm(context: Context, x: SharedTensor, zero: float | None = None) -> SharedTensor:
     """log x; what is below the last place of x ends in a range error, or gives `zero`."""
     normal = exponent(context, x, -x.scale_bits, high_bits(context))
     if zero is None:
         forbid_below(context, normal)
-    m = series(context, Fixed(normal.mantissa, normal.high), series_of.LOG)
+    m = series(context, x.like(normal.mantissa, normal.high), series_of.LOG)
     unit = 2**m.scale_bits
     below = None if zero is None else round((zero + math.log(2)) * unit)
-    whole = exponent_map(context.net, normal, lambda e: round((e - x.scale_bits) * math.log(2) * unit), below)
-    return Fixed(m.shares + whole, m.scale_bits, logarithm_bound(m.scale_bits, zero or 0.0))
+    whole = exponent_map(context, normal, lambda e: round((e - x.scale_bits) * math.log(2) * unit), below)
+    return m.like(m.shares + whole, m.scale_bits, logarithm_bound(m.scale_bits, zero or 0.0))
 
 
 def logarithm_bound(scale_bits: int, zero: float = 0.0) -> float:
@@ -73,30 +69,29 @@ def logarithm_bound(scale_bits: int, zero: float = 0.0) -> float:
     return (HEADROOM_BITS + abs(zero)) * 2.0**scale_bits
 
 
-@unary("log", torch.log, T.log, in_place=(T.log_, torch.log_), note="0 < x < 2^20; error 4e-6 + 1e-6 / x")
-def log(context: Context, x: SharedTensor) -> Fixed:
-    return logarithm(context, fixed(x))
+@implements("log", torch.log, T.log, in_place=(T.log_, torch.log_), note="0 < x < 2^20; error 4e-6 + 1e-6 / x")
+def log(context: Context, x: SharedTensor) -> SharedTensor:
+    return logarithm(context, x)
 
 
-@unary("log2", torch.log2, T.log2, note="as log")
+@implements("log2", torch.log2, T.log2, note="as log")
 def log2(context: Context, x: SharedTensor) -> SharedTensor:
     return torch.log(x) * (1 / math.log(2))
 
 
-@unary("log10", torch.log10, T.log10, note="as log")
+@implements("log10", torch.log10, T.log10, note="as log")
 def log10(context: Context, x: SharedTensor) -> SharedTensor:
     return torch.log(x) * (1 / math.log(10))
 
 
-@unary("log1p", torch.log1p, T.log1p, note="as log of 1 + x")
+@implements("log1p", torch.log1p, T.log1p, note="as log of 1 + x")
 def log1p(context: Context, x: SharedTensor) -> SharedTensor:
     return torch.log(1 + x)
 
 
-@unary("sqrt", torch.sqrt, T.sqrt, in_place=(T.sqrt_,), note="0 <= x < 2^20; error 2e-6 + 1e-6 / y + 4e-6 y")
-def sqrt(context: Context, x: SharedTensor) -> Fixed:
-    net, x = context.net, fixed(x)
-    sign = at_least(net, open_masked(net, x.shares), (0,), context.scheme.fss)
+@implements("sqrt", torch.sqrt, T.sqrt, in_place=(T.sqrt_,), note="0 <= x < 2^20; error 2e-6 + 1e-6 / y + 4e-6 y")
+def sqrt(context: Context, x: SharedTensor) -> SharedTensor:
+    sign = context.backend.at_least(x.shares)
     forbid(context, -sign + 1)
     s, high = x.scale_bits, high_bits(context)
     normal = exponent(context, x, -s, high)
@@ -104,10 +99,10 @@ def sqrt(context: Context, x: SharedTensor) -> Fixed:
     return _times_power(context, normal, series_of.SQRT, lambda e: 2.0 ** ((e - s) / 2), bits)
 
 
-@unary("rsqrt", torch.rsqrt, T.rsqrt, in_place=(T.rsqrt_,),
+@implements("rsqrt", torch.rsqrt, T.rsqrt, in_place=(T.rsqrt_,),
        note="0 < x < 2^20, y < 2^16; error 2e-6 + 1e-6 y + 1e-6 y^3")  # fmt: skip
-def rsqrt(context: Context, x: SharedTensor) -> Fixed:
-    x, limit = fixed(x), result_bits(context)
+def rsqrt(context: Context, x: SharedTensor) -> SharedTensor:
+    x, limit = x, result_bits(context)
     s = x.scale_bits
     normal = exponent(context, x, -min(s, 2 * limit), high_bits(context))
     forbid_below(context, normal)
@@ -121,7 +116,7 @@ def _factor_bits(context: Context, largest: float) -> int:
     return min(context.frac_bits + 12, math.floor(HEADROOM_BITS - 2 - context.frac_bits - largest))
 
 
-def positive_reciprocal(context: Context, x: Fixed, low: int, high: int) -> Fixed:
+def positive_reciprocal(context: Context, x: SharedTensor, low: int, high: int) -> SharedTensor:
     """1 / x for 2^low <= x < 2^high, to f + 6 fraction bits."""
     s = x.scale_bits
     normal = exponent(context, x, low, high)
@@ -131,21 +126,18 @@ def positive_reciprocal(context: Context, x: Fixed, low: int, high: int) -> Fixe
     return shortened(context, y, context.frac_bits + SLACK_BITS)
 
 
-def _signed(context: Context, x: Fixed, sign: Shares | None) -> Fixed:
-    return x if sign is None else Fixed(multiply(context.net, torch.mul, x.shares, sign), x.scale_bits, x.bound)
+def _signed(context: Context, x: SharedTensor, sign: Value | None) -> SharedTensor:
+    return x if sign is None else x.like(context.backend.multiply(torch.mul, x.shares, sign), x.scale_bits, x.bound)
 
 
-def _sign(context: Context, x: Fixed) -> Shares:
+def _sign(context: Context, x: SharedTensor) -> Value:
     """1 where x >= 0, and -1."""
-    net = context.net
-    bits = at_least(net, open_masked(net, x.shares), (0,), context.scheme.fss)
-    return bits[0] * 2 - 1
+    return context.backend.at_least(x.shares)[0] * 2 - 1
 
 
-@unary("reciprocal", torch.reciprocal, T.reciprocal, in_place=(T.reciprocal_,),
+@implements("reciprocal", torch.reciprocal, T.reciprocal, in_place=(T.reciprocal_,),
        note="2^-16 <= |x| < 2^20; error 2e-6 (1 + |y|) + 1e-6 y^2")  # fmt: skip
-def reciprocal(context: Context, x: SharedTensor) -> Fixed:
-    x = fixed(x)
+def reciprocal(context: Context, x: SharedTensor) -> SharedTensor:
     sign = _sign(context, x)
     y = positive_reciprocal(context, _signed(context, x, sign), -result_bits(context), high_bits(context))
     return _signed(context, y, sign)
@@ -157,7 +149,7 @@ def quotient_bits(context: Context) -> int:
     return min(domain_bits(context), max(room - context.scheme.activation_bits - 1, room // 2))
 
 
-def quotient(context: Context, x: Fixed, y: Fixed, positive: bool = False) -> Fixed:
+def quotient(context: Context, x: SharedTensor, y: SharedTensor, positive: bool = False) -> SharedTensor:
     """x / y where the result is an activation: y = m 2^e, first x 2^-e, and then times 1 / m.
 
     So the result has its bits however small or large both are. A quotient from the limit of activations on, 0 / 0 with
@@ -166,7 +158,7 @@ def quotient(context: Context, x: Fixed, y: Fixed, positive: bool = False) -> Fi
     Args:
         positive: whether y > 0 and |x / y| is below the limit, by what the caller knows.
     """
-    net, f, limit = context.net, context.frac_bits, quotient_bits(context)
+    f, limit = context.frac_bits, quotient_bits(context)
     if x.scale_bits < f:
         x = raised(context, fitted(context, x, CAPACITY / 2.0 ** (f - x.scale_bits)), f)
     x = shortened(context, x, f)
@@ -178,38 +170,40 @@ def quotient(context: Context, x: Fixed, y: Fixed, positive: bool = False) -> Fi
     high = min(high_bits(context), HEADROOM_BITS - 2 - f - limit)
     normal = exponent(context, y, -s, high)
     forbid_below(context, normal)
-    power = exponent_map(net, normal, lambda e: 1 << high + s - e, 0)
-    coarse = Fixed(multiply(net, torch.mul, x.shares, power), f + high)
-    inverse = series(context, Fixed(normal.mantissa, normal.high), series_of.RECIPROCAL)
+    power = exponent_map(context, normal, lambda e: 1 << high + s - e, 0)
+    coarse = x.like(context.backend.multiply(torch.mul, x.shares, power), f + high)
+    inverse = series(context, x.like(normal.mantissa, normal.high), series_of.RECIPROCAL)
     coarse = shortened(context, coarse, f + SLACK_BITS - 1)
-    return Fixed(multiply(net, torch.mul, coarse.shares, inverse.shares), coarse.scale_bits + inverse.scale_bits)
+    return coarse.like(
+        context.backend.multiply(torch.mul, coarse.shares, inverse.shares), coarse.scale_bits + inverse.scale_bits
+    )
 
 
-@unary("softsign", F.softsign, note="everywhere; error 1e-5")
-def softsign(context: Context, x: SharedTensor) -> Fixed:
-    return quotient(context, fixed(x), fixed(1 + x.abs()), positive=True)
+@implements("softsign", F.softsign, note="everywhere; error 1e-5")
+def softsign(context: Context, x: SharedTensor) -> SharedTensor:
+    return quotient(context, x, 1 + x.abs(), positive=True)
 
 
-def _require_quotient(context: Context, x: Fixed, y: Fixed, limit: int) -> None:
+def _require_quotient(context: Context, x: SharedTensor, y: SharedTensor, limit: int) -> None:
     """-2^limit y < x < 2^limit y, for y >= 0."""
-    most = Fixed(y.shares, y.scale_bits - limit)
+    most = y.like(y.shares, y.scale_bits - limit)
     scale = max(most.scale_bits, x.scale_bits)
     x = fitted(context, x, CAPACITY / 2.0 ** (scale - x.scale_bits))
     most, x = raised(context, most, scale), raised(context, x, scale)
     shape = torch.broadcast_shapes(most.shares.shape, x.shares.shape)
-    require(context, Fixed(each(_both_sides, x.shares, most.shares, shape), scale), low=0.0)
+    require(context, x.like(context.backend.each(_both_sides, x.shares, most.shares, shape), scale), low=0.0)
 
 
 def _both_sides(x: torch.Tensor, most: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return torch.stack(((most - x).expand(shape), (most + x).expand(shape)))
 
 
-def fractional_power(context: Context, x: SharedTensor, y: Any) -> Fixed:
+def fractional_power(context: Context, x: SharedTensor, y: Any) -> SharedTensor:
     """x^y = exp(y log x) for x > 0; 0^y = 0 for a public y > 0."""
     if not isinstance(y, (int, float)) or y <= 0:
-        return fixed(torch.exp(torch.log(x) * y))
+        return torch.exp(torch.log(x) * y)
     lowest = -(x.scale_bits + 1) * math.log(2)
-    power = tensor(context, logarithm(context, fixed(x), lowest)) * y
-    positive = at_least(context.net, open_masked(context.net, x.shares), (0, 1), context.scheme.fss)
+    power = logarithm(context, x, lowest) * y
+    positive = context.backend.at_least(x.shares, (0, 1))
     forbid(context, -positive[0] + 1)
-    return _signed(context, settled(context, fixed(power.exp())), positive[1])
+    return _signed(context, settled(context, power.exp()), positive[1])

@@ -2,20 +2,18 @@
 
 Every shared value has a public bound. A protocol is exact for ring elements below 2^62; an operation whose result could
 be beyond that, or a factor beyond the activation limit, is checked, securely and beside the computation
-(`mpc/guard.py`). A value that is sure to fit is not.
+(`mpc/star/guard.py`). A value that is sure to fit is not.
 """
 
 from __future__ import annotations
 
 import math
 
+from ..backend import Value
 from ..errors import FixedPointRangeError
-from ..mpc.guard import flags_of_bits, raise_flags
-from ..mpc.mask import open_masked
-from ..mpc.shares import Shares
-from ..mpc.within import raise_outside
 from ..ring import HEADROOM_BITS
-from ..table import Context, Fixed
+from ..tensor import SharedTensor
+from ..tensor.table import Context
 
 CAPACITY = 2.0**HEADROOM_BITS
 """What every element is below in magnitude: protocols are exact for such."""
@@ -35,7 +33,7 @@ def limit_at(context: Context, scale_bits: int) -> float:
     return 2.0 ** (context.scheme.activation_bits + scale_bits)
 
 
-def limit_bits(context: Context, x: Fixed, scale_bits: int, most: float | None = None) -> int | None:
+def limit_bits(context: Context, x: SharedTensor, scale_bits: int, most: float | None = None) -> int | None:
     """For protocols that bring x to so many fraction bits: the bits that it must fit, or None if it is sure to.
 
     Without range checks, and for values that their handler vouches for, nothing is checked.
@@ -53,7 +51,7 @@ def _bits(context: Context, most: float | None) -> int:
     return context.scheme.activation_bits if most is None else math.floor(math.log2(most))
 
 
-def dropped(context: Context, x: Fixed, shift: int, most: float | None = None) -> float | None:
+def dropped(context: Context, x: SharedTensor, shift: int, most: float | None = None) -> float | None:
     """The bound of x with so many fraction bits less, after the check that `limit_bits` asks for."""
     if x.bound is None:
         return None
@@ -68,7 +66,7 @@ def above(limit: int | None, low: int) -> int | None:
     return math.ceil(math.log2(2.0**limit - low))
 
 
-def fitted(context: Context, x: Fixed, allowed: float) -> Fixed:
+def fitted(context: Context, x: SharedTensor, allowed: float) -> SharedTensor:
     """x, of which every element is below `allowed` (of the ring) in magnitude: by its bound, or by a check.
 
     Raises:
@@ -82,27 +80,25 @@ def fitted(context: Context, x: Fixed, allowed: float) -> Fixed:
             f"a sum or product here leaves the range for any operand of magnitude {2.0 ** (bits - x.scale_bits):.3g}; "
             f"scale the operands down first, or use fewer than {context.frac_bits} fraction bits"
         )
-    net = context.net
-    masked = open_masked(net, x.shares)
-    raise_outside(net, masked, masked.c, bits, fss=context.scheme.fss)
-    return Fixed(x.shares, x.scale_bits, 2.0**bits)
+    context.backend.flag_outside(x.shares, bits)
+    return x.like(x.shares, x.scale_bits, 2.0**bits)
 
 
-def forbid(context: Context, bad: Shares) -> None:
+def forbid(context: Context, bad: Value) -> None:
     """The call's result is withheld, with `RangeExceededError` at Q, if one of these is 1.
 
     Args:
-        bad: additive shares of 0 and 1, of any shape. Nobody learns which of them is set; see `mpc/guard.py`.
+        bad: shared 0 and 1, of any shape. Nobody learns which of them is set; see `mpc/star/guard.py`.
     """
     if context.scheme.range_check:
-        raise_flags(context.net, flags_of_bits(context.net, bad))
+        context.backend.flag(bad)
 
 
-def beyond(x: Fixed, factor: float) -> bool:
+def beyond(x: SharedTensor, factor: float) -> bool:
     """Whether x times a factor may leave the ring."""
     return x.bound is not None and x.bound * factor > CAPACITY
 
 
-def within_domain(context: Context, x: Fixed) -> Fixed:
+def within_domain(context: Context, x: SharedTensor) -> SharedTensor:
     """x, below 2^`domain_bits` in magnitude."""
     return fitted(context, x, 2.0 ** (domain_bits(context) + x.scale_bits))

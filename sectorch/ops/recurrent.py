@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
-from .common import fixed, refuse
+from ..tensor.table import Context, implements
+from .common import refuse
 
 
 def _gru_cell(x: SharedTensor, h: Any, gates_x: Any, w_hh: Any, b_hh: Any) -> Any:
@@ -71,12 +71,12 @@ def _run(kind: str, x: SharedTensor, hidden: tuple, weights: Any, has_biases: bo
 
 def _register(kind: str, function: Any) -> None:
     @implements(kind, function, note="every step of every layer; error grows with the length")
-    def handler(context: Context, x: SharedTensor, *args: Any) -> tuple[Fixed, ...]:
+    def handler(context: Context, x: SharedTensor, *args: Any) -> tuple[SharedTensor, ...]:
         if len(args) != 8 or not isinstance(args[0], (torch.Tensor, tuple, list)):
             refuse(f"{kind} on packed sequences", "pad the sequences and run them in one tensor")
         hidden = tuple(args[0]) if kind == "lstm" else (args[0],)
         outputs = _run(kind, x, hidden, *args[1:])
-        return tuple(fixed(y) for y in outputs)
+        return tuple(y for y in outputs)
 
 
 for _kind in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
@@ -90,11 +90,11 @@ def _cell(name: str, function: Any) -> None:
     ):
         gates = F.linear(x, w_ih, b_ih)
         if name == "lstm_cell":
-            return tuple(fixed(v) for v in _lstm_cell(x, tuple(hidden), gates, w_hh, b_hh))
+            return tuple(v for v in _lstm_cell(x, tuple(hidden), gates, w_hh, b_hh))
         if name == "gru_cell":
-            return fixed(_gru_cell(x, hidden, gates, w_hh, b_hh))
+            return _gru_cell(x, hidden, gates, w_hh, b_hh)
         activation = torch.tanh if name == "rnn_tanh_cell" else torch.relu
-        return fixed(activation(gates + F.linear(hidden, w_hh, b_hh)))
+        return activation(gates + F.linear(hidden, w_hh, b_hh))
 
 
 for _name in ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"):

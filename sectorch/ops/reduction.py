@@ -7,15 +7,13 @@ from typing import Any
 
 import torch
 
+from ..backend import Value
 from ..errors import ArgumentError
-from ..mpc.pool import max_tree
-from ..mpc.relu import maximum as maximum_protocol
-from ..mpc.shares import Shares, each
 from ..ring import HEADROOM_BITS
-from ..table import Context, Fixed, implements
 from ..tensor import SharedTensor
+from ..tensor.table import Context, implements
 from .bilinear import scaled
-from .common import SLACK_BITS, aligned, fixed, plus, raised, shortened, summand
+from .common import SLACK_BITS, aligned, plus, raised, shortened, summand
 from .order import with_indices
 from .ranges import CAPACITY, domain_bits, fitted, limit_at
 
@@ -23,14 +21,17 @@ T = torch.Tensor
 
 
 @implements("sum", torch.sum, T.sum, note="local; what has more than f fraction bits is first rounded, by log2 n bits")
-def sum_(context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Fixed:
+def sum_(
+    context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> SharedTensor:
     count, dims = _count(x, dim), _dims(x.shares, dim)
-    v = summable(context, fixed(x), count)
+    v = summable(context, x, count)
     bound = None if v.bound is None else v.bound * max(1, count)
-    return Fixed(each(torch.sum, v.shares, dim=dims, keepdim=keepdim), v.scale_bits, bound)
+    shares = context.backend.each(torch.sum, v.shares, dim=dims, keepdim=keepdim)
+    return x.like(shares, v.scale_bits, bound)
 
 
-def _dims(v: Shares, dim: Any) -> tuple[int, ...]:
+def _dims(v: Value, dim: Any) -> tuple[int, ...]:
     if dim is None or dim in ((), []):
         return tuple(range(len(v.shape)))
     return (dim,) if isinstance(dim, int) else tuple(dim)
@@ -41,7 +42,7 @@ def _count(x: SharedTensor, dim: Any) -> int:
     return math.prod(shape[d] for d in (range(len(shape)) if dim is None or dim in ((), []) else _listed(dim)))
 
 
-def summable(context: Context, x: Fixed, count: int) -> Fixed:
+def summable(context: Context, x: SharedTensor, count: int) -> SharedTensor:
     """x with so few fraction bits that a sum of `count` entries stays in the ring: what has f bits stays as it is."""
     f, terms = context.frac_bits, max(0, count - 1).bit_length()
     if x.bound is not None:
@@ -56,14 +57,16 @@ def summable(context: Context, x: Fixed, count: int) -> Fixed:
 
 @implements("mean", torch.mean, T.mean,
             note="as sum; where the count is no power of two, error 1e-6 |result|")  # fmt: skip
-def mean(context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Fixed:
+def mean(
+    context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> SharedTensor:
     count = _count(x, dim)
     if count == 0:
         raise ArgumentError("the mean of no elements is not a number")
     return over(context, sum_(context, x, dim, keepdim), count)
 
 
-def over(context: Context, x: Fixed, count: int) -> Fixed:
+def over(context: Context, x: SharedTensor, count: int) -> SharedTensor:
     """A sum over its number of terms: where the sum may be large, it first loses bits that the quotient gets back.
 
     A sum of more than f fraction bits, of squares say, has them for small means: what the first quotient leaves is
@@ -82,18 +85,18 @@ def over(context: Context, x: Fixed, count: int) -> Fixed:
     fitting = HEADROOM_BITS - math.ceil(math.log2(max(1.0, 1.01 * most / count)))
     bits = min(2 * f + SLACK_BITS, x.scale_bits + fitting)
     bound = None if x.bound is None else 1.01 * 2.0 ** (bits - x.scale_bits) * x.bound / count
-    x = x._replace(bound=None)
+    x = x.bounded(None)
 
-    def times(v: Fixed) -> Fixed:
-        return Fixed(v.shares * factor, v.scale_bits + f + terms)
+    def times(v: SharedTensor) -> SharedTensor:
+        return v.like(v.shares * factor, v.scale_bits + f + terms)
 
     near = times(shortened(context, x, x.scale_bits - wide))
     if x.scale_bits <= f or not wide:
-        return shortened(context, near, bits)._replace(bound=bound)
+        return shortened(context, near, bits).bounded(bound)
     near = shortened(context, near, x.scale_bits)
     rest = x.shares - near.shares * count
-    rest = shortened(context, times(Fixed(rest, x.scale_bits)), bits)
-    return plus(context, raised(context, near, rest.scale_bits), rest)._replace(bound=bound)
+    rest = shortened(context, times(x.like(rest, x.scale_bits)), bits)
+    return plus(context, raised(context, near, rest.scale_bits), rest).bounded(bound)
 
 
 def _listed(dim: Any) -> list[int]:
@@ -101,11 +104,11 @@ def _listed(dim: Any) -> list[int]:
 
 
 @implements("cumsum", torch.cumsum, T.cumsum, note="as sum")
-def cumsum(context: Context, x: SharedTensor, dim: int, *, dtype: Any = None) -> Fixed:
+def cumsum(context: Context, x: SharedTensor, dim: int, *, dtype: Any = None) -> SharedTensor:
     count = x.shares.shape[dim] if x.shares.shape else 1
-    v = summable(context, fixed(x), count)
+    v = summable(context, x, count)
     bound = None if v.bound is None else v.bound * max(1, count)
-    return Fixed(each(torch.cumsum, v.shares, dim), v.scale_bits, bound)
+    return v.like(context.backend.each(torch.cumsum, v.shares, dim), v.scale_bits, bound)
 
 
 def _to_first(v: torch.Tensor, dims: list[int], rest: list[int]) -> torch.Tensor:
@@ -113,7 +116,7 @@ def _to_first(v: torch.Tensor, dims: list[int], rest: list[int]) -> torch.Tensor
     return v.permute(*dims, *rest).reshape(-1, *(v.shape[d] for d in rest))
 
 
-def _extreme(context: Context, x: SharedTensor, dim: Any, keepdim: bool, sign: int) -> Fixed:
+def _extreme(context: Context, x: SharedTensor, dim: Any, keepdim: bool, sign: int) -> SharedTensor:
     """The maximum (sign 1) or minimum (sign -1) over some dimensions, by a tree."""
     shape = x.shares.shape
     dims = (
@@ -123,46 +126,47 @@ def _extreme(context: Context, x: SharedTensor, dim: Any, keepdim: bool, sign: i
     )
     rest = [d for d in range(len(shape)) if d not in dims]
     if not dims:
-        return fixed(x)
-    flat = each(_to_first, x.shares, dims, rest)
-    best = max_tree(context.net, flat if sign > 0 else -flat, fss=context.scheme.fss)
+        return x
+    backend = context.backend
+    flat = backend.each(_to_first, x.shares, dims, rest)
+    best = backend.largest(flat if sign > 0 else -flat)
     kept = [1 if d in dims else shape[d] for d in range(len(shape))] if keepdim else [shape[d] for d in rest]
-    return Fixed(each(torch.reshape, best if sign > 0 else -best, kept), x.scale_bits)
+    return x.like(backend.each(torch.reshape, best if sign > 0 else -best, kept), x.scale_bits)
 
 
 @implements("amax", torch.amax, T.amax, note="a tree of comparisons")
-def amax(context: Context, x: SharedTensor, dim: Any = (), keepdim: bool = False) -> Fixed:
+def amax(context: Context, x: SharedTensor, dim: Any = (), keepdim: bool = False) -> SharedTensor:
     return _extreme(context, x, dim, keepdim, 1)
 
 
 @implements("amin", torch.amin, T.amin, note="a tree of comparisons")
-def amin(context: Context, x: SharedTensor, dim: Any = (), keepdim: bool = False) -> Fixed:
+def amin(context: Context, x: SharedTensor, dim: Any = (), keepdim: bool = False) -> SharedTensor:
     return _extreme(context, x, dim, keepdim, -1)
 
 
 @implements("maximum", torch.maximum, T.maximum, torch.fmax, T.fmax, note="one comparison")
-def maximum(context: Context, x: Any, y: Any) -> Fixed:
+def maximum(context: Context, x: Any, y: Any) -> SharedTensor:
     return _pairwise(context, x, y, 1)
 
 
 @implements("minimum", torch.minimum, T.minimum, torch.fmin, T.fmin, note="one comparison")
-def minimum(context: Context, x: Any, y: Any) -> Fixed:
+def minimum(context: Context, x: Any, y: Any) -> SharedTensor:
     return _pairwise(context, x, y, -1)
 
 
-def _pairwise(context: Context, x: Any, y: Any, sign: int) -> Fixed:
-    net = context.net
+def _pairwise(context: Context, x: Any, y: Any, sign: int) -> SharedTensor:
+    backend = context.backend
     operands = aligned(context, *(summand(context, v) for v in (x, y)))
-    (left, scale, one), (right, _, other) = operands
-    bound = None if one is None or other is None else max(one, other)
-    shape = torch.broadcast_shapes(left.shape, right.shape)
-    left, right = (each(torch.Tensor.expand, v if sign > 0 else -v, shape) for v in (left, right))
-    best: Shares = maximum_protocol(net, left, right, fss=context.scheme.fss)
-    return Fixed(best if sign > 0 else -best, scale, bound)
+    bounds = [v.bound for v in operands]
+    bound = None if None in bounds else max(bounds)
+    first, shape = operands[0], torch.broadcast_shapes(*(v.shares.shape for v in operands))
+    left, right = (backend.each(torch.Tensor.expand, v.shares if sign > 0 else -v.shares, shape) for v in operands)
+    best = backend.maximum(left, right)
+    return first.like(best if sign > 0 else -best, bound=bound)
 
 
 def _max_or_min(sign: int):
-    def handler(context: Context, x: SharedTensor, *args: Any, **kwargs: Any) -> Fixed:
+    def handler(context: Context, x: SharedTensor, *args: Any, **kwargs: Any) -> SharedTensor:
         other = args[0] if args else kwargs.get("other")
         if isinstance(other, torch.Tensor):
             return _pairwise(context, x, other, sign)

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .. import products
 from ..errors import ShapeError
-from ..mpc.shares import each
-from ..table import Context, Fixed, implements
+from ..ring import products
 from ..tensor import SharedTensor
+from ..tensor.table import Context, implements
 from .bilinear import bilinear
-from .common import fixed, local, refuse, settled, tensor
+from .common import local, refuse, settled, typed
 from .linear import _all, _pair, _with_bias
 
 T = torch.Tensor
@@ -46,12 +45,12 @@ def _transposed(stride: tuple, padding: tuple, output_padding: tuple, dilation: 
 
 @implements("conv_transpose2d", torch.conv_transpose2d, F.conv_transpose2d, note="PrivHFL, Figure 3")
 def conv_transpose2d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
-                     output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> Fixed:  # fmt: skip
+                     output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> SharedTensor:  # fmt: skip
     if min(_pair(output_padding)) < 0:
         raise ShapeError(f"negative output_padding is not supported, got {output_padding}")
     if x.dim() == 3:
         y = torch.conv_transpose2d(x.unsqueeze(0), weight, bias, stride, padding, output_padding, groups, dilation)
-        return fixed(y.squeeze(0))
+        return y.squeeze(0)
     if x.shape[1] != weight.shape[0]:
         raise ShapeError(
             f"Given transposed=1, weight of size {list(weight.shape)}, expected input{list(x.shape)} to have "
@@ -68,26 +67,25 @@ def conv_transpose2d(context: Context, x: Any, weight: Any, bias: Any = None, st
 
 @implements("conv_transpose1d", torch.conv_transpose1d, F.conv_transpose1d, note="as conv_transpose2d")
 def conv_transpose1d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
-                     output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> Fixed:  # fmt: skip
+                     output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> SharedTensor:  # fmt: skip
     one = [_pair(v)[0] for v in (stride, padding, output_padding, dilation)]
     y = torch.conv_transpose2d(
         x.unsqueeze(-2), weight.unsqueeze(-2), bias, (1, one[0]), (0, one[1]), (0, one[2]), groups, (1, one[3])
     )
-    return fixed(y.squeeze(-2))
+    return y.squeeze(-2)
 
 
 @implements("interpolate", F.interpolate, F.upsample, F.upsample_nearest, F.upsample_bilinear, note="local")
 def interpolate(
     context: Context, x: SharedTensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest",
     align_corners: bool | None = None, recompute_scale_factor: Any = None, antialias: bool = False,
-) -> Fixed:  # fmt: skip
+) -> SharedTensor:  # fmt: skip
     """Every mode acts on one dimension after the other; each is a public matrix, read off torch itself."""
     spatial = x.dim() - 2
     sizes = [size] * spatial if isinstance(size, int) else size
     factors = [scale_factor] * spatial if isinstance(scale_factor, (int, float)) else scale_factor
     if mode in ("area",):
         refuse(f"interpolate with mode={mode}", "use adaptive_avg_pool")
-    value = fixed(x)
     one = {"bilinear": "linear", "trilinear": "linear"}.get(mode, mode)
     for d in range(spatial):
         n = x.shape[2 + d]
@@ -102,17 +100,18 @@ def interpolate(
         if bool(((matrix == 0) | (matrix == 1)).all()):
             index = matrix.argmax(0)
             index = index.to(context.session.device)
-            value = value._replace(shares=each(torch.index_select, value.shares, 2 + d, index))
+            shares = context.backend.each(torch.index_select, x.shares, 2 + d, index)
+            x = x.like(shares, bound=x.bound)
         else:
-            moved = tensor(context, settled(context, value)).movedim(2 + d, -1)
-            value = fixed(torch.matmul(moved, matrix.to(moved.dtype)).movedim(-1, 2 + d))
-    return value
+            moved = typed(settled(context, x), torch.float32).movedim(2 + d, -1)
+            x = torch.matmul(moved, matrix.to(moved.dtype)).movedim(-1, 2 + d)
+    return x
 
 
 @implements("unfold_patches", F.unfold, note="local")
 def unfold(
     context: Context, x: SharedTensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
-) -> Fixed:
+) -> SharedTensor:
     return local(context, _patches, x, _pair(kernel_size), _pair(stride), _pair(padding), _pair(dilation))
 
 

@@ -1,11 +1,10 @@
-"""Operations that move elements: each party moves its half. No message, no error."""
+"""Operations that move elements, by public positions. No message, no error."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -13,11 +12,9 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 from ..errors import DtypeError
-from ..located import compute
-from ..mpc.shares import Shares, each
-from ..table import BEFORE, Context, Fixed, implements
 from ..tensor import PrivateTensor, SharedTensor
-from .common import aligned, encoded_public, fixed, is_secret, local, refuse, summand
+from ..tensor.table import BEFORE, Context, implements
+from .common import aligned, encoded_public, is_secret, local, refuse, summand
 
 T = torch.Tensor
 
@@ -55,10 +52,8 @@ def _parts(func: Callable, v: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[
 
 def _moved_many(func):
     def handler(context: Context, x: SharedTensor, *args, **kwargs):
-        parts = lambda v: compute(*_on(partial(_parts, func), v, *args, **kwargs))
-        halves = [parts(v) for v in (x.shares.A, x.shares.S)]
-        own: Iterable = repeat(None) if x.shares.Q is None else parts(x.shares.Q)
-        return [Fixed(Shares(a, s, q), x.scale_bits) for a, s, q in zip(*halves, own, strict=False)]
+        f, _, *public = _on(partial(_parts, func), x, *args, **kwargs)
+        return [x.like(part, x.scale_bits) for part in context.backend.moved(f, x.shares, *public)]
 
     return handler
 
@@ -115,7 +110,7 @@ implements("unbind", T.__iter__, view=True)(_moved_many(torch.unbind))
 
 
 @implements("reshape", torch.reshape, T.reshape, T.view, view=True, note="local")
-def reshape(context: Context, x: SharedTensor, *shape: Any, **kwargs: Any) -> Fixed:
+def reshape(context: Context, x: SharedTensor, *shape: Any, **kwargs: Any) -> SharedTensor:
     if "size" in kwargs or "shape" in kwargs:
         shape = (kwargs.get("size", kwargs.get("shape")),)
     if kwargs.get("dtype") or (shape and isinstance(shape[0], torch.dtype)):
@@ -124,24 +119,24 @@ def reshape(context: Context, x: SharedTensor, *shape: Any, **kwargs: Any) -> Fi
 
 
 @implements("reshape", T.reshape_as, T.view_as, view=True)
-def reshape_as(context: Context, x: SharedTensor, other: torch.Tensor) -> Fixed:
+def reshape_as(context: Context, x: SharedTensor, other: torch.Tensor) -> SharedTensor:
     return local(context, T.reshape, x, tuple(other.shape))
 
 
 @implements("flatten", torch.flatten, T.flatten, T.ravel, torch.ravel, view=True, note="local")
-def flatten(context: Context, x: SharedTensor, start_dim: int = 0, end_dim: int = -1) -> Fixed:
+def flatten(context: Context, x: SharedTensor, start_dim: int = 0, end_dim: int = -1) -> SharedTensor:
     return local(context, torch.flatten, x, start_dim, end_dim)
 
 
 @implements("unflatten", torch.unflatten, T.unflatten, view=True, note="local")
-def unflatten(context: Context, x: SharedTensor, dim: int, sizes: Any) -> Fixed:
+def unflatten(context: Context, x: SharedTensor, dim: int, sizes: Any) -> SharedTensor:
     return local(
         context, lambda v: v.reshape(torch.unflatten(torch.empty(v.shape, device="meta"), dim, sizes).shape), x
     )
 
 
 @implements("expand_as", T.expand_as, view=True, note="local")
-def expand_as(context: Context, x: SharedTensor, other: torch.Tensor) -> Fixed:
+def expand_as(context: Context, x: SharedTensor, other: torch.Tensor) -> SharedTensor:
     return local(context, T.expand, x, other.shape)
 
 
@@ -156,17 +151,17 @@ BEFORE[T.__getitem__] = _public_index
 
 
 @implements("getitem", T.__getitem__, view=True, note="local; public index")
-def getitem(context: Context, x: SharedTensor, index: Any) -> Fixed:
+def getitem(context: Context, x: SharedTensor, index: Any) -> SharedTensor:
     return local(context, *_on(operator.getitem, x, index))
 
 
 @implements("cat", torch.cat, torch.concat, torch.concatenate, note="local")
-def cat(context: Context, tensors: Any, dim: int = 0) -> Fixed:
+def cat(context: Context, tensors: Any, dim: int = 0) -> SharedTensor:
     return _joined(context, tensors, torch.cat, dim)
 
 
 @implements("stack", torch.stack, note="local")
-def stack(context: Context, tensors: Any, dim: int = 0) -> Fixed:
+def stack(context: Context, tensors: Any, dim: int = 0) -> SharedTensor:
     return _joined(context, tensors, torch.stack, dim)
 
 
@@ -178,30 +173,36 @@ def _together(join: Callable, public: tuple, *values: torch.Tensor) -> torch.Ten
     return join(values, *public)
 
 
-def _joined(context: Context, tensors: Any, join: Callable, *public: Any) -> Fixed:
+def _joined(context: Context, tensors: Any, join: Callable, *public: Any) -> SharedTensor:
     operands = [summand(context, x) for x in tensors]
     parts = aligned(context, *operands)
     bounds = [x.bound for x in parts]
     bound = None if None in bounds else max(bounds)
-    shares = each(_together, join, public, *(x.shares for x in parts))
-    return Fixed(shares, parts[0].scale_bits, bound)
+    shares = context.backend.each(_together, join, public, *(x.shares for x in parts))
+    return parts[0].like(shares, bound=bound)
 
 
 @implements("contiguous", T.contiguous, note="the tensor itself")
-def contiguous(context: Context, x: SharedTensor, memory_format: Any = None) -> Fixed:
-    return fixed(x)
+def contiguous(context: Context, x: SharedTensor, memory_format: Any = None) -> SharedTensor:
+    return x
 
 
 @implements("pad", F.pad, note="local")
-def pad(context: Context, x: SharedTensor, pad: Any, mode: str = "constant", value: float | None = None) -> Fixed:
+def pad(
+    context: Context, x: SharedTensor, pad: Any, mode: str = "constant", value: float | None = None
+) -> SharedTensor:
     if mode == "circular" and min(pad) < 0:
         refuse(f"negative padding with mode={mode}", "cut the tensor by indexing")
     if mode != "constant":
         index = _pad_index(x.shape, pad, mode)
         return local(context, operator.getitem, x, index)
     fill = int(encoded_public(context, float(value or 0), x.scale_bits, infinite=True))
-    shares = Shares(F.pad(x.shares.A, pad, value=fill), F.pad(x.shares.S, pad))
-    return Fixed(shares, x.scale_bits, None if x.bound is None else max(x.bound, abs(fill)))
+    shares = context.backend.affine(_padded, x.shares, fill, tuple(pad))
+    return x.like(shares, x.scale_bits, None if x.bound is None else max(x.bound, abs(fill)))
+
+
+def _padded(v: torch.Tensor, fill: int, widths: tuple[int, ...]) -> torch.Tensor:
+    return F.pad(v, widths, value=fill)
 
 
 def _pad_index(shape: torch.Size, pad: Any, mode: str) -> tuple:
@@ -223,59 +224,61 @@ def _pad_index(shape: torch.Size, pad: Any, mode: str) -> tuple:
 
 
 @implements("masked_fill", torch.masked_fill, T.masked_fill, in_place=(T.masked_fill_,), note="local; public mask")
-def masked_fill(context: Context, x: SharedTensor, mask: torch.Tensor, value: float) -> Fixed:
+def masked_fill(context: Context, x: SharedTensor, mask: torch.Tensor, value: float) -> SharedTensor:
     if is_secret(mask):
         refuse("masked_fill with a secret mask", "use torch.where(mask, value, x)")
-    cleared = each(torch.masked_fill, x.shares, mask.to(context.session.device), 0)
+    cleared = context.backend.each(torch.masked_fill, x.shares, mask.to(context.session.device), 0)
     if is_secret(value):
         refuse("masked_fill with a secret value", "use torch.where(mask, value, x)")
     if not x.dtype.is_floating_point and float(value) % 1:
         raise DtypeError(f"masked_fill: whole numbers cannot be filled with {float(value)}; use x.to(torch.float32)")
     fill = encoded_public(context, float(value), x.scale_bits, infinite=True)
     bound = None if x.bound is None else max(x.bound, abs(int(fill)))
-    return Fixed(cleared + torch.where(mask, fill, 0), x.scale_bits, bound)
+    return x.like(cleared + torch.where(mask, fill, 0), x.scale_bits, bound)
 
 
 @implements("to", T.bool)
-def to_bool(context: Context, x: SharedTensor) -> Fixed:
-    return fixed(x) if x.dtype == torch.bool else fixed(x != 0)
+def to_bool(context: Context, x: SharedTensor) -> SharedTensor:
+    return x if x.dtype == torch.bool else x != 0
 
 
 @implements("to", T.long, T.int)
-def to_integer(context: Context, x: SharedTensor) -> Fixed:
+def to_integer(context: Context, x: SharedTensor) -> SharedTensor:
     if x.scale_bits:
         refuse("rounding a secret number to an integer", "compare it, or reveal it first")
-    return fixed(x)
+    return x
 
 
 @implements("to", T.to, T.type, T.float, T.double, T.half, T.bfloat16, T.cpu, T.type_as,
             note="local; changes the dtype of what is revealed")  # fmt: skip
-def to(context: Context, x: SharedTensor, *args: Any, **kwargs: Any) -> Fixed:
+def to(context: Context, x: SharedTensor, *args: Any, **kwargs: Any) -> SharedTensor:
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.dtype) and not value.is_floating_point and x.scale_bits:
             refuse("rounding a secret number to an integer", "compare it, or reveal it first")
         if isinstance(value, (str, torch.device)) and torch.device(value).type != x.device.type:
             refuse(f"moving a secret tensor to {value}", f"it lives where its session does, on {x.device}")
-    return fixed(x)
+    return x
 
 
 @implements("requires_grad_", T.requires_grad_, note="only False")
-def requires_grad(context: Context, x: SharedTensor, requires_grad: bool = True) -> Fixed:
+def requires_grad(context: Context, x: SharedTensor, requires_grad: bool = True) -> SharedTensor:
     if requires_grad:
         refuse("a gradient through a secret tensor", "secure models are for inference")
-    return fixed(x)
+    return x
 
 
 @implements("dropout", F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout,
             F.feature_alpha_dropout, note="local; evaluation mode only")  # fmt: skip
-def dropout(context: Context, x: SharedTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Fixed:
+def dropout(
+    context: Context, x: SharedTensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> SharedTensor:
     if training and p > 0:
         refuse("dropout in training mode", "call model.eval() first")
-    return fixed(x)
+    return x
 
 
 @implements("masked_select", torch.masked_select, T.masked_select, note="local; public mask")
-def masked_select(context: Context, x: SharedTensor, mask: torch.Tensor) -> Fixed:
+def masked_select(context: Context, x: SharedTensor, mask: torch.Tensor) -> SharedTensor:
     shape = torch.broadcast_shapes(x.shares.shape, mask.shape)
     chosen = mask.expand(shape).flatten().nonzero().squeeze(1)
     return local(context, lambda v: v.expand(shape).flatten().index_select(0, chosen.to(v.device)), x)

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from sectorch.choreography import Sent
+from sectorch.choreography.ledger import Observer
+from sectorch.dp import GNMax, Noise
 from sectorch.errors import PeerLostError
-from sectorch.privacy import GNMax, Noise
 from sectorch.protocols.capc import Voter
-from sectorch.runtime.ledger import Observer
 
 CLASSES = 10
 

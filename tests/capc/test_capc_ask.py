@@ -11,10 +11,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
-from sectorch.privacy import GNMax, LNMax
+from sectorch.choreography.ledger import Profile, Transcript
+from sectorch.dp import GNMax, LNMax
 from sectorch.protocols.capc import CaPCError, Panel, SimulatedPanel, TooFewVotersError, Voter
 from sectorch.protocols.capc.experiment import square
-from sectorch.runtime.ledger import Profile, Transcript
 
 IMAGES = torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(1))
 SMALL = dict(classes=CLASSES, sample=IMAGES[:1], batch=8)

@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from sectorch.data import DataError
-from sectorch.privacy import Budget, PrivacyError, epsilon_for, epsilon_of
+from sectorch.dp import Budget, PrivacyError, epsilon_for, epsilon_of
 from sectorch.protocols.capc import (
     CaPC,
     CaPCError,
@@ -78,7 +78,7 @@ def test_learning_curves_are_those_of_the_secure_run():
     def labels(inference):
         torch.manual_seed(0)
         patch = pytest.MonkeyPatch()
-        from sectorch.privacy.noise import DiscreteGaussian
+        from sectorch.dp.noise import DiscreteGaussian
 
         noise = iter(torch.Generator().manual_seed(7) for _ in range(99))
         patch.setattr(

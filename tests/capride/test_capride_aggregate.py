@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,13 +10,14 @@ from hypothesis import strategies as st
 from sectorch import ckks
 from sectorch.protocols.capride import CorruptedCiphertextError
 from sectorch.protocols.capride.aggregate import (
-    Published,
     blocks,
     copies,
     flood_for,
+    intact,
     noise_of,
     seal,
     spread,
+    tagged,
     unseal,
 )
 
@@ -51,7 +50,7 @@ def test_sums_are_the_samples_own(n: int, numbers: int, classes: int, seed: int)
     directions /= directions.abs().sum(2).amax(1).clamp_min(1e-9).view(-1, 1, 1)
     z = 4 * torch.randn(n, classes, generator=draws, dtype=torch.float64)
     p, count = keys.parameters, copies(n, keys.parameters.slots)
-    found = unseal(seal(products(keys, directions, z, count), count, "P2", 1.0), keys)[:numbers]
+    found = unseal(seal(products(keys, directions, z, count), count, 1.0), keys)[:numbers]
     # A fresh encryption e; a product |q| e + |z| e, and a rescale and an encryption of zero, below e each; summed over
     # all slots of a group, used or not. The flooding is eight standard deviations.
     e = 8 * (p.degree * ((1 + 2 * p.degree / 3) / 12 + 16)) ** 0.5 / 2**p.scale_bits
@@ -66,19 +65,20 @@ def test_single_samples_cannot_be_decrypted(keys: ckks.Keys):
     z = torch.randn(n, 1, dtype=torch.float64)
     directions = torch.ones(1, n, 1, dtype=torch.float64)
     whole = products(keys, directions, z, count)
-    sealed = seal(whole, count, "P2", 1.0)
-    assert sealed.constants.shape == (1, 2 * count) and sealed.body.shape == (1, keys.parameters.degree)
+    sealed = seal(whole, count, 1.0)
+    assert sealed.shape == (1, 2 * count + keys.parameters.degree)
+    constants, body = sealed[:, : 2 * count], sealed[:, 2 * count :]
     # What an answer that was not sealed would show.
     assert float((whole.decrypt(keys.secret)[::count, 0] - z[:, 0]).abs().max()) < 0.1
     context, p = keys.public.context, keys.parameters
     from tenseal import sealapi
 
-    from sectorch.ckks.ntt import transform
+    from sectorch.ckks.scheme.ntt import transform
 
-    first = torch.zeros_like(sealed.body)
-    first[:, :: p.degree // (2 * count)] = sealed.constants
+    first = torch.zeros_like(body)
+    first[:, :: p.degree // (2 * count)] = constants
     q = p.primes[0]
-    residues = torch.stack([transform(p.degree, q).forward(first), sealed.body], 1)[0].unsqueeze(1).contiguous()
+    residues = torch.stack([transform(p.degree, q).forward(first), body], 1)[0].unsqueeze(1).contiguous()
     plain = sealapi.Plaintext()
     keys.secret.decryptor.decrypt(context.write(residues, p.scales[0]), plain)
     opened = torch.tensor(context.encoder.decode_double(plain)[: n * count]).view(n, count)[:, 0].double()
@@ -92,9 +92,9 @@ def test_single_samples_cannot_be_decrypted(keys: ckks.Keys):
 def test_two_seals_of_one_answer_differ(keys: ckks.Keys):
     """Rerandomised: the body is fresh, and so is the noise."""
     whole = products(keys, torch.ones(1, 50, 1), torch.ones(50, 1), 32)
-    one, other = (seal(whole, 32, "P2", 4.0) for _ in range(2))
-    assert float((one.body == other.body).double().mean()) < 0.01
-    assert not torch.equal(one.constants, other.constants)
+    one, other = (seal(whole, 32, 4.0) for _ in range(2))
+    assert float((one[:, 64:] == other[:, 64:]).double().mean()) < 0.01
+    assert not torch.equal(one[:, :64], other[:, :64])
 
 
 def test_noise_is_what_was_asked_for(keys: ckks.Keys):
@@ -104,27 +104,32 @@ def test_noise_is_what_was_asked_for(keys: ckks.Keys):
     assert noise_of(p, count, bits) == pytest.approx(0.5)
     zero = ckks.encrypt(torch.zeros(100 * count, 25, dtype=torch.float64), keys, bound=None) * 1.0
     zero = ckks.inner(zero.unsqueeze(2), ckks.encrypt(torch.zeros(100 * count, 25, 1), keys, bound=None))
-    found = unseal(seal(zero, count, "P2", bits), keys)
+    found = unseal(seal(zero, count, bits), keys)
     assert found.std() == pytest.approx(0.5, rel=6 / (2 * len(found)) ** 0.5)
     assert abs(float(found.mean())) < 6 * 0.5 / len(found) ** 0.5
     assert flood_for(p, count, 0.0, 1.0, 3.0) == 3.0
 
 
 def test_the_wrong_key_and_damage_are_named(keys: ckks.Keys):
-    sealed = seal(products(keys, torch.ones(1, 50, 1), torch.ones(50, 1), 32), 32, "P2", 1.0)
-    with pytest.raises(ckks.KeyMismatchError, match="aggregates of P2 are under keys"):
-        unseal(sealed, ckks.keygen(1, degree=4096, scale_bits=28))
-    body = sealed.body.clone()
-    body[0, 7] ^= 1
-    with pytest.raises(CorruptedCiphertextError, match="aggregates of P2 arrived damaged"):
-        unseal(replace(sealed, body=body), keys)
-    published = Published.of("P1", "inputs", [ckks.encrypt(torch.ones(4, 2), keys)])
-    assert published.checked()[0].shape == (4, 2)
-    published.parts[0].cipher.data[0, 0, 0, 0] ^= 1
+    sealed = seal(products(keys, torch.ones(1, 50, 1), torch.ones(50, 1), 32), 32, 1.0)
+    mine, other = keys.public.identity, ckks.keygen(1, degree=4096, scale_bits=28).public.identity
+    tag = tagged(sealed, mine)
+    assert torch.equal(intact(sealed, tag, mine, "the aggregates of P2"), sealed)
+    with pytest.raises(ckks.KeyMismatchError, match=f"aggregates of P2 are under keys {mine[:8]}.*{other[:8]}"):
+        intact(sealed, tag, other, "the aggregates of P2")
+    for damage in (0, 64 + 7):
+        worse = sealed.clone()
+        worse[0, damage] ^= 1
+        with pytest.raises(CorruptedCiphertextError, match="aggregates of P2 arrived damaged"):
+            intact(worse, tag, mine, "the aggregates of P2")
+    worse = tag.clone()
+    worse[-1] ^= 1
     with pytest.raises(CorruptedCiphertextError, match="P1's inputs arrived damaged"):
-        published.checked()
+        intact(sealed, worse, mine, "P1's inputs")
 
 
-def test_reprs_show_no_content(keys: ckks.Keys):
-    sealed = seal(products(keys, torch.ones(1, 50, 1), torch.ones(50, 1), 32), 32, "P2", 1.0)
-    assert "tensor" not in repr(sealed)
+def test_a_product_at_another_level_is_not_sealed():
+    """Its residues would be read at the scale of the last level."""
+    keys = ckks.keygen(2, degree=8192, scale_bits=28)
+    with pytest.raises(ckks.LevelError, match="aggregates are of one prime, and 2 are left"):
+        seal(products(keys, torch.ones(1, 50, 1), torch.ones(50, 1), 32), 32, 1.0)

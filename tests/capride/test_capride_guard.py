@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sectorch.protocols.capride import CaPriDe, DisaggregationError, Ledger, Settings, losses
+from sectorch.protocols.capride import CaPriDe, DisaggregationError, Guard, Settings, losses
 from sectorch.protocols.capride.adversary import recover
 from sectorch.protocols.capride.algorithm import Question
 from sectorch.protocols.capride.directions import Directions, features_and_logits, head_of
-from sectorch.protocols.capride.exchange import Exchange, Simulated, Watch
-from sectorch.protocols.capride.ledger import check_spread, leverages
+from sectorch.protocols.capride.guard import check_spread, leverages
+from sectorch.protocols.capride.watch import Watch
 
 ON = Settings(margin=0.5)
 OFF = replace(ON, margin=None)
@@ -28,10 +28,9 @@ def random_directions(count: int, n: int, classes: int, seed: int = 0) -> Direct
     )  # as derivatives of probabilities, which add up to one
 
 
-def exchange(made, how: Settings, encrypted: bool = False):
+def exchange(made, how: Settings):
     run = CaPriDe(*made, how)
-    kind = Exchange if encrypted else Simulated
-    return run, kind(run.parties, run.parameters, how, run.ledger, Watch()), run.states["P2"].small
+    return run, run.connect(), run.states["P2"].small
 
 
 def ask(link, run, model, directions: Directions) -> torch.Tensor:
@@ -71,16 +70,16 @@ def test_the_attack_on_real_ciphertexts(made, quick):
     computed.
     """
     how = replace(quick, margin=None, isolation=1.0)
-    run, link, model = exchange(made, how, encrypted=True)
+    run, link, model = exchange(made, how)
     directions = random_directions(518, len(run.parties[0].labels), 10)
     found = recover(directions, ask(link, run, model, directions), how.temperature)
     with torch.no_grad():
         true = model(run.parties[0].images)
     assert found.determined == 1.0 and found.error(true) < 0.5
-    run, link, model = exchange(made, replace(how, margin=0.5), encrypted=True)
+    run, link, model = exchange(made, replace(how, margin=0.5))
     with pytest.raises(DisaggregationError):
         ask(link, run, model, directions)
-    assert not [row for row in run.ledger.rows if row.kind == "decrypted"]
+    assert not [row for row in run.traffic.rows if row["message"] == "aggregates"]
 
 
 def test_noise_blunts_the_attack(made):
@@ -91,36 +90,48 @@ def test_noise_blunts_the_attack(made):
 
 def test_a_new_version_starts_a_new_count_unless_told_otherwise():
     for across, refused in ((False, False), (True, True)):
-        how, ledger = replace(ON, across=across), Ledger()
-        ledger.release("P2", "P1", "v1", 200, 48, 10, how)
+        how, guard = replace(ON, across=across), Guard("P2")
+        guard.release("P1", "v1", 200, 48, 10, how)
         if refused:
             with pytest.raises(DisaggregationError):
-                ledger.release("P2", "P1", "v2", 200, 48, 10, how)
+                guard.release("P1", "v2", 200, 48, 10, how)
         else:
-            ledger.release("P2", "P1", "v2", 200, 48, 10, how)
-        ledger.release("P3", "P1", "v1", 200, 48, 10, how)
-        ledger.release("P2", "P3", "v1", 200, 48, 10, how)
+            guard.release("P1", "v2", 200, 48, 10, how)
+        Guard("P3", guard.released).release("P1", "v1", 200, 48, 10, how)
+        guard.release("P3", "v1", 200, 48, 10, how)
 
 
 def test_counts_are_kept_and_refusals_are_not_counted():
-    ledger = Ledger()
-    ledger.release("P2", "P1", "v", 100, 48, 10, ON)
+    guard = Guard("P2")
+    guard.release("P1", "v", 100, 48, 10, ON)
     for _ in range(2):
         with pytest.raises(DisaggregationError, match="100 of the 216"):
-            ledger.release("P2", "P1", "v", 117, 48, 10, ON)
-    again = Ledger.from_dict(ledger.as_dict())
-    again.release("P2", "P1", "v", 116, 48, 10, ON)
+            guard.release("P1", "v", 117, 48, 10, ON)
+    again = Guard("P2", guard.released)
+    again.release("P1", "v", 116, 48, 10, ON)
     with pytest.raises(DisaggregationError):
-        again.release("P2", "P1", "v", 1, 48, 10, ON)
+        again.release("P1", "v", 1, 48, 10, ON)
     # A later question over fewer samples has fewer unknowns; what was released stays released.
     with pytest.raises(DisaggregationError, match="of the 72"):
-        Ledger.from_dict(ledger.as_dict()).release("P2", "P1", "v", 1, 16, 10, ON)
+        Guard("P2", guard.released).release("P1", "v", 1, 16, 10, ON)
+    assert guard.released == {"P2>P1@v": [100, 432]}, "as run folders of earlier versions have it"
+
+
+def test_a_question_of_nothing_is_refused():
+    """The size of a question is a message: a negative number would take from what was counted."""
+    guard = Guard("P2")
+    guard.release("P1", "v", 100, 48, 10, ON)
+    for numbers, samples in ((0, 48), (-100, 48), (1, 0), (1, -48)):
+        for how in (ON, OFF):
+            with pytest.raises(DisaggregationError, match=f"P2 releases no {numbers} numbers over {samples} samples"):
+                guard.release("P1", "v", numbers, samples, 10, how)
+    assert guard.released == {"P2>P1@v": [100, 432]}
 
 
 def test_few_sample_aggregates_are_refused():
     with pytest.raises(DisaggregationError, match="no aggregate over 15 samples"):
-        Ledger().release("P2", "P1", "v", 1, 15, 10, ON)
-    Ledger().release("P2", "P1", "v", 1, 15, 10, OFF)
+        Guard("P2").release("P1", "v", 1, 15, 10, ON)
+    Guard("P2").release("P1", "v", 1, 15, 10, OFF)
 
 
 def test_directions_that_isolate_a_sample_are_refused():

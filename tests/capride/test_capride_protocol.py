@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from sectorch import ckks
-from sectorch.ckks.keys import SecretKey
+from sectorch.choreography.ledger import Transcript
+from sectorch.choreography.run.local import LocalRuntime
+from sectorch.ckks.scheme.keys import SecretKey
 from sectorch.data.seeds import generator
 from sectorch.nn.fhe import Polynomial, fhe_friendly
 from sectorch.protocols.capride import (
@@ -19,15 +21,16 @@ from sectorch.protocols.capride import (
     CorruptedCiphertextError,
     DisaggregationError,
     ModelError,
-    Party,
     Settings,
     losses,
 )
-from sectorch.protocols.capride import exchange as exchange_module
+from sectorch.protocols.capride import parties as parties_module
+from sectorch.protocols.capride.aggregate import Layout, copies, flood_for, noise_of
 from sectorch.protocols.capride.algorithm import Question
-from sectorch.protocols.capride.exchange import Exchange, Simulated
-from sectorch.protocols.capride.settings import layout
+from sectorch.protocols.capride.exchange import Simulated
+from sectorch.protocols.capride.parties import Owner
 from sectorch.protocols.capride.training import predict
+from sectorch.protocols.capride.watch import Watch
 
 
 def error_bound(model: nn.Module, x: torch.Tensor, count: int, p: ckks.Parameters, how: Settings) -> float:
@@ -54,20 +57,13 @@ def error_bound(model: nn.Module, x: torch.Tensor, count: int, p: ckks.Parameter
             x = layer(x)
     z = float(x.abs().max())
     slot = (e + f * x.shape[1] * (z + e) + r + f) / how.temperature
-    flood = Exchange.sigma(_Only(p, how), Party("P1", model, torch.empty(p.slots // count), torch.empty(0)))
+    flood = noise_of(p, count, flood_for(p, count, how.sigma, 1 / how.temperature, how.flood_bits), 1 / how.temperature)
     return p.slots / count * slot + 8 * flood
-
-
-class _Only(Exchange):
-    """An exchange of no parties, for its noise."""
-
-    def __init__(self, p: ckks.Parameters, how: Settings):
-        self.parameters, self.how = p, how
 
 
 def trained(made, how: Settings) -> CaPriDe:
     run = CaPriDe(*made, how)
-    run._local(exchange_module.Watch())
+    run._local(Watch())
     return run
 
 
@@ -78,8 +74,7 @@ def both(made, how: Settings):
     question = Question(party, models["P1"], run.subset(1, party), how, generator(0, "directions"))
     asked, rest = question.published(len(party.labels)), {"P2": models["P2"]}
     arguments = (1, party, asked, len(question.subset), rest)
-    hidden = Exchange(run.parties, run.parameters, how, run.ledger, exchange_module.Watch())
-    plain = Simulated(run.parties, run.parameters, how, type(run.ledger)(), exchange_module.Watch())
+    hidden, plain = run.connect(), Simulated(run.parties, run.classes, run.parameters, how)
     return run, question, hidden, hidden.ask(*arguments)["P2"], plain.ask(*arguments)["P2"], models
 
 
@@ -88,7 +83,7 @@ def test_released_numbers_are_the_plain_ones(made, quick):
     how = replace(quick, update="forward", directions=5, fraction=0.75)
     run, question, hidden, found, plain, models = both(made, how)
     party = run.parties[0]
-    count = layout(run.parameters, len(party.images))
+    count = copies(len(party.images), run.parameters.slots)
     bound = error_bound(models["P2"], party.images, count, run.parameters, how)
     assert bound < 3, "else the comparison would say nothing: the loss below is a sum over 36 samples"
     torch.testing.assert_close(found, plain, rtol=0, atol=bound)
@@ -110,17 +105,12 @@ def test_released_numbers_are_the_plain_ones(made, quick):
 
 def test_more_samples_than_slots_go_in_chunks(made, quick, monkeypatch):
     """As if the ring had room for 30 of the 48 samples: two ciphertexts each, added up before they are sealed."""
-    build = exchange_module.Owner.__init__
-
-    def small(self, *args):
-        build(self, *args)
-        self.chunk = 30
-
-    monkeypatch.setattr(exchange_module.Owner, "__init__", small)
+    monkeypatch.setattr(Layout, "chunk", 30)
     run, _, hidden, found, plain, models = both(made, quick)
     party = run.parties[0]
-    assert [len(part) for part in hidden.owners["P1"].inputs.parts] == [30 * 64, 18 * 64]
-    bound = 2 * error_bound(models["P2"], party.images, layout(run.parameters, 48), run.parameters, quick)
+    assert hidden.layouts["P1"].chunks == [30, 18] and len(hidden.peers["P2"].inputs("P1")) == 2 * 64
+    count = copies(48, run.parameters.slots)
+    bound = 2 * error_bound(models["P2"], party.images, count, run.parameters, quick)
     torch.testing.assert_close(found, plain, rtol=0, atol=bound)
 
 
@@ -132,13 +122,13 @@ def _features(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_nothing_but_aggregates_is_decrypted(made, quick, monkeypatch):
-    """SEAL decrypts as often as the ledger says; each time what was sealed; and no tensor's `decrypt` is ever
-    called.
+    """SEAL decrypts as often as the messages that show something say; each time what was sealed; and no tensor's
+    `decrypt` is ever called.
     """
     opened, sealed = [], []
     monkeypatch.setattr(ckks.CKKSTensor, "decrypt", lambda *_a, **_k: pytest.fail("a tensor was decrypted"))
-    original = exchange_module.unseal
-    monkeypatch.setattr(exchange_module, "unseal", lambda s, keys: sealed.append(s) or original(s, keys))
+    original = parties_module.unseal
+    monkeypatch.setattr(parties_module, "unseal", lambda s, *rest: sealed.append(s) or original(s, *rest))
 
     class Counting:
         def __init__(self, decryptor):
@@ -156,25 +146,33 @@ def test_nothing_but_aggregates_is_decrypted(made, quick, monkeypatch):
 
     monkeypatch.setattr(SecretKey, "__init__", counted)
     run = CaPriDe(*made, quick)
-    result = run.run()
-    rows = result.ledger.rows
-    decrypted = [row for row in rows if row.kind == "decrypted"]
-    assert {row.what for row in decrypted} == {"aggregates"}
-    assert [(row.sender, row.receiver) for row in decrypted] == [("P2", "P1"), ("P1", "P2")]
+    with Transcript() as transcript:
+        result = run.run()
+    shown = [(m.label, m.src.name, m.dst.name) for m, _ in transcript.lines if m.shows and "public" not in m.shows]
+    keys = [("key_Pk_Pl", "P1", "P2"), ("key_Pk_Pl", "P2", "P1")]
+    assert shown == [
+        *keys, ("size", "P1", "P2"), ("aggregates", "P2", "P1"), ("size", "P2", "P1"), ("aggregates", "P1", "P2"),
+    ]  # fmt: skip
     asked = 1 + 9 * quick.head_rank
-    assert [row.numbers for row in decrypted] == [asked, asked]
-    count = layout(run.parameters, 48)
-    assert len(opened) == sum(len(s.body) for s in sealed) == 2 * -(-asked // count)
-    hidden = {(row.what, row.hidden_by) for row in rows if row.kind == "message" and row.receiver == "P2"}
+    sizes = [value.tolist() for m, value in transcript.lines if m.label == "size"]
+    assert sizes == [[asked, 48], [asked, 48]] and [count for count, _ in run.released.values()] == [asked, asked]
+    count = copies(48, run.parameters.slots)
+    assert len(opened) == sum(len(s) for s in sealed) == 2 * -(-asked // count)
+    hidden = {(row["message"], row["hidden_by"]) for row in result.messages if row["receiver"] == "P2"}
+    tags = "a digest of what is encrypted"
     assert hidden == {
-        ("public keys", "public"),
-        ("inputs", "P1's secret key"),
-        ("directions", "P1's secret key"),
-        ("aggregates", "P2's secret key"),
+        ("key_Pk_Pl", "the secured channel"),
+        ("keys", "a public key"),
+        ("inputs", "encrypted"),
+        ("inputs_tag", tags),
+        ("size", "nothing"),
+        ("directions", "encrypted"),
+        ("directions_tag", tags),
+        ("aggregates", "rerandomised"),
+        ("aggregates_tag", tags),
     }
-    inputs = [row for row in rows if row.what == "inputs"]
-    assert len(inputs) == 2 and {row.round for row in inputs} == {0}, "inputs are published once"
-    assert "2 numbers" not in result.statement[0] and f"{2 * asked} numbers were decrypted" in result.statement[0]
+    assert all(row["messages"] == 1 for row in result.messages), "inputs are published once"
+    assert "2 numbers" not in result.statement[0] and f"{2 * asked} numbers were released" in result.statement[0]
 
 
 def state_of(run: CaPriDe) -> list:
@@ -197,56 +195,45 @@ def same(a, b) -> bool:
         ("inputs", CorruptedCiphertextError, "P2's inputs arrived damaged"),
         ("directions", CorruptedCiphertextError, "P2's directions arrived damaged"),
         ("aggregates", CorruptedCiphertextError, "the aggregates of P1 arrived damaged"),
-        ("key", ckks.KeyMismatchError, "are under keys"),
+        ("key", ckks.KeyMismatchError, "aggregates of P1 are under keys"),
     ],
 )
 def test_a_failed_round_changes_nothing(made, quick, monkeypatch, harm, error, text):
     """The second party's part fails, after the first one's went well."""
     run = trained(made, quick)
-    run.exchange = Exchange(run.parties, run.parameters, quick, run.ledger, exchange_module.Watch())
+    run.connect()
     before = state_of(run)
-    owner = exchange_module.Owner
-    publish, inputs, opened = owner.publish, owner.publish_inputs, owner.open
+    transfer, opened = LocalRuntime.transfer, Owner.open
 
-    def damaged(published):
-        published.parts[0].cipher.data[0, 0, 0, 5] ^= 1
-        return published
+    def damaged(self, line, value):
+        if line.label == harm and (line.dst if harm == "aggregates" else line.src).name == "P2":
+            value.view(-1)[5] ^= 1  # in place: in one process both ends hold one tensor
+        return transfer(self, line, value)
 
-    if harm == "inputs":
-        fresh = lambda self: damaged(inputs(self)) if self.party.name == "P2" and self.inputs is None else inputs(self)
-        monkeypatch.setattr(owner, "publish_inputs", fresh)
-    elif harm == "directions":
-        bad = lambda self, d: damaged(publish(self, d)) if self.party.name == "P2" else publish(self, d)
-        monkeypatch.setattr(owner, "publish", bad)
-    elif harm == "aggregates":
+    def with_another(self, *values):
+        if self.party.name == "P2":
+            self.keys = ckks.keygen(1, degree=8192)
+        return opened(self, *values)
 
-        def worse(self, sealed, directions):
-            if self.party.name == "P2":
-                sealed.body[0, 0] ^= 1
-            return opened(self, sealed, directions)
-
-        monkeypatch.setattr(owner, "open", worse)
-    else:
-        other = ckks.keygen(1, degree=8192)
-        monkeypatch.setattr(
-            owner,
-            "open",
-            lambda self, s, d: exchange_module.unseal(s, other) if self.party.name == "P2" else opened(self, s, d),
-        )
+    monkeypatch.setattr(LocalRuntime, "transfer", damaged)
+    if harm == "key":
+        monkeypatch.setattr(Owner, "open", with_another)
     with pytest.raises(error, match=text):
         run.round(1)
     assert same(before, state_of(run))
-    assert any(row.kind == "decrypted" for row in run.ledger.rows), "P1's part had gone well"
+    went_well = any(row["message"] == "aggregates" and row["receiver"] == "P1" for row in run.traffic.rows)
+    assert went_well == (harm != "inputs"), "damaged inputs are noticed when they arrive, all else after P1's part"
+    assert bool(run.released) == went_well
 
 
 def test_a_refused_round_changes_nothing(made, quick):
     how = replace(quick, encrypted=False, head_rank=None)
     run = trained(made, how)
-    run.exchange = Simulated(run.parties, run.parameters, how, run.ledger, exchange_module.Watch())
+    run.connect()
     before = state_of(run)
     with pytest.raises(DisaggregationError, match=r"P2 refuses .* numbers to P1|directions would isolate"):
         run.round(1)
-    assert same(before, state_of(run)) and not run.ledger.released
+    assert same(before, state_of(run)) and not run.released
 
 
 def unfriendly_model() -> nn.Module:
@@ -274,7 +261,7 @@ def test_bad_models_are_named_before_anything_starts(made, quick):
 
 def test_logits_that_would_wrap_around_are_refused(made, quick):
     run = trained(made, quick)
-    run.exchange = Exchange(run.parties, run.parameters, quick, run.ledger, exchange_module.Watch())
+    run.connect()
     with torch.no_grad():
         list(run.states["P2"].small.parameters())[-1].add_(100)
     with pytest.raises(ModelError, match="P2's logits reach"):

@@ -87,12 +87,12 @@ def test_a_killed_run_goes_on_where_it_was(made, tmp_path: Path):
         CaPriDe(*made, CLEAR, out=tmp_path).run(Killed())
     assert [p.name for p in tmp_path.glob("round-*.pt")] == ["round-1.pt"]
     resumed = CaPriDe(*made, CLEAR, out=tmp_path)
-    counts = dict(resumed.ledger.released)
+    counts = dict(resumed.released)
     assert counts, "what was released before stays counted"
     found = resumed.run()
     strip = lambda records: {n: [{**r, "seconds": 0} for r in rs] for n, rs in records.items()}
     assert strip(found.records) == strip(whole.records)
-    assert counts.items() <= dict(found.ledger.released.items()).items()
+    assert counts.items() <= found.released.items()
     with pytest.raises(
         CheckpointError, match=r"holds another run, which differs in temperature \(5.0 there, 3.0 now\)"
     ):
@@ -120,7 +120,7 @@ def test_subsets_and_peers_are_drawn_anew():
 
 
 def test_epsilon_is_the_accountant_s(made):
-    from sectorch.privacy.renyi import epsilon_of, gaussian_curve
+    from sectorch.dp.renyi import epsilon_of, gaussian_curve
 
     how = replace(CLEAR, sigma=20.0)
     result = CaPriDe(*made, how).run()

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tenseal import sealapi
 
 from sectorch import ckks
-from sectorch.ckks import cipher
-from sectorch.ckks.matrices import rotate
-from sectorch.ckks.modular import dot, limb_width, minus_, plus_, reduce_, row_sum, times_
-from sectorch.ckks.ntt import reversed_bits, smallest_root, transform
-from sectorch.ckks.parameters import DEGREES, Parameters, is_prime, max_bits
-from sectorch.ckks.seal import context_of, loaded
-from sectorch.ckks.weighted import _digits, encode_weights, weighted
+from sectorch.ckks.linalg.matrices import rotate
+from sectorch.ckks.scheme import cipher, multiply
+from sectorch.ckks.scheme.modular import dot, limb_width, minus_, plus_, reduce_, row_sum, times_
+from sectorch.ckks.scheme.ntt import reversed_bits, smallest_root, transform
+from sectorch.ckks.scheme.parameters import DEGREES, Parameters, is_prime, max_bits
+from sectorch.ckks.scheme.seal import context_of, loaded
+from sectorch.ckks.tensor.weighted import _digits, encode_weights, weighted
 
 PRIMES = (8209, 268369921, 2147483647, 68719230977, (1 << 50) - 27)
 
@@ -145,7 +145,7 @@ def test_products_are_seals_bit_for_bit(keys):
     a, b = (ckks.encrypt(torch.randn(8, 2, dtype=torch.float64), keys.public).cipher for _ in range(2))
     context = keys.public.context
     for x, y in ((a, b), (a, a)):
-        ours = cipher.multiply(x, y)
+        ours = multiply.multiply(x, y)
         for i in range(x.count):
             left, right = (context.write(v.data[i], v.scale) for v in (x, y))
             context.evaluator.multiply_inplace(left, right)
@@ -156,7 +156,7 @@ def test_relinearising_is_seals_bit_for_bit(keys):
     e = ckks.encrypt(torch.randn(8, 3, dtype=torch.float64), keys.public, bound=None)
     context, relin = keys.public.context, sealapi.RelinKeys()
     loaded(relin, context, keys.public.blobs()["relin"], "key")
-    c = cipher.multiply(e.cipher, e.cipher)
+    c = multiply.multiply(e.cipher, e.cipher)
     for _ in range(3):
         ours = cipher.relinearise(c)
         for i in range(c.count):
@@ -164,7 +164,7 @@ def test_relinearising_is_seals_bit_for_bit(keys):
             context.evaluator.relinearize_inplace(seal, relin)
             assert np.array_equal(context.read(seal)[0], ours.data[i].numpy())
         lower = cipher.settle(ours)
-        c = cipher.multiply(lower, lower)
+        c = multiply.multiply(lower, lower)
 
 
 @pytest.mark.parametrize("steps", [1, 5, -3])
@@ -186,9 +186,9 @@ def test_inner_products_are_the_sums_of_seals_products(keys):
     for c in (a, b):
         c.data[0, :, :, :8] = torch.tensor(keys.parameters.primes).view(-1, 1) - 1
     q = torch.tensor(keys.parameters.primes).view(-1, 1)
-    products = cipher.multiply(a, b).data
-    assert torch.equal(cipher.inner(a, b).data[0], products.sum(0).remainder(q))
-    plain = cipher.inner_products(a, a.data.numpy(), b.data[:, :1].contiguous().numpy(), "a test")
+    products = multiply.multiply(a, b).data
+    assert torch.equal(multiply.inner(a, b).data[0], products.sum(0).remainder(q))
+    plain = multiply.inner_products(a, a.data.numpy(), b.data[:, :1].contiguous().numpy(), "a test")
     assert torch.equal(plain[0, 0], products[:, 0].sum(0).remainder(q))
 
 

@@ -20,9 +20,9 @@ from torch import nn
 
 import sectorch
 from sectorch import ckks
-from sectorch.ckks.bounds import capacity, encoding_error, fresh_error, rescaling_error
-from sectorch.ckks.cipher import settle
-from sectorch.ckks.matrices import rotate
+from sectorch.ckks.linalg.matrices import rotate
+from sectorch.ckks.scheme.bounds import capacity, encoding_error, fresh_error, rescaling_error
+from sectorch.ckks.scheme.cipher import settle
 from sectorch.errors import ArgumentError, SectorchError
 from sectorch.tensor import Scheme
 

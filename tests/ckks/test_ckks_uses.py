@@ -16,7 +16,8 @@ from torch import nn
 import sectorch
 from sectorch import ckks
 from sectorch.ckks.convert import mask_bits
-from sectorch.ckks.flood import coefficient_error, flood_cost
+from sectorch.ckks.scheme import cipher, flood, modular, ntt, seal
+from sectorch.ckks.scheme.flood import coefficient_error, flood_cost
 from sectorch.errors import ArgumentError, RangeExceededError, TrainingModeError
 from sectorch.nn.fhe import Polynomial, fhe_friendly, fine_tune
 from sectorch.nn.models import lenet
@@ -74,7 +75,7 @@ def test_damaged_files_are_refused(keys, tmp_path_factory, data):
 
 def test_seal_bytes_are_checked(keys):
     context = keys.public.context
-    good = sectorch.ckks.seal.saved(context.write(ckks.encrypt(torch.ones(2, 1), keys).cipher.data[0], 2.0**28))
+    good = sectorch.ckks.scheme.seal.saved(context.write(ckks.encrypt(torch.ones(2, 1), keys).cipher.data[0], 2.0**28))
     context.parse(good)
     swapped = [b"\0\0" + good[2:], good[:5] + b"\x01" + good[6:], good[:40] + b"x" * 20 + good[60:]]
     for bad in (b"", good[:10], good[:-1], *swapped):
@@ -166,7 +167,7 @@ def test_what_left_its_range_is_not_converted(keys):
         ckks.from_shares(x * x * 1e-7, keys.public, frac_bits=16)
 
 
-class Opening(sectorch.runtime.ledger.Observer):
+class Opening(sectorch.choreography.ledger.Observer):
     """What Q is sent of a conversion from shares."""
 
     def message(self, line, value):
@@ -330,7 +331,7 @@ def test_keys_that_encrypt_makes_stay_with_their_owner(tmp_path):
     assert torch.allclose((e * e).decrypt(), x * x, atol=1e-2)
     assert torch.allclose((e + sectorch.encrypt(x, e.keys)).decrypt(), 2 * x, atol=1e-2)
     assert torch.allclose(e.decrypt(e.keys.secret), x, atol=1e-2)
-    secret = ckks.seal.saved(e.keys.secret._key)
+    secret = seal.saved(e.keys.secret._key)
     e.save(tmp_path / "e", keys=True)
     e.keys.save(tmp_path / "keys")
     for name in ("e", "keys"):
@@ -390,7 +391,7 @@ def test_the_estimate_of_memory_is_what_a_run_takes():
 
 
 def test_ciphertexts_are_counted_while_they_exist(keys):
-    from sectorch.ckks.memory import live
+    from sectorch.ckks.scheme.memory import live
 
     before = live()
     e = ckks.encrypt(torch.zeros(1, 30), keys)
@@ -473,11 +474,11 @@ def test_noise_as_it_is_sampled_has_the_width_that_the_distance_counts_on(keys):
     """Of what decrypts: the deviation of every coefficient, and none that is left out."""
     p = keys.parameters
     e = ckks.encrypt(torch.zeros(1, 1, dtype=DOUBLE), keys)
-    c = ckks.cipher.settle(e.cipher)
-    before = ckks.flood.flooded(c, 12)
+    c = cipher.settle(e.cipher)
+    before = flood.flooded(c, 12)
     q = c.primes[0]
-    change = ckks.modular.minus_(before.data[:, 0, 0].contiguous(), c.data[:, 0, 0], q)
-    noise = ckks.ntt.transform(p.degree, q).inverse(change)
+    change = modular.minus_(before.data[:, 0, 0].contiguous(), c.data[:, 0, 0], q)
+    noise = ntt.transform(p.degree, q).inverse(change)
     noise = torch.where(noise > q // 2, noise - q, noise).double()
     wanted = 2.0**12 * coefficient_error(p.degree, 64)
     # The variance of N normal numbers is within 6 sqrt(2 / N) of theirs but for one time in 10^8.

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from test_projection import project
 
 from sectorch.choreography import PROTOCOLS, Phase
+from sectorch.choreography.ledger import Profile
 from sectorch.errors import ArgumentError, MisplacedValueError, SessionMismatchError, ShapeError
 from sectorch.garbled import (
     argmax,
@@ -21,7 +22,6 @@ from sectorch.garbled import (
     correlate,
     relay,
 )
-from sectorch.runtime.ledger import Profile
 from sectorch.session import Session
 
 SESSION = Session()

@@ -7,14 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sectorch.bitplanes import words_for
 from sectorch.choreography import Phase
+from sectorch.choreography.ledger import Profile, Transcript
 from sectorch.errors import KeyAgreementError, TopologyError
 from sectorch.garbled import baseot, correlate, oblivious_transfer, relay
 from sectorch.garbled.hashing import private_words
 from sectorch.garbled.pair import TRANSFERS
 from sectorch.garbled.transfer import correlated_transfer, pack, transposed, unpack
-from sectorch.runtime.ledger import Profile, Transcript
+from sectorch.ring.bitplanes import words_for
 from sectorch.session import Session
 
 SESSION = Session()

@@ -8,8 +8,8 @@ from network_world import known
 from torch import nn
 
 from sectorch.network import Pins, Server, answer
-from sectorch.network.authority import make_authority
-from sectorch.network.stage import enrol
+from sectorch.network.identity.authority import make_authority
+from sectorch.network.parties.stage import enrol
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from sectorch.network import Pins, Server, Store, connect
-from sectorch.network.answer import Answering
-from sectorch.network.identity import fingerprint_of
+from sectorch.network.identity.identity import fingerprint_of
+from sectorch.network.parties.answer import Answering
 from sectorch.nn.program import describe
 
 

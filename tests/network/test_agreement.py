@@ -13,11 +13,11 @@ from network_world import Trio, known, until
 from torch import nn
 
 from sectorch import errors
-from sectorch.mpc import seed as seeding
+from sectorch.choreography.run.party import PartyRuntime
+from sectorch.mpc.star import seed as seeding
 from sectorch.network import Server, answer, connect
-from sectorch.network.identity import context
-from sectorch.network.link import Link
-from sectorch.runtime.party import PartyRuntime
+from sectorch.network.identity.identity import context
+from sectorch.network.wire.link import Link
 from sectorch.session import S
 from sectorch.tensor import Scheme
 
@@ -59,7 +59,7 @@ def sent(monkeypatch):
 def ended(monkeypatch):
     """The errors with which sessions ended at answering parties."""
     found = []
-    answering = sys.modules["sectorch.network.answer"]  # the package's `answer` is the function
+    answering = sys.modules["sectorch.network.parties.answer"]  # the package's `answer` is the function
     reason = answering.reason
 
     def kept(error):

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sectorch.choreography import Phase, Sent
+from sectorch.choreography.run.frames import Frame, Kind, pack, parts_of, unpack
+from sectorch.choreography.run.party import PartyRuntime
 from sectorch.errors import FrameError, NetworkError, PeerLostError
-from sectorch.network.channel import TOGETHER, Channel
-from sectorch.network.link import Link
-from sectorch.runtime.frames import Frame, Kind, pack, parts_of, unpack
-from sectorch.runtime.party import PartyRuntime
+from sectorch.network.wire.channel import TOGETHER, Channel
+from sectorch.network.wire.link import Link
 from sectorch.session import A, Q, S
 
 SESSION = bytes(range(16))
@@ -69,7 +69,7 @@ def received(frames: list[bytes]) -> torch.Tensor:
 
 
 def test_a_tensor_crosses_in_parts(monkeypatch):
-    monkeypatch.setattr("sectorch.runtime.frames.PART_BYTES", 1000)
+    monkeypatch.setattr("sectorch.choreography.run.frames.PART_BYTES", 1000)
     frames = frames_of(VALUE)
     assert len(frames) == 10
     assert torch.equal(received(frames), VALUE)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
-from sectorch.cli import run
+from sectorch.cli.main import run
 from sectorch.errors import ArgumentError, ProgramError
 from sectorch.network import save_model
 from sectorch.nn.model_file import KEY, MAX_HEADER, read_model, write_model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import re
 import warnings
 
 import pytest
@@ -19,10 +20,10 @@ from network_world import Trio
 
 from sectorch import errors
 from sectorch.network import Credentials, Pins, answer, connect
-from sectorch.network.channel import error_of
-from sectorch.network.link import Link
 from sectorch.network.names import name_of, readable
-from sectorch.network.server import Server
+from sectorch.network.parties.server import Server
+from sectorch.network.wire.channel import error_of
+from sectorch.network.wire.link import Link
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(5))
 RULE = r"is 1 to 64 letters \(ASCII\), digits and _ \. - @, and starts with a letter or digit; got "
@@ -188,24 +189,32 @@ def test_what_is_no_name_does_not_leave_its_user(star, name, small_model):
             answer(address, made["bob"], small_model, X, name=name)
 
 
-@pytest.mark.parametrize("name", NO_NAMES, ids=ascii)
-def test_a_server_that_relays_what_is_no_name_is_refused_by_the_answering_party(trio, monkeypatch, caplog, name):
+def test_a_server_that_relays_what_is_no_name_is_refused_by_the_answering_party(trio, monkeypatch, caplog):
     """And neither its pins nor its log are written to by it."""
     caplog.set_level(logging.INFO)
-    trio.party._pins = Pins(trio.folder / "pins-a", first_use=True)
+    for number, name in enumerate(NO_NAMES):
+        pins = trio.folder / f"pins-{number}"
+        trio.party._pins = Pins(pins, first_use=True)
+        said = refused_when_relayed(trio, monkeypatch, name)
+        assert re.search(f"FrameError: the name of a client that the server relays {RULE}", said), ascii(name)
+        assert not pins.exists(), ascii(name)
+        assert (trio.connection.model("hospital-b")(X)).shape == (2, 4), f"the query after {name!a}"
+        assert trio.party._pins.known().keys() == {"alice"}, ascii(name)
+    assert all(record.getMessage().isprintable() for record in caplog.records if record.name.startswith("sectorch"))
+
+
+def refused_when_relayed(trio, monkeypatch, name: str) -> str:
+    """What the client is told where the server names it so to the answering party."""
     tell = Link.tell
 
     def relayed(self, request, *session):
         tell(self, {**request, "for": name} if request.get("do") == "serve" else request, *session)
 
-    monkeypatch.setattr(Link, "tell", relayed)
-    with pytest.raises(errors.AbortedError, match=f"FrameError: the name of a client that the server relays {RULE}"):
-        trio.connection.model("hospital-b")
-    assert not (trio.folder / "pins-a").exists()
-    monkeypatch.undo()
-    assert (trio.connection.model("hospital-b")(X)).shape == (2, 4)
-    assert trio.party._pins.known().keys() == {"alice"}
-    assert all(record.getMessage().isprintable() for record in caplog.records if record.name.startswith("sectorch"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Link, "tell", relayed)
+        with pytest.raises(errors.AbortedError) as refused:
+            trio.connection.model("hospital-b")
+    return str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ import torch
 from network_world import Trio, until
 from torch import nn
 
+from sectorch.choreography.run.frames import PART_BYTES, Frame, Kind, pack, parts_of
 from sectorch.errors import FrameError, NetworkError, PeerLostError
-from sectorch.network import channel as channels
-from sectorch.network import link as links
-from sectorch.network.channel import Channel
-from sectorch.network.link import Link
-from sectorch.network.stage import Stage
-from sectorch.runtime.frames import PART_BYTES, Frame, Kind, pack, parts_of
+from sectorch.network.parties.stage import Stage
+from sectorch.network.wire import channel as channels
+from sectorch.network.wire import link as links
+from sectorch.network.wire.channel import Channel
+from sectorch.network.wire.link import Link
 
 SESSION = bytes(range(16))
 PART = pack(Frame(Kind.DATA, SESSION, payload=bytes(PART_BYTES)))

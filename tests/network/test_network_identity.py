@@ -11,13 +11,13 @@ import torch
 from network_world import Trio, until
 
 from sectorch import errors
-from sectorch.mpc.seed import Identities
-from sectorch.mpc.seed import _statement as seed_statement
+from sectorch.choreography.run.party import PartyRuntime
+from sectorch.choreography.streams import keypair
+from sectorch.mpc.star.seed import Identities
+from sectorch.mpc.star.seed import _statement as seed_statement
 from sectorch.network import Pins, Server, answer, connect
-from sectorch.network.identity import context, fingerprint_of, new_identity
-from sectorch.network.keys import keys
-from sectorch.randomness import keypair
-from sectorch.runtime.party import PartyRuntime
+from sectorch.network.identity.identity import context, fingerprint_of, new_identity
+from sectorch.network.identity.keys import keys
 from sectorch.session import A, Q, S
 from sectorch.tensor import Scheme
 
@@ -152,7 +152,7 @@ def meddling(monkeypatch):
             def _send(self, line, value):
                 super()._send(line, change(line.label, value.clone()) if self.me == S else value)
 
-        monkeypatch.setattr("sectorch.network.session.PartyRuntime", Meddling)
+        monkeypatch.setattr("sectorch.network.parties.session.PartyRuntime", Meddling)
 
     return begin
 

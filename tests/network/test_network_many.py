@@ -14,11 +14,11 @@ from torch import nn
 
 import sectorch
 from sectorch import errors
+from sectorch.choreography.ledger import Transcript
+from sectorch.choreography.run.party import PartyRuntime
 from sectorch.network import Pins, Server, answer, connect
-from sectorch.network.channel import Channel
-from sectorch.network.turns import Turns
-from sectorch.runtime.ledger import Transcript
-from sectorch.runtime.party import PartyRuntime
+from sectorch.network.wire.channel import Channel
+from sectorch.network.wire.turns import Turns
 
 X = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(11))
 
@@ -194,7 +194,7 @@ def test_too_many_waiting_calls_are_refused():
 
 def test_a_busy_server_says_so(pki, small_model, tmp_path, monkeypatch):
     _, made = pki
-    monkeypatch.setattr("sectorch.network.server.SESSIONS_EACH", 2)
+    monkeypatch.setattr("sectorch.network.parties.server.SESSIONS_EACH", 2)
     trio = Trio(made, small_model, X, tmp_path)
     held = [trio.connection.model("hospital-b") for _ in range(2)]
     with pytest.raises(errors.BusyError, match="2 sessions are open, 2 of them of 'alice'"):
@@ -208,7 +208,7 @@ def test_a_busy_server_says_so(pki, small_model, tmp_path, monkeypatch):
 def test_a_receiver_that_is_slow_holds_the_sender_back(pki, small_model, tmp_path, monkeypatch):
     """With a window far below a query's bytes the query is the same, and no more than window and message are held."""
     for name, size in {"WINDOW": 20_000, "CREDIT": 4_000, "AHEAD": 1_000}.items():
-        monkeypatch.setattr(f"sectorch.network.channel.{name}", size)
+        monkeypatch.setattr(f"sectorch.network.wire.channel.{name}", size)
     held, take = [], Channel.take
 
     def watched(self, frame, read):
@@ -245,7 +245,7 @@ class Watched(PartyRuntime):
 
 def test_what_each_process_receives_is_uniform_and_the_same_for_every_query(pki, small_model, tmp_path, monkeypatch):
     """The statistics of the leak tests, on what came over TLS at S and at each client, for two far-apart inputs."""
-    monkeypatch.setattr("sectorch.network.session.PartyRuntime", Watched)
+    monkeypatch.setattr("sectorch.network.parties.session.PartyRuntime", Watched)
     _, made = pki
     trio = Trio(made, small_model, X, tmp_path)
     views = []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-import os
+import logging
 import shlex
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,9 +19,10 @@ from network_world import pieces_in, until
 from torch import nn
 
 import sectorch
+from sectorch.cli.main import run
 from sectorch.network.bench import example
-from sectorch.network.identity import fingerprint_of
-from sectorch.network.stage import PROGRAM, Stage
+from sectorch.network.identity.identity import fingerprint_of
+from sectorch.network.parties.stage import PROGRAM, Stage
 
 
 @pytest.fixture(scope="module")
@@ -44,16 +48,39 @@ def query(stage: Stage, *arguments: str) -> list[str]:
     return command(stage, "query", "hospital-b", *arguments, *kept)
 
 
-def done(arguments: list[str], code: int = 0) -> str:
-    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+def in_process(arguments: list[str]) -> subprocess.CompletedProcess:
+    """A command of the querying party in a process of its own, which takes seconds to import torch."""
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=240)
+
+
+def here(arguments: list[str]) -> subprocess.CompletedProcess:
+    """The same command line in this process: the server and the answering party are processes all the same."""
+    out, said = io.StringIO(), io.StringIO()
+    root, stop = logging.getLogger(), signal.getsignal(signal.SIGTERM)
+    handlers, level = root.handlers[:], root.level
+    root.handlers.clear()  # as in a process of its own, where the command's own handler is the first
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
+            status = run(arguments[len(PROGRAM) :])
+    except SystemExit as ended:  # --help
+        status = ended.code
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        signal.signal(signal.SIGTERM, stop)
+    return subprocess.CompletedProcess(arguments, status, out.getvalue(), said.getvalue())
+
+
+def done(arguments: list[str], code: int = 0, way: Callable = here) -> str:
+    ended = way(arguments)
     assert ended.returncode == code, ended.stderr
     assert "Traceback" not in ended.stderr
     return ended.stdout + ended.stderr
 
 
-def printed(arguments: list[str]):
+def printed(arguments: list[str], way: Callable = here):
     """Standard output, which is JSON and nothing else."""
-    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=240)
+    ended = way(arguments)
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
 
@@ -69,7 +96,7 @@ def test_a_query_of_processes_has_the_labels_and_bytes_of_the_local_run(stage, m
     x = torch.randn(5, 6)
     np.save(stage.folder / "x.npy", x.numpy())
     out = stage.folder / "y.npy"
-    done(query(stage, str(stage.folder / "x.npy"), "--out", str(out)))
+    done(query(stage, str(stage.folder / "x.npy"), "--out", str(out)), way=in_process)
     local = sectorch.secure(model, session=sectorch.Session())
     assert torch.equal(torch.from_numpy(np.load(out)), local(x)), "three processes compute the same bits as one"
     assert torch.equal(torch.from_numpy(np.load(out)), sectorch.reference(model)(x))
@@ -103,7 +130,7 @@ def test_results_as_json(stage, model):
     assert printed(command(stage, "models", "--json")) == ["hospital-b"]
     x = torch.randn(3, 6)
     np.save(stage.folder / "x.npy", x.numpy())
-    found = printed(query(stage, str(stage.folder / "x.npy"), "--json"))
+    found = printed(query(stage, str(stage.folder / "x.npy"), "--json"), way=in_process)
     assert found["rows"] == 3 and found["bytes"] > 0
     assert float((torch.tensor(found["predictions"]) - model(x)).abs().max()) < 1e-4
     assert printed(query(stage, "--prepare", "1", "--json")) == {"prepared_rows": 1}
@@ -112,7 +139,7 @@ def test_results_as_json(stage, model):
 @pytest.mark.long
 def test_bench_as_json(tmp_path):
     options = ("--nets", "lenet", "--batches", "1", "--repeats", "1", "--out", str(tmp_path / "bench"))
-    found = printed([*PROGRAM, "bench", *options, "--json"])
+    found = printed([*PROGRAM, "bench", *options, "--json"], way=in_process)
     assert found == json.loads((tmp_path / "bench" / "results.json").read_text())
     assert found["rows"][0]["net"] == "lenet" and found["rows"][0]["error"] < 1e-3
 
@@ -175,7 +202,7 @@ def test_a_process_that_is_killed_or_stopped_is_an_error_in_time(stage, model, w
 
 
 def test_errors_are_one_line_and_a_code(stage):
-    assert "no model 'nobody'" in done(asked_nobody(stage), 1)
+    assert "no model 'nobody'" in done(asked_nobody(stage), 1, way=in_process)
     assert "cannot read" in done(query(stage, str(stage.folder / "none.npy")), 1)
     assert "name a file" in done(query(stage), 1)
     missing = [a.replace("alice.pem", "none.pem") for a in query(stage, "--prepare", "1")]
@@ -218,16 +245,16 @@ def test_the_options_of_pins_are_those_of_every_client(stage):
         assert "--trust-on-first-use" in done([*PROGRAM, command_, "--help"])
 
 
-def test_keys_are_made_shown_and_pinned(tmp_path):
-    environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}
-    run = lambda *a: subprocess.run([*PROGRAM, "keys", *a], capture_output=True, text=True, env=environment, check=True)
+def test_keys_are_made_shown_and_pinned(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    keys = lambda *a: done([*PROGRAM, "keys", *a])
     file = str(tmp_path / "alice-identity.pem")
-    made = run("identity", file).stdout
-    shown = run("show", file).stdout.strip()
+    made = keys("identity", file)
+    shown = keys("show", file).strip()
     assert shown.startswith("SHA256:")
     assert shown in made.replace("\n", "")
     assert (tmp_path / "alice-identity.pem").stat().st_mode & 0o077 == 0
-    run("pin", "alice", shown)
+    keys("pin", "alice", shown)
     assert (tmp_path / "sectorch" / "pins").read_text() == f"alice {shown}\n"
 
 
@@ -268,9 +295,7 @@ def test_a_batch_without_a_result_and_the_others_are_asked_all_the_same(stage, m
         np.save(stage.folder / "x.npy", x.numpy())
         before = {name: len((stage.folder / f"{name}.log").read_text()) for name in logs}
         out = ("--batch", "4", "--json", "--out", str(stage.folder / "y.npy"))
-        ended = subprocess.run(
-            query(stage, str(stage.folder / "x.npy"), *out), capture_output=True, text=True, timeout=120
-        )
+        ended = (in_process if x is wide else here)(query(stage, str(stage.folder / "x.npy"), *out))
         assert ended.returncode == (x is wide), ended.stderr
         assert ("no predictions for rows 4 to 7, which are nan" in ended.stderr) == (x is wide)
         assert pieces() == others + left, "every batch has used its material"

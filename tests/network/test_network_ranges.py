@@ -13,12 +13,12 @@ from network_world import Trio, known, until
 from torch import nn
 
 import sectorch
-from sectorch import errors
+from sectorch import Scheme, errors
 from sectorch.choreography import Phase
+from sectorch.choreography.run.frames import Kind
+from sectorch.choreography.run.party import PartyRuntime
 from sectorch.network import Server, Store, answer, connect
-from sectorch.network.link import Link
-from sectorch.runtime.frames import Kind
-from sectorch.runtime.party import PartyRuntime
+from sectorch.network.wire.link import Link
 
 GOOD = torch.randn(3, 6, generator=torch.Generator().manual_seed(2))
 BAD = GOOD.clone()
@@ -64,7 +64,7 @@ def asked(remote, x) -> torch.Tensor | None:
 def test_the_session_goes_on_after_questions_without_a_result(trio, model, network):
     """Several after each other, and each that follows is right to the last bit."""
     expected = sectorch.reference(model)
-    remote = trio.connection.model("hospital-b", network=network)
+    remote = trio.connection.model("hospital-b", Scheme(network=network))
     for count in (1, 3, 2):
         for _ in range(count):
             beyond(remote)
@@ -171,7 +171,7 @@ def _shown(frame, first) -> tuple:
 def test_a_and_s_see_the_same_of_a_question_without_a_result(trio, monkeypatch, caplog, network):
     caplog.set_level(logging.DEBUG, "sectorch")
     views = Views(monkeypatch, trio, caplog)
-    remote = trio.connection.model("hospital-b", network=network)
+    remote = trio.connection.model("hospital-b", Scheme(network=network))
     asks = (lambda: remote(GOOD), lambda: remote(GOOD), lambda: beyond(remote), lambda: remote(GOOD + 1))
     _, good, bad, after = (views.of(ask) for ask in asks)
     assert good == bad == after
@@ -277,7 +277,7 @@ def test_a_sum_with_one_overflow_has_no_result_and_the_next_is_right(group, monk
     assert all(lines == seen[0] for lines in seen)
     flat = connection.model("bob")
     assert torch.equal(flat(BAD), sectorch.reference(models["bob"])(BAD)), "it was the other one"
-    monkeypatch.setattr("sectorch.network.session.PartySession.rows_at_once", lambda self, x: 1)
+    monkeypatch.setattr("sectorch.network.parties.session.PartySession.rows_at_once", lambda self, x: 1)
     with sectorch.profile() as profile:
         beyond(remote)
     assert sum(m.label == "sum" for m in profile.ledger) == 3, "all pieces are asked for"
@@ -299,24 +299,26 @@ def test_without_the_check_all_parties_run_without_it(trio, model, monkeypatch):
     monkeypatch.setattr(PartyRuntime, "transfer", transferred)
     for check in (False, True):
         paths.clear()
-        remote = trio.connection.model("hospital-b", range_check=check)
+        remote = trio.connection.model("hospital-b", Scheme(range_check=check))
         assert torch.equal(remote(GOOD), sectorch.reference(model, sectorch.Scheme(range_check=check))(GOOD))
         assert until(lambda: set(paths) == set("QAS"), 30) and len({frozenset(p) for p in paths.values()}) == 1
         assert ("guard" in paths["A"]) == check
-    assert (trio.connection.model("hospital-b", range_check=False)(BAD) - model(BAD)).abs().max() < 0.1
+    assert (trio.connection.model("hospital-b", Scheme(range_check=False))(BAD) - model(BAD)).abs().max() < 0.1
 
 
 def test_a_limit_of_its_own_is_held_by_all(trio, model):
     """With more room above for activations the same question has a result, and with less room an earlier end."""
-    wide = trio.connection.model("hospital-b", activation_limit=2**14)
+    wide = trio.connection.model("hospital-b", Scheme(limit_bits=14))
     scheme = sectorch.Scheme(limit_bits=14)
     assert torch.equal(wide(BAD), sectorch.reference(model, scheme)(BAD))
-    narrow = trio.connection.model("hospital-b", activation_limit=64)
+    narrow = trio.connection.model("hospital-b", Scheme(limit_bits=6))
     beyond(narrow, GOOD)
     with pytest.raises(errors.FixedPointRangeError, match="activations are below 64"):
         narrow(BAD)
     with pytest.raises(errors.ArgumentError, match="power of two"):
         trio.connection.aggregate(["hospital-b", "bob"], activation_limit=100)
+    with pytest.raises(errors.ArgumentError, match="is not answered over the network"):
+        trio.connection.model("hospital-b", Scheme(relu="privhfl"))
 
 
 def test_an_answering_party_insists_on_the_check_unless_it_says_otherwise(pki, model, tmp_path):
@@ -324,12 +326,12 @@ def test_an_answering_party_insists_on_the_check_unless_it_says_otherwise(pki, m
     trio = Trio(made, model, GOOD, tmp_path)
     try:
         with pytest.raises(errors.RefusedError, match=r"^'hospital-b' answers with range checks only"):
-            trio.connection.model("hospital-b", range_check=False)
+            trio.connection.model("hospital-b", Scheme(range_check=False))
         assert until(trio.idle, 30)
         assert torch.equal(trio.connection.model("hospital-b")(GOOD), sectorch.reference(model)(GOOD))
         trio.party.close()
         trio.party = answer(trio.address, made["hospital-b"], model, GOOD, pins=trio.pins, unchecked=True)
-        unchecked = trio.connection.model("hospital-b", range_check=False)
+        unchecked = trio.connection.model("hospital-b", Scheme(range_check=False))
         assert torch.equal(unchecked(GOOD), sectorch.reference(model, sectorch.Scheme(range_check=False))(GOOD))
     finally:
         trio.close()
@@ -346,8 +348,8 @@ def test_what_the_owner_refuses_says_nothing_of_the_weights(pki, tmp_path, monke
     views, said = Views(monkeypatch, trio, caplog), []
     try:
         remote = trio.connection.model("hospital-b")
-        for limit in (None, 1024):
-            remote = trio.connection.model("hospital-b", activation_limit=limit)
+        for bits in (None, 10):
+            remote = trio.connection.model("hospital-b", Scheme(limit_bits=bits))
             views.frames.clear()
             with pytest.raises(errors.RefusedError, match=r"^the model does not fit the number format") as found:
                 remote(GOOD)
@@ -362,7 +364,7 @@ def test_what_the_owner_refuses_says_nothing_of_the_weights(pki, tmp_path, monke
         assert until(lambda: "'weight_3' reaches magnitude 6000" in log("sectorch.answer"), 30)
         assert "'weight_2': the weights of one output sum to magnitude 1234" in log("sectorch.answer")
         assert "1234" not in log("sectorch.server") and "6000" not in log("sectorch.server")
-        fits = trio.connection.model("hospital-b", 16)
+        fits = trio.connection.model("hospital-b", Scheme(16))
         assert torch.equal(fits(GOOD), sectorch.reference(heavy, sectorch.Scheme(16))(GOOD))
     finally:
         trio.close()

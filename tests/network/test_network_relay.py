@@ -11,8 +11,8 @@ import pytest
 
 from sectorch import errors
 from sectorch.network.bench import network_of
-from sectorch.network.relay import relay
-from sectorch.network.stage import NETWORKS, Network
+from sectorch.network.parties.stage import NETWORKS, Network
+from sectorch.network.wire.relay import relay
 
 
 def echo() -> socket.socket:

@@ -13,10 +13,10 @@ from network_world import Trio, pieces_in, until
 
 import sectorch
 from sectorch import errors
+from sectorch.choreography.program.material import Material
 from sectorch.network import Store
-from sectorch.network.pieces import read_piece, write_piece
+from sectorch.network.store.pieces import read_piece, write_piece
 from sectorch.nn.program import describe
-from sectorch.runtime.material import Material
 
 SESSION = bytes(range(16))
 BINDING = {"client": "alice", "model": "m", "edition": "e", "fingerprint": "f", "scheme": "s"}
@@ -82,7 +82,7 @@ def test_a_piece_is_gone_from_disk_before_anybody_has_it(tmp_path, monkeypatch):
         assert list(tmp_path.rglob("*.claimed")) == []
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sectorch.network.store.read_piece", stopped)
+    monkeypatch.setattr("sectorch.network.store.store.read_piece", stopped)
     with pytest.raises(KeyboardInterrupt):
         shelf.take(3, (2, 3))
     assert reopened(shelf.store).shelf(SESSION).calls() == {}

@@ -16,10 +16,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sectorch import errors
 from sectorch.network import Credentials, Pins, Server, connect
-from sectorch.network.authority import issue, make_authority, make_request
-from sectorch.network.identity import fingerprint_of
-from sectorch.network.keys import keys
-from sectorch.network.stage import enrol
+from sectorch.network.identity.authority import issue, make_authority, make_request
+from sectorch.network.identity.identity import fingerprint_of
+from sectorch.network.identity.keys import keys
+from sectorch.network.parties.stage import enrol
 
 P256 = ec.generate_private_key(ec.SECP256R1())
 

@@ -10,15 +10,16 @@ from dataclasses import replace
 import pytest
 import torch
 from network_world import until
+from torch import nn
 
 import sectorch
-from sectorch import errors
+from sectorch import Scheme, errors
+from sectorch.choreography.ledger import Transcript
 from sectorch.network import Server, answer, connect
-from sectorch.network.authority import make_authority
-from sectorch.network.certificates import Credentials
-from sectorch.network.link import Link
-from sectorch.network.stage import enrol
-from sectorch.runtime.ledger import Transcript
+from sectorch.network.identity.authority import make_authority
+from sectorch.network.identity.certificates import Credentials
+from sectorch.network.parties.stage import enrol
+from sectorch.network.wire.link import Link
 
 X = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 
@@ -263,13 +264,17 @@ def test_nobody_listens(pki):
 
 def test_the_protocols_of_few_rounds_over_the_wire(star):
     """network="wan": fewer online rounds, also with prepared material."""
-    address, made, model = star
+    address, made, _ = star
+    torch.manual_seed(2)
+    model, x = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2)).eval(), torch.randn(3, 6)
+    party = answer(address, made["bob"], model, x)
     with connect(address, made["alice"]) as connection:
-        remote = connection.model("hospital-b", network="wan")
+        remote = connection.model("bob", Scheme(network="wan"))
         with sectorch.profile() as few:
-            assert (remote(X) - model(X)).abs().max() < 1e-4
+            assert (remote(x) - model(x)).abs().max() < 1e-4
         remote.prepare(3)
-        assert (remote(X) - model(X)).abs().max() < 1e-4
+        assert (remote(x) - model(x)).abs().max() < 1e-4
         with sectorch.profile() as many:
-            connection.model("hospital-b")(X)
+            connection.model("bob")(x)
+    party.close()
     assert few.rounds < many.rounds

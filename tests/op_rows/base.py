@@ -127,7 +127,7 @@ class Refused:
 class OpRow:
     """One operation.
 
-    name: the name in `sectorch.dispatch.TABLE`.
+    name: the name in `sectorch.tensor.dispatch.TABLE`.
     ulps, relative, why: the error bound of a result entry y, ulps + relative |y|, and its derivation.
     pairs: for two operands, who may hold which ("sp": the first shared, the second private; "." is public).
     operands: how many tensor operands an element-wise operation has: 1 or 2; 0 for others. They get the templates for

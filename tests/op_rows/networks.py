@@ -44,11 +44,11 @@ def layers(name: str, gates: int, factor: int):
     return op(
         name,
         call(n(3, 2, 3), state(1), weights(gates), True, 1, *options, False, False),
-        call(n(2, 3, 3), state(2), weights(gates, copies=2), True, 1, *options, True, True),
-        call(n(3, 2, 3), state(2), weights(gates) + weights(gates, 2), True, 2, *options, False, False),
-        call(n(3, 2, 3), state(1), weights(gates)[:2], False, 1, *options, False, False),
+        call(n(2, 2, 3), state(2), weights(gates, copies=2), True, 1, *options, True, True),
+        call(n(2, 2, 3), state(2), weights(gates) + weights(gates, 2), True, 2, *options, False, False),
+        call(n(2, 2, 3), state(1), weights(gates)[:2], False, 1, *options, False, False),
         ulps=6 * factor * GATE,
-        why=GATE_WHY + "; 6 steps of 3 in 2 layers follow one another",
+        why=GATE_WHY + "; at most 6 steps follow one another",
         errors=(
             refused(
                 UnsupportedOpError, "dropout", n(3, 2, 3), state(1), weights(gates), True, 1, 0.5, True, False, False

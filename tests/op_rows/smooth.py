@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from sectorch.mpc import series as fitted
-from sectorch.mpc.series import Series
+from sectorch.backend import Series
+from sectorch.ops import series as fitted
 
 from .base import call, number, op
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from sectorch.protocols.perturbation import Scheme, cohort
+from sectorch.protocols.perturbation import Federation, Scheme
 from sectorch.protocols.perturbation.models import DenseNet, ResNet, mlp
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
@@ -56,16 +56,9 @@ def plain_gradient(scheme: Scheme, model: nn.Module, parts: list[tuple], weights
 
 
 def one_round(scheme: Scheme, model: nn.Module, parts: list[tuple], masked: bool = False, double: bool = False):
-    """Perturb, every client's step, recover."""
-    weights = [len(inputs) for inputs, _ in parts]
-    noisy, key = scheme.perturb(model.state_dict())
-    masks = cohort(len(parts), double) if masked else [None] * len(parts)
-    updates = [
-        scheme.client_step(noisy, part, masks=mask, share=weight / sum(weights))
-        for part, mask, weight in zip(parts, masks, weights, strict=True)
-    ]
-    openings = [mask.open(key.round, range(len(parts))) for mask in masks] if double else []
-    return scheme.recover(key, updates, weights, openings)
+    """All messages of a round: perturb, every client's step, recover."""
+    federation = Federation(scheme, len(parts), masked=masked, double=double)
+    return federation.round(model.state_dict(), parts, [len(inputs) for inputs, _ in parts])
 
 
 def relative_error(found: dict, expected: dict) -> float:

@@ -67,11 +67,11 @@ def test_bytes_are_those_of_the_paper(loss, m, exchange):
     model = NETS["mlp5"][0]().double()
     size = sum(p.nbytes for p in model.parameters())
     scheme = Scheme(model, loss, m, exchange=exchange)
-    noisy, _ = scheme.perturb(model.state_dict())
-    part = batches((12,), 4, loss, 1, torch.float64)[0]
+    noisy, key = scheme.perturb(model.state_dict())
+    part, server = batches((12,), 4, loss, 1, torch.float64)[0], lambda request: scheme.answer(key, request)
     terms = {"mse": m + 2, "shift": 1, "paper": 3 * m + 1}[exchange or loss]
-    assert scheme.client_step(noisy, part).nbytes == terms * size
-    assert scheme.client_step(noisy, part, masks=cohort(2)[0], share=0.5).nbytes == terms * size
+    assert scheme.client_step(noisy, part, server=server).nbytes == terms * size
+    assert scheme.client_step(noisy, part, masks=cohort(2)[0], share=0.5, server=server).nbytes == terms * size
     assert noisy.nbytes == size + 2 * 4 * 8 + 16
 
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from perturbation_cases import NETS, batches, one_round, plain_gradient, relative_error
 from torch import nn
 
+from sectorch.nn.pullback import Spare, Terms
 from sectorch.protocols.perturbation import BatchMismatchError, Noise, NoiseError, NotPerturbableError, Scheme
-from sectorch.protocols.perturbation.pullback import Spare, Terms
 
 
 class Net(nn.Module):

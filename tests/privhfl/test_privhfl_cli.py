@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sectorch.cli import run
+from sectorch.cli.main import run
 from sectorch.protocols.privhfl import PlotError, PrivHFL, Settings, Training, cli, federation, plots
 
 QUICK = ["--clients", "3", "--samples", "20", "--local-epochs", "1", "--epochs", "1"]

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import sectorch
+from sectorch.choreography.ledger import Transcript
 from sectorch.protocols.privhfl import PrivHFLError, plain_query, secure_query, soft_labels
 from sectorch.protocols.privhfl.architectures import build
 from sectorch.protocols.privhfl.statement import Received, merged, sentences
-from sectorch.runtime.ledger import Transcript
 
 NETS = ("vgg7-small", "resnet8-small", "resnet10-small")
 

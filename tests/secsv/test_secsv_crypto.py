@@ -9,12 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sectorch import ckks, errors
+from sectorch import ckks
+from sectorch.ckks.linalg.reducing import ENCODING_BITS, Counts, Reducing, decrypt_columns, encrypt_matrix
+from sectorch.ckks.linalg.residues import centred, product, products, residues, uniform
 from sectorch.errors import FixedPointRangeError, NonFiniteError, ShapeError
-from sectorch.protocols.secsv.channel import size
-from sectorch.protocols.secsv.client import WEIGHT_BITS, Format
-from sectorch.protocols.secsv.modular import centred, product, products, residues, uniform
-from sectorch.protocols.secsv.reducing import ENCODING_BITS, Counts, Reducing, decrypt_columns, encrypt_matrix
+from sectorch.protocols.secsv.public import WEIGHT_BITS, Format
 from sectorch.protocols.secsv.sharing import Field
 
 PRIMES = ckks.choose(2, degree=4096).primes
@@ -129,16 +128,3 @@ def test_matrix_reducing_on_shares(keys, field, rows, inner, columns):
     assert layout.width * rows <= 2048
     # The same number as Algorithm 5 in sectorch.ckks takes for so many columns.
     assert ckks.MatrixReducing(rows, inner, layout.width, 2048).terms == inner
-
-
-def test_bytes_are_those_of_what_is_sent():
-    """Of a ciphertext its residues and not its numbers, wherever it stands; of what nobody counts, an error."""
-    x = torch.randn(3, 5)
-    keys = ckks.keygen(1, slots=3)
-    sealed = ckks.encrypt(x, keys)
-    residues = 8 * sealed.cipher.data.numel()
-    assert size(sealed) == residues == sealed.ciphertext_bytes > 1000 * size(x)
-    assert size((sealed, [x, 3], {"a": sealed.cipher})) == 2 * residues + 4 * 15 + 8
-    for unknown in (None, "text", object()):
-        with pytest.raises(errors.DtypeError, match="whose bytes nobody counts"):
-            size(unknown)

@@ -11,15 +11,17 @@ import pytest
 import torch
 
 from sectorch import ckks
-from sectorch.errors import UndeclaredMessageError
+from sectorch.choreography import PROTOCOLS, Net
+from sectorch.choreography.ledger import Transcript
+from sectorch.choreography.steps import Compute
+from sectorch.ckks.linalg.reducing import Reducing
+from sectorch.errors import TopologyError, UndeclaredMessageError
+from sectorch.protocols.secsv import client, server
 from sectorch.protocols.secsv import hesv as hesv_module
-from sectorch.protocols.secsv.channel import CLIENT, MESSAGES, PRINCIPAL, Address, Channel
-from sectorch.protocols.secsv.clock import Clock
 from sectorch.protocols.secsv.hesv import HESVTester
 from sectorch.protocols.secsv.program import Program
-from sectorch.protocols.secsv.reducing import Reducing
 from sectorch.protocols.secsv.routing import Route
-from sectorch.protocols.secsv.secsv import SecSVTester
+from sectorch.protocols.secsv.secsv import SecSVTester, evaluate
 from sectorch.protocols.secsv.testing import TestSet
 
 WEIGHTS = {0: 3, 1: 5, 2: 1, 3: 2, 4: 4}
@@ -39,35 +41,76 @@ def federation(each: int = 12, value: float | None = None):
     return Program(network(0), (6,)), TestSet(x, labels), models
 
 
+class Seen(Transcript):
+    """Every message; what each party brought; and of each local computation who made it, on what."""
+
+    def __init__(self):
+        super().__init__()
+        self.brought: dict[str, list] = {}
+        self.steps: list[tuple[str, list]] = []
+
+    def __enter__(self):
+        own, run, seen = Net.own, Compute.run, self
+
+        def noted(net, party, value, *args, **kwargs):
+            seen.brought.setdefault(party.name, []).append(value)
+            return own(net, party, value, *args, **kwargs)
+
+        def watched(step, runtime, call, values):
+            for party in step.owners:
+                seen.steps.append((party.name, [step.f, *values]))
+            return run(step, runtime, call, values)
+
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setattr(Net, "own", noted)
+        self._patch.setattr(Compute, "run", watched)
+        return super().__enter__()
+
+    def __exit__(self, *exc):
+        self._patch.undo()
+        super().__exit__(*exc)
+
+    def view(self, name: str) -> list[tuple]:
+        """The headers and contents of all that a party received."""
+        return [(line, value) for line, value in self.lines if line.dst.name == name]
+
+    def labels(self, name: str, shown: bool = False) -> set[str]:
+        return {line.label for line, _ in self.view(name) if line.shows or not shown}
+
+
 @pytest.fixture(scope="module")
 def recorded(keys, form):
     program, tests, models = federation()
-    tester = SecSVTester(program, tests, Channel(record=True), keys, form, "single-layer")
-    tester.begin(models, WEIGHTS)
-    for coalition in (0b00001, 0b11111):
-        tester.correct(coalition, tests.all)
-    return tester, models
+    with Seen() as seen:
+        tester = SecSVTester(program, tests, keys, form, "single-layer")
+        tester.begin(models, WEIGHTS)
+        for coalition in (0b00001, 0b11111):
+            tester.correct(coalition, tests.all)
+    return tester, seen
 
 
 @pytest.fixture(scope="module")
 def recorded_hesv():
     program, tests, models = federation(each=3)
-    tester = HESVTester(program, tests, Channel(record=True), hesv_module.joint_keys(program), "single-layer")
-    tester.begin(models, WEIGHTS)
-    tester.hits(0b00001)
-    tester.hits(0b11111)
-    return tester, models
+    with Seen() as seen:
+        tester = HESVTester(program, tests, hesv_module.joint_keys(program), "single-layer")
+        tester.begin(models, WEIGHTS)
+        tester.hits(0b00001)
+        tester.hits(0b11111)
+    return tester, seen
 
 
 def reachable(start: object) -> Iterator[object]:
-    """Everything that an object holds, directly or not; not what code holds."""
+    """Everything that an object holds, directly or not, and what functions close over; not what modules hold."""
     seen, left = set(), [start]
     while left:
         one = left.pop()
-        code = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
-        if id(one) in seen or isinstance(one, code):
+        if id(one) in seen or isinstance(one, (types.ModuleType, types.BuiltinFunctionType, type)):
             continue
         seen.add(id(one))
+        if isinstance(one, types.FunctionType):
+            left.extend(cell.cell_contents for cell in one.__closure__ or ())
+            continue
         yield one
         left.extend(gc.get_referents(one))
         if hasattr(one, "__dict__"):
@@ -78,74 +121,97 @@ def tensors(value: object) -> Iterator[torch.Tensor]:
     return (v for v in reachable(value) if isinstance(v, torch.Tensor))
 
 
-def test_no_server_reaches_a_secret_key_a_client_or_the_other_server(recorded, recorded_hesv):
-    tester, _ = recorded
-    for server, other in ((tester.P, tester.H), (tester.H, tester.P), (recorded_hesv[0].S, object())):
-        held = list(reachable(server))
-        assert len(held) > 100, "the walk goes into the server's material"
-        assert not [v for v in held if isinstance(v, ckks.SecretKey | ckks.Keys) or v is other]
-        assert not [v for v in held if type(v).__name__ == "Client"]
+def test_no_server_computes_with_a_secret_key(recorded, recorded_hesv):
+    """Nor with anything, or inside of anything, that leads to one; and every client does."""
+    for _, seen in (recorded, recorded_hesv):
+        found: dict[str, list] = {}
+        for name, values in seen.steps:
+            found.setdefault(name, []).extend(values)
+        assert set(found) - {"X"} == {"P", "C1", "C2", "C3", "C4", "C5"}
+        for name, values in found.items():
+            held = list(reachable(values))
+            assert len(held) > 100, "the walk goes into the party's material"
+            secret = [v for v in held if isinstance(v, ckks.SecretKey | ckks.Keys)]
+            assert bool(secret) == (name[0] == "C"), name
 
 
-def test_no_party_reaches_the_plain_material_of_another(recorded, recorded_hesv):
-    for tester, models in (recorded, recorded_hesv):
-        secrets = {i: {v.data_ptr() for v in (tester.tests.x[i], tester.tests.labels[i])} for i in range(5)}
-        secrets = {i: found | {v.data_ptr() for v in models[i].values()} for i, found in secrets.items()}
-        servers = (tester.P, tester.H) if hasattr(tester, "P") else (tester.S,)
-        for who, party in [*((None, s) for s in servers), *enumerate(tester.clients)]:
-            held = {v.data_ptr() for v in tensors(party) if not isinstance(v, ckks.CKKSTensor)}
-            assert who is None or held & secrets[who], "the walk finds a client's own samples"
+def test_no_party_computes_with_the_plain_material_of_another(recorded, recorded_hesv):
+    """Test samples, labels and models, by their place in memory, in all that any party's computations reach."""
+    for _, seen in (recorded, recorded_hesv):
+        secrets = {
+            name: {v.data_ptr() for v in values if isinstance(v, torch.Tensor) and v.numel() > 1}
+            for name, values in seen.brought.items()
+            if name[0] == "C"
+        }
+        assert all(len(found) >= 4 for found in secrets.values())
+        held: dict[str, set] = {}
+        for name, values in seen.steps:
+            plain = (v for v in tensors(values) if not isinstance(v, ckks.CKKSTensor) and not v.is_meta)
+            held.setdefault(name, set()).update(v.data_ptr() for v in plain)
+        for who, pointers in held.items():
+            assert who[0] != "C" or pointers & secrets[who], "the walk finds a client's own samples"
             for other, found in secrets.items():
-                assert other == who or not held & found
+                assert other == who or not pointers & found, (who, other)
 
 
 def test_the_messages_are_the_declared_ones(recorded, recorded_hesv):
+    _, seen = recorded
+    for i in range(1, 6):
+        assert seen.labels(f"C{i}") == {"layer_output", "numbers", "task"}
+    at_P = {"features_P", "labels_P", "model_P", "material_P", "masked_X", "partial_output", "correct_X", "number"}
+    assert seen.labels("P") == at_P and seen.labels("P", shown=True) == {"correct_X", "number"}
+    at_X = {"features_X", "labels_X", "model_X", "material_X", "masked_P", "correct_P", "numbers", "task"}
+    assert seen.labels("X") == at_X and seen.labels("X", shown=True) == {"correct_P", "numbers", "task"}
+    _, seen = recorded_hesv
+    received = set().union(*(seen.labels(f"C{i}") for i in range(1, 6)))
+    assert received == {"layer_output", "matches", "numbers", "task"}
+    assert seen.labels("P") == {"samples", "labels", "model", "features", "prediction", "count", "number"}
+    assert seen.labels("P", shown=True) == {"count", "number"}
+    for _, seen in (recorded, recorded_hesv):
+        for line, value in seen.lines:
+            declared = PROTOCOLS[line.protocol].message(line.label)
+            assert (declared.src, declared.dst) == (line.src.role, line.dst.role)
+            assert line.bytes == value.numel() * value.element_size(), "bytes are those of what is sent"
+
+
+def test_an_undeclared_message_is_refused(recorded):
     tester, _ = recorded
-    assert {label for i in range(5) for _, label, _ in tester.channel.view(f"client {i}")} == {"layer output"}
-    at_P = {label for _, label, _ in tester.channel.view("principal")}
-    assert at_P == {
-        "model", "test share", "partial output", "feature share", "product material", "masked state", "correct share",
-    }  # fmt: skip
-    assert {label for _, label, _ in tester.channel.view("auxiliary")} == at_P - {"partial output"}
-    shown = {label for label in at_P if MESSAGES[label].shows}
-    assert shown == {"correct share"}
-    tester, _ = recorded_hesv
-    received = {label for i in range(5) for _, label, _ in tester.channel.view(f"client {i}")}
-    assert received == {"layer output", "matches"}
-    assert {label for _, label, _ in tester.channel.view("principal")} == {
-        "model", "test data", "features", "prediction", "count",
-    }  # fmt: skip
-
-
-def test_an_undeclared_message_is_refused():
-    channel = Channel()
-    with pytest.raises(UndeclaredMessageError):
-        channel.send(Address("principal", PRINCIPAL), Address("client 0", CLIENT), "model", torch.zeros(1))
-    with pytest.raises(UndeclaredMessageError):
-        channel.send(Address("client 0", CLIENT), Address("client 1", CLIENT), "layer output", torch.zeros(1))
+    net, other = tester.nets[:2]
+    C, P, X = net.C, net.P, net.X
+    words = net.own(P, torch.zeros(1, dtype=torch.int64))
+    with Transcript() as transcript:
+        with pytest.raises(UndeclaredMessageError, match="outside a protocol"):
+            net.send(words, P, C, "layer_output")
+        with net.declared(evaluate.spec):
+            for label, dst in (("model_P", C), ("layer_output", X), ("partial_output", X)):
+                with pytest.raises(UndeclaredMessageError):
+                    words.send(P, dst, label)
+            with pytest.raises(TopologyError, match="no channel from C1 to C2"):
+                net.own(C, torch.zeros(1, dtype=torch.int64)).send(C, other.C, "layer_output")
+    assert not transcript.lines
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, None])
 def test_what_a_server_receives_is_uniform_whatever_the_inputs(keys, form, field, value):
     """Shares, masked values and ciphertexts: the mean of residues / q within eight standard deviations of a half."""
     program, tests, models = federation(value=value)
-    tester = SecSVTester(program, tests, Channel(record=True), keys, form, "single-layer")
-    tester.begin(models, WEIGHTS)
-    tester.correct(0b00111, tests.all)
+    tester = SecSVTester(program, tests, keys, form, "single-layer")
+    with Transcript() as transcript:
+        tester.begin(models, WEIGHTS)
+        tester.correct(0b00111, tests.all)
     found: dict[tuple, list] = {}
-    for name in ("principal", "auxiliary"):
-        for _, label, message in tester.channel.view(name):
-            if label == "correct share":
-                continue
-            ciphertext = label in ("model", "partial output")
-            for v in tensors(message):
-                if v.dim() >= 2:
-                    primes = v.unbind(-2) if ciphertext else v.unbind(0)
-                    assert len(primes) in (1, len(field.primes))  # labels are shared modulo the first prime
-                    for q, words in zip(field.primes, primes, strict=False):
-                        assert int(words.min()) >= 0 and int(words.max()) < q
-                        found.setdefault((name, label, q), []).append(words.flatten().double() / q)
-    assert {label for _, label, _ in found} >= {"test share", "feature share", "product material", "masked state"}
+    for line, message in transcript.lines:
+        name, kind = line.dst.name, line.label.rsplit("_", 1)[0]
+        if name[0] == "C" or line.shows:
+            continue
+        ciphertext = kind in ("model", "partial")
+        for v in message.unbind(0) if kind == "material" else [message]:
+            primes = v.unbind(-2) if ciphertext else v.unbind(0)
+            assert len(primes) in (1, len(field.primes))  # labels are shared modulo the first prime
+            for q, words in zip(field.primes, primes, strict=False):
+                assert int(words.min()) >= 0 and int(words.max()) < q
+                found.setdefault((name, kind, q), []).append(words.flatten().double() / q)
+    assert {kind for _, kind, _ in found} == {"features", "labels", "model", "material", "masked", "partial"}
     for (name, label, _), words in found.items():
         words = torch.cat(words)
         assert len(words) >= 100
@@ -154,38 +220,37 @@ def test_what_a_server_receives_is_uniform_whatever_the_inputs(keys, form, field
 
 
 def test_no_server_can_add_up_features_outputs_or_labels(recorded, field):
-    """Sums and differences of any two same-shaped tensors that a server holds or received: none is a true value."""
-    tester, _ = recorded
+    """Sums and differences of any two same-shaped tensors that a server received: none is a true value."""
+    tester, seen = recorded
     truths = [field.encode(x.t()) for x in tester.tests.x]
     truths += [field.first.reduce(torch.nn.functional.one_hot(y, 3).t()) for y in tester.tests.labels]
-    both = {}
-    for server in (tester.P, tester.H):
-        held = [server._samples[i] for i in range(5)]
-        both[server] = [v for _, label, m in tester.channel.view(server.address.name) if label != "model"
-                        for v in tensors(m)] + [v for pair in held for v in pair]  # fmt: skip
+    for name in ("P", "X"):
+        received = [(line, v) for line, v in seen.view(name) if not line.label.startswith("model")]
+        held = [v for line, v in received if not line.label.startswith("material")]
+        held += [part for line, v in received if line.label.startswith("material") for part in v]
         for truth in truths:
-            same = [v for v in both[server] if v.shape == truth.shape]
+            same = [v for v in held if v.shape == truth.shape]
             assert same
             for a in same:
                 assert not torch.equal(a, truth)
                 for b in same:
                     ring = field if len(truth) > 1 else field.first
                     assert not torch.equal(ring.add(a, b), truth) and not torch.equal(ring.subtract(a, b), truth)
-    first, second = (tester.P._samples[0][0], tester.H._samples[0][0])
+    first, second = (next(v for line, v in seen.view(n) if line.label == f"features_{n}") for n in ("P", "X"))
     assert torch.equal(field.add(first, second), truths[0]), "both servers together could: they must not collude"
 
 
 def test_no_client_holds_both_input_and_output_of_a_layer(recorded, recorded_hesv):
     """What each client decrypts of a batch, with what it knows already, leaves every layer's matrix unknown to it."""
-    for tester, _ in (recorded, recorded_hesv):
-        outputs = [(r, label) for _, r, label, _ in tester.channel.log if label == "layer output"]
+    for tester, seen in (recorded, recorded_hesv):
+        outputs = [line.dst.name for line, _ in seen.lines if line.label == "layer_output"]
         place = 0
         for coalition in (0b00001, 0b11111):
             for route in tester.routes(coalition):
                 route.check("single-layer", 0 if coalition == 1 else None)
-                knows = {f"client {i}": {0} for i in route.owners}  # inputs of layer 0
+                knows = {f"C{i + 1}": {0} for i in route.owners}  # inputs of layer 0
                 for k in range(len(tester.program.layers)):
-                    receiver = outputs[place][0]
+                    receiver = outputs[place]
                     place += 1
                     assert k not in knows.get(receiver, set()), f"{receiver} holds input and output of layer {k}"
                     knows.setdefault(receiver, set()).add(k + 1)  # it computed the next layer's input
@@ -199,28 +264,27 @@ class _Careless(SecSVTester):
         return [Route((0, 1, 2, 3, 4), (1, 1))]
 
 
-def steal(tester, client: int, x: torch.Tensor, rows: slice) -> torch.Tensor | None:
+def steal(tester, received: list, keys, x: torch.Tensor, rows: slice) -> torch.Tensor | None:
     """A client's equation-solving attack on the first layer (Definition 6.5): least squares, if it got the outputs."""
-    party = tester.clients[client]
-    got = [v for s, label, v in tester.channel.view(f"client {client}") if label == "layer output"]
     layer = tester.program.layers[0]
-    for message in got:
+    for line, message in received:
         try:
-            y = party._decrypt(layer, message, 15, 60)
-        except Exception:  # the output of another layer
+            y = client.decrypted(tester.public, layer, message, 15, 60, line.dst.name, keys)
+        except Exception:  # the output of another layer, or no output
             continue
         design = torch.cat([x.double(), torch.ones(len(x), 1)], dim=1)
-        return torch.linalg.lstsq(design, y[:, rows].t()).solution.t()[:, :6]
+        return torch.linalg.lstsq(design, y[rows]).solution.t()[:, :6]
     return None
 
 
 def test_the_attack_works_where_the_routing_is_broken(keys, form):
     """The control of the test above: with input and output of a layer, a client computes the others' weights."""
     program, tests, models = federation()
-    tester = _Careless(program, tests, Channel(record=True), keys, form, "single-layer")
-    tester.begin(models, WEIGHTS)
-    tester.correct(0b11111, tests.all)
-    stolen = steal(tester, 1, tests.x[1], slice(12, 24))
+    tester = _Careless(program, tests, keys, form, "single-layer")
+    with Seen() as seen:
+        tester.begin(models, WEIGHTS)
+        tester.correct(0b11111, tests.all)
+    stolen = steal(tester, seen.view("C2"), keys, tests.x[1], slice(12, 24))
     name = program.layers[0].weight
     truth = sum(WEIGHTS[i] * models[i][f"{name}.weight"] for i in range(5)).double() / sum(WEIGHTS.values())
     assert float((stolen - truth).abs().max()) < 0.05
@@ -249,19 +313,21 @@ def test_the_principal_cannot_solve_for_the_auxiliary_share(recorded):
     """The partial output is linear in the share with ciphertexts that both servers have. Without the fresh encryption
     of zero the principal finds the share exactly; with it the equations have no solution.
     """
-    tester, _ = recorded
-    H, layer, q = tester.H, tester.program.layers[0], tester.H._primes[1]
-    layout = Reducing(layer.rows, layer.inner, 4096)
-    H.aggregate(0b11111, Clock())
-    H.load((0,), None)
-    share = layout.encode(layer.features(H._batch["features"]), H._primes)[1]  # [2 W, tiles, d_in]
-    known = H._model[layer.weight][0][1]  # [2 W, d_in, N / W], at the principal too
+    tester, seen = recorded
+    public, layer = tester.public, tester.program.layers[0]
+    q, layout = public.primes[1], Reducing(layer.rows, layer.inner, 4096)
+    features = next(v for line, v in seen.view("X") if line.label == "features_X")
+    samples = features.shape[2]
+    right = server.encoded(public, layer, features)
+    share = right[1]  # [2 W, tiles, d_in]
+    model = tester._aggregate(0b11111)[layer.weight].X._value
+    known = model[0][1]  # [2 W, d_in, N / W], at the principal too
     for fresh in (False, True):
-        H.load((0,), None)
-        out = H.linear(layer, Clock(), fresh=fresh)[:, :, 1]
-        if not fresh:  # the auxiliary server never adds the bias; take off what this call added
-            bias = H._model[layer.weight][1][1].to(torch.int64)
-            out = (out - bias.view(1, 2, -1)).remainder(q)
+        if fresh:
+            out = server.linear_hidden(public, layer, samples, model, right, 5)[:, :, 1]
+        else:  # the auxiliary server never adds the bias; take off what this call added
+            out = server.linear(public, layer, samples, model, right, 5)[:, :, 1]
+            out = (out - model[1][1].to(torch.int64).view(1, 2, -1)).remainder(q)
         received = out.view(1, 2, layout.columns, -1).permute(2, 0, 1, 3).reshape(layout.columns, -1)
         equations = [(known[0, :, e].long().tolist(), int(received[0, e])) for e in range(layer.inner + 4)]
         found = solve(equations, layer.inner, q)

@@ -9,12 +9,13 @@ import torch
 
 from sectorch.errors import UnsupportedOpError
 from sectorch.protocols.secsv import GRUClassifier, build
-from sectorch.protocols.secsv.channel import Channel
 from sectorch.protocols.secsv.hesv import HESVTester
 from sectorch.protocols.secsv.hesv import joint_keys as hesv_keys
 from sectorch.protocols.secsv.program import Program
+from sectorch.protocols.secsv.public import quantised
 from sectorch.protocols.secsv.secretsv import SecretSVTester
-from sectorch.protocols.secsv.secsv import SecSVTester, quantised
+from sectorch.protocols.secsv.secsv import SecSVTester
+from sectorch.protocols.secsv.spent import Spent
 from sectorch.protocols.secsv.testing import PlainTester, TestSet
 from sectorch.protocols.secsv.values import coalitions
 
@@ -51,7 +52,7 @@ def case(name: str, each: int = 5):
 
 
 def plain(program, tests, models):
-    tester = PlainTester(program, tests, Channel())
+    tester = PlainTester(program, tests)
     tester.begin(models, WEIGHTS)
     return tester
 
@@ -75,7 +76,7 @@ def test_what_a_client_cannot_do_alone_is_refused():
 @pytest.mark.parametrize("name", CASES)
 def test_secsv_finds_the_right_samples(name, keys, form):
     program, tests, models = case(name)
-    tester = SecSVTester(program, tests, Channel(), keys, form, "single-layer")
+    tester = SecSVTester(program, tests, keys, form, "single-layer")
     tester.begin(models, WEIGHTS)
     reference = plain(program, tests, models)
     for coalition in (0b0001, 0b0110, 0b1111):
@@ -87,7 +88,7 @@ def test_secsv_finds_the_right_samples(name, keys, form):
 @pytest.mark.parametrize("name", CASES)
 def test_hesv_counts_the_right_samples(name):
     program, tests, models = case(name, each=3)
-    tester = HESVTester(program, tests, Channel(), hesv_keys(program), "single-layer")
+    tester = HESVTester(program, tests, hesv_keys(program), "single-layer")
     tester.begin(models, WEIGHTS)
     reference = plain(program, tests, models)
     for coalition in (0b0001, 0b1111):
@@ -97,7 +98,7 @@ def test_hesv_counts_the_right_samples(name):
 @pytest.mark.parametrize("name", CASES)
 def test_secretsv_finds_the_right_samples(name):
     program, tests, models = case(name)
-    tester = SecretSVTester(program, tests, Channel())
+    tester = SecretSVTester(program, tests)
     tester.begin(models, WEIGHTS)
     reference = plain(program, tests, models)
     assert tester.correct(0b0110, 0b1010010001011) == reference.correct(0b0110, 0b1010010001011)
@@ -112,21 +113,25 @@ def test_lemma_6_1(keys, form):
     floor(log2 r) + (ones in r) - 1 rotations for each block of the result, r = side / d'.
     """
     program, tests, models = case("convolution")
-    secsv = SecSVTester(program, tests, Channel(), keys, form, "single-layer")
+    secsv = SecSVTester(program, tests, keys, form, "single-layer")
     secsv.begin(models, WEIGHTS)
-    hesv = HESVTester(program, tests, Channel(), hesv_keys(program), "single-layer")
+    hesv = HESVTester(program, tests, hesv_keys(program), "single-layer")
     hesv.begin(models, WEIGHTS)
     every = coalitions(range(4))[:5]
     wanted, wanted_products, wanted_rotations = 0, 0, 0
+    with Spent() as spent_secsv:
+        for coalition in every:
+            secsv.correct(coalition, tests.all)
+    with Spent() as spent_hesv:
+        for coalition in every[:2]:
+            hesv.hits(coalition)
     for coalition in every:
-        secsv.correct(coalition, tests.all)
         for route in secsv.routes(coalition):
             for layer in program.layers:
                 width = 2 * min(128, 2048 // 2 ** math.ceil(math.log2(layer.rows)))
                 columns = layer.columns * 5 * len(route.owners)
                 wanted += layer.inner * math.ceil(columns / width)
-    for coalition in every[:2]:
-        hesv.hits(coalition)
+    for _ in every[:2]:
         for layer in program.layers:
             side = min(layer.inner, math.isqrt(2048))
             block = next(d for d in range(min(layer.rows, side), side + 1) if side % d == 0)
@@ -135,13 +140,12 @@ def test_lemma_6_1(keys, form):
             wanted_products += 4 * results * math.ceil(layer.inner / side) * block
             wanted_rotations += 4 * results * (int(math.log2(copies)) + bin(copies).count("1") - 1)
         wanted_products += 4 * program.classes  # comparing with the labels in unary
-    for server in (secsv.P, secsv.H):
-        assert (server.counts.products, server.counts.rotations) == (wanted, 0)
-    assert (hesv.S.counts.products, hesv.S.counts.rotations) == (wanted_products, wanted_rotations)
+    assert (spent_secsv.products, spent_secsv.rotations) == (2 * wanted, 0), "both servers"
+    assert (spent_hesv.products, spent_hesv.rotations) == (wanted_products, wanted_rotations)
 
 
 def test_aggregation_weights_are_exact_where_they_are_small_integers():
-    assert quantised({0: 300.0, 2: 41.0}, 341.0) == {0: 300, 2: 41}
-    found = quantised({0: 30000.0, 1: 0.5, 2: 12345.0}, 42345.5)
+    assert quantised({0: 300.0, 2: 41.0}) == {0: 300, 2: 41}
+    found = quantised({0: 30000.0, 1: 0.5, 2: 12345.0})
     assert sum(found.values()) <= 1024 and found[1] == 1
     assert abs(found[0] / sum(found.values()) - 30000 / 42345.5) < 4 * 2**-11

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from sectorch import ckks
+from sectorch.choreography.run.local import LocalRuntime
 from sectorch.errors import FixedPointRangeError, UnsupportedOpError
 from sectorch.protocols.secsv import (
     CheckpointError,
@@ -29,6 +30,7 @@ from sectorch.protocols.secsv import (
     contribution_index,
     fedavg,
     federation,
+    hesv,
 )
 from sectorch.protocols.secsv.values import coalitions
 
@@ -190,8 +192,26 @@ def test_other_measures_take_the_same_utilities(trained):
     assert sorted(v.records) == list(range(1, 16))
 
 
-@pytest.mark.parametrize("where", ["layer output", "partial output", "model", "feature share"])
-def test_a_corrupted_message_is_found_and_results_are_kept(small, where, tmp_path):
+@pytest.fixture
+def network(monkeypatch):
+    """A faulty one: what it is given changes each message's words in place, once it is on its way."""
+
+    def broken(change):
+        whole = LocalRuntime.transfer
+
+        def transfer(self, line, value):
+            value = whole(self, line, value)
+            change(line.label, value)
+            return value
+
+        monkeypatch.setattr(LocalRuntime, "transfer", transfer)
+        return monkeypatch
+
+    return broken
+
+
+@pytest.mark.parametrize("where", ["layer_output", "partial_output", "model_P", "features_P"])
+def test_a_corrupted_message_is_found_and_results_are_kept(small, where, tmp_path, network):
     """One word of a ciphertext (or, in the range of the ring, of everything that is encrypted from it)."""
     net, models, tests = small
     make = lambda: torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
@@ -200,50 +220,42 @@ def test_a_corrupted_message_is_found_and_results_are_kept(small, where, tmp_pat
     count = [0]
 
     def tamper(label, value):
-        if label != where:
-            return value
-        count[0] += 1
-        if where == "model" or count[0] > 40:
-            word = value if isinstance(value, torch.Tensor) else value[next(iter(value))][0]
-            word = word.clone()
-            word.view(-1)[7] = (word.view(-1)[7] + 1234567) % 4169729
-            return (
-                word
-                if isinstance(value, torch.Tensor)
-                else {**value, next(iter(value)): (word, value[next(iter(value))][1])}
-            )
-        return value
+        if label == where:
+            count[0] += 1
+            if where == "model_P" or count[0] > 25:
+                words = value.view(-1)
+                words[7] = (words[7] + 1234567) % 4169729
 
-    run.channel.tamper = tamper
+    repaired = network(tamper).undo
     with pytest.raises(CorruptedCiphertextError, match="run again from the folder"):
         run.run()
+    repaired()
     kept = [json.loads(x) for x in (tmp_path / "round-001.jsonl").read_text().splitlines()]
-    assert where == "model" or len(kept) > 3
+    assert where == "model_P" or len(kept) > 3
     again = ShapleyEvaluation(net, [models], tests, settings=Settings(), out=tmp_path).run()
     assert sorted(again.rounds[0].records) == list(range(1, 16))
     before = {x["coalition"]: x["right"] for x in kept if x["coalition"]}
     assert all(again.rounds[0].records[c]["right"] == right for c, right in before.items())
 
 
-def test_a_word_beyond_its_prime_is_found(small):
+def test_a_word_beyond_its_prime_is_found(small, network):
     net, models, tests = small
     run = ShapleyEvaluation(net, [models], tests, settings=Settings(compare=False))
-    run.channel.tamper = lambda label, v: v + (1 << 31) if label == "layer output" else v
+    network(lambda label, v: v.add_(1 << 31) if label == "layer_output" else None)
     with pytest.raises(CorruptedCiphertextError, match="no ciphertexts"):
         run.run()
 
 
-def test_hesv_finds_a_corrupted_ciphertext(small):
+def test_hesv_finds_a_corrupted_ciphertext(small, network):
     net, models, tests = small
     run = ShapleyEvaluation(net, [models], tests, settings=Settings(protocol="hesv", compare=False))
+    prime = hesv.joint_keys(run.program).parameters.primes[0]
 
     def tamper(label, value):
-        if label == "layer output":
-            block = value.blocks[0, 0]
-            block.data[0, 0, 0, 7] = (block.data[0, 0, 0, 7] + 123456789) % block.primes[0]
-        return value
+        if label == "layer_output":
+            value[0, 0, 0, 7] = (value[0, 0, 0, 7] + 123456789) % prime
 
-    run.channel.tamper = tamper
+    network(tamper)
     with pytest.raises(CorruptedCiphertextError, match="run again from the folder"):
         run.run()
 

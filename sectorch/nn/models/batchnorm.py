@@ -17,7 +17,7 @@ def randomize_batchnorm(model: nn.Module, generator: torch.Generator) -> None:
     for module in model.modules():
         if not isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
             continue
-        if module.track_running_stats:
+        if module.running_mean is not None and module.running_var is not None:
             module.running_mean.normal_(0.0, 0.1, generator=generator)
             module.running_var.uniform_(0.5, 1.5, generator=generator)
         if module.affine:

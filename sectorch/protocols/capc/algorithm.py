@@ -14,7 +14,7 @@ from torch import nn
 
 from ...data.seeds import derive
 from ...data.selection import NEEDS, select
-from ...privacy import Budget, BudgetExhaustedError
+from ...dp import Budget, BudgetExhaustedError
 from ..privhfl.checkpoint import Store
 from ..privhfl.statement import Received, merged
 from ..privhfl.training import features

@@ -18,13 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...choreography import Located, Party, leaf
-from ...ckks import encrypt, keygen, to_shares
-from ...ckks.explain import explain
+from ...choreography import Located, Party, leaf, shaped
+from ...ckks import encrypt, explain, keygen, to_shares
+from ...dp import NoisyMax
 from ...errors import NetworkError
 from ...garbled import argmax_noisy, argmax_noisy_shares, argmax_onehot, argmax_onehot_shares, correlate
 from ...nn.secure import secure
-from ...privacy import NoisyMax
 from ...session import Session
 from ...tensor import Scheme, SharedTensor, share_tensor
 from .errors import CaPCError, TooFewVotersError
@@ -201,7 +200,7 @@ class Panel:
         else:
             if party not in self._secured:
                 self._secured[party] = secure(
-                    voter.model, frac_bits=self.scheme.frac_bits, session=self.session, party=party
+                    voter.model, Scheme(frac_bits=self.scheme.frac_bits), session=self.session, party=party
                 )
             secured = self._secured[party]
             logits = secured(share_tensor(queries, session=self.session, party=party, scheme=secured.scheme))
@@ -215,10 +214,10 @@ class Panel:
     def _answering(self, voter: Voter, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
         """From queries in float64 to one-hot votes."""
 
+        @shaped(lambda queries: queries.new_empty((len(queries), self.classes), dtype=torch.int64))
         def answer(queries: torch.Tensor) -> torch.Tensor:
             return self._one_hot(voter, queries.to(dtype))
 
-        answer.shapes = lambda queries: queries.new_empty((len(queries), self.classes), dtype=torch.int64)
         return answer
 
     def _one_hot(self, voter: Voter, images: torch.Tensor) -> torch.Tensor:
@@ -241,7 +240,7 @@ class Panel:
         for voter, report in zip(voters, reports, strict=True):
             if report.problem:
                 raise CaPCError(f"{voter.name}'s model cannot be evaluated under encryption: {report.problem}")
-        return keygen(max(1, *(report.depth for report in reports)) + SPARE_LEVELS, slots=batch)
+        return keygen(max([1, *(report.depth for report in reports)]) + SPARE_LEVELS, slots=batch)
 
 
 class SimulatedPanel(Panel):
@@ -256,7 +255,7 @@ class SimulatedPanel(Panel):
         if len(self.voters) < least:
             raise TooFewVotersError(f"{len(self.voters)} answering parties, and an answer needs {least}")
         start = time.perf_counter()
-        votes = sum(self._one_hot(voter, queries) for voter in self.voters)
+        votes = torch.stack([self._one_hot(voter, queries) for voter in self.voters]).sum(0)
         inferred = time.perf_counter()
         labels = mechanism.labels(votes)
         seconds = {"infer": inferred - start, "onehot": 0.0, "argmax": time.perf_counter() - inferred}

@@ -10,10 +10,19 @@ from pathlib import Path
 
 from rich.console import Console, Group
 
-from ...command import GOES_ON, Parser, bars, ended, plotting, print_json, watched, writable
+from ...cli.command import (
+    GOES_ON,
+    Parser,
+    bars,
+    ended,
+    plotting,
+    print_json,
+    watched,
+    writable,
+)
 from ...data.partition import PARTITIONS
 from ...data.selection import SELECTIONS
-from ...privacy import MECHANISMS
+from ...dp import MECHANISMS
 from ..privhfl.statement import table as received_table
 from . import experiment, plots
 from .algorithm import CaPC
@@ -85,7 +94,7 @@ class Screen(Watch):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, and return the exit status: see `sectorch.command`."""
+    """Run, and return the exit status: see `sectorch.cli.command`."""
     return ended(parser(), arguments, _run, GOES_ON)
 
 

@@ -85,7 +85,8 @@ def dataset_of(name: str, root: str | Path | None = None) -> Dataset:
         parts = [getattr(sets, kind)(str(folder), train=train) for train in (True, False)]
         return [Split(part.data.unsqueeze(1), part.targets) for part in parts]
 
-    return Dataset(name, *from_torchvision(name, folder / kind, f"d.{kind}('{folder}', download=True)", read), 10)
+    train, test = from_torchvision(name, folder / kind, f"d.{kind}('{folder}', download=True)", read)
+    return Dataset(name, train, test, 10)
 
 
 @dataclass(frozen=True)

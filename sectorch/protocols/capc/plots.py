@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ...command import require
+from ...cli.command import require
 from .report import Result
 
 SCALES = (0.5, 1.0, 2.0, 4.0, 7.0, 10.0, 15.0, 20.0, 40.0)
@@ -46,15 +46,16 @@ def plot(result: Result, folder: str | Path) -> list[Path]:
     width = 0.8 / max(1, len(result.records))
     for i, r in enumerate(result.records.values()):
         places = [k + (i + 0.5) * width - 0.4 for k in range(result.classes)]
-        bars = [100 * (a - b) for b, a in zip(r.before.per_class, r.after.per_class, strict=True)]
+        bars = [100 * (a - b) for b, a in zip(r.before.per_class, r.retrained.per_class, strict=True)]
         axes.bar(places, bars, width, label=r.name)
     axes.set_xticks(range(result.classes))
     paths.append(_save(figure, axes, folder / "class_balance.png", "class", "gain in recall, points"))
     lines: dict[str, dict[float, list[float]]] = {}
     for r in result.records.values():
         at = {scale: r.right_at(scale) for scale in SCALES}
-        if None not in at.values():
-            lines[r.name] = {scale: [100 * right] for scale, right in at.items()}
+        known = {scale: [100 * right] for scale, right in at.items() if right is not None}
+        if len(known) == len(at):
+            lines[r.name] = known
     if lines:
         paths.append(curve(folder / "scale_accuracy.png", "scale of the noise", "right answers, %", lines, log=True))
     return paths

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from ...privacy import ORDERS, Budget, NoisyMax, epsilon_of
+from ...dp import ORDERS, Budget, NoisyMax, epsilon_of
+from .errors import CaPCError
 from .fairness import Scores
 from .settings import Party, Settings
 from .statement import sentences
@@ -56,8 +57,9 @@ class Record:
             self.seconds[step] += answer["seconds"][step]
         self.voters += [answer["voters"]] * len(asked)
         self.lost += [name for name in answer["lost"] if name not in self.lost]
-        if answer.get("votes") is not None:
-            curve = sum(self.mechanism.curve_of(np.asarray(votes)) for votes in answer["votes"])
+        if answer.get("votes"):
+            first, *others = (self.mechanism.curve_of(np.asarray(votes)) for votes in answer["votes"])
+            curve = sum(others, first)
             self.oracle = curve if self.oracle is None else self.oracle + curve
             self.votes += answer["votes"]
 
@@ -83,8 +85,19 @@ class Record:
         return [epsilon_of(extra + (i + 1) * unit, self.budget.delta) for i in range(len(self.asked))]
 
     @property
+    def retrained(self) -> Scores:
+        """`after`, once there is one.
+
+        Raises:
+            CaPCError: the party was not retrained yet.
+        """
+        if self.after is None:
+            raise CaPCError(f"{self.name} was not retrained yet")
+        return self.after
+
+    @property
     def gain(self) -> float:
-        return self.after.accuracy - self.before.accuracy
+        return self.retrained.accuracy - self.before.accuracy
 
     def as_dict(self, classes: int) -> dict:
         shown = lambda s: (
@@ -165,7 +178,7 @@ class Result:
         for r in self.records.values():
             shown.add_column(r.name, justify="right")
             counts = r.labels.bincount(minlength=self.classes).tolist()
-            cells = zip(r.before.per_class, r.after.per_class, counts, strict=True)
+            cells = zip(r.before.per_class, r.retrained.per_class, counts, strict=True)
             columns.append([f"{100 * before:.0f}->{100 * after:.0f} ({count})" for before, after, count in cells])
         for k, row in enumerate(zip(*columns, strict=True)):
             shown.add_row(str(k), *row)
@@ -196,10 +209,10 @@ class Result:
             rows = csv.writer(file, lineterminator="\n")
             rows.writerow(("party", "architecture", "class", "before", "after", "answers"))
             for r in self.records.values():
-                overall = ("all", r.before.accuracy, r.after.accuracy, len(r.asked))
-                balanced = ("balanced", r.before.balanced, r.after.balanced, len(r.asked))
+                overall = ("all", r.before.accuracy, r.retrained.accuracy, len(r.asked))
+                balanced = ("balanced", r.before.balanced, r.retrained.balanced, len(r.asked))
                 counts = r.labels.bincount(minlength=self.classes).tolist()
-                per = zip(range(self.classes), r.before.per_class, r.after.per_class, counts, strict=True)
+                per = zip(range(self.classes), r.before.per_class, r.retrained.per_class, counts, strict=True)
                 rows.writerows((r.name, r.architecture, *row) for row in (overall, balanced, *per))
         with paths[2].open("w", newline="") as file:
             rows = csv.writer(file, lineterminator="\n")
@@ -225,9 +238,9 @@ def add_record(shown: Table, r: Record) -> None:
     shown.add_row(
         r.name,
         r.architecture,
-        change(r.before.accuracy, r.after.accuracy if done else 0),
+        change(r.before.accuracy, r.retrained.accuracy if done else 0),
         f"{100 * r.gain:+.2f}" if done else "",
-        change(r.before.balanced, r.after.balanced if done else 0),
+        change(r.before.balanced, r.retrained.balanced if done else 0),
         str(len(r.asked)),
         f"{r.budget.spent:.3f}",
         f"{r.budget.remaining:.3f}",

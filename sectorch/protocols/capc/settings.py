@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ...data.selection import SELECTIONS
-from ...privacy import (
+from ...dp import (
     MECHANISMS,
     NoisyMax,
     PrivacyError,

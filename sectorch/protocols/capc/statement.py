@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...privacy import epsilon_of
+from ...dp import epsilon_of
 
 
 def sentences(result: Any) -> list[str]:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from ...choreography import Located, Message, Net, protocol
+from ...choreography import Located, Message, Net, protocol, shaped
+from ...choreography.located import compute
 from ...ckks.convert import random_words
-from ...located import compute
-from ...mpc.shares import Shares
+from ...mpc.star.shares import Shares
 
 
 @protocol(
@@ -37,12 +37,10 @@ def mask(net: Net, logits: Shares) -> tuple[Located, Located]:
     return r_hat, (half + logits.S).send(S, Q, "masked")
 
 
+@shaped(lambda shape: torch.empty(shape, dtype=torch.int64, device="meta"))
 def _uniform(shape: torch.Size) -> torch.Tensor:
     """int64 values that only the caller has."""
     return random_words(shape.numel()).view(shape)
-
-
-_uniform.shapes = lambda shape: torch.empty(shape, dtype=torch.int64, device="meta")
 
 
 @protocol("capc_to_guardian", "CaPC, step 2", [Message("s_hat", "A", "S", "s of Q")])

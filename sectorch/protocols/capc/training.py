@@ -60,14 +60,18 @@ def _batchable(model: nn.Module) -> bool:
     return not list(model.buffers()) and not any(isinstance(layer, _DRAWS) for layer in model.modules())
 
 
+def _fresh(estimator: Any) -> Any:
+    from sklearn.base import clone
+
+    return clone(estimator)
+
+
 def _fit(task: Task, how: Training, seed: int) -> Any:
     if isinstance(task.model, nn.Module):
         model = copy.deepcopy(task.model)
         train(model, task.images, task.labels, how, seed)
         return model
-    from sklearn.base import clone
-
-    model = clone(task.model)
+    model = _fresh(task.model)
     if "random_state" in model.get_params():
         model.set_params(random_state=seed % 2**32)
     return model.fit(task.images.flatten(1).numpy(), task.labels.numpy())

@@ -4,7 +4,8 @@
     result = CaPriDe(parties, test, classes, Settings(update="head"), out="runs/first").run()
 
 `algorithm.py` is Algorithm 1, to be read beside the paper. `directions.py` and `update.py` say how a number that is
-decrypted becomes a gradient, `aggregate.py` how nothing but aggregates can be decrypted, `ledger.py` when it stops.
+decrypted becomes a gradient, `exchange.py` what travels, `aggregate.py` how nothing but aggregates can be decrypted,
+`guard.py` when it stops.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .errors import DisaggregationError as DisaggregationError
 from .errors import ModelError as ModelError
 from .errors import PlotError as PlotError
 from .federation import federation as federation
-from .ledger import Ledger as Ledger
+from .guard import Guard as Guard
 from .report import Result as Result
 from .report import comparison as comparison
 from .settings import Party as Party

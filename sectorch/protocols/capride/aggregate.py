@@ -19,22 +19,23 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from tenseal import sealapi
 
 from ... import ckks
-from ...ckks.bounds import fresh_error
-from ...ckks.cipher import Cipher, drop_to
-from ...ckks.flood import coefficient_error
-from ...ckks.ntt import transform
+from ...ckks.scheme.bounds import fresh_error
+from ...ckks.scheme.cipher import Cipher
+from ...ckks.scheme.flood import coefficient_error
+from ...ckks.scheme.ntt import transform
 from .errors import CorruptedCiphertextError
 
 TERMS = 64
-"""The error of an aggregate is taken to be that of so many fresh ciphertexts added up, as in `sectorch.ckks.flood`."""
+"""The error of an aggregate is taken to be that of so many fresh ones added up, as in `sectorch.ckks.scheme.flood`."""
+TAG_BYTES = 32
+"""Of the tag that goes with ciphertexts: half is the identity of their keys."""
 
 
 def copies(samples: int, slots: int) -> int:
@@ -55,6 +56,68 @@ def blocks(directions: torch.Tensor, count: int) -> torch.Tensor:
     return blocked.reshape(-1, blocked.shape[2], blocked.shape[3])
 
 
+@dataclass(frozen=True)
+class Layout:
+    """How a party's n samples and what is asked about them lie in ciphertexts. Public, and the same at both ends.
+
+    Attributes:
+        row: the shape of a sample. classes: M.
+    """
+
+    parameters: ckks.Parameters
+    samples: int
+    row: tuple[int, ...]
+    classes: int
+
+    @property
+    def count(self) -> int:
+        """C."""
+        return copies(self.samples, self.parameters.slots)
+
+    @property
+    def chunk(self) -> int:
+        """Samples of one ciphertext."""
+        return self.parameters.slots // self.count
+
+    @property
+    def chunks(self) -> list[int]:
+        """Samples of each chunk; the last may be smaller."""
+        return [min(self.chunk, self.samples - start) for start in range(0, self.samples, self.chunk)]
+
+    @property
+    def inputs(self) -> torch.Size:
+        """Of Enc(x): one ciphertext for each number of a sample and chunk."""
+        return self._ciphertexts(math.prod(self.row), self.parameters.depth + 1)
+
+    @property
+    def logits(self) -> torch.Size:
+        """Of Enc(z)."""
+        return self._ciphertexts(self.classes, 2)
+
+    def directions(self, numbers: int) -> torch.Size:
+        """Of Enc(q): M ciphertexts for each C directions and chunk, of the two primes that an inner product needs."""
+        return self._ciphertexts(self.blocks(numbers) * self.classes, 2)
+
+    def aggregates(self, numbers: int) -> torch.Size:
+        """Of what `seal` gives."""
+        return torch.Size((self.blocks(numbers), 2 * self.count + self.parameters.degree))
+
+    def blocks(self, numbers: int) -> int:
+        """B, ciphertexts of so many aggregates."""
+        return -(-numbers // self.count)
+
+    def tensors(self, residues: torch.Tensor, keys: ckks.PublicKeys, *row: int) -> list[ckks.CKKSTensor]:
+        """Residues of these shapes as one tensor [samples C, *row] for each chunk, bound by nothing."""
+        p, level = self.parameters, residues.shape[2] - 1
+        error = fresh_error(p.degree, p.scales[level])
+        pieces = zip(residues.chunk(len(self.chunks)), self.chunks, strict=True)
+        ciphers = [(Cipher(data, keys, largest=math.nan, error=error), n * self.count) for data, n in pieces]
+        return [ckks.CKKSTensor(cipher, batch, row, torch.float64) for cipher, batch in ciphers]
+
+    def _ciphertexts(self, each: int, primes: int) -> torch.Size:
+        return torch.Size((len(self.chunks) * each, 2, primes, self.parameters.degree))
+
+
 def encrypt_low(x: torch.Tensor, keys: ckks.Keys, level: int = 1) -> ckks.CKKSTensor:
     """x [n, ...] encrypted by the owner of the key with the primes of one level only.
 
@@ -72,115 +135,72 @@ def encrypt_low(x: torch.Tensor, keys: ckks.Keys, level: int = 1) -> ckks.CKKSTe
     return ckks.CKKSTensor(cipher, len(x), tuple(x.shape[1:]), torch.float64)
 
 
-def fingerprint(*tensors: torch.Tensor) -> str:
-    """A digest of the residues of ciphertexts, by which damage on the way is seen. No defence against a liar."""
-    found = hashlib.blake2b(digest_size=16)
-    for tensor in tensors:
-        found.update(memoryview(tensor.detach().contiguous().numpy()).cast("B"))
-    return found.hexdigest()
+def tagged(residues: torch.Tensor, identity: str) -> torch.Tensor:
+    """What goes with ciphertexts: the identity of their keys and a digest of the residues, uint8 [TAG_BYTES].
 
-
-@dataclass(frozen=True)
-class Published:
-    """Ciphertexts that their owner hands to every peer, and the digest that they left with."""
-
-    owner: str
-    what: str
-    parts: tuple[ckks.CKKSTensor, ...] = field(repr=False)
-    digest: str
-
-    @classmethod
-    def of(cls, owner: str, what: str, parts: Sequence[ckks.CKKSTensor]) -> Published:
-        return cls(owner, what, tuple(parts), fingerprint(*(part.cipher.data for part in parts)))
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.ciphertext_bytes for part in self.parts)
-
-    def checked(self) -> tuple[ckks.CKKSTensor, ...]:
-        """The ciphertexts, as they were sent.
-
-        Raises:
-            CorruptedCiphertextError: they are not.
-        """
-        if fingerprint(*(part.cipher.data for part in self.parts)) != self.digest:
-            raise CorruptedCiphertextError(
-                f"{self.owner}'s {self.what} arrived damaged: the ciphertexts do not have the digest that they were "
-                f"sent with; ask {self.owner} to publish them again"
-            )
-        return self.parts
-
-
-@dataclass(frozen=True)
-class Sealed:
-    """B C aggregates on their way to the owner of the key, who alone can open them.
-
-    `constants` int64 [B, 2C] and `body` int64 [B, N] are residues mod q_0.
+    Damage on the way is seen by it, and what is under other keys. It is no defence against a liar.
     """
-
-    sender: str
-    identity: str
-    constants: torch.Tensor = field(repr=False)
-    body: torch.Tensor = field(repr=False)
-    factor: float
-    digest: str
-
-    @property
-    def nbytes(self) -> int:
-        return 8 * (self.constants.numel() + self.body.numel())
-
-    @property
-    def numbers(self) -> int:
-        """Aggregates that it holds; what is decrypted is at most these."""
-        return self.constants.numel() // 2
+    found = hashlib.blake2b(residues.contiguous().numpy().data.cast("B"), digest_size=TAG_BYTES // 2)
+    return torch.frombuffer(bytearray(bytes.fromhex(identity) + found.digest()), dtype=torch.uint8)
 
 
-def seal(products: ckks.CKKSTensor, count: int, sender: str, flood_bits: float) -> Sealed:
-    """Aggregate over the batch: products [n C, B] -> B C sums over n samples each.
+def intact(residues: torch.Tensor, tag: torch.Tensor, identity: str, what: str) -> torch.Tensor:
+    """The residues as they were sent.
 
-    The ciphertexts are rerandomised (a fresh encryption of zero: the body is then pseudo-random to the owner as well)
-    and flooded by 2^flood_bits times the error's standard deviation, so that the error, which depends on the sender's
-    weights, is hidden. Costs: settles B ciphertexts, B encryptions of zero, B inverse transforms.
-    """
-    lowest = ckks.rerandomised(products, flood_bits=flood_bits).cipher
-    c = drop_to(replace(lowest, largest=math.nan), 0)  # what fits was the sender's to see to: `_check_range`
-    degree, q = c.data.shape[3], c.primes[0]
-    stride = degree // (2 * count)
-    constants = transform(degree, q).inverse(c.data[:, 0, 0].contiguous())[:, ::stride].contiguous()
-    body = c.data[:, 1, 0].contiguous()
-    return Sealed(sender, c.keys.identity, constants, body, c.factor, fingerprint(constants, body))
-
-
-def unseal(sealed: Sealed, keys: ckks.Keys) -> torch.Tensor:
-    """The aggregates, float64 [B C], at the owner of the key.
+    Args:
+        identity: of the keys that they are expected to be under.
+        what: they are, in words, in an error.
 
     Raises:
-        KeyMismatchError: sealed under other keys.
+        KeyMismatchError: they are under other keys.
         CorruptedCiphertextError: damaged on the way.
     """
-    if sealed.identity != keys.public.identity:
-        raise ckks.KeyMismatchError(
-            f"the aggregates of {sealed.sender} are under keys {sealed.identity[:8]}, given were "
-            f"{keys.public.identity[:8]}"
-        )
-    if fingerprint(sealed.constants, sealed.body) != sealed.digest:
+    expected = tagged(residues, identity)
+    if not torch.equal(tag[: TAG_BYTES // 2], expected[: TAG_BYTES // 2]):
+        came = bytes(tag[:4].tolist()).hex()
+        raise ckks.KeyMismatchError(f"{what} are under keys {came}, expected were {identity[:8]}")
+    if not torch.equal(tag, expected):
         raise CorruptedCiphertextError(
-            f"the aggregates of {sealed.sender} arrived damaged: they do not have the digest that they were sent with; "
-            f"ask for the round again"
+            f"{what} arrived damaged: they do not have the digest that they were sent with; ask for them again"
         )
+    return residues
+
+
+def seal(products: ckks.CKKSTensor, count: int, flood_bits: float) -> torch.Tensor:
+    """Aggregate over the batch: products [n C, B] -> B C sums over n samples each, as int64 residues [B, 2C + N].
+
+    A row is the 2C coefficients of the first polynomial and the whole of the second. The ciphertexts are rerandomised
+    (a fresh encryption of zero: the second polynomial is then pseudo-random to the owner as well) and flooded by
+    2^flood_bits times the error's standard deviation, so that the error, which depends on the sender's weights, is
+    hidden. Costs: settles B ciphertexts, B encryptions of zero, B inverse transforms.
+
+    Raises:
+        LevelError: they have more than one level left to be rescaled by.
+    """
+    c = ckks.rerandomised(products, flood_bits=flood_bits).cipher
+    if c.level:
+        raise ckks.LevelError(f"aggregates are of one prime, and {c.level + 1} are left; multiply at the first level")
+    degree, q = c.data.shape[3], c.primes[0]
+    stride = degree // (2 * count)
+    constants = transform(degree, q).inverse(c.data[:, 0, 0].contiguous())[:, ::stride]
+    return torch.cat([constants, c.data[:, 1, 0]], 1)
+
+
+def unseal(sealed: torch.Tensor, keys: ckks.Keys, factor: float = 1.0) -> torch.Tensor:
+    """The aggregates times a public factor, float64 [B C], at the owner of the key."""
     p, context = keys.parameters, keys.public.context
-    q, count = p.primes[0], sealed.constants.shape[1] // 2
+    q, count = p.primes[0], (sealed.shape[1] - p.degree) // 2
     stride = p.degree // (2 * count)
-    first = torch.zeros_like(sealed.body)
-    first[:, ::stride] = sealed.constants
-    residues = torch.stack([transform(p.degree, q).forward(first), sealed.body], 1).unsqueeze(2)
+    first = torch.zeros(len(sealed), p.degree, dtype=torch.int64)
+    first[:, ::stride] = sealed[:, : 2 * count]
+    residues = torch.stack([transform(p.degree, q).forward(first), sealed[:, 2 * count :]], 1).unsqueeze(2)
     plain, rows = sealapi.Plaintext(), []
     for one in residues:
         keys.secret.decryptor.decrypt(context.write(one.contiguous(), p.scales[0]), plain)
         rows.append(torch.from_numpy(np.array(context.parse_plain(plain, 0)[0])))
     message = transform(p.degree, q).inverse(torch.stack(rows))[:, ::stride]
     message = torch.where(message > q // 2, message - q, message).double()
-    means = message @ _cosines(count).t() * (sealed.factor / p.scales[0])
+    means = message @ _cosines(count).t() * (factor / p.scales[0])
     return (means * stride).reshape(-1)
 
 

@@ -25,9 +25,10 @@ from .directions import (
     predictions,
 )
 from .exchange import Exchange, Simulated
-from .ledger import Ledger, check_spread, isolated
+from .guard import Guard, check_spread, isolated
 from .report import Result
 from .settings import LEAST_SAMPLES, WEIGHT_OF_A_PEER, Party, Settings, chain, check
+from .traffic import Traffic
 from .training import distillation, in_the_clear, mutual, optimiser, own_view, predict, scores, train
 from .update import Update, agreed_logits, deep_update, head_update
 from .watch import Watch
@@ -100,8 +101,9 @@ class CaPriDe:
         self.parameters = chain(self.parties, how) if how.asks else None
         self.store = Store(out)
         self.store.claim(self.parties, test, how)
-        self.ledger = Ledger.from_dict(self.store.ledger() or {"rows": [], "released": {}})
-        self.ledger.before_release = lambda: self.store.keep_ledger(self.ledger.as_dict())
+        kept = self.store.ledger() or {}
+        self.traffic = Traffic(kept.get("messages", ()))
+        self.guards = {p.name: Guard(p.name, kept.get("released"), self._keep_ledger) for p in self.parties}
         self.exchange: Exchange | None = None
         self.states = {party.name: _State(party, how) for party in self.parties}
         self.records: dict[str, list[dict]] = {party.name: [] for party in self.parties}
@@ -124,14 +126,35 @@ class CaPriDe:
             self._local(watch)
             done = 0
         if how.asks:
-            kind = Exchange if how.encrypted else Simulated
-            self.exchange = kind(self.parties, self.parameters, how, self.ledger, watch)
+            self.connect(watch)
         for t in range(done + 1, how.rounds + 1):
             self.round(t, watch)
         return Result(
             self.parties, self.classes, how, self.records, {n: s.models for n, s in self.states.items()},
-            self.ledger, self.parameters, dict(self.exchange.seconds) if self.exchange else {},
+            self.traffic.rows, self.released, self.parameters, dict(self.exchange.seconds) if self.exchange else {},
         )  # fmt: skip
+
+    def connect(self, watch: Watch | None = None) -> Exchange:
+        """The exchange of a run: new keys, and the counts of what was released before."""
+        kind = Exchange if self.settings.encrypted else Simulated
+        self.exchange = kind(
+            self.parties,
+            self.classes,
+            self.parameters,
+            self.settings,
+            guards=self.guards,
+            traffic=self.traffic,
+            watch=watch,
+        )
+        return self.exchange
+
+    @property
+    def released(self) -> dict[str, list[int]]:
+        """All parties' counts; see `Guard.released`."""
+        return {place: count for guard in self.guards.values() for place, count in guard.released.items()}
+
+    def _keep_ledger(self) -> None:
+        self.store.keep_ledger({"messages": self.traffic.rows, "released": self.released})
 
     def round(self, t: int, watch: Watch | None = None) -> None:
         """One round of all parties, on the models that the round before left."""
@@ -180,7 +203,7 @@ class CaPriDe:
             records[party.name] = {**records[party.name], **measured}
         together = {name: [*found, records[name]] for name, found in self.records.items()}
         self.store.keep(t, together, {name: state.tensors() for name, state in new.items()})
-        self.store.keep_ledger(self.ledger.as_dict())
+        self._keep_ledger()
         self.states, self.records = new, together
         watch.finished(t, self.records)
 

@@ -3,7 +3,7 @@
     run.json        what the run is; another run in the same folder is refused
     round-T.pt      models and optimisers after round T (0: after local training); the newest alone is kept
     state.json      which round that is, and the records; written last
-    ledger.json     the ledger, written before anything is released: its counts are never behind
+    ledger.json     messages, and counts of what was released, written before a release: they are never behind
 
 A run folder holds all parties' models, but no key: a run that is taken up makes new keys. It belongs to a simulation,
 and is as secret as the models are.

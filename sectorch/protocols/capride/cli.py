@@ -11,7 +11,16 @@ from pathlib import Path
 from rich.console import Console, Group
 from rich.table import Table
 
-from ...command import GOES_ON, Parser, bars, ended, plotting, print_json, watched, writable
+from ...cli.command import (
+    GOES_ON,
+    Parser,
+    bars,
+    ended,
+    plotting,
+    print_json,
+    watched,
+    writable,
+)
 from . import plots
 from .algorithm import CaPriDe
 from .data import DATASETS, SPLITS
@@ -125,7 +134,7 @@ class Screen(Watch):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, and return the exit status: see `sectorch.command`."""
+    """Run, and return the exit status: see `sectorch.cli.command`."""
     return ended(parser(), arguments, _run, GOES_ON)
 
 

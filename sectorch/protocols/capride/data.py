@@ -51,7 +51,8 @@ def _cifar100(root: Path) -> Dataset:
         return [Split(torch.from_numpy(p.data).permute(0, 3, 1, 2), torch.tensor(p.targets)) for p in parts]
 
     call = f"d.CIFAR100('{root}', download=True)"
-    return Dataset("cifar100", *from_torchvision("cifar100", root / "cifar-100-python", call, read), 100)
+    train, test = from_torchvision("cifar100", root / "cifar-100-python", call, read)
+    return Dataset("cifar100", train, test, 100)
 
 
 def _ham10000(root: Path) -> Dataset:
@@ -86,7 +87,8 @@ def _ham10000(root: Path) -> Dataset:
     labels = torch.tensor([names.index(kind) for _, kind in rows])
     order = torch.randperm(len(rows), generator=generator(0, "ham10000"))
     cut = round(0.85 * len(rows))
-    return Dataset("ham10000", *(Split(pixels[part], labels[part]) for part in (order[:cut], order[cut:])), len(names))
+    train, test = (Split(pixels[part], labels[part]) for part in (order[:cut], order[cut:]))
+    return Dataset("ham10000", train, test, len(names))
 
 
 def divide(

@@ -1,189 +1,245 @@
-"""What travels between the parties in a round, and who computes what: Algorithm 1's inner loop.
+"""What travels between P_k, who owns the samples, and P_l, its peer, and who computes what: Algorithm 1's exchange.
 
-    P_k -> peers   once: Enc(x_j), and the public and relinearisation keys
-    P_k -> peers   each round: Enc(q_rj), with q the predictions p and derivatives of p (`directions.py`)
-    P_l -> P_k     Enc(sum_j q_rj . z_j / T), sealed (`aggregate.py`), with z_j = M_l(Enc(x_j))
-    P_k            decrypts these, and nothing else
-
-Each object below stands for one party and holds only what that party holds.
+The protocols are read beside Algorithm 1 and Figure 1; what P_k and P_l compute on their own is in `parties.py`.
+`Exchange` runs the protocols for the parties that are in this process: all of them, or one.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import nn
 
 from ... import ckks
+from ...choreography import Located, Message, Net, Roles, protocol, shaped
+from ...choreography.located import compute
 from ...data.seeds import generator
-from .aggregate import Published, Sealed, blocks, encrypt_low, flood_for, noise_of, seal, spread, unseal
+from ...session import Session
+from .aggregate import TAG_BYTES, Layout, flood_for, noise_of
 from .checkpoint import weights_digest
 from .directions import Directions
-from .errors import ModelError
-from .ledger import Ledger, check_spread
-from .settings import Party, Settings, layout
+from .guard import Guard
+from .parties import Owner, Peer
+from .settings import Party, Settings
+from .traffic import Traffic
 from .watch import Watch
 
-
-class Owner:
-    """P_k with its keys: publishes, and opens what comes back."""
-
-    def __init__(self, party: Party, parameters: ckks.Parameters, how: Settings):
-        self.party, self.how = party, how
-        p = parameters
-        self.keys = ckks.keygen(p.depth, degree=p.degree, scale_bits=p.scale_bits)
-        self.count = layout(self.keys.parameters, len(party.images))
-        self.chunk = p.slots // self.count
-        self.inputs: Published | None = None
-
-    def publish_inputs(self) -> Published:
-        """Enc(x_j), once: one ciphertext for each number of a sample and chunk of samples."""
-        if self.inputs is None:
-            chunks = self.party.images.split(self.chunk)
-            # What the last level holds is looked at by `_check_range`, on the answering party's own data.
-            parts = [ckks.encrypt(spread(x, self.count), self.keys, bound=None) for x in chunks]
-            self.inputs = Published.of(self.party.name, "inputs", parts)
-        return self.inputs
-
-    def publish(self, directions: Directions) -> Published:
-        """Enc(q_rj): M ciphertexts for each C directions and chunk, of the two primes that an inner product needs."""
-        check_spread(self.party.name, directions, self.how)
-        chunks = directions.weights.split(self.chunk, dim=1)
-        parts = [encrypt_low(blocks(weights, self.count), self.keys) for weights in chunks]
-        return Published.of(self.party.name, "directions", parts)
-
-    def open(self, sealed: Sealed, directions: Directions) -> torch.Tensor:
-        """The aggregates, one for each direction: all that is ever decrypted."""
-        return unseal(sealed, self.keys)[: len(directions)]
+PEERS = Roles("Pk Pl", edges="Pk-Pl")
+"""P_k owns the samples and the key, P_l has a model. Each party plays Pk to each of its peers, and Pl for each."""
 
 
-class Peer:
-    """P_l with its model in plain: answers on ciphertexts of others."""
+@protocol("capride_publish", "CaPriDe, Algorithm 1, first loop", [
+    Message("keys", "Pk", "Pl", "a public key", "P_k's public keys"),
+    Message("inputs", "Pk", "Pl", "encrypted"),
+    Message("inputs_tag", "Pk", "Pl", "a digest of what is encrypted"),
+], roles=PEERS)  # fmt: skip
+def publish(net: Net, keys: Located, x: Located, tag: Located) -> tuple[Located, Located, Located]:
+    """Publish encrypted data {E(x_j)}, and the keys to compute on them, to one peer: once.
 
-    def __init__(self, party: Party, how: Settings):
-        self.party, self.how = party, how
-        self._logits: dict[str, tuple[str, list[ckks.CKKSTensor]]] = {}
-
-    def logits(self, model: nn.Module, version: str, inputs: Published) -> list[ckks.CKKSTensor]:
-        """Enc(z_j), reused for all directions while the model stays as it is."""
-        known = self._logits.get(inputs.owner)
-        if known is None or known[0] != version:
-            _check_range(self.party, model)
-            with torch.no_grad():
-                found = [model(part).settled() for part in inputs.checked()]
-            self._logits[inputs.owner] = known = (version, found)
-        return known[1]
-
-    def answer(self, logits: Iterable[ckks.CKKSTensor], published: Published, count: int, flood_bits: float) -> Sealed:
-        """Enc(sum_j q_rj . z_j / T): aggregated before it leaves."""
-        total = None
-        for q, z in zip(published.checked(), logits, strict=True):
-            product = ckks.inner(q, z.unsqueeze(1)) / self.how.temperature
-            # The last chunk may be shorter; its missing slots hold nothing.
-            total = product if total is None else _added(total, product)
-        return seal(total, count, self.party.name, flood_bits)
+    Rounds 1; bytes: of the keys (`PublicKeys.message_bytes`), of the ciphertexts as words (`Layout.inputs`), 32. P_l
+    learns the public keys.
+    """
+    Pk, Pl = net.Pk, net.Pl
+    return keys.send(Pk, Pl, "keys"), x.send(Pk, Pl, "inputs"), tag.send(Pk, Pl, "inputs_tag")
 
 
-def _added(total: ckks.CKKSTensor, part: ckks.CKKSTensor) -> ckks.CKKSTensor:
-    return total + ckks.CKKSTensor(part.cipher, total.batch, part.row_shape, part.float_dtype)
+@protocol("capride_announce", "CaPriDe, 3.3, ii", [
+    Message("size", "Pk", "Pl", "nothing", "how many numbers P_k asks for, over how many samples"),
+], roles=PEERS)  # fmt: skip
+def announce(net: Net, size: Located) -> Located:
+    """What P_l's guard looks at before anything is computed, at both: int64 [2]. Rounds 1, bytes 16."""
+    return size.send(net.Pk, net.Pl, "size")
 
 
-def _check_range(party: Party, model: nn.Module) -> None:
-    """P_l looks, on its own data, whether its logits fit the last level; what does not would wrap around."""
-    with torch.no_grad():
-        largest = float(model(party.images).abs().max())
-    limit = 2.0 ** (ckks.parameters.INTEGER_BITS - 1)
-    if not 2 * largest < limit:
-        raise ModelError(
-            f"{party.name}'s logits reach {largest:.3g} on its own data, too near the {limit:.0f} that a slot of an "
-            f"aggregate holds; train with a smaller rate or weight, or scale the last layer down"
-        )
+@protocol("capride_divergence", "CaPriDe, Algorithm 1, inner loop; Eq. 12", [
+    Message("directions", "Pk", "Pl", "encrypted"),
+    Message("directions_tag", "Pk", "Pl", "a digest of what is encrypted"),
+    Message("aggregates", "Pl", "Pk", "rerandomised", "sums over a batch: directions of P_k's times P_l's logits / T"),
+    Message("aggregates_tag", "Pl", "Pk", "a digest of what is encrypted"),
+], roles=PEERS)  # fmt: skip
+def pairwise_divergence(
+    net: Net, p: Located, tag: Located, x: Located, model: Callable, divergence: Callable, d: Callable
+) -> Located:
+    """sum_j p_j . z_j / T at P_k, and the same for each derivative of p that is beside it: float64 [R].
+
+    Args:
+        p, tag: E(p_j) at P_k. x: E(x_j) at P_l.
+        model: M_l, on ciphertexts.
+        divergence: E(p_j), its tag and E(z_j) to Eq. 12, sealed (`aggregate.py`), and its tag.
+        d: decrypts, at P_k.
+
+    Rounds 2; bytes: of the ciphertexts as words (`Layout.directions`, `Layout.aggregates`), and 32 each way. P_k learns
+    the R sums, P_l nothing.
+    """
+    Pk, Pl = net.Pk, net.Pl
+    p, tag = p.send(Pk, Pl, "directions"), tag.send(Pk, Pl, "directions_tag")  # Publish encrypted inferences
+    z = compute(model, x)  # Perform inference on encrypted data
+    kl, tag = net.fresh(Pl, divergence, p, tag, z)  # Compute pairwise divergence in encrypted domain, Equation 12
+    kl, tag = kl.send(Pl, Pk, "aggregates"), tag.send(Pl, Pk, "aggregates_tag")  # Send to participant k
+    return compute(d, kl.at(Pk), tag.at(Pk))  # Equation 10
 
 
 class Exchange:
-    """All parties' exchange in one process, encrypted; `Simulated` computes the same in the clear."""
+    """The exchange of whichever parties are in this process, encrypted; `Simulated` computes the same in the clear.
 
-    def __init__(self, parties: list[Party], parameters: ckks.Parameters, how: Settings, ledger: Ledger, watch: Watch):
-        self.parties, self.parameters = {p.name: p for p in parties}, parameters
-        self.how, self.ledger, self.watch = how, ledger, watch
+    Args:
+        parties: all of them. Of one that is in another process only the name and the shape of its images are used.
+        classes: M.
+        parameters: of all parties' keys.
+        guards: by name, of the parties that are here; new ones unless given.
+        traffic: where messages are counted.
+        sessions: by owner and peer, with a `PartyRuntime` where the other one is in another process, who runs the
+            same exchanges in the same order. All parties are in this process unless given.
+    """
+
+    def __init__(
+        self,
+        parties: Sequence[Party],
+        classes: int,
+        parameters: ckks.Parameters,
+        how: Settings,
+        *,
+        guards: Mapping[str, Guard] | None = None,
+        traffic: Traffic | None = None,
+        watch: Watch | None = None,
+        sessions: Mapping[tuple[str, str], Session] | None = None,
+    ):
+        self.how, self.traffic, self.watch = how, traffic or Traffic(), watch or Watch()
+        self.parties = {p.name: p for p in parties}
+        self.layouts = {p.name: Layout(parameters, len(p.images), tuple(p.images.shape[1:]), classes) for p in parties}
         self.seconds = {"encrypt inputs": 0.0, "encrypt directions": 0.0, "inference": 0.0, "aggregate": 0.0}
         self.counts = dict.fromkeys(self.seconds, 0)
         self.owners: dict[str, Owner] = {}
-        self.peers = {p.name: Peer(p, how) for p in parties}
+        self.peers = {p.name: Peer(p, how, (guards or {}).get(p.name) or Guard(p.name)) for p in parties}
+        self._sessions = sessions
+        self._started = False
 
     def start(self) -> None:
         """Keys, and the encrypted inputs: published once."""
-        for party in self.parties.values():
-            tick = self.watch.step(f"{party.name}: keys and encrypted inputs", 1)
-            owner = self.owners[party.name] = Owner(party, self.parameters, self.how)
-            inputs = self._timed("encrypt inputs", owner.publish_inputs)
-            for peer in self.parties:
-                if peer != party.name:
-                    self.ledger.message(0, party.name, peer, "public keys", owner.keys.public.nbytes, "public")
-                    self.ledger.message(0, party.name, peer, "inputs", inputs.nbytes, f"{party.name}'s secret key")
+        self.owners.clear()
+        if self._sessions is None:
+            with self.traffic:
+                self._sessions = {
+                    (k, peer): Session(roles=PEERS, names={"Pk": k, "Pl": peer})
+                    for k, peer in itertools.permutations(self.parties, 2)
+                }
+        for k in self.parties:
+            tick = self.watch.step(f"{k}: keys and encrypted inputs", 1)
+            self._publish(k)
             tick()
+        self._started = True
+
+    def _publish(self, k: str) -> None:
+        layout = self.layouts[k]
+        key_bytes = ckks.PublicKeys.message_bytes(layout.parameters)
+        published = _shape(key_bytes, dtype=torch.uint8), _shape(*layout.inputs), _TAG
+        for peer, session in self._peers_of(k).items():
+            with self.traffic, session.call() as net:
+                if session.present(net.Pk) and k not in self.owners:
+                    self.owners[k] = Owner(self.parties[k], layout, self.how)
+                    published = self._timed("encrypt inputs", self.owners[k].publish_inputs)
+                arrived = publish(net, *(net.own(net.Pk, value) for value in published))
+                if session.present(net.Pl):
+                    self.peers[peer].receive(k, layout, *(net.read(value, net.Pl) for value in arrived))
+
+    def _peers_of(self, k: str) -> dict[str, Session]:
+        return {peer: session for (owner, peer), session in self._sessions.items() if owner == k}
 
     def sigma(self, party: Party) -> float:
         """Standard deviation of the noise on each aggregate that this party receives: asked for, or of the flooding."""
-        count = layout(self.parameters, len(party.images))
-        return noise_of(self.parameters, count, self._flood(count), 1 / self.how.temperature)
+        layout = self.layouts[party.name]
+        return noise_of(layout.parameters, layout.count, self._flood(layout), 1 / self.how.temperature)
 
-    def _flood(self, count: int) -> float:
-        return flood_for(self.parameters, count, self.how.sigma, 1 / self.how.temperature, self.how.flood_bits)
+    def _flood(self, layout: Layout) -> float:
+        factor = 1 / self.how.temperature
+        return flood_for(layout.parameters, layout.count, self.how.sigma, factor, self.how.flood_bits)
 
     def ask(
-        self, round_: int, owner: Party, directions: Directions, samples: int, models: Mapping[str, nn.Module]
+        self, round_: int, owner: Party, directions: Directions | None, samples: int, models: Mapping[str, nn.Module]
     ) -> dict[str, torch.Tensor]:
-        """One party's question to some peers: for each, float64 [R].
+        """One party's question to some peers: for each, float64 [R]; its shape only where the owner is elsewhere.
 
         Args:
-            directions: over all of the owner's samples, zero outside of the round's subset.
-            samples: in the subset.
-            models: the asked peers' models.
+            directions: over all of the owner's samples, zero outside of the round's subset; used where the owner is.
+            samples: in the subset; used where the owner is.
+            models: the asked peers' models, each used where the peer is.
 
         Raises:
             DisaggregationError, KeyMismatchError, CorruptedCiphertextError: nothing of the round is kept.
         """
-        if not self.owners:
+        if not self._started:
             self.start()
-        me, classes = self.owners[owner.name], directions.weights.shape[2]
-        published = self._timed("encrypt directions", lambda: me.publish(directions))
-        answers = {}
-        for name, model in models.items():
-            version = weights_digest(model)
-            self.ledger.message(round_, owner.name, name, "directions", published.nbytes, f"{owner.name}'s secret key")
-            self.ledger.release(name, owner.name, version, len(directions), samples, classes, self.how)
-            peer = self.peers[name]
-            logits = self._timed("inference", lambda p=peer, m=model, v=version: p.logits(m, v, me.publish_inputs()))
-            sealed = self._timed(
-                "aggregate", lambda p=peer, z=logits: p.answer(z, published, me.count, self._flood(me.count))
-            )
-            self.ledger.message(round_, name, owner.name, "aggregates", sealed.nbytes, f"{owner.name}'s secret key")
-            answers[name] = me.open(sealed, directions)
-            self.ledger.decrypted(round_, name, owner.name, len(directions))
+        k, question, answers = owner.name, None, {}
+        if k in self.owners:
+            published = self._timed("encrypt directions", partial(self.owners[k].publish, directions))
+            question = torch.tensor([len(directions), samples]), *published
+        sessions = self._peers_of(k)
+        for peer in (name for name in models if name in sessions):
+            with self.traffic, sessions[peer].call() as net:
+                answers[peer] = self._answer(net, k, peer, question, models[peer])
             self.watch.encrypted(self.pace())
         return answers
+
+    def _answer(self, net: Net, k: str, name: str, question: tuple | None, model: nn.Module) -> torch.Tensor:
+        """What participant k gets of one other: at least one of them is here."""
+        layout, peer, here = self.layouts[k], self.peers[name], self._sessions[k, name].present(net.Pl)
+        size = announce(net, net.own(net.Pk, _shape(2) if question is None else question[0]))
+        numbers, samples = net.read(size, net.Pl if here else net.Pk).tolist()
+        x, version = _shape(*layout.inputs), ""
+        if here:
+            x, version = peer.inputs(k), weights_digest(model)
+            peer.admit(k, version, numbers, samples)
+        p = (_shape(*layout.directions(numbers)), _TAG) if question is None else question[1:]
+        infer = partial(peer.logits, k, model, version)
+        aggregate = partial(peer.divergence, k, self._flood(layout))
+        decrypt = partial(self.owners[k].open, name, numbers) if k in self.owners else None
+        found = pairwise_divergence(
+            net,
+            *(net.own(net.Pk, value) for value in p),
+            net.own(net.Pl, x),
+            _step(partial(self._timed, "inference", infer), _shape(*layout.logits)),
+            _step(partial(self._timed, "aggregate", aggregate), (_shape(*layout.aggregates(numbers)), _TAG)),
+            _step(decrypt, _shape(numbers, dtype=torch.float64)),
+        )
+        return net.read(found, net.Pk)
 
     def pace(self) -> float:
         """Seconds for one party's question to one peer, as measured so far."""
         done = max(1, self.counts["aggregate"])
         return sum(self.seconds[k] for k in ("encrypt directions", "inference", "aggregate")) / done
 
-    def _timed(self, what: str, call):
+    def _timed(self, what: str, call: Callable, *values: torch.Tensor):
         start = time.perf_counter()
-        result = call()
+        result = call(*values)
         self.seconds[what] += time.perf_counter() - start
         self.counts[what] += 1
         return result
 
 
+def _shape(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    """What is known of a value by whoever does not hold it."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+_TAG = _shape(TAG_BYTES, dtype=torch.uint8)
+
+
+def _step(f: Callable | None, result: torch.Tensor | tuple[torch.Tensor, ...]) -> Callable:
+    """f as a step of a choreography, whose result is of a public shape for whoever does not compute it."""
+
+    @shaped(lambda *_: result)
+    def step(*values: torch.Tensor):
+        return f(*values)
+
+    return step
+
+
 class Simulated(Exchange):
     """The same aggregates in the clear, with the noise asked for and without the flooding. Protects nothing."""
-
-    def start(self) -> None:
-        return
 
     def sigma(self, party: Party) -> float:
         return self.how.sigma
@@ -191,14 +247,13 @@ class Simulated(Exchange):
     def ask(
         self, round_: int, owner: Party, directions: Directions, samples: int, models: Mapping[str, nn.Module]
     ) -> dict[str, torch.Tensor]:
-        answers = {}
+        answers, classes = {}, directions.weights.shape[2]
         for name, model in models.items():
-            version, classes = weights_digest(model), directions.weights.shape[2]
-            self.ledger.release(name, owner.name, version, len(directions), samples, classes, self.how)
+            guard = self.peers[name].guard
+            guard.release(owner.name, weights_digest(model), len(directions), samples, classes, self.how)
             with torch.no_grad():
                 released = directions.on(model(owner.images), self.how.temperature)
             draw = generator(self.how.seed, owner.name, name, round_, "noise")
             noise = self.how.sigma * torch.randn(len(released), generator=draw, dtype=torch.float64)
             answers[name] = released + noise
-            self.ledger.decrypted(round_, name, owner.name, len(directions))
         return answers

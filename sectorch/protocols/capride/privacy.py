@@ -5,7 +5,7 @@
 aggregate with weights whose magnitudes add up to at most 1 (`Directions.of`; P_l cannot see that, it relies on an
 honest P_k). Such a change moves each of the R numbers of a round by at most logit_change / T, and their vector by
 sqrt(R) times that in the L2 norm. Rounds add up in Renyi divergence; the conversion to (epsilon, delta) is
-`sectorch.privacy`'s.
+`sectorch.dp`'s.
 
 It is a statement on P_l's logits, not on P_l's training data. The flooding of `flood_bits` is not counted.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .ledger import Ledger
 from .settings import Party, Settings
 
 
@@ -24,20 +23,25 @@ def epsilon(parties: Sequence[Party], records: dict[str, list[dict]], how: Setti
     if not how.asks or how.sigma == 0:
         return None
     # dp-accounting is needed for runs with noise only.
-    from ...privacy.renyi import epsilon_of, gaussian_curve
+    from ...dp.renyi import epsilon_of, gaussian_curve
 
     change = how.logit_change / how.temperature
     worst = 0.0
     for party in parties:
         for peer in parties:
             asked = [r for r in records[party.name] if peer.name in r.get("asked", ())]
-            curve = sum(gaussian_curve(how.sigma, change * math.sqrt(r["released"])) for r in asked)
-            worst = max(worst, epsilon_of(curve, how.delta)) if asked else worst
+            curves = [gaussian_curve(how.sigma, change * math.sqrt(r["released"])) for r in asked]
+            worst = max(worst, epsilon_of(sum(curves[1:], curves[0]), how.delta)) if asked else worst
     return worst
 
 
-def statement(ledger: Ledger, how: Settings, eps: float | None) -> list[str]:
-    """What each party got to know, in words. Counts come from the ledger; the rest is what no ledger can see."""
+def statement(size: int, numbers: int, how: Settings, eps: float | None) -> list[str]:
+    """What each party got to know, in words.
+
+    Args:
+        size: bytes of all messages.
+        numbers: that the guards counted.
+    """
     if not how.asks:
         seen = {
             "local": "Nothing was exchanged.",
@@ -45,15 +49,13 @@ def statement(ledger: Ledger, how: Settings, eps: float | None) -> list[str]:
             "fedavg-dp": f"Every party's model was open to the averaging but for noise of {how.model_sigma:g}.",
         }.get(how.method, "Every party's logits on every other party's samples were open.")
         return [f"A baseline, which protects nothing of what it exchanges. {seen}"]
-    numbers = sum(row["numbers"] for row in ledger.summary())
     if not how.encrypted:
         return [
             f"Simulated in the clear: {numbers} aggregates that an encrypted run would have released. Protects nothing."
         ]
-    size = sum(row["bytes"] for row in ledger.summary()) / 1e6
     out = [
-        f"{size:.1f} MB of ciphertexts and public keys travelled; {numbers} numbers were decrypted, all of them "
-        f"aggregates over a batch, by the owners of the samples.",
+        f"{size / 1e6:.1f} MB of ciphertexts and public keys travelled; {numbers} numbers were released to the owners "
+        f"of the samples, who alone can decrypt them, all of them aggregates over a batch.",
         "Each decrypted number is a linear equation on a peer's logits; "
         + (
             "the guard was OFF."

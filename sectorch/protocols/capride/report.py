@@ -13,21 +13,27 @@ from rich.table import Table
 from torch import nn
 
 from ... import ckks
-from .ledger import Ledger
 from .privacy import epsilon, statement
 from .settings import Party, Settings
 
 
 @dataclass
 class Result:
-    """A finished run. `records` holds for each party the record of local training and one for each round."""
+    """A finished run.
+
+    Attributes:
+        records: for each party the record of local training and one for each round.
+        messages: what was sent, by protocol, message and ends, as the core's observers saw it (`traffic.py`).
+        released: the guards' counts; see `Guard.released`.
+    """
 
     parties: Sequence[Party]
     classes: int
     settings: Settings
     records: dict[str, list[dict]]
     models: dict[str, list[nn.Module]] = field(repr=False)
-    ledger: Ledger = field(repr=False)
+    messages: list[dict] = field(repr=False)
+    released: dict[str, list[int]] = field(repr=False)
     parameters: ckks.Parameters | None
     seconds: dict[str, float]
 
@@ -57,8 +63,9 @@ class Result:
 
     @property
     def statement(self) -> list[str]:
-        """What was released to whom, in words, from the ledger."""
-        return statement(self.ledger, self.settings, self.epsilon)
+        """What was released to whom, in words."""
+        size, numbers = sum(row["bytes"] for row in self.messages), sum(count for count, _ in self.released.values())
+        return statement(size, numbers, self.settings, self.epsilon)
 
     def table(self) -> Table:
         """Accuracy of each party before and after, and of each class."""
@@ -103,7 +110,7 @@ class Result:
             parties=parties, before=self.accuracy(0), after=self.accuracy(-1), gain=self.gain, epsilon=self.epsilon,
             curve=[self.accuracy(t) for t in range(len(next(iter(self.records.values()))))],
             parameters=str(self.parameters) if self.parameters else None, seconds=self.seconds,
-            threads=torch.get_num_threads(), ledger=self.ledger.summary(), statement=self.statement,
+            threads=torch.get_num_threads(), messages=self.messages, released=self.released, statement=self.statement,
         )  # fmt: skip
 
     def write(self, folder: str | Path) -> list[Path]:

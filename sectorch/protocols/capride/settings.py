@@ -12,7 +12,6 @@ from torch import nn
 
 from ... import ckks
 from ...errors import SectorchError
-from .aggregate import copies
 from .directions import features_and_logits, head_of
 from .errors import CaPriDeError, ModelError
 
@@ -235,7 +234,7 @@ def chain(parties: Sequence[Party], how: Settings) -> ckks.Parameters:
     needed = max(depths.values())
     levels = how.levels or needed + 1
     if levels < needed + 1:
-        deepest = max(depths, key=depths.get)
+        deepest = max(depths, key=depths.__getitem__)
         raise ModelError(
             f"a chain of {levels} levels is too short: {deepest}'s model takes {needed} and the inner "
             f"product with the predictions one more; ask for levels={needed + 1} or leave it out, or fold layers"
@@ -272,8 +271,3 @@ def unfriendly(party: Party) -> list[str]:
         if ckks.explain(layer, x).depth is None:
             found.append(f"'{name}' ({type(layer).__name__})")
     return found
-
-
-def layout(parameters: ckks.Parameters, samples: int) -> int:
-    """C of a party with so many samples; see `aggregate.py`."""
-    return copies(min(samples, parameters.slots), parameters.slots)

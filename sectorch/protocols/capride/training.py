@@ -100,7 +100,8 @@ def mutual(
     other's predictions (Zhang et al., 2018), on the party's own data and machine.
     """
     order, t = generator(how.seed, party.name, *use), how.temperature
-    small.train(), large.train()
+    for model in (small, large):
+        model.train()
     for batch in torch.randperm(len(party.labels), generator=order).split(how.batch):
         x, y = party.images[batch], party.labels[batch]
         logits = [small(x), large(x)]
@@ -111,7 +112,8 @@ def mutual(
             (F.cross_entropy(u, y, label_smoothing=how.smoothing) + t**2 * learned).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             steps.step()
-    small.eval(), large.eval()
+    for model in (small, large):
+        model.eval()
 
 
 @torch.no_grad()

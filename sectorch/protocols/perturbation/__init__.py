@@ -22,4 +22,5 @@ from .messages import Update as Update
 from .noise import Key as Key
 from .noise import Noise as Noise
 from .recover import Recovered as Recovered
+from .rounds import Federation as Federation
 from .scheme import Scheme as Scheme

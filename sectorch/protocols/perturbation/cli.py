@@ -13,7 +13,16 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from ...command import Parser, bars, ended, plotting, print_json, require, watched, writable
+from ...cli.command import (
+    Parser,
+    bars,
+    ended,
+    plotting,
+    print_json,
+    require,
+    watched,
+    writable,
+)
 from ..checkpoint import load_json, same_run
 from .data import NAMES, Data, load
 from .errors import SettingError
@@ -79,7 +88,7 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, and return the exit status: see `sectorch.command`."""
+    """Run, and return the exit status: see `sectorch.cli.command`."""
     return ended(parser(), arguments, _run, "stopped; nothing was written")
 
 

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ...nn.pullback import Pullback, Spare, Terms
 from . import exchange as exchanging
 from .errors import BatchMismatchError, ExchangeError, NonFiniteGradientError, StateMismatchError
 from .losses import dense_targets
 from .messages import NoisyModel, Reply, Request
 from .plan import Plan
-from .pullback import Pullback, Spare, Terms
 from .terms import exchanged_terms, head_terms, squared_terms
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """A forward pass, and what its backward passes need of it."""
+
+    state: dict[str, torch.Tensor]
+    features: torch.Tensor
+    pull: Callable
+    logits: torch.Tensor
+    alpha: torch.Tensor
+    target: torch.Tensor
 
 
 class ClientWork:
@@ -44,42 +57,29 @@ class ClientWork:
         Raises:
             BatchMismatchError, StateMismatchError, ExchangeError, NonFiniteGradientError: what each says.
         """
-        if not batches:
-            raise BatchMismatchError("no batch was given")
-        sizes = [self._size(batch) for batch in batches]
-        total, statistics = None, None
-        for size, batch in zip(sizes, batches, strict=True):
-            rows, seen = self._batch(noisy, *batch, server)
-            weight = size / sum(sizes)
-            if total is None:
-                total, statistics = (rows, seen) if len(batches) == 1 else (rows.mul_(weight), seen * weight)
-            else:
-                total, statistics = total.add_(rows, alpha=weight), statistics + seen * weight
-        if not bool(total.sum().isfinite() & statistics.sum().isfinite()):
-            bad = [n for n, g in zip(self.names, self._split(total[0], noisy), strict=True) if not g.isfinite().all()]
-            raise NonFiniteGradientError(
-                f"the noisy gradient is not finite at {', '.join(bad[:5]) or 'its noise terms'}; check the batch for "
-                f"NaN and the model for divergence"
-            )
-        return total, statistics, sum(sizes)
+        step = ClientRound(self, noisy, batches)
+        for _ in batches:
+            request = step.ask()
+            if request is not None and server is None:
+                raise ExchangeError(
+                    "cross-entropy with exchange='paper' asks the server once a batch; pass server=, a callable from "
+                    "Request to Reply"
+                )
+            step.take(None if request is None else server(request))
+        return step.done()
 
-    def _size(self, batch: tuple) -> int:
+    def size(self, batch: tuple) -> int:
         if len(batch) != 2 or not all(isinstance(part, torch.Tensor) for part in batch):
             raise BatchMismatchError("a batch is a pair (inputs, targets) of tensors")
         if batch[0].dim() == 0 or not len(batch[0]) or len(batch[0]) != len(batch[1]):
             raise BatchMismatchError(f"inputs of shape {list(batch[0].shape)}, targets of {list(batch[1].shape)}")
         return len(batch[0])
 
-    def _split(self, flat: torch.Tensor, noisy: NoisyModel) -> list[torch.Tensor]:
+    def split(self, flat: torch.Tensor, noisy: NoisyModel) -> list[torch.Tensor]:
         return list(flat.split([noisy.state[name].numel() for name in self.names]))
 
-    def _batch(
-        self,
-        noisy: NoisyModel,
-        inputs: torch.Tensor,
-        targets: torch.Tensor,
-        server: Callable[[Request], Reply] | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, noisy: NoisyModel, inputs: torch.Tensor, targets: torch.Tensor) -> Forward:
+        """A forward pass on the noisy model."""
         plan = self.plan
         head = f"{plan.head}."
         if missing := [n for n in (*self.names, f"{head}weight") if n not in noisy.state]:
@@ -95,39 +95,34 @@ class ClientWork:
                 f"the body gives {list(features.shape)} for inputs of shape {list(inputs.shape)}; the last layer takes "
                 f"[{len(inputs)}, {plan.features}]"
             )
-        weight = state[f"{head}weight"]
-        logits = F.linear(features, weight, state.get(f"{head}bias"))
+        logits = F.linear(features, state[f"{head}weight"], state.get(f"{head}bias"))
         alpha = features.sum(1) + plan.head_bias  # the bias is the weight of a feature that is 1
         target = dense_targets(self.loss, targets, plan.outputs, len(inputs), logits.dtype)
-        q, a = self._cotangents(noisy, logits, alpha, target, server)
-        q, a = q.to(logits.dtype) / len(inputs), a.to(logits.dtype) / len(inputs)
-        terms = Terms(len(q), {name: state[name] for name in self.names}, self._spare)
-        pull(head_terms(plan.head, features, weight, q, a, terms), terms)
-        return terms.finish(), self._statistics(state, features)
+        return Forward(state, features, pull, logits, alpha, target)
+
+    def backward(
+        self, noisy: NoisyModel, done: Forward, reply: Reply | None, secret: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The terms and the statistics of a batch. `secret` is the client's of the exchange that `reply` ends."""
+        logits, size = done.logits, len(done.logits)
+        q, a = self._cotangents(noisy, done, reply, secret)
+        q, a = q.to(logits.dtype) / size, a.to(logits.dtype) / size
+        terms = Terms(len(q), {name: done.state[name] for name in self.names}, self._spare)
+        weight = done.state[f"{self.plan.head}.weight"]
+        done.pull(head_terms(self.plan.head, done.features, weight, q, a, terms), terms)
+        return terms.finish(), self._statistics(done.state, done.features)
 
     def _cotangents(
-        self,
-        noisy: NoisyModel,
-        logits: torch.Tensor,
-        alpha: torch.Tensor,
-        target: torch.Tensor,
-        server: Callable[[Request], Reply] | None,
+        self, noisy: NoisyModel, done: Forward, reply: Reply | None, secret: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        logits, alpha, target = done.logits, done.alpha, done.target
         if self.exchange == "shift":
             return (torch.softmax(logits.double(), 1) - target)[None], torch.zeros_like(alpha)[None]
         members = F.one_hot(noisy.partition).T.to(logits)
         additive = noisy.additive.to(logits)
         if self.loss == "mse":
             return squared_terms(logits, alpha, target, additive, members)
-        if server is None:
-            raise ExchangeError(
-                "cross-entropy with exchange='paper' asks the server once a batch, and this noisy model came without a "
-                "way to it; pass server=, a callable from Request to Reply"
-            )
-        if not bool(logits.isfinite().all() & alpha.isfinite().all()):
-            raise NonFiniteGradientError("the noisy outputs are not finite; nothing was sent to the server")
-        request, secret = exchanging.ask(noisy.round, logits, alpha)
-        y, helper = exchanging.finish(server(request), secret)
+        y, helper = exchanging.finish(reply, secret)
         return exchanged_terms(y, helper, target.double(), additive.double(), members.double())
 
     def _fresh_statistics(self, device: torch.device, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -147,3 +142,70 @@ class ClientWork:
             for kind in ("running_mean", "running_var")
         ]
         return torch.cat(parts).to(like.dtype) if parts else like.new_empty(0)
+
+
+class ClientRound:
+    """A client's round in progress: for each batch a forward pass (`ask`) and its backward passes (`take`).
+
+    Raises:
+        BatchMismatchError: no batch, or something else.
+    """
+
+    def __init__(self, work: ClientWork, noisy: NoisyModel, batches: Sequence[tuple]):
+        if not batches:
+            raise BatchMismatchError("no batch was given")
+        self.noisy, self._work = noisy, work
+        self._sizes = [work.size(batch) for batch in batches]
+        self._waiting = list(zip(self._sizes, batches, strict=True))
+        self._running: tuple[Forward, torch.Tensor | None] | None = None
+        self._total: torch.Tensor | None = None
+        self._statistics: torch.Tensor | None = None
+
+    def ask(self) -> Request | None:
+        """The forward pass of the next batch, and in the paper's exchange what to ask the server.
+
+        Raises:
+            BatchMismatchError, StateMismatchError, NonFiniteGradientError: what each says.
+        """
+        done = self._work.forward(self.noisy, *self._waiting[0][1])
+        if self._work.exchange != "paper":
+            self._running = done, None
+            return None
+        if not bool(done.logits.isfinite().all() & done.alpha.isfinite().all()):
+            raise NonFiniteGradientError("the noisy outputs are not finite; nothing was sent to the server")
+        request, secret = exchanging.ask(self.noisy.round, done.logits, done.alpha)
+        self._running = done, secret
+        return request
+
+    def take(self, reply: Reply | None) -> None:
+        """The backward passes of the batch, with the server's reply if it was asked.
+
+        Raises:
+            ExchangeError: a reply that does not fit.
+        """
+        (done, secret), self._running = self._running, None
+        rows, seen = self._work.backward(self.noisy, done, reply, secret)
+        size, _ = self._waiting.pop(0)
+        weight = size / sum(self._sizes)
+        if self._total is None:
+            alone = len(self._sizes) == 1
+            self._total, self._statistics = (rows, seen) if alone else (rows.mul_(weight), seen * weight)
+        else:
+            self._total.add_(rows, alpha=weight)
+            self._statistics = self._statistics + seen * weight
+
+    def done(self) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """See `ClientWork.terms`.
+
+        Raises:
+            NonFiniteGradientError: names the gradients.
+        """
+        total, statistics = self._total, self._statistics
+        if not bool(total.sum().isfinite() & statistics.sum().isfinite()):
+            parts = zip(self._work.names, self._work.split(total[0], self.noisy), strict=True)
+            bad = [name for name, part in parts if not part.isfinite().all()]
+            raise NonFiniteGradientError(
+                f"the noisy gradient is not finite at {', '.join(bad[:5]) or 'its noise terms'}; check the batch for "
+                f"NaN and the model for divergence"
+            )
+        return total, statistics, sum(self._sizes)

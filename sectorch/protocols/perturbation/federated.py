@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from ...choreography import Party, Phase
+from ...choreography.ledger import Observer
+from ...choreography.steps import Sent
 from .data import Data
 from .errors import SettingError, WeightError
-from .masks import cohort
-from .messages import Update
 from .recover import Recovered
+from .rounds import SERVER, Federation
 from .scheme import Scheme
 
 
@@ -107,7 +109,7 @@ def train(
     )
     parts = shards(len(data.train[0]), settings.clients, settings.seed)
     weights = [len(part) for part in parts]
-    masks = cohort(settings.clients) if perturbed and settings.masked and settings.clients > 1 else None
+    federation = Federation(scheme, settings.clients, masked=settings.masked) if perturbed else None
     history = History(model=model)
     dtype = next(model.parameters()).dtype
     for number in range(settings.rounds):
@@ -120,8 +122,9 @@ def train(
             pick = lambda index: (data.train[0][index], data.targets(data.train[1][index], settings.loss, dtype))
             batches.append([pick(index) for index in chosen])
         history.losses.append(_mean_loss(model, scheme, batches, weights))
-        if perturbed:
-            recovered = _perturbed_round(scheme, model, batches, weights, masks, history)
+        if federation is not None:
+            with _Meter(history):
+                recovered = federation.round(model.state_dict(), batches, weights)
         else:
             recovered = _plain_round(scheme, model, batches, weights, history, settings.gradient_variance)
         begun = time.perf_counter()
@@ -133,22 +136,23 @@ def train(
     return history
 
 
-def _perturbed_round(scheme, model, batches, weights, masks, history) -> Recovered:
-    begun = time.perf_counter()
-    noisy, key = scheme.perturb(model.state_dict())
-    history.server_seconds += time.perf_counter() - begun
-    updates: list[Update] = []
-    begun = time.perf_counter()
-    for client, mine in enumerate(batches):
-        mask = None if masks is None else masks[client]
-        updates.append(scheme.client_step(noisy, mine, masks=mask, share=weights[client] / sum(weights)))
-    history.client_seconds += time.perf_counter() - begun
-    history.down_bytes += noisy.nbytes * len(batches)
-    history.up_bytes += sum(update.nbytes for update in updates)
-    begun = time.perf_counter()
-    recovered = scheme.recover(key, updates, weights)
-    history.server_seconds += time.perf_counter() - begun
-    return recovered
+class _Meter(Observer):
+    """Bytes and seconds of server and clients, into a history."""
+
+    def __init__(self, history: History):
+        self._history = history
+
+    def message(self, line: Sent, value: torch.Tensor) -> None:
+        if line.src == SERVER:
+            self._history.down_bytes += line.bytes
+        else:
+            self._history.up_bytes += line.bytes
+
+    def computed(self, path: str, owners: frozenset[Party], phase: Phase, seconds: float) -> None:
+        if SERVER in owners:
+            self._history.server_seconds += seconds
+        else:
+            self._history.client_seconds += seconds
 
 
 def plain_update(

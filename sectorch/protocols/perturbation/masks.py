@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from ...choreography.streams import PairKey, agree, derive, keypair, random_secret
 from ...errors import FixedPointRangeError
-from ...randomness import PairKey, agree, derive, keypair, random_secret
 from ...ring import HEADROOM_BITS, encode
 from .errors import MaskError
 

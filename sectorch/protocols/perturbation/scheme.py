@@ -14,7 +14,7 @@ from torch import nn
 
 from . import exchange as exchanging
 from . import masks as masking
-from .client import ClientWork
+from .client import ClientRound, ClientWork
 from .errors import NotPerturbableError, StaleKeyError, StateMismatchError, WeightError
 from .losses import EXCHANGES, LOSSES, loss_of
 from .masks import FRAC_BITS, ClientMasks, Opening
@@ -117,10 +117,15 @@ class Scheme:
         key = Key(os.urandom(16), dtype, scales, gamma, xi, additive, partition)
         state = perturbed_state(plan, self._model, state_dict, scales, key.shift)
         public = torch.ones_like(additive) if common else additive  # the shift exchange has no use for r_a
-        noisy = NoisyModel(
-            state, public, partition, key.round, self.frac_bits, lambda request: self.answer(key, request)
-        )
-        return noisy, key
+        return NoisyModel(state, public, partition, key.round, self.frac_bits), key
+
+    def blank(self) -> NoisyModel:
+        """The shapes of every round's noisy model, which everybody knows."""
+        scales = torch.ones(self.plan.scale_count, dtype=torch.float64)
+        state = perturbed_state(self.plan, self._model, self._model.state_dict(), scales)
+        shapes = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in state.items()}
+        additive = torch.empty(self.plan.outputs, dtype=torch.float64, device="meta")
+        return NoisyModel(shapes, additive, additive.to(torch.int64), bytes(16), self.frac_bits)
 
     def answer(self, key: Key, request: Request) -> Reply:
         """The server's part of the paper's cross-entropy exchange (Eq. 23). The server learns every sample's true
@@ -157,8 +162,7 @@ class Scheme:
                 what each says; nothing is changed by a failed call.
         """
         factors = coefficients(key, self.loss, self.exchange)
-        counts = sum(shape.numel() for shape in self._trained.values()), self._client.statistic_count
-        total, statistics = aggregate(key, updates, weights, openings, factors, counts, self.frac_bits)
+        total, statistics = aggregate(key, updates, weights, openings, factors, self.counts[1:], self.frac_bits)
         self._times_ratios(key, total)
         return Recovered.split(total.to(key.dtype), statistics, self._trained, self._client.norms)
 
@@ -224,7 +228,7 @@ class Scheme:
                 same weights (a noisy model cannot be stepped locally: its gradient is the noisy one).
             masks: the client's pairwise masks; without them the server sees this client's gradient.
             share: N_k / N, needed with masks.
-            server: where to send the paper's exchange, if not in this process.
+            server: where to send the paper's exchange.
 
         Bytes: T P numbers of the model's dtype, or of 8 bytes under masks; T is `term_count`.
 
@@ -233,8 +237,43 @@ class Scheme:
             WeightError, FixedPointRangeError: a share or a term that masks cannot carry.
                 In all cases nothing was sent, and no mask was used.
         """
-        batches = [batch] if isinstance(batch, tuple) else list(batch)
-        terms, statistics, samples = self._client.terms(noisy, batches, server or noisy.server)
+        found = self._client.terms(noisy, batches_of(batch), server)
+        return self.update(noisy, *found, masks=masks, share=share)
+
+    def begin(self, noisy: NoisyModel, batch: Batch | Sequence[Batch]) -> ClientRound:
+        """`client_step` before its messages: ask, take the reply, and so on; `update` ends it."""
+        return ClientRound(self._client, noisy, batches_of(batch))
+
+    def sizes(self, batch: Batch | Sequence[Batch]) -> list[int]:
+        """The number of samples of each of a client's batches, which are public.
+
+        Raises:
+            BatchMismatchError: something else than batches.
+        """
+        return [self._client.size(one) for one in batches_of(batch)]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self._model.parameters()).device
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """T, P and the number of statistics: an update is of T P + statistics numbers."""
+        trained = sum(shape.numel() for shape in self._trained.values())
+        return self.term_count, trained, self._client.statistic_count
+
+    def update(
+        self,
+        noisy: NoisyModel,
+        terms: torch.Tensor,
+        statistics: torch.Tensor,
+        samples: int,
+        *,
+        masks: ClientMasks | None = None,
+        share: float = 1.0,
+    ) -> Update:
+        """What a client sends of its terms: see `client_step`."""
         if masks is None:
             return Update(noisy.round, terms, statistics, samples)
         if not 0 < share <= 1:
@@ -245,3 +284,8 @@ class Scheme:
         split = masked.split([terms.numel(), statistics.numel()])
         ids = dict(client=masks.client, cohort=masks.cohort, double=masks.double)
         return Update(noisy.round, split[0].reshape(terms.shape), split[1], samples, share, **ids)
+
+
+def batches_of(batch: Batch | Sequence[Batch]) -> list[Batch]:
+    """One batch, or several, as a list."""
+    return [batch] if isinstance(batch, tuple) else list(batch)

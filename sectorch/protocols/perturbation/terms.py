@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from .pullback import Terms
+from ...nn.pullback import Terms
 
 
 def squared_terms(

@@ -16,7 +16,7 @@ from ...data.seeds import derive, generator
 from ...data.selection import NEEDS, select
 from ...errors import FixedPointRangeError
 from ...nn.calibrate import ranges, recorded
-from ...scheme import Scheme
+from ...ring.scheme import Scheme
 from .checkpoint import Store
 from .query import plain_query, secure_query, soft_labels
 from .report import Result

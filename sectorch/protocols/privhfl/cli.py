@@ -11,7 +11,16 @@ from pathlib import Path
 
 from rich.console import Console, Group
 
-from ...command import GOES_ON, Parser, bars, ended, plotting, print_json, watched, writable
+from ...cli.command import (
+    GOES_ON,
+    Parser,
+    bars,
+    ended,
+    plotting,
+    print_json,
+    watched,
+    writable,
+)
 from ...data.datasets import DATASETS
 from ...data.expansion import EXPANSIONS
 from ...data.partition import PARTITIONS
@@ -102,7 +111,7 @@ class Screen(Watch):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, and return the exit status: see `sectorch.command`."""
+    """Run, and return the exit status: see `sectorch.cli.command`."""
     return ended(parser(), arguments, _run, GOES_ON)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...command import require
+from ...cli.command import require
 from .report import Result
 
 

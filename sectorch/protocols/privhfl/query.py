@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ...aggregation import aggregate
 from ...nn.secure import secure
+from ...ring.scheme import Scheme
 from ...session import Session
 from ...tensor import SharedTensor, share_tensor
+from ...tensor.aggregation import aggregate
 from .errors import PrivHFLError
 
 
@@ -70,7 +71,7 @@ def secure_query(
     answers: list[list[SharedTensor]] = []
     with torch.no_grad():
         for model, party in zip(models, session.answering, strict=True):
-            secured = secure(model, relu, frac_bits, session=session, party=party)
+            secured = secure(model, Scheme(frac_bits, relu), session=session, party=party)
             # All parties cut the batch in the same places, so that their answers can be added up.
             steps.chunk = steps.chunk or chunk or min(len(piece) for piece in secured.pieces(queries)[:1])
             answers.append([])
@@ -93,7 +94,7 @@ def secure_query(
 @torch.no_grad()
 def plain_query(queries: torch.Tensor, models: Sequence[nn.Module], normalise: bool = False) -> torch.Tensor:
     """What `secure_query` computes, in the clear and in float64: for tests and ablations. Protects nothing."""
-    total = 0
+    total = torch.zeros((), dtype=torch.float64)
     for model in models:
         model = copy.deepcopy(model).double()
         logits = torch.cat([model(piece.double()) for piece in queries.split(512)])

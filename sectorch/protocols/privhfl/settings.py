@@ -14,7 +14,7 @@ from ...data.expansion import EXPANSIONS, LAMBDAS, PAIRED
 from ...data.selection import SELECTIONS
 from ...errors import SectorchError
 from ...nn.secure import secure
-from ...scheme import RELU_MODES, Scheme
+from ...ring.scheme import RELU_MODES, Scheme
 from ...session import Session
 from .architectures import check_fits
 from .errors import ArchitectureError, PrivHFLError
@@ -193,7 +193,7 @@ def _check_secure(client: Client, how: Settings) -> None:
     """The model can be asked securely: two black images, with all that comes before and after."""
     try:
         session = Session()
-        secured = secure(copy.deepcopy(client.model).eval(), "exact", how.frac_bits, session=session)
+        secured = secure(copy.deepcopy(client.model).eval(), Scheme(how.frac_bits), session=session)
         with torch.no_grad():
             secured(torch.zeros((2, *client.images.shape[1:])))
     except SectorchError as error:

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import torch
 from rich.table import Table
 
-from ...runtime.ledger import Observer
-from ...steps import Sent
+from ...choreography.ledger import Observer
+from ...choreography.steps import Sent
 
 Key = tuple[str, str, str, str, str]
 """Receiver's role, protocol, message, what hides it, what it shows (empty: uniform bits)."""

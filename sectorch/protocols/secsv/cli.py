@@ -11,7 +11,16 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from ...command import GOES_ON, Parser, bars, ended, plotting, print_json, watched, writable
+from ...cli.command import (
+    GOES_ON,
+    Parser,
+    bars,
+    ended,
+    plotting,
+    print_json,
+    watched,
+    writable,
+)
 from ..checkpoint import same_run
 from . import estimators, plots
 from .checkpoint import Store
@@ -80,7 +89,7 @@ class Screen(Watch):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, and return the exit status: see `sectorch.command`."""
+    """Run, and return the exit status: see `sectorch.cli.command`."""
     return ended(parser(), arguments, _run, GOES_ON)
 
 

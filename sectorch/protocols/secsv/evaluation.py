@@ -10,18 +10,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ... import ckks
 from ..checkpoint import digest
 from . import estimators, hesv, secsv, spread
-from .channel import Channel
 from .checkpoint import Store, digest_of
-from .client import Format, bits_for
+from .public import bits_for
 from .report import Result, Round
 from .secretsv import SecretSVTester
-from .secsv import quantised
 from .settings import Settings, check
+from .spent import Spent
 from .testing import PlainTester, Tester
-from .utilities import Utilities, snapshot
+from .utilities import Utilities
 from .values import coalitions, shapley
 from .watch import Watch
 
@@ -42,12 +40,12 @@ class ShapleyEvaluation:
             given.
         settings: see `Settings`.
         out: a folder; a run that was killed goes on there at the coalition where it stopped. None keeps nothing.
-        record: keep every message, for leak tests (`channel.log`).
 
     All parties are in this process and its children: a simulation.
 
     Raises, before anything is encrypted:
-        ShapleyError, RoutingError, EstimatorMissingError, CheckpointError, ckks.LevelError, UnsupportedOpError.
+        ShapleyError, RoutingError, EstimatorMissingError, CheckpointError, UnsupportedOpError; ckks.LevelError, on the
+        run where the clients agree on the number format (no `value_bits`).
     """
 
     def __init__(
@@ -59,7 +57,6 @@ class ShapleyEvaluation:
         settings: Settings | None = None,
         *,
         out: str | Path | None = None,
-        record: bool = False,
     ):
         self.settings = how = settings or Settings()
         self.names, self.rounds = list(tests), list(rounds)
@@ -68,17 +65,9 @@ class ShapleyEvaluation:
         if how.parallel == "ray":
             spread.ray()
         self._given = model, tests
-        self.channel = Channel(record)
         self._tester: Tester | None = None
         self._begun = -1
-        if how.protocol == "secsv":
-            parameters = ckks.choose(2, degree=4096)
-            value_bits = how.value_bits or max(
-                bits_for(self.program.run(self.program.matrices(models[name]), tests[name][0])[1])
-                for models in self.rounds
-                for name in models
-            )
-            self.form = Format.fitting(parameters.primes, parameters.scale_bits, value_bits, how.frac_bits)
+        self.form = secsv.named_format(how.value_bits, how.frac_bits) if how.protocol == "secsv" else None
         self.store = Store(Path(out) if out else None)
         kept = {k: v for k, v in asdict(how).items() if k not in UNTOLD}
         people = {n: digest(*tests[n]) for n in self.names}
@@ -138,31 +127,36 @@ class ShapleyEvaluation:
 
     def _begin(self, t: int, utilities: Utilities) -> Tester:
         """The tester, with the models of a round."""
-        if self._tester is None:
-            self._tester = self._make()
         if self._begun != t:
-            before = snapshot(self._tester)
-            self._tester.begin(*self._models(t))
+            with Spent() as spent:
+                self._tester = self._tester or self._make()
+                self._tester.begin(*self._models(t))
             self._begun = t
-            utilities.began(self._tester, before)
+            utilities.began(spent)
         return self._tester
 
     def _models(self, t: int) -> tuple[dict[int, State], dict[int, float]]:
         there = {i: self.names[i] for i in self.players(t)}
         weights = {i: float(self.weights[t][name]) for i, name in there.items()}
-        if self.settings.protocol != "plain":
-            weights = quantised(weights, sum(weights.values()))
         return {i: self.rounds[t][name] for i, name in there.items()}, weights
 
     def _make(self) -> Tester:
-        how, common = self.settings, (self.program, self.tests, self.channel)
+        how, common = self.settings, (self.program, self.tests)
         if how.protocol == "plain":
             return PlainTester(*common)
         if how.protocol == "secretsv":
             return SecretSVTester(*common)
         if how.protocol == "hesv":
             return hesv.HESVTester(*common, hesv.joint_keys(self.program), self.level)
-        return secsv.SecSVTester(*common, secsv.joint_keys(), self.form, self.level)
+        tester = secsv.SecSVTester(*common, secsv.joint_keys(), self.form, self.level)
+        if self.form is None:
+            tester.agree([self._bits(name) for name in self.names], how.frac_bits)
+        return tester
+
+    def _bits(self, name: str) -> int:
+        """log2 of what a client's models reach on its own samples."""
+        own = (self.program.matrices(models[name]) for models in self.rounds if name in models)
+        return max((bits_for(self.program.run(m, self._given[1][name][0])[1]) for m in own), default=0)
 
     def _rounds_apart(self, watch: Watch) -> None:
         """Whole rounds in other processes, or on other machines; the folder is written here."""
@@ -201,7 +195,7 @@ class ShapleyEvaluation:
     def _finished(self, t: int, utilities: Utilities, values: dict[int, float]) -> Round:
         exact, wrong = None, None
         if self.settings.compare:
-            plain = PlainTester(self.program, self.tests, Channel())
+            plain = PlainTester(self.program, self.tests)
             there = {i: self.names[i] for i in utilities.players}
             plain.begin(
                 {i: self.rounds[t][n] for i, n in there.items()},

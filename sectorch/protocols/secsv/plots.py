@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...command import require
+from ...cli.command import require
 from .report import Result
 
 

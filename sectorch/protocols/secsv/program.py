@@ -11,7 +11,7 @@ without anyone seeing h. Features are then the input and, after it, the state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -55,6 +55,8 @@ class Layer:
 
     def features(self, values: torch.Tensor) -> torch.Tensor:
         """X [.., d_in, columns * samples] from features [.., d, samples]; position first, then sample."""
+        if values.is_meta:
+            return values.new_empty(*values.shape[:-2], self.inner, self.columns * values.shape[-1])
         padded = F.pad(values, (0, 0, 0, 1)) if bool((self.gather < 0).any()) else values
         index = torch.where(self.gather < 0, padded.shape[-2] - 1, self.gather)
         taken = padded.index_select(-2, index.flatten())
@@ -87,6 +89,15 @@ class Program:
         self.layers = self._recurrent(model) if self.state else self._sequential(model)
         with torch.no_grad():
             self.classes = model(torch.zeros(1, *shape)).shape[1]
+
+    @property
+    def weights(self) -> dict[str, Layer]:
+        """A layer for each distinct weight, in the order of `matrices`."""
+        return {layer.weight: layer for layer in self.layers}
+
+    def parts(self, joined: Sequence[torch.Tensor]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """`matrices` of those that have the bias as their last column."""
+        return {name: (m[:, :-1], m[:, -1]) for name, m in zip(self.weights, joined, strict=True)}
 
     def matrices(self, weights: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """The matrix [d_out, d_in] and bias [d_out] of each distinct weight, float64, from a state_dict."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from .channel import MESSAGES
-from .clock import communication
+from ...choreography import PROTOCOLS
 from .settings import Settings
+from .spent import communication
 from .values import error, members, total
 
 
@@ -123,13 +123,14 @@ class Result:
         return out
 
     def statement(self) -> list[str]:
-        """What each role received, from the channel."""
+        """What each role received, from the ledger."""
         out = []
         for key, count in sorted(self.spent("messages").items()):
-            sender, receiver, label = key.split(">")
-            declared = MESSAGES.get(label)
-            if declared and declared.shows:
-                out.append(f"{receiver} received {count} times from {sender} '{label}', which shows {declared.shows}")
+            sender, receiver, message = key.split(">")
+            name, _, label = message.partition("/")
+            shows = PROTOCOLS[name].message(label).shows if name in PROTOCOLS else ""
+            if shows:
+                out.append(f"{receiver} received {count} times from {sender} '{message}', which shows {shows}")
         return out
 
     def as_dict(self) -> dict:

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 
 from ...choreography import Phase
-from ...mpc.shares import Shares
-from ...randomness import PairKey, random_secret
+from ...choreography.streams import PairKey, random_secret
+from ...mpc.star.shares import Shares
 from ...ring import encode
-from ...runtime.ledger import Profile
 from ...session import Session
 from ...tensor import Scheme, SharedTensor
-from .channel import Channel
 from .program import Program, gates
+from .public import quantised
 from .skip import bits
+from .spent import during
 from .testing import Tester, TestSet
 from .values import members
 
@@ -37,17 +37,16 @@ def split(x: torch.Tensor, frac_bits: int) -> Halves:
 class SecretSVTester(Tester):
     """Both servers' halves of everything, and a session that works on them."""
 
-    def __init__(self, program: Program, tests: TestSet, channel: Channel):
-        super().__init__(program, tests, channel)
+    def __init__(self, program: Program, tests: TestSet):
+        super().__init__(program, tests)
         self.scheme = Scheme()
-        with self.clock.during("sharing"):
+        with during("sharing"):
             self._x = [split(x.reshape(len(x), -1).t(), self.scheme.frac_bits) for x in tests.x]
             self._labels = [split(labels, 0) for labels in tests.labels]
-        self.profile = Profile()
 
     def begin(self, models, weights):
-        with self.clock.during("sharing"):
-            self._weights = dict(weights)
+        with during("sharing"):
+            self._weights = quantised(weights)
             self._models = {
                 i: {
                     name: [split(part * self._weights[i], self.scheme.frac_bits) for part in pair]
@@ -62,7 +61,7 @@ class SecretSVTester(Tester):
         chosen = [i for i, part in numbers.items() if part]
         if not chosen:
             return 0
-        with self.clock.during("arithmetic"), Profile() as profile:
+        with during("arithmetic"):
             session = Session()
             model = {
                 name: [
@@ -75,8 +74,6 @@ class SecretSVTester(Tester):
             labels = self._held(session, _joined([_taken(self._labels[i], numbers[i]) for i in chosen]), 0)
             scores = self._scores(model, x, 1 / sum(self._weights[i] for i in owners))
             hits = (scores.argmax(1) == labels).reveal().tolist()
-        for (sender, receiver), size in _edges(profile).items():
-            self.channel.bytes[sender, receiver, "shares"] += size
         return bits(self.tests.places(chosen, numbers)[np.array(hits, bool)])
 
     @torch.no_grad()
@@ -115,11 +112,3 @@ def _joined(parts: list[Halves]) -> Halves:
 
 def _taken(halves: Halves, numbers: list[int]) -> Halves:
     return tuple(half[..., numbers] for half in halves)
-
-
-def _edges(profile: Profile) -> dict[tuple[str, str], int]:
-    out: dict[tuple[str, str], int] = {}
-    for line in profile.ledger:
-        key = line.src.role, line.dst.role
-        out[key] = out.get(key, 0) + line.bytes
-    return out

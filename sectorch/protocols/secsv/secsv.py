@@ -1,22 +1,40 @@
 """SecSV's secure testing: encrypted models, shared test data, two servers (SecSV, section 5.1, Algorithms 3 and 4).
 
-The functions here move messages between parties, and compute nothing on what is in them.
+C is a client, P the principal and X the auxiliary server; `client.py` and `server.py` have what each computes alone.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
 
 from ... import ckks
-from .channel import AUXILIARY, PRINCIPAL, Address, Channel
-from .client import TOTAL_WEIGHT, Client, Format
+from ...choreography import Located, Message, Net, protocol
+from ...choreography.located import running
+from ...choreography.steps import Runtime
+from . import client, server
+from .parties import TWO_SERVERS
 from .program import Layer, Program
-from .reducing import Reducing
+from .public import Format, Public
 from .routing import Route, plan
-from .server import Server
+from .secure import SecureTester
+from .sharing import Field
 from .skip import bits
-from .testing import Tester, TestSet
+from .testing import TestSet
 from .values import members
+
+KEPT = 16
+"""Encoded whole batches that a server keeps, the oldest leaving first: five clients' routes have at most ten."""
+
+
+class Both(NamedTuple):
+    """What P and X have: a located value of each, its share or its copy, or what each computes with."""
+
+    P: Any
+    X: Any
 
 
 def joint_keys() -> ckks.Keys:
@@ -24,42 +42,158 @@ def joint_keys() -> ckks.Keys:
     return ckks.keygen(2, degree=4096)
 
 
-class SecSVTester(Tester):
-    """Two servers P and H, and the clients. See docs/secsv.md for what each learns."""
+def named_format(value_bits: int | None, frac_bits: int | None) -> Format | None:
+    """A number format for outputs below 2^value_bits under the joint keys; None where the clients are to agree on it.
 
-    def __init__(self, program: Program, tests: TestSet, channel: Channel, keys: ckks.Keys, form: Format, level: str):
-        super().__init__(program, tests, channel)
-        parameters = keys.parameters
-        form.check(parameters.scale_bits)
-        self.level = level
-        self.clients = [
-            Client(f"client {i}", keys, program, form, x, y)
-            for i, (x, y) in enumerate(zip(tests.x, tests.labels, strict=True))
-        ]
-        self.P, self.H = (
-            Server(Address(role, role), keys.public, form.field, program.state) for role in (PRINCIPAL, AUXILIARY)
-        )
-        self.layouts = {layer.weight: Reducing(layer.rows, layer.inner, parameters.degree) for layer in program.layers}
-        self._shared = False
+    Raises:
+        LevelError: the modulus chain is too short.
+    """
+    parameters = ckks.choose(2, degree=4096)
+    return value_bits and Format.fitting(parameters.primes, parameters.scale_bits, value_bits, frac_bits)
 
-    def begin(self, models, weights):
-        if not self._shared:
-            for i, client in enumerate(self.clients):
-                for server, half in zip((self.P, self.H), client.share_samples(self.clock), strict=True):
-                    server.receive_samples(i, *self.channel.send(client.address, server.address, "test share", half))
-            self._shared = True
-        self.P.forget_models()
-        self.H.forget_models()
-        for i, model in models.items():
-            encrypted = self.clients[i].encrypt_model(model, self.clock)
-            for server in (self.P, self.H):
-                got = self.channel.send(self.clients[i].address, server.address, "model", encrypted)
-                with self.clock.during("arithmetic"):
-                    server.receive_model(i, got, weights[i], self.layouts)
+
+def _to_both(net: Net, at_P: Located, at_X: Located, label: str) -> Both:
+    C, P, X = net.C, net.P, net.X
+    return Both(at_P.send(C, P, f"{label}_P").at(P), at_X.send(C, X, f"{label}_X").at(X))
+
+
+@protocol("secsv_samples", "SecSV, Algorithm 3, step 3", [
+    Message("features_P", "C", "P", "a share mod Q"), Message("features_X", "C", "X", "a share mod Q"),
+    Message("labels_P", "C", "P", "a share mod Q"), Message("labels_X", "C", "X", "a share mod Q"),
+], roles=TWO_SERVERS)  # fmt: skip
+def share_samples(net: Net, public: Public, x: Located, labels: Located) -> tuple[Both, Both]:
+    """C's features and its labels in unary, shared. Rounds 1; 24 bytes a feature and 8 a class, to each server."""
+    features_P, labels_P, features_X, labels_X = net.fresh(net.C, client.shared, public, x, labels)
+    return _to_both(net, features_P, features_X, "features"), _to_both(net, labels_P, labels_X, "labels")
+
+
+@protocol("secsv_model", "SecSV, Algorithm 3, step 3", [
+    Message("model_P", "C", "P", "encryption"), Message("model_X", "C", "X", "encryption"),
+], roles=TWO_SERVERS)  # fmt: skip
+def encrypt_model(net: Net, public: Public, x: Located, matrices: list[Located], weight: int, keys: Located) -> dict:
+    """C's model at both servers, encrypted and times its aggregation weight, by layer.
+
+    Rounds 1; d_in + 1 ciphertexts a layer to each server. x, C's own samples, show C whether the format holds.
+    """
+    net.check(net.C, client.fits, public, str(net.C), x, *matrices)
+    model = {}
+    for (name, layer), matrix in zip(public.program.weights.items(), matrices, strict=True):
+        sealed = net.fresh(net.C, client.encrypted, public, layer, matrix, keys)
+        got = _to_both(net, sealed, sealed, "model")
+        model[name] = Both(*(server.prepared(public, layer, m, weight) for m in got))
+    return model
+
+
+@protocol("secsv_choose", "SecSV, Algorithm 6", [
+    Message("tested", "P", "X", "", "which samples are tested: not those that it saw classified correctly"),
+], roles=TWO_SERVERS)  # fmt: skip
+def choose(net: Net, tested: Located) -> Located:
+    """The set of samples that are tested, as a bitmap at P and X. Rounds 1, bits 1 a sample."""
+    return tested.send(net.P, net.X, "tested")
+
+
+@protocol("secsv_layer", "SecSV, Algorithm 4, steps 4 to 7", [
+    Message("partial_output", "X", "P", "encryption, with a fresh encryption of zero"),
+    Message("layer_output", "P", "C", "encryption, which C takes off", "a layer's outputs"),
+], roles=TWO_SERVERS)  # fmt: skip
+def evaluate(
+    net: Net, public: Public, layer: Layer, samples: int, model: Both, right: Both, weights: list[int], keys: Located
+) -> Located:
+    """A layer's outputs [samples, *shape] at C. Rounds 2; two messages of ceil(columns / 2W) ciphertexts."""
+    what = public, layer, samples
+    at_X = net.fresh(net.X, server.linear_hidden, *what, model.X, right.X, len(weights))  # 5
+    at_X = at_X.send(net.X, net.P, "partial_output")
+    at_P = server.linear(*what, model.P, right.P, len(weights))  # 4
+    output = server.combined(public, at_P, at_X).send(net.P, net.C, "layer_output").at(net.C)  # 6
+    return client.decrypted(public, layer, output, sum(weights), samples, str(net.C), keys)  # 7
+
+
+@protocol("secsv_features", "SecSV, Algorithm 4, step 9", [
+    Message("features_P", "C", "P", "a share mod Q"), Message("features_X", "C", "X", "a share mod Q"),
+], roles=TWO_SERVERS)  # fmt: skip
+def share_features(net: Net, public: Public, layer: Layer, values: Located) -> Both:
+    """The next layer's features, activated by C and shared. Rounds 1; 24 bytes a feature to each server."""
+    return _to_both(net, *net.fresh(net.C, client.activated, public, layer, values), "features")
+
+
+@protocol("secsv_product", "docs/secsv.md", [
+    Message("material_P", "C", "P", "a share mod Q"), Message("material_X", "C", "X", "a share mod Q"),
+    Message("masked_P", "P", "X", "a mask of C, mod Q"), Message("masked_X", "X", "P", "a mask of C, mod Q"),
+], roles=TWO_SERVERS)  # fmt: skip
+def multiply(net: Net, field: Field, material: tuple[Located, Located], h: Both) -> Both:
+    """p h + a for shared h, with p and a known to C, who made `material` of them. Nobody learns anything.
+
+    Rounds 2; per element and prime 24 bytes to each server and 8 between them, each way.
+    """
+    P, X = net.P, net.X
+    m = _to_both(net, *material, "material")
+    at_P = server.masked(field, h.P, m.P).send(P, X, "masked_P")
+    at_X = server.masked(field, h.X, m.X).send(X, P, "masked_X")
+    return Both(server.times(field, at_P, at_X, m.P), server.times(field, at_X, at_P, m.X))
+
+
+@protocol("secsv_truncate", "docs/secsv.md", [
+    Message("masked_sum", "X", "P", "a mask of X, statistically"),
+], roles=TWO_SERVERS)  # fmt: skip
+def truncate(net: Net, field: Field, v: Both) -> Both:
+    """floor(v / 2^frac_bits), within one unit. Rounds 1; 8 bytes per element and prime."""
+    hidden, at_X = net.fresh(net.X, server.mask_sum, field, v.X)
+    return Both(server.quotient(field, v.P, hidden.send(net.X, net.P, "masked_sum")), at_X)
+
+
+@protocol("secsv_open", "SecSV, Algorithm 4, steps 12 to 14", [
+    Message("correct_P", "P", "X", "", "which samples are classified correctly"),
+    Message("correct_X", "X", "P", "", "which samples are classified correctly"),
+], roles=TWO_SERVERS)  # fmt: skip
+def open_matches(net: Net, field: Field, products: Both) -> Located:
+    """Whether prediction and label agree, int64 [samples] at P and X; equality only, not the difference of labels.
+
+    Rounds 1; 8 bytes a sample, each way.
+    """
+    at_P = server.matches(field, products.P).send(net.P, net.X, "correct_P")
+    at_X = server.matches(field, products.X).send(net.X, net.P, "correct_X")
+    return server.opened(field, at_P, at_X)
+
+
+class SecSVTester(SecureTester):
+    """Two servers P and X, and the clients. See docs/secsv.md for what each learns."""
+
+    roles = TWO_SERVERS
+
+    def __init__(
+        self, program: Program, tests: TestSet, keys: ckks.Keys | ckks.PublicKeys, form: Format | None, level: str,
+        runtime: Runtime | None = None,
+    ):  # fmt: skip
+        super().__init__(program, tests, keys, level, runtime)
+        if form is not None:
+            form.check(keys.parameters.scale_bits)
+            self.public = Public(program, form, self.public_keys)
+        self._aggregated: tuple[int, dict[str, Both]] = 0, {}
+        self._sums = {name: Both(server.Aggregation(), server.Aggregation()) for name in program.weights}
+        self._encoded: dict[tuple[int, ...], Both] = {}
+
+    def agree(self, value_bits: Sequence[int], frac_bits: int | None) -> None:
+        """The clients settle on a number format: each says what its models need, and the most is taken.
+
+        Raises:
+            LevelError: the modulus chain is too short.
+        """
+        needed = int(max(self.parties.numbers(value_bits)))
+        self.public = Public(self.program, named_format(needed, frac_bits), self.public_keys)
+
+    def _begun(self):
+        self._aggregated = 0, {}
+
+    def _sample(self, i, x, labels):
+        return share_samples(self.nets[i], self.public, x, labels)
+
+    def _model(self, i, matrices):
+        x = self._own_samples(i)[0]
+        return encrypt_model(self.nets[i], self.public, x, matrices, self._weights[i], self._keys[i])
 
     def routes(self, coalition: int) -> list[Route]:
         """Batches and their clients for a coalition's model."""
-        everyone = range(len(self.clients))
+        everyone = range(len(self.nets))
         return plan(
             everyone, everyone, len(self.program.layers), self.level, members=members(coalition), turn=coalition
         )
@@ -67,88 +201,108 @@ class SecSVTester(Tester):
     def cost(self, coalition, samples):
         total = 0.0
         for route in self.routes(coalition):
-            numbers = {i: self.tests.of(i, samples) for i in route.owners}
-            count = sum(map(len, numbers.values()))
-            tiles = [self.layouts[x.weight].tiles(x.columns * count) if count else 0 for x in self.program.layers]
+            count = self.tests.count(route.owners, samples)
+            layouts = [self.public.layout(layer) for layer in self.program.layers]
+            tiles = [
+                x.tiles(y.columns * count) if count else 0 for x, y in zip(layouts, self.program.layers, strict=True)
+            ]
             total += sum(tiles)
-            if not (self.program.state or self._whole(route, numbers)):
-                total += tiles[0] * self.layouts[self.program.layers[0].weight].encoding_cost
+            if self.program.state or count < self._size(route):
+                total += tiles[0] * layouts[0].encoding_cost
         return total
 
-    def _whole(self, route: Route, numbers: dict[int, list[int]]) -> bool:
-        """Whether a batch holds all samples of its owners; servers have its first layer encoded then."""
-        return all(len(numbers[i]) == self.tests.sizes[i] for i in route.owners)
+    def _size(self, route: Route) -> int:
+        """All samples of its owners; servers have their first layer encoded."""
+        return sum(self.tests.sizes[i] for i in route.owners)
 
     def correct(self, coalition, samples):
-        for server in (self.P, self.H):
-            weight = server.aggregate(coalition, self.clock)
+        routes = self.routes(coalition)
+        task = self._task(coalition, [self.tests.count(route.owners, samples) for route in routes])
         found = 0
-        for route in self.routes(coalition):
+        for route, matches in self._tested(task, samples):
             numbers = {i: self.tests.of(i, samples) for i in route.owners}
-            if any(numbers.values()):
-                found |= self._batch(coalition, weight, route, numbers)
+            hits = self.nets[0].read(matches, self.nets[0].P).bool().numpy()
+            found |= bits(self.tests.places(route.owners, numbers)[hits])
         return found
 
-    def _batch(self, coalition: int, weight: int, route: Route, numbers: dict[int, list[int]]) -> int:
-        """Algorithm 4 for one batch; the numbers in comments are its steps."""
-        whole = self._whole(route, numbers)
-        count = sum(map(len, numbers.values()))
-        for server in (self.P, self.H):
-            server.load(route.owners, None if whole else numbers)
-        for layer, decryptor in zip(self.program.layers, route.clients, strict=True):
-            last = layer is self.program.layers[-1]
-            client = self.clients[decryptor]
-            other = self.H.linear(layer, self.clock, fresh=True)  # 5
-            other = self.channel.send(self.H.address, self.P.address, "partial output", other)
-            own = self.P.linear(layer, self.clock, fresh=False)  # 4
-            output = self.P.combine(own, other, self.clock)  # 6
-            output = self.channel.send(self.P.address, client.address, "layer output", output)
-            dealt = client.activate(layer, last, output, weight, count, self.clock)  # 7, 9, 11
-            hits = self._continue(client, layer, last, dealt)
-        return bits(self.tests.places(route.owners, numbers)[np.array(hits, bool)])
-
-    def _continue(self, client: Client, layer: Layer, last: bool, dealt: tuple[dict, dict]) -> list[int]:
-        """What the servers do with what a client dealt; the correct places of the batch after the last layer."""
-        if not layer.gate and not last:
-            for server, half in zip((self.P, self.H), dealt, strict=True):
-                got = self.channel.send(client.address, server.address, "feature share", half["features"])
-                server.receive_features(got)
-            return []
-        material = [
-            self.channel.send(client.address, server.address, "product material", half)
-            for server, half in zip((self.P, self.H), dealt, strict=True)
+    def _tested(self, task, samples):
+        coalition, *counts = task
+        if not coalition:
+            return None
+        net, routes = self.nets[0], self.routes(coalition)
+        tested = None
+        if any(0 < count < self._size(route) for route, count in zip(routes, counts, strict=False)):
+            tested = choose(net, net.own(net.P, self.tests.bitmap(samples), name="tested"))
+        model = self._aggregate(coalition)
+        weights = [self._weights[i] for i in members(coalition)]
+        return [
+            (route, self._batch(model, weights, route, count, tested))
+            for route, count in zip(routes, counts, strict=False)
+            if count
         ]
-        what = "labels" if last else "state"
-        with self.clock.during("sharing"):
-            at_P, at_H = self.P.masked(material[0], what), self.H.masked(material[1], what)
-            to_H = self.channel.send(self.P.address, self.H.address, "masked state", at_P)
-            to_P = self.channel.send(self.H.address, self.P.address, "masked state", at_H)
-            at_P = self.P.times(material[0], at_P, to_P, what)
-            at_H = self.H.times(material[1], at_H, to_H, what)
-            if last:  # 12-14, but only equality is opened and not the difference of labels
-                return self._open(at_P, at_H)
-            masked, half = self.H.mask_sum(at_H)
-            masked = self.channel.send(self.H.address, self.P.address, "masked sum", masked)
-            self.P.receive_state(self.P.quotient(at_P, masked))
-            self.H.receive_state(half)
-        return []
 
-    def _open(self, at_P, at_H) -> list[int]:
-        """Both servers learn for each place whether prediction and label agree."""
-        halves = [server.matches(value) for server, value in ((self.P, at_P), (self.H, at_H))]
-        self.channel.send(self.P.address, self.H.address, "correct share", halves[0])
-        got = self.channel.send(self.H.address, self.P.address, "correct share", halves[1])
-        return self.P.opened(halves[0], got)
+    def _aggregate(self, coalition: int) -> dict[str, Both]:
+        """The coalition's model, times the sum of its weights (Algorithm 3)."""
+        if coalition != self._aggregated[0]:
+            net, owners, model = self.nets[0], members(coalition), {}
+            for name, sums in self._sums.items():
+                layers = [self._models[i][name] for i in owners]
+                model[name] = Both(
+                    net.fresh(net.P, sums.P, *(m.P for m in layers)), net.fresh(net.X, sums.X, *(m.X for m in layers))
+                )
+            self._aggregated = coalition, model
+        return self._aggregated[1]
 
+    def _batch(self, model: dict, weights: list[int], route: Route, count: int, tested: Located | None) -> Located:
+        """Algorithm 4 for one batch; the numbers in comments are its steps."""
+        public, field, whole = self.public, self.public.field, count == self._size(route)
+        labels = self._taken(1, route, count, None if whole else tested)
+        features, right = self._first(route, count, None if whole else tested)
+        for layer, number in zip(self.program.layers, route.clients, strict=True):
+            net = self.nets[number]
+            right = right or self._encode(layer, features)
+            values = evaluate(net, public, layer, count, model[layer.weight], right, weights, self._keys[number])  # 4-7
+            right = None
+            if layer.gate:
+                features = self._next_state(net, features, values)
+            elif layer is not self.program.layers[-1]:
+                features = share_features(net, public, layer, values)  # 9
+        material = net.fresh(net.C, client.match_material, public, values)  # 11
+        return open_matches(net, field.first, multiply(net, field.first, material, labels))  # 12-14
 
-def quantised(weights: dict[int, float], everyone: float) -> dict[int, int]:
-    """Aggregation weights as integers of at most TOTAL_WEIGHT together: exact where they are integers and fit.
+    def _next_state(self, net: Net, features: Both, values: Located) -> Both:
+        """A GRU's features with the state z h + u, behind the input, in place of h."""
+        field, hidden = self.public.field, self.program.state
+        with running(net):
+            state, inputs = (Both(*(f[:, part] for f in features)) for part in (slice(-hidden, None), slice(-hidden)))
+            material = net.fresh(net.C, client.gate_material, self.public, values)
+            state = truncate(net, field, multiply(net, field, material, state))
+            return Both(*(torch.cat(parts, dim=1) for parts in zip(inputs, state, strict=True)))
 
-    Args:
-        everyone: the sum of the weights over all clients of the run.
+    def _taken(self, what: int, route: Route, count: int, tested: Located | None) -> Both:
+        """The servers' shares of the features (0) or labels (1) of a batch: of all its samples, or of those tested."""
+        shares = zip(*(self._samples[i][what] for i in route.owners), strict=True)
+        with running(self.nets[0]):
+            if tested is None:
+                return Both(*(torch.cat(halves, dim=2) for halves in shares))
+            places = [(self.tests.first[i], self.tests.sizes[i]) for i in route.owners]
+            return Both(*(server.chosen(tested, places, count, *halves) for halves in shares))
 
-    Error otherwise: 2^-11 of the largest possible sum, for each weight.
-    """
-    if everyone <= TOTAL_WEIGHT and all(float(w).is_integer() for w in weights.values()):
-        return {i: int(w) for i, w in weights.items()}
-    return {i: max(1, round(w * (TOTAL_WEIGHT - len(weights)) / everyone)) for i, w in weights.items()}
+    def _first(self, route: Route, count: int, tested: Located | None) -> tuple[Both | None, Both | None]:
+        """A batch's features, or what is encoded of them already: whole batches come again for every model."""
+        if route.owners in self._encoded and tested is None:
+            return None, self._encoded[route.owners]
+        features = self._taken(0, route, count, tested)
+        if self.program.state:
+            with running(self.nets[0]):
+                return Both(*(F.pad(half, (0, 0, 0, self.program.state)) for half in features)), None
+        right = self._encode(self.program.layers[0], features)
+        if tested is None:
+            if len(self._encoded) >= KEPT:
+                self._encoded.pop(next(iter(self._encoded)))
+            self._encoded[route.owners] = right
+        return None, right
+
+    def _encode(self, layer: Layer, features: Both) -> Both:
+        with running(self.nets[0]):
+            return Both(*(server.encoded(self.public, layer, half) for half in features))

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ...ckks.linalg.residues import uniform
 from ...errors import FixedPointRangeError, NonFiniteError
-from .modular import uniform
 
 
 @dataclass(frozen=True)

@@ -11,21 +11,29 @@ import numpy as np
 import torch
 from torch import nn
 
-from .channel import Channel
-from .clock import Clock
 from .errors import ShapleyError
 from .program import Program
-from .reducing import Counts
 from .skip import bits, numbers
+from .spent import during
 from .values import members
 
 
 @dataclass(frozen=True)
 class TestSet:
-    """The clients' test samples, numbered through: client i's are first[i] .. first[i] + len - 1."""
+    """The clients' test samples, numbered through: client i's are first[i] .. first[i] + len - 1.
 
-    x: tuple[torch.Tensor, ...]
-    labels: tuple[torch.Tensor, ...]
+    Those of clients who are not in this process are None, or have a shape only.
+    """
+
+    x: tuple[torch.Tensor | None, ...]
+    labels: tuple[torch.Tensor | None, ...]
+
+    def of_sizes(self, sizes: Sequence[int], shape: tuple[int, ...]) -> TestSet:
+        """The same, with a shape for what is not in this process."""
+        x = [torch.empty(n, *shape, device="meta") if x is None else x for x, n in zip(self.x, sizes, strict=True)]
+        labels = [torch.empty(len(v), dtype=torch.int64, device="meta") if y is None else y
+                  for y, v in zip(self.labels, x, strict=True)]  # fmt: skip
+        return TestSet(tuple(x), tuple(labels))
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -47,20 +55,28 @@ class TestSet:
         """Numbers, within an owner's samples, of those in a set."""
         return numbers(samples >> self.first[owner] & ((1 << self.sizes[owner]) - 1))
 
+    def count(self, owners: Sequence[int], samples: int) -> int:
+        """How many samples of a set are of these owners."""
+        return sum(len(self.of(i, samples)) for i in owners)
+
+    def bitmap(self, samples: int) -> torch.Tensor:
+        """A set as bits, the first sample's lowest: uint8 [samples / 8]."""
+        size = -(-len(self) // 8)
+        return torch.frombuffer(bytearray(samples.to_bytes(size, "little")), dtype=torch.uint8)
+
     def places(self, owners: Sequence[int], chosen: Mapping[int, list[int]]) -> np.ndarray:
         """Numbers, within all samples, of those that were chosen of each owner."""
         return np.concatenate([self.first[i] + np.array(chosen[i], np.int64) for i in owners])
 
 
 class Tester(ABC):
-    """Tests aggregated models of one round at a time. Everything that the parties send goes over `channel`."""
+    """Tests aggregated models of one round at a time."""
 
     skips = True
     """Whether single samples can be left out of a test."""
 
-    def __init__(self, program: Program, tests: TestSet, channel: Channel):
-        self.program, self.tests, self.channel = program, tests, channel
-        self.clock, self.counts = Clock(), Counts()
+    def __init__(self, program: Program, tests: TestSet):
+        self.program, self.tests = program, tests
 
     @abstractmethod
     def begin(self, models: Mapping[int, Mapping[str, torch.Tensor]], weights: Mapping[int, int]) -> None:
@@ -84,7 +100,7 @@ class PlainTester(Tester):
         self._x, self._labels = torch.cat(self.tests.x).double(), torch.cat(self.tests.labels)
 
     def correct(self, coalition, samples):
-        with self.clock.during("arithmetic"):
+        with during("arithmetic"):
             model = averaged([self._models[i] for i in members(coalition)],
                              [self._weights[i] for i in members(coalition)])  # fmt: skip
             scores, _ = self.program.run(self.program.matrices(model), self._x)

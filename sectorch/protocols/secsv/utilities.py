@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from .hesv import HESVTester
 from .settings import Settings
 from .skip import skippable
+from .spent import Spent
 from .spread import forked
 from .testing import Tester
 
@@ -56,9 +56,9 @@ class Utilities:
     def __call__(self, coalition: int) -> float:
         return self.ask([coalition])[coalition] if coalition else 0.0
 
-    def began(self, tester: Tester, before: dict) -> None:
+    def began(self, spent: Spent) -> None:
         """The round's models were encrypted: what that cost."""
-        record = {"coalition": 0, **_since(tester, before)}
+        record = {"coalition": 0, **spent.record()}
         self._keep(record)
         self.begun.append(record)
 
@@ -75,38 +75,15 @@ class Utilities:
             self._correct[record["coalition"]] = int(record["samples"], 16)
 
     def _test(self, tester: Tester, coalition: int) -> Iterator[dict]:
-        before = snapshot(tester)
         everything = (1 << self._samples) - 1
-        if isinstance(tester, HESVTester):
-            found: dict = dict(right=tester.hits(coalition), samples=None, tested=self._samples, skipped="0x0")
-        else:
-            skipped = skippable(coalition, self._correct) if self._how.skip else 0
-            rest = everything & ~skipped
-            if skipped and rest and 0 < tester.cost(coalition, everything) <= tester.cost(coalition, rest):
-                skipped, rest = 0, everything  # what is left takes as many ciphertexts: skipping would save nothing
-            right = skipped | (tester.correct(coalition, rest) if rest else 0)
-            found = dict(right=right.bit_count(), samples=hex(right), tested=rest.bit_count(), skipped=hex(skipped))
-        yield {"coalition": coalition, **found, **_since(tester, before)}
-
-
-def snapshot(tester: Tester) -> dict:
-    """What a tester has spent so far."""
-    counts = getattr(tester, "S", None), getattr(tester, "P", None), getattr(tester, "H", None)
-    return dict(
-        seconds=Counter(tester.clock.seconds),
-        bytes=Counter({">".join(key): size for key, size in tester.channel.bytes.items()}),
-        messages=Counter({">".join(key): count for key, count in tester.channel.messages.items()}),
-        products=sum(s.counts.products for s in counts if s),
-        rotations=sum(s.counts.rotations for s in counts if s),
-    )
-
-
-def _since(tester: Tester, before: dict) -> dict:
-    after = snapshot(tester)
-    out: dict = {}
-    for key, value in after.items():
-        if isinstance(value, int):
-            out[key] = value - before[key]
-        else:
-            out[key] = {k: v - before[key][k] for k, v in value.items() if v != before[key][k]}
-    return out
+        with Spent() as spent:
+            if isinstance(tester, HESVTester):
+                found: dict = dict(right=tester.hits(coalition), samples=None, tested=self._samples, skipped="0x0")
+            else:
+                skipped = skippable(coalition, self._correct) if self._how.skip else 0
+                rest = everything & ~skipped
+                if skipped and rest and 0 < tester.cost(coalition, everything) <= tester.cost(coalition, rest):
+                    skipped, rest = 0, everything  # what is left takes as many ciphertexts: nothing would be saved
+                right = skipped | (tester.correct(coalition, rest) if rest else 0)
+                found = dict(right=right.bit_count(), samples=hex(right), tested=rest.bit_count(), skipped=hex(skipped))
+        yield {"coalition": coalition, **found, **spent.record()}

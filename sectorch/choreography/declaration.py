@@ -1,0 +1,97 @@
+"""What a protocol declares: its name, its roles, where it comes from, and every message that it may send."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from threading import RLock
+from typing import Protocol
+
+import torch
+
+from ..errors import UndeclaredMessageError
+from .roles import STAR, Roles
+
+
+@dataclass(frozen=True)
+class Message:
+    """One declared message of a protocol: who sends what to whom, and what hides it from the receiver.
+
+    `shows` is empty where the receiver sees uniform bits only, and otherwise says what the receiver learns.
+    """
+
+    label: str
+    src: str
+    dst: str
+    mask: str
+    shows: str = ""
+
+
+@dataclass(frozen=True)
+class ProtocolSpec:
+    """What a protocol declares: its name, where it comes from, and every message that it may send."""
+
+    name: str
+    source: str
+    messages: tuple[Message, ...]
+    summary: str = ""
+    roles: Roles = STAR
+
+    def __post_init__(self):
+        for message in self.messages:
+            self.roles.check_edge(message.src, message.dst)
+
+    @property
+    def leaks(self) -> bool:
+        return any(m.shows for m in self.messages)
+
+    def message(self, label: str) -> Message:
+        for message in self.messages:
+            if message.label == label:
+                return message
+        raise UndeclaredMessageError(
+            f"protocol '{self.name}' sent '{label}', which it does not declare; it declares "
+            f"{', '.join(m.label for m in self.messages) or 'no message'}"
+        )
+
+
+PAYLOADS = (torch.int64, torch.int32, torch.uint8)
+"""The types of tensors that messages carry, in the order of their numbers in a frame."""
+
+PROTOCOLS: dict[str, ProtocolSpec] = {}
+"""Every protocol by name. Filled by the `protocol` decorator; documentation and tests read it."""
+
+
+class Declaring(Protocol):
+    """What a protocol needs of the call that it runs in (`choreography.Net`)."""
+
+    lock: RLock
+
+    def declared(self, spec: ProtocolSpec) -> AbstractContextManager: ...
+
+
+def protocol(name: str, source: str, messages: Iterable[Message] = (), roles: Roles = STAR) -> Callable:
+    """Declare the decorated function `f(net, ...)` as a protocol. A message that is not listed here cannot be sent.
+
+    Args:
+        roles: who takes part; Q, A, S and the dealer D of secure inference unless named.
+
+    Raises:
+        TopologyError: a message between roles that have no edge.
+    """
+
+    def decorate(f):
+        summary = (f.__doc__ or "").strip().split("\n")[0]
+        spec = PROTOCOLS[name] = ProtocolSpec(name, source, tuple(messages), summary, roles)
+
+        @functools.wraps(f)
+        def run(net: Declaring, *args, **kwargs):
+            with net.lock, net.declared(spec):
+                return f(net, *args, **kwargs)
+
+        vars(run)["spec"] = spec
+        return run
+
+    return decorate

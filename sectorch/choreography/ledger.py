@@ -1,0 +1,230 @@
+"""Who sent what to whom: meters, transcripts and the profile of a run.
+
+Every message of every protocol passes `Runtime.transfer`, and from there every observer. Nothing crosses an edge
+without a ledger line.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from .net import Party, Phase
+from .steps import Sent
+
+_ACTIVE: ContextVar[tuple[Observer, ...]] = ContextVar("sectorch_observers", default=())
+
+
+class Observer:
+    """Sees every message and every local computation of the runs inside its `with` block."""
+
+    def message(self, line: Sent, value: torch.Tensor) -> None:
+        """A message crossed an edge; `value` is what went over the wire (a meta tensor in a dry run)."""
+
+    def computed(self, path: str, owners: frozenset[Party], phase: Phase, seconds: float) -> None:
+        """Some parties computed on their own."""
+
+    def __enter__(self):
+        self._token = _ACTIVE.set((*_ACTIVE.get(), self))
+        return self
+
+    def __exit__(self, *_) -> None:
+        _ACTIVE.reset(self._token)
+
+
+@contextmanager
+def alone(observer: Observer) -> Iterator[None]:
+    """Only `observer` sees what happens inside: for a dry run in the middle of somebody's profile."""
+    token = _ACTIVE.set((observer,))
+    try:
+        yield
+    finally:
+        _ACTIVE.reset(token)
+
+
+def observers() -> tuple[Observer, ...]:
+    """The observers of the current context."""
+    return _ACTIVE.get()
+
+
+@dataclass
+class Transcript(Observer):
+    """Keeps every message with its content, for leak tests and the curious. `received(party)` is that party's view."""
+
+    lines: list[tuple[Sent, torch.Tensor]] = field(default_factory=list)
+
+    def message(self, line: Sent, value: torch.Tensor) -> None:
+        self.lines.append((line, value.clone()))
+
+    def received(self, role: str) -> list[tuple[Sent, torch.Tensor]]:
+        return [(line, value) for line, value in self.lines if line.dst.role == role]
+
+
+@dataclass
+class Profile(Observer):
+    """Seconds, rounds and bytes of the runs inside the block.
+
+    `rounds` is the length of the longest chain of dependent messages of a call, summed over the calls; offline and
+    online are counted apart, by data dependence. `offline_bytes` includes what is sent once a session (`setup_bytes`).
+    """
+
+    ledger: list[Sent] = field(default_factory=list, repr=False)
+    seconds: float = 0.0
+    _compute: dict[tuple[str, frozenset[Party], Phase], float] = field(
+        default_factory=lambda: defaultdict(float), repr=False
+    )
+    _start: float = field(default=0.0, repr=False)
+
+    def __enter__(self):
+        self._start = time.perf_counter()
+        return super().__enter__()
+
+    def __exit__(self, *exc) -> None:
+        super().__exit__(*exc)
+        self.seconds += time.perf_counter() - self._start
+
+    def message(self, line: Sent, value: torch.Tensor) -> None:
+        self.ledger.append(line)
+
+    def computed(self, path: str, owners: frozenset[Party], phase: Phase, seconds: float) -> None:
+        self._compute[path, owners, phase] += seconds
+
+    def compute_seconds(self, phase: Phase) -> float:
+        """Seconds of local computation of one phase, all parties together."""
+        return sum(s for (_, _, p), s in self._compute.items() if p == phase)
+
+    @property
+    def online_seconds(self) -> float:
+        return self.compute_seconds(Phase.ONLINE)
+
+    @property
+    def offline_seconds(self) -> float:
+        return self.compute_seconds(Phase.OFFLINE) + self.compute_seconds(Phase.SETUP)
+
+    def _bytes(self, *phases: Phase) -> int:
+        return sum(line.bytes for line in self.ledger if line.phase in phases)
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes(*Phase)
+
+    @property
+    def setup_bytes(self) -> int:
+        return self._bytes(Phase.SETUP)
+
+    @property
+    def offline_bytes(self) -> int:
+        return self._bytes(Phase.SETUP, Phase.OFFLINE)
+
+    @property
+    def online_bytes(self) -> int:
+        return self._bytes(Phase.ONLINE)
+
+    def rounds_of(self, phase: Phase) -> int:
+        deepest: dict[tuple[bytes, int], int] = {}
+        for line in self.ledger:
+            if line.phase == phase:
+                deepest[line.session, line.call] = max(deepest.get((line.session, line.call), 0), line.round)
+        return sum(deepest.values())
+
+    @property
+    def rounds(self) -> int:
+        """Online rounds."""
+        return self.rounds_of(Phase.ONLINE)
+
+    def bytes_between(self, p: str, q: str, phase: Phase | None = None) -> int:
+        """Bytes on the edge p-q, both directions; roles or party names."""
+        return sum(
+            line.bytes
+            for line in self.ledger
+            if phase in (None, line.phase)
+            and any(_is(a, p) and _is(b, q) for a, b in ((line.src, line.dst), (line.dst, line.src)))
+        )
+
+    def by_protocol(self) -> dict[str, dict[str, float]]:
+        """Per protocol: messages, bytes of both phases and seconds of local computation, largest first."""
+        rows: dict[str, dict[str, float]] = {}
+        for line in self.ledger:
+            row = rows.setdefault(line.path, dict(messages=0, offline_bytes=0, online_bytes=0, seconds=0.0))
+            row["messages"] += 1
+            row["online_bytes" if line.phase == Phase.ONLINE else "offline_bytes"] += line.bytes
+        for (path, _, _), seconds in self._compute.items():
+            row = rows.setdefault(path, dict(messages=0, offline_bytes=0, online_bytes=0, seconds=0.0))
+            row["seconds"] += seconds
+        return dict(sorted(rows.items(), key=lambda item: -item[1]["seconds"]))
+
+    def as_dict(self) -> dict[str, float]:
+        """The figures, for JSON."""
+        return dict(
+            seconds=self.seconds, online_seconds=self.online_seconds, offline_seconds=self.offline_seconds,
+            rounds=self.rounds, offline_rounds=self.rounds_of(Phase.OFFLINE), bytes=self.bytes,
+            setup_bytes=self.setup_bytes, offline_bytes=self.offline_bytes, online_bytes=self.online_bytes,
+        )  # fmt: skip
+
+    def edges(self) -> Table:
+        """Bytes and rounds per edge and phase."""
+        table = Table(title="What crossed the edges")
+        table.add_column("edge")
+        for column in ("phase", "messages", "MB", "rounds"):
+            table.add_column(column, justify="right" if column != "phase" else "left")
+        clients = sorted({p.name for line in self.ledger for p in (line.src, line.dst) if p.role != "S"})
+        for client in clients:
+            for phase in Phase:
+                lines = [m for m in self.ledger if m.phase == phase and client in (m.src.name, m.dst.name)]
+                if lines:
+                    size = sum(m.bytes for m in lines) / 1e6
+                    rounds = len({(m.session, m.call, m.round) for m in lines})
+                    table.add_row(f"{client}-S", phase.name.lower(), str(len(lines)), f"{size:.3f}", str(rounds))
+        return table
+
+    def learned(self) -> Table:
+        """What each party received: by protocol, how it was masked, and what it shows."""
+        table = Table(title="What each party received")
+        for column in ("party", "protocol", "message", "hidden by", "MB", "learns"):
+            table.add_column(column, justify="right" if column == "MB" else "left")
+        rows: Counter = Counter()
+        for m in self.ledger:
+            rows[m.dst.name, m.protocol, m.label, m.mask, m.shows] += m.bytes
+        for (party, name, label, mask, shows), size in sorted(rows.items()):
+            table.add_row(party, name, label, mask, f"{size / 1e6:.3f}", shows or "nothing (uniform bits)")
+        return table
+
+    def protocols(self) -> Table:
+        """Seconds and bytes per protocol."""
+        table = Table(title="Where time and bytes went")
+        table.add_column("protocol")
+        for column in ("messages", "offline MB", "online MB", "seconds"):
+            table.add_column(column, justify="right")
+        for path, row in self.by_protocol().items():
+            table.add_row(
+                path or "(program)", f"{row['messages']:.0f}", f"{row['offline_bytes'] / 1e6:.3f}",
+                f"{row['online_bytes'] / 1e6:.3f}", f"{row['seconds']:.4f}",
+            )  # fmt: skip
+        return table
+
+    def table(self) -> str:
+        """All three tables and the totals, as text."""
+        written = io.StringIO()
+        text = Console(file=written, width=118)
+        text.print(
+            f"{self.seconds:.3f} s (online {self.online_seconds:.3f}, ahead {self.offline_seconds:.3f}), "
+            f"{self.rounds} online rounds, {self.bytes / 1e6:.2f} MB "
+            f"(online {self.online_bytes / 1e6:.2f}, ahead {self.offline_bytes / 1e6:.2f}, "
+            f"of it once a session {self.setup_bytes / 1e6:.2f})"
+        )
+        for table in (self.edges(), self.protocols(), self.learned()):
+            text.print(table)
+        return written.getvalue()
+
+
+def _is(party: Party, wanted: str) -> bool:
+    return wanted in (party.name, party.role)

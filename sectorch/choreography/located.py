@@ -1,0 +1,312 @@
+"""Parties, and values that only some of them hold: tensors to compute with, which show their content to nobody."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import IntEnum
+from types import BuiltinFunctionType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+
+import torch
+
+from ..errors import MisplacedValueError, SecretBranchError
+
+
+@dataclass(frozen=True)
+class Party:
+    """One participant. `role` is Q (querying), A (answering) or S (server); a session may have several A."""
+
+    name: str
+    role: str
+
+    if TYPE_CHECKING:  # no field: `__post_init__` keeps it
+        _hash: int = field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "_hash", hash((self.name, self.role)))
+
+    def __hash__(self) -> int:
+        return self._hash  # a call asks thousands of times who is among some parties
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Phase(IntEnum):
+    """What a value depends on; a value computed from several takes the latest."""
+
+    SETUP = 0
+    OFFLINE = 1
+    ONLINE = 2
+
+
+class Choreography(Protocol):
+    """What a located value needs of the program that it is in (`choreography.Net`)."""
+
+    def compute(self, f: Callable, values: tuple) -> Any: ...
+
+    def send(self, value: Located, src: Party, dst: Party, label: str) -> Located: ...
+
+
+_RUNNING: ContextVar[Choreography | None] = ContextVar("the running choreography", default=None)
+
+
+@contextmanager
+def running(net: Choreography) -> Iterator[None]:
+    """Located values that are computed with inside compute in this choreography."""
+    token = _RUNNING.set(net)
+    try:
+        yield
+    finally:
+        _RUNNING.reset(token)
+
+
+def current() -> Choreography:
+    """The innermost running choreography.
+
+    Raises:
+        MisplacedValueError: none is running.
+    """
+    net = _RUNNING.get()
+    if net is None:
+        raise MisplacedValueError(
+            "located values compute inside a protocol or a call: `with session.call(party) as net`"
+        )
+    return net
+
+
+class Located:
+    """A tensor held by its owners only. It has a shape for everybody, and a content for nobody else.
+
+    Operators, `torch` functions, methods and `leaf` functions compute where all operands are held (the intersection of
+    their owners) and give a located value there; plain numbers and tensors among the operands are public. `send` moves
+    it. What needs the content in Python (a branch, an index, a float) is refused.
+    """
+
+    __slots__ = ("_session", "_value", "owners", "phase", "round", "slot")
+
+    def __init__(self, value, owners: frozenset[Party], phase: Phase, round: int, session: bytes, slot: Any = None):
+        self._value = value
+        self.owners = owners
+        self.phase = phase
+        self.round = round
+        self.slot = slot
+        self._session = session
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of a tensor; what is none (a key, a prepared matrix) has no dimensions."""
+        return getattr(self._value, "shape", torch.Size())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._value.dtype
+
+    def __repr__(self) -> str:
+        names = ", ".join(sorted(p.name for p in self.owners))
+        return f"Located({tuple(self.shape)} at {names}, {self.phase.name.lower()})"
+
+    def at(self, who: str | Party) -> Located:
+        """The same value, as this party holds it, or those owners who have this role."""
+        owners = frozenset(p for p in self.owners if p == who or p.role == who)
+        if owners == self.owners:
+            return self
+        if not owners:
+            holding = ", ".join(sorted(p.name for p in self.owners))
+            raise MisplacedValueError(
+                f"{who} does not hold a value of shape {tuple(self.shape)}, which is at {holding}"
+            )
+        return Located(self._value, owners, self.phase, self.round, self._session, self.slot)
+
+    def send(self, src: Party, dst: Party, label: str) -> Located:
+        """`src` sends it to `dst`; the result is held by both, and a round later. See `choreography.Net.send`."""
+        return current().send(self, src, dst, label)
+
+    @classmethod
+    def __torch_function__(cls, f: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return compute(f, *args, **(kwargs or {}))
+
+    def __getattr__(self, name: str) -> Callable:
+        method = None if name.startswith("_") else getattr(torch.Tensor, name, None)
+        if not callable(method):
+            raise AttributeError(f"a located value has no '{name}': it is a tensor of which only its owners have more")
+        return functools.partial(compute, method, self)
+
+    def _refuse(self, *_):
+        raise SecretBranchError(
+            "a located value cannot steer Python control flow or be unpacked: most parties do not hold it. "
+            "Compute with it as with a tensor, or write the choice as arithmetic (sectorch.mpc.star.select)"
+        )
+
+    __bool__ = __len__ = __iter__ = __contains__ = __index__ = __float__ = __int__ = _refuse
+    __hash__ = object.__hash__
+
+    if TYPE_CHECKING:  # the operators that the table below sets
+
+        def _operator(self, *others: Any) -> Located: ...
+
+        __add__ = __sub__ = __mul__ = __matmul__ = __neg__ = __xor__ = __and__ = __or__ = __invert__ = _operator
+        __radd__ = __rsub__ = __rmul__ = __rxor__ = __rand__ = __ror__ = __abs__ = __lshift__ = __rshift__ = _operator
+        __getitem__ = __pow__ = __lt__ = __le__ = __gt__ = __ge__ = _operator
+
+    def __reduce__(self):
+        raise SecretBranchError("a located value cannot be copied or pickled")
+
+
+def _operator(f: Callable, swapped: bool = False) -> Callable:
+    if swapped:
+        return lambda x, y: compute(f, y, x)
+    return lambda x, *others: compute(f, x, *others)
+
+
+_OPERATORS = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "matmul": operator.matmul, "neg": operator.neg,
+    "xor": operator.xor, "and": operator.and_, "or": operator.or_, "invert": operator.invert, "abs": operator.abs,
+    "lshift": operator.lshift, "rshift": operator.rshift, "getitem": operator.getitem, "pow": operator.pow,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+}  # fmt: skip
+_KNOWN = frozenset(_OPERATORS.values())
+for _name, _f in _OPERATORS.items():
+    setattr(Located, f"__{_name}__", _operator(_f))
+    if _name in ("add", "sub", "mul", "xor", "and", "or"):
+        setattr(Located, f"__r{_name}__", _operator(_f, swapped=True))
+
+
+def compute(f: Callable, *args: Any, **kwargs: Any) -> Any:
+    """f(*args, **kwargs) where all located operands are held; they may stand in lists and tuples as well.
+
+    f must be a pure function of its arguments: every owner computes it, and all must get the same. It changes none of
+    them. A tuple result becomes a tuple of located values. f's attribute `shapes`, if it has one, gives the result's
+    shapes from the operands', as meta tensors.
+
+    Raises:
+        MisplacedValueError: no party holds all operands, or no choreography is running; raised at every party.
+        SecretBranchError: f changes an operand in place.
+    """
+    f = getattr(f, "kernel", f)
+    name = getattr(f, "__name__", "").split(".")[0]
+    if "out" in kwargs or kwargs.get("inplace") or _changes(f, name):
+        raise SecretBranchError(f"{name} changes a tensor in place; a located value stays what it is")
+    if name in _READS and f in (getattr(torch.Tensor, name, None), getattr(torch, name, None)):
+        raise SecretBranchError(f"{name} asks for the content of a located value; it is for `net.read`, at one party")
+    if not kwargs and not any(type(a) in (tuple, list) and _holds_tensors(a) for a in args):
+        return current().compute(f, args)
+    found: list[Any] = []
+    places = _places(args, found), {k: _places(v, found) for k, v in kwargs.items()}
+    return current().compute(Applied(f, *places), tuple(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an argument of an `Applied` is still to come."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A function with arguments, of which the tensors are still to come."""
+
+    f: Callable
+    args: tuple
+    kwargs: dict = field(default_factory=dict)
+
+    @property
+    def __name__(self) -> str:
+        return getattr(self.f, "__name__", type(self.f).__name__)
+
+    @property
+    def shapes(self) -> Callable:
+        return Applied(getattr(self.f, "shapes", self.f), self.args, self.kwargs)
+
+    def __call__(self, *values: Any) -> Any:
+        return self.f(*filled(self.args, values), **{k: filled(v, values) for k, v in self.kwargs.items()})
+
+
+_READS = frozenset(("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "data_ptr", "untyped_storage"))
+_WRITES = frozenset(("setitem", "delitem", "batch_norm", "instance_norm"))
+
+
+def _changes(f: Callable, name: str) -> bool:
+    """Whether a function writes into an argument, as far as its name tells."""
+    bare = name.strip("_")
+    if isinstance(f, BuiltinFunctionType) and f in _KNOWN:
+        return False
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or bare in _WRITES or (bare[:1] == "i" and bare[1:] in _OPERATORS)
+
+
+def _holds_tensors(values: tuple | list) -> bool:
+    return any(
+        isinstance(v, (Located, torch.Tensor)) or (type(v) in (tuple, list) and _holds_tensors(v)) for v in values
+    )
+
+
+def _places(value: Any, found: list[Any]) -> Any:
+    if isinstance(value, (Located, torch.Tensor)):
+        found.append(value)
+        return Place(len(found) - 1)
+    if type(value) in (tuple, list) and _holds_tensors(value):
+        return type(value)(_places(v, found) for v in value)
+    return value
+
+
+def filled(value: Any, values: Sequence[Any]) -> Any:
+    """An argument of an `Applied` with its operands in their places."""
+    if type(value) is Place:
+        return values[value.number]
+    return type(value)(filled(v, values) for v in value) if type(value) in (tuple, list) else value
+
+
+F = TypeVar("F", bound=Callable)
+
+
+def shaped(shapes: Callable) -> Callable[[F], F]:
+    """Decorate a function that steps compute: the result's shapes, as meta tensors, from meta operands."""
+
+    def mark(f: F) -> F:
+        vars(f)["shapes"] = shapes
+        return f
+
+    return mark
+
+
+@overload
+def leaf(f: Callable, *, shapes: Callable | None = None) -> Callable[..., Any]: ...
+
+
+@overload
+def leaf(*, shapes: Callable | None = None) -> Callable[[Callable], Callable[..., Any]]: ...
+
+
+def leaf(f: Callable | None = None, *, shapes: Callable | None = None) -> Callable[..., Any]:
+    """Decorate a kernel: a function of tensors that, called with located values, is one step of the program.
+
+    Args:
+        shapes: as of `shaped`, where f itself would take long for that.
+    """
+    if f is None:
+        return lambda f: leaf(f, shapes=shapes)
+    kernel = f if shapes is None else shaped(shapes)(f)
+
+    @functools.wraps(kernel)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if any(type(a) is Located for a in _flat((args, tuple(kwargs.values())))):
+            return compute(kernel, *args, **kwargs)
+        return kernel(*args, **kwargs)
+
+    vars(run)["kernel"] = kernel
+    return run
+
+
+def _flat(value: Any) -> Iterable[Any]:
+    if type(value) in (tuple, list):
+        for v in value:
+            yield from _flat(v)
+    else:
+        yield value

@@ -1,0 +1,337 @@
+"""Choreographies: a protocol is written once, from above, as in the papers' three-column figures.
+
+A `Located` value is present at its owners and absent elsewhere. A protocol computes with it as with a tensor
+(`located.py`), and may do three things more:
+
+- `value.send(src, dst, label)`: a value moves along an edge of the roles (`roles.py`); afterwards both ends hold it,
+- `net.common(p, q, shape, label)`: two parties draw the same randomness from the stream of their pair key,
+- `net.fresh(party, f, *values)`: one party draws randomness of its own.
+
+The same code runs with all parties present, with one, or with none (a dry run on shapes): where no owner of a result is
+present, f runs on meta tensors, so that shapes are known to everybody. Protocol code never asks who is present.
+
+Data dependence is tracked on every value. What depends on neither model nor query belongs to `Phase.OFFLINE`, what
+depends on the model alone and is done once a session to `Phase.SETUP`, what depends on the query to `Phase.ONLINE`; the
+number of dependent messages before a value is its round.
+
+Source of the idea: choreographic programming (HasChor, MultiChor).
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ..errors import DtypeError, MisplacedValueError, SessionMismatchError, UndeclaredMessageError
+from .declaration import PAYLOADS, Message, ProtocolSpec
+from .located import _RUNNING, Located, Party, Phase, running
+from .roles import Cast, Roles
+from .steps import Compute, Draw, Header, Move, Read, Runtime, Step, shape_of
+
+
+class Tracing(Protocol):
+    """Writes down the steps of a program as they are taken on shapes; see `program/trace.py`."""
+
+    def brought(self, value: Located, name: str) -> None: ...
+
+    def rely(self, checked: Located) -> None: ...
+
+    def step(self, number: int, step: Step, values: tuple, result: Any) -> None: ...
+
+
+def _in_turn(method: Callable) -> Callable:
+    """A step of a net waits while another thread is in one of its protocols."""
+
+    @functools.wraps(method)
+    def run(net: Net, *args, **kwargs):
+        with net.lock:
+            return method(net, *args, **kwargs)
+
+    return run
+
+
+class Net:
+    """One call of a choreography. `net.Q` is the party that plays the role Q, and so for all roles.
+
+    Args:
+        runtime: where it runs.
+        call: the number of this call in its session; addresses its randomness, and is used once.
+        cast: who plays which role.
+        base: the phase of values that depend on nothing.
+        setup: the net of what is done once a session; itself unless given.
+    """
+
+    def __init__(self, runtime: Runtime, call: int, cast: Cast, base: Phase, setup: Net | None = None):
+        self.runtime = runtime
+        self.call = call
+        self.cast = cast
+        self.setup = setup or self
+        self._base = base
+        self._draws = 0
+        self.lock = threading.RLock()
+        """Held over each protocol and step: the net of the setup is used by all threads of a session."""
+        self._stack: list[ProtocolSpec] = []
+        self.tracing: Tracing | None = None
+        """Who writes down the steps, where nobody is present."""
+        self._steps = 0
+        self.opened: WeakKeyDictionary = WeakKeyDictionary()
+        """What this call has opened under a mask, by the shares that were opened: mask once, use often."""
+        self.raised: list[Any] = []
+        """Flags that protocols of this call raised, as XOR-shared words; see `mpc/star/guard.py`."""
+
+    def __repr__(self) -> str:
+        return f"Net(call {self.call}, {self.cast})"
+
+    def __getattr__(self, role: str) -> Party:
+        party = None if role.startswith("_") else self.cast.parties.get(role)
+        if party is None:
+            raise AttributeError(f"a net has no '{role}', and the roles are {self.cast.roles}")
+        return party
+
+    @contextmanager
+    def declared(self, spec: ProtocolSpec) -> Iterator[None]:
+        """What is inside is a protocol, and sends what it declares.
+
+        Raises:
+            MisplacedValueError: one of its roles is not played here.
+        """
+        self.cast.check_plays(spec.roles.names, spec.name)
+        self._stack.append(spec)
+        token = _RUNNING.set(self)
+        try:
+            yield
+        finally:
+            _RUNNING.reset(token)
+            self._stack.pop()
+
+    @_in_turn
+    def compute(self, f: Callable, values: tuple) -> Any:
+        """f(*values) at whoever holds all of them; see `located.compute`."""
+        held = [value for value in values if type(value) is Located]
+        owners = frozenset.intersection(*(value.owners for value in held)) if held else frozenset()
+        if not owners:
+            said = "; ".join(f"{tuple(value.shape)} at {_names(value.owners)}" for value in held)
+            raise MisplacedValueError(
+                f"nobody holds all that {_name(f)} takes: {said or 'nothing located'}; send it there"
+            )
+        phase, depth = self._dependence(values)
+        return self._step(Compute(f, owners, phase, self._path(), pure=True), values, depth)
+
+    @_in_turn
+    def fresh(self, party: Party, f: Callable, *values: Any) -> Any:
+        """`party` alone computes f(*values) with randomness of its own: a key pair, a ciphertext's noise.
+
+        Raises MisplacedValueError, at every party, if it lacks one of the values.
+        """
+        return self._alone(party, f, values, random=True)
+
+    def _alone(self, party: Party, f: Callable, values: tuple, random: bool) -> Any:
+        f = getattr(f, "kernel", f)
+        phase, depth = self._dependence(values)
+        for value in values:
+            if type(value) is Located and party not in value.owners:
+                raise MisplacedValueError(
+                    f"{party} cannot compute {_name(f)}: a value of shape {tuple(value.shape)} is at "
+                    f"{_names(value.owners)} only; send it there first, or let {_names(value.owners)} compute"
+                )
+        return self._step(Compute(f, frozenset((party,)), phase, self._path(), random=random), values, depth)
+
+    @_in_turn
+    def public(self, party: Party, value: torch.Tensor) -> Located:
+        """A public value, as the party has it: a step of the program, which says what it is."""
+        return self._step(Compute(_itself, frozenset((party,)), self._base, self._path(), pure=True), (value,), 0)
+
+    @_in_turn
+    def check(self, party: Party, f: Callable, *values: Any) -> Any:
+        """`party` looks at values that it holds, and f raises where they may not be used; otherwise as `fresh`."""
+        return self._alone(party, f, values, random=False)
+
+    def rely(self, checked: Located) -> None:
+        """The call is only good where this check, which was made once a session, was passed."""
+        if self.tracing is not None:
+            self.tracing.rely(checked)
+
+    @_in_turn
+    def send(self, value: Located, src: Party, dst: Party, label: str) -> Located:
+        """Send a value that `src` holds to `dst`; the result is held by both, and has arrived: it is a round later.
+
+        A sender that goes on with what it had before, and not with the result, waits for nothing.
+
+        Raises:
+            TopologyError: the two have no edge.
+            DtypeError: a message is of int64, int32 (ring elements, words of packed bits) or uint8 (bytes).
+            MisplacedValueError: `src` does not hold the value.
+            UndeclaredMessageError: the running protocol does not declare `label` from src to dst.
+        """
+        self.cast.check_edge(src, dst)
+        if src not in value.owners:
+            raise MisplacedValueError(f"{src} cannot send '{label}': it does not hold the value")
+        phase, depth = self._dependence((value,))
+        declared = self._declared(label, src, dst)
+        if value.dtype not in PAYLOADS:
+            raise DtypeError(
+                f"'{label}' carries ring elements and words (int64, int32) or bytes (uint8), not {value.dtype}"
+            )
+        header = Header(
+            self._path(), label, src, dst, phase, depth + 1, value.shape, value._value.dtype,
+            declared.mask, declared.shows,
+        )  # fmt: skip
+        return self._step(Move(header, value.owners), (value,), depth + 1)
+
+    @_in_turn
+    def common(self, p: Party, q: Party, shape: torch.Size | tuple, label: str, dtype=torch.int64) -> Located:
+        """Uniform int64 (or int32) values that p and q draw from their pair stream; nobody else can.
+
+        Raises:
+            TopologyError: the two share no stream.
+        """
+        self.cast.check_stream(p, q)
+        shape = torch.Size(shape)
+        owners = frozenset((p, q))
+        draw, self._draws = self._draws, self._draws + 1
+        name = f"{self._stack[-1].name if self._stack else 'program'}/{label}"
+        return self._step(Draw(owners, self._base, self._path(), name, draw, shape, dtype), (), 0)
+
+    @contextmanager
+    def playing(self, roles: Roles, **parties: Party) -> Iterator[None]:
+        """Inside, parties of this call play these roles: a protocol of two among many is written once.
+
+        Raises:
+            TopologyError: roles with an edge or a stream that those who play them have not.
+            ArgumentError: a role that nobody plays.
+        """
+        cast = _cast(roles, tuple(parties.items()))
+        for pair in map(tuple, roles.edges):
+            self.cast.check_edge(parties[pair[0]], parties[pair[1]])
+        for pair in map(tuple, roles.streams):
+            self.cast.check_stream(parties[pair[0]], parties[pair[1]])
+        with self.lock:
+            own, self.cast = self.cast, cast
+            try:
+                yield
+            finally:
+                self.cast = own
+
+    @contextmanager
+    def within(self, other: Net) -> Iterator[None]:
+        """Run as a part of the protocol that `other` is in: for protocols over several answering parties."""
+        stack, self._stack = self._stack, other._stack
+        try:
+            with running(self):
+                yield
+        finally:
+            self._stack = stack
+
+    def install(self, p: Party, q: Party, secret: Located) -> None:
+        """Make `secret` (32 bytes, held by p or q or both) the pair key of p and q where its holders are present.
+
+        Raises:
+            KeyAgreementError: the other end, present here too, installed another secret.
+        """
+        if secret.owners & self.runtime.here:
+            self.runtime.install(frozenset((p, q)), secret._value)
+
+    def own(self, party: Party, value: Any, phase: Phase = Phase.ONLINE, name: str = "x") -> Located:
+        """A value that `party` brings into the protocol: a query (online) or a weight (setup), by name."""
+        brought = Located(value, frozenset((party,)), phase, 0, self.runtime.session)
+        if self.tracing is not None:
+            self.tracing.brought(brought, name)
+        return brought
+
+    def read(self, value: Located, party: Party) -> Any:
+        """Hand a result to the caller of the protocol on `party`'s side: the only way out of a choreography.
+
+        Where `party` is not present (a dry run, another party's process) the result has a shape and no content.
+
+        Raises:
+            MisplacedValueError: `party` does not hold the value.
+        """
+        phase, depth = self._dependence((value,))
+        if party not in value.owners:
+            raise MisplacedValueError(f"{party} cannot read a value held by {sorted(p.name for p in value.owners)}")
+        return self._step(Read(frozenset((party,)), phase), (value,), depth)._value
+
+    def agreed(self, value: Located, parties: Iterable[Party]) -> Any:
+        """The content of a value that all these parties hold, and that the program itself may go by: what comes next.
+
+        They have to be all parties of the program: another could not follow. Where none of them is present (a dry run)
+        the result has a shape and no content.
+
+        Raises:
+            MisplacedValueError: one of them does not hold the value.
+        """
+        parties = frozenset(parties)
+        if not parties <= value.owners:
+            raise MisplacedValueError(f"{_names(parties - value.owners)} cannot follow: the value was not sent there")
+        phase, depth = self._dependence((value,))
+        return self._step(Read(parties, phase), (value,), depth)._value
+
+    def _dependence(self, values: Iterable[Any]) -> tuple[Phase, int]:
+        phase, depth = self._base, 0
+        for value in values:
+            if type(value) is Located:
+                if value._session != self.runtime.session:
+                    raise SessionMismatchError("values of two sessions cannot meet: their shares have different keys")
+                if value.phase > phase:
+                    phase, depth = value.phase, value.round
+                elif value.phase == phase and value.round > depth:
+                    depth = value.round
+        return phase, depth
+
+    def _declared(self, label: str, src: Party, dst: Party) -> Message:
+        if not self._stack:
+            raise UndeclaredMessageError(f"'{label}' was sent outside a protocol; decorate the function with @protocol")
+        message = self._stack[-1].message(label)
+        if (self.cast.parties[message.src], self.cast.parties[message.dst]) != (src, dst):
+            raise UndeclaredMessageError(
+                f"protocol '{self._stack[-1].name}' declares '{label}' from {message.src} to {message.dst}, "
+                f"not from {src} to {dst}"
+            )
+        return message
+
+    def _path(self) -> str:
+        return "/".join(spec.name for spec in self._stack)
+
+    def _step(self, step: Step, values: tuple, depth: int) -> Any:
+        number, self._steps = self._steps, self._steps + 1
+        here = self.runtime.here
+        if step.owners & here or type(step) is Move:  # observers hear of messages between others as well
+            held = bool(step.holders & here)
+            result = step.run(self.runtime, self.call, [_content(v, held) for v in values])
+        else:
+            result = step.shape([_content(v, False) for v in values])
+        if self.tracing is not None:
+            self.tracing.step(number, step, values, result)
+        owners, phase, session, call = step.owners, step.phase, self.runtime.session, self.call
+        if isinstance(result, tuple):
+            return tuple(Located(r, owners, phase, depth, session, (call, number, i)) for i, r in enumerate(result))
+        return Located(result, owners, phase, depth, session, (call, number, 0))
+
+
+def _content(value: Any, present: bool) -> Any:
+    """The content for a party that is present; its shape for one that is not."""
+    value = value._value if type(value) is Located else value
+    return value if present else shape_of(value)
+
+
+@functools.lru_cache(256)
+def _cast(roles: Roles, parties: tuple[tuple[str, Party], ...]) -> Cast:
+    return Cast(roles, dict(parties))
+
+
+def _itself(value: torch.Tensor) -> torch.Tensor:
+    return value
+
+
+def _names(parties: Iterable[Party]) -> str:
+    return ", ".join(sorted(p.name for p in parties))
+
+
+def _name(f: Callable) -> str:
+    return getattr(f, "__name__", type(f).__name__)

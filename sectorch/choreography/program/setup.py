@@ -1,0 +1,138 @@
+"""What the programs of one model have in common: the steps that are taken once a session.
+
+Draws, messages and what a party draws on its own are taken once, in the order of the programs that first need them;
+everybody counts them all, so that all agree on their numbers. What is computed from them is worked out where it is
+needed, and kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ...errors import MaterialError
+from ..steps import Compute, Draw, Move, Runtime
+from .nodes import Node, Slot
+from .part import Line, Part, given, lines_of, same, with_drops
+
+
+class Setup:
+    """The settled values of one model's programs in a session, as far as they are here. Its repr shows no content.
+
+    Attributes:
+        call: the number that addresses its randomness; None in a session that is taken up again: nothing of it is drawn
+            or sent a second time.
+    """
+
+    def __init__(self, call: int | None):
+        self.call = call
+        self._lock = threading.Lock()
+        self._values: dict[Slot, Any] = {}
+        self._taken: set[Slot] = set()
+        """The first result of each draw, message, check and random step that was taken."""
+        self._draws = itertools.count()
+        self._brought: dict[str, torch.Tensor] = {}
+        """The inputs that it was made with."""
+        self._of: WeakKeyDictionary[Part, dict[Slot, Any]] = WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        return f"Setup({len(self._values)} values)"
+
+    def values(self, part: Part, runtime: Runtime, inputs: Mapping[str, torch.Tensor]) -> dict[Slot, Any]:
+        """What a part of a program needs of the setup; what is missing of it is done now.
+
+        Raises:
+            SectorchError: a weight does not fit, at its owner, before anything is drawn or sent.
+            ArgumentError: an input has another value than before: what was made of it is in use.
+            MaterialError: the session was taken up again, and something would have to be drawn or sent.
+        """
+        with self._lock, torch.inference_mode():
+            same(self._brought, inputs, "the setup was made")
+            if part not in self._of:
+                self._of[part] = self._settled(part, runtime, inputs)
+            return self._of[part]
+
+    def check(self, part: Part, runtime: Runtime, inputs: Mapping[str, torch.Tensor]) -> None:
+        """What whoever is here works out of its own values alone, as `values` does first; nothing is drawn or sent.
+
+        Raises:
+            SectorchError: a weight does not fit, at its owner.
+        """
+        with self._lock, torch.inference_mode():
+            if part not in self._of:
+                self._settled(part, runtime, inputs, own=True)
+
+    def _settled(
+        self, part: Part, runtime: Runtime, inputs: Mapping[str, torch.Tensor], own: bool = False
+    ) -> dict[Slot, Any]:
+        wanted = part.settled_online if self.call is None else part.settled
+        plan, count = self._plan(part, wanted)
+        needed = {slot for _, line in plan if line for slot in line.needed}
+        brought = [i for i in part.program.inputs if i.slot in needed]
+        values = self._values | given(brought, inputs)
+        for at, (node, line) in enumerate(plan[:count] if own else plan):
+            if at == count:  # what is drawn and sent from here on is of these inputs
+                self._brought |= {i.name: inputs[i.name] for i in brought}
+            if self._take(node, line, part, runtime, values):
+                self._values |= {slot: values[slot] for slot in node.slots if slot in values}
+        self._values |= {slot: values[slot] for slot in wanted if slot in values}
+        self._brought |= {i.name: inputs[i.name] for i in brought}
+        if not own and not wanted <= set(self._values):
+            raise MaterialError("the session was taken up again, and its setup lacks what this program needs")
+        return {} if own else {slot: self._values[slot] for slot in wanted}
+
+    def _take(self, node: Node, line: Line | None, part: Part, runtime: Runtime, values: dict[Slot, Any]) -> bool:
+        """Take a step; whether its results are kept, since it is taken once a session."""
+        step, first = node.step, node.slots[0]
+        once = _once(node)
+        if once and (first in self._taken or self.call is None):
+            if isinstance(step, Move) and step.holders & part.here:
+                values[first] = values[node.operands[0].slot]  # what was sent
+            elif step.owners & part.here:
+                raise MaterialError("a step of the setup needs what was made before and not kept, or never made here")
+            return False
+        if isinstance(step, Draw):
+            number = next(self._draws)
+            line = line and replace(line, step=replace(step, number=number))
+        if line is not None:
+            line.take(runtime, self.call or 0, values)
+        if not _pure(node):
+            self._taken.add(first)
+        return once and not (isinstance(step, Move) and step.header.dst not in part.here)
+
+    def _plan(self, part: Part, wanted: set[Slot]) -> tuple[list[tuple[Node, Line | None]], int]:
+        """The steps that are missing, with what is done of them here; first those, so many, that are on own values."""
+        nodes, needed = [], wanted - set(self._values)
+        for node in reversed(part.program.setup):
+            again = self.call is None and _once(node)
+            missing = not _pure(node) and node.slots[0] not in self._taken and not again
+            if missing or needed.intersection(node.slots):
+                nodes.append(node)
+                needed |= node.needs - set(self._values)
+        nodes.reverse()
+        brought = {i.slot for i in part.program.inputs if i.party in part.here} | set(self._values)
+        own: dict[Node, None] = {}
+        for node in nodes:
+            if isinstance(node.step, Compute) and node.step.owners & part.here and node.needs <= brought:
+                own[node] = None
+                brought |= set(node.slots)
+        nodes = [*own, *(node for node in nodes if node not in own)]
+        lines = [next(iter(lines_of([node], part.shapes, part.here)), None) for node in nodes]
+        kept = wanted | {slot for node in nodes if _once(node) for slot in node.slots}
+        dropping = iter(with_drops([line for line in lines if line], kept))
+        return [(node, line and next(dropping)) for node, line in zip(nodes, lines, strict=True)], len(own)
+
+
+def _pure(node: Node) -> bool:
+    return isinstance(node.step, Compute) and node.step.pure
+
+
+def _once(node: Node) -> bool:
+    """Whether it cannot be taken again: a draw, a message, or a step with randomness of a party's own."""
+    return not isinstance(node.step, Compute) or node.step.random

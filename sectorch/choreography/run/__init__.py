@@ -1,0 +1,1 @@
+"""Where choreographies run: all parties in this process, none, or one of them."""

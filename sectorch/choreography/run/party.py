@@ -1,0 +1,135 @@
+"""This process is one party: its values are here, the others' are absent, messages cross the network.
+
+Every message is checked against the program before it is used: session, call, place in the sequence, protocol, label,
+shape and dtype. A party that diverges is an error and not garbage.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import torch
+
+from ...errors import FrameError, KeyAgreementError
+from ..ledger import observers
+from ..net import Party, Phase
+from ..steps import Sent
+from ..streams import PairKey
+from .frames import Frame, Kind, parts_of
+
+
+class Channel(Protocol):
+    """One end of an edge, for one session: frames in order. `send` takes the frames of one message.
+
+    A message that may be sent `later` goes with the next one, or with `flush`.
+    """
+
+    def send(self, parts: Iterable[bytes], later: bool = False) -> None: ...
+    def flush(self) -> None: ...
+    def receive(self) -> Frame: ...
+
+
+class PartyRuntime:
+    """The runtime of `me`.
+
+    Args:
+        session: 16 bytes that the parties agreed on.
+        wire: 16 bytes by which its frames are known on the way; those of the session unless given. A session that is
+            taken up again goes under a new name, so that nothing of its former time can be taken for it.
+        channels: for each party that `me` has an edge to.
+        alive: called before each message.
+    """
+
+    def __init__(
+        self,
+        me: Party,
+        session: bytes,
+        channels: dict[Party, Channel],
+        alive: Callable[[], None] | None = None,
+        wire: bytes | None = None,
+    ):
+        self.me = me
+        self.session = session
+        self.here = frozenset((me,))
+        self._wire = wire or session
+        self._channels = channels
+        self._alive = alive
+        self._keys: dict[frozenset[Party], PairKey] = {}
+        self._sent = {party: itertools.count() for party in channels}
+        self._received = {party: itertools.count() for party in channels}
+
+    def draw(self, pair: frozenset[Party], label: str, call: int, draw: int, count: int) -> torch.Tensor:
+        key = self._keys.get(pair)
+        if key is None:
+            raise KeyAgreementError(f"{sorted(p.name for p in pair)} hold no pair key yet: run the seed protocol first")
+        return key.words(label, call, draw, count)
+
+    def install(self, pair: frozenset[Party], secret: torch.Tensor) -> None:
+        if self.me in pair:
+            self._keys[pair] = PairKey(bytes(secret.tolist()), self.session)
+
+    def forget(self, call: int) -> None:
+        self._flush()
+        for key in self._keys.values():
+            key.forget(call)
+
+    def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor:
+        if self._alive is not None:
+            self._alive()
+        if line.src == self.me:
+            self._send(line, value)
+        elif line.dst == self.me:
+            value = self._receive(line)
+        for observer in observers():
+            observer.message(line, value)
+        return value
+
+    def computed(self, path: str, owners: frozenset[Party], phase: Phase, seconds: float) -> None:
+        for observer in observers():
+            observer.computed(path, owners, phase, seconds)
+
+    def _send(self, line: Sent, value: torch.Tensor) -> None:
+        number = next(self._sent[line.dst])
+        frame = Frame(Kind.DATA, self._wire, line.call, number, line.path, line.label)
+        # Dealt material waits for company until this party itself waits: a small net deals dozens of small messages.
+        self._channels[line.dst].send(parts_of(frame, value), later=line.phase == Phase.OFFLINE)
+
+    def _flush(self) -> None:
+        for channel in self._channels.values():
+            channel.flush()
+
+    def _receive(self, line: Sent) -> torch.Tensor:
+        number = next(self._received[line.src])
+        out = torch.empty(line.shape, dtype=line.dtype)
+        into = out.reshape(-1).view(torch.uint8).numpy().data
+        done, part, parts = 0, 0, 1
+        self._flush()
+        while part < parts:
+            frame = self._channels[line.src].receive()
+            self._check(frame, line, number, part)
+            size = len(frame.payload)
+            if done + size > len(into):
+                raise FrameError(f"{line.src} sent more bytes for {line.path}/{line.label} than its shape holds")
+            into[done : done + size] = frame.payload
+            done, part, parts = done + size, part + 1, frame.parts
+        if done != len(into):
+            raise FrameError(f"{line.src} sent {done} bytes for {line.path}/{line.label}, expected {len(into)}")
+        return out
+
+    def _check(self, frame: Frame, line: Sent, number: int, part: int) -> None:
+        came = (
+            frame.kind, frame.session, frame.call, frame.number, frame.path, frame.label, frame.shape, frame.dtype,
+            frame.part,
+        )  # fmt: skip
+        wanted = (
+            Kind.DATA, self._wire, line.call, number, line.path, line.label, tuple(line.shape), line.dtype, part,
+        )  # fmt: skip
+        if came != wanted:
+            names = ("kind", "session", "call", "number", "protocol", "label", "shape", "dtype", "part")
+            wrong = ", ".join(n for n, c, w in zip(names, came, wanted, strict=True) if c != w)
+            raise FrameError(
+                f"{line.src} sent a frame that does not belong here (wrong {wrong}): expected {line.path}/{line.label} "
+                f"{tuple(line.shape)} in call {line.call}; both sides must run the same version on the same model"
+            )

@@ -1,0 +1,133 @@
+"""Shared randomness: key agreement, and AES-CTR streams that two parties draw from without talking.
+
+A pair of parties holds one secret per session. From it, HKDF-SHA256 derives an AES-128 key for each label (the name of
+a protocol's random value), and a draw is the key stream at the initial counter block
+
+    call (32 bits) | draw within the call (32 bits) | block (64 bits)
+
+so a draw is addressed by (session, call, label, place in the program) and not by what was drawn before it. A party that
+runs ahead of the others therefore draws the same values. AES, X25519 and HKDF are those of the `cryptography` package.
+Source: PrivHFL, Figure 18 (Pi_Seed) and section 2.3.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.constant_time import bytes_eq
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from ..errors import KeyAgreementError, StreamReuseError
+
+SECRET_BYTES = 32
+_ZEROS = memoryview(bytes(1 << 18))  # plaintext for CTR: the key stream itself comes out; 256 KiB stay in cache
+
+
+class PairKey:
+    """The secret of two parties in one session, and the streams under it. Its repr shows nothing."""
+
+    def __init__(self, secret: bytes, session: bytes):
+        if len(secret) != SECRET_BYTES:
+            raise KeyAgreementError(f"a pair secret has {SECRET_BYTES} bytes, got {len(secret)}")
+        self._secret = secret
+        self._session = session
+        self._ciphers: dict[str, algorithms.AES] = {}
+        self._latest: dict[int, dict[str, int]] = {}
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return "PairKey(...)"
+
+    def __reduce__(self):
+        raise StreamReuseError("a pair key cannot be copied or pickled: two copies would draw the same randomness")
+
+    def same_secret(self, other: PairKey) -> bool:
+        """Whether both ends hold the same secret, in constant time."""
+        return bytes_eq(self._secret, other._secret)
+
+    def words(self, label: str, call: int, draw: int, count: int) -> torch.Tensor:
+        """`count` uniform ring elements, int64 [count].
+
+        Raises:
+            StreamReuseError: this place of the stream, or a later one of the same call, was drawn already.
+        """
+        self._claim(label, call, draw)
+        out = torch.empty(count, dtype=torch.int64)
+        if count:
+            self._fill(label, call, draw, out.numpy().data.cast("B"))
+        return out
+
+    def _claim(self, label: str, call: int, draw: int) -> None:
+        if not (0 <= call < 1 << 32 and 0 <= draw < 1 << 32):
+            raise StreamReuseError("the counters of this session are used up; open a new session")
+        with self._lock:  # of two threads that ask for one place one is refused
+            latest = self._latest.setdefault(call, {})
+            if draw <= latest.get(label, -1):
+                raise StreamReuseError(f"draw {draw} of '{label}' in call {call} was made already")
+            latest[label] = draw
+
+    def forget(self, call: int) -> None:
+        """Drop the bookkeeping of a finished call; the session never hands out its number again."""
+        with self._lock:
+            self._latest.pop(call, None)
+
+    def _fill(self, label: str, call: int, draw: int, out: memoryview) -> None:
+        cipher = self._ciphers.get(label)
+        if cipher is None:
+            cipher = self._ciphers[label] = algorithms.AES(derive(self._secret, self._session, f"stream/{label}", 16))
+        counter = call.to_bytes(4, "big") + draw.to_bytes(4, "big") + bytes(8)
+        stream = Cipher(cipher, modes.CTR(counter)).encryptor()
+        for start in range(0, len(out), len(_ZEROS)):
+            part = out[start : start + len(_ZEROS)]
+            stream.update_into(_ZEROS[: len(part)], part)
+
+
+def derive(secret: bytes, salt: bytes, info: str, length: int) -> bytes:
+    """HKDF-SHA256 with the project's domain separation."""
+    return HKDF(SHA256(), length, salt, b"sectorch v1/" + info.encode()).derive(secret)
+
+
+def key_stream(key: torch.Tensor, count: int) -> torch.Tensor:
+    """`count` words of the AES-128-CTR key stream under a key of two words that is used for nothing else."""
+    out = torch.empty(count, dtype=torch.int64, device=key.device)
+    if key.is_meta or not count:
+        return out
+    stream = Cipher(algorithms.AES(key.cpu().numpy().tobytes()), modes.CTR(bytes(16))).encryptor()
+    words = out if out.device.type == "cpu" else torch.empty(count, dtype=torch.int64)
+    view = words.numpy().data.cast("B")
+    for start in range(0, len(view), len(_ZEROS)):
+        part = view[start : start + len(_ZEROS)]
+        stream.update_into(_ZEROS[: len(part)], part)
+    return words.to(key.device)
+
+
+def random_secret() -> bytes:
+    """A fresh pair secret from the operating system."""
+    return os.urandom(SECRET_BYTES)
+
+
+def keypair() -> tuple[X25519PrivateKey, bytes]:
+    """A fresh X25519 key pair; the public half as 32 raw bytes."""
+    private = X25519PrivateKey.generate()
+    return private, private.public_key().public_bytes_raw()
+
+
+def agree(private: X25519PrivateKey, own_public: bytes, peer_public: bytes, session: bytes) -> bytes:
+    """The secret that both ends of an X25519 exchange derive.
+
+    Both public keys enter the derivation, so a relay that swaps one of them ends with two different secrets.
+
+    Raises:
+        KeyAgreementError: the peer's key is a point of low order.
+    """
+    try:
+        shared = private.exchange(X25519PublicKey.from_public_bytes(peer_public))
+    except ValueError as error:
+        raise KeyAgreementError("the peer's X25519 public key is not valid") from error
+    low, high = sorted((own_public, peer_public))
+    return derive(shared, session + low + high, "pair secret", SECRET_BYTES)

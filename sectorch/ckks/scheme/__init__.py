@@ -1,0 +1,1 @@
+"""The scheme: parameters, keys, ciphertexts, their arithmetic on residues, and its noise."""

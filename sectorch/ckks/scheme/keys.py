@@ -1,0 +1,233 @@
+"""Key generation, and keys that are kept apart by what their holder may do.
+
+`PublicKeys` (encryption, relinearisation, rotation) go to whoever encrypts or evaluates; `SecretKey` decrypts and stays
+with Q. Both carry an identity, the hash of the public key, so that a ciphertext meets only its own keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from tenseal import sealapi
+
+from ...errors import SecretAccessError
+from ..errors import KeyMismatchError, MissingKeyError
+from .container import read_container, write_container
+from .parameters import INTEGER_BITS, Parameters, choose
+from .seal import Context, context_of, key_sizes, loaded, saved, unpacked
+
+
+def _parameters_of(meta: dict) -> Parameters:
+    return Parameters(meta["degree"], tuple(meta["primes"]), meta["special"], meta["scale_bits"])
+
+
+def parameters_meta(p: Parameters) -> dict:
+    return {"degree": p.degree, "primes": list(p.primes), "special": p.special, "scale_bits": p.scale_bits}
+
+
+class SwitchingKey:
+    """A key of SEAL that takes another polynomial's secret to the holder's, as residues for the compiled loops.
+
+    Attributes:
+        residues: int64 [primes, 2, primes + 1, N], the special prime's last.
+    """
+
+    def __init__(self, residues: np.ndarray):
+        self.residues = residues
+
+
+class PublicKeys:
+    """What A and whoever encrypts to Q hold. Nothing in it helps to decrypt."""
+
+    def __init__(self, parameters: Parameters, public: bytes, relin: bytes | None, galois: bytes | None):
+        self.parameters = parameters
+        self.context: Context = context_of(parameters)
+        self.identity = hashlib.sha256(public).hexdigest()[:32]
+        self._public = loaded(sealapi.PublicKey(), self.context, public, "public key")
+        for key, blob, what in (
+            (sealapi.RelinKeys(), relin, "relinearisation key"),
+            (sealapi.GaloisKeys(), galois, "rotation keys"),
+        ):
+            if blob:
+                loaded(key, self.context, blob, what)
+        self._bytes = {"public": public, "relin": relin, "galois": galois}
+        self.encryptor = sealapi.Encryptor(self.context.seal, self._public)
+
+    def __repr__(self) -> str:
+        return f"PublicKeys({self.identity[:8]}, {self.parameters})"
+
+    @cached_property
+    def relin(self) -> SwitchingKey:
+        """The relinearisation key."""
+        if not self._bytes["relin"]:
+            raise MissingKeyError("products of two ciphertexts need the relinearisation key, which was not included")
+        return SwitchingKey(self.context.parse_switching_keys(self._bytes["relin"])[0])
+
+    @cached_property
+    def _rotations(self) -> dict[int, np.ndarray]:
+        blob = self._bytes["galois"]
+        return self.context.parse_switching_keys(blob) if blob else {}
+
+    def rotation(self, element: int) -> SwitchingKey:
+        """The key of the automorphism X -> X^element."""
+        found = self._rotations.get((element - 1) // 2)
+        if found is None:
+            raise MissingKeyError("rotations need rotation keys: sectorch.ckks.keygen(..., rotations=steps)")
+        return SwitchingKey(found)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to send, once."""
+        return sum(len(b) for b in self._bytes.values() if b)
+
+    def blobs(self) -> dict[str, bytes]:
+        """The keys as SEAL serialises them."""
+        return {name: b for name, b in self._bytes.items() if b}
+
+    def message(self) -> torch.Tensor:
+        """The public and the relinearisation key as a message: uint8, of the length that `message_bytes` gives."""
+        both = unpacked(self._bytes["public"]) + unpacked(self._bytes["relin"])
+        return torch.frombuffer(bytearray(both), dtype=torch.uint8)
+
+    @staticmethod
+    def message_bytes(parameters: Parameters) -> int:
+        """Bytes of a `message`: about 16 N (primes + 1)^2, whatever the keys are."""
+        return sum(key_sizes(parameters))
+
+    @classmethod
+    def from_message(cls, parameters: Parameters, message: torch.Tensor) -> PublicKeys:
+        """The keys that were sent, of the identity that they have at their owner.
+
+        Raises:
+            SerialisationError: SEAL does not accept them for these parameters.
+        """
+        content, length = message.numpy().tobytes(), key_sizes(parameters)[0]
+        public = loaded(sealapi.PublicKey(), context_of(parameters), content[:length], "public key")
+        return cls(parameters, saved(public), content[length:], None)
+
+    def save(self, path: str | PathLike) -> None:
+        """Write the public keys; they are safe to hand out."""
+        write_container(path, "public keys", parameters_meta(self.parameters), self.blobs())
+
+    @classmethod
+    def load(cls, path: str | PathLike) -> PublicKeys:
+        """Raises:
+        SerialisationError, SecurityLevelError: not such a file, or weaker than 128 bits.
+        """
+        return cls.from_blobs(*read_container(path, "public keys"))
+
+    @classmethod
+    def from_blobs(cls, meta: dict, blobs: dict[str, bytes]) -> PublicKeys:
+        return cls(_parameters_of(meta), blobs["public"], blobs.get("relin"), blobs.get("galois"))
+
+
+class SecretKey:
+    """Q's key. It decrypts; it cannot be pickled, copied or printed, and is saved only by name."""
+
+    def __init__(self, parameters: Parameters, identity: str, key: Any):
+        self.parameters, self.identity = parameters, identity
+        context = context_of(parameters)
+        self._key = key
+        self.decryptor = sealapi.Decryptor(context.seal, key)
+        self.encryptor = sealapi.Encryptor(context.seal, key)
+
+    def __repr__(self) -> str:
+        return f"SecretKey({self.identity[:8]})"
+
+    def __reduce_ex__(self, protocol):
+        raise SecretAccessError("a secret key cannot be pickled or copied; secret.save(path) writes it, unencrypted")
+
+    __deepcopy__ = __copy__ = __reduce_ex__
+
+    def save(self, path: str | PathLike) -> None:
+        """Write the secret key, readable to the owner of the file alone. Whoever reads it can decrypt everything."""
+        meta = parameters_meta(self.parameters) | {"identity": self.identity}
+        write_container(path, "secret key", meta, {"secret": saved(self._key)}, private=True)
+
+    @classmethod
+    def load(cls, path: str | PathLike) -> SecretKey:
+        """Raises:
+        SerialisationError, SecurityLevelError: not such a file, or weaker than 128 bits.
+        """
+        meta, blobs = read_container(path, "secret key")
+        parameters = _parameters_of(meta)
+        key = loaded(sealapi.SecretKey(), context_of(parameters), blobs["secret"], "secret key")
+        return cls(parameters, str(meta["identity"]), key)
+
+
+class OwnerKeys(PublicKeys):
+    """The public keys of `encrypt(x)` without keys, with the secret beside them, for the process that made them.
+
+    What it writes (`save`, `blobs`) is the public half; `.secret.save(path)` writes the other, if that is wanted.
+    """
+
+    def __init__(self, keys: Keys):
+        self.__dict__.update(keys.public.__dict__)
+        self.secret = keys.secret
+
+    def __reduce_ex__(self, protocol):
+        raise SecretAccessError("keys with a secret cannot be pickled or copied; .save(path) writes the public ones")
+
+    __deepcopy__ = __copy__ = __reduce_ex__
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Both halves, as `keygen` makes them. `public` is to be handed out, `secret` is to be kept."""
+
+    public: PublicKeys
+    secret: SecretKey
+
+    @property
+    def parameters(self) -> Parameters:
+        return self.public.parameters
+
+    def __str__(self) -> str:
+        return f"keys {self.public.identity[:8]}: {self.parameters}; {self.public.nbytes / 1e6:.1f} MB of public keys"
+
+
+def keygen(
+    depth: int,
+    *,
+    slots: int | None = None,
+    scale_bits: int | None = None,
+    integer_bits: int = INTEGER_BITS,
+    degree: int | None = None,
+    rotations: Iterable[int] = (),
+) -> Keys:
+    """Keys for computations of some depth at 128-bit security; `print(keys)` says what was chosen.
+
+    Args:
+        depth, slots, scale_bits, integer_bits, degree: see `parameters.choose`.
+        rotations: steps by which slots will be rotated (vector packing only).
+
+    SEAL makes the keys, from the operating system's randomness. Secret coefficients are ternary, errors have a standard
+    deviation of 3.2.
+
+    Raises:
+        SecurityLevelError: no secure parameters for what was asked.
+    """
+    parameters = choose(depth, slots=slots, scale_bits=scale_bits, integer_bits=integer_bits, degree=degree)
+    context = context_of(parameters)
+    generator = sealapi.KeyGenerator(context.seal)
+    public, relin = sealapi.PublicKey(), sealapi.RelinKeys()
+    generator.create_public_key(public)
+    generator.create_relin_keys(relin)
+    galois = None
+    steps = sorted({int(s) for s in rotations} - {0})
+    if any(abs(s) >= parameters.slots for s in steps):
+        raise KeyMismatchError(f"rotations must be smaller than the {parameters.slots} slots")
+    if steps:
+        galois = sealapi.GaloisKeys()
+        # A rotation to the left by s is the automorphism X -> X^(3^s) of the ring.
+        elements = [pow(3, step % parameters.slots, 2 * parameters.degree) for step in steps]
+        generator.create_galois_keys(elements, galois)
+    halves = PublicKeys(parameters, saved(public), saved(relin), galois and saved(galois))
+    return Keys(halves, SecretKey(parameters, halves.identity, generator.secret_key()))

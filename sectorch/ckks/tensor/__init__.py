@@ -1,0 +1,4 @@
+"""CKKSTensor: torch functions on ciphertexts. Importing this package fills the table of handlers."""
+
+from . import layers as layers
+from . import structure as structure

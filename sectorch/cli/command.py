@@ -1,0 +1,183 @@
+"""What all commands have in common: help with examples, one-line errors, exit codes, `--json`, `--debug`, progress.
+
+| exit code | when |
+| --- | --- |
+| 0 | done |
+| 1 | the run failed, or its data or settings do not fit; one line on standard error says what to do |
+| 2 | the command line cannot be understood |
+| 130 | stopped by Ctrl-C |
+
+Results go to standard output: tables for people, or JSON and nothing else with `--json`. All other words go to standard
+error then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ..errors import ArgumentError, PlotError, SectorchError
+
+DONE, FAILED, USAGE, STOPPED = 0, 1, 2, 130
+
+GOES_ON = "stopped; what is finished is in {out}, and the same command goes on from there"
+"""For commands whose runs can be taken up."""
+
+Run = Callable[[argparse.Namespace, Console], Any]
+
+
+class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Examples as they are written, and the default of every option that has one and does not say it itself."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if (
+            action.default is None
+            or action.default is False
+            or action.default == []
+            or "default" in (action.help or "")
+        ):
+            return action.help
+        return super()._get_help_string(action)
+
+
+class Parser(argparse.ArgumentParser):
+    """Options of one command. Help ends with examples; an error is one line, without the usage above it.
+
+    Args:
+        name: as it stands after `sectorch`.
+        description: what the command does, for its help.
+        examples: command lines, each with the command's name, and perhaps words after two spaces.
+    """
+
+    def __init__(self, name: str, description: str, examples: Sequence[str]):
+        super().__init__(
+            prog=f"sectorch {name}",
+            description=description,
+            epilog="\n  ".join(("examples:", *examples)),
+            formatter_class=_Help,
+            allow_abbrev=False,
+        )
+        self.set_defaults(json=False)
+        # Without a default, so that the parser of an action leaves what stood before the action.
+        self.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+        )
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"error: {message}; {self.prog} --help lists the options\n")
+
+    def takes_json(self, what: str) -> None:
+        """Add `--json`."""
+        self.add_argument("--json", action="store_true", help=f"print {what} as JSON, and nothing else")
+
+    def writes_results(self, folder: str) -> None:
+        """Add the options of a command that leaves a folder of results: `--out`, `--no-plots`, `--json`."""
+        self.add_argument("--out", type=Path, default=Path(folder), help="folder of results (default %(default)s)")
+        self.add_argument("--no-plots", action="store_true", help="draw nothing; plots need matplotlib")
+        self.takes_json("results.json")
+
+
+def ended(parser: Parser, arguments: Sequence[str] | None, run: Run, stopped: str = "stopped") -> int:
+    """`run(options, console)`'s exit status, see the top of this file; what it returns is its status, None is 0.
+
+    Args:
+        arguments: those of the process unless given.
+        stopped: what Ctrl-C prints; `{out}` stands for the option of that name.
+
+    Raises:
+        SystemExit: for a command line that cannot be understood, and after help.
+        Exception: what went wrong, with `--debug`.
+    """
+    options = parser.parse_args(arguments)
+    errors = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+    try:
+        return run(options, Console(stderr=options.json)) or DONE
+    except KeyboardInterrupt:
+        errors.print(stopped.format(**vars(options)))
+        return STOPPED
+    except Exception as error:
+        if "debug" in options:
+            raise
+        errors.print(f"error: {in_words(error)}")
+        return FAILED
+
+
+def in_words(error: Exception) -> str:
+    """One line for people."""
+    text = " ".join(str(error).split())
+    if isinstance(error, SectorchError):
+        return text
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror + (f": {error.filename}" if error.filename else "")
+    return f"{type(error).__name__}: {text}; this should not happen: please report it with what --debug adds"
+
+
+def print_json(value: Any) -> None:
+    """The result, to standard output."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def writable(folder: Path) -> None:
+    """Try whether results can be written into a folder that may not be there yet. Leaves no trace.
+
+    Raises:
+        ArgumentError: they cannot; to be told before hours of work and not after.
+    """
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise ArgumentError(f"cannot write to {folder}: {error.strerror} ({there}); name another with --out") from None
+
+
+def bars(console: Console | None = None) -> Progress:
+    """Progress bars as all commands show them."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(),
+    )  # fmt: skip
+    return Progress(*columns, console=console, transient=True)
+
+
+def watched(work: Callable[[], Any], screen: RenderableType, console: Console) -> Any:
+    """`work()`, with a screen that lives beside it where there is a terminal."""
+    if not console.is_terminal:
+        return work()
+    with Live(screen, console=console, transient=True, refresh_per_second=4):
+        return work()
+
+
+def require() -> Any:
+    """matplotlib, drawing to files.
+
+    Raises:
+        PlotError: it is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise PlotError("plots need matplotlib: pip install matplotlib, or leave them out (--no-plots)") from error
+    return Figure, FigureCanvasAgg
+
+
+def plotting(options: argparse.Namespace, console: Console) -> bool:
+    """Whether plots are wanted and matplotlib is there; says so where it is not."""
+    if options.no_plots:
+        return False
+    try:
+        require()
+    except PlotError as error:
+        console.print(f"no plots: {error}", style="yellow", markup=False)
+        return False
+    return True

@@ -1,0 +1,120 @@
+"""The command line: `sectorch --help` shows the whole product in a screen.
+
+Each command is a function in a module of its own, which is imported when the command is asked for: help and small
+commands do not wait for the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+from rich.console import Console
+from rich.table import Table
+
+from ..tensor.table import supported_ops
+from .command import DONE, USAGE, Parser, ended, print_json
+
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "secure inference over three parties": {
+        "server": ("network.cli:server", "run the server S, which learns nothing"),
+        "answer": ("network.cli:answer", "answer queries with your model, which nobody sees"),
+        "convert": ("network.convert:convert", "make a model file of a .pt2 that you trust"),
+        "query": ("network.cli:query", "ask a model; you alone learn the result"),
+        "models": ("network.cli:models", "list the models that can be asked"),
+        "keys": ("network.identity.keys:keys", "identity keys, certificates, and a small CA for trying it out"),
+    },
+    "the papers, all parties in one process": {
+        "privhfl": ("protocols.privhfl.cli:main", "clients with models of their own teach each other (PrivHFL)"),
+        "capc": ("protocols.capc.cli:main", "labels by noisy vote, within a privacy budget (CaPC)"),
+        "capride": ("protocols.capride.cli:main", "distillation on encrypted data (CaPriDe)"),
+        "perturbed-fl": ("protocols.perturbation.cli:main", "clients train on a noised model, the server recovers"),
+        "shapley": ("protocols.secsv.cli:main", "what each client contributed (SecSV)"),
+    },
+    "tools": {
+        "ops": ("cli.main:ops", "the torch operations that work on secret tensors"),
+        "bench": ("network.bench:main", "three processes over an emulated network: seconds, rounds, bytes"),
+    },
+}
+"""Commands by group: where each is, and its line of help."""
+
+COMMANDS = {name: where for group in GROUPS.values() for name, (where, _) in group.items()}
+
+
+def overview() -> str:
+    """The screen of `sectorch --help`."""
+    lines = [
+        "usage: sectorch COMMAND [options]",
+        "",
+        "Secure tensors for PyTorch: predictions that show neither model nor input.",
+    ]
+    for title, commands in GROUPS.items():
+        lines += ["", f"{title}:", *(f"  {name:14}{line}" for name, (_, line) in commands.items())]
+    return "\n".join([
+        *lines, "",
+        "sectorch COMMAND --help shows options and examples.",
+        "--json prints the result as JSON and nothing else; --debug shows tracebacks.",
+        "Exit codes: 0 done, 1 failed, 2 not understood, 130 stopped by Ctrl-C.",
+        "Example: sectorch privhfl --data digits --clients 10 --queries 500",
+    ])  # fmt: skip
+
+
+def ops(arguments: Sequence[str] | None = None) -> int:
+    """`sectorch ops`: the dispatch table."""
+    parser = Parser("ops", "List the torch operations that work on secret tensors.", ["sectorch ops --json"])
+    parser.takes_json("the whole table")
+    return ended(parser, arguments, _ops)
+
+
+def _ops(options: argparse.Namespace, console: Console) -> None:
+    rows = supported_ops()
+    if options.json:
+        print_json(rows)
+        return
+    table = Table("operation", "kind", "note")
+    for row in rows:
+        table.add_row(row["name"], row["kind"], row["note"])
+    console.print(table)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """A command line's exit status. `--debug` may stand before the command as well."""
+    first, *rest = arguments or ["--help"]
+    if first == "--debug" and rest:
+        first, *rest = *rest, "--debug"
+    if first in ("--help", "-h"):
+        print(overview())
+        return DONE
+    if first == "--version":
+        print(f"sectorch {metadata.version('sectorch')}")
+        return DONE
+    if first not in COMMANDS:
+        near = difflib.get_close_matches(first, COMMANDS, 1)
+        meant = f" (perhaps {near[0]})" if near else ""
+        print(f"error: there is no command {first!r}{meant}; sectorch --help lists them", file=sys.stderr)
+        return USAGE
+    module, function = COMMANDS[first].split(":")
+    return getattr(importlib.import_module(f"sectorch.{module}"), function)(rest)
+
+
+def main() -> None:
+    """The program.
+
+    Raises:
+        SystemExit: always, with the exit status; see `command.py`.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its notes on connections that end would stand between our lines
+    try:
+        status = run(sys.argv[1:])
+    except KeyboardInterrupt:  # while modules are loaded
+        status = 130
+    raise SystemExit(status)
+
+
+if __name__ == "__main__":
+    main()

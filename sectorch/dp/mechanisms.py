@@ -1,0 +1,190 @@
+"""Noisy maxima of a histogram of votes: GNMax, LNMax and Confident-GNMax.
+
+The privacy unit is one organisation with all its data: neighbouring inputs differ in everything that it trained on, so
+that each of its models may vote for another class. One organisation with one model moves one vote: two counts change by
+one. `moved` is the number of votes that one step moves:
+
+- `moved = C` for C parties that collude with the querying party, as CaPC section 3.3 has it (the guarantee is then for
+  a group of C organisations),
+- `moved = m` for one organisation with m models (virtual parties), and the sum of the C largest m for both.
+
+`curve` holds whatever the votes are. `curve_of(votes)` is smaller where the votes agree; it is a function of the votes
+and not private: publish it, or stop by it, and something about the votes is published. In the secure protocol nobody
+could compute it, since nobody sees the votes.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from .errors import PrivacyError
+from .noise import DiscreteGaussian, DiscreteLaplace, Noise, log_sum
+from .renyi import dependent_gaussian, dependent_pure, gaussian_curve, response_curve
+
+Votes = Sequence[int] | np.ndarray | torch.Tensor
+
+
+@dataclass(frozen=True)
+class NoisyMax(ABC):
+    """The class with the most votes after noise is added to each count; the first of several.
+
+    Args:
+        scale: of the noise, in votes: sigma, or the b of a Laplace distribution.
+        moved: votes that one step between neighbours moves; see the module.
+
+    Raises:
+        PrivacyError: a scale or `moved` out of range.
+    """
+
+    scale: float
+    moved: int = 1
+
+    def __post_init__(self):
+        if self.moved < 1 or self.moved != int(self.moved):
+            raise PrivacyError(f"the number of votes that a step moves must be a whole number from 1, got {self.moved}")
+        _ = self.noise
+
+    @cached_property
+    def noise(self) -> Noise:
+        """The distribution that the privacy guardian draws from."""
+        return self._noise()
+
+    @cached_property
+    def curve(self) -> np.ndarray:
+        """RDP of one query over `ORDERS`, for any votes."""
+        return self._curve()
+
+    @abstractmethod
+    def _noise(self) -> Noise: ...
+
+    @abstractmethod
+    def _curve(self) -> np.ndarray: ...
+
+    @abstractmethod
+    def curve_of(self, votes: Votes) -> np.ndarray:
+        """RDP of one query for these votes. Not private itself; never above `curve`."""
+
+    def log_error(self, votes: Votes) -> float:
+        """ln of an upper bound of Pr[another class than the one with the most votes is returned].
+
+        A union bound (PATE 2018, proposition 7) over the exact distribution of the difference of two discrete noises;
+        ties count as errors.
+        """
+        votes = _counts(votes)
+        best = int(votes.argmax())
+        logs = [self.noise.log_beaten(int(votes[best] - v)) for i, v in enumerate(votes) if i != best]
+        return min(log_sum(logs), math.log1p(-1 / len(votes)))
+
+    def distribution(self, votes: Votes) -> np.ndarray:
+        """Pr[label = j] for each class, exactly up to rounding: the mechanism itself, for tests and for planning."""
+        votes, noise = _counts(votes), self.noise
+        # x is the winner's noisy count; the others lie below it, or, if they come later, at most at it.
+        x = np.arange(int(votes.min()) - noise.span, int(votes.max()) + noise.span + 1)
+        pmf = np.exp(noise.log_pmf(x[None] - votes[:, None]))
+        cumulative = pmf.cumsum(1)
+        below = cumulative - pmf
+        out = np.empty(len(votes))
+        for j in range(len(votes)):
+            out[j] = (pmf[j] * below[:j].prod(0) * cumulative[j + 1 :].prod(0)).sum()
+        return out
+
+    def unanimous(self, voters: int, classes: int) -> float:
+        """Pr[the class that all voters chose is returned]: how useful the mechanism can be at best."""
+        return float(self.distribution([0] * (classes - 1) + [voters])[-1])
+
+    def labels(self, votes: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
+        """The mechanism in the clear: votes [N, classes] -> labels [N]. With `noise`, its own is not drawn."""
+        return (votes + (self.noise.sample(*votes.shape) if noise is None else noise)).argmax(1)
+
+
+@dataclass(frozen=True)
+class GNMax(NoisyMax):
+    """Gaussian noise (PATE 2018, section 4.1). Two counts change by `moved`, so the L2 change is sqrt(2) moved."""
+
+    def _noise(self) -> Noise:
+        return DiscreteGaussian(self.scale)
+
+    def _curve(self) -> np.ndarray:
+        return gaussian_curve(self.scale, math.sqrt(2) * self.moved)
+
+    def curve_of(self, votes: Votes) -> np.ndarray:
+        return dependent_gaussian(self.log_error(votes), self.scale / self.moved)
+
+
+@dataclass(frozen=True)
+class LNMax(NoisyMax):
+    """Laplace noise of scale b (PATE 2017). A query is (2 moved / b, 0)-DP.
+
+    Two counts change, each by `moved` and under its own noise: twice the curve of one such change, which is below that
+    of a mechanism that is only known to be 2 moved / b-DP.
+    """
+
+    def _noise(self) -> Noise:
+        return DiscreteLaplace(self.scale)
+
+    def _curve(self) -> np.ndarray:
+        return 2 * response_curve(self.moved / self.scale)
+
+    def curve_of(self, votes: Votes) -> np.ndarray:
+        return np.minimum(dependent_pure(self.log_error(votes), 2 * self.moved / self.scale), self.curve)
+
+
+MECHANISMS: dict[str, type[NoisyMax]] = {"gaussian": GNMax, "laplace": LNMax}
+
+
+@dataclass(frozen=True)
+class ConfidentGNMax:
+    """GNMax that answers only where the largest count, with Gaussian noise of scale `sigma1`, reaches `threshold`.
+
+    PATE 2018, algorithm 1. Each query costs the check, and an answered one GNMax as well. The largest count changes by
+    at most `moved`.
+    """
+
+    threshold: int
+    sigma1: float
+    answer: GNMax
+
+    def __post_init__(self):
+        if self.threshold < 0:
+            raise PrivacyError(f"the threshold is a number of votes and must not be negative, got {self.threshold}")
+        _ = self.noise
+
+    @cached_property
+    def noise(self) -> Noise:
+        """Of the check."""
+        return DiscreteGaussian(self.sigma1)
+
+    @cached_property
+    def check_curve(self) -> np.ndarray:
+        """RDP of the check of one query, for any votes."""
+        return gaussian_curve(self.sigma1, self.answer.moved)
+
+    def log_answered(self, votes: Votes) -> float:
+        """ln Pr[the query is answered]."""
+        return self.noise.log_above(self.threshold - int(_counts(votes).max()))
+
+    def check_curve_of(self, votes: Votes) -> np.ndarray:
+        """RDP of the check for these votes. Not private itself."""
+        log_p = self.log_answered(votes)
+        # The rarer of the two outcomes; 1 - p again by the noise's own tail, which keeps its digits.
+        log_q = min(log_p, self.noise.log_above(int(_counts(votes).max()) - self.threshold + 1))
+        return dependent_gaussian(log_q, math.sqrt(2) * self.sigma1 / self.answer.moved)
+
+    def answered(self, votes: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
+        """The check in the clear: votes [N, classes] -> bool [N]."""
+        top = votes.amax(1)
+        return top + (self.noise.sample(len(top)) if noise is None else noise) >= self.threshold
+
+
+def _counts(votes: Votes) -> np.ndarray:
+    counts = np.asarray(votes)
+    if counts.ndim != 1 or len(counts) < 2 or not np.issubdtype(counts.dtype, np.integer):
+        raise PrivacyError(f"votes are whole numbers for at least two classes, got {counts.dtype} {counts.shape}")
+    return counts

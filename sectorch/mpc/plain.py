@@ -1,0 +1,153 @@
+"""The plain fixed-point reference: every method of a `Backend` as the public function that its protocol computes.
+
+Values are int64 tensors. It protects nothing: whoever runs it holds model and input in the clear. What a secure run
+gives is equal bit for bit, but for the last bits of a series (`smooth/trigonometric.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..backend import Backend, Normal, Series
+from ..choreography import Located, Net
+from ..ring import rounded_shift
+from ..ring.scheme import Scheme
+from ..ring.words import weighted
+from .smooth.normalise import factor_steps, mantissa, powers
+from .smooth.trigonometric import turns_of, value_at
+from .star.backend import in_table
+
+T = torch.Tensor
+
+
+class Own(torch.Tensor):
+    """Q's own whole numbers. What is made of them is a plain tensor again."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+class Operand:
+    """The answering party's numbers, and the tiles that products have made of them."""
+
+    def __init__(self, value: T):
+        self.value = value
+        self.tiles: dict[type, T] = {}
+
+
+class Plain(Backend):
+    """Plain tensors, in one process that holds all of them. No message, no randomness."""
+
+    def __init__(self, net: Net, scheme: Scheme):
+        self.net = net
+
+    def share(self, x: Located, whole: bool) -> T:
+        value = self.net.read(x, self.net.Q)
+        return value.as_subclass(Own) if whole else value
+
+    def held(self, x: Located) -> T:
+        return self.net.read(x, self.net.A)
+
+    def embedded(self, x: T) -> T:
+        return x
+
+    def reveal(self, x: T, flags: Sequence[T]) -> tuple[Located, Located | None]:
+        return self._at_Q(x, [flags])
+
+    def aggregate(self, terms: Sequence[tuple[Plain, T, Sequence[T]]], guarded: bool) -> tuple[Located, Located | None]:
+        return self._at_Q(sum(x for _, x, _ in terms), [flags for *_, flags in terms] if guarded else [])
+
+    def _at_Q(self, x: T, flags: Sequence[Sequence[T]]) -> tuple[Located, Located | None]:
+        bits = [f.any() for some in flags for f in some]
+        if not bits:
+            return self.net.own(self.net.Q, x), None
+        right = ~torch.stack(bits).any().view(1)
+        return self.net.own(self.net.Q, x * right[0]), self.net.own(self.net.Q, right)
+
+    def each(self, f: Callable, *values: Any, **public: Any) -> T:
+        return f(*values, **public)
+
+    def moved(self, f: Callable, x: T, *public: Any) -> Any:
+        found = f(x, *public)
+        own = (lambda v: v.as_subclass(Own)) if isinstance(x, Own) else (lambda v: v)
+        return [own(v) for v in found] if isinstance(found, tuple) else own(found)
+
+    def affine(self, f: Callable, x: T, number: int, *public: Any) -> T:
+        return f(x, number, *public)
+
+    def weight(self, x: Located) -> Operand:
+        return Operand(self.held(x))
+
+    def viewed(self, weight: Operand, view: Callable) -> Operand:
+        return Operand(view(weight.value))
+
+    def linear(self, product: Callable, x: T, weight: Operand) -> T:
+        if not hasattr(product, "tiled") or not product.tiled(x.shape, weight.value.shape):
+            return product(x, weight.value, None)
+        if type(product) not in weight.tiles:
+            weight.tiles[type(product)] = product.prepare(weight.value)
+        return product(x, weight.value, weight.tiles[type(product)])
+
+    def multiply(self, product: Callable, x: T, y: T) -> T:
+        return product(x, y)
+
+    def square(self, x: T) -> T:
+        return x * x
+
+    def truncate(self, x: T, shift: int, limit_bits: int | None = None) -> T:
+        y = rounded_shift(x, shift)
+        if limit_bits is not None:
+            self.flag_outside(y, limit_bits)
+        return y
+
+    def at_least(self, x: T, thresholds: tuple[int, ...] = (0,)) -> T:
+        return torch.stack([x - t >= 0 for t in thresholds]).to(torch.int64)
+
+    def is_zero(self, x: T) -> T:
+        return (x == 0).to(torch.int64)
+
+    def where_positive(self, x: T, values: Sequence[T]) -> list[T]:
+        return [torch.where(x >= 0, value, 0) for value in values]
+
+    def ramps(
+        self, x: T, thresholds: tuple[int, ...], shift: int = 0, high: int = 63, limit_bits: int | None = None
+    ) -> list[T]:
+        floor = rounded_shift(x, shift) if shift else x
+        found = [(floor - t).clamp_(min=0) for t in thresholds]
+        if limit_bits is not None:
+            self.flag(found[0] >= 1 << limit_bits)
+        return found
+
+    def relu_and_rest(self, x: T, shift: int, high: int, limit_bits: int | None = None) -> tuple[T, T]:
+        rest = self.truncate(x, shift, limit_bits) if shift else x
+        return rest.clamp(min=0), rest
+
+    def leaky_relu(self, x: T, shift: int) -> T:
+        return self.ramps(x, (0,), shift)[0]
+
+    def maximum(self, x: T, y: T) -> T:
+        return torch.maximum(x, y)
+
+    def largest(self, x: T, high: int = 63) -> T:
+        return functools.reduce(torch.maximum, x)  # several times as fast as amax along the first dimension
+
+    def series(self, x: T, scale_bits: int, which: Series) -> T:
+        return value_at(turns_of(x, which.period_bits + scale_bits), which)
+
+    def normalise(self, x: T, low: int, high: int) -> Normal:
+        bits = self.at_least(x, powers(low, high))
+        return Normal(mantissa(x * weighted(bits, factor_steps(low, high)), bits, high), bits, low, high)
+
+    def flag(self, bad: T) -> None:
+        self.net.raised.append(bad)
+
+    def flag_outside(self, x: T, bits: int) -> None:
+        self.flag((x < -1 << bits) | (x >= 1 << bits))
+
+    def check_index(self, x: T, count: int) -> bool:
+        if isinstance(x, Own):
+            in_table(x, count)
+        return isinstance(x, Own)

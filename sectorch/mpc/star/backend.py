@@ -1,0 +1,155 @@
+"""The arithmetic of secure inference: every method of a `Backend` by the protocols of Q, A and S."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...backend import Backend, Normal, Series
+from ...choreography import Located, Net, leaf
+from ...choreography.located import compute, running
+from ...errors import DimensionError
+from ...ring.scheme import Scheme
+from ..leaky import leaky_relu_privhfl
+from ..smooth.normalise import normalise
+from ..smooth.trigonometric import trigonometric
+from .compare import drelu, is_zero
+from .guard import flags_of_bits, guard, raise_flags, unpadded
+from .linear import Weight, linear, mask_weight
+from .mask import open_masked
+from .multiply import multiply, square
+from .pool import max_tree
+from .relu import maximum, ramps, relu
+from .select import bit_to_ring, select
+from .share import aggregate, reveal, share
+from .shares import Shares, each
+from .sign import at_least
+from .truncate import truncate
+from .within import raise_outside
+
+
+class Star(Backend):
+    """Values are additive shares of A and S; Q, or whoever plays D, deals. Rounds and bytes: each protocol's own."""
+
+    def __init__(self, net: Net, scheme: Scheme, device: torch.device):
+        self.net, self.fss, self.device = net, scheme.fss, device
+
+    def share(self, x: Located, whole: bool) -> Shares:
+        shares = share(self.net, x)
+        return replace(shares, Q=x) if whole else shares
+
+    def held(self, x: Located) -> Located:
+        return x
+
+    def embedded(self, x: Any) -> Shares:
+        net = self.net
+        at_A = x if type(x) is Located else net.public(net.A, x)
+        at_S = net.public(net.S, torch.zeros((), dtype=torch.int64, device=self.device)).expand(at_A.shape)
+        return Shares(at_A, at_S)
+
+    def reveal(self, x: Shares, flags: Sequence[Shares]) -> tuple[Located, Located | None]:
+        if not flags:
+            return reveal(self.net, x), None
+        padded, key = guard(self.net, x, tuple(flags))
+        return unpadded(reveal(self.net, padded), x.shape, key)
+
+    def aggregate(
+        self, terms: Sequence[tuple[Star, Shares, Sequence[Shares]]], guarded: bool
+    ) -> tuple[Located, Located | None]:
+        if not guarded:
+            return aggregate(self.net, [(term.net, x) for term, x, _ in terms]), None
+        padded = [guard(term.net, x, tuple(flags)) for term, x, flags in terms]
+        total = aggregate(self.net, [(term.net, x) for (term, _, _), (x, _) in zip(terms, padded, strict=True)])
+        with running(self.net):
+            return unpadded(total, terms[0][1].shape, *(key for _, key in padded))
+
+    def each(self, f: Callable, *values: Any, **public: Any) -> Shares:
+        return each(f, *values, **public)
+
+    def moved(self, f: Callable, x: Shares, *public: Any) -> Any:
+        found = [compute(f, held, *public) for held in ((x.A, x.S) if x.Q is None else (x.A, x.S, x.Q))]
+        return [Shares(*parts) for parts in zip(*found, strict=True)] if type(found[0]) is tuple else Shares(*found)
+
+    def affine(self, f: Callable, x: Shares, number: int, *public: Any) -> Shares:
+        return Shares(compute(f, x.A, number, *public), compute(f, x.S, 0, *public))
+
+    def weight(self, x: Located) -> Weight:
+        return mask_weight(self.net.setup, x)
+
+    def viewed(self, weight: Weight, view: Callable) -> Weight:
+        with running(self.net.setup):
+            return Weight(*(compute(view, w) for w in (weight.omega, weight.a, weight.masked)))
+
+    def linear(self, product: Callable, x: Shares, weight: Weight) -> Shares:
+        return linear(self.net, self.net.setup, product, x, weight)
+
+    def multiply(self, product: Callable, x: Shares, y: Shares) -> Shares:
+        return multiply(self.net, product, x, y)
+
+    def square(self, x: Shares) -> Shares:
+        return square(self.net, x)
+
+    def truncate(self, x: Shares, shift: int, limit_bits: int | None = None) -> Shares:
+        return truncate(self.net, x, shift, self.fss, limit_bits)
+
+    def at_least(self, x: Shares, thresholds: tuple[int, ...] = (0,)) -> Shares:
+        return at_least(self.net, open_masked(self.net, x), thresholds, self.fss)
+
+    def is_zero(self, x: Shares) -> Shares:
+        return bit_to_ring(self.net, is_zero(self.net, open_masked(self.net, x)), x.shape)
+
+    def where_positive(self, x: Shares, values: Sequence[Shares]) -> list[Shares]:
+        bits = drelu(self.net, open_masked(self.net, x))
+        return [select(self.net, bits, open_masked(self.net, value)) for value in values]
+
+    def ramps(
+        self, x: Shares, thresholds: tuple[int, ...], shift: int = 0, high: int = 63, limit_bits: int | None = None
+    ) -> list[Shares]:
+        return ramps(self.net, x, thresholds, shift, high, self.fss, limit_bits)
+
+    def relu_and_rest(self, x: Shares, shift: int, high: int, limit_bits: int | None = None) -> tuple[Shares, Shares]:
+        rest = truncate(self.net, x, shift, self.fss, limit_bits) if shift else x
+        if self.fss:  # what is truncated already needs one opening more, and fewer keys
+            return relu(self.net, rest, 0, high - shift, True), rest
+        return relu(self.net, x, shift, high), rest
+
+    def leaky_relu(self, x: Shares, shift: int) -> Shares:
+        return leaky_relu_privhfl(self.net, x, shift)
+
+    def maximum(self, x: Shares, y: Shares) -> Shares:
+        return maximum(self.net, x, y, fss=self.fss)
+
+    def largest(self, x: Shares, high: int = 63) -> Shares:
+        return max_tree(self.net, x, high, self.fss)
+
+    def series(self, x: Shares, scale_bits: int, which: Series) -> Shares:
+        return trigonometric(self.net, x, scale_bits, which)
+
+    def normalise(self, x: Shares, low: int, high: int) -> Normal:
+        return normalise(self.net, x, low, high, self.fss)
+
+    def flag(self, bad: Shares) -> None:
+        raise_flags(self.net, flags_of_bits(self.net, bad))
+
+    def flag_outside(self, x: Shares, bits: int) -> None:
+        masked = open_masked(self.net, x)
+        raise_outside(self.net, masked, masked.c, bits, fss=self.fss)
+
+    def check_index(self, x: Shares, count: int) -> bool:
+        if x.Q is not None:
+            self.net.check(self.net.Q, in_table, x.Q, count)
+        return x.Q is not None
+
+
+@leaf(shapes=lambda v, _count: v)
+def in_table(v: torch.Tensor, count: int) -> torch.Tensor:
+    """v, of which every element is a row of a table of so many; a `DimensionError` where one is not."""
+    outside = int(((v < 0) | (v >= count)).sum())
+    if outside:
+        raise DimensionError(
+            f"index out of range: {outside} of {v.numel()} indices are not among 0 to {count - 1}, which there are"
+        )
+    return v

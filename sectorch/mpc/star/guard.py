@@ -1,0 +1,187 @@
+"""The guarded reveal: whether any value left its range is one bit, which Q learns in place of a result.
+
+While a program runs, protocols raise flags: XOR-shared bits that are 1 where a value is outside the range in which the
+program is proven right. Nobody knows them. At the end A and S hash all flags w that a result depends on into one
+element of GF(2^64), under keys of k_SA, which Q never holds:
+
+    z = sum_j k_j w_j,
+
+zero if no flag is set, and uniform if one is: the hash is linear, so each party computes it on its own half. Where a
+flag is e u xor l of bits that a comparison leaves, its AND is made here, all at once. A draws a key n of two words,
+adds the key stream of n to its half of the result, and Q receives n + (z, k z). Without a flag that is n, and Q takes
+the stream off again. With one it is uniform and says nothing of n: Q sees a tag that does not match, no result, and not
+which value it was. S sees uniform words only.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+
+import torch
+
+from ...choreography import Located, Message, Net, leaf, protocol
+from ...choreography.streams import key_stream
+from ...ring import signed
+from ...ring.bitplanes import fast, planes, rows
+from .layers import Layer, and_layers
+from .shares import Shares, each
+
+FIELD = 0b11011
+"""x^64 = x^4 + x^3 + x + 1 in GF(2^64)."""
+
+_CARRIED = [functools.reduce(operator.xor, (FIELD << b for b in range(4) if n >> b & 1), 0) for n in range(16)]
+"""x^64 times a polynomial of degree below four."""
+
+_DIGITS = torch.arange(0, 64, 4).view(16, 1)
+"""Where the 16 digits of four bits begin."""
+
+SPAN = 1 << 12
+"""Words multiplied at a time: few enough to stay in the cache."""
+
+
+def raise_flags(net: Net, flags: Shares) -> None:
+    """Make what this call reveals depend on these XOR-shared words being zero. No message.
+
+    Args:
+        flags: words [W], or [3, W]: e, u and l of flags e u xor l. `guard` makes these ANDs, all in one round.
+    """
+    net.raised.append(flags)
+
+
+def flags_of_bits(net: Net, bits: Shares) -> Shares:
+    """Additive shares of 0 and 1 as XOR-shared words: the lowest bits of the halves are shares of the bit."""
+    return each(_lowest, bits)
+
+
+@leaf
+def _lowest(v: torch.Tensor) -> torch.Tensor:
+    return planes(rows(v))[0].clone()  # a view would keep all planes until the reveal
+
+
+def kept_rows(words: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Packed bits of a tensor of this shape, without those that pad its last words."""
+    count = shape.numel()
+    return words if count % 64 == 0 or words.is_meta else words & _filled(count, words.device)
+
+
+@functools.lru_cache(maxsize=32)
+def _filled(count: int, device: torch.device) -> torch.Tensor:
+    """Ones where a tensor of so many elements has them; of word w of W these are the first that t W + w < count."""
+    with torch.inference_mode(False):
+        return planes(rows(torch.ones(count, dtype=torch.int64, device=device)))[0].clone()
+
+
+def inner_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """sum_j x_j y_j in GF(2^64): [W] and [W] -> [1]; bits of a word are coefficients, the lowest is that of x^0."""
+    if loops := fast(x, y):
+        low, high = loops.inner_product(loops.array(x), loops.array(y))
+        return x.new_tensor([signed(_reduced(low % (1 << 64), high % (1 << 64)))])
+    total = x.new_zeros(16)
+    for at in range(0, x.shape[0], SPAN):
+        # n y for the 16 polynomials n of degree below four; each digit of x picks one.
+        part = y[at : at + SPAN]
+        multiples = [torch.zeros_like(part), part]
+        for n in range(2, 16):
+            half = multiples[n // 2]
+            double = (half << 1) ^ ((half >> 63) & FIELD)
+            multiples.append(double ^ part if n % 2 else double)
+        digits = (x[at : at + SPAN] >> _DIGITS.to(x.device)).bitwise_and_(15)
+        total ^= _xor_of(torch.stack(multiples).gather(0, digits))
+    out = 0
+    for picked in reversed(total.tolist()):
+        out = (out << 4) % (1 << 64) ^ _CARRIED[out >> 60] ^ picked % (1 << 64)
+    return x.new_tensor([signed(out)])
+
+
+def _reduced(low: int, high: int) -> int:
+    """low + x^64 high in GF(2^64), for polynomials of degree below 64."""
+    carried = functools.reduce(operator.xor, (high << b for b in range(5) if FIELD >> b & 1))
+    return low ^ carried % (1 << 64) ^ _CARRIED[carried >> 64]
+
+
+def _xor_of(rows: torch.Tensor) -> torch.Tensor:
+    """The xor of each row: [n, W] -> [n]."""
+    while rows.shape[1] > 1:
+        half = rows.shape[1] // 2
+        folded = rows[:, :half] ^ rows[:, half : 2 * half]
+        rows = torch.cat((folded, rows[:, 2 * half :]), 1) if rows.shape[1] % 2 else folded
+    return rows[:, 0]
+
+
+def linear_hash(words: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """sum_j k_j w_j in GF(2^64): [W] and [W + 1] -> (z, k z), with the last key for k."""
+    z = inner_product(words, keys[:-1])
+    return torch.cat((z, inner_product(z, keys[-1:])))
+
+
+_LAST = (Layer(opened=(0, 1), left=(0,), right=(1,), onto=(2,)),)
+"""e u xor l of the rows e, u, l."""
+
+
+@leaf
+def _beside(*words: torch.Tensor) -> torch.Tensor:
+    return torch.cat(words, -1)
+
+
+def finished(net: Net, flags: tuple[Shares, ...]) -> list[Shares]:
+    """The flags as words [W]. Rounds 1 where there are rows of e, u and l: online four bits a flag, dealt one."""
+    found = [f for f in flags if len(f.shape) == 1]
+    if len(found) < len(flags):
+        rows = each(_beside, *(f for f in flags if len(f.shape) == 2))
+        found.append(and_layers(net, rows, _LAST)[0])
+    return found
+
+
+@leaf
+def _padded(v: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    """The tag and the elements of v, with the key stream of n on them."""
+    stream = key_stream(n, v.numel() + 1)
+    stream[1:] += v.reshape(-1)
+    return stream
+
+
+@leaf(shapes=lambda keys, *flags: keys.new_empty(2))
+def _hashed(keys: torch.Tensor, *flags: torch.Tensor) -> torch.Tensor:
+    """One party's half of (z, k z)."""
+    return linear_hash(torch.cat([keys[:0], *(f.reshape(-1) for f in flags)]), keys)
+
+
+@protocol("guard", "docs/protocols.md", [
+    Message("flags_A", "A", "S", "rho of k_QA"),
+    Message("key", "S", "Q", "n, where no flag is set, and z else", "whether a value left its range"),
+])  # fmt: skip
+def guard(net: Net, x: Shares, flags: tuple[Shares, ...]) -> tuple[Shares, Located]:
+    """x padded by A so that who gets all of it can read it only if no flag is set.
+
+    Args:
+        x: the result, any shape. flags: as in `raise_flags`; may be none.
+
+    Returns:
+        shares [N + 1] of a tag and the padded elements of x, and the key, at Q, for `unpadded`.
+
+    Rounds 2, beside the reveal's own, and 1 for ANDs that are left to make. 16 bytes from A to S, 16 from S to Q, and
+    8 for the tag each way. A flag that is set goes unseen with a probability of 2^-64.
+    """
+    Q, A, S, flags = net.Q, net.A, net.S, finished(net, flags)
+    count = sum(f.shape.numel() for f in flags)
+    keys = net.common(A, S, (count + 1,), "hash_keys")
+    n = net.common(A, S, (2,), "n")
+    rho = net.common(Q, A, (2,), "rho")
+    hashed = each(_hashed, keys, *flags)
+    sent = (hashed.A ^ n ^ rho).send(A, S, "flags_A")
+    key = (sent ^ hashed.S).send(S, Q, "key")
+    return Shares(_padded(x.A, n), torch.cat((x.S.new_zeros(1), x.S.reshape(-1)))), key ^ rho
+
+
+@leaf(shapes=lambda words, shape, *keys: (words[1:].view(shape), words[:1] == 0))
+def unpadded(words: torch.Tensor, shape: torch.Size, *keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """At Q: the result, and whether it is one [1]: zeros where the tag does not match.
+
+    Args:
+        words: [N + 1], the sum of what was padded. keys: those of every summand.
+    """
+    streams = sum(key_stream(key, words.shape[0]) for key in keys)
+    plain = words - streams
+    right = plain[:1] == 0
+    return plain[1:].view(shape) * right[0], right

@@ -1,0 +1,90 @@
+"""Pi_Matmul (PrivHFL, Figure 3) for any bilinear map: matmul, convolution, element-wise product, einsum.
+
+The weight is A's. It is masked once a session; after that a product costs one message from S to A online and one from
+the dealer to S ahead (in the figure Q deals). The figure prints S's half as (w + a)b . [c]_1; the sign that makes the
+sum right is (w + a)b - [c]_1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ...choreography import Located, Message, Net, protocol
+from ...choreography.located import compute, running
+from .shares import Shares
+
+
+class Weight:
+    """A's secret operand: omega at A, the mask a at D and A, and omega + a at S. Made once a session."""
+
+    def __init__(self, omega: Located, a: Located, masked: Located):
+        self.omega = omega
+        self.a = a
+        self.masked = masked
+        self._tiles: dict[str, tuple[Located, Located, Located]] = {}
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.omega.shape
+
+    def tiles(self, setup: Net, product: Callable) -> tuple[Located, Located, Located]:
+        """The three tensors in the form that `product` prepares ahead, made on first use and kept."""
+        kind = type(product).__name__
+        if kind not in self._tiles:
+            with setup.lock, running(setup):
+                if kind not in self._tiles:  # another thread may have made them meanwhile
+                    held = self.omega.at("A"), self.a.at(setup.D), self.masked.at("S")
+                    self._tiles[kind] = tuple(compute(product.prepare, w) for w in held)
+        return self._tiles[kind]
+
+
+@protocol("mask_weight", "PrivHFL, Figure 3", [Message("omega_masked", "A", "S", "a of k_DA")])
+def mask_weight(setup: Net, omega: Located) -> Weight:
+    """A's weight becomes usable in products: S is sent omega + a.
+
+    Args:
+        setup: the net for what is done once a session.
+        omega: int64 at A, any shape.
+
+    Once a session: rounds 1, bytes 8 per weight (A to S). S receives uniform bits.
+    """
+    a = setup.common(setup.D, setup.A, omega.shape, "a")
+    return Weight(omega, a, (omega + a).send(setup.A, setup.S, "omega_masked"))
+
+
+@protocol(
+    "linear",
+    "PrivHFL, Figure 3",
+    [Message("c_S", "D", "S", "c_A of k_DA"), Message("m", "S", "A", "b of k_DS")],
+)
+def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight) -> Shares:
+    """y = product(x, omega) for a map that is linear in both arguments, mod 2^64.
+
+    Args:
+        product: exact integer kernel `f(x, w, tiles)`; `tiles` is the weight as its `prepare` made it where its `tiled`
+            asks for that (see `sectorch.ring.products`), and None else.
+        x: shares, any shape that the product takes.
+        weight: A's masked weight.
+
+    Online: rounds 1, bytes 8 per element of x (S to A). Ahead: 8 per element of y (D to S). S's half of y does not
+    depend on the query. A receives x_S - b and S receives a*b - c_A: uniform to them.
+    """
+    D, A, S = net.D, net.A, net.S
+    tiled = hasattr(product, "tiled") and product.tiled(x.shape, weight.shape)
+    omega_tiles, a_tiles, masked_tiles = weight.tiles(setup, product) if tiled else (None, None, None)
+
+    b = net.common(S, D, x.shape, "b")
+    c = compute(product, b, weight.a, a_tiles)
+    c_A = net.common(D, A, c.shape, "c_A")
+    c = Shares(c_A, (c - c_A).send(D, S, "c_S"))
+
+    m = (x.S - b).send(S, A, "m")
+    return (
+        Shares(
+            compute(product, x.A + m, weight.omega, omega_tiles),
+            compute(product, b, weight.masked, masked_tiles),
+        )
+        - c
+    )

@@ -1,0 +1,263 @@
+"""ReLU, exact and leak-free, with the truncation that follows a linear layer in the same opening.
+
+With x' = x + 2^(f-1), c = x' + r open to A and S, logical shifts and 0 <= x' < 2^62,
+
+    x' >> f = (c >> f) - (r >> f) - u + 2^(64-f) msb(r) (1 - msb(c)),       u = [c mod 2^f < r mod 2^f],
+
+and the sign bit of x' is that of a comparison whose low part is u: [c < r] = lt xor eq u, with lt and eq of the planes
+from f on. One tree over the planes below f and one above run side by side. With k = not (c_63 xor r_63 xor lt), the
+layer
+
+    b = [x' >= 0] = k xor eq u,     b u = (k xor eq) u,     b msb(r) = k msb(r) xor eq u msb(r)
+
+gives all bits that max(x', 0) >> f takes; D knows msb(r), so that the last needs no opening of its own.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...choreography import Located, Message, Net, leaf, protocol
+from ...choreography.located import compute
+from ...ring import logical_shift, signed
+from ...ring.bitplanes import fast, planes_beside, words_for
+from .compare import BLOCK, block_count, check_planes, deal_codes, drelu, forest, pick_blocks
+from .deal import deal, deal_bits
+from .fss import gate
+from .guard import kept_rows, raise_flags
+from .layers import and_layers
+from .mask import Masked, open_masked
+from .select import BitMask, by_words, chosen_by, open_bit, per_element, picked, random_bits, ring_mask, select
+from .shares import Shares, each
+from .truncate import check_shift, half, truncate
+from .within import planes_above, raise_above
+
+
+def relu(
+    net: Net, x: Shares, shift: int = 0, high: int = 63, fss: bool = False, limit_bits: int | None = None
+) -> Shares:
+    """max(x, 0) / 2^shift, rounded half up: `ramps` with the threshold 0."""
+    return ramps(net, x, (0,), shift, high, fss, limit_bits)[0]
+
+
+@protocol("ramps", "PrivHFL, 3.3 (ii), made exact and leak-free")
+def ramps(
+    net: Net, x: Shares, thresholds: tuple[int, ...] = (0,), shift: int = 0, high: int = 63, fss: bool = False,
+    limit_bits: int | None = None,
+) -> list[Shares]:  # fmt: skip
+    """max(x / 2^shift - t, 0) for each public threshold t, x / 2^shift rounded half up. Exact: a function of x.
+
+    Args:
+        thresholds: ring elements at the scale of the result. One opening and one dealing of r serves them all.
+        shift: fraction bits to drop, 0..32; with a shift |x - t 2^shift| < 2^62 - 2^(shift-1).
+        high: x - t 2^shift is known to lie in [-2^high, 2^high - 2^shift); fewer planes are compared.
+        fss: by function secret sharing: one round (two with a shift), and some twenty times as many dealt bytes.
+        limit_bits: raise a flag (`guard.py`) where the first result is 2^limit_bits or more; about 5 bytes more.
+
+    Rounds: 1 (opening) + ceil(log2 B) (trees) + 1 (bit), and with a shift 1 more; B = ceil((high - shift) / 3) blocks.
+    ReLU by 20 bits: 7 rounds, 31.75 bytes online (8 of them ahead after a linear layer), 60.75 dealt, per element.
+    Nobody learns anything.
+    """
+    check_shift(shift)
+    check_planes(high, shift)
+    if fss:
+        floor = truncate(net, x, shift, fss) if shift else x
+        return gate(net, open_masked(net, floor), high - shift, thresholds, limit_bits)
+    if shift:
+        return _floored(net, open_masked(net, x), thresholds, shift, high, limit_bits)
+    x = open_masked(net, x)
+    limit = () if limit_bits is None else (signed(thresholds[0] + (1 << limit_bits)),)
+    bits = drelu(net, x, high, thresholds + limit)
+    bits = each(torch.Tensor.view, bits, len(thresholds) + len(limit), -1)
+    if limit:
+        raise_flags(net, each(kept_rows, bits[-1], x.shape))
+    return [select(net, bits[i], Masked(x.c - t if t else x.c, x.r, x.r_A, x.r_S)) for i, t in enumerate(thresholds)]
+
+
+def _floored(
+    net: Net, x: Masked, thresholds: tuple[int, ...], shift: int, high: int, limit_bits: int | None = None
+) -> list[Shares]:
+    """`ramps` with a shift, by trees: the bits of every threshold, and then the products with them."""
+    copies = len(thresholds)
+    moved = [x.c + signed(half(shift) - (t << shift)) for t in thresholds]
+    mask = random_bits(net, x.shape, 3 * copies)
+    quotient, bits, chosen, wraps = _deal_products(net, x, mask, copies, shift)
+    e = open_bit(net, _compared(net, x, moved, shift, high, limit_bits), mask)
+    results = []
+    for i, c in enumerate(moved):
+        at_A = _product(*e, c, quotient.A, bits.A, chosen.A, wraps.A, i, copies, 1, shift)
+        results.append(Shares(at_A, _product(*e, c, quotient.S, bits.S, chosen.S, wraps.S, i, copies, 0, shift)))
+    return results
+
+
+def _deal_products(net: Net, x: Masked, mask: BitMask, copies: int, shift: int) -> tuple[Shares, ...]:
+    """What the products s (C - R), s u and s msb(r) take, ahead of the query: R, the bits of s and u, s R, s msb(r)."""
+    R = deal(net, compute(logical_shift, x.r, shift))
+    bits = deal(net, ring_mask(mask.part(0, 2 * copies)))
+    chosen = deal(net, chosen_by(mask.part(0, copies), x.r, shift))
+    return R, bits, chosen, deal(net, ring_mask(mask.part(2 * copies, 3 * copies)), torch.int32)
+
+
+@leaf(shapes=lambda first, second, c, *_: torch.empty_like(c))
+def _product(first, second, c, R, bits, chosen, wraps, i: int, copies: int, one: int, shift: int) -> torch.Tensor:
+    """One party's half of s C - s R - s u + 2^(64-f) s msb(r) for threshold i; A is the `one` that adds public terms.
+
+    Args:
+        first, second: public, the halves of e as words. c: with the threshold off and the half added.
+    """
+    if loops := fast(first, second, c, R, bits, chosen, wraps):
+        out = torch.empty(c.shape, dtype=torch.int64)
+        words = (by_words(v, c.shape, 3 * copies).numpy() for v in (first, second))
+        dealt = [v.view(len(v), c.numel()).numpy() for v in (bits, chosen, wraps)]
+        place = i, copies, one, shift, out.view(-1).numpy()
+        elements = loops.array(c).reshape(-1), loops.array(R).reshape(-1)
+        loops.on_words(words_for(c.numel()), loops.floored, *words, *elements, *dealt, *place)
+        return out
+    e = per_element(first, second, c.shape, 3 * copies)
+    out = picked(e[i], bits[i], one).mul_(logical_shift(c, shift))
+    out -= picked(e[i], chosen[i], R)
+    out -= picked(e[copies + i], bits[copies + i], one)
+    return out.add_(picked(e[2 * copies + i], wraps[i].to(torch.int64), one).bitwise_left_shift_(64 - shift))
+
+
+def _compared(
+    net: Net, x: Masked, moved: list[Located], shift: int, high: int, limit_bits: int | None = None
+) -> Shares:
+    """For the public c of every threshold: [x' >= 0], and by it u and the wrap-around bit: words [3 T W],
+    XOR-shared; a flag is raised beside them where x' of the first threshold is 2^(shift + limit_bits) or more."""
+    copies = len(moved)
+    spans = ((0, shift), (shift, high))
+    counts = tuple(block_count(*span) for span in spans)
+    plane = high if limit_bits is None else min(high, shift + limit_bits)
+    top = block_count(plane, high)
+    codes = deal_codes(net, x, spans, (high,) if high == 63 else (high, 63))
+
+    bits = _planes_beside(*moved)
+    if top:
+        above = planes_above(bits[:, : words_for(x.shape.numel())], plane, high)
+        trees = forest((*counts, top), (False, True, True), (1, counts[1] - top))
+    else:
+        above, trees = None, forest(counts, (False, True))
+    layers, (u, lt, eq, *far) = trees
+
+    state = Shares(
+        _leaves_and_above(bits, codes.A, spans, top, True, above),
+        _leaves_and_above(bits, codes.S, spans, top, False, above),
+    )
+    state = and_layers(net, state, layers)
+    r_high = -1 if high == 63 else -2
+    if top:
+        raise_above(net, state, (u, *far), above[high], codes, r_high, x.shape)
+
+    k = ~(state[lt] ^ each(_repeated, codes[r_high], copies) ^ bits[high])
+    return _floor_bits(
+        net,
+        each(_stacked, state[eq], k, state[u]),
+        each(_repeated, codes[-1], copies),
+        _repeated(_signs_of(x.r), copies),
+        bits[63],
+    )
+
+
+@leaf(shapes=lambda *c: c[0].new_empty(64, len(c) * words_for(c[0].numel())))
+def _planes_beside(*c: torch.Tensor) -> torch.Tensor:
+    """The bit planes of all of them, side by side."""
+    return planes_beside(c)
+
+
+@leaf(shapes=lambda v: v.new_empty(words_for(v.numel())))
+def _signs_of(v: torch.Tensor) -> torch.Tensor:
+    """The sign bits as words: plane 63."""
+    if not (loops := fast(v)):
+        return planes_beside((v,))[63].clone()
+    out = torch.empty(words_for(v.numel()), dtype=torch.int64)
+    loops.on_words(len(out), loops.signs, loops.array(v).reshape(-1), out.numpy())
+    return out
+
+
+@leaf(shapes=lambda bits, _, spans, top, *_1: bits.new_empty(2 * (_blocks(spans) + top), bits.shape[1]))
+def _leaves_and_above(bits, codes, spans: tuple, top: int, first: bool, above=None) -> torch.Tensor:
+    """One party's half of lt and eq of both trees, and of the `top` blocks above the limit, of the first threshold."""
+    total, at, width = _blocks(spans), 0, codes.shape[1]
+    several = bits.shape[1] > width
+    state = (bits.new_zeros if several and top else bits.new_empty)(2 * (total + top), bits.shape[1])
+    for span in spans:
+        blocks = block_count(*span)
+        pick_blocks(bits, codes, total, at, span, first, state[2 * at : 2 * (at + blocks)])
+        at += blocks
+    if top:  # the other copies stand empty, and nobody looks at them
+        high, place = spans[-1][1], state[2 * total :]
+        out = place.new_empty(2 * top, width) if several else place
+        pick_blocks(above, codes, total, total - top, (high - BLOCK * top, high), first, out)
+        if several:
+            place[:, :width] = out
+    return state
+
+
+def _blocks(spans: tuple) -> int:
+    return sum(block_count(*span) for span in spans)
+
+
+@leaf
+def _repeated(words: torch.Tensor, copies: int) -> torch.Tensor:
+    return words if copies == 1 else words.repeat(copies)
+
+
+@leaf
+def _stacked(*words: torch.Tensor) -> torch.Tensor:
+    return torch.stack(words)
+
+
+@protocol("floor_bits", "docs/protocols.md; PrivHFL, C.4.1 (Beaver), on bits", [
+    Message("masked_A", "A", "S", "alpha_A of k_DA"), Message("masked_S", "S", "A", "alpha_S of k_DS"),
+])  # fmt: skip
+def _floor_bits(net: Net, taken: Shares, wraps: Shares, wrap: Located, top: Located) -> Shares:
+    """b = k xor eq u, b u, and b w (1 - msb(c)) for a bit w = msb(r) that D knows: words [3 W], XOR-shared.
+
+    Args:
+        taken: words [3, W] of eq, k and u. wraps: w in shares. wrap: w at D. top: public, msb(c).
+
+    Rounds 1, online six bits per element, dealt six.
+    """
+    D, A, S = net.D, net.A, net.S
+    alpha_A, alpha_S = net.common(D, A, taken.shape, "alpha_A"), net.common(D, S, taken.shape, "alpha_S")
+    dealt = deal_bits(net, _floor_products(alpha_A ^ alpha_S, wrap))
+    sent_A = (taken.A ^ alpha_A).send(A, S, "masked_A")
+    sent_S = (taken.S ^ alpha_S).send(S, A, "masked_S")
+    public = sent_A ^ sent_S
+    return Shares(
+        _floor_joined(public, taken.A, alpha_A, dealt.A, wraps.A, top, True),
+        _floor_joined(public, taken.S, alpha_S, dealt.S, wraps.S, top, False),
+    )
+
+
+@leaf
+def _floor_products(alpha: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """What is dealt for `_floor_bits`: products of the masks of eq, k and u, and of w."""
+    eq, k, u = alpha
+    return torch.stack((eq & u, k & u, k & w, u & w, eq & w, eq & u & w))
+
+
+@leaf
+def _floor_joined(public, taken, alpha, dealt, w, top, first: bool) -> torch.Tensor:
+    """One party's half of b, b u and b w (1 - msb(c)) from eq, k and u, open under the masks alpha."""
+    (eq, k, u), (a_eq, a_k, a_u) = public, alpha
+    eq_u = (eq & a_u) ^ (a_eq & u) ^ dealt[0]
+    k_u = (k & a_u) ^ (a_k & u) ^ dealt[1]
+    both = eq & u
+    if first:
+        eq_u, k_u = eq_u ^ both, k_u ^ (k & u)
+    k_w = (k & w) ^ dealt[2]
+    eq_u_w = (both & w) ^ (eq & dealt[3]) ^ (u & dealt[4]) ^ dealt[5]
+    return torch.cat((taken[1] ^ eq_u, eq_u ^ k_u, (k_w ^ eq_u_w) & ~top))
+
+
+@protocol("maximum", "PrivHFL, 3.3 (iii)")
+def maximum(net: Net, x: Shares, y: Shares, high: int = 63, fss: bool = False) -> Shares:
+    """max(x, y) = y + ReLU(x - y), for |x - y| < 2^63. Exact.
+
+    Args:
+        high: x - y is known to lie in [-2^high, 2^high).
+        fss: as in `ramps`.
+    """
+    return y + relu(net, x - y, 0, high, fss)

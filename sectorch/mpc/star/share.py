@@ -1,0 +1,78 @@
+"""Pi_Share (PrivHFL, Figure 2): Q's input becomes shares of A and S; and the way back, to Q alone."""
+
+from __future__ import annotations
+
+import torch
+
+from ...choreography import Located, Message, Net, leaf, protocol
+from .shares import Shares
+
+
+@protocol("share", "PrivHFL, Figure 2", [Message("x_S", "Q", "S", "x_A of k_QA")])
+def share(net: Net, x: Located) -> Shares:
+    """Q secret-shares x: A draws its half from k_QA, S is sent the rest.
+
+    Args:
+        x: int64 at Q, any shape.
+
+    Rounds 1, bytes 8 per element (Q to S). A learns nothing, S receives uniform bits.
+    """
+    Q, A, S = net.Q, net.A, net.S
+    x_A = net.common(Q, A, x.shape, "x_A")
+    return Shares(x_A, (x - x_A).send(Q, S, "x_S"))
+
+
+@protocol(
+    "reveal",
+    "PrivHFL, Figure 5, n = 1",
+    [
+        Message("masked_A", "A", "S", "r of k_QA"),
+        Message("result", "S", "Q", "r of k_QA", "the result, which is Q's to learn"),
+    ],
+)
+def reveal(net: Net, x: Shares) -> Located:
+    """x becomes known to Q and to nobody else.
+
+    Rounds 2, bytes 16 per element. S receives A's half under a mask that only Q and A know.
+    """
+    return _revealed(net, [(net, x)])
+
+
+@protocol(
+    "aggregate",
+    "PrivHFL, Figure 5",
+    [
+        Message("masked_A", "A", "S", "r_j of k_QA"),
+        Message("sum", "S", "Q", "the sum of the r_j", "the sum over the answering parties, which is Q's to learn"),
+    ],
+)
+def aggregate(net: Net, terms: list[tuple[Net, Shares]]) -> Located:
+    """Pi_Agg: Q learns the sum of the answering parties' tensors and nothing about a single one.
+
+    Args:
+        net: the net of any of the parties; it carries the sum from S to Q.
+        terms: for each answering party its net and its shares, all of one shape.
+
+    Rounds 2, bytes 8 per element and answering party, and 8 per element for the sum.
+    """
+    return _revealed(net, terms, "sum")
+
+
+def _revealed(net: Net, terms: list[tuple[Net, Shares]], label: str = "result") -> Located:
+    """A_j to S: x_A - r_j; S to Q: the sum of both halves; Q adds the r_j."""
+    Q, S = net.Q, net.S
+    masks, halves = [], []
+    for net_j, x in terms:
+        with net_j.within(net):
+            r = net_j.common(Q, net_j.A, x.shape, "r")
+            halves += [(x.A - r).send(net_j.A, S, "masked_A"), x.S]
+        masks.append(r)
+    return _sum(_sum(*halves).send(S, Q, label), *masks)
+
+
+@leaf
+def _sum(*values: torch.Tensor) -> torch.Tensor:
+    total = values[0].clone()
+    for value in values[1:]:
+        total += value
+    return total

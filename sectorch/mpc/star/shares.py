@@ -1,0 +1,83 @@
+"""Additive or XOR shares of A and S, and what can be done on them without a message.
+
+`x + y`, `x ^ y`, `x[i]` and `each(f, x, ...)` let A and S compute on their halves: local maps, which commute with
+sharing if they are additive. A public value is added to A's half only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...choreography import Located
+from ...choreography.located import compute
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """One ring tensor (int64, any shape), half at the answering party, half at the server. Equal to itself only.
+
+    Attributes:
+        Q: where these are Q's own whole numbers, shared by Q and only moved since, the numbers as Q has them: Q can
+            then be asked whether they may be looked up. None of everything else.
+    """
+
+    A: Located
+    S: Located
+    Q: Located | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "A", self.A.at("A"))
+        object.__setattr__(self, "S", self.S.at("S"))
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.A.shape
+
+    def __add__(self, other: Any) -> Shares:
+        """With shares half by half; a public value, or one that A holds, at A. With broadcasting."""
+        if isinstance(other, Shares):
+            return Shares(self.A + other.A, self.S + other.S)
+        mine = self.A + other
+        return Shares(mine, self.S if mine.shape == self.shape else self.S.expand(mine.shape))
+
+    def __sub__(self, other: Any) -> Shares:
+        if isinstance(other, Shares):
+            return Shares(self.A - other.A, self.S - other.S)
+        mine = self.A - other
+        return Shares(mine, self.S if mine.shape == self.shape else self.S.expand(mine.shape))
+
+    def __neg__(self) -> Shares:
+        return Shares(-self.A, -self.S)
+
+    def __mul__(self, public: Any) -> Shares:
+        """By a public value."""
+        return Shares(self.A * public, self.S * public)
+
+    def __lshift__(self, bits: int) -> Shares:
+        """2^bits times the value."""
+        return Shares(self.A << bits, self.S << bits)
+
+    def __xor__(self, other: Any) -> Shares:
+        """As `+`, for XOR shares."""
+        if isinstance(other, Shares):
+            return Shares(self.A ^ other.A, self.S ^ other.S)
+        return Shares(self.A ^ other, self.S)
+
+    def __invert__(self) -> Shares:
+        """not x, for XOR shares."""
+        return Shares(~self.A, self.S)
+
+    def __getitem__(self, index: Any) -> Shares:
+        return Shares(self.A[index], self.S[index])
+
+
+def each(f: Callable, *values: Any, **public: Any) -> Shares:
+    """A and S each apply f to their halves of the shares among `values`, and to what both hold."""
+    return Shares(
+        compute(f, *(x.A if isinstance(x, Shares) else x for x in values), **public),
+        compute(f, *(x.S if isinstance(x, Shares) else x for x in values), **public),
+    )

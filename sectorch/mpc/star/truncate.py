@@ -1,0 +1,118 @@
+"""Exact truncation: x >> f rounded half up, a function of x alone, and the quotient form that other protocols build on.
+
+With x' = x + 2^(f-1) and c = x' + r, open to A and S, c' = c + 2^62 and logical shifts, for |x'| < 2^62,
+
+    x' >> f = (c' >> f) - 2^(62-f) - (r >> f) - u + 2^(64-f) msb(r) (1 - msb(c')),     u = [c mod 2^f < r mod 2^f].
+
+A and S know the public quotient C = (c' >> f) - 2^(62-f) and whether msb(c') = 0; D knows R = r >> f and the bit
+msb(r). The last term puts back the 2^64 that was lost where c' = x' + 2^62 + r wrapped around: x' + 2^62 is below
+2^63, so that happened exactly if msb(r) = 1 and msb(c') = 0. Local truncation of shares, which most systems use, fails
+with probability |x|/2^64 per element instead.
+
+u is the borrow of the planes that are dropped. Without it the result would be the floor of x' / 2^f or one more, as
+x' mod 2^f + r mod 2^f decides: D, which is Q as a rule, knows r, and would read x' mod 2^f off many results to the same
+question. With it the result says nothing about r. The borrow is a comparison in f planes: a part of a sign's tree
+(`relu.py`), or a tree of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ...backend import MAX_SHIFT
+from ...choreography import Located, Net, leaf, protocol
+from ...choreography.located import compute
+from ...errors import ArgumentError
+from ...ring import HEADROOM_BITS, logical_shift, sign_mask
+from .compare import block_count, deal_codes, forest, leaves, planes_of
+from .deal import deal
+from .fss import borrow
+from .layers import and_layers
+from .mask import Masked, open_masked
+from .select import bit_to_ring
+from .shares import Shares, each
+from .within import raise_outside
+
+
+@dataclass(frozen=True)
+class Quotient:
+    """D's part of x >> f: `value` = r >> f and the bit `wrap` = msb(r) (int32) at D."""
+
+    value: Located
+    wrap: Located
+
+
+def quotient(net: Net, x: Masked, shift: int) -> Quotient:
+    """r >> shift and msb(r), at D."""
+    return Quotient(compute(logical_shift, x.r, shift), (x.r < 0).to(torch.int32))
+
+
+def check_shift(shift: int, least: int = 0) -> None:
+    """Raise `ArgumentError` unless least <= shift <= 32: the wrap-around bit is shared mod 2^32, of which a shift by f
+    uses the low f bits."""
+    if not least <= shift <= MAX_SHIFT:
+        raise ArgumentError(f"a truncation shifts by {least} to {MAX_SHIFT} bits, got {shift}")
+
+
+def half(shift: int) -> int:
+    """What rounding half up adds before the floor."""
+    return (1 << shift) >> 1
+
+
+@leaf
+def public_quotient(c: torch.Tensor, shift: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """C, and the mask (all ones) of the elements with msb(c') = 0, for c with the half added."""
+    lifted = c + (1 << HEADROOM_BITS)
+    C = logical_shift(lifted, shift).sub_(1 << (HEADROOM_BITS - shift))
+    return C, sign_mask(lifted.bitwise_not_())
+
+
+def wrap_term(wrap: torch.Tensor, shift: int) -> torch.Tensor:
+    """2^(64 - shift) times a bit shared mod 2^32, as an int64 half."""
+    return wrap.to(torch.int64).bitwise_left_shift_(64 - shift)
+
+
+@protocol("truncate", "docs/protocols.md")
+def truncate(net: Net, x: Shares, shift: int, fss: bool = False, limit_bits: int | None = None) -> Shares:
+    """floor(x / 2^shift + 1/2), exactly, for |x| < 2^62 - 2^(shift-1).
+
+    Args:
+        shift: 1..32 bits.
+        fss: the borrow by function secret sharing: no round, and 24 * shift + 24 more dealt bytes; see `fss.py`.
+        limit_bits: raise a flag (`guard.py`) where the result is not within -2^limit_bits .. 2^limit_bits - 1. That
+            compares the planes above as well: see `within.py`.
+
+    Rounds 1 (opening) + ceil(log2 B) (borrow) + 1 (bit), B = ceil(shift / 3). With 20 bits: 5 rounds, 20 bytes online
+    (8 of them ahead after a linear layer), 27.25 dealt, per element. Nobody learns anything.
+    """
+    check_shift(shift, least=1)
+    x = open_masked(net, x)
+    known = quotient(net, x, shift)
+    R, wrap = deal(net, known.value), deal(net, known.wrap, torch.int32)
+    moved = x.c + half(shift)
+    if fss:
+        words, u = None, borrow(net, x, moved, shift)
+    else:
+        words = _borrow(net, x, moved, shift)
+        u = bit_to_ring(net, words, x.shape)
+    if limit_bits is not None:
+        raise_outside(net, x, moved, shift + limit_bits, shift, words, fss)
+    C, no_wrap = public_quotient(moved, shift)
+    return each(_floor, no_wrap, R, wrap, u, shift) + C
+
+
+@leaf
+def _floor(no_wrap: torch.Tensor, R: torch.Tensor, wrap: torch.Tensor, u: torch.Tensor, shift: int) -> torch.Tensor:
+    """One party's half of x >> shift, but for the public quotient."""
+    return wrap_term(wrap, shift).bitwise_and_(no_wrap).sub_(R).sub_(u)
+
+
+def _borrow(net: Net, x: Masked, c: Located, shift: int) -> Shares:
+    """u = [c mod 2^shift < r mod 2^shift] as XOR-shared words [W], by a tree over the planes that are dropped."""
+    span, count = (0, shift), block_count(0, shift)
+    codes, bits = deal_codes(net, x, [span]), planes_of(c)
+    state = Shares(leaves(bits, codes.A, (span,), True), leaves(bits, codes.S, (span,), False))
+    layers, _ = forest((count,), (False,))
+    return and_layers(net, state, layers)[0]

@@ -1,0 +1,213 @@
+"""Requests for certificates, and a small CA that signs them, for trying it out; a deployment has a CA of its own.
+
+A private key is made by the party that it belongs to, and stays there: the CA sees a request, which holds the public
+key and the name and is signed with the private one. A server's certificate is good for serving only and a client's for
+calling only (extended key usage), so a client cannot pose as the server. The CA's operator says which of the two it is,
+and for which hosts; what else a request asks for is ignored.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import re
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP256R1,
+    SECP384R1,
+    SECP521R1,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+    generate_private_key,
+)
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ... import files
+from ...errors import ArgumentError
+from ..names import name_of
+from .certificates import common_name, public_pem
+from .identity import new_identity
+
+CURVES = (SECP256R1, SECP384R1, SECP521R1)
+RSA_BITS = 2048
+LARGEST_REQUEST = 64 << 10
+_LABEL = "[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST = re.compile(rf"(?=.{{1,253}}\Z)(\*\.)?({_LABEL}\.)*{_LABEL}")
+
+
+def make_authority(folder: str | Path, days: int = 365) -> Path:
+    """A new CA in `folder`: ca.pem and ca-key.pem. For trying it out; a deployment uses its own.
+
+    Raises:
+        ArgumentError: there is a CA already.
+    """
+    folder = Path(folder)
+    if (folder / "ca.pem").exists():
+        raise ArgumentError(f"{folder} holds a CA already")
+    folder.mkdir(parents=True, exist_ok=True)
+    key = generate_private_key(SECP256R1())
+    now = datetime.datetime.now(datetime.timezone.utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(_named("sectorch trial CA"))
+        .issuer_name(_named("sectorch trial CA"))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, SHA256())
+    )
+    files.write(folder / "ca-key.pem", _private_pem(key), 0o600)
+    files.write(folder / "ca.pem", certificate.public_bytes(Encoding.PEM))
+    return folder / "ca.pem"
+
+
+def make_request(folder: str | Path, name: str, *, server: bool = False) -> Path:
+    """A request for a certificate in `name`, made at the party that it is for.
+
+    Writes NAME.csr for the CA, and NAME-key.pem and, for a client, NAME-identity.pem, which stay here. A key and an
+    identity that are there already are kept: a certificate is renewed for the same ones.
+
+    Raises:
+        ArgumentError: a name that is not plain, or a key file that holds no key for certificates.
+    """
+    folder = Path(folder)
+    _file_name(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-key.pem"
+    if path.exists():
+        key = _own_key(path)
+    else:
+        key = generate_private_key(SECP256R1())
+        files.write(path, _private_pem(key), 0o600)
+    identity = folder / f"{name}-identity.pem"
+    if not server and not identity.exists():
+        files.write(identity, new_identity(), 0o600)
+    request = x509.CertificateSigningRequestBuilder().subject_name(_named(name)).sign(key, SHA256())
+    files.write(folder / f"{name}.csr", request.public_bytes(Encoding.PEM))
+    return folder / f"{name}.csr"
+
+
+def issue(folder: str | Path, request: bytes, *, hosts: tuple[str, ...] = (), days: float = 90) -> Path:
+    """Sign a request with the CA in `folder`: for a client, or for a server where host names are given.
+
+    Writes NAME.pem beside the CA, with the name and the public key of the request and nothing else of it.
+
+    Raises:
+        ArgumentError: no CA in `folder`; no request, or one that its own key has not signed; a name that is not plain,
+            or was issued for another key; a key that is too weak; a host that is none.
+    """
+    folder, asked = Path(folder), _read_request(request)
+    name = _file_name(common_name(asked))
+    names = [_host(host) for host in hosts]
+    try:
+        authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+        authority_key = load_pem_private_key((folder / "ca-key.pem").read_bytes(), None)
+    except OSError:
+        raise ArgumentError(f"{folder} holds no CA; make one with `sectorch keys init {folder}`") from None
+    path = folder / f"{name}.pem"
+    if path.exists() and not _same_key(path, asked.public_key()):
+        raise ArgumentError(
+            f"{path} is for another key; if '{name}' itself asks for a certificate for a new one, remove that file and "
+            f"issue again"
+        )
+    now = datetime.datetime.now(datetime.timezone.utc)
+    usage = ExtendedKeyUsageOID.SERVER_AUTH if names else ExtendedKeyUsageOID.CLIENT_AUTH
+    end = now + datetime.timedelta(days=days)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(_named(name))
+        .issuer_name(authority.subject)
+        .public_key(asked.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(now, end) - datetime.timedelta(minutes=5))
+        .not_valid_after(end)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=True)
+    )
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    files.write(path, builder.sign(authority_key, SHA256()).public_bytes(Encoding.PEM))
+    return path
+
+
+def _read_request(pem: object) -> x509.CertificateSigningRequest:
+    """A request that its own key has signed; else somebody could have another's key certified for a name of theirs."""
+    if not isinstance(pem, bytes):
+        raise ArgumentError(f"issue makes no keys, it signs a request (bytes), got {type(pem).__name__}; {_MAKE_ONE}")
+    try:
+        request = x509.load_pem_x509_csr(pem) if len(pem) <= LARGEST_REQUEST else None
+        if request is None:
+            raise ValueError
+        key, signed = request.public_key(), request.is_signature_valid
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ArgumentError(f"not a request for a certificate in PEM; {_MAKE_ONE}") from None
+    if not signed:
+        raise ArgumentError(f"the request is not signed by the key that it is for; {_MAKE_ONE}")
+    if not _strong(key):
+        raise ArgumentError(
+            f"a certificate is for a key on P-256, P-384 or P-521, or RSA of {RSA_BITS} bits or more; {_MAKE_ONE}"
+        )
+    return request
+
+
+_MAKE_ONE = "whom it is for makes one with `sectorch keys request NAME`"
+
+
+def _strong(key: object) -> bool:
+    if isinstance(key, (EllipticCurvePublicKey, EllipticCurvePrivateKey)):
+        return isinstance(key.curve, CURVES)
+    return isinstance(key, (RSAPublicKey, RSAPrivateKey)) and key.key_size >= RSA_BITS
+
+
+def _own_key(path: Path):
+    try:
+        key = load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not _strong(key):
+        raise ArgumentError(
+            f"{path} does not hold a key for certificates (P-256, P-384, P-521, or RSA of {RSA_BITS} bits or more, "
+            f"without a password); move it away and make the request again"
+        )
+    return key
+
+
+def _same_key(path: Path, key: object) -> bool:
+    try:
+        return public_pem(x509.load_pem_x509_certificate(path.read_bytes()).public_key()) == public_pem(key)
+    except (OSError, ValueError, UnsupportedAlgorithm):
+        return False
+
+
+def _file_name(name: str) -> str:
+    """A party's name, which names its files too."""
+    name_of(name, "a party's name")
+    if name.lower() == "ca" or name.lower().endswith(("-key", "-identity")):
+        raise ArgumentError(f"a party cannot be called {name!r}: its files would be the CA's or another party's")
+    return name
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _private_pem(key) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        if not isinstance(host, str) or not _HOST.fullmatch(host):
+            raise ArgumentError(f"a host is a host name or an address, got {ascii(host)[:80]}") from None
+        return x509.DNSName(host)

@@ -1,0 +1,236 @@
+"""Long-term Ed25519 identity keys of clients, and the file of those that a client knows.
+
+A certificate says who may talk to the server; an identity key says to another client, past the server, who it talks to.
+The file of pins has a line for each name, `NAME SHA256:FINGERPRINT`, and can be written by hand; what begins with # is
+a comment.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+
+from ... import files
+from ...errors import ArgumentError, IdentityError
+from ...mpc.star.seed import Identities
+from ...tensor import Scheme
+from ..names import NAME, name_of
+
+log = logging.getLogger("sectorch.identity")
+_PRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
+_BLANK = " \t\r"
+
+
+def new_identity() -> bytes:
+    """A fresh identity key as PEM."""
+    key = Ed25519PrivateKey.generate()
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def read_identity(pem: bytes) -> Ed25519PrivateKey:
+    """The key in a PEM file.
+
+    Raises:
+        IdentityError: it holds none.
+    """
+    try:
+        key = load_pem_private_key(pem, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise IdentityError("the identity file does not hold a PEM private key") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise IdentityError("the identity file does not hold an Ed25519 key; `sectorch keys identity FILE` makes one")
+    return key
+
+
+def fingerprint(public: bytes) -> str:
+    """How people compare keys: SHA256: and 43 characters."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(public).digest()).decode().rstrip("=")
+
+
+def fingerprint_of(pem: bytes) -> str:
+    """The fingerprint of the public half of an identity file."""
+    return fingerprint(read_identity(pem).public_key().public_bytes_raw())
+
+
+def config_folder() -> Path:
+    """Where this user's settings are kept."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "sectorch"
+
+
+class Pins:
+    """The fingerprints that this client knows, by name. Whoever is not among them is refused.
+
+    A line that is broken, or a name that stands there with two fingerprints, concerns that name alone: it is refused,
+    and the others are known as before.
+
+    Args:
+        path: a text file; `pins` in the user's settings unless named.
+        first_use: trust a name that is not in the file and write it down, instead of refusing it. Whoever stands in
+            between at that first contact is trusted then.
+    """
+
+    def __init__(self, path: str | Path | None = None, *, first_use: bool = False):
+        self.path = Path(path) if path is not None else config_folder() / "pins"
+        self.first_use = first_use
+
+    def known(self) -> dict[str, str]:
+        """Fingerprints by name.
+
+        Raises:
+            IdentityError: the file cannot be read; nobody is trusted then.
+        """
+        return self._read()[0]
+
+    def check(self, name: str, public: bytes) -> None:
+        """Whether `public` is the key of `name`.
+
+        Raises:
+            IdentityError: it is another one (gives both fingerprints), the name is not known, its line is broken, or
+                it is no name.
+        """
+        name_of(name, "the other party's name", IdentityError)
+        came = fingerprint(public)
+        with self._locked() if self.first_use else nullcontext():
+            pins, broken = self._read()
+            pinned = pins.get(name)
+            if pinned == came:
+                return
+            confirmed = f"If '{name}' itself confirms the key {came}: {self._command(name, came)}"
+            if pinned is not None:
+                raise IdentityError(
+                    f"the identity key of '{name}' has changed: {self.path} knows {pinned}, this one is {came}. "
+                    f"Somebody may stand in between. {confirmed}",
+                    told=f"the other party knows '{name}' by another key than {came}, and has to confirm this one",
+                )
+            if name in broken:
+                raise IdentityError(
+                    f"{self.path}, line {broken[name]}: expected `NAME SHA256:...`, each name once; '{name}' is not "
+                    f"known by it. {confirmed}",
+                    told=_unknown(name, came),
+                )
+            if broken and self.first_use:
+                raise IdentityError(
+                    f"{self.path}, line {min(broken.values())}: expected `NAME SHA256:...`, each name once; nobody "
+                    f"new is trusted until it is mended. {confirmed}",
+                    told=_unknown(name, came),
+                )
+            if not self.first_use:
+                raise IdentityError(
+                    f"'{name}' is not in {self.path} and pins are required; its key is {came}. {confirmed}",
+                    told=_unknown(name, came),
+                )
+            self._write(name, came)
+        log.warning("'%s' is new: trusting its key %s from now on; ask it whether that is right", name, came)
+
+    def pin(self, name: str, print_: str) -> None:
+        """Know `name` by this fingerprint, whatever was known before. Other lines stay as they are.
+
+        Raises:
+            ArgumentError: not a name, or not a fingerprint.
+        """
+        name_of(name, "a party's name")
+        if not isinstance(print_, str) or not _PRINT.fullmatch(print_):
+            raise ArgumentError(f"a fingerprint is SHA256: and 43 characters, got {ascii(print_)[:60]}")
+        with self._locked():
+            self._write(name, print_)
+
+    def _command(self, name: str, print_: str) -> str:
+        """What a user types to know `name` by this key."""
+        elsewhere = () if self.path == config_folder() / "pins" else ("--pins", str(self.path))
+        return shlex.join(("sectorch", "keys", "pin", name, print_, *elsewhere))
+
+    def _lines(self) -> list[str]:
+        try:
+            return self.path.read_bytes().decode("utf-8", "surrogateescape").split("\n")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise IdentityError(f"cannot read the pins in {self.path}: {error.strerror}") from None
+
+    def _read(self) -> tuple[dict[str, str], dict[str, int]]:
+        """Fingerprints by name, and the numbers of broken lines by the word that each begins with."""
+        pins: dict[str, str] = {}
+        broken: dict[str, int] = {}
+        for number, line in enumerate(self._lines(), 1):
+            if not line.strip(_BLANK) or line.startswith("#"):
+                continue
+            name, print_ = _parts(line)
+            if not NAME.fullmatch(name) or not _PRINT.fullmatch(print_) or pins.setdefault(name, print_) != print_:
+                broken.setdefault(name, number)
+        return {name: print_ for name, print_ in pins.items() if name not in broken}, broken
+
+    def _write(self, name: str, print_: str) -> None:
+        """Put `name` in the place of its lines, or at the end."""
+        lines, at = [], None
+        for line in self._lines():
+            if _parts(line)[0] != name:
+                lines.append(line)
+            elif at is None:
+                at = len(lines)
+                lines.append(f"{name} {print_}")
+        while lines and not lines[-1]:
+            lines.pop()
+        if at is None:
+            lines.append(f"{name} {print_}")
+        files.write(self.path, "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.with_name(self.path.name + ".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+        except IdentityError:
+            raise
+        except OSError as error:
+            raise IdentityError(f"cannot write the pins to {self.path}: {error.strerror}") from None
+
+
+def _parts(line: str) -> tuple[str, str]:
+    """The first word of a line, and the rest."""
+    name, _, rest = line.strip(_BLANK).replace("\t", " ").partition(" ")
+    return name, rest.strip(" ")
+
+
+def _unknown(name: str, print_: str) -> str:
+    return (
+        f"the other party answers to keys that it has pinned, and '{name}' is not among them; its key is {print_}: "
+        f"tell it that fingerprint"
+    )
+
+
+def context(description: dict, edition: object, scheme: Scheme, place: int, of: int) -> bytes:
+    """What Q and A have to agree on before their keys count: SHA-256 of the program, the name of its weights, the
+    number format, and which of how many answering parties A is.
+
+    Args:
+        description: of the model, as this party runs it; to Q it came through S.
+        edition: A's name for its weights, which says nothing about them to whoever lacks A's store.
+    """
+    agreed = {"program": description, "edition": edition, "scheme": repr(scheme), "place": place, "of": of}
+    return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).digest()
+
+
+@dataclass
+class PinnedIdentities(Identities):
+    """The names, this client's key and the context of one session; the other's key is checked against the pins."""
+
+    pins: Pins = field(default_factory=Pins)
+
+    def trust(self, name: str, public: bytes) -> None:
+        self.pins.check(name, public)

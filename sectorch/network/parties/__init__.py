@@ -1,0 +1,1 @@
+"""The parties as processes: server, answering party, querying party."""

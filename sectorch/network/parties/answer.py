@@ -1,0 +1,213 @@
+"""The answering party A: owns a model, answers queries in as many sessions as are opened."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+
+import torch
+from torch import nn
+
+from ...choreography.run.frames import raw
+from ...errors import (
+    FrameError,
+    IdentityError,
+    MaterialError,
+    NetworkError,
+    PeerLostError,
+    RefusedError,
+)
+from ...nn.program import describe, load_program
+from ...session import A, S
+from ..identity.certificates import Credentials
+from ..identity.identity import PinnedIdentities, Pins, context
+from ..names import LONGEST, name_of, readable
+from ..store.store import Store, fingerprint
+from ..wire.channel import Channel, again
+from .client import Connection
+from .session import Part, PartySession, in_full, join, reason, scheme_of, session_of
+
+log = logging.getLogger("sectorch.answer")
+SESSIONS = 128
+
+
+class Answering:
+    """A running answering party; `close` ends it.
+
+    Args:
+        pins: the clients that are known; the file in the user's settings unless given.
+        store: where prepared material is kept; a temporary one unless given.
+        unchecked: whether questions with range_check=False are answered too.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials,
+        description: dict,
+        weights: dict[str, torch.Tensor],
+        pins: Pins | None = None,
+        store: Store | None = None,
+        patience: float | None = None,
+        unchecked: bool = False,
+    ):
+        load_program(description, weights)
+        self._address, self._credentials, self._patience = address, credentials, patience
+        self._description, self._weights = description, weights
+        self._pins = pins or Pins()
+        self._unchecked = unchecked
+        self.store = store or Store()
+        self._edition = self.store.edition(_digest(weights))
+        self._fingerprint = fingerprint(description)
+        self._threads: list[threading.Thread] = []
+        self.connection = self._connect()
+        self.answered = 0
+
+    def _connect(self) -> Connection:
+        return Connection(
+            self._address, self._credentials, on_serve=self._serve, silence=self._patience, pins=self._pins
+        )
+
+    def register(self, name: str) -> None:
+        """Be known to the server under `name`, which the certificate must carry.
+
+        Raises:
+            ArgumentError: what is no name; nothing was sent.
+        """
+        name_of(name, "an answering party's name")
+        request = {"do": "register", "name": name, "description": self._description, "edition": self._edition}
+        there = set(self.connection.ask(request)["sessions"])
+        for shelf in self.store.shelves():
+            if shelf.session.hex() not in there or shelf.binding.get("edition") != self._edition:
+                shelf.drop()
+
+    def reconnect(self, name: str) -> None:
+        """Once the connection has ended: dial and register again.
+
+        Raises:
+            PeerLostError: the server is not there yet.
+        """
+        self.connection.close()
+        self.connection = self._connect()
+        self.register(name)
+
+    def close(self) -> None:
+        self.connection.close()
+        join(self._threads)
+        self.store.close()
+
+    def wait(self) -> None:
+        """Until the connection ends.
+
+        Raises:
+            PeerLostError: the server is gone.
+        """
+        self.connection.ended.wait()
+        raise again(self.connection.link.closed or PeerLostError("the connection ended"))
+
+    def _serve(self, request: dict) -> None:
+        """Open this party's end at once, so that no frame is missed, and run the session beside."""
+        channel = self.connection.link.open(session_of(request))
+        if self.connection.link.sessions > SESSIONS:
+            channel.abort("BusyError: this answering party has as many sessions as it takes on; ask again later")
+            channel.close()
+            return
+        thread = threading.Thread(target=self._session, args=(channel, request), daemon=True, name="answering")
+        thread.start()
+        self._threads = [t for t in self._threads if t.is_alive()] + [thread]
+
+    def _session(self, channel: Channel, request: dict) -> None:
+        said, session, party = "that session is over", channel.session, None
+        try:
+            if request.get("resume") is not None:
+                session = session_of({"session": request["resume"]})
+            party = self._party(session, channel, request)
+            while (asked := channel.request()).get("do") != "close":
+                stored = party.follow(asked)
+                if stored is not None:
+                    channel.tell(stored)
+                self.answered += asked.get("do") in ("predict", "aggregate")
+        except Exception as error:
+            said = reason(error)
+            # Whom the pins refuse, and the command that pins it, is for this party's own user.
+            own = error if isinstance(error, IdentityError) else in_full(error)
+            log.info("session for %s ended: %s", readable(str(request.get("for")), LONGEST), own)
+            if not isinstance(error, NetworkError):
+                log.debug("in detail", exc_info=error)
+        finally:
+            channel.close()
+            channel.abort(said)
+            if party is not None:
+                party.close()
+            if not request.get("lasting"):
+                self.store.forget(session)
+
+    def _party(self, session: bytes, channel: Channel, request: dict) -> PartySession:
+        client, scheme = _client(request), scheme_of(request)
+        place, of, resume = request.get("place", 0), request.get("of", 1), request.get("resume")
+        if type(place) is not int or type(of) is not int or not 0 <= place < of:
+            raise MaterialError("a place among the answering parties that does not exist")
+        if not (self._unchecked or scheme.range_check):
+            raise RefusedError(f"'{self.connection.name}' answers with range checks only: leave range_check=False out")
+        binding = {
+            "client": client, "fingerprint": self._fingerprint, "edition": self._edition, "scheme": repr(scheme),
+        }  # fmt: skip
+        if resume is not None:
+            self.store.shelf(session, None)
+            self.store.shelf(session, binding).keep(request.get("calls"))
+            channel.tell({"do": "ready"})
+        names = {"Q": client, "A": self.connection.name}
+        agreed = context(self._description, self._edition, scheme, place, of)
+        identities = PinnedIdentities(names, self.connection.identity, agreed, self._pins)
+        return PartySession(
+            A, session, {S: channel}, [Part(self._description, identities, self._weights)], scheme,
+            lambda: self.store.shelf(session, binding), place=place, of=of, fresh=resume is None,
+        )  # fmt: skip
+
+
+def _client(request: dict) -> str:
+    return name_of(request.get("for"), "the name of a client that the server relays", FrameError)
+
+
+def _digest(weights: dict[str, torch.Tensor]) -> bytes:
+    digest = hashlib.sha256()
+    for name, value in sorted(weights.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+        digest.update(raw(value))
+    return digest.digest()
+
+
+def answer(
+    address: str,
+    credentials: Credentials,
+    model: nn.Module,
+    x: torch.Tensor,
+    name: str | None = None,
+    *,
+    pins: Pins | None = None,
+    store: Store | None = None,
+    patience: float | None = None,
+    unchecked: bool = False,
+) -> Answering:
+    """Answer queries with `model`.
+
+    Args:
+        model: in evaluation mode.
+        x: an example batch of at least two rows, for torch.export.
+        name: the certificate's common name, which is the default.
+        pins, store, unchecked: see `Answering`.
+        patience: seconds without a word after which a party counts as hanging; 60 unless named.
+
+    Raises:
+        ProgramError: the model cannot be described. ArgumentError: what is no name. IdentityError: the name or the
+            certificate is refused.
+    """
+    description, weights = describe(model, x)
+    running = Answering(address, credentials, description, weights, pins, store, patience, unchecked)
+    try:
+        running.register(name or credentials.name)
+    except BaseException:
+        running.close()
+        raise
+    return running

@@ -1,0 +1,227 @@
+"""The client's side: one connection to the server, and what can be asked over it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from ... import errors
+from ...errors import (
+    ArgumentError,
+    FrameError,
+    IdentityError,
+    NetworkError,
+    PeerLostError,
+    SectorchError,
+)
+from ...ring.scheme import Scheme, named_scheme
+from ..identity.certificates import Credentials
+from ..identity.identity import Pins, read_identity
+from ..names import name_of, readable
+from ..store.store import Store
+from ..wire.channel import again, relayed
+from ..wire.link import Link
+from ..wire.transport import dial, refusal
+from .group import RemoteGroup
+from .query import RemoteModel
+
+CLOSING = 3.0
+"""Seconds for a last word to reach the server."""
+
+
+class Connection:
+    """A client's connection to the server. Use as a context manager, or `close` it.
+
+    Args:
+        on_serve: called with a request to take part in a session; an answering party gives one.
+        pins: the answering parties that are known; the file in the user's settings unless given.
+        store: where this client's part of prepared material is kept; a temporary one unless given. It is closed
+            with the connection.
+        silence: seconds without a word after which the server counts as hanging; 60 unless named.
+
+    Raises:
+        IdentityError: a certificate was refused, or there is no identity key.
+        PeerLostError: nobody answers.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials,
+        on_serve: Callable[[dict], None] | None = None,
+        patience: float = 5.0,
+        *,
+        pins: Pins | None = None,
+        store: Store | None = None,
+        silence: float | None = None,
+    ):
+        self.name = credentials.name
+        if credentials.identity is None:
+            raise IdentityError(
+                f"'{self.name}' has no identity key, by which other clients know it: `sectorch keys identity FILE` "
+                f"makes one; keep it as {self.name}-identity.pem beside the certificate, or name it with --identity"
+            )
+        self.identity = read_identity(credentials.identity)
+        self.authority = hashlib.sha256(credentials.authority).hexdigest()
+        self.pins = pins or Pins()
+        self._store = store
+        self._on_serve = on_serve
+        self._asked: weakref.WeakSet[RemoteModel] = weakref.WeakSet()
+        self._numbers = itertools.count()
+        self._replies: dict[int, dict | None] = {}
+        self._arrived = threading.Condition()
+        self.ended = threading.Event()
+        self.link = Link(f"the server at {address}", self._request, silence)
+        self._channel = dial(address, credentials, self.link, patience, self._lost)
+        try:  # a server that does not accept the certificate says so only now
+            self.ask({"do": "hello"}, patience)
+        except NetworkError as error:
+            self.close()
+            raise refusal(address, str(error)) from None
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    @property
+    def store(self) -> Store:
+        """Where this client's part of prepared material is kept."""
+        if self._store is None:
+            self._store = Store()
+        return self._store
+
+    def close(self) -> None:
+        """Leave; sessions that are open end at the other parties."""
+        for model in list(self._asked):
+            model.close()
+        self.link.leave()
+        self.ended.wait(CLOSING)
+        self._channel.close()
+        self._lost()
+        if self._store is not None:
+            self._store.close()
+
+    def _lost(self) -> None:
+        self.ended.set()
+        with self._arrived:
+            self._arrived.notify_all()
+
+    def ask(self, request: dict, patience: float = 30.0) -> dict:
+        """Send a request that belongs to no session and wait for the reply.
+
+        Raises:
+            SectorchError: what the server names, as its type here.
+            PeerLostError: no answer came.
+        """
+        number = next(self._numbers)
+        with self._arrived:
+            self._replies[number] = None
+        try:
+            self.link.tell({**request, "number": number})
+            with self._arrived:
+                self._arrived.wait_for(lambda: self._replies[number] or self.link.closed, patience)
+                reply = self._replies[number]
+        finally:
+            with self._arrived:
+                self._replies.pop(number, None)
+        if reply is None:
+            closed = self.link.closed
+            raise again(closed) if closed else PeerLostError(f"the server has not replied for {patience:.0f} s")
+        if "error" in reply:
+            kind = getattr(errors, str(reply["error"]), None)
+            known = isinstance(kind, type) and issubclass(kind, SectorchError)
+            raise relayed(kind if known else NetworkError, readable(str(reply.get("text"))))
+        return reply
+
+    def _request(self, link: Link, request: dict) -> None:
+        number = request.get("number")
+        if request.get("do") == "reply":
+            with self._arrived:
+                if type(number) is int and number in self._replies:
+                    self._replies[number] = request
+                    self._arrived.notify_all()
+        elif request.get("do") == "serve" and self._on_serve is not None:
+            self._on_serve(request)
+
+    def models(self) -> list[str]:
+        """Names of the models that can be asked.
+
+        Raises:
+            FrameError: the server lists what is no name.
+        """
+        listed = self.ask({"do": "models"}).get("models")
+        if not isinstance(listed, list):
+            raise FrameError("the server's reply lacks the models' names")
+        return [name_of(name, "a model's name in the server's list", FrameError) for name in listed]
+
+    def model(
+        self,
+        name: str,
+        scheme: Scheme | None = None,
+        **old: Any,
+    ) -> RemoteModel:
+        """The model of the answering party of that name.
+
+        Args:
+            scheme: see `sectorch.secure`; exact ReLU. A and S learn it.
+            old: its fields as keywords, for this release.
+
+        Raises:
+            ArgumentError: what is no name, or no number format. RefusedError: A does not answer without range checks.
+            UnknownModelError: it is not connected; the text lists those that are.
+        """
+        model = RemoteModel(self, name, _answerable(named_scheme("model", scheme, old)))
+        self._asked.add(model)
+        return model
+
+    def aggregate(
+        self,
+        names: list[str],
+        scheme: Scheme | None = None,
+        **old: Any,
+    ) -> RemoteGroup:
+        """Several models that are asked at once; the result is the sum of theirs, and nothing else is learned.
+
+        Args:
+            scheme, old: see `model`; of every one of them.
+
+        Raises:
+            ArgumentError, RefusedError: as from `model`.
+            UnknownModelError: one is not connected.
+            ShapeError: they take different kinds of input.
+        """
+        return RemoteGroup(self, names, _answerable(named_scheme("aggregate", scheme, old)))
+
+
+def _answerable(scheme: Scheme) -> Scheme:
+    if scheme.relu != "exact":
+        raise ArgumentError(f"relu={scheme.relu!r} is not answered over the network: it shows Q every activation")
+    return scheme
+
+
+def connect(
+    address: str,
+    credentials: Credentials,
+    patience: float = 5.0,
+    *,
+    pins: Pins | None = None,
+    store: Store | None = None,
+    silence: float | None = None,
+) -> Connection:
+    """Connect to a server as a client.
+
+    Args:
+        patience: seconds to wait for the connection.
+        pins, store, silence: see `Connection`.
+
+    Raises:
+        IdentityError: a certificate was refused.
+        PeerLostError: nobody answers there.
+    """
+    return Connection(address, credentials, patience=patience, pins=pins, store=store, silence=silence)

@@ -1,0 +1,70 @@
+"""Several answering parties asked at once: Q learns the sum of their results and no summand (PrivHFL, Figure 5)."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from ...errors import ArgumentError, RangeExceededError
+from ...tensor import Scheme
+from ..names import name_of
+from .query import Asker, Opened, check_input, open_session, run
+
+
+class RemoteGroup:
+    """The models of several answering parties as one: call it with a plain tensor, get the sum of their results.
+
+    Q sends its input to each of them in shares of its own; every answering party returns its result under a mask that
+    only Q knows, S adds them up, and Q takes the masks off the sum (Pi_Agg). An answering party learns that it is one
+    of so many; S and Q know which. Rounds and bytes as for one model, times their number, and 2 rounds for the sum.
+    Raises on a call what a `RemoteModel` does.
+    """
+
+    def __init__(self, connection: Asker, names: list[str], scheme: Scheme):
+        names = [name_of(name, "an answering party's name") for name in names]
+        if len(names) < 2 or len(set(names)) < len(names):
+            raise ArgumentError(
+                f"a sum is over two or more different models, got {names}; ask a single one by .model()"
+            )
+        self.connection, self.names = connection, names
+        self._scheme = scheme
+        self._lock = threading.Lock()
+        self._opened: Opened | None = None
+        opened = self._open()
+        self.row, self.dtype = opened.party.row, opened.party.dtype
+
+    def __repr__(self) -> str:
+        return f"RemoteGroup({', '.join(self.names)}; rows of shape {self.row})"
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of the predictions for a batch x [rows, ...]."""
+        check_input(x, self.row, self.dtype, self._scheme)
+        with self._lock:
+            opened = self._open()
+            sums, beyond = [], None
+            for piece in x.split(opened.party.rows_at_once(x)):
+                request = {"do": "aggregate", "shape": list(piece.shape)}
+                try:
+                    sums.append(run(opened, request, lambda: opened.party.aggregate(piece)))
+                except RangeExceededError as error:
+                    beyond = error  # all pieces are asked for, so that nobody learns of it
+                except BaseException:
+                    self._opened = None
+                    raise
+            if beyond is not None:
+                raise beyond
+        return torch.cat(sums)
+
+    def close(self) -> None:
+        """End the session."""
+        if self._opened is not None:
+            self._opened.channel.tell({"do": "close"})
+            self._opened.channel.close()
+            self._opened.party.close()
+            self._opened = None
+
+    def _open(self) -> Opened:
+        if self._opened is None:
+            self._opened = open_session(self.connection, self.names, self._scheme)
+        return self._opened

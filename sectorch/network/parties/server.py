@@ -1,0 +1,311 @@
+"""The server S: relays keys, holds one half of every share, and serves many sessions at once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+
+from ...choreography import Party
+from ...errors import (
+    BusyError,
+    FrameError,
+    IdentityError,
+    MaterialError,
+    PeerLostError,
+    SectorchError,
+    UnknownModelError,
+)
+from ...mpc.star.seed import Identities
+from ...nn.program import load_program
+from ...session import Q, S
+from ...tensor import Scheme
+from ..identity.certificates import Credentials
+from ..names import name_of
+from ..store.store import Store, fingerprint
+from ..wire.channel import Channel
+from ..wire.link import Link
+from ..wire.transport import listen
+from ..wire.turns import Turns
+from .session import Part, PartySession, in_full, join, parties, reason, scheme_in, scheme_of, session_of
+
+log = logging.getLogger("sectorch.server")
+RUNNING = 2
+"""Calls that run at the same time; further ones wait their turn, so that memory stays bounded."""
+SESSIONS, SESSIONS_EACH = 128, 32
+"""Sessions that may be open at once: of all clients together, and of one."""
+WEIGHT_MEMORY = 2 << 30
+"""Bytes of masked weights that open sessions may hold together."""
+MOST_MODELS = 64
+BEAT = 5.0
+
+
+@dataclass
+class _Model:
+    """An answering party that is connected."""
+
+    link: Link
+    description: dict
+    edition: str
+
+    @property
+    def weight_bytes(self) -> int:
+        sizes = [node["shape"] for node in self.description["nodes"] if node["op"] == "weight"]
+        return sum(8 * _product(shape) for shape in sizes)
+
+
+class Server:
+    """S as a service. Only S listens; clients dial out and prove their names by certificate.
+
+    Args:
+        address: host:port; port 0 takes a free one (see `port`).
+        running: calls that run at the same time.
+        store: where prepared material is kept; a temporary one unless given.
+        patience: seconds without a word after which a party counts as hanging.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials,
+        running: int = RUNNING,
+        store: Store | None = None,
+        patience: float | None = None,
+    ):
+        self.store = store or Store()
+        self._patience = patience
+        self._models: dict[str, _Model] = {}
+        self._links: set[Link] = set()
+        self._sessions: dict[bytes, tuple[str, int]] = {}
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._turns = Turns(running)
+        self._grpc, self.port = listen(address, credentials, self._welcome)
+
+    def stop(self) -> None:
+        """Stop serving; running sessions fail at the clients with a typed error."""
+        with self._lock:
+            links = list(self._links)
+        for link in links:
+            link.close(PeerLostError("the server was stopped"))
+        self._grpc.stop(grace=0.5).wait(timeout=5)
+        join(self._threads)
+        self.store.close()
+
+    def wait(self) -> None:
+        """Until stopped."""
+        self._grpc.wait_for_termination()
+
+    def models(self) -> list[str]:
+        """Names of the answering parties that are connected."""
+        with self._lock:
+            return sorted(name for name, model in self._models.items() if model.link.closed is None)
+
+    @property
+    def sessions(self) -> int:
+        """How many sessions are open."""
+        return len(self._sessions)
+
+    def _welcome(self, name: str) -> Link:
+        log.info("%s connected", name)
+        link = Link(name, self._request, self._patience)
+        with self._lock:
+            self._links = {known for known in self._links if known.closed is None} | {link}
+            self._models = {n: m for n, m in self._models.items() if m.link.closed is None}
+        return link
+
+    def _request(self, link: Link, request: dict) -> None:
+        """A request that belongs to no session, from a client whose certificate says `link.peer`."""
+        what, number = request.get("do"), request.get("number")
+        try:
+            if what == "register":
+                answer = self._register(link, request)
+            elif what == "models":
+                answer = {"models": self.models()}
+            elif what == "open":
+                answer = self._open(link, request)
+            elif what == "hello":
+                answer = {}
+            else:
+                answer = {"error": "FrameError", "text": "an unknown request"}
+        except SectorchError as error:
+            answer = {"error": type(error).__name__, "text": str(error)}
+        link.tell({"do": "reply", "number": number, **answer})
+
+    def _register(self, link: Link, request: dict) -> dict:
+        name = name_of(request.get("name"), "an answering party's name", IdentityError)
+        edition = str(request.get("edition"))[:64]
+        if name != link.peer:
+            text = f"the certificate is for '{link.peer}' and cannot answer as '{name}'"
+            return {"error": "IdentityError", "text": text}
+        given = request.get("description")
+        description = given if isinstance(given, dict) else {}
+        load_program(description)
+        with self._lock:
+            held = self._models.get(name)
+            if held is not None and held.link.closed is None and held.link is not link:
+                return {"error": "IdentityError", "text": f"'{name}' is answering already"}
+            self._models[name] = _Model(link, description, edition)
+        kept = self.store.shelves(model=name)
+        current = {"edition": edition, "fingerprint": fingerprint(description)}
+        for shelf in kept:
+            if any(shelf.binding[k] != v for k, v in current.items()):
+                log.info("%d prepared calls of %s are dropped: it has another model now", len(shelf), name)
+                shelf.drop()
+        log.info("%s answers", name)
+        return {"sessions": [shelf.session.hex() for shelf in self.store.shelves(model=name)]}
+
+    def _open(self, link: Link, request: dict) -> dict:
+        asked, resume = request.get("models"), request.get("resume")
+        if not isinstance(asked, list) or not 0 < len(asked) <= MOST_MODELS:
+            raise FrameError(f"a session has 1 to {MOST_MODELS} different models")
+        names = [name_of(name, "a model's name in a request", FrameError) for name in asked]
+        if len(set(names)) < len(names):
+            raise FrameError(f"a session has 1 to {MOST_MODELS} different models")
+        scheme = scheme_of(request)
+        with self._lock:
+            found = [self._models.get(name) for name in names]
+        models: list[_Model] = []
+        for name, model in zip(names, found, strict=True):
+            if model is None or model.link.closed is not None:
+                there = ", ".join(self.models()) or "none"
+                raise UnknownModelError(f"no model '{name}' is connected; there are: {there}")
+            models.append(model)
+        # Q names the session and has opened its end already, so that nothing that S says of it comes too early.
+        wire = session_of(request)
+        if wire in self._sessions or self.store.holds(wire):
+            raise FrameError("that session is or was open; sessions are named afresh")
+        session = wire if resume is None else self._kept(link, request, names[0], models[0], scheme)
+        if link.peer in names:
+            raise FrameError("a party cannot ask its own model: the model would be its own to run")
+        self._admit(wire, link.peer, sum(model.weight_bytes for model in models))
+        answering = parties(len(models))
+        channels: dict[Party, Channel] = {}
+        try:
+            channels[Q] = link.open(wire)
+            for party, model in zip(answering, models, strict=True):
+                channels[party] = model.link.open(wire)
+            shared = {k: request[k] for k in ("resume", "calls", "lasting") if k in request} | scheme_in(scheme)
+            for place, (party, model) in enumerate(zip(answering, models, strict=True)):
+                serve = {"do": "serve", "session": wire.hex(), "for": link.peer, "place": place, "of": len(models)}
+                channels[party].link.tell({**serve, "edition": model.edition, **shared})
+        except BaseException as error:
+            self._part(channels, reason(error))
+            with self._lock:
+                self._sessions.pop(wire, None)
+            raise
+        run = (session, channels, names, models, scheme, request)
+        thread = threading.Thread(target=self._serve, args=run, daemon=True, name=f"session of {link.peer}")
+        thread.start()
+        self._threads = [t for t in self._threads if t.is_alive()] + [thread]
+        return {
+            "parts": [{"description": model.description, "edition": model.edition} for model in models],
+        }
+
+    def _admit(self, wire: bytes, client: str, weight_bytes: int) -> None:
+        with self._lock:
+            open_, mine = len(self._sessions), sum(name == client for name, _ in self._sessions.values())
+            if open_ >= SESSIONS or mine >= SESSIONS_EACH:
+                raise BusyError(
+                    f"{open_} sessions are open, {mine} of them of '{client}'; close some, or ask again later"
+                )
+            held = sum(size for _, size in self._sessions.values())
+            if self._sessions and held + weight_bytes > WEIGHT_MEMORY:
+                raise BusyError(f"open sessions hold {held >> 20} MiB of masked weights; ask again later")
+            self._sessions[wire] = client, weight_bytes
+
+    def _binding(self, client: str, name: str, model: _Model, scheme: Scheme) -> dict:
+        return {
+            "client": client, "model": name, "fingerprint": fingerprint(model.description), "edition": model.edition,
+            "scheme": repr(scheme),
+        }  # fmt: skip
+
+    def _kept(self, link: Link, request: dict, name: str, model: _Model, scheme: Scheme) -> bytes:
+        """The session whose material Q wants to use, if it is its own, of this model, and still here."""
+        session = session_of({"session": request.get("resume")})
+        shelf = self.store.shelf(session)
+        if shelf.binding != self._binding(link.peer, name, model, scheme):
+            raise MaterialError("that material was prepared for another client, model or number format; prepare again")
+        shelf.keep(request.get("calls"))
+        return session
+
+    def _serve(self, session, channels, names, models, scheme, request) -> None:
+        """S's side of one session, to its end."""
+        fresh, said, party = request.get("resume") is None, "that session is over", None
+        try:
+            identities = Identities({"Q": channels[Q].link.peer, "A": ""})
+            binding = self._binding(channels[Q].link.peer, names[0], models[0], scheme)
+            party = PartySession(
+                S, session, channels, [Part(model.description, identities) for model in models], scheme,
+                lambda: self.store.shelf(session, binding), of=len(models), fresh=fresh, alive=_beats(channels),
+            )  # fmt: skip
+            if not fresh:
+                self._ready(session, channels)
+            while (asked := channels[Q].request()).get("do") != "close":
+                with self._turns.turn(channels[Q].link.peer, channels[Q].beat):
+                    self._call(party, channels, asked)
+            for channel in _answering(channels):
+                channel.tell(asked)
+        except Exception as error:
+            said = reason(error)
+            log.info("session of %s ended: %s", channels[Q].link.peer, in_full(error))
+            log.debug("in detail", exc_info=error)
+        finally:
+            self._part(channels, said)
+            if party is not None:
+                party.close()
+            if not request.get("lasting"):
+                self.store.forget(session)
+            with self._lock:
+                self._sessions.pop(channels[Q].session, None)
+
+    def _call(self, party: PartySession, channels: dict[Party, Channel], asked: dict) -> None:
+        for channel in _answering(channels):
+            channel.tell(asked)
+        stored = party.follow(asked)
+        if stored is not None:
+            theirs = [channel.request(channel.patience) for channel in _answering(channels)]
+            rooms = [int(t.get("room", 0)) // max(1, int(t.get("bytes", 1))) for t in (stored, *theirs)]
+            channels[Q].tell({**stored, "more": min(rooms)})
+
+    def _ready(self, session: bytes, channels: dict[Party, Channel]) -> None:
+        """Whether the answering party still has its half of the material."""
+        try:
+            for channel in _answering(channels):
+                channel.request(channel.patience)
+        except MaterialError:
+            self.store.shelf(session).drop()
+            raise
+        channels[Q].tell({"do": "ready"})
+
+    @staticmethod
+    def _part(channels: dict[Party, Channel], said: str) -> None:
+        for channel in channels.values():
+            channel.close()
+            channel.abort(said)
+
+
+def _answering(channels: dict[Party, Channel]) -> list[Channel]:
+    return [channel for party, channel in channels.items() if party.role == "A"]
+
+
+def _beats(channels: dict[Party, Channel]):
+    """Called often: tells the clients now and then that S is alive, though it waits for another one."""
+    last = time.monotonic()
+
+    def alive() -> None:
+        nonlocal last
+        if time.monotonic() - last > BEAT:
+            last = time.monotonic()
+            for channel in channels.values():
+                channel.beat()
+
+    return alive
+
+
+def _product(shape: list[int]) -> int:
+    total = 1
+    for n in shape:
+        total *= n
+    return total

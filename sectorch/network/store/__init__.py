@@ -1,0 +1,1 @@
+"""Prepared material on disk, sealed."""

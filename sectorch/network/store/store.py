@@ -1,0 +1,333 @@
+"""Offline material on disk: sealed, each piece used once.
+
+    FOLDER/store.key                         32 bytes, unless a key file is named
+    FOLDER/SESSION/binding.sealed            whose it is: client, model, description, edition, number format
+    FOLDER/SESSION/CALL-SHAPE.piece          the material of one call
+
+A piece is AES-256-GCM in segments, under a key of its own derived from the store's key and a fresh nonce. Its
+associated data name the session, the call, the shape and the binding, so that a piece that is renamed, moved or cut
+does not open. `take` renames a piece, which only one taker can, and removes the name from disk before the content is
+handed out: a crash loses a piece and never brings it back.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import struct
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from ... import files
+from ...choreography.program.material import Material
+from ...choreography.streams import derive
+from ...errors import (
+    ArgumentError,
+    MaterialError,
+    StoreFullError,
+    StoreInUseError,
+)
+from .pieces import read_piece, write_piece
+
+BUDGET = 4 << 30
+SEGMENT = 4 << 20
+NONCE_BYTES, TAG_BYTES = 32, 16
+_NAME = re.compile(r"(\d{10})-(\d+(?:x\d+)*)\.piece")
+
+
+class Store:
+    """The material of one party.
+
+    Args:
+        folder: where it is kept; a temporary one that ends with this object, under a key in memory, unless named.
+        key_file: the key, made if it is not there; in the folder unless named.
+        budget: bytes on disk at most.
+
+    Raises:
+        ArgumentError: the folder or the key cannot be used. StoreInUseError: another process has the folder.
+    """
+
+    def __init__(self, folder: str | Path | None = None, key_file: str | Path | None = None, budget: int = BUDGET):
+        self.folder = Path(tempfile.mkdtemp(prefix="sectorch-") if folder is None else folder)
+        self._remove = weakref.finalize(self, shutil.rmtree, self.folder, True) if folder is None else None
+        self.budget = budget
+        self.lasting = folder is not None
+        self._lock = threading.Lock()
+        self._shelves: dict[bytes, Shelf] = {}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock_folder()
+            self.key = _key(Path(key_file) if key_file else self.folder / "store.key") if folder else os.urandom(32)
+            self._clean()
+        except OSError as error:
+            raise ArgumentError(f"cannot keep material in {folder}: {error.strerror}") from None
+
+    def __repr__(self) -> str:
+        return f"Store({self.folder}, {self.used / 1e6:.1f} of {self.budget / 1e6:.0f} MB)"
+
+    def _lock_folder(self) -> None:
+        """Two processes on one folder would take each other's half-written pieces for left-overs."""
+        handle = os.open(self.folder / "store.lock", os.O_CREAT | os.O_RDWR, 0o600)
+        self._unlock = weakref.finalize(self, os.close, handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._unlock()
+            raise StoreInUseError(
+                f"the store {self.folder} is in use by another process; name another --store"
+            ) from None
+
+    def _clean(self) -> None:
+        """Load what is whole; what was claimed or half written when a process ended is removed."""
+        for folder in list(self.folder.iterdir()):
+            if not folder.is_dir():
+                continue
+            for path in folder.iterdir():
+                if not _NAME.fullmatch(path.name) and path.name != "binding.sealed":
+                    path.unlink()
+            try:
+                session = bytes.fromhex(folder.name)
+                sealed = (folder / "binding.sealed").read_bytes()
+                binding = json.loads(_opened(self.key, io.BytesIO(sealed), len(sealed), b"binding" + session))
+                self._shelves[session] = Shelf(self, session, binding)
+            except (ValueError, OSError, InvalidTag):
+                shutil.rmtree(folder)
+
+    @property
+    def used(self) -> int:
+        """Bytes on disk."""
+        return sum(shelf.bytes for shelf in self.shelves())
+
+    def shelves(self, **wanted: object) -> list[Shelf]:
+        """The sessions whose binding has these entries."""
+        with self._lock:
+            shelves = list(self._shelves.values())
+        return [s for s in shelves if all(s.binding.get(k) == v for k, v in wanted.items())]
+
+    def holds(self, session: bytes) -> bool:
+        """Whether there is material of that session."""
+        with self._lock:
+            return session in self._shelves
+
+    def shelf(self, session: bytes, binding: dict | None = None) -> Shelf:
+        """The material of a session; with a `binding` it may be new.
+
+        Raises:
+            MaterialError: there is none, or it is bound to something else.
+        """
+        with self._lock:
+            shelf = self._shelves.get(session)
+            if shelf is None and binding is not None:
+                folder = self.folder / session.hex()
+                folder.mkdir(mode=0o700)
+                sealed = b"".join(_sealed(self.key, [json.dumps(binding).encode()], b"binding" + session))
+                self._write(folder / "binding.sealed", sealed)
+                if self.lasting:
+                    files.settle(self.folder)
+                shelf = self._shelves[session] = Shelf(self, session, binding)
+        if shelf is None:
+            raise MaterialError(
+                "their other half is not here any more: the server or the answering party was started without its "
+                "store, or has another model now"
+            )
+        if binding is not None and shelf.binding != binding:
+            raise MaterialError("the material of that session was prepared for another client, model or number format")
+        return shelf
+
+    def _write(self, path: Path, data: bytes) -> None:
+        if self.lasting:
+            files.write(path, data)
+        else:
+            path.write_bytes(data)
+
+    def edition(self, weights: bytes) -> str:
+        """A name for a model's weights that says nothing about them to whoever lacks this store's key."""
+        return derive(self.key, weights, "edition", 16).hex()
+
+    def forget(self, session: bytes) -> None:
+        """Remove the material of a session, if there is any."""
+        with self._lock:
+            shelf = self._shelves.get(session)
+        if shelf is not None:
+            shelf.drop()
+
+    def close(self) -> None:
+        """Let go of the folder, and remove it if it is a temporary one."""
+        self._unlock()
+        if self._remove is not None:
+            self._remove()
+
+    def _drop(self, shelf: Shelf) -> None:
+        with self._lock:
+            self._shelves.pop(shelf.session, None)
+        shutil.rmtree(shelf.folder, ignore_errors=True)
+
+
+class Shelf:
+    """The pieces of one session. Made by `Store.shelf`."""
+
+    def __init__(self, store: Store, session: bytes, binding: dict):
+        self.store, self.session, self.binding = store, session, binding
+        self.folder = store.folder / session.hex()
+        self._pieces: dict[int, tuple[tuple[int, ...], int]] = {}
+        for path in self.folder.iterdir():
+            if name := _NAME.fullmatch(path.name):
+                shape = tuple(map(int, name[2].split("x")))
+                self._pieces[int(name[1])] = shape, path.stat().st_size
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for _, size in list(self._pieces.values()))
+
+    def calls(self) -> dict[int, tuple[int, ...]]:
+        """The calls that have a piece, in order, and the shape that it is for."""
+        with self._lock:
+            return {call: shape for call, (shape, _) in sorted(self._pieces.items())}
+
+    def put(self, material: Material, shape: tuple[int, ...]) -> int:
+        """Keep material; returns the bytes that it takes on disk.
+
+        Raises:
+            StoreFullError: the budget is used up; nothing is kept.
+        """
+        parts, size = write_piece(material)
+        size += (size // SEGMENT + 2) * TAG_BYTES + NONCE_BYTES
+        room = self.store.budget - self.store.used
+        if size > room:
+            raise StoreFullError(
+                f"a prepared call for {list(shape)} takes {size / 1e6:.1f} MB and {max(0, room) / 1e6:.1f} of "
+                f"{self.store.budget / 1e6:.0f} MB are free in the store: {max(0, room) // size} more fit"
+            )
+        path = self._path(material.call, shape)
+        partial = path.with_suffix(".part")
+        with open(partial, "wb") as file:
+            for part in _sealed(self.store.key, parts, self._about(material.call, shape)):
+                file.write(part)
+            size = file.tell()
+        if self.store.lasting:
+            files.move(partial, path)
+        else:
+            os.replace(partial, path)
+        with self._lock:
+            self._pieces[material.call] = tuple(shape), size
+        return size
+
+    def take(self, call: int, shape: tuple[int, ...]) -> Material:
+        """The material of a call, which is gone from disk before it is returned.
+
+        Raises:
+            MaterialError: it is not here, was used already, or is not whole; it is never used then.
+        """
+        with self._lock:
+            held = self._pieces.get(call)
+            if held is None or held[0] != tuple(shape):
+                raise MaterialError(f"call {call} was not prepared for {list(shape)}, or was used already")
+            del self._pieces[call]
+        path = self._path(call, shape)
+        claimed = path.with_suffix(".claimed")
+        try:
+            os.replace(path, claimed)
+            with claimed.open("rb") as sealed:
+                os.unlink(claimed)
+                if self.store.lasting:
+                    files.settle(self.folder)
+                size = os.fstat(sealed.fileno()).st_size
+                material = read_piece(_opened(self.store.key, sealed, size, self._about(call, shape)))
+        except OSError as error:
+            raise MaterialError(
+                f"the material of call {call} cannot be read ({error.strerror}); it is dropped"
+            ) from None
+        except (InvalidTag, ValueError):
+            raise MaterialError(f"the material of call {call} is not whole; it is dropped and was not used") from None
+        if (material.call, material.session) != (call, self.session):
+            raise MaterialError(f"the material of call {call} is of another call; it is dropped and was not used")
+        return material
+
+    def keep(self, calls: object) -> None:
+        """Remove the pieces of all other calls: nobody will ask for them."""
+        wanted = set(calls) if isinstance(calls, list) and all(type(c) is int for c in calls) else set()
+        with self._lock:
+            others = {call: shape for call, (shape, _) in self._pieces.items() if call not in wanted}
+            for call in others:
+                del self._pieces[call]
+        for call, shape in others.items():
+            self._path(call, shape).unlink(missing_ok=True)
+
+    def drop(self) -> None:
+        """Remove the session's material."""
+        with self._lock:
+            self._pieces.clear()
+        self.store._drop(self)
+
+    def _path(self, call: int, shape: tuple[int, ...]) -> Path:
+        return self.folder / f"{call:010d}-{'x'.join(map(str, shape))}.piece"
+
+    def _about(self, call: int, shape: tuple[int, ...]) -> bytes:
+        about = {"session": self.session.hex(), "call": call, "shape": list(shape), "binding": self.binding}
+        return json.dumps(about, sort_keys=True).encode()
+
+
+def fingerprint(*things: object) -> str:
+    """A name for public descriptions: SHA-256 of their JSON."""
+    return hashlib.sha256(json.dumps(things, sort_keys=True).encode()).hexdigest()
+
+
+def _key(path: Path) -> bytes:
+    if not path.exists():
+        files.write(path, os.urandom(32), 0o600)
+    key = path.read_bytes()
+    if len(key) != 32:
+        raise ArgumentError(f"{path} does not hold a store's key (32 bytes)")
+    return key
+
+
+def _sealed(key: bytes, parts: list, about: bytes) -> Iterator[bytes]:
+    """A nonce, then segments; the last one is marked, so that a cut file does not open."""
+    nonce = os.urandom(NONCE_BYTES)
+    cipher = AESGCM(derive(key, nonce, "piece", 32))
+    yield nonce
+    held, number = bytearray(), 0
+    for part in parts:
+        view = memoryview(part).cast("B")
+        at = 0
+        while at < len(view):
+            count = min(SEGMENT - len(held), len(view) - at)
+            held += view[at : at + count]
+            at += count
+            if len(held) == SEGMENT:
+                yield cipher.encrypt(struct.pack(">IQ", 0, number), held, about)
+                held, number = bytearray(), number + 1
+    yield cipher.encrypt(struct.pack(">IQ", 1, number), held, about)
+
+
+def _opened(key: bytes, sealed: BinaryIO, size: int, about: bytes) -> bytearray:
+    """Raises InvalidTag where a segment is not what was sealed, in that place, for that use."""
+    count = -(-(size - NONCE_BYTES) // (SEGMENT + TAG_BYTES))
+    length = size - NONCE_BYTES - count * TAG_BYTES
+    if length < 0 or count < 1:
+        raise InvalidTag
+    cipher = AESGCM(derive(key, sealed.read(NONCE_BYTES), "piece", 32))
+    out, at = bytearray(length), 0
+    for number in range(count):
+        part = cipher.decrypt(
+            struct.pack(">IQ", int(number == count - 1), number), sealed.read(SEGMENT + TAG_BYTES), about
+        )
+        out[at : at + len(part)] = part
+        at += len(part)
+    return out

@@ -1,0 +1,208 @@
+"""One connection between a client and the server: frames in both directions, sorted into the channels of sessions.
+
+A link knows nothing of gRPC: the transport feeds it what came (`pump`) and takes what goes (`outgoing`). What is queued
+is bounded on both sides without ever holding up the connection: in each direction of a session, a message is begun only
+while the receiver has not used less than a window's bytes of earlier ones; it says what it used with credits. The
+receiver does not rely on that: what waits in a session, and in all that are idle, has bounds of its own (`channel.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from queue import SimpleQueue
+
+from ...choreography.run.frames import Frame, Kind, pack, unpack
+from ...errors import FrameError, PeerLostError, SectorchError
+from .channel import Channel, again
+
+OUTBOX_BYTES = 16 << 20
+TOGETHER_BYTES = 256 << 10
+"""Small frames that wait for the connection go as one message of up to this size."""
+IDLE_BYTES = 128 << 20
+"""What may wait in all sessions of a link together in which this party expects nothing."""
+URGENT_BYTES = 4 << 20
+"""Refusals and credits that may wait beyond the outbox for a peer that takes nothing."""
+STUCK = 20.0
+"""Seconds after which a connection that takes nothing more counts as lost."""
+
+
+class Link:
+    """The connection to `peer`.
+
+    Args:
+        on_request: called with requests that belong to no session.
+    """
+
+    def __init__(self, peer: str, on_request: Callable[[Link, dict], None], patience: float | None = None):
+        self.peer = peer
+        self._on_request = on_request
+        self._patience = patience
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._queued = 0
+        self._taken = 0
+        self._lock = threading.Lock()
+        self._channels: dict[bytes, Channel] = {}
+        self._refused: OrderedDict[bytes, None] = OrderedDict()
+        self.closed: SectorchError | None = None
+        self._leaving = False
+
+    def open(self, session: bytes) -> Channel:
+        """This end of a session.
+
+        Raises:
+            FrameError: it is open already.
+        """
+        with self._lock:
+            if self.closed is not None:
+                raise again(self.closed)
+            if session in self._channels:
+                raise FrameError("that session is open already")
+            channel = self._channels[session] = Channel(self, session, self._patience)
+        return channel
+
+    @property
+    def sessions(self) -> int:
+        """How many sessions are open."""
+        return len(self._channels)
+
+    def forget(self, channel: Channel) -> None:
+        with self._lock:
+            if self._channels.get(channel.session) is channel:
+                del self._channels[channel.session]
+
+    def check_idle(self) -> None:
+        """Raise FrameError if too much waits in the sessions in which this party expects nothing."""
+        with self._lock:
+            waiting = sum(channel.waiting for channel in self._channels.values() if channel.idle)
+        if waiting > IDLE_BYTES:
+            raise FrameError(f"{self.peer} sends more to idle sessions than is kept of them")
+
+    def send(self, data: bytes, urgent: bool = False) -> None:
+        """Queue a packed frame; waits while too much is queued, unless it is `urgent`.
+
+        Raises:
+            PeerLostError: the connection is closed, or has taken nothing for `STUCK` seconds, or nothing of so much
+                that is urgent; then it is closed.
+        """
+        if urgent and self._queued - self._taken > OUTBOX_BYTES + URGENT_BYTES:
+            self.close(PeerLostError(f"{self.peer} takes nothing of what it is told"))
+        if not urgent and self._queued - self._taken > OUTBOX_BYTES:
+            self._wait_for_room()
+        if self.closed is not None:
+            raise again(self.closed)
+        with self._lock:
+            self._queued += len(data)
+        self._outbox.put(data)
+
+    def _wait_for_room(self) -> None:
+        taken, since = self._taken, time.monotonic()
+        while self._queued - self._taken > OUTBOX_BYTES and self.closed is None:
+            time.sleep(0.001)
+            if self._taken != taken:
+                taken, since = self._taken, time.monotonic()
+            elif time.monotonic() - since > STUCK:
+                raise PeerLostError(f"{self.peer} has taken nothing for {STUCK:.0f} s; it may hang")
+
+    def tell(self, request: dict, session: bytes = bytes(16)) -> None:
+        """Send a request, of a session or of none."""
+        payload = json.dumps(request).encode()
+        self.send(pack(Frame(Kind.CONTROL, session, label="request", payload=payload)))
+
+    def refuse(self, session: bytes, reason: str) -> None:
+        """Tell the peer that a session is over here."""
+        try:
+            self.send(pack(Frame(Kind.ABORT, session, payload=reason.encode()[:600])), urgent=True)
+        except SectorchError:
+            return
+
+    def outgoing(self) -> Iterator[bytes]:
+        """What the transport has to send; ends when the link is closed and everything is out."""
+        held: list[bytes | None] = []
+        while True:
+            data = held.pop() if held else self._outbox.get()
+            if data is None:
+                return
+            together, size = [data], len(data)
+            while size < TOGETHER_BYTES and not self._outbox.empty():
+                data = self._outbox.get()
+                if data is None or size + len(data) > TOGETHER_BYTES:
+                    held.append(data)
+                    break
+                together.append(data)
+                size += len(data)
+            self._taken += size
+            yield together[0] if len(together) == 1 else b"".join(together)
+
+    def pump(self, incoming: Iterable[bytes]) -> None:
+        """Sort what comes until it ends; then every session of the link fails with the reason.
+
+        After `leave`, what comes is dropped until the peer ends the connection.
+        """
+        reason: SectorchError = PeerLostError(f"the connection to {self.peer} was closed")
+        try:
+            for data in incoming:
+                if self._leaving:
+                    continue
+                if self.closed is not None:
+                    break
+                for frame in unpack(data):
+                    self._route(frame)
+        except SectorchError as error:
+            reason = error
+        except Exception as error:
+            reason = PeerLostError(f"the connection to {self.peer} broke ({_short(error)})")
+        self.close(reason)
+
+    def _route(self, frame: Frame) -> None:
+        if frame.kind == Kind.CONTROL and frame.session == bytes(16):
+            self._on_request(self, _request(frame))
+            return
+        channel = self._channels.get(frame.session)
+        if channel is not None:
+            channel.take(frame, _request)
+        elif frame.kind in (Kind.DATA, Kind.CONTROL):
+            self._foreign(frame.session)
+
+    def _foreign(self, session: bytes) -> None:
+        """Frames of a session that is not open here, or no longer: the peer is told once, and nothing is kept."""
+        if session not in self._refused:
+            self._refused[session] = None
+            while len(self._refused) > 256:
+                self._refused.popitem(last=False)
+            self.refuse(session, "FrameError: that session is not open here")
+
+    def leave(self) -> None:
+        """Close this end when all that is queued is out; the peer, having read it, ends the connection (`pump`)."""
+        self._leaving = True
+        self.close(PeerLostError("this connection was closed"))
+
+    def close(self, reason: SectorchError) -> None:
+        """Fail all sessions of the link; frames that are queued may still go out."""
+        with self._lock:
+            if self.closed is not None:
+                return
+            self.closed = reason
+            channels = list(self._channels.values())
+        self._outbox.put(None)
+        for channel in channels:
+            channel.fail(reason)
+
+
+def _request(frame: Frame) -> dict:
+    try:
+        request = json.loads(bytes(frame.payload))
+    except (ValueError, RecursionError):
+        raise FrameError("a request is not JSON") from None
+    if not isinstance(request, dict):
+        raise FrameError("a request is not an object")
+    return request
+
+
+def _short(error: Exception) -> str:
+    details = getattr(error, "details", None)
+    text = str(details() or "") if callable(details) else str(error)
+    return (text or type(error).__name__).splitlines()[0][:200]

@@ -1,0 +1,357 @@
+"""A server and its clients: every message of their rounds, each in a protocol of the server and one client.
+
+Once:        public keys of the clients up, all of them down (for masks)
+Each round:  the noisy model down; in the paper's cross-entropy exchange a request and a reply a batch; the update up
+Double masks: who sent an update down, an opening up
+
+The same program runs with all parties in this process or with one in each (`sectorch.choreography.run.party`). What a
+message holds is in `messages.py`; what it shows, in docs/perturbation.md. Source: section III; Bonawitz et al. 2017.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...choreography import Located, Message, Net, Party, Roles, protocol
+from ...errors import ArgumentError, NetworkError
+from ...session import Session
+from .client import ClientRound
+from .errors import WeightError
+from .masks import ClientMasks, Opening
+from .messages import ROUND_BYTES, Reply, Request, Update
+from .noise import Key
+from .recover import Recovered
+from .scheme import Batch, Scheme
+
+PAIR = Roles("Server Client", edges="Server-Client")
+SERVER = Party("Server", "Server")
+KEY_BYTES = 32
+"""Of a public key, and of a seed."""
+
+
+def roles_of(clients: int) -> Roles:
+    """The star of a server and so many clients: Server, C0, C1, ..."""
+    names = [f"C{client}" for client in range(clients)]
+    return Roles(" ".join(("Server", *names)), edges=" ".join(f"Server-{name}" for name in names))
+
+
+@protocol("perturbation_key", "Bonawitz et al. 2017", [
+    Message("public", "Client", "Server", "a public key", "the client's public key"),
+], roles=PAIR)  # fmt: skip
+def send_key(net: Net, public: Located) -> Located:
+    """A client's public key, of which the masks are made. 32 bytes."""
+    return public.send(net.Client, net.Server, "public")
+
+
+@protocol("perturbation_cohort", "Bonawitz et al. 2017", [
+    Message("publics", "Server", "Client", "public keys", "the public keys of all clients"),
+], roles=PAIR)  # fmt: skip
+def send_cohort(net: Net, publics: Located) -> Located:
+    """All clients' public keys. 32 bytes a client."""
+    return publics.send(net.Server, net.Client, "publics")
+
+
+@protocol("perturbation_model", "III-A", [
+    Message("model", "Server", "Client", "scales and additive noise of the server",
+            "a model of the same function, and more (docs/perturbation.md)"),
+], roles=PAIR)  # fmt: skip
+def send_model(net: Net, model: Located) -> Located:
+    """A round's noisy model, the same to each client: the model's bytes, 16 for each of its outputs, and 16."""
+    return model.send(net.Server, net.Client, "model")
+
+
+@protocol("perturbation_exchange", "III-B1 b, Eqs. 22 to 25", [
+    Message("request", "Client", "Server", "lambda, which does not hide it", "the prediction of every sample"),
+    Message("reply", "Server", "Client", "delta and xi, which do not hide it", "the prediction of every sample"),
+], roles=PAIR)  # fmt: skip
+def exchange(net: Net, request: Located, answer: Callable, key: Located) -> Located:
+    """The paper's exchange for cross-entropy, of one batch. Rounds 2, bytes 8 B (n (n - 1) + 1) and 24 B n."""
+    at_server = request.send(net.Client, net.Server, "request").at("Server")
+    return net.fresh(net.Server, answer, key, at_server).send(net.Server, net.Client, "reply")
+
+
+@protocol("perturbation_update", "III-B, Eq. 27", [
+    Message("masked", "Client", "Server", "the pair keys of the clients", "with the others', their sum"),
+], roles=PAIR)  # fmt: skip
+def send_masked(net: Net, update: Located) -> Located:
+    """A client's terms and statistics under its masks: 8 bytes a number. Alone they are uniform."""
+    return update.send(net.Client, net.Server, "masked")
+
+
+@protocol("perturbation_plain_update", "III-B", [
+    Message("update", "Client", "Server", "", "the client's gradient"),
+], roles=PAIR)  # fmt: skip
+def send_plain(net: Net, update: Located) -> Located:
+    """A client's terms and statistics without masks: the bytes of the model's floats."""
+    return update.send(net.Client, net.Server, "update")
+
+
+@protocol("perturbation_survivors", "Bonawitz et al. 2017", [
+    Message("survivors", "Server", "Client", "", "which clients sent an update"),
+], roles=PAIR)  # fmt: skip
+def send_survivors(net: Net, survivors: Located) -> Located:
+    """Which of the clients sent an update: a byte each."""
+    return survivors.send(net.Server, net.Client, "survivors")
+
+
+@protocol("perturbation_opening", "Bonawitz et al. 2017", [
+    Message("opening", "Client", "Server", "", "this round's seeds: the client's own, and those with the dropped"),
+], roles=PAIR)  # fmt: skip
+def send_opening(net: Net, opening: Located) -> Located:
+    """What takes the masks of the round off the survivors' sum: 32 bytes, and 32 a dropped client."""
+    return opening.send(net.Client, net.Server, "opening")
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What one party does. The others know the shapes of its result, and None stands for what is no tensor."""
+
+    f: Callable
+    result: Any
+
+    def __call__(self, *values: Any) -> Any:
+        return self.f(*values)
+
+    def shapes(self, *_: Any) -> Any:
+        return self.result
+
+
+def _bytes(count: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+    return torch.empty(count, dtype=dtype, device="meta")
+
+
+def _tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _party(client: int) -> Party:
+    return Party(f"C{client}", f"C{client}")
+
+
+class Federation:
+    """A server and its clients, who train one scheme's model.
+
+    Args:
+        scheme: made from the same model at every party.
+        clients: how many; C0, C1, ... of the session.
+        masked: whether the server sees only the sum of the updates. One client alone has nobody to hide behind.
+        double: masks that survive a client that drops out (`masks.py`).
+        session: of `roles_of(clients)`; all parties in this process unless given.
+
+    Making it exchanges the clients' public keys. The local session protects nothing: see `sectorch.Session`.
+
+    Raises:
+        ArgumentError: a session of other roles, or no client.
+        KeyAgreementError: a key is not a point of the curve.
+    """
+
+    def __init__(
+        self, scheme: Scheme, clients: int, *, masked: bool = True, double: bool = False, session: Session | None = None
+    ):
+        if clients < 1:
+            raise ArgumentError(f"a federation has at least one client, got {clients}")
+        roles = roles_of(clients)
+        self.session = session or Session(roles=roles)
+        if self.session.roles != roles:
+            raise ArgumentError(f"a federation of {clients} has the roles {roles}; the session's are {session.roles}")
+        self.scheme, self.clients = scheme, clients
+        self.masked, self.double = masked and clients > 1, double and masked and clients > 1
+        self._blank = scheme.blank()
+        self._masks: list[ClientMasks | None] = [None] * clients
+        if self.masked:
+            self._join()
+
+    def __repr__(self) -> str:
+        return f"Federation({self.clients} clients)"
+
+    def round(
+        self,
+        state: Mapping[str, torch.Tensor] | None,
+        batches: Sequence[Batch | Sequence[Batch]],
+        weights: Sequence[float],
+    ) -> Recovered | None:
+        """One round: the true gradient of the clients' weighted mean loss, at the server; None elsewhere.
+
+        Args:
+            state: the true weights, where the server is; None elsewhere.
+            batches: of each client, one or several. Of clients who are not here their shapes (meta tensors).
+            weights: N_k, known to everybody.
+
+        Rounds 2, and 2 a batch in the paper's exchange; bytes: see the protocols above. The server goes on without a
+        client whose edge breaks: with double masks the others' gradient is recovered, else the round is to be redone.
+
+        Raises:
+            WeightError: weights or batches for another number of clients, or no positive numbers.
+            DroppedClientError: at the server: a client is missing, and its masks cannot be taken off.
+        """
+        if len(weights) != self.clients or len(batches) != self.clients:
+            said = f"{len(weights)} and {len(batches)}"
+            raise WeightError(f"{self.clients} clients have as many weights N_k and batches, got {said}")
+        if not all(math.isfinite(weight) and weight > 0 for weight in weights):
+            raise WeightError(f"a weight N_k is a positive number, got {list(weights)}")
+        shares = [weight / sum(weights) for weight in weights]
+        sizes = [self.scheme.sizes(batch) for batch in batches]
+        with self.session.call() as net:
+            key, models = self._send_models(net, state)
+            updates = {}
+            for client, model in models.items():
+                with self._met(net, client):
+                    updates[client] = self._stepped(net, client, key, model, batches[client], sizes[client], shares)
+            openings = self._opened(net, key, models, sorted(updates)) if self.double else []
+            return self._recovered(net, key, updates, openings, list(map(sum, sizes)), weights)
+
+    def _send_models(self, net: Net, state: Mapping[str, torch.Tensor] | None) -> tuple[Located, dict[int, Located]]:
+        """The server noises the model and sends it to every client; its key, and what each client has."""
+
+        def perturbed(state: Mapping[str, torch.Tensor]) -> tuple:
+            noisy, key = self.scheme.perturb(state)
+            return noisy.packed(), key
+
+        true, models = net.own(net.Server, state, name="state"), {}
+        model, key = net.fresh(net.Server, Alone(perturbed, (_bytes(self._blank.nbytes), None)), true)
+        for client in range(self.clients):
+            with self._met(net, client):
+                models[client] = send_model(net, model)
+        return key, models
+
+    def _stepped(
+        self, net: Net, client: int, key: Located, model: Located, batch: Any, sizes: list[int], shares: list[float]
+    ) -> Located:
+        """One client's work on the model; its update at the server."""
+        scheme, outputs, masks = self.scheme, self.scheme.plan.outputs, self._masks[client]
+
+        def begun(data: torch.Tensor) -> ClientRound:
+            return scheme.begin(self._blank.unpacked(data, scheme.device), batch)
+
+        def worked(data: torch.Tensor) -> torch.Tensor:
+            step = begun(data)
+            for _ in sizes:
+                step.take(step.ask())
+            return ended(step)
+
+        def answered(key: Key, data: torch.Tensor) -> torch.Tensor:
+            return scheme.answer(key, Request.unpacked(data, key.round, outputs)).packed()
+
+        def told(step: ClientRound, data: torch.Tensor) -> None:
+            step.take(Reply.unpacked(data, step.noisy.round, outputs, scheme.device))
+
+        def ended(step: ClientRound) -> torch.Tensor:
+            return scheme.update(step.noisy, *step.done(), masks=masks, share=shares[client]).packed()
+
+        if scheme.exchange == "paper":
+            step = net.fresh(net.Client, Alone(begun, None), model)
+            for size in sizes:
+                asked = Alone(lambda step: step.ask().packed(), _bytes(Request.size(size, outputs)))
+                reply = Alone(answered, _bytes(Reply.size(size, outputs)))
+                reply = exchange(net, net.fresh(net.Client, asked, step), reply, key)
+                net.fresh(net.Client, Alone(told, None), step, reply)
+            update = net.fresh(net.Client, Alone(ended, self._update_shape()), step)
+        else:
+            update = net.fresh(net.Client, Alone(worked, self._update_shape()), model)
+        return send_masked(net, update) if self.masked else send_plain(net, update)
+
+    def _recovered(
+        self,
+        net: Net,
+        key: Located,
+        updates: Mapping[int, Located],
+        openings: Sequence[Located],
+        samples: Sequence[int],
+        weights: Sequence[float],
+    ) -> Recovered | None:
+        """The server recovers the gradient from the updates that came."""
+        came = sorted(updates)
+
+        def recovered(key: Key, *sent: torch.Tensor) -> Recovered:
+            known = [self._update(key, k, data, samples[k], weights) for k, data in zip(came, sent, strict=False)]
+            dropped = [client for client in range(self.clients) if client not in came]
+            opened = [
+                Opening(client, key.round, seeds[0], dict(zip(dropped, seeds[1:], strict=True)))
+                for client, seeds in zip(came, map(_seeds, sent[len(came) :]), strict=False)
+            ]
+            return self.scheme.recover(key, known, [weights[client] for client in came], opened)
+
+        result = net.fresh(net.Server, Alone(recovered, None), key, *(updates[client] for client in came), *openings)
+        return net.read(result, net.Server)
+
+    def _join(self) -> None:
+        """Every client gets every public key, and agrees a secret with each other client."""
+        for client in range(self.clients):
+            if self.session.present(_party(client)):
+                self._masks[client] = ClientMasks(client, self.double)
+        with self.session.call() as net:
+            publics = []
+            for client, masks in enumerate(self._masks):
+                with self._pair(net, client):
+                    public = net.fresh(net.Client, Alone(lambda masks=masks: _tensor(masks.public), _bytes(KEY_BYTES)))
+                    publics.append(send_key(net, public).at("Server"))
+            every = torch.cat(publics)
+            for client, masks in enumerate(self._masks):
+
+                def joined(keys: torch.Tensor, masks: ClientMasks | None = masks) -> None:
+                    masks.join(dict(enumerate(_seeds(keys))), self.session.runtime.session)
+
+                with self._pair(net, client):
+                    net.fresh(net.Client, Alone(joined, None), send_cohort(net, every))
+
+    def _opened(self, net: Net, key: Located, models: Mapping[int, Located], came: list[int]) -> list[Located]:
+        """The survivors, who are told who survived, open their masks of this round."""
+        marks = Alone(lambda key: torch.tensor([k in came for k in range(self.clients)]).byte(), _bytes(self.clients))
+        marks, told = net.fresh(net.Server, marks, key), []
+        for client in came:
+            with self._pair(net, client):
+                told.append(net.read(send_survivors(net, marks), net.Client))
+        if not self.session.present(SERVER):
+            came = next(marks for marks in told if not marks.is_meta).nonzero().flatten().tolist()
+        openings = []
+        for client in came:
+
+            def opened(data: torch.Tensor, masks: ClientMasks | None = self._masks[client]) -> torch.Tensor:
+                opening = masks.open(bytes(data[-ROUND_BYTES:].tolist()), came)
+                return _tensor(b"".join((opening.own, *(seed for _, seed in sorted(opening.pairs.items())))))
+
+            size = KEY_BYTES * (1 + self.clients - len(came))
+            with self._pair(net, client):
+                opening = net.fresh(net.Client, Alone(opened, _bytes(size)), models[client])
+                openings.append(send_opening(net, opening))
+        return openings
+
+    def _update_shape(self) -> torch.Tensor:
+        terms, trained, statistics = self.scheme.counts
+        count = terms * trained + statistics
+        return _bytes(count, torch.int64) if self.masked else _bytes(count * self._blank.dtype.itemsize)
+
+    def _update(self, key: Key, client: int, data: torch.Tensor, samples: int, weights: Sequence[float]) -> Update:
+        """What the server takes a client's message for."""
+        terms, trained, _ = self.scheme.counts
+        numbers = data if self.masked else data.view(self._blank.dtype)
+        rows, statistics = numbers[: terms * trained].view(terms, trained), numbers[terms * trained :]
+        if not self.masked:
+            return Update(key.round, rows.to(self.scheme.device), statistics.to(self.scheme.device), samples)
+        ids = dict(client=client, cohort=tuple(range(self.clients)), double=self.double)
+        share = weights[client] / sum(weights)
+        return Update(key.round, rows, statistics, samples, share, **ids)
+
+    def _pair(self, net: Net, client: int) -> AbstractContextManager[None]:
+        """Inside, the server and this client are the two of a protocol."""
+        return net.playing(PAIR, Server=SERVER, Client=_party(client))
+
+    @contextmanager
+    def _met(self, net: Net, client: int) -> Iterator[None]:
+        """The same; the server goes on where the edge to the client breaks."""
+        try:
+            with self._pair(net, client):
+                yield
+        except NetworkError:
+            if not self.session.present(SERVER):
+                raise
+
+
+def _seeds(data: torch.Tensor) -> list[bytes]:
+    return [bytes(part.tolist()) for part in data.split(KEY_BYTES)]

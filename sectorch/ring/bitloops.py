@@ -1,0 +1,290 @@
+"""Compiled loops of the hot kernels: one pass over memory where torch's functions make many.
+
+Each has its reference in plain torch beside its `leaf`, which runs on other devices, and gives the same bits. All loop
+over the words low .. high of their packed bits; element t W + w belongs to bit t of word w (`bitplanes.py`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .loops import array as array
+from .loops import compiled
+from .loops import on_words as on_words
+
+_SIDE = 8
+"""Words transposed at a time: a line of the cache."""
+_SPAN = 512
+"""Words combined at a time: all their rows stay in the first-level cache."""
+
+
+@compiled
+def _transpose(a):
+    """64 bit rows of 8 words each: row j becomes bit j of all 64. H. S. Warren, Hacker's Delight, 7-3."""
+    j, mask = 32, np.uint64(0x00000000FFFFFFFF)
+    while j:
+        shift = np.uint64(j)
+        for k in range(0, 64, 2 * j):
+            for i in range(k, k + j):
+                for c in range(_SIDE):
+                    swap = ((a[i, c] >> shift) ^ a[i + j, c]) & mask
+                    a[i + j, c] ^= swap
+                    a[i, c] ^= swap << shift
+        j >>= 1
+        mask ^= mask << np.uint64(j)
+
+
+@compiled
+def _planes_at(v, width, word, a):
+    """The bit planes of the elements in 8 words from `word` on; zeros beyond the end."""
+    count = min(_SIDE, width - word)
+    if count == _SIDE and 63 * width + word + _SIDE <= len(v):
+        for t in range(64):
+            row = v[t * width + word : t * width + word + _SIDE]
+            for c in range(_SIDE):
+                a[t, c] = np.uint64(row[c])
+    else:
+        a[:] = 0
+        for t in range(64):
+            for c in range(count):
+                at = t * width + word + c
+                if at < len(v):
+                    a[t, c] = np.uint64(v[at])
+    _transpose(a)
+    return count
+
+
+@compiled
+def planes(v, out, column, low, high):
+    """Elements [N] -> their bit planes [64, W], at a column of `out`."""
+    width = -(-len(v) // 64)
+    a = np.empty((64, _SIDE), np.uint64)
+    for word in range(low, high, _SIDE):
+        count = min(_planes_at(v, width, word, a), high - word)
+        for t in range(64):
+            for c in range(count):
+                out[t, column + word + c] = np.int64(a[t, c])
+
+
+@compiled
+def codes(r, mask, spans, tops, out, low, high):
+    """Thermometer codes of the blocks of r in all spans [7 blocks, W], r's planes `tops`, and a mask on all of them."""
+    width = -(-len(r) // 64)
+    total = 0
+    for s in range(len(spans)):
+        total += -(-(spans[s, 1] - spans[s, 0]) // 3)
+    a = np.empty((64, _SIDE), np.uint64)
+    zero = np.zeros(_SIDE, np.uint64)
+    for word in range(low, high, _SIDE):
+        count = min(_planes_at(r, width, word, a), high - word)
+        row = 0
+        for s in range(len(spans)):
+            blocks = -(-(spans[s, 1] - spans[s, 0]) // 3)
+            start = spans[s, 1] - 3 * blocks
+            for b in range(blocks):
+                p = start + 3 * b
+                x0, x1, x2 = a[p] if p >= 0 else zero, a[p + 1] if p >= -1 else zero, a[p + 2]
+                for c in range(count):
+                    r0, r1, r2 = np.int64(x0[c]), np.int64(x1[c]), np.int64(x2[c])
+                    some, both, at = r1 | r0, r1 & r0, word + c
+                    out[row, at] = mask[row, at] ^ (r2 | some)
+                    out[total + row, at] = mask[total + row, at] ^ (r2 | r1)
+                    out[2 * total + row, at] = mask[2 * total + row, at] ^ (r2 | both)
+                    out[3 * total + row, at] = mask[3 * total + row, at] ^ r2
+                    out[4 * total + row, at] = mask[4 * total + row, at] ^ (some & r2)
+                    out[5 * total + row, at] = mask[5 * total + row, at] ^ (r2 & r1)
+                    out[6 * total + row, at] = mask[6 * total + row, at] ^ (both & r2)
+                row += 1
+        for i in range(len(tops)):
+            for c in range(count):
+                out[7 * total + i, word + c] = mask[7 * total + i, word + c] ^ np.int64(a[tops[i], c])
+
+
+@compiled
+def signs(v, out, low, high):
+    """The sign bits of elements as words."""
+    width = len(out)
+    out[low:high] = 0
+    for t in range(64):
+        row = v[t * width + low : min(t * width + high, len(v))]
+        for w in range(len(row)):
+            out[low + w] |= np.int64((np.uint64(row[w]) >> np.uint64(63)) << np.uint64(t))
+
+
+@compiled
+def leaves(bits, words, total, block, start, blocks, first, out, row, low, high):
+    """One party's half of lt and eq of the blocks from plane `start` on, in rows row and row + blocks of `out`.
+
+    `words` are its halves of the codes of `total` blocks, of which those from `block` on are taken, for the columns
+    modulo their width.
+    """
+    around, zero = words.shape[1], np.zeros(_SPAN, np.int64)
+    left = low
+    while left < high:
+        at = left % around
+        size = min(_SPAN, high - left, around - at)
+        for b in range(blocks):
+            p = start + 3 * b
+            x0 = bits[p, left : left + size] if p >= 0 else zero
+            x1 = bits[p + 1, left : left + size] if p >= -1 else zero
+            x2 = bits[p + 2, left : left + size]
+            u0, u1 = words[block + b, at : at + size], words[total + block + b, at : at + size]
+            u2, u3 = words[2 * total + block + b, at : at + size], words[3 * total + block + b, at : at + size]
+            u4, u5 = words[4 * total + block + b, at : at + size], words[5 * total + block + b, at : at + size]
+            u6 = words[6 * total + block + b, at : at + size]
+            less, equal = out[row + b, left : left + size], out[row + blocks + b, left : left + size]
+            for w in range(size):
+                c0, c1, c2 = x0[w], x1[w], x2[w]
+                h3 = c1 & c0
+                h1, h2, h0 = c0 ^ h3, c1 ^ h3, ~(c0 | c1)
+                h4, h5, h6, h7 = h0 & c2, h1 & c2, h2 & c2, h3 & c2
+                h0, h1, h2, h3 = h0 ^ h4, h1 ^ h5, h2 ^ h6, h3 ^ h7
+                lt = (h0 & u0[w]) ^ (h1 & u1[w]) ^ (h2 & u2[w]) ^ (h3 & u3[w])
+                lt ^= (h4 & u4[w]) ^ (h5 & u5[w]) ^ (h6 & u6[w])
+                above = (h1 & u0[w]) ^ (h2 & u1[w]) ^ (h3 & u2[w]) ^ (h4 & u3[w])
+                above ^= (h5 & u4[w]) ^ (h6 & u5[w]) ^ (h7 & u6[w])
+                less[w] = lt
+                equal[w] = (lt ^ above) ^ (h0 & first)
+        left += size
+
+
+@compiled
+def moved(bits, low, k, down, out, at, end):
+    """The bit planes of c - 2^k (down is -1) or c + 2^k (down is 0) from plane `low` on, from those of c."""
+    for t in range(low, k):
+        for w in range(at, end):
+            out[t, w] = bits[t, w]
+    for start in range(at, end, _SPAN):
+        stop = min(end, start + _SPAN)
+        carry = np.full(_SPAN, -1, np.int64)
+        for t in range(k, 64):
+            for w in range(start, stop):
+                out[t, w] = bits[t, w] ^ carry[w - start]
+                carry[w - start] &= bits[t, w] ^ down
+
+
+@compiled
+def masked(state, alpha, opened, at, out, low, high):
+    """The opened rows of a layer under their masks."""
+    for i in range(len(opened)):
+        for w in range(low, high):
+            out[i, w] = state[opened[i], w] ^ alpha[at + i, w]
+
+
+@compiled
+def layer(
+    mine, theirs, state, alpha, dealt, left, right, onto, kept, at, made, first, opened, beyond, new, out, low, high
+):
+    """One party's half of the state after a layer of ANDs, and the rows that the next layer opens, under their masks.
+
+    Args:
+        mine, theirs: the opened rows as both sent them. first: all ones for the party that adds the public term.
+        opened, beyond: the rows of the new state that the next layer opens, and where their masks begin.
+    """
+    count = len(left)
+    for start in range(low, high, _SPAN):
+        end = min(high, start + _SPAN)
+        for i in range(count):
+            p, q = left[i], right[i]
+            for w in range(start, end):
+                x, y = mine[p, w] ^ theirs[p, w], mine[q, w] ^ theirs[q, w]
+                ands = (x & alpha[at + q, w]) ^ (alpha[at + p, w] & y) ^ dealt[made + i, w] ^ (x & y & first)
+                new[i, w] = ands
+            if i < len(onto):
+                for w in range(start, end):
+                    new[i, w] ^= state[onto[i], w]
+        for i in range(len(kept)):
+            for w in range(start, end):
+                new[count + i, w] = state[kept[i], w]
+        for i in range(len(opened)):
+            for w in range(start, end):
+                out[i, w] = new[opened[i], w] ^ alpha[beyond + i, w]
+
+
+@compiled
+def products(alpha, other, mask, left, right, out, low, high):
+    """The products of rows of alpha ^ other, under a mask."""
+    for i in range(len(left)):
+        p, q = left[i], right[i]
+        for w in range(low, high):
+            out[i, w] = ((alpha[p, w] ^ other[p, w]) & (alpha[q, w] ^ other[q, w])) ^ mask[i, w]
+
+
+@compiled
+def bits_less(b, other, mask, out, low, high):
+    """The bits of b ^ other [K, W] as 0 and 1, less a mask: [K, N]."""
+    width, count = b.shape[1], mask.shape[1]
+    for k in range(len(b)):
+        for t in range(64):
+            for w in range(low, min(high, count - t * width)):
+                bit = ((b[k, w] ^ other[k, w]) >> t) & 1
+                out[k, t * width + w] = bit - mask[k, t * width + w]
+
+
+@compiled
+def chosen_less(b, other, v, shift, mask, out, low, high):
+    """v >> shift (logical) where the bits of b ^ other [K, W] are set and 0 elsewhere, less a mask: [K, N]."""
+    width, count = b.shape[1], mask.shape[1]
+    kept = np.int64(-1) if shift == 0 else np.int64((1 << (64 - shift)) - 1)
+    for k in range(len(b)):
+        for t in range(64):
+            for w in range(low, min(high, count - t * width)):
+                all_of_it = -(((b[k, w] ^ other[k, w]) >> t) & 1)
+                out[k, t * width + w] = ((v[t * width + w] >> shift) & kept & all_of_it) - mask[k, t * width + w]
+
+
+@compiled
+def ring_bits(e, other, b, first, out, low, high):
+    """One party's half of the opened bits xor b, from its half of b: [K, N]; first = 1 for the party that adds them."""
+    width, count = e.shape[1], b.shape[1]
+    for k in range(len(e)):
+        for t in range(64):
+            for w in range(low, min(high, count - t * width)):
+                opened = ((e[k, w] ^ other[k, w]) >> t) & 1
+                half = b[k, t * width + w]
+                out[k, t * width + w] = half + opened * (first - 2 * half)
+
+
+@compiled
+def selected(e, other, c, b, r, chosen, first, out, low, high):
+    """One party's half of s (c - r) for s = e xor b."""
+    width, count = len(e), len(c)
+    for t in range(64):
+        for w in range(low, min(high, count - t * width)):
+            at = t * width + w
+            opened = -(((e[w] ^ other[w]) >> t) & 1)
+            s = b[at] ^ (opened & ((first - b[at]) ^ b[at]))
+            v = chosen[at] ^ (opened & ((r[at] - chosen[at]) ^ chosen[at]))
+            out[at] = s * c[at] - v
+
+
+@compiled
+def floored(e, other, c, quotient, bits, chosen, wraps, number, copies, first, shift, out, low, high):
+    """One party's half of s (C - R) - s u + 2^(64-f) s msb(r) for threshold `number`; see `relu.py`."""
+    width, count, kept = e.shape[1], len(c), np.int64((1 << (64 - shift)) - 1)
+    for t in range(64):
+        for w in range(low, min(high, count - t * width)):
+            at = t * width + w
+            e0 = -(((e[number, w] ^ other[number, w]) >> t) & 1)
+            e1 = -(((e[copies + number, w] ^ other[copies + number, w]) >> t) & 1)
+            e2 = -(((e[2 * copies + number, w] ^ other[2 * copies + number, w]) >> t) & 1)
+            s0, s1 = bits[number, at], bits[copies + number, at]
+            p, q = chosen[number, at], np.int64(wraps[number, at])
+            s = s0 ^ (e0 & ((first - s0) ^ s0))
+            half = p ^ (e0 & ((quotient[at] - p) ^ p))
+            borrow = s1 ^ (e1 & ((first - s1) ^ s1))
+            wrap = (q ^ (e2 & ((first - q) ^ q))) << (64 - shift)
+            out[at] = s * ((c[at] >> shift) & kept) - half - borrow + wrap
+
+
+@compiled
+def inner_product(x, y):
+    """sum_j x_j y_j in GF(2)[x], of polynomials of degree below 64 -> the low and the high word of the sum."""
+    total, above = np.uint64(0), np.uint64(0)
+    for w in range(len(x)):
+        a, b = np.uint64(x[w]), np.uint64(y[w])
+        for i in range(64):
+            bit = np.uint64(0) - ((a >> np.uint64(i)) & np.uint64(1))
+            total ^= (b << np.uint64(i)) & bit
+            above ^= (b >> np.uint64(63 - i) >> np.uint64(1)) & bit
+    return np.int64(total), np.int64(above)

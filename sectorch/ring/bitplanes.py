@@ -1,0 +1,99 @@
+"""Bit planes: 64 ring elements to a word, so that one 64-bit operation works on one bit of 64 elements.
+
+Layout: N elements are padded to 64 * W and seen as a matrix [64, W]; plane j is a row of W words, and bit t of word w
+belongs to element t * W + w. A vector of packed bits ("word vector", [W]) has the same layout.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+
+_STAGES = (
+    (32, 0x00000000FFFFFFFF),
+    (16, 0x0000FFFF0000FFFF),
+    (8, 0x00FF00FF00FF00FF),
+    (4, 0x0F0F0F0F0F0F0F0F),
+    (2, 0x3333333333333333),
+    (1, 0x5555555555555555),
+)
+_CHUNK = 1 << 14  # columns transposed at a time: 8 MiB, which stays in the last-level cache
+_POSITIONS = torch.arange(64).view(64, 1)
+
+
+@functools.cache
+def _compiled() -> ModuleType:
+    return importlib.import_module("sectorch.ring.bitloops")  # numba takes half a second, and a dry run needs none
+
+
+COMPILED = True
+"""Whether compiled loops are taken where they can be; tests compare them with torch's functions."""
+
+
+def fast(*tensors: torch.Tensor) -> ModuleType | None:
+    """The compiled loops (`bitloops.py`), where these tensors are in this machine's own memory."""
+    return _compiled() if COMPILED and all(t.is_cpu for t in tensors) else None
+
+
+def words_for(count: int) -> int:
+    """W: 64-bit words for one bit of each of `count` elements."""
+    return -(-count // 64)
+
+
+def rows(elements: torch.Tensor) -> torch.Tensor:
+    """Elements of any shape -> [64, W], zero padded; a view where nothing has to be padded."""
+    flat = elements.reshape(-1)
+    if flat.shape[0] % 64:
+        flat = F.pad(flat, (0, -flat.shape[0] % 64))
+    return flat.view(64, -1)
+
+
+def unrows(matrix: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """[64, W] -> the first elements, in `shape`."""
+    return matrix.reshape(-1)[: shape.numel()].view(shape)
+
+
+def planes(matrix: torch.Tensor) -> torch.Tensor:
+    """[..., 64, W] elements -> [..., 64, W] bit planes: row j holds bit j. The transpose of 64x64 bit blocks.
+
+    Six exchange steps with masks (H. S. Warren, Hacker's Delight, 7-3), over all words at once. Its own inverse.
+    """
+    if matrix.dim() == 2 and fast(matrix):
+        return planes_beside((matrix,))
+    out = matrix.clone(memory_format=torch.contiguous_format)
+    if out.is_meta:
+        return out
+    for part in out.split(_CHUNK, dim=-1):
+        for j, mask in _STAGES:
+            pairs = part.unflatten(-2, (32 // j, 2, j))
+            low, high = pairs[..., 0, :, :], pairs[..., 1, :, :]
+            swap = (low >> j).bitwise_xor_(high).bitwise_and_(mask)
+            high.bitwise_xor_(swap)
+            low.bitwise_xor_(swap.bitwise_left_shift_(j))
+    return out
+
+
+def planes_beside(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """The bit planes of several tensors of one size, side by side: [64, len(parts) W]."""
+    width = words_for(parts[0].numel())
+    if not (loops := fast(*parts)):
+        return planes(torch.cat([rows(v) for v in parts], -1) if len(parts) > 1 else rows(parts[0]))
+    out = parts[0].new_empty(64, len(parts) * width)
+    for i, v in enumerate(parts):
+        loops.on_words(width, loops.planes, loops.array(v).reshape(-1), out.numpy(), i * width)
+    return out
+
+
+def spread(words: torch.Tensor) -> torch.Tensor:
+    """Packed bits [..., W] -> masks [..., 64, W]: all ones for the elements whose bit is set, zero for the others."""
+    positions = (63 - _POSITIONS).to(words.device)
+    return (words.unsqueeze(-2) << positions).bitwise_right_shift_(63)
+
+
+def bits_shape(count: int) -> torch.Size:
+    """The shape of one packed bit per element."""
+    return torch.Size((words_for(count),))

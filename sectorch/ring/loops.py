@@ -1,0 +1,68 @@
+"""How loops are compiled (numba, LLVM) and spread over torch's threads.
+
+A compiled loop is kept on the disk beside its module, or in the user's cache folder where that cannot be written, and
+compiled again for another kind of processor. It releases the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+
+compiled = njit(nogil=True, cache=True, error_model="numpy")
+inlined = njit(nogil=True, inline="always", error_model="numpy")
+
+
+def over(count: int, kernel: Callable, *arguments: Any) -> None:
+    """kernel(*arguments, low, high) on all of 0 .. count, spread over as many threads as torch uses."""
+    threads = min(torch.get_num_threads(), count)
+    if threads < 2:
+        kernel(*arguments, 0, count)
+        return
+    pieces = min(count, 4 * threads)
+    bounds = [count * i // pieces for i in range(pieces + 1)]
+    list(_pool(threads, os.getpid()).map(lambda low, high: kernel(*arguments, low, high), bounds[:-1], bounds[1:]))
+
+
+@lru_cache(maxsize=4)
+def _pool(threads: int, process: int) -> ThreadPoolExecutor:
+    """The threads of this process; after a fork the parent's are gone."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="sectorch-loops")
+
+
+@compiled
+def times_vector(matrix, x, out, rows, low, high):
+    """out[i] = sum_k matrix[i, k] x[k] mod 2^64, for rows low .. high, so many at a time."""
+    for i in range(low * rows, min(high * rows, len(out))):
+        total, row = np.int64(0), matrix[i]
+        for k in range(len(x)):
+            total += row[k] * x[k]
+        out[i] = total
+
+
+_WORDS = 1 << 11
+"""Words from which on a loop over packed bits is spread over threads."""
+
+
+def on_words(count: int, kernel: Callable, *arguments: Any) -> None:
+    """kernel(*arguments, low, high) on the words 0 .. count, in whole lines of the cache."""
+    if count < _WORDS or torch.get_num_threads() < 2:
+        kernel(*arguments, 0, count)
+        return
+
+    def run(low: int, high: int) -> None:
+        kernel(*arguments, 64 * low, min(count, 64 * high))
+
+    over(-(-count // 64), run)
+
+
+def array(x: torch.Tensor) -> np.ndarray:
+    """A tensor's elements, row by row."""
+    return (x if x.is_contiguous() else x.contiguous()).numpy()

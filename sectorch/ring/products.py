@@ -1,0 +1,329 @@
+"""Exact matrix products and convolutions mod 2^64 on int64 tensors.
+
+torch's own int64 kernels are exact (they wrap), but their speed depends on the shape: the inner loop is fastest when
+the contiguous side of the product is 64 wide (50 GMAC/s on two cores with AVX-512, against 6 to 25 for other widths
+and 17 for a plain `@`). So both operands are brought into that form: a product `left @ tiles` with `tiles` of shape
+[tiles, K, 64], run as a 1x1 convolution, which torch also spreads over the cores. `benchmarks/products.py` prints the
+comparison. A processor with a matrix unit for bytes makes products of some size there (`amx.py`), and products with a
+single row are a compiled loop. On CUDA, where torch has no int64 products, they are made of limbs (`limbs.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from ..errors import UnsupportedDeviceError
+from . import limbs
+
+TILE = 64
+_CHUNK_ELEMENTS = 1 << 19  # 4 MiB of unfolded columns at a time: they stay in the second-level caches
+_LIMB_ELEMENTS = 1 << 24  # unfolded columns at a time on a device: 128 MiB, and as much again in digits
+_SMALL = 1 << 15  # products below this many multiplications gain nothing from tiling
+_UNIT = 1 << 18  # nor those below this many from the matrix unit
+_scratch = threading.local()
+
+
+def _buffer(elements: int) -> torch.Tensor:
+    """A reused int64 buffer of this thread. A fresh one would cost more in page faults than the copy into it."""
+    held = getattr(_scratch, "buffer", None)
+    if held is None or held.numel() < elements:
+        # A tensor made in inference mode could not be written outside it, and the thread keeps this one.
+        with torch.inference_mode(False):
+            held = _scratch.buffer = torch.empty(max(elements, _CHUNK_ELEMENTS), dtype=torch.int64)
+    return held[:elements]
+
+
+def _device(*tensors: torch.Tensor) -> str:
+    """Where to compute: "cpu", "cuda", or "meta" for a dry run on shapes."""
+    kinds = {t.device.type for t in tensors}
+    if "meta" in kinds:
+        return "meta"
+    if kinds <= {"cpu"} or kinds <= {"cuda"}:
+        return kinds.pop()
+    raise UnsupportedDeviceError(
+        f"ring products run on the CPU or on CUDA, got tensors on {', '.join(sorted(kinds))}; "
+        f"move the model and the input to one of the two"
+    )
+
+
+@functools.cache
+def unit() -> ModuleType | None:
+    """`amx`, where this processor has the unit and the operating system lends it."""
+    ask = getattr(torch.cpu, "_is_amx_tile_supported", None), getattr(torch.cpu, "_init_amx", None)
+    if not all(ask) or not all(f() for f in ask):
+        return None
+    from . import amx
+
+    return amx
+
+
+def _unit_for(n: int, k: int, m: int) -> ModuleType | None:
+    """`unit`, if it is faster for a product of this size than torch's loops."""
+    return unit() if k >= 48 and min(n, m) > 8 and n * k * m >= _UNIT else None
+
+
+@functools.lru_cache(maxsize=512)
+def _steps(count: int, step: int = 1) -> np.ndarray:
+    """0, step, 2 step, ..."""
+    return np.arange(count) * step
+
+
+def _limb_kind(n: int, k: int, m: int) -> str:
+    """The limbs to use on CUDA: int8 products pay once the matrices fill the tensor cores."""
+    return "int8" if min(n, m) >= TILE and k >= TILE else "float64"
+
+
+def _limb_matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """`limbs.matmul` with the shapes of `torch.matmul`."""
+    left = x.unsqueeze(0) if x.dim() == 1 else x
+    right = y.unsqueeze(1) if y.dim() == 1 else y
+    out = limbs.matmul(left, right, _limb_kind(left.shape[-2], left.shape[-1], right.shape[-1]))
+    if y.dim() == 1:
+        out = out.squeeze(-1)
+    return out.squeeze(-1 if y.dim() == 1 else -2) if x.dim() == 1 else out
+
+
+def _times_tiles(left: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
+    """[r, K] times [tiles, K, 64] -> [tiles, r, 64]."""
+    return F.conv1d(tiles, left.unsqueeze(-1))
+
+
+def to_tiles(matrix: torch.Tensor) -> torch.Tensor:
+    """[K, n] -> [ceil(n/64), K, 64], zero padded."""
+    rows, n = matrix.shape
+    if n % TILE:
+        matrix = F.pad(matrix, (0, -n % TILE))
+    return matrix.view(rows, -1, TILE).permute(1, 0, 2).contiguous()
+
+
+def _from_tiles(tiles: torch.Tensor, n: int) -> torch.Tensor:
+    """[tiles, r, 64] -> [r, n]."""
+    rows = tiles.shape[1]
+    return tiles.permute(1, 0, 2).reshape(rows, -1)[:, :n]
+
+
+def _prepared(weight: torch.Tensor) -> torch.Tensor:
+    """A weight [out, K] as `_times_prepared` takes it."""
+    return unit().packed(weight) if unit() and _device(weight) == "cpu" else to_tiles(weight.t())
+
+
+def _times_prepared(x: torch.Tensor, tiles: torch.Tensor, n: int) -> torch.Tensor:
+    """[r, K] times a prepared weight [n, K] -> [r, n]."""
+    if tiles.dtype == torch.int64:
+        return _from_tiles(_times_tiles(x, tiles), n)
+    (r, k), x = x.shape, x.contiguous()
+    out = torch.empty(r, n, dtype=torch.int64)
+    left = out, _steps(n, k), _steps(k)  # of the weight only its tiles are read
+    return unit().product(*left, x, _steps(r, k), _steps(k), out, _steps(n), _steps(r, n), tiles)
+
+
+def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """`torch.matmul` mod 2^64, with its shapes: vectors, matrices, broadcast batches."""
+    device = _device(x, y)
+    if device != "cpu":
+        return torch.matmul(x, y) if device == "meta" else _limb_matmul(x, y)
+    if x.dim() > 2 and y.dim() == 2:
+        return _matmul2d(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), y).view(*x.shape[:-1], y.shape[-1])
+    if x.dim() == 2 and y.dim() == 2:
+        return _matmul2d(x, y)
+    return torch.matmul(x, y)
+
+
+def _matmul2d(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    (n, k), m = x.shape, y.shape[1]
+    if n == 1 and m * k >= _SMALL and y.t().is_contiguous():
+        from .loops import over, times_vector
+
+        out = torch.empty(1, m, dtype=torch.int64)
+        over(-(-m // TILE), times_vector, y.t().numpy(), x.contiguous().view(-1).numpy(), out.view(-1).numpy(), TILE)
+        return out
+    if amx := _unit_for(n, k, m):
+        x, turned = x.contiguous(), y.t().is_contiguous()
+        left = x, _steps(n, k), _steps(k)
+        right = (y.t(), _steps(m, k), _steps(k)) if turned else (y.contiguous(), _steps(m), _steps(k, m))
+        out = torch.empty(n, m, dtype=torch.int64)
+        if n >= m:
+            return amx.product(*left, *right, out, _steps(n, m), _steps(m))
+        return amx.product(*right, *left, out, _steps(m), _steps(n, m))
+    if n * k * m < _SMALL or min(n, m) < 8 or max(n, m) < TILE:
+        return x @ y
+    if m >= n:
+        return _from_tiles(_times_tiles(x.contiguous(), to_tiles(y)), m)
+    return _from_tiles(_times_tiles(y.t().contiguous(), to_tiles(x.t())), n).t()
+
+
+@dataclass(frozen=True)
+class Linear:
+    """The bilinear map x [..., in], weight [out, in] -> [..., out] of `F.linear`."""
+
+    fresh = True
+    """A result has memory of its own."""
+
+    def tiled(self, x: torch.Size, weight: torch.Size) -> bool:
+        """Whether the weight is worth bringing into tiles once, ahead of many products with inputs of this shape."""
+        rows = math.prod(x[:-1])
+        return 2 <= rows < 2 * TILE <= weight[0]
+
+    def prepare(self, weight: torch.Tensor) -> torch.Tensor:
+        return _prepared(weight)
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, tiles: torch.Tensor | None = None) -> torch.Tensor:
+        if tiles is None or _device(x, tiles) != "cpu":
+            return matmul(x, weight.t())
+        return _times_prepared(x.reshape(-1, x.shape[-1]), tiles, len(weight)).reshape(*x.shape[:-1], len(weight))
+
+
+@dataclass(frozen=True)
+class Conv2d:
+    """The bilinear map of `F.conv2d`: x [b, c_in, h, w], weight [c_out, c_in/groups, kh, kw].
+
+    Memory: unfolded columns are made a few MiB at a time, never for the whole batch.
+    """
+
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    fresh = True
+
+    def _positions(self, x: torch.Size, kernel: torch.Size) -> tuple[int, int]:
+        return tuple(
+            (x[2 + i] + 2 * self.padding[i] - self.dilation[i] * (kernel[i] - 1) - 1) // self.stride[i] + 1
+            for i in (0, 1)
+        )
+
+    def tiled(self, x: torch.Size, weight: torch.Size) -> bool:
+        """Whether the weight is worth bringing into tiles once, ahead of many products with inputs of this shape."""
+        columns = x[0] * math.prod(self._positions(x, weight[2:]))
+        return self.groups == 1 and columns < 2 * TILE <= weight[0]
+
+    def prepare(self, weight: torch.Tensor) -> torch.Tensor:
+        return _prepared(weight.flatten(1))
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, tiles: torch.Tensor | None = None) -> torch.Tensor:
+        device = _device(x, weight)
+        if device == "meta":
+            return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
+        if self.groups > 1 and weight.shape[1] == 1:
+            return self._depthwise(x, weight)
+        if device == "cuda":
+            return self.by_limbs(x, weight)
+        if self.groups > 1:
+            return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
+        windows = windows_of(x, weight.shape[2:], self.stride, self.padding, self.dilation)
+        batch, oh, ow = windows.shape[0], windows.shape[4], windows.shape[5]
+        out_channels, k = weight.shape[0], weight[0].numel()
+        if tiles is not None:
+            columns = windows.permute(0, 4, 5, 1, 2, 3).reshape(batch * oh * ow, k)
+            product = _times_prepared(columns, tiles, out_channels)
+            return product.view(batch, oh, ow, out_channels).permute(0, 3, 1, 2).contiguous()
+        out = torch.empty(batch, out_channels, oh, ow, dtype=torch.int64)
+        if amx := _unit_for(out_channels, k, batch * oh * ow):
+            return _by_unit(amx, windows, weight.contiguous(), out)
+        span = _chunk_images(batch, k, oh * ow)
+        for start in range(0, batch, span):
+            part = windows[start : start + span]
+            out[start : start + span] = _columns_product(part, weight.flatten(1)).view(-1, out_channels, oh, ow)
+        return out
+
+    def by_limbs(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """The convolution as a product of limbs, on any device: unfolded images, a few MiB of columns at a time."""
+        windows = windows_of(x, weight.shape[2:], self.stride, self.padding, self.dilation)
+        batch, channels, kh, kw, oh, ow = windows.shape
+        k, groups = channels // self.groups * kh * kw, self.groups
+        rows = weight.reshape(groups, -1, k)
+        kind = _limb_kind(rows.shape[1], k, oh * ow)
+        span = max(1, _LIMB_ELEMENTS // (groups * k * oh * ow))
+        parts = [
+            limbs.matmul(rows, piece.reshape(piece.shape[0], groups, k, oh * ow), kind) for piece in windows.split(span)
+        ]
+        return torch.cat(parts).view(batch, weight.shape[0], oh, ow)
+
+    def _depthwise(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """A sum of shifted element-wise products (torch's int64 kernel is up to ten times slower there)."""
+        windows = windows_of(x, weight.shape[2:], self.stride, self.padding, self.dilation)
+        if weight.shape[0] != self.groups:
+            windows = windows.repeat_interleave(weight.shape[0] // self.groups, dim=1)
+        out = x.new_zeros(windows.shape[0], weight.shape[0], *windows.shape[4:])
+        for i in range(weight.shape[2]):
+            for j in range(weight.shape[3]):
+                out.addcmul_(windows[:, :, i, j], weight[:, 0, i, j].view(1, -1, 1, 1))
+        return out
+
+
+def _chunk_images(batch: int, k: int, positions: int) -> int:
+    """Images per step: about 4 MiB of columns, but an even number of tiles, so that two cores share them."""
+    tiles = max(2, _CHUNK_ELEMENTS // (k * TILE) // 2 * 2)
+    return max(1, min(batch, tiles * TILE // max(1, positions)))
+
+
+def windows_of(x: torch.Tensor, kernel: torch.Size, stride, padding, dilation) -> torch.Tensor:
+    """[b, c, h, w] -> a strided view [b, c, kh, kw, oh, ow] of the (padded) input."""
+    if padding != (0, 0):
+        x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+    x = x.contiguous()
+    batch, channels, height, width = x.shape
+    kh, kw = kernel
+    oh = (height - dilation[0] * (kh - 1) - 1) // stride[0] + 1
+    ow = (width - dilation[1] * (kw - 1) - 1) // stride[1] + 1
+    b, c, h, w = x.stride()
+    return x.as_strided(
+        (batch, channels, kh, kw, oh, ow), (b, c, h * dilation[0], w * dilation[1], h * stride[0], w * stride[1])
+    )
+
+
+def _by_unit(amx: ModuleType, windows: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """windows [b, c, kh, kw, oh, ow], weight [c_out, c, kh, kw] -> out [b, c_out, oh, ow], without unfolding."""
+    batch, channels, kh, kw, oh, ow = windows.shape
+    strides = windows.stride()
+    positions = _places((batch, oh, ow), (strides[0], strides[4], strides[5]))
+    depth = _places((channels, kh, kw), strides[1:4])
+    images = windows.as_strided((windows.untyped_storage().nbytes() // 8,), (1,), 0)
+    k, n = len(depth), len(weight)
+    into = _places((batch, oh * ow), (n * oh * ow, 1))
+    x, y = (images, positions, depth), (weight, _steps(n, k), _steps(k))
+    if len(positions) >= n:
+        return amx.product(*x, *y, out, into, _steps(n, oh * ow))
+    return amx.product(*y, *x, out, _steps(n, oh * ow), into)
+
+
+@functools.lru_cache(maxsize=64)
+def _places(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    """Where the elements of a strided view stand, row by row."""
+    found = np.zeros(1, np.int64)
+    for size, stride in zip(shape, strides, strict=True):
+        found = (found[:, None] + np.arange(size) * stride).reshape(-1)
+    return found
+
+
+def _columns_product(windows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """windows [b, c, kh, kw, oh, ow], weight [c_out, K] -> [b, c_out, oh*ow]."""
+    batch, c, kh, kw, oh, ow = windows.shape
+    positions, k, out_channels = oh * ow, c * kh * kw, weight.shape[0]
+    if positions % TILE == 0 and (TILE % ow == 0 or ow % TILE == 0):
+        if TILE % ow == 0:
+            source = windows.unflatten(4, (positions // TILE, TILE // ow)).permute(0, 4, 1, 2, 3, 5, 6)
+        else:
+            source = windows.unflatten(5, (ow // TILE, TILE)).permute(0, 4, 5, 1, 2, 3, 6)
+        tiles = _buffer(batch * positions * k).view(source.shape)
+        tiles.copy_(source)
+        product = _times_tiles(weight, tiles.view(-1, k, TILE))
+        return product.view(batch, -1, out_channels, TILE).transpose(1, 2).reshape(batch, out_channels, positions)
+    if TILE % positions == 0 and batch % (TILE // positions) == 0:
+        images = TILE // positions
+        source = windows.unflatten(0, (-1, images)).permute(0, 2, 3, 4, 1, 5, 6)
+        tiles = _buffer(batch * positions * k).view(source.shape)
+        tiles.copy_(source)
+        product = _times_tiles(weight, tiles.view(-1, k, TILE))
+        return product.view(-1, out_channels, images, positions).transpose(1, 2).reshape(batch, out_channels, positions)
+    columns = windows.permute(1, 2, 3, 0, 4, 5).reshape(k, batch * positions)
+    product = _from_tiles(_times_tiles(weight, to_tiles(columns)), batch * positions)
+    return product.view(out_channels, batch, positions).transpose(0, 1)

@@ -1,0 +1,146 @@
+"""How values are represented, which protocols compute on them, and what range they keep to."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import ArgumentError, FixedPointRangeError
+from .words import FRAC_BITS
+
+RELU_MODES = ("exact", "privhfl")
+NETWORKS = ("lan", "wan")
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How values are represented and which protocols compute on them; travels with every tensor.
+
+    Raises:
+        ArgumentError: a field that is out of its range, or fields that leave no room for products.
+    """
+
+    frac_bits: int = FRAC_BITS
+    """Fraction bits f of the fixed-point numbers. Errors of a layer are of the order of 2^-f."""
+    relu: str = "exact"
+    """"exact" (leak-free) or "privhfl", the paper's protocol, which shows Q the sign and the size of every activation.
+    Only `relu` itself changes: maxima and clamps stay exact. Activations below 2^(51 - 2f)."""
+    network: str = "lan"
+    """"lan" (fewest bytes) or "wan" (fewest rounds): with "wan" comparisons, ReLU and maxima are made by function
+    secret sharing: they wait for nothing after their opening, and the offline phase sends some twenty times as many
+    bytes for them. Both give the same results; `explain` estimates the seconds of both."""
+    range_check: bool = True
+    """Check, securely, that activations stay below the limit: where one does not, Q gets `RangeExceededError` and no
+    result, and A and S learn nothing. Without it model and inputs are trusted: a value beyond the range gives a wrong
+    result without an error, which also depends on the parties' masks."""
+    limit_bits: int | None = None
+    """Inputs and activations stay below 2^limit_bits in magnitude, which is public; 12 with 20 fraction bits unless
+    named, which leaves the weights of one output a sum of 2^9 (`gain`), as A checks. Without range checks a limit that
+    is named is taken for granted: comparisons look at no plane above it."""
+
+    def __post_init__(self):
+        bits = (self.frac_bits, 1 if self.limit_bits is None else self.limit_bits)
+        if any(type(value) is not int for value in bits):
+            raise ArgumentError(f"frac_bits and limit_bits are whole numbers, got {bits[0]!r} and {bits[1]!r}")
+        if not 1 <= self.frac_bits <= 26:
+            raise ArgumentError(
+                f"frac_bits must be between 1 and 26 (products need twice as many), got {self.frac_bits}"
+            )
+        if self.relu not in RELU_MODES:
+            raise ArgumentError(f"relu must be one of {', '.join(RELU_MODES)}, got {self.relu!r}")
+        if self.network not in NETWORKS:
+            raise ArgumentError(f"network must be one of {', '.join(NETWORKS)}, got {self.network!r}")
+        if self.limit_bits is not None and not 1 <= self.limit_bits <= 61 - 2 * self.frac_bits:
+            raise ArgumentError(
+                f"activations below 2^{self.limit_bits} leave no room for weights beside 2 x {self.frac_bits} fraction "
+                f"bits: limit_bits is between 1 and {61 - 2 * self.frac_bits}"
+            )
+
+    @property
+    def activation_bits(self) -> int:
+        """`limit_bits`, or four of seven of the bits that products leave to whole numbers: 12 with 20 fraction bits.
+
+        Functions and norms are right for arguments below 2^(56 - 2f); no more than that, where nothing is named.
+        """
+        bits = min((61 - 2 * self.frac_bits) * 4 // 7, 56 - 2 * self.frac_bits)
+        return bits if self.limit_bits is None else self.limit_bits
+
+    @property
+    def activation_limit(self) -> float:
+        """What every activation is below in magnitude; beyond it there is an error, and no result."""
+        return 2.0**self.activation_bits
+
+    @property
+    def gain(self) -> float:
+        """What the weights of one output may sum to in magnitude: then no sum of products leaves the ring."""
+        return 2.0 ** (61 - 2 * self.frac_bits - self.activation_bits) * 63 / 64
+
+    @property
+    def fss(self) -> bool:
+        """Whether comparisons are made by function secret sharing: no round, and some twenty times the dealt bytes."""
+        return self.network == "wan"
+
+
+OLD_KEYWORDS = ("relu", "frac_bits", "network", "range_check", "activation_limit")
+
+
+def named_scheme(call: str, scheme: Scheme | str | None, old: dict[str, Any]) -> Scheme:
+    """The scheme that a call names: the default one, a Scheme, or, for this release, its fields as keywords.
+
+    Args:
+        call: the function's name.
+        scheme: its argument of that name; a string is the `relu` of old.
+        old: its other keywords.
+
+    Raises:
+        ArgumentError: no Scheme; one and old keywords beside it.
+        TypeError: a keyword that never was.
+
+    Warns:
+        DeprecationWarning: for old keywords, with what to write instead.
+    """
+    for name in old:
+        if name not in OLD_KEYWORDS:
+            raise TypeError(f"{call}() got an unexpected keyword argument '{name}'")
+    if isinstance(scheme, str):
+        scheme, old = None, {"relu": scheme, **old}
+    if not isinstance(scheme, Scheme | None):
+        raise ArgumentError(f"{call}() takes a Scheme, got a {type(scheme).__name__}; write Scheme(frac_bits=...)")
+    if not old:
+        return scheme or Scheme()
+    fields = {name: value for name, value in old.items() if name != "activation_limit"}
+    if old.get("activation_limit") is not None:
+        fields["limit_bits"] = limit_bits_of(old["activation_limit"])
+    said = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+    if scheme is not None:
+        raise ArgumentError(f"{call}() was given a Scheme and {', '.join(old)} beside it; name them in the Scheme")
+    warnings.warn(
+        f"{call}(..., {', '.join(old)}=) is {call}(..., Scheme({said})) now", DeprecationWarning, stacklevel=3
+    )
+    return Scheme(**fields)
+
+
+def limit_bits_of(limit: float) -> int:
+    """The bits of an activation limit.
+
+    Raises:
+        ArgumentError: no power of two from 2 on.
+    """
+    if not isinstance(limit, (int, float)) or limit < 2 or math.frexp(limit)[0] != 0.5:
+        raise ArgumentError(f"activation_limit is a power of two from 2 on, got {limit!r}")
+    return math.frexp(limit)[1] - 1
+
+
+def check_limit(x: torch.Tensor, scheme: Scheme) -> None:
+    """Raise `FixedPointRangeError` unless an input is below the activation limit; whole numbers may be anything."""
+    if scheme.range_check and x.is_floating_point() and x.numel() and not x.is_meta:
+        largest = float(x.abs().max())
+        if largest >= scheme.activation_limit:
+            raise FixedPointRangeError(
+                f"the input reaches magnitude {largest:.6g}, and activations are below {scheme.activation_limit:g} "
+                f"with {scheme.frac_bits} fraction bits; scale it down, use fewer of them, or name limit_bits"
+            )

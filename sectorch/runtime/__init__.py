@@ -1,1 +1,0 @@
-"""Where choreographies run, and what is written down about it."""

@@ -1,0 +1,389 @@
+"""SharedTensor and PrivateTensor: secrets that look like torch tensors and fail closed.
+
+Both are wrapper subclasses: they have a shape and a dtype, and no storage. `__torch_function__` hands every torch call
+to the dispatch table; `__torch_dispatch__` refuses whatever got past it. A plain subclass would run `relu` on raw
+shares without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from weakref import ref
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..backend import MAX_SHIFT, Backend, Value
+from ..choreography import Located, Net, Party, Phase, leaf
+from ..choreography.located import compute, running
+from ..errors import (
+    ArgumentError,
+    FixedPointRangeError,
+    RangeExceededError,
+    SecretAccessError,
+    UnsupportedOpError,
+)
+from ..ring import check_encodable, decode, encode, range_limit
+from ..ring.scheme import Scheme as Scheme
+from ..session import Session, default_session
+
+_dispatch: Callable[..., Any]
+
+
+def set_dispatch(call: Callable) -> None:
+    """The dispatch table plugs itself in here when it is imported."""
+    global _dispatch
+    _dispatch = call
+
+
+class SecretTensor(torch.Tensor):
+    """What SharedTensor and PrivateTensor have in common: no way to the content but the declared ones."""
+
+    session: Session
+    party: Party
+    scheme: Scheme
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return _dispatch(func, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise UnsupportedOpError(
+            f"{func} reached the content of a {cls.__name__} past the dispatch table; nothing was computed. "
+            f"sectorch.supported_ops() lists what works"
+        )
+
+    def __reduce_ex__(self, protocol) -> NoReturn:
+        raise SecretAccessError(f"a {type(self).__name__} cannot be pickled, copied or saved: it would carry secrets")
+
+    def __deepcopy__(self, memo) -> NoReturn:
+        self.__reduce_ex__(2)
+
+    def __copy__(self) -> NoReturn:
+        self.__reduce_ex__(2)
+
+
+class SharedTensor(SecretTensor):
+    """A tensor in additive shares mod 2^64 between an answering party and the server.
+
+    `scale_bits` is the number of fraction bits that the ring elements carry now. A linear layer leaves twice
+    `scheme.frac_bits`; the next non-linear step brings them back at no cost.
+    """
+
+    shares: Value
+    scale_bits: int
+    aliased: bool
+    bound: float | None
+    """The largest magnitude that an element may have, as a whole number of the ring; None if vouched for."""
+    flags: tuple[Value, ...]
+    """XOR-shared words: zero unless a value on which this one depends left its range (`mpc/star/guard.py`)."""
+
+    @staticmethod
+    def __new__(
+        cls, shares: Value, scale_bits: int, session: Session, party: Party, scheme: Scheme, dtype,
+        bound: float | None = None,
+    ):  # fmt: skip
+        self = torch.Tensor._make_wrapper_subclass(cls, shares.shape, dtype=dtype, device=session.device)
+        self.shares = shares
+        self.scale_bits = scale_bits
+        self.session = session
+        self.party = party
+        self.scheme = scheme
+        self.aliased = False
+        self.bound = bound
+        self.flags = ()
+        return self
+
+    def __init__(self, *_args, **_kwargs):
+        super().__init__()
+
+    if TYPE_CHECKING:  # torch's stubs say that these give a Tensor; of a shared one they give a shared one
+        __add__: Callable[..., SharedTensor]
+        __sub__: Callable[..., SharedTensor]
+        __mul__: Callable[..., SharedTensor]
+        __truediv__: Callable[..., SharedTensor]
+        __neg__: Callable[..., SharedTensor]
+        __getitem__: Callable[..., SharedTensor]
+        exp: Callable[..., SharedTensor]
+        flatten: Callable[..., SharedTensor]
+        reshape: Callable[..., SharedTensor]
+        sum: Callable[..., SharedTensor]
+        unsqueeze: Callable[..., SharedTensor]
+
+    def __repr__(self, *, tensor_contents=None) -> str:
+        with torch._C.DisableTorchFunctionSubclass():
+            return f"SharedTensor(shape={tuple(self.shape)}, dtype={self.dtype}, scale_bits={self.scale_bits})"
+
+    @property
+    def backend(self) -> Backend:
+        """What computes with `shares` in the running call: `x.like(x.backend.square(x.shares), 2 * x.scale_bits)`."""
+        return self.session.backend(self.session.net(self.party), self.scheme)
+
+    def like(
+        self,
+        shares: Value,
+        scale_bits: int | None = None,
+        bound: float | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> SharedTensor:
+        """These shares as a tensor beside this one: of its session, answering party, scheme and flags.
+
+        Args:
+            scale_bits, dtype: this tensor's unless named; with fraction bits a whole-number type becomes float32.
+            bound: what every element's magnitude is at most, as a whole number of the ring; None vouches for that.
+        """
+        with torch._C.DisableTorchFunctionSubclass():
+            dtype = dtype or self.dtype
+        scale_bits = self.scale_bits if scale_bits is None else scale_bits
+        dtype = torch.float32 if scale_bits and not dtype.is_floating_point else dtype
+        made = SharedTensor(shares, scale_bits, self.session, self.party, self.scheme, dtype, bound)
+        made.flags = self.flags
+        return made
+
+    def bounded(self, bound: float | None) -> SharedTensor:
+        """The same with another bound."""
+        return self.like(self.shares, bound=bound)
+
+    def reveal(self) -> torch.Tensor:
+        """The plain tensor, learned by Q and by nobody else. Rounds 2, bytes 16 per element (`star/share.py`).
+
+        More than `frac_bits` fraction bits are rounded away first (`star/truncate.py`, one round more): they would show
+        the exact sums of a last linear layer.
+
+        Raises:
+            RangeExceededError: a value on which this one depends left its range. Q learns that and nothing else.
+        """
+        return unwrapped(self.open())
+
+    def check_range(self) -> None:
+        """Q learns now whether a value on which this tensor depends left its range, for shares that go elsewhere.
+
+        Rounds 2, bytes 48, if anything had to be checked. Who else takes part sees whether Q goes on.
+
+        Raises:
+            RangeExceededError: one did.
+        """
+        if self.flags:
+            self.flatten()[:0].reveal()
+
+    def open(self) -> Opening:
+        """What `reveal` gives, not yet looked at."""
+        with torch._C.DisableTorchFunctionSubclass():
+            dtype = self.dtype
+        Q = self.session.Q
+        with self.session.operation(self.party) as net:
+            backend = self.session.backend(net, self.scheme)
+            shares, scale_bits = rounded(backend, self.shares, self.scale_bits, self.scheme)
+            opened, right = backend.reveal(shares, self.flags)
+            plain = compute(decode, opened, scale_bits, dtype)
+            return Opening(net.read(plain, Q), None if right is None else net.read(right, Q))
+
+
+class Opening(NamedTuple):
+    """A revealed tensor at Q, and whether it is right: [1], or None where nothing could be wrong."""
+
+    plain: torch.Tensor
+    right: torch.Tensor | None
+
+
+def unwrapped(outputs: Any) -> Any:
+    """A tree of what was revealed, with plain tensors in the place of each `Opening`.
+
+    Raises:
+        RangeExceededError: one of them is not right.
+    """
+
+    def plain(y: Any) -> Any:
+        if not isinstance(y, Opening):
+            return y
+        if y.right is not None and not y.right.is_meta and not bool(y.right):
+            raise RangeExceededError(
+                "a value between input and result left the range in which results are right, so there is no result "
+                "(which value it was, nobody learned); scale the input or the model down, or use fewer fraction bits"
+            )
+        return y.plain
+
+    return pytree.tree_map(plain, outputs, is_leaf=lambda y: isinstance(y, Opening))
+
+
+def rounded(backend: Backend, shares: Value, scale_bits: int, scheme: Scheme) -> tuple[Value, int]:
+    """At most the scheme's fraction bits."""
+    while scale_bits > scheme.frac_bits:
+        shift = min(MAX_SHIFT, scale_bits - scheme.frac_bits)
+        shares, scale_bits = backend.truncate(shares, shift), scale_bits - shift
+    return shares, scale_bits
+
+
+class PrivateTensor(SecretTensor):
+    """A plain tensor that one answering party owns: a model's weight.
+
+    Operations among private tensors of one party run at that party, on floating-point numbers, once a session. An
+    operation with a SharedTensor runs a protocol. A model's own tensors are not changed in place; a copy (`clone`) is.
+
+    Attributes:
+        origin: of a view, what it is a view of, and how.
+        copied: whether this is a copy of its own memory.
+        family: of a copy and of everything that shares its memory, one list of them all.
+        derived: what was made of the value, by how: encodings, its masked form, checks, other weights. Copies share it.
+    """
+
+    value: Located
+    label: str
+    derived: dict[Any, Any]
+    lasting: bool
+    origin: tuple[PrivateTensor, Callable] | None
+    copied: bool
+    family: list[ref] | None
+
+    @staticmethod
+    def __new__(cls, value: Located, session: Session, party: Party, scheme: Scheme, dtype, name: str = "a weight"):
+        self = torch.Tensor._make_wrapper_subclass(cls, value.shape, dtype=dtype, device=session.device)
+        self.value = value
+        self.session = session
+        self.party = party
+        self.scheme = scheme
+        self.label = name
+        self.derived = {}
+        self.lasting = False
+        self.origin = None
+        self.copied = False
+        self.family = None
+        return self
+
+    def __init__(self, *_args, **_kwargs):
+        super().__init__()
+
+    def __repr__(self, *, tensor_contents=None) -> str:
+        with torch._C.DisableTorchFunctionSubclass():
+            return f"PrivateTensor(shape={tuple(self.shape)}, dtype={self.dtype}, at {self.party})"
+
+    def encoded(self, scale_bits: int, limit: float | None = None) -> Located:
+        """The tensor as ring elements, at its owner.
+
+        Raises:
+            FixedPointRangeError: at the owner: it does not fit the ring, or is not below the limit as a summand.
+        """
+        setup, how = self.session.setup(self.party), ("encoded", scale_bits, limit)
+        with setup.lock, running(setup):
+            if how not in self.derived:
+                self.derived[how] = _encoded(self.value, scale_bits, self.scheme.frac_bits, limit, self.label)
+        return self.derived[how]
+
+    @property
+    def weight_bits(self) -> int:
+        """Fraction bits as an operand: those of the scheme, or none for whole numbers."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.scheme.frac_bits if self.dtype.is_floating_point else 0
+
+    def become(self, value: Located, derived: dict[Any, Any] | None = None) -> None:
+        """Take another value of the same shape: an operation in place. What was derived from the old one is not its.
+
+        Args:
+            derived: what was made of the new value before, if it is one that lasts.
+        """
+        self.value, self.derived, self.lasting = value, {} if derived is None else derived, derived is not None
+
+    def weight(self) -> Any:
+        """The operand of linear maps at `weight_bits`: under its mask sent to S on first use, and kept.
+
+        A view of a weight (a transpose, a slice) is a view of its masked form and sends nothing.
+        """
+        setup, how = self.session.setup(self.party), ("masked", self.weight_bits)
+        with setup.lock:  # another thread may have made it meanwhile: it is masked and sent once
+            if how not in self.derived:
+                self.derived[how] = self._masked(setup)
+        return self.derived[how]
+
+    def _masked(self, setup: Net) -> Any:
+        backend = self.session.backend(setup, self.scheme)
+        if self.origin is None:
+            return backend.weight(self.encoded(self.weight_bits))
+        parent, view = self.origin
+        return backend.viewed(parent.weight(), view)
+
+
+def _encoded_shapes(value: torch.Tensor, scale_bits: int, frac_bits: int, _limit: Any, label: str) -> torch.Tensor:
+    check_encodable(value, frac_bits, label)
+    return encode(value, scale_bits)
+
+
+@leaf(shapes=_encoded_shapes)
+def _encoded(value: torch.Tensor, scale_bits: int, frac_bits: int, limit: float | None, label: str) -> torch.Tensor:
+    check_encodable(value, frac_bits, label)
+    if limit is not None and value.numel() and float(value.abs().max()) >= limit:
+        raise FixedPointRangeError(
+            f"{label} reaches magnitude {float(value.abs().max()):.6g} as a summand; activations are below {limit:g} "
+            f"at {frac_bits} fraction bits"
+        )
+    return encode(value, scale_bits)
+
+
+@leaf(shapes=lambda value, *_: value.new_empty(value.shape, dtype=torch.int64))
+def _encoded_input(value: torch.Tensor, frac_bits: int, scale_bits: int, limit: float | None) -> torch.Tensor:
+    """At Q: an input as ring elements, if it is what the program's bounds hold for."""
+    check_encodable(value, frac_bits, "the input")
+    if limit is not None and value.numel() and float(value.abs().max()) >= limit:
+        raise FixedPointRangeError(f"the input reaches {float(value.abs().max()):.6g}; it has to be below {limit:g}")
+    return encode(value, scale_bits)
+
+
+def share_tensor(
+    x: torch.Tensor,
+    *,
+    session: Session | None = None,
+    party: Party | None = None,
+    scheme: Scheme | None = None,
+    limit: float | None = None,
+) -> SharedTensor:
+    """Secret-share Q's tensor between an answering party and S (Pi_Share, PrivHFL Figure 2).
+
+    Args:
+        x: any shape; floating point, integer or bool; finite and below 2^(62 - 2 frac_bits) in magnitude.
+        session: where; the process's default session on x's device if none is named.
+        party: which answering party of the session; the first if none is named.
+        scheme: the number representation; 20 fraction bits if none is named.
+        limit: what the caller has found x to be below in magnitude, for all x that may ever come here: it is public.
+
+    Rounds 1, bytes 8 per element. A learns nothing; S receives uniform bits. Error at most 2^-(frac_bits + 1).
+
+    Raises:
+        DtypeError, NonFiniteError, FixedPointRangeError: before anything is sent.
+        ArgumentError: a party that is none of the session's answering ones: it would learn x, or nobody could use it.
+    """
+    if isinstance(x, SecretTensor):
+        raise ArgumentError(f"share() takes a plain tensor, got a {type(x).__name__}")
+    x = torch.as_tensor(x)
+    session = session or default_session("cpu" if x.is_meta else x.device)
+    if x.device not in (session.device, torch.device("meta")):
+        raise ArgumentError(f"the tensor is on {x.device}, its session on {session.device}: x.to('{session.device}')")
+    scheme = scheme or Scheme()
+    party = session.answering_party(party)
+    check_encodable(x, scheme.frac_bits, "the input")
+    scale_bits = scheme.frac_bits if x.is_floating_point() else 0
+    with session.operation(party) as net:
+        encoded = _encoded_input(net.own(session.Q, x, Phase.ONLINE), scheme.frac_bits, scale_bits, limit)
+        shares = session.backend(net, scheme).share(encoded, not x.is_floating_point())
+        bound = (limit or range_limit(scheme.frac_bits)) * 2.0**scale_bits if scheme.range_check else None
+        return SharedTensor(shares, scale_bits, session, party, scheme, x.dtype, bound)
+
+
+def private_tensor(
+    x: torch.Tensor, session: Session, party: Party, scheme: Scheme, name: str, dtype: torch.dtype | None = None
+) -> PrivateTensor:
+    """A's own tensor, checked to fit the fixed-point range. Nothing is sent.
+
+    Args:
+        name: how errors call it.
+        dtype: what it passes for in type promotion; its own unless named.
+
+    Raises:
+        DtypeError, NonFiniteError, FixedPointRangeError: naming the tensor.
+    """
+    check_encodable(x, scheme.frac_bits, name)
+    setup = session.setup(party)
+    return PrivateTensor(
+        setup.own(party, x.detach(), Phase.SETUP, name), session, party, scheme, dtype or x.dtype, name
+    )

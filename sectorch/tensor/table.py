@@ -1,0 +1,249 @@
+"""The dispatch table: a torch function -> the handler that computes it on secret tensors, and its texts for people."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import resolve_name
+from torch.utils import _pytree as pytree
+
+from ..backend import Backend, Value
+from ..choreography import Net, Party
+from ..errors import (
+    ArgumentError,
+    DimensionError,
+    DtypeError,
+    SectorchError,
+    ShapeError,
+    UnsupportedOpError,
+)
+from ..session import Session
+from .shared import Scheme, SharedTensor
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a handler computes: the session, the answering party and the scheme of its operands."""
+
+    session: Session
+    party: Party
+    scheme: Scheme
+
+    @property
+    def net(self) -> Net:
+        return self.session.net(self.party)
+
+    @property
+    def backend(self) -> Backend:
+        """What computes in the running call."""
+        return self.session.backend(self.net, self.scheme)
+
+    def tensor(
+        self, shares: Value, scale_bits: int, bound: float | None = None, dtype: torch.dtype = torch.float32
+    ) -> SharedTensor:
+        """A value as a tensor that stands beside none; else as `x.like`."""
+        return SharedTensor(shares, scale_bits, self.session, self.party, self.scheme, dtype, bound)
+
+    @property
+    def setup(self) -> Net:
+        return self.session.setup(self.party)
+
+    @property
+    def frac_bits(self) -> int:
+        return self.scheme.frac_bits
+
+
+@dataclass
+class Row:
+    """One operation of the table."""
+
+    name: str
+    handler: Callable
+    keys: list[Any] = field(default_factory=list)
+    in_place: list[Any] = field(default_factory=list)
+    note: str = ""
+    view: bool = False
+    exact: bool = True
+
+    @property
+    def module(self) -> str:
+        return self.handler.__module__.rsplit(".", 1)[-1]
+
+
+def spell(func: Callable) -> str:
+    """The name under which a user knows a torch function."""
+    known = resolve_name(func)
+    if known:
+        return known.replace("torch.nn.functional.", "F.").replace("torch.Tensor.", "Tensor.")
+    name = getattr(func, "__name__", str(func))
+    owner = getattr(func, "__qualname__", name)
+    if name == "__get__":
+        return f"Tensor.{getattr(getattr(func, '__self__', None), '__name__', 'property')}"
+    if "Tensor" in owner or "_TensorBase" in owner:
+        return f"Tensor.{name}"
+    module = getattr(func, "__module__", "") or ""
+    return f"F.{name}" if module.endswith("nn.functional") else f"torch.{name}"
+
+
+_KINDS: tuple[tuple[type[Exception], type[SectorchError]], ...] = (
+    (NotImplementedError, UnsupportedOpError),
+    (IndexError, DimensionError),
+    (TypeError, DtypeError),
+    (AttributeError, DtypeError),
+    (ValueError, ArgumentError),
+    (OverflowError, ArgumentError),
+    (AssertionError, ArgumentError),
+    (MemoryError, ShapeError),
+    (RuntimeError, ShapeError),
+)
+"""What torch raises -> what sectorch raises in its place, the first that fits."""
+
+
+def typed(func: Callable, error: Exception) -> SectorchError:
+    """The error of sectorch's that an exception becomes: it names the function, and has a text in any case."""
+    if isinstance(error, SectorchError):
+        return error
+    said = str(error).strip() or f"{type(error).__name__} without a word"
+    kind = next((ours for theirs, ours in _KINDS if isinstance(error, theirs)), None)
+    if kind is None:
+        return UnsupportedOpError(f"{spell(func)} does not take this call: {type(error).__name__}: {said}")
+    return kind(f"{spell(func)}: {said}")
+
+
+@dataclass(frozen=True)
+class OpTable:
+    """The operations of one kind of encrypted tensor: canonical names, and the torch functions that reach them.
+
+    Attributes:
+        tensors: what the errors call the tensors.
+        remedy: what they say about operations that are missing.
+    """
+
+    tensors: str
+    remedy: str
+    rows: dict[str, Row] = field(default_factory=dict)
+    row_of: dict[Any, Row] = field(default_factory=dict)
+    handler: dict[Any, Callable] = field(default_factory=dict)
+    in_place: set[Any] = field(default_factory=set)
+
+    def implements(
+        self, name: str, *keys, in_place: Iterable = (), note: str = "", view: bool = False, override: bool = False
+    ) -> Callable:
+        """Register a handler.
+
+        Args:
+            keys: the torch functions that it computes.
+            in_place: their in-place forms; the result replaces the content of the first argument.
+            view: whether torch's result shares memory with its argument.
+            override: take functions that have a handler away from it. Every model of this process then computes with
+                the new one, and so do handlers that are made of these functions.
+
+        Raises:
+            ArgumentError: a function that has a handler already, without `override`; nothing was registered.
+        """
+
+        def register(handler):
+            taken = [key for key in (*keys, *in_place) if key in self.handler]
+            if taken and not override:
+                raise ArgumentError(
+                    f"{', '.join(map(spell, taken))} has a handler on {self.tensors} already (row "
+                    f"'{self.row_of[taken[0]].name}'); pass override=True to replace it in every model of this process"
+                )
+            for key in (*keys, *in_place):
+                self._release(key)
+            row = self.rows.setdefault(name, Row(name, handler, note=note, view=view))
+            for key in (*keys, *in_place):
+                self.row_of[key] = row
+                self.handler[key] = handler
+            row.keys.extend(keys)
+            for key in in_place:
+                self.in_place.add(key)
+                row.in_place.append(key)
+            return handler
+
+        return register
+
+    def _release(self, key: Any) -> None:
+        """Take a function out of its row; a row that has none left goes too."""
+        row = self.row_of.pop(key, None)
+        if row is None:
+            return
+        del self.handler[key]
+        self.in_place.discard(key)
+        row.keys, row.in_place = ([k for k in kept if k is not key] for kept in (row.keys, row.in_place))
+        if not row.keys and not row.in_place:
+            del self.rows[row.name]
+
+    def nearest(self, func: Callable) -> list[str]:
+        """Rows whose names come nearest to that of an unsupported function."""
+        name = getattr(func, "__name__", str(func)).strip("_").split(".")[-1]
+        return difflib.get_close_matches(name, self.rows, n=3, cutoff=0.5)
+
+    def unsupported(self, func: Callable, args: tuple, kwargs: dict) -> str:
+        """What an error says of an operation that is missing: function, arguments, the nearest that there is."""
+        described = []
+        for leaf in pytree.tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor):
+                with torch._C.DisableTorchFunctionSubclass():
+                    described.append(f"{type(leaf).__name__}{tuple(leaf.shape)}")
+            else:
+                described.append(
+                    repr(leaf) if isinstance(leaf, (int, float, bool, str, type(None))) else type(leaf).__name__
+                )
+        close = self.nearest(func)
+        hint = f"nearest supported: {', '.join(close)}" if close else "no supported operation has a similar name"
+        return f"{spell(func)}({', '.join(described)}) is not supported on {self.tensors}; {hint}. {self.remedy}"
+
+
+SHARES = OpTable("secret tensors", "sectorch.supported_ops() lists all")
+"""The operations of SharedTensors. Handlers are f(context, *args, **kwargs) -> SharedTensor, or several in a tuple."""
+
+SMOOTH = frozenset((
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh",
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "celu", "cos", "cosh", "cosine_similarity",
+    "cross_entropy", "div", "elu", "erf", "erfc", "exp", "exp2", "expm1", "gelu", "glu", "group_norm", "gru",
+    "gru_cell", "instance_norm", "kl_div", "layer_norm", "local_response_norm", "log", "log10", "log1p", "log2",
+    "log_softmax", "logsigmoid", "logsumexp", "lstm", "lstm_cell", "mish", "multi_head_attention", "norm",
+    "normalize", "poisson_nll_loss", "pow", "reciprocal", "rms_norm", "rnn_tanh", "rnn_tanh_cell", "rsqrt",
+    "scaled_dot_product_attention", "selu", "sigmoid", "silu", "sin", "sinh", "soft_margin_loss", "softmax",
+    "softmin", "softplus", "softsign", "sqrt", "std", "tanh", "tanhshrink",
+))  # fmt: skip
+"""Operations that go through a series, for some arguments at least: `div` by a shared divisor, `pow` by a fraction.
+
+All others are exact functions of their operands' ring elements. What Q's draws change in these: docs/protocols.md.
+"""
+
+TABLE, ROW_OF, HANDLER, IN_PLACE = SHARES.rows, SHARES.row_of, SHARES.handler, SHARES.in_place
+implements, nearest, unsupported = SHARES.implements, SHARES.nearest, SHARES.unsupported
+BEFORE: dict[Any, Callable] = {}
+"""Checks of a call's form that come before torch's own, where torch's words would not help."""
+
+
+def row_of(func: Any) -> Row | None:
+    """The row of a torch function, or None."""
+    try:
+        return ROW_OF.get(func)
+    except TypeError:
+        return None
+
+
+def supported_ops() -> list[dict[str, Any]]:
+    """The table as data: for each operation its name, the torch functions that reach it, a note, and `exact`.
+
+    An operation is exact if its result depends on its operands alone, and else smooth: but for one value in 2^28.
+    """
+    return [
+        dict(
+            name=row.name,
+            functions=sorted({spell(key) for key in row.keys}),
+            in_place=sorted({spell(key) for key in row.in_place}),
+            kind=row.module,
+            note=row.note,
+            exact=row.exact and row.name not in SMOOTH,
+        )
+        for row in sorted(TABLE.values(), key=lambda row: row.name)
+    ]

@@ -1,0 +1,211 @@
+"""The border between handlers and protocols: each method of a backend, by the protocols and as the plain function.
+
+`test_ops.py` holds every row of the op table to the plain backend, bit for bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from helpers import ring_values, weight_like
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sectorch.backend import SERIES_BITS, Backend, Normal
+from sectorch.choreography import Phase
+from sectorch.errors import DimensionError
+from sectorch.mpc.plain import Plain
+from sectorch.mpc.smooth.trigonometric import draw_error
+from sectorch.mpc.star.backend import Star
+from sectorch.ops.series import SIGMOID
+from sectorch.ring.products import Conv2d, Linear, matmul
+from sectorch.ring.scheme import Scheme
+from sectorch.session import Session
+
+METHODS = {name for name, f in vars(Backend).items() if inspect.isfunction(f) and not name.startswith("_")}
+SHAPES = [(), (0,), (1,), (65,), (3, 43)]
+SCHEMES = [Scheme(), Scheme(network="wan")]
+
+
+@functools.cache
+def session(reference: bool) -> Session:
+    return Session(reference=reference)
+
+
+@pytest.mark.parametrize("kind", [Star, Plain])
+def test_a_backend_has_all_methods_and_no_others(kind: type):
+    own = {name for name, f in vars(kind).items() if callable(f) and not name.startswith("_")}
+    assert own == METHODS
+    for name in METHODS:
+        wanted, found = (inspect.signature(getattr(c, name)).parameters.values() for c in (Backend, kind))
+        assert [(p.name, p.default) for p in found] == [(p.name, p.default) for p in wanted], name
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method on operands of so many bits: f(backend, *values) gives a value, or several."""
+
+    method: str
+    f: Callable
+    bits: tuple[int, ...] = (61,)
+
+    def __str__(self) -> str:
+        return self.method
+
+
+def revealed(reference: bool, scheme: Scheme, case: Case, inputs: list[torch.Tensor], whole: bool) -> list:
+    """What Q learns, and whether it is told that it is right."""
+    at = session(reference)
+    with at.call(at.answering[0]) as net:
+        backend = at.backend(net, scheme)
+        found = case.f(backend, *(backend.share(net.own(net.Q, x), whole) for x in inputs))
+        found = [found.mantissa, found.bits] if isinstance(found, Normal) else found
+        learned = []
+        for value in found if isinstance(found, (list, tuple)) else [found]:
+            opened, right = backend.reveal(value, tuple(net.raised))
+            learned.append((net.read(opened, net.Q), right is None or bool(net.read(right, net.Q))))
+        return learned
+
+
+def private(backend: Any, shape: tuple[int, ...]) -> Any:
+    """The answering party's numbers."""
+    net = backend.net
+    return net.setup.own(net.A, weight_like(shape), Phase.SETUP)
+
+
+def by_weight(product: Callable, shape: Callable[[torch.Size], tuple[int, ...]]) -> Callable:
+    return lambda b, x: b.linear(product, x, b.weight(private(b, shape(x.shape))))
+
+
+def by_view(b: Backend, x: Any) -> Any:
+    weight = b.viewed(b.weight(private(b, (*x.shape, 2))), lambda w: w[..., 1])
+    return b.linear(lambda v, w, _: v * w, x, weight)
+
+
+def flagged(b: Backend, x: Any) -> Any:
+    b.flag(b.at_least(x, (1 << 60,))[0])
+    return x
+
+
+def flagged_outside(b: Backend, x: Any) -> Any:
+    b.flag_outside(x, 59)
+    return x
+
+
+def image(v: torch.Tensor) -> torch.Tensor:
+    return torch.cat((v.reshape(-1), v.new_zeros(2))).view(1, 1, 1, -1)
+
+
+def stacked(*values: torch.Tensor) -> torch.Tensor:
+    return torch.stack(values)
+
+
+def halved(v: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return v * number, v + v
+
+
+def beside(v: torch.Tensor, number: int) -> torch.Tensor:
+    return torch.cat((v.reshape(-1), torch.full((2,), number)))
+
+
+CASES = [
+    Case("share", lambda b, x: x, (63,)),
+    Case("reveal", flagged, (61,)),
+    Case("held", lambda b, x: x + b.held(private(b, tuple(x.shape))), (63,)),
+    Case("embedded", lambda b, x: x - b.embedded(b.held(private(b, tuple(x.shape)))), (63,)),
+    Case("embedded", lambda b, x: b.embedded(torch.arange(7)) << 3),
+    Case("each", lambda b, x, y: b.each(stacked, x, -y), (63, 63)),
+    Case("moved", lambda b, x: b.moved(halved, x, 5), (63,)),
+    Case("affine", lambda b, x: b.affine(beside, x, -(1 << 62)), (63,)),
+    Case("linear", by_weight(lambda v, w, _: v * w, tuple), (63,)),
+    Case("linear", lambda b, x: by_weight(Linear(), lambda s: (130, s[1]))(b, b.each(lambda v: v.reshape(1, -1), x))),
+    Case("linear", lambda b, x: by_weight(Conv2d((1, 1), (1, 1)), lambda s: (3, 1, 3, 3))(b, b.each(image, x))),
+    Case("viewed", by_view, (63,)),
+    Case("multiply", lambda b, x, y: b.multiply(torch.mul, x, y), (63, 63)),
+    Case(
+        "multiply",
+        lambda b, x: b.multiply(matmul, b.each(lambda v: v.reshape(1, -1), x), b.each(lambda v: v.reshape(-1, 1), x)),
+    ),
+    Case("square", lambda b, x: b.square(x), (63,)),
+    *(Case("truncate", lambda b, x, s=s: b.truncate(x, s)) for s in (1, 20, 32)),
+    Case("truncate", lambda b, x: b.truncate(x, 20, 39)),
+    Case("at_least", lambda b, x: b.at_least(x), (63,)),
+    Case("at_least", lambda b, x: b.at_least(x, (-5, 0, 1 << 40))),
+    Case("is_zero", lambda b, x: b.is_zero(x), (63,)),
+    Case("where_positive", lambda b, x, y: b.where_positive(x, (x, y)), (63, 63)),
+    *(Case("ramps", lambda b, x, s=s: b.ramps(x, (0, -7, 1 << 20), s)) for s in (0, 20)),
+    *(Case("ramps", lambda b, x, s=s: b.ramps(x, (3,), s, limit_bits=30)) for s in (0, 20)),
+    Case("ramps", lambda b, x: b.ramps(x, (0,), 20, 45), (44,)),
+    *(Case("relu_and_rest", lambda b, x, s=s: b.relu_and_rest(x, s, 63, 39)) for s in (0, 20)),
+    Case("leaky_relu", lambda b, x: b.leaky_relu(x, 20), (50,)),
+    Case("maximum", lambda b, x, y: b.maximum(x, y), (61, 61)),
+    Case("largest", lambda b, x, y: b.largest(b.each(stacked, x, y, -x)), (61, 61)),
+    *(Case("normalise", lambda b, x, k=k: b.normalise(x, *k)) for k in ((0, 62), (5, 40))),
+    Case("flag", flagged),
+    Case("flag_outside", flagged_outside, (63,)),
+]
+"""By method; `weight` comes with `linear`, `series` and `aggregate` have tests of their own below."""
+
+
+def test_every_method_has_a_case():
+    assert {case.method for case in CASES} | {"weight", "series", "aggregate", "check_index"} == METHODS
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s.network)
+@pytest.mark.parametrize("case", CASES, ids=str)
+@settings(max_examples=4)
+@given(shape=st.sampled_from(SHAPES), seed=st.integers(0, 1 << 20))
+def test_protocols_compute_the_plain_function(case: Case, scheme: Scheme, shape, seed: int):
+    """The same numbers bit for bit, and the same word on whether they are right."""
+    inputs = [ring_values(shape, bits, seed + i) for i, bits in enumerate(case.bits)]
+    secure, plain = (revealed(reference, scheme, case, inputs, False) for reference in (False, True))
+    assert len(secure) == len(plain)
+    for (y, right), (wanted, known) in zip(secure, plain, strict=True):
+        assert right == known and torch.equal(y, wanted)
+
+
+def test_a_series_is_the_plain_one_to_what_the_dealer_draws():
+    case = Case("series", lambda b, x: b.series(x, 20, SIGMOID))
+    x = torch.randint(-14 << 20, 14 << 20, (500,))
+    (secure, _), (plain, _) = (revealed(reference, Scheme(), case, [x], False)[0] for reference in (False, True))
+    assert ((secure - plain).abs() <= draw_error(SIGMOID) * 2.0**SERIES_BITS).all()
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("reference", [False, True])
+def test_sums_of_several_parties(reference: bool, guarded: bool):
+    at, x = Session(3, reference=reference), ring_values((65,), 59)
+    for bad in (False, True) if guarded else (False,):
+        terms = []
+        for party in at.answering:
+            net = at._net(party, Phase.OFFLINE)
+            backend = at.backend(net, Scheme())
+            with at._running(net):
+                value = backend.share(net.own(net.Q, x), False)
+                if bad:
+                    backend.flag_outside(value, 3)
+                terms.append((backend, value, tuple(net.raised)))
+        with at._running(terms[0][0].net) as net:
+            total, right = terms[0][0].aggregate(terms, guarded)
+            assert torch.equal(net.read(total, net.Q), 0 * x if bad else 3 * x)
+            assert right is None or bool(net.read(right, net.Q)) is not bad
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_an_index_of_qs_own_is_looked_at(reference: bool):
+    at, x = session(reference), torch.tensor([0, 3, 1])
+    with at.call(at.answering[0]) as net:
+        backend = at.backend(net, Scheme())
+        own, other = (backend.share(net.own(net.Q, x), whole) for whole in (True, False))
+        assert backend.check_index(own, 4) and not backend.check_index(other, 4)
+        assert backend.check_index(backend.moved(torch.flip, own, (0,)), 4)
+        assert all(backend.check_index(part, 7) for part in backend.moved(halved, own, 1))
+        assert not backend.check_index(own + 1, 5)
+        with pytest.raises(DimensionError, match="index out of range: 1 of 3"):
+            backend.check_index(own, 3)

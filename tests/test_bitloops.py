@@ -1,0 +1,81 @@
+"""Compiled loops against torch's functions: every message of every protocol and every result, bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+from helpers import CASES, ring_values, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sectorch.choreography.ledger import Transcript
+from sectorch.choreography.run.local import LocalRuntime
+from sectorch.mpc.star.guard import inner_product
+from sectorch.ring import bitplanes
+from sectorch.ring.bitplanes import planes, planes_beside, rows
+from sectorch.session import Session
+
+SHAPES = [(), (0,), (1,), (63,), (64,), (65,), (3, 0, 2), (5, 13), (513,), (8, 65)]
+
+
+def streams(self, pair, label, call, draw, count):
+    """Draws that are the same in each session: by parties, label and place."""
+    said = f"{sorted(p.name for p in pair)} {label} {call} {draw} {count}"
+    seed = int.from_bytes(hashlib.sha256(said.encode()).digest()[:7], "big")
+    return torch.randint(-(1 << 63), (1 << 63) - 1, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def seen(case, inputs, compiled: bool) -> tuple[list, list[torch.Tensor]]:
+    """Messages but those that agree on keys, and results, in a session of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalRuntime, "draw", streams)
+        patch.setattr(bitplanes, "COMPILED", compiled)
+        session = Session(case.answering)
+        with Transcript() as transcript:
+            results = run(case.program, *inputs, session=session)
+    lines = [(line.path, line.label, line.round, value) for line, value in transcript.lines if line.path != "seed"]
+    return lines, results if isinstance(results, list) else [results]
+
+
+BY_TREES = [case for case in CASES if "fss" not in case.name and case.name != "signs"]
+"""Function secret sharing has no compiled loops."""
+
+
+@pytest.mark.parametrize("case", BY_TREES, ids=str)
+def test_every_message_is_the_same(case):
+    elementwise = case.elementwise and case.name not in ("max_tree", "linear_mul")
+    for shape in SHAPES if elementwise else SHAPES[:1]:
+        shapes = [shape] * len(case.shapes(1)) if elementwise else case.shapes(3)
+        inputs = [ring_values(s, case.bits, 5 + i) for i, s in enumerate(shapes)]
+        (lines, results), (again, others) = (seen(case, inputs, compiled) for compiled in (True, False))
+        assert [line[:3] for line in lines] == [line[:3] for line in again]
+        for one, other in zip([v for *_, v in lines] + results, [v for *_, v in again] + others, strict=True):
+            assert (one.shape, one.dtype) == (other.shape, other.dtype)
+            assert torch.equal(one, other)
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 70_000), st.integers(1, 3), st.integers(0, 1 << 30), st.sampled_from((1, 2)))
+def test_planes_of_any_number_of_elements(count: int, parts: int, seed: int, threads: int):
+    """Above 65,536 elements the words are spread over threads."""
+    values = tuple(ring_values((count,), 63, seed + i) for i in range(parts))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        found = planes_beside(values)
+    finally:
+        torch.set_num_threads(before)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bitplanes, "COMPILED", False)
+        assert torch.equal(found, torch.cat([planes(rows(v)) for v in values], -1))
+
+
+@given(st.integers(0, 200), st.integers(0, 1 << 30))
+def test_inner_products_of_polynomials(count: int, seed: int):
+    x, y = ring_values((count,), 63, seed), ring_values((count,), 63, seed + 1)
+    found = inner_product(x, y)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bitplanes, "COMPILED", False)
+        assert torch.equal(found, inner_product(x, y))
