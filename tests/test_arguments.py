@@ -71,6 +71,24 @@ def test_the_fuzz_would_notice():
         assert told(wrong) == argument_fuzz.FOUND
 
 
+@pytest.mark.parametrize("plain", [torch.tensor([0, 1, 2, 3]), torch.tensor([1.7, -2.0]), torch.tensor([True, False])])
+@pytest.mark.parametrize("like", [torch.zeros(1), torch.zeros(1, dtype=torch.int64), torch.zeros(1).bool()])
+@pytest.mark.parametrize("convert", [T.type_as, T.to])
+def test_public_numbers_take_a_secret_tensors_dtype(plain, like, convert):
+    """What is public stays public, and is torch's own."""
+    result, expected = convert(plain, argument_fuzz.stage().place("shared", like)), convert(plain, like)
+    assert type(result) is T
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("convert", [T.view_as, T.reshape_as, T.expand_as])
+def test_public_numbers_take_a_secret_tensors_shape(convert):
+    plain, like = torch.arange(4).reshape(2, 2), torch.zeros(2, 2) if convert is not T.view_as else torch.zeros(4)
+    result = convert(plain, argument_fuzz.stage().place("shared", like))
+    assert type(result) is T
+    torch.testing.assert_close(result, convert(plain, like), rtol=0, atol=0)
+
+
 # A float/double mix: private tensors pass for the model's dtype and are computed on in float64.
 
 

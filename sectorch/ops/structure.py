@@ -119,7 +119,9 @@ def reshape(context: Context, x: SharedTensor, *shape: Any, **kwargs: Any) -> Sh
 
 
 @implements("reshape", T.reshape_as, T.view_as, view=True)
-def reshape_as(context: Context, x: SharedTensor, other: torch.Tensor) -> SharedTensor:
+def reshape_as(context: Context, x: SharedTensor | torch.Tensor, other: torch.Tensor) -> SharedTensor | torch.Tensor:
+    if not is_secret(x):
+        return x.reshape(other.shape)
     return local(context, T.reshape, x, tuple(other.shape))
 
 
@@ -136,7 +138,9 @@ def unflatten(context: Context, x: SharedTensor, dim: int, sizes: Any) -> Shared
 
 
 @implements("expand_as", T.expand_as, view=True, note="local")
-def expand_as(context: Context, x: SharedTensor, other: torch.Tensor) -> SharedTensor:
+def expand_as(context: Context, x: SharedTensor | torch.Tensor, other: torch.Tensor) -> SharedTensor | torch.Tensor:
+    if not is_secret(x):
+        return x.expand(other.shape)
     return local(context, T.expand, x, other.shape)
 
 
@@ -251,7 +255,10 @@ def to_integer(context: Context, x: SharedTensor) -> SharedTensor:
 
 @implements("to", T.to, T.type, T.float, T.double, T.half, T.bfloat16, T.cpu, T.type_as,
             note="local; changes the dtype of what is revealed")  # fmt: skip
-def to(context: Context, x: SharedTensor, *args: Any, **kwargs: Any) -> SharedTensor:
+def to(context: Context, x: SharedTensor | torch.Tensor, *args: Any, **kwargs: Any) -> SharedTensor | torch.Tensor:
+    if not is_secret(x):  # public numbers take the dtype of a secret tensor, which is public
+        like = next(v for v in (*args, *kwargs.values()) if is_secret(v))
+        return x.to(like.dtype)
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.dtype) and not value.is_floating_point and x.scale_bits:
             refuse("rounding a secret number to an integer", "compare it, or reveal it first")
