@@ -101,12 +101,16 @@ class SharedTensor(SecretTensor):
 
     if TYPE_CHECKING:  # torch's stubs say that these give a Tensor; of a shared one they give a shared one
         __add__: Callable[..., SharedTensor]
+        __radd__: Callable[..., SharedTensor]
         __sub__: Callable[..., SharedTensor]
         __mul__: Callable[..., SharedTensor]
         __truediv__: Callable[..., SharedTensor]
         __neg__: Callable[..., SharedTensor]
         __getitem__: Callable[..., SharedTensor]
+        abs: Callable[..., SharedTensor]
+        clamp: Callable[..., SharedTensor]
         exp: Callable[..., SharedTensor]
+        expand: Callable[..., SharedTensor]
         flatten: Callable[..., SharedTensor]
         reshape: Callable[..., SharedTensor]
         sum: Callable[..., SharedTensor]
