@@ -297,6 +297,8 @@ def from_shares(
 
     with x.session.operation(x.party) as net:
         shares, excess = x.shares, x.scale_bits - scale_bits
+        if not isinstance(shares, Shares):
+            raise ArgumentError("a tensor of a reference session is in nobody's shares; there is nothing to encrypt")
         while excess:
             shift = min(MAX_SHIFT, excess)
             shares, excess = truncate(net, shares, shift), excess - shift

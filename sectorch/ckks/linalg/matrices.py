@@ -15,6 +15,7 @@ floor(sqrt(slots)). Each sum is relinearised and rescaled once. One level.
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from ...errors import ShapeError
+from ...errors import ArgumentError, ShapeError
 from ..errors import SlotError
 from ..scheme.bounds import encoding_error, held
 from ..scheme.cipher import (
@@ -70,7 +71,10 @@ class Operand:
         key = (*at, c.level, c.left)
         if key not in self.encoded:
             context, scale = c.keys.context, weight_scale(c)
-            plains = (context.encode(row.tolist(), c.level, scale) for row in self.blocks[at])
+            block = self.blocks[at]
+            if isinstance(block, Cipher):
+                raise ArgumentError("an encrypted operand has no plain blocks")
+            plains = (context.encode(row.tolist(), c.level, scale) for row in block)
             self.encoded[key] = np.stack([context.parse_plain(p, c.level) for p in plains])[:, None]
         return self.encoded[key]
 
@@ -186,14 +190,13 @@ class MatrixProduct(ABC):
         inner_blocks = -(-self.d_in // self.inner)
         for i, *_ in self._ranges(self.d_out, self.tile[0]):
             for j, *_ in self._ranges(self.m, self.tile[1]):
-                total = None
-                for k in range(inner_blocks):
-                    part = self._block(left.blocks[i, k], right, (k, j), counts)
-                    total = part if total is None else add(total, part)
-                blocks[i, j] = self.finish(settle(relinearise(total)), counts)
+                parts = (self._block(left.blocks[i, k], right, (k, j), counts) for k in range(inner_blocks))
+                blocks[i, j] = self.finish(settle(relinearise(functools.reduce(add, parts))), counts)
         return EncryptedMatrix((self.d_out, self.m), blocks, self.tile, self.width, counts)
 
-    def _block(self, x: Cipher, right: Operand, at: tuple[int, int], counts: Counts) -> Cipher:
+    def _block(self, x: torch.Tensor | Cipher, right: Operand, at: tuple[int, int], counts: Counts) -> Cipher:
+        if not isinstance(x, Cipher):
+            raise ArgumentError("the left operand of a product is encrypted")
         counts.products += self.terms
         y = right.blocks[at]
         if isinstance(y, Cipher):

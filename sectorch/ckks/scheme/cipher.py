@@ -107,6 +107,11 @@ def empty(count: int, size: int, primes: int, degree: int, meta: bool, what: str
     return room((count, size, primes, degree), meta, what)
 
 
+def empty_like(data: torch.Tensor, what: str, count: int | None = None) -> torch.Tensor:
+    """Room for ciphertexts of the form of these: for as many, or for so many."""
+    return room((len(data) if count is None else count, *data.shape[1:]), data.is_meta, what)
+
+
 def words(data: torch.Tensor) -> np.ndarray:
     """Residues as the compiled loops take them: contiguous."""
     return data.contiguous().numpy()
@@ -229,7 +234,7 @@ def times_integers(c: Cipher, integers: Sequence[int] | int) -> Cipher:
     """Each ciphertext times an integer of any size, mod every prime; scale and level stay as they are."""
     if integers == 1:
         return c
-    out = empty(*c.data.shape, c.data.is_meta, "a product with plain numbers")
+    out = empty_like(c.data, "a product with plain numbers")
     if not c.data.is_meta:
         out.copy_(c.data)
         for j, q in enumerate(c.primes):
@@ -325,7 +330,7 @@ def add(a: Cipher, b: Cipher, sign: int = 1) -> Cipher:
     a = replace(a, largest=a.largest + b.largest, error=a.error + b.error, declared=False)
     held(a, "a sum")
     large = b if a.size <= b.size else a
-    out = empty(*large.data.shape, a.data.is_meta, "an addition")
+    out = empty_like(large.data, "an addition")
     if not a.data.is_meta:
         for j, q in enumerate(a.primes):
             for k in range(large.size):
@@ -354,7 +359,7 @@ def add_numbers(c: Cipher, numbers: Sequence[float]) -> Cipher:
     most = max(map(abs, numbers), default=0.0)
     more = replace(c, largest=c.largest + most / abs(c.multiplier), error=c.error + 0.5 / c.scale, declared=False)
     held(more, "a sum")
-    out = empty(*c.data.shape, c.data.is_meta, "an addition")
+    out = empty_like(c.data, "an addition")
     if not c.data.is_meta:
         out.copy_(c.data)
         integers = integer_constants(c, numbers)

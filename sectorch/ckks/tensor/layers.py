@@ -114,8 +114,9 @@ def _conv(
             continue
         used = torch.unique(columns[columns >= 0])
         inner = torch.where(columns < 0, -1, torch.searchsorted(used, columns.clamp(min=0)))
-        own, mine = (None if v is None else v[g * per_out : (g + 1) * per_out] for v in (weight, bias))
-        parts.append(weighted(taken(x.cipher, used), own.flatten(1), inner, f"a conv{rank}d", _listed(mine)))
+        own = slice(g * per_out, (g + 1) * per_out)
+        mine = _listed(None if bias is None else bias[own])
+        parts.append(weighted(taken(x.cipher, used), weight[own].flatten(1), inner, f"a conv{rank}d", mine))
     c = parts[0]
     if groups > 1:
         largest, error = most(p.largest for p in parts), most(p.error for p in parts)

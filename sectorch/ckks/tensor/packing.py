@@ -20,7 +20,7 @@ from ..scheme.cipher import (
     Cipher,
     _need_level,
     add_numbers,
-    empty,
+    empty_like,
     times_numbers,
     times_weight,
     weight_scale,
@@ -39,7 +39,7 @@ def taken(c: Cipher, index: torch.Tensor) -> Cipher:
     flat = index.reshape(-1)
     if flat.numel() == c.count and torch.equal(flat, torch.arange(c.count)):
         return c
-    out = empty(flat.numel(), *c.data.shape[1:], c.data.is_meta, "a selection")
+    out = empty_like(c.data, "a selection", flat.numel())
     if not c.data.is_meta:
         torch.index_select(c.data, 0, flat, out=out)
     return replace(c, data=out)
@@ -170,7 +170,7 @@ def times_number(c: Cipher, number: float) -> Cipher:
 
 def _with_slots(c: Cipher, value: torch.Tensor, row_shape: tuple[int, ...], scale: float, f: Callable) -> Cipher:
     """f(ciphertext, encoded) in place on a copy of each ciphertext, with its column of slots."""
-    out = empty(*c.data.shape, c.data.is_meta, "an operation with a plain tensor")
+    out = empty_like(c.data, "an operation with a plain tensor")
     if not c.data.is_meta:
         out.copy_(c.data)
         sign = -1.0 if scale < 0 else 1.0

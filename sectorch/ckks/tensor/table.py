@@ -141,7 +141,7 @@ def layer_here() -> str | None:
             inner = inner if inner is not None else module
             outer = module if any(m is inner for m in module.modules()) else outer
         frame = frame.f_back
-    if inner is None:
+    if inner is None or outer is None:
         return None
     name = next((n for n, m in outer.named_modules() if m is inner), "")
     return f"layer '{name}' ({type(inner).__name__})" if name else f"layer {type(inner).__name__}"

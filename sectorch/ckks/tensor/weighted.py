@@ -22,7 +22,7 @@ from ..scheme.bounds import held
 from ..scheme.cipher import (
     Cipher,
     _need_level,
-    empty,
+    empty_like,
     integer_constants,
     settle,
     weight_scale,
@@ -84,7 +84,7 @@ def weighted(
     )  # fmt: skip
     result = held(replace(result, error=error + 0.5 / result.scale), what)
     integers = None if c.data.is_meta else encode_weights(weights, c)
-    out = empty(weights.shape[0] * positions, *c.data.shape[1:], c.data.is_meta, what)
+    out = empty_like(c.data, what, weights.shape[0] * positions)
     result = replace(result, data=out)
     if integers is not None:
         constants = None if bias is None else integer_constants(result, bias)
@@ -100,7 +100,7 @@ def summed(c: Cipher, gather: torch.Tensor) -> Cipher:
     """Output p = sum_k ciphertext gather[p, k], -1 for a zero. No level; the errors add up."""
     terms = int((gather >= 0).sum(1).max()) if gather.numel() else 0
     c = held(replace(c, largest=terms * c.largest, error=terms * c.error, declared=False), "a sum")
-    out = empty(gather.shape[0], *c.data.shape[1:], c.data.is_meta, "a sum")
+    out = empty_like(c.data, "a sum", gather.shape[0])
     if not c.data.is_meta:
         _sum_into(out, c, gather, torch.ones(1, gather.shape[1], dtype=torch.int64), None)
     return replace(c, data=out)
