@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -63,18 +63,29 @@ class Operand:
     """
 
     shape: tuple[int, int]
-    blocks: dict[tuple[int, int], torch.Tensor | Cipher]
+    blocks: Mapping[tuple[int, int], torch.Tensor | Cipher]
     encoded: dict = field(default_factory=dict, repr=False)
+
+    def cipher(self, at: tuple[int, int]) -> Cipher:
+        """An encrypted block."""
+        block = self.blocks[at]
+        if not isinstance(block, Cipher):
+            raise ArgumentError("this operand is plain, and an encrypted one is needed here")
+        return block
+
+    def plain(self, at: tuple[int, int]) -> torch.Tensor:
+        """A plain block."""
+        block = self.blocks[at]
+        if isinstance(block, Cipher):
+            raise ArgumentError("this operand is encrypted, and a plain one is needed here")
+        return block
 
     def residues(self, at: tuple[int, int], c: Cipher) -> np.ndarray:
         """A plain block as SEAL encodes it for products with c, int64 [copies, 1, primes, N]; encoded once and kept."""
         key = (*at, c.level, c.left)
         if key not in self.encoded:
             context, scale = c.keys.context, weight_scale(c)
-            block = self.blocks[at]
-            if isinstance(block, Cipher):
-                raise ArgumentError("an encrypted operand has no plain blocks")
-            plains = (context.encode(row.tolist(), c.level, scale) for row in block)
+            plains = (context.encode(row.tolist(), c.level, scale) for row in self.plain(at))
             self.encoded[key] = np.stack([context.parse_plain(p, c.level) for p in plains])[:, None]
         return self.encoded[key]
 
@@ -190,13 +201,11 @@ class MatrixProduct(ABC):
         inner_blocks = -(-self.d_in // self.inner)
         for i, *_ in self._ranges(self.d_out, self.tile[0]):
             for j, *_ in self._ranges(self.m, self.tile[1]):
-                parts = (self._block(left.blocks[i, k], right, (k, j), counts) for k in range(inner_blocks))
+                parts = (self._block(left.cipher((i, k)), right, (k, j), counts) for k in range(inner_blocks))
                 blocks[i, j] = self.finish(settle(relinearise(functools.reduce(add, parts))), counts)
         return EncryptedMatrix((self.d_out, self.m), blocks, self.tile, self.width, counts)
 
-    def _block(self, x: torch.Tensor | Cipher, right: Operand, at: tuple[int, int], counts: Counts) -> Cipher:
-        if not isinstance(x, Cipher):
-            raise ArgumentError("the left operand of a product is encrypted")
+    def _block(self, x: Cipher, right: Operand, at: tuple[int, int], counts: Counts) -> Cipher:
         counts.products += self.terms
         y = right.blocks[at]
         if isinstance(y, Cipher):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -74,6 +74,14 @@ class CKKSTensor(torch.Tensor):
 
     def __init__(self, *_args: Any, **_kwargs: Any):
         super().__init__()
+
+    if TYPE_CHECKING:  # torch's stubs say that these give a Tensor; of an encrypted one they give an encrypted one
+        __add__: Callable[..., CKKSTensor]
+        __sub__: Callable[..., CKKSTensor]
+        __mul__: Callable[..., CKKSTensor]
+        __truediv__: Callable[..., CKKSTensor]
+        sum: Callable[..., CKKSTensor]
+        unsqueeze: Callable[..., CKKSTensor]
 
     @property
     def full_shape(self) -> torch.Size:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from ...choreography import Located, Message, Net, Party, Phase, Roles, protocol
-from ...choreography.located import running
+from ...choreography.located import compute, running
 from ...choreography.roles import Cast
 from ...choreography.run.local import LocalRuntime
 from ...choreography.steps import Runtime
@@ -43,7 +43,7 @@ class Parties:
             for net, x in zip(self.nets, own, strict=True)
         ]
         with running(self.nets[0]):
-            together = torch.cat(told)
+            together = compute(torch.cat, told)
         return self._known(together, "numbers").view(torch.float64).tolist()
 
     def task(self, coalition: int, samples: Sequence[int]) -> list[int]:

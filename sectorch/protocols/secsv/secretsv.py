@@ -8,6 +8,8 @@ batch are classified correctly, as the servers do.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 
@@ -17,6 +19,7 @@ from ...mpc.star.shares import Shares
 from ...ring import encode
 from ...session import Session
 from ...tensor import Scheme, SharedTensor
+from .errors import ShapleyError
 from .program import Program, gates
 from .public import quantised
 from .skip import bits
@@ -41,8 +44,8 @@ class SecretSVTester(Tester):
         super().__init__(program, tests)
         self.scheme = Scheme()
         with during("sharing"):
-            self._x = [split(x.reshape(len(x), -1).t(), self.scheme.frac_bits) for x in tests.x]
-            self._labels = [split(labels, 0) for labels in tests.labels]
+            self._x = [split(x.reshape(len(x), -1).t(), self.scheme.frac_bits) for x, _ in tests.everywhere]
+            self._labels = [split(labels, 0) for _, labels in tests.everywhere]
 
     def begin(self, models, weights):
         with during("sharing"):
@@ -73,20 +76,18 @@ class SecretSVTester(Tester):
             x = self._held(session, _joined([_taken(self._x[i], numbers[i]) for i in chosen]), self.scheme.frac_bits)
             labels = self._held(session, _joined([_taken(self._labels[i], numbers[i]) for i in chosen]), 0)
             scores = self._scores(model, x, 1 / sum(self._weights[i] for i in owners))
-            hits = (scores.argmax(1) == labels).reveal().tolist()
+            hits = _revealed(scores.argmax(1) == labels)
         return bits(self.tests.places(chosen, numbers)[np.array(hits, bool)])
 
     @torch.no_grad()
-    def _scores(self, model: dict, values: SharedTensor, share: float) -> SharedTensor:
+    def _scores(self, model: dict, values: torch.Tensor, share: float) -> torch.Tensor:
         samples = values.shape[1]
-        state = None
+        out, state = values, values[: self.program.state] * 0 if self.program.state else None
         for layer in self.program.layers:
-            if layer.gate and state is None:
-                state = values[: self.program.state] * 0
             columns = layer.features(values if state is None else torch.cat([values, state]))
             matrix, bias = model[layer.weight]
             out = layer.outputs((matrix @ columns + bias.unsqueeze(1)) * share, samples)
-            if layer.gate:
+            if layer.gate and state is not None:
                 z, u = gates(out)
                 state = u + z * state
             else:
@@ -102,13 +103,23 @@ class SecretSVTester(Tester):
         return SharedTensor(shares, frac_bits, session, party, self.scheme, dtype)
 
 
+def _revealed(x: torch.Tensor) -> list:
+    """The numbers of what the model made of shares."""
+    if not isinstance(x, SharedTensor):
+        raise ShapleyError(f"a model's scores are shared, got a {type(x).__name__}")
+    return x.reveal().tolist()
+
+
 def _added(parts: list[Halves]) -> Halves:
-    return tuple(sum(p[k] for p in parts) for k in (0, 1))
+    first, second = (functools.reduce(torch.add, (p[k] for p in parts)) for k in (0, 1))
+    return first, second
 
 
 def _joined(parts: list[Halves]) -> Halves:
-    return tuple(torch.cat([p[k] for p in parts], dim=-1) for k in (0, 1))
+    first, second = (torch.cat([p[k] for p in parts], dim=-1) for k in (0, 1))
+    return first, second
 
 
 def _taken(halves: Halves, numbers: list[int]) -> Halves:
-    return tuple(half[..., numbers] for half in halves)
+    first, second = (half[..., numbers] for half in halves)
+    return first, second
