@@ -31,8 +31,10 @@ from ..session import Session, default_session
 from ..tensor import Scheme, SharedTensor
 from .errors import KeyMismatchError, ScaleError, SlotError
 from .scheme.bounds import SIGMAS, fresh_error, held
-from .scheme.cipher import Cipher, cleared, drop_to, settle
+from .scheme.cipher import Cipher
 from .scheme.keys import Keys, PublicKeys, SecretKey
+from .scheme.leaving import cleared
+from .scheme.levels import drop_to, settle
 from .scheme.modular import dot, minus_, plus_, times_
 from .scheme.ntt import transform
 from .scheme.rerandomise import zeros

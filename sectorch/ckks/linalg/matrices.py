@@ -26,19 +26,11 @@ import torch
 
 from ...errors import ArgumentError, ShapeError
 from ..errors import SlotError
+from ..scheme.arithmetic import add
 from ..scheme.bounds import encoding_error, held
-from ..scheme.cipher import (
-    Cipher,
-    _need_level,
-    add,
-    empty,
-    relinearise,
-    settle,
-    switch,
-    weight_scale,
-    words,
-)
+from ..scheme.cipher import Cipher, empty, words
 from ..scheme.keys import Keys, PublicKeys, SecretKey
+from ..scheme.levels import need_level, relinearise, settle, switch, weight_scale
 from ..scheme.multiply import inner, inner_products
 from ..scheme.ntt import reversed_bits
 from ..scheme.parameters import VALUE_BOUND
@@ -210,7 +202,7 @@ class MatrixProduct(ABC):
         y = right.blocks[at]
         if isinstance(y, Cipher):
             return inner(x, y, "a matrix product")
-        _need_level(x, "a matrix product")
+        need_level(x, "a matrix product")
         off, most = encoding_error(x.keys.parameters.degree, weight_scale(x)), magnitude(y)
         known = replace(
             x, data=x.data[:0], pending=x.pending + 1, largest=self.terms * x.largest * most,

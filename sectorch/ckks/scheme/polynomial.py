@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...errors import ArgumentError
-from .cipher import Cipher, add, add_numbers
+from .arithmetic import add, add_numbers
+from .cipher import Cipher
 from .multiply import multiply
 
 _LEAF = 4

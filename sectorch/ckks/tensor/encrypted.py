@@ -32,7 +32,7 @@ from ..errors import (
     SlotError,
 )
 from ..scheme.bounds import capacity, fresh_error, held
-from ..scheme.cipher import Cipher, cleared, empty, sendable, settle, smallest
+from ..scheme.cipher import Cipher, empty
 from ..scheme.container import read_container, write_container
 from ..scheme.flood import flooded
 from ..scheme.keys import (
@@ -43,6 +43,8 @@ from ..scheme.keys import (
     keygen,
     parameters_meta,
 )
+from ..scheme.leaving import cleared, sendable
+from ..scheme.levels import settle, smallest
 from ..scheme.parameters import VALUE_BOUND
 from ..scheme.workers import spread
 

@@ -18,8 +18,9 @@ from torch import nn
 from ...errors import ArgumentError, SectorchError
 from ..errors import LevelError, ScaleError, SecurityLevelError
 from ..scheme.bounds import capacity, fresh_error
-from ..scheme.cipher import Cipher, cleared
+from ..scheme.cipher import Cipher
 from ..scheme.keys import Keys, PublicKeys, SwitchingKey
+from ..scheme.leaving import cleared
 from ..scheme.memory import metered, room
 from ..scheme.parameters import INTEGER_BITS, VALUE_BOUND, Parameters, choose
 from .encrypted import CKKSTensor

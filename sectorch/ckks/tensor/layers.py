@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from ...errors import DtypeError, UnsupportedOpError
+from ..scheme.arithmetic import add_numbers, times_numbers
 from ..scheme.bounds import most
-from ..scheme.cipher import add_numbers, times_numbers
 from .encrypted import CKKSTensor
 from .packing import index_of, plain, taken
 from .table import implements, wrap

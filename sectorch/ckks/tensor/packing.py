@@ -15,16 +15,10 @@ import torch
 
 from ...errors import DtypeError, NonFiniteError, UnsupportedOpError
 from ..errors import KeyMismatchError, SlotError
+from ..scheme.arithmetic import add_numbers, times_numbers, times_weight
 from ..scheme.bounds import encoding_error, held
-from ..scheme.cipher import (
-    Cipher,
-    _need_level,
-    add_numbers,
-    empty_like,
-    times_numbers,
-    times_weight,
-    weight_scale,
-)
+from ..scheme.cipher import Cipher, empty_like
+from ..scheme.levels import need_level, weight_scale
 from ..scheme.modular import plus_, times_
 from .encrypted import CKKSTensor
 
@@ -142,7 +136,7 @@ def times_plain(c: Cipher, value: torch.Tensor, row_shape: tuple[int, ...]) -> C
     if value.numel() == 1:
         return times_weight(c, 1.0 if value.is_meta else float(value))
     what = "a product with a plain tensor"
-    _need_level(c, what)
+    need_level(c, what)
     if not per_slot(value, row_shape):
         return times_numbers(c, numbers(value, row_shape), what)
 

@@ -10,8 +10,9 @@ import torch
 
 from ...errors import UnsupportedOpError
 from ...tensor.table import spell
+from ..scheme.arithmetic import alike
 from ..scheme.bounds import most
-from ..scheme.cipher import alike, empty_like
+from ..scheme.cipher import empty_like
 from .encrypted import CKKSTensor
 from .packing import index_of, taken
 from .table import implements, wrap

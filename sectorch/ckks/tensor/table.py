@@ -19,14 +19,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ...errors import (
-    DtypeError,
-    SecretAccessError,
-    SectorchError,
-    ShapeError,
-    UnsupportedOpError,
-)
-from ...tensor.dispatch import METADATA, SECRETS, is_operator, torch_on_meta
+from ...errors import DtypeError, SecretAccessError, SectorchError, ShapeError, UnsupportedOpError
+from ...tensor.dispatch import METADATA, SECRETS, is_operator
+from ...tensor.on_meta import torch_on_meta
 from ...tensor.table import OpTable, spell, typed
 from ..scheme.cipher import Cipher
 from .encrypted import CKKSTensor, set_dispatch

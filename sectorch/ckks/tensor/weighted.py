@@ -18,16 +18,10 @@ import torch
 from ...ring.loops import over
 from ..errors import ScaleError
 from ..scheme import sums
+from ..scheme.arithmetic import integer_constants
 from ..scheme.bounds import held
-from ..scheme.cipher import (
-    Cipher,
-    _need_level,
-    empty_like,
-    integer_constants,
-    settle,
-    weight_scale,
-    words,
-)
+from ..scheme.cipher import Cipher, empty_like, words
+from ..scheme.levels import need_level, settle, weight_scale
 from ..scheme.modular import MAX_PRIME_BITS, row_sum
 
 _STEP = 4  # outputs and terms that a compiled loop takes at a time
@@ -71,7 +65,7 @@ def weighted(
     Raises:
         LevelError, ScaleError, MemoryBudgetError: before anything is computed.
     """
-    _need_level(c, what)
+    need_level(c, what)
     positions = 1 if gather is None else gather.shape[0]
     if c.pending and weights.shape[0] * positions > c.count:
         c = settle(c)  # the smaller side of the layer is the one to rescale

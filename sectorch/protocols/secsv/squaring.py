@@ -15,7 +15,8 @@ from ... import ckks
 from ...choreography import shaped
 from ...choreography.streams import PairKey, random_secret
 from ...ckks.linalg.matrices import EncryptedMatrix, Operand
-from ...ckks.scheme.cipher import Cipher, add, aligned, times_integers
+from ...ckks.scheme.arithmetic import add, aligned, times_integers
+from ...ckks.scheme.cipher import Cipher
 from ...ckks.scheme.modular import plus_
 from ...ckks.scheme.rerandomise import zeros
 from ...errors import FixedPointRangeError
