@@ -6,9 +6,10 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -51,30 +52,26 @@ def example(net: str, batch: int) -> tuple[torch.nn.Module, torch.Tensor]:
     return model, torch.randn(max(2, batch), *shape)
 
 
+def _timed(call: Callable[[], Any]) -> tuple[float, Profile]:
+    start = time.perf_counter()
+    with Profile() as profile:
+        call()
+    return time.perf_counter() - start, profile
+
+
 def measure(model: RemoteModel, x: torch.Tensor, repeats: int) -> dict:
     """Seconds of whole, of offline-only and of online-only calls in turns, and what a call sends."""
     with Profile() as first:
         result = model(x)
-    whole, ahead, online = [], [], []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        with Profile() as profile:
-            model(x)
-        whole.append(time.perf_counter() - start)
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        with Profile() as offline:
-            model.prepare(tuple(x.shape))
-        ahead.append(time.perf_counter() - start)
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        with Profile() as prepared:
-            model(x)
-        online.append(time.perf_counter() - start)
+    whole = [_timed(lambda: model(x)) for _ in range(repeats)]
+    ahead = [_timed(lambda: model.prepare(tuple(x.shape))) for _ in range(repeats + 1)]
+    online = [_timed(lambda: model(x)) for _ in range(repeats + 1)]
+    seconds = [statistics.median(second for second, _ in found) for found in (whole, ahead, online)]
+    profile, offline, prepared = (found[-1][1] for found in (whole, ahead, online))
     return dict(
-        seconds=statistics.median(whole), offline_seconds=statistics.median(ahead),
-        online_seconds=statistics.median(online), rounds=profile.rounds, offline_bytes=offline.bytes,
-        online_bytes=prepared.bytes, weights_bytes=first.setup_bytes, result=result, bytes=profile.bytes,
+        seconds=seconds[0], offline_seconds=seconds[1], online_seconds=seconds[2], rounds=profile.rounds,
+        offline_bytes=offline.bytes, online_bytes=prepared.bytes, weights_bytes=first.setup_bytes, result=result,
+        bytes=profile.bytes,
     )  # fmt: skip
 
 

@@ -43,8 +43,8 @@ class Widened(TorchFunctionMode):
             return func(*args, **kwargs)
         target = args[0] if args and name.endswith("_") and isinstance(args[0], torch.Tensor) else None
         wide = lambda v: v if v is target else _wide(v)
-        args, kwargs = pytree.tree_map(wide, tuple(args)), pytree.tree_map(wide, dict(kwargs))
-        result = _CASTS.get(func, func)(*args, **kwargs)
+        named = {name: pytree.tree_map(wide, value) for name, value in kwargs.items()}
+        result = _CASTS.get(func, func)(*pytree.tree_map(wide, tuple(args)), **named)
         return pytree.tree_map(lambda v: v if v is target else _wide(v), result)
 
 

@@ -135,10 +135,11 @@ def explain(model: nn.Module, x: torch.Tensor, scheme: Scheme | str | None = Non
     traced = secured.program(x) is not None
     for piece in _pieces(secured, x) if traced else [x]:
         with alone(whole), session.call(session.answering[0]):
-            if not traced:
+            program = secured.program(piece) if traced else None
+            if program is None:
                 layers = [_whole(module, shared_input(piece, session, scheme))]
                 continue
-            found = _layers(secured.program(piece), weights, piece, session, scheme)
+            found = _layers(program, weights, piece, session, scheme)
         layers = layers or found
     return Explanation(layers, whole, traced)
 
@@ -288,7 +289,8 @@ def diff(
 
             def compare(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
                 y = compute(*args, **kwargs)
-                _compare(place_of(node).removeprefix("layer "), y, own.get(node.meta.get("value")), layers, tolerance)
+                plain = own.get(node.meta.get("value", ""))
+                _compare(place_of(node).removeprefix("layer "), y, plain, layers, tolerance)
                 return y
 
             y, expected = run(program, weights.of(program), shared, step=compare), original(secured.plain, given)
@@ -305,7 +307,9 @@ def _values(secured: SecureModule, x: torch.Tensor, given: torch.Tensor) -> dict
         own[node.name] = y = compute(*args, **kwargs)
         return y
 
-    plain(secured.recorded(x), given, step=remember)
+    recorded = secured.recorded(x)
+    if recorded is not None:
+        plain(recorded, given, step=remember)
     return own
 
 

@@ -186,7 +186,7 @@ class _Reader:
                 return self._nodes[content]
             if kind == "float" and content in ("inf", "-inf", "nan"):
                 return float(content)
-            if kind == "dtype":
+            if kind == "dtype" and isinstance(content, str) and content in _DTYPES:
                 return _DTYPES[content]
             raise ProgramError("a model description refers to what is not there")
         return bounds.scalar(value)

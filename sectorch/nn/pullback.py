@@ -18,7 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 from torch.func import functional_call
+from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
 from .symbolic import computation
 
@@ -95,6 +97,7 @@ class Pullback:
 
     def __init__(self, body: fx.GraphModule, trained: Collection[str]):
         self.body, self.trained = body, set(trained)
+        (self._last,) = (node.all_input_nodes[0] for node in body.graph.nodes if node.op == "output")
         self._live: set[fx.Node] = set()
         for node in body.graph.nodes:
             if not self._live.isdisjoint(node.all_input_nodes) or self._parameters(node):
@@ -103,7 +106,7 @@ class Pullback:
     def _parameters(self, node: fx.Node) -> list[str]:
         if node.op != "call_module":
             return []
-        own = (f"{node.target}.{name}" for name, _ in self.body.get_submodule(node.target).named_parameters())
+        own = (f"{node.target}.{name}" for name, _ in self.body.get_submodule(str(node.target)).named_parameters())
         return [name for name in own if name in self.trained]
 
     def forward(
@@ -112,12 +115,11 @@ class Pullback:
         """The features [B, F], and what adds the parameters' gradients to `Terms` given cotangents [T, B, F], once."""
         values: dict[fx.Node, Any] = {}
         steps: list[tuple[fx.Node, Backward]] = []
-        last = None
+        last = self._last
         uses = {node: len(node.users) for node in self.body.graph.nodes}
         with torch.no_grad():
             for node in self.body.graph.nodes:
                 if node.op == "output":
-                    last = node.args[0]
                     continue
                 if node.op == "placeholder":
                     values[node] = inputs
@@ -149,16 +151,20 @@ class Pullback:
 
     def _step(self, node: fx.Node, values: dict, state: Mapping) -> tuple[Any, Backward | None]:
         """A node's value, and its backward pass where one is needed: cotangents in, those of its live inputs out."""
-        module = self.body.get_submodule(node.target) if node.op == "call_module" else None
+        called, name = (node.op, node.target), str(node.target)
+        module = self.body.get_submodule(name) if node.op == "call_module" else None
         x = values[node.args[0]] if node.args and isinstance(node.args[0], fx.Node) else None
+        if not isinstance(x, torch.Tensor):
+            return self._anything(node, module, values, state)
         live = bool(node.args) and node.args[0] in self._live
-        called = (node.op, node.target)
         if type(module) is nn.Linear and x.dim() == 2:
-            return _dense(node.target, state, x, live)
-        if type(module) in _CONVS and module.padding_mode == "zeros" and not isinstance(module.padding, str):
-            return _convolve(node.target, module, state, x, live, self.trained)
+            return _dense(name, state, x, live)
+        if isinstance(module, _ConvNd) and type(module) in _CONVS and module.padding_mode == "zeros":
+            padding = module.padding
+            if not isinstance(padding, str):
+                return _convolve(name, module, padding, state, x, live, self.trained)
         if isinstance(module, _BatchNorm) and x.device.type == "cpu":  # A GPU's own kernel keeps other values.
-            return _normalise(node.target, module, state, x, live, self.trained)
+            return _normalise(name, module, state, x, live, self.trained)
         if type(module) is nn.ReLU or called in _RELUS:
             out = torch.relu(x)
             return out, (lambda g, _: [_relu_back(g, out)]) if live else None
@@ -177,17 +183,17 @@ class Pullback:
         mine: dict[str, torch.Tensor] = {}
         compute = computation(self.body, node)
         if module is not None:
-            start = len(node.target) + 1
+            start = len(str(node.target)) + 1
             mine = {name[start:]: t for name, t in state.items() if name.startswith(f"{node.target}.")}
             mine |= {name[start:]: state[name].detach().requires_grad_() for name in names}
             if mine:
                 compute = lambda *args, **kwargs: functional_call(module, mine, args, kwargs)
         found = lambda used: leaves[used] if used in leaves else values[used]
         with torch.enable_grad():
-            out = compute(*fx.node.map_arg(node.args, found), **fx.node.map_arg(node.kwargs, found))
+            out = compute(*map_arg(node.args, found), **map_arg(node.kwargs, found))
         if not isinstance(out, torch.Tensor) or not out.requires_grad:
             return out, None
-        wanted = [*leaves.values(), *(mine[name[len(node.target) + 1 :]] for name in names)]
+        wanted = [*leaves.values(), *(mine[name[len(str(node.target)) + 1 :]] for name in names)]
 
         def backward(cotangents: Cotangents, terms: Terms) -> list[Cotangents | None]:
             each = list(cotangents)
@@ -218,9 +224,11 @@ def _dense(name: str, state: Mapping, x: torch.Tensor, live: bool) -> tuple[torc
     return F.linear(x, weight, bias), backward
 
 
-def _convolve(name: str, module: nn.Module, state: Mapping, x: torch.Tensor, live: bool, trained: set[str]):
+def _convolve(
+    name: str, module: _ConvNd, padding: Sequence[int], state: Mapping, x: torch.Tensor, live: bool, trained: set[str]
+):
     weight, bias = state[f"{name}.weight"], state.get(f"{name}.bias")
-    form = (module.stride, module.padding, module.dilation, False, (0,) * len(module.stride), module.groups)
+    form = (module.stride, padding, module.dilation, False, (0,) * len(module.stride), module.groups)
     wanted = [live, f"{name}.weight" in trained, f"{name}.bias" in trained]
     widths = None if bias is None else bias.shape
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import nn
@@ -15,10 +15,37 @@ from ..session import Session, default_session
 from ..tensor import Scheme
 from .accept import check_model, device_of, refuse_unused
 from .calibrate import calibrate as calibrated
+from .module import SecureModule
 
 if TYPE_CHECKING:
-    from ..ckks import CKKSModule
-from .module import SecureModule
+    from ..ckks import CKKSModule, Keys
+
+
+@overload
+def secure(
+    model: nn.Module,
+    scheme: Scheme | str | None = None,
+    *,
+    session: Session | None = None,
+    party: Party | None = None,
+    chunk: int | None = None,
+    calibrate: torch.Tensor | None = None,
+    backend: Literal["shares"] = "shares",
+    keys: None = None,
+    **old: Any,
+) -> SecureModule: ...
+
+
+@overload
+def secure(
+    model: nn.Module,
+    scheme: None = None,
+    *,
+    session: Session | None = None,
+    party: Party | None = None,
+    backend: Literal["ckks"],
+    keys: Keys | None = None,
+) -> CKKSModule: ...
 
 
 def secure(
@@ -30,7 +57,7 @@ def secure(
     chunk: int | None = None,
     calibrate: torch.Tensor | None = None,
     backend: str = "shares",
-    keys: Any = None,
+    keys: Keys | None = None,
     **old: Any,
 ) -> SecureModule | CKKSModule:
     """Wrap a module: its weights become A's secret, its inputs Q's, and only Q learns the result.

@@ -51,7 +51,7 @@ class Traces:
         setup = session.setup(party)
         self.setup = setup.tracing = Tracing(setup.call)
         self._values = plain_weights(module)
-        self._bound: tuple | None = None
+        self._bound: tuple[nn.Module, dict[str, PrivateTensor]] | None = None
         self._remembers: str | None = None
         self._past = False  # whether anything was recorded
         self._settles = False  # whether the first call of a shape left something in the module
@@ -125,14 +125,14 @@ class Traces:
         first = not any(shape[1:] == tuple(x.shape[1:]) and dtype == x.dtype for shape, dtype in self._recorded)
         past, self._past = self._past, True
         try:
-            self._bound = self._bound or self._bind()
-            program, changed = capture(*self._bound, self._values, x)
+            bound = self._bound = self._bound or self._bind()
+            program, changed = capture(*bound, self._values, x)
             self._settles = self._settles or changed
             if changed:  # what other shapes do may be something else now: they are recorded anew
                 for kept in (self._recorded, self._used, self._verdicts):
                     kept.clear()
             if first or changed:
-                self._same_again(program, self._bound, x)
+                self._same_again(program, bound, x)
             if self._settles and past:
                 without = self._bind()
                 self._same_again(program, without, x, settled=False)

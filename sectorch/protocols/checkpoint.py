@@ -40,6 +40,8 @@ def claim(path: Path | None, wanted: dict) -> None:
         CheckpointError: the folder holds another run; names what differs.
     """
     wanted = json.loads(json.dumps(wanted))
+    if path is None:
+        return
     found = load_json(path, "remove its folder and start again")
     if found is None:
         save_json(path, wanted, indent=2)

@@ -7,7 +7,7 @@ shape and dtype. A party that diverges is an error and not garbage.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import torch
@@ -46,7 +46,7 @@ class PartyRuntime:
         self,
         me: Party,
         session: bytes,
-        channels: dict[Party, Channel],
+        channels: Mapping[Party, Channel],
         alive: Callable[[], None] | None = None,
         wire: bytes | None = None,
     ):

@@ -68,7 +68,7 @@ def flood_distance(degree: int, flood_bits: float, results: int = 1) -> float:
     return 2.0 ** min(0.0, (math.log2(results) + math.log2(degree)) / 2 - flood_bits - 1)
 
 
-def flooded(c: Cipher, flood_bits: int, terms: int = 64) -> Cipher:
+def flooded(c: Cipher, flood_bits: float, terms: int = 64) -> Cipher:
     """c with a fresh Gaussian polynomial added to its message, of 2^flood_bits times the error's standard deviation.
 
     Args:

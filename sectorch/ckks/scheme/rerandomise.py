@@ -37,7 +37,7 @@ def zeros(c: Cipher) -> torch.Tensor:
     return spread(one, shape, "encryptions of zero")[:, :, : c.level + 1]
 
 
-def rerandomised(y: CKKSTensor, flood_bits: int | None = None) -> CKKSTensor:
+def rerandomised(y: CKKSTensor, flood_bits: float | None = None) -> CKKSTensor:
     """y settled, with a fresh encryption of zero (and noise) added. Error: that of a fresh encryption (and of the
     noise).
 

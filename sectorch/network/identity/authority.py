@@ -113,6 +113,8 @@ def issue(folder: str | Path, request: bytes, *, hosts: tuple[str, ...] = (), da
         authority_key = load_pem_private_key((folder / "ca-key.pem").read_bytes(), None)
     except OSError:
         raise ArgumentError(f"{folder} holds no CA; make one with `sectorch keys init {folder}`") from None
+    if not isinstance(authority_key, (EllipticCurvePrivateKey, RSAPrivateKey)):
+        raise ArgumentError(f"{folder / 'ca-key.pem'} is no key on an elliptic curve of ECDSA and no RSA key")
     path = folder / f"{name}.pem"
     if path.exists() and not _same_key(path, asked.public_key()):
         raise ArgumentError(
@@ -168,12 +170,12 @@ def _strong(key: object) -> bool:
     return isinstance(key, (RSAPublicKey, RSAPrivateKey)) and key.key_size >= RSA_BITS
 
 
-def _own_key(path: Path):
+def _own_key(path: Path) -> EllipticCurvePrivateKey | RSAPrivateKey:
     try:
         key = load_pem_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm):
         key = None
-    if not _strong(key):
+    if not isinstance(key, (EllipticCurvePrivateKey, RSAPrivateKey)) or not _strong(key):
         raise ArgumentError(
             f"{path} does not hold a key for certificates (P-256, P-384, P-521, or RSA of {RSA_BITS} bits or more, "
             f"without a password); move it away and make the request again"

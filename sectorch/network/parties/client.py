@@ -135,8 +135,8 @@ class Connection:
             raise again(closed) if closed else PeerLostError(f"the server has not replied for {patience:.0f} s")
         if "error" in reply:
             kind = getattr(errors, str(reply["error"]), None)
-            known = isinstance(kind, type) and issubclass(kind, SectorchError)
-            raise relayed(kind if known else NetworkError, readable(str(reply.get("text"))))
+            known = kind if isinstance(kind, type) and issubclass(kind, SectorchError) else NetworkError
+            raise relayed(known, readable(str(reply.get("text"))))
         return reply
 
     def _request(self, link: Link, request: dict) -> None:

@@ -151,7 +151,9 @@ class PartySession:
         x = torch.empty(shape, dtype=self.dtype, device="meta")
         for module in self._modules:
             for piece in {x.shape} if self.grouped else set(self.pieces(x)):
-                module._check(x.new_empty(piece)).budget.check_call()
+                budget = module._check(x.new_empty(piece)).budget
+                if budget is not None:
+                    budget.check_call()
             module.check_weights(x)
         for party, channel in self._channels.items():
             edge = (party.role, self._me.role)

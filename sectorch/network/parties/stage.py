@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ...errors import NetworkError, PeerLostError
+from ...errors import ArgumentError, NetworkError, PeerLostError
 from ...nn.model_file import save_model
 from ..identity.authority import issue, make_authority, make_request
 from ..identity.certificates import Credentials
@@ -111,7 +111,10 @@ class Stage:
     def credentials(self, name: str) -> Credentials:
         """A client's, made when it is first named; all of them know each other's identity keys."""
         if not (self.folder / f"{name}.pem").exists():
-            self.pins.pin(name, fingerprint_of(enrol(self.folder, name).identity))
+            identity = enrol(self.folder, name).identity
+            if identity is None:
+                raise ArgumentError(f"{name} is enrolled as a server, and a client has an identity key")
+            self.pins.pin(name, fingerprint_of(identity))
         return Credentials.read(*(self.folder / f for f in (f"{name}.pem", f"{name}-key.pem", "ca.pem")))
 
     def connect(self, name: str, direct: bool = False) -> Connection:

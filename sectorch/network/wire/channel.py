@@ -143,7 +143,7 @@ class Channel:
         if self.waiting + size > (IDLE if room is None else room):
             self._drop()
             raise FrameError(f"{self.link.peer} sends more than it was given room for")
-        if 2 * len(frame.payload) < len(memoryview(frame.payload).obj):
+        if 2 * len(frame.payload) < memoryview(memoryview(frame.payload).obj).nbytes:
             frame = replace(frame, payload=bytes(frame.payload))  # it would keep what came together with it
         self._came += size
         self._frames.put(frame)
@@ -200,7 +200,7 @@ class Channel:
                 continue
             if frame is None:
                 self._frames.put(None)  # whoever asks again gets the same answer
-                raise again(self._failure)
+                raise again(self._failure or PeerLostError("the session was closed"))
             break
         self._used += frame.size + FRAME
         if self._used - self._credited >= CREDIT:

@@ -49,7 +49,8 @@ def listen(
 
     def handle(incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
-            name = peer_name(context.auth_context().get("x509_pem_cert", [b""])[0])
+            certificate, *_ = context.auth_context().get("x509_pem_cert") or [b""]
+            name = peer_name(certificate if isinstance(certificate, bytes) else b"")
         except IdentityError as error:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         link = welcome(name)
@@ -133,6 +134,8 @@ def refusal(address: str, detail: str) -> NetworkError:
 
 def _why(call: grpc.Call) -> str:
     """What the call's status says, if it has one already."""
+    if not isinstance(call, grpc.Future):  # as the call of a stream is
+        return ""
     call.cancel() if call.is_active() and not call.done() else None
     try:
         return (call.details() or "") if call.done() else ""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ class CaPC:
         self.settings, self.truth = settings or Settings(), truth or {}
         check(self.parties, test, classes, self.settings)
         self.store = Store(Path(out) if out else None)
-        self.store.claim([_fingerprint(party) for party in self.parties], test, self.settings)
+        self.store.claim({party.name: _fingerprint(party) for party in self.parties}, test, asdict(self.settings))
         self.querying = [party for party in self.parties if party.pool is not None and len(party.pool)]
 
     def run(self, watch: Watch | None = None) -> Result:
@@ -106,9 +106,9 @@ class CaPC:
         return select(
             kind,
             count,
-            size=len(party.pool),
-            logits=logits_of(model, party.pool) if "logits" in needs else None,
-            features=inner(party.pool) if "features" in needs else None,
+            size=len(party.questions),
+            logits=logits_of(model, party.questions) if "logits" in needs else None,
+            features=inner(party.questions) if "features" in needs else None,
             known=inner(party.images) if kind == "kcenter" else None,
             seed=derive(self.settings.seed, party.name, "select"),
         )
@@ -137,7 +137,7 @@ class CaPC:
                     record.stopped = str(error)
                     break
                 with Received() as received:
-                    answer = panel.ask(party.pool[piece], planned.mechanism, how.least)
+                    answer = panel.ask(party.questions[piece], planned.mechanism, how.least)
                 answered = dict(answer.as_dict(), received=received.rows())
                 self.store.keep("labels", name, answer.labels, answered)
                 labels = answer.labels
@@ -159,7 +159,7 @@ class CaPC:
             return SimulatedPanel(voters, self.classes)
         return Panel(
             voters, self.classes, inference=how.inference, argmax=how.argmax, frac_bits=how.frac_bits,
-            sample=party.pool[:1], batch=how.chunk,
+            sample=party.questions[:1], batch=how.chunk,
         )  # fmt: skip
 
     def _charge(self, party: Party, budget: Budget, planned: Plan, queries: int) -> None:
@@ -174,7 +174,7 @@ class CaPC:
 
     def _retrain(self, party: Party, record: Record, watch: Watch) -> None:
         """From scratch, on the private data and the labelled queries."""
-        images = torch.cat((party.images, party.pool[record.asked]))
+        images = torch.cat((party.images, party.questions[record.asked]))
         labels = torch.cat((party.labels, record.labels))
         task = Task(party.name, party.model, images, labels)
         tick = watch.step(f"{party.name}: retraining", 1)
@@ -188,13 +188,11 @@ def scores_of(model: Any, run: CaPC) -> Scores:
     return scores(answer_of(model, images), labels, run.classes)
 
 
-def _fingerprint(party: Party) -> SimpleNamespace:
+def _fingerprint(party: Party) -> list[torch.Tensor]:
     """What a checkpoint recognises a party by; a scikit-learn model by its printed form."""
     images = party.images if party.pool is None else torch.cat((party.images, party.pool))
     if isinstance(party.model, nn.Module):
         state = party.model.state_dict()
     else:
         state = {"text": torch.tensor(list(repr(party.model).encode()))}
-    return SimpleNamespace(
-        name=party.name, images=images, labels=party.labels, model=SimpleNamespace(state_dict=lambda: state)
-    )
+    return [images, party.labels, *state.values()]

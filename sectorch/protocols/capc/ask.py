@@ -23,6 +23,7 @@ from ...ckks import encrypt, explain, keygen, to_shares
 from ...dp import NoisyMax
 from ...errors import NetworkError
 from ...garbled import argmax_noisy, argmax_noisy_shares, argmax_onehot, argmax_onehot_shares, correlate
+from ...mpc.star.shares import Shares
 from ...nn.secure import secure
 from ...session import Session
 from ...tensor import Scheme, SharedTensor, share_tensor
@@ -131,7 +132,7 @@ class Panel:
             NetworkError: the querying party or the guardian was lost.
         """
         S = self.session.S
-        spent = dict.fromkeys(("infer", "onehot", "argmax"), 0.0)
+        spent: dict[str, float] = {"infer": 0.0, "onehot": 0.0, "argmax": 0.0}
         at_Q, at_S, nets = [], [], []
         for party, voter in self.members.items():
             if voter.name in self.lost:
@@ -179,6 +180,8 @@ class Panel:
         spent["infer"] += inferred - start
         drop = max(0, logits.scale_bits - KEPT_BITS)
         with self.session.call(party) as net:
+            if not isinstance(logits.shares, Shares):
+                raise CaPCError("logits of a reference session are in nobody's shares, and a vote is taken on shares")
             r_hat, masked = mask(net, logits.shares)
             if self.argmax == "yao":
                 s, s_hat = argmax_onehot(net, self._pair(party), r_hat, masked, drop=drop, bits=LOGIT_BITS)
@@ -190,7 +193,7 @@ class Panel:
 
     def _logits(self, party: Party, voter: Voter, queries: torch.Tensor) -> SharedTensor:
         """Step 1a: [N, classes] in shares of A and S."""
-        if self.inference == "ckks":
+        if self._keys is not None:
             with torch.no_grad():
                 encrypted = voter.model(encrypt(queries, self._keys.public))
             logits = to_shares(
@@ -240,7 +243,8 @@ class Panel:
         for voter, report in zip(voters, reports, strict=True):
             if report.problem:
                 raise CaPCError(f"{voter.name}'s model cannot be evaluated under encryption: {report.problem}")
-        return keygen(max([1, *(report.depth for report in reports)]) + SPARE_LEVELS, slots=batch)
+        depths = [report.depth for report in reports if report.depth is not None]
+        return keygen(max([1, *depths]) + SPARE_LEVELS, slots=batch)
 
 
 class SimulatedPanel(Panel):

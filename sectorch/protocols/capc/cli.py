@@ -103,6 +103,7 @@ def _run(options: argparse.Namespace, console: Console) -> None:
     with_plots = plotting(options, console)
     counts = options.parties or [None]
     gains: dict[float, list[float]] = {}
+    result = None
     for count in counts:
         out = options.out if len(counts) == 1 else options.out / f"parties-{count}"
         run = _prepare(options, count, out)
@@ -117,7 +118,7 @@ def _run(options: argparse.Namespace, console: Console) -> None:
         (options.out / "parties.json").write_text(json.dumps(gains, indent=2) + "\n")
         if with_plots:
             plots.curve(options.out / "gain_per_parties.png", "parties", "gain, points", {"accuracy": gains})
-    if options.json:
+    if options.json and result is not None:
         print_json(result.as_dict())
 
 

@@ -43,6 +43,18 @@ class Party:
     labels: torch.Tensor = field(repr=False)
     pool: torch.Tensor | None = field(repr=False, default=None)
     organisation: str | None = None
+
+    @property
+    def questions(self) -> torch.Tensor:
+        """The pool of a party that asks.
+
+        Raises:
+            CaPCError: it has none.
+        """
+        if self.pool is None:
+            raise CaPCError(f"{self.name} has no pool of unlabelled images to ask about")
+        return self.pool
+
     architecture: str = "model"
 
     @property

@@ -24,6 +24,7 @@ from .directions import (
     of_predictions,
     predictions,
 )
+from .errors import CaPriDeError
 from .exchange import Exchange, Simulated
 from .guard import Guard, check_spread, isolated
 from .report import Result
@@ -136,6 +137,8 @@ class CaPriDe:
 
     def connect(self, watch: Watch | None = None) -> Exchange:
         """The exchange of a run: new keys, and the counts of what was released before."""
+        if self.parameters is None:
+            raise CaPriDeError(f"method {self.settings.method!r} asks nobody, so there is no exchange to make")
         kind = Exchange if self.settings.encrypted else Simulated
         self.exchange = kind(
             self.parties,
@@ -227,8 +230,8 @@ class CaPriDe:
         """The inner loop of Algorithm 1 for one party: publish, be answered, decrypt, and make the update of it."""
         how, model, chosen = self.settings, models[party.name], self.subset(t, party)
         question = Question(party, model, chosen, how, generator(how.seed, party.name, t, "directions"))
-        peers = self.asked(t, party)
-        answers = self.exchange.ask(
+        peers, exchange = self.asked(t, party), self.exchange or self.connect(watch)
+        answers = exchange.ask(
             t,
             party,
             question.published(len(party.labels)),
@@ -236,7 +239,7 @@ class CaPriDe:
             {name: models[name] for name in peers},
         )
         released = torch.stack([answers[name] for name in peers]).mean(0)  # Eq. 5
-        update = question.update(released, self.exchange.sigma(party) / len(peers) ** 0.5)
+        update = question.update(released, exchange.sigma(party) / len(peers) ** 0.5)
         uncertainty = float(losses.local_uncertainty(question.logits.double(), how.temperature))
         record = dict(
             asked=peers,

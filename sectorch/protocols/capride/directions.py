@@ -75,7 +75,11 @@ def features_and_logits(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor
         ModelError: the logits are not what the head gives.
     """
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-    hook = head_of(model).register_forward_hook(lambda _layer, inputs, output: seen.append((inputs[0], output)))
+
+    def remember(_layer: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+        seen.append((inputs[0], output))
+
+    hook = head_of(model).register_forward_hook(remember)
     try:
         logits = model(x)
     finally:

@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from ... import ckks
 from ...choreography import Located, Message, Net, Roles, protocol, shaped
 from ...choreography.located import compute
 from ...data.seeds import generator
+from ...errors import ArgumentError, MisplacedValueError
 from ...session import Session
 from .aggregate import TAG_BYTES, Layout, flood_for, noise_of
 from .checkpoint import weights_digest
@@ -115,13 +117,13 @@ class Exchange:
         self.counts = dict.fromkeys(self.seconds, 0)
         self.owners: dict[str, Owner] = {}
         self.peers = {p.name: Peer(p, how, (guards or {}).get(p.name) or Guard(p.name)) for p in parties}
-        self._sessions = sessions
+        self._sessions, self._given = dict(sessions or {}), sessions is not None
         self._started = False
 
     def start(self) -> None:
         """Keys, and the encrypted inputs: published once."""
         self.owners.clear()
-        if self._sessions is None:
+        if not self._given and not self._sessions:
             with self.traffic:
                 self._sessions = {
                     (k, peer): Session(roles=PEERS, names={"Pk": k, "Pl": peer})
@@ -175,6 +177,8 @@ class Exchange:
             self.start()
         k, question, answers = owner.name, None, {}
         if k in self.owners:
+            if directions is None:
+                raise ArgumentError(f"{k} is in this process, and its question needs directions")
             published = self._timed("encrypt directions", partial(self.owners[k].publish, directions))
             question = torch.tensor([len(directions), samples]), *published
         sessions = self._peers_of(k)
@@ -193,13 +197,14 @@ class Exchange:
         if here:
             x, version = peer.inputs(k), weights_digest(model)
             peer.admit(k, version, numbers, samples)
-        p = (_shape(*layout.directions(numbers)), _TAG) if question is None else question[1:]
+        p, tag = (_shape(*layout.directions(numbers)), _TAG) if question is None else question[1:]
         infer = partial(peer.logits, k, model, version)
         aggregate = partial(peer.divergence, k, self._flood(layout))
-        decrypt = partial(self.owners[k].open, name, numbers) if k in self.owners else None
+        decrypt = partial(self.owners[k].open, name, numbers) if k in self.owners else _nobody
         found = pairwise_divergence(
             net,
-            *(net.own(net.Pk, value) for value in p),
+            net.own(net.Pk, p),
+            net.own(net.Pk, tag),
             net.own(net.Pl, x),
             _step(partial(self._timed, "inference", infer), _shape(*layout.logits)),
             _step(partial(self._timed, "aggregate", aggregate), (_shape(*layout.aggregates(numbers)), _TAG)),
@@ -228,7 +233,11 @@ def _shape(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
 _TAG = _shape(TAG_BYTES, dtype=torch.uint8)
 
 
-def _step(f: Callable | None, result: torch.Tensor | tuple[torch.Tensor, ...]) -> Callable:
+def _nobody(*_: torch.Tensor) -> NoReturn:
+    raise MisplacedValueError("only the owner decrypts what its peers aggregate")
+
+
+def _step(f: Callable, result: torch.Tensor | tuple[torch.Tensor, ...]) -> Callable:
     """f as a step of a choreography, whose result is of a public shape for whoever does not compute it."""
 
     @shaped(lambda *_: result)
@@ -245,8 +254,10 @@ class Simulated(Exchange):
         return self.how.sigma
 
     def ask(
-        self, round_: int, owner: Party, directions: Directions, samples: int, models: Mapping[str, nn.Module]
+        self, round_: int, owner: Party, directions: Directions | None, samples: int, models: Mapping[str, nn.Module]
     ) -> dict[str, torch.Tensor]:
+        if directions is None:
+            raise ArgumentError("a simulation has all parties, and the owner's directions")
         answers, classes = {}, directions.weights.shape[2]
         for name, model in models.items():
             guard = self.peers[name].guard

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -113,12 +114,10 @@ class Peer:
         layout, keys, _ = self._published[owner]
         intact(q, tag, keys.identity, f"{owner}'s directions")
         shape = len(q) // len(z), layout.classes
-        total = None
-        for part, logits in zip(layout.tensors(q, keys, *shape), layout.tensors(z, keys, layout.classes), strict=True):
-            product = ckks.inner(part, logits.unsqueeze(1)) / self.how.temperature
-            # The last chunk may be shorter; its missing slots hold nothing.
-            total = product if total is None else _added(total, product)
-        sealed = seal(total, layout.count, flood_bits)
+        chunks = zip(layout.tensors(q, keys, *shape), layout.tensors(z, keys, layout.classes), strict=True)
+        products = (ckks.inner(part, logits.unsqueeze(1)) / self.how.temperature for part, logits in chunks)
+        # The last chunk may be shorter; its missing slots hold nothing.
+        sealed = seal(functools.reduce(_added, products), layout.count, flood_bits)
         return sealed, tagged(sealed, keys.identity)
 
 

@@ -50,7 +50,7 @@ def by_parties(path: Path, curves: Mapping[str, Mapping[int, float]]) -> None:
 def by_class(path: Path, stages: Mapping[str, Sequence[Sequence[float | None]]]) -> None:
     """Figure 4: accuracy of each class, mean and standard deviation over parties; dashed is the mean of all."""
     figure, axes = _figure()
-    width = 0.8 / len(stages)
+    width, means = 0.8 / len(stages), []
     for i, (label, classes) in enumerate(stages.items()):
         values = [[100 * v for v in parties if v is not None] for parties in classes]
         means = [sum(v) / len(v) if v else 0.0 for v in values]

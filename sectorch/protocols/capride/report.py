@@ -87,8 +87,9 @@ class Result:
         for column in ("class", "before", "after", "gain"):
             shown.add_column(column, justify="right")
         for c, (before, after) in enumerate(zip(self.per_class(0), self.per_class(-1), strict=True)):
-            if None not in before and None not in after:
-                shown.add_row(str(c), *_percents(sum(before) / len(before), sum(after) / len(after)))
+            first, last = ([v for v in found if v is not None] for found in (before, after))
+            if (len(first), len(last)) == (len(before), len(after)):
+                shown.add_row(str(c), *_percents(sum(first) / len(first), sum(last) / len(last)))
         return shown
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from ...data.seeds import generator
 from . import losses
 from .directions import features_and_logits
+from .errors import CaPriDeError
 from .settings import Party, Settings
 from .update import Update
 
@@ -53,6 +55,13 @@ def train(
     model.eval()
 
 
+def _scale(how: Settings) -> float:
+    """lambda_k T^2."""
+    if how.weight is None:
+        raise CaPriDeError("the weight of a peer is not chosen; `CaPriDe` chooses it, or name weight=")
+    return how.weight * how.temperature**2
+
+
 def distillation(model: nn.Module, party: Party, update: Update, how: Settings) -> Extra:
     """lambda_k L_DL of Eq. 6 on a batch, from what was released.
 
@@ -60,7 +69,7 @@ def distillation(model: nn.Module, party: Party, update: Update, how: Settings) 
     agreed logits stand for the peers' and, in forward mode, the correction is added as a linear function of the
     parameters.
     """
-    scale = how.weight * how.temperature**2
+    scale = _scale(how)
     row = torch.full((len(party.labels),), -1)
     row[update.subset] = torch.arange(len(update.subset))
     live = dict(model.named_parameters())
@@ -83,8 +92,13 @@ def distillation(model: nn.Module, party: Party, update: Update, how: Settings) 
 def in_the_clear(peers: list[torch.Tensor], how: Settings) -> Extra:
     """The baselines that see the peers' logits on the party's samples: the true KL (deep mutual learning), or L2."""
     loss_of = losses.true_kl if how.method == "dml" else losses.l2
-    scale = how.weight * how.temperature**2 / len(peers)
-    return lambda batch, logits: scale * sum(loss_of(logits, z[batch], how.temperature) for z in peers) / len(batch)
+    scale = _scale(how) / len(peers)
+
+    def extra(batch: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        found = (loss_of(logits, z[batch], how.temperature) for z in peers)
+        return scale * functools.reduce(torch.add, found) / len(batch)
+
+    return extra
 
 
 def mutual(

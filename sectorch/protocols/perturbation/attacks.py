@@ -5,6 +5,7 @@ These are not tools to be used on others: they say what the scheme does not hide
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -143,7 +144,7 @@ def deep_leakage(
         optimizer.zero_grad()
         value = loss_fn(functional_call(model, parameters, (guess,)), torch.softmax(label, 1))
         found = torch.autograd.grad(value, [parameters[name] for name in names], create_graph=True)
-        gap = sum((a - b).square().sum() for a, b in zip(found, seen, strict=True))
+        gap = functools.reduce(torch.add, ((a - b).square().sum() for a, b in zip(found, seen, strict=True)))
         gap.backward(inputs=[guess, label])
         return gap
 

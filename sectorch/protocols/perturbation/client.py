@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...nn.pullback import Pullback, Spare, Terms
 from . import exchange as exchanging
@@ -40,10 +41,9 @@ class ClientWork:
 
     def __init__(self, plan: Plan, names: list[str], loss: str, exchange: str | None, model: nn.Module):
         self.plan, self.names, self.loss, self.exchange = plan, names, loss, exchange
+        named = ((name, model.get_submodule(name)) for name, own in plan.batch_norms.items() if own)
         self.norms: dict[str, tuple[int, float | None]] = {
-            name: ((norm := model.get_submodule(name)).num_features, norm.momentum)
-            for name, own in plan.batch_norms.items()
-            if own
+            name: (norm.num_features, norm.momentum) for name, norm in named if isinstance(norm, _BatchNorm)
         }
         self.statistic_count = sum(2 * width for width, _ in self.norms.values())
         self._body = Pullback(plan.body, names)
@@ -60,12 +60,15 @@ class ClientWork:
         step = ClientRound(self, noisy, batches)
         for _ in batches:
             request = step.ask()
-            if request is not None and server is None:
+            if request is None:
+                step.take(None)
+            elif server is None:
                 raise ExchangeError(
                     "cross-entropy with exchange='paper' asks the server once a batch; pass server=, a callable from "
                     "Request to Reply"
                 )
-            step.take(None if request is None else server(request))
+            else:
+                step.take(server(request))
         return step.done()
 
     def size(self, batch: tuple) -> int:
@@ -122,6 +125,8 @@ class ClientWork:
         additive = noisy.additive.to(logits)
         if self.loss == "mse":
             return squared_terms(logits, alpha, target, additive, members)
+        if reply is None or secret is None:
+            raise ExchangeError("the server's reply is missing; ask it with the batch's request, and take its reply")
         y, helper = exchanging.finish(reply, secret)
         return exchanged_terms(y, helper, target.double(), additive.double(), members.double())
 
@@ -183,11 +188,13 @@ class ClientRound:
         Raises:
             ExchangeError: a reply that does not fit.
         """
+        if self._running is None:
+            raise ExchangeError("no batch is running: ask() comes before take()")
         (done, secret), self._running = self._running, None
         rows, seen = self._work.backward(self.noisy, done, reply, secret)
         size, _ = self._waiting.pop(0)
         weight = size / sum(self._sizes)
-        if self._total is None:
+        if self._total is None or self._statistics is None:
             alone = len(self._sizes) == 1
             self._total, self._statistics = (rows, seen) if alone else (rows.mul_(weight), seen * weight)
         else:
@@ -201,6 +208,8 @@ class ClientRound:
             NonFiniteGradientError: names the gradients.
         """
         total, statistics = self._total, self._statistics
+        if total is None or statistics is None:
+            raise BatchMismatchError("no batch was taken yet")
         if not bool(total.sum().isfinite() & statistics.sum().isfinite()):
             parts = zip(self._work.names, self._work.split(total[0], self.noisy), strict=True)
             bad = [name for name, part in parts if not part.isfinite().all()]

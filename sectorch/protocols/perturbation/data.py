@@ -50,14 +50,14 @@ def load(name: str, root: str | None = None, dtype: torch.dtype = torch.float64)
         from sklearn.model_selection import train_test_split
 
     if name == "digits":
-        raw = datasets.load_digits()
-        x, y = torch.tensor(raw.images, dtype=dtype).unsqueeze(1) / 16, torch.tensor(raw.target)
+        x, y = datasets.load_digits(return_X_y=True)
+        x, y = torch.tensor(x, dtype=dtype).view(-1, 1, 8, 8) / 16, torch.tensor(y)
     elif name == "breast-cancer":
-        raw = datasets.load_breast_cancer()
-        x, y = torch.tensor(raw.data, dtype=dtype), torch.tensor(raw.target)
+        x, y = datasets.load_breast_cancer(return_X_y=True)
+        x, y = torch.tensor(x, dtype=dtype), torch.tensor(y)
     else:
-        raw = datasets.load_diabetes()
-        x, y = torch.tensor(raw.data, dtype=dtype), torch.tensor(raw.target, dtype=dtype)[:, None]
+        x, y = datasets.load_diabetes(return_X_y=True)
+        x, y = torch.tensor(x, dtype=dtype), torch.tensor(y, dtype=dtype)[:, None]
         y = (y - y.mean()) / y.std()
     if x.dim() == 2:
         x = (x - x.mean(0)) / x.std(0)

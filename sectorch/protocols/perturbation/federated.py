@@ -7,8 +7,9 @@ decay act at the server. Both methods draw the same batches, so their curves can
 from __future__ import annotations
 
 import copy
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -129,7 +130,8 @@ def train(
         else:
             recovered = _plain_round(scheme, model, batches, weights, history, settings.gradient_variance)
         begun = time.perf_counter()
-        scheme.step(model, optimizer, recovered)
+        if recovered is not None:  # and else the server, in another process, steps
+            scheme.step(model, optimizer, recovered)
         history.server_seconds += time.perf_counter() - begun
         if watch is not None:
             watch(number)
@@ -192,6 +194,11 @@ def _moments(x: torch.Tensor) -> list[torch.Tensor]:
     return [x.mean(dims), x.var(dims)]
 
 
+def _mixed(shares: Sequence[float], parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The parts times their shares, added up."""
+    return functools.reduce(torch.add, (share * part for share, part in zip(shares, parts, strict=True)))
+
+
 def _plain_round(scheme, model, batches, weights, history, variance) -> Recovered:
     names = [n for n, p in model.named_parameters() if p.requires_grad]
     size = sum(p.nbytes for p in model.parameters())
@@ -206,11 +213,8 @@ def _plain_round(scheme, model, batches, weights, history, variance) -> Recovere
     shares = [weight / sum(weights) for weight in weights]
     recovered = Recovered()
     for index, name in enumerate(names):
-        recovered[name] = sum(share * gradients[index] for share, (gradients, _) in zip(shares, found, strict=True))
-    mixed = [
-        sum(share * s for share, s in zip(shares, column, strict=True))
-        for column in zip(*(s for _, s in found), strict=True)
-    ]
+        recovered[name] = _mixed(shares, [gradients[index] for gradients, _ in found])
+    mixed = [_mixed(shares, column) for column in zip(*(s for _, s in found), strict=True)]
     norms = [name for name, own in scheme.plan.batch_norms.items() if own]
     recovered.statistics = {name: (mixed[2 * i], mixed[2 * i + 1]) for i, name in enumerate(norms)}
     history.server_seconds += time.perf_counter() - begun

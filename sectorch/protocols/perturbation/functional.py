@@ -45,13 +45,13 @@ def functional(graph: fx.GraphModule) -> None:
 def _make_plain(graph: fx.GraphModule, node: fx.Node) -> bool:
     """Whether `node` acted in place; it does not any more."""
     if node.op == "call_module":
-        module = graph.get_submodule(node.target)
+        module = graph.get_submodule(str(node.target))
         if not getattr(module, "inplace", False):
             return False
-        module.inplace = False
+        vars(module)["inplace"] = False
         return True
-    if node.op == "call_method" and node.target in _METHODS:
-        node.target = _METHODS[node.target]
+    if node.op == "call_method" and str(node.target) in _METHODS:
+        node.target = _METHODS[str(node.target)]
         return True
     if node.op != "call_function":
         return False
@@ -69,5 +69,5 @@ def _make_plain(graph: fx.GraphModule, node: fx.Node) -> bool:
 def _is_view(graph: fx.GraphModule, node: fx.Node) -> bool:
     if node.op == "call_module":
         kinds = (nn.Flatten, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-        return isinstance(graph.get_submodule(node.target), kinds)
+        return isinstance(graph.get_submodule(str(node.target)), kinds)
     return node.target in (_VIEW_METHODS if node.op == "call_method" else _VIEWS)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from .errors import NonFiniteGradientError, StateMismatchError
 from .noise import Noise, draw_scales
@@ -76,7 +77,10 @@ def perturbed_state(
         if not own:
             mean, variance = state[f"{name}.running_mean"], state[f"{name}.running_var"]
             r = near[plan.norm_inputs[name]]
-            eps = model.get_submodule(name).eps
+            norm = model.get_submodule(name)
+            if not isinstance(norm, _BatchNorm):
+                raise StateMismatchError(f"{name} is no batch norm, as it is in the plan of this model")
+            eps = norm.eps
             out[f"{name}.running_mean"] = r * mean
             out[f"{name}.running_var"] = r.square() * (variance + eps) - eps
             out[f"{name}.num_batches_tracked"] = state[f"{name}.num_batches_tracked"].clone()

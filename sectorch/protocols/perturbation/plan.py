@@ -128,7 +128,7 @@ class _Planner(Walk):
     def _head(self, nodes: list[fx.Node]) -> fx.Node:
         node = nodes[-1].args[0]
         while isinstance(node, fx.Node) and node.op == "call_module":
-            module = self.graph.get_submodule(node.target)
+            module = self.module(node)
             if type(module) is nn.Linear:
                 users = [n for n in nodes if n.op == "call_module" and n.target == node.target]
                 if len(users) > 1 or len(node.users) > 1:
@@ -149,7 +149,7 @@ class _Planner(Walk):
             return Located(np.full(self.width, ONE))
         for user in node.users:
             if user.op == "call_module":
-                module = self.graph.get_submodule(user.target)
+                module = self.module(user)
                 width = next(
                     (w for a in ("in_features", "in_channels", "num_features") if (w := getattr(module, a, None))), None
                 )
@@ -161,45 +161,50 @@ class _Planner(Walk):
         source = self.known.get(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
         if source is None:
             raise self.refuse(node, "its input is not a tensor that the walk has seen")
-        out = module_rule(self, node, self.graph.get_submodule(node.target), source)
-        before = self.called.get(node.target)
+        name = str(node.target)
+        out = module_rule(self, node, self.module(node), source)
+        before = self.called.get(name)
         if before is not None:  # A layer that is used twice has one weight, so one scale on either side.
             self.same(node, before[0], source)
             self.same(node, before[1], out)
-        self.called[node.target] = (source, out)
+        self.called[name] = (source, out)
         return out
 
     def _enter_head(self, node: fx.Node) -> None:
-        module = self.graph.get_submodule(node.target)
-        source = self.known.get(node.args[0])
+        module, entering = self._linear(node), node.args[0]
+        source = self.known.get(entering) if isinstance(entering, fx.Node) else None
         if source is None or source.spatial:
             raise self.refuse(node, "the last linear layer takes [N, features]; flatten or pool before it")
         self.scaled[f"{node.target}.weight"] = (None, self.columns(node, source, module.in_features)[None])
         if module.bias is not None:
             self.scaled[f"{node.target}.bias"] = (None, None)
 
+    def _linear(self, head: fx.Node) -> nn.Linear:
+        module = self.module(head)
+        if not isinstance(module, nn.Linear):
+            raise self.refuse(head, "the model has to end in an nn.Linear")
+        return module
+
+    def _roots(self, channels: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(self.channels.roots(channels.ravel()).reshape(channels.shape))
+
     def _finish(self, head: fx.Node) -> Plan:
-        module = self.graph.get_submodule(head.target)
-
-        def final(channels: np.ndarray | None) -> torch.Tensor | None:
-            if channels is None:
-                return None
-            return torch.from_numpy(self.channels.roots(channels.ravel()).reshape(channels.shape))
-
+        module = self._linear(head)
+        final = lambda channels: None if channels is None else self._roots(channels)
         scaled = {name: Scaled(final(rows), final(columns)) for name, (rows, columns) in self.scaled.items()}
-        norm_inputs = {name: final(channels) for name, channels in self.norm_inputs.items()}
+        norm_inputs = {name: self._roots(channels) for name, channels in self.norm_inputs.items()}
         roots = [s for scale in scaled.values() for s in (scale.rows, scale.columns) if s is not None]
         flat = [torch.zeros(0, dtype=torch.int64), *map(torch.ravel, roots), *norm_inputs.values()]
         distinct = torch.unique(torch.cat(flat))
         copies: dict[fx.Node, fx.Node] = {}
         graph = fx.Graph()
         graph.graph_copy(self.graph.graph, copies)
-        graph.output(copies[head.args[0]])
+        graph.output(copies[head.all_input_nodes[0]])
         body = fx.GraphModule(self.graph, graph)
         body.graph.eliminate_dead_code()
         return Plan(
             body=fx.GraphModule(body, body.graph),  # once more: the head's weights are not carried along
-            head=head.target,
+            head=str(head.target),
             outputs=module.out_features,
             features=module.in_features,
             head_bias=module.bias is not None,

@@ -168,9 +168,10 @@ def _check_cohort(updates: Sequence[Update], openings: Sequence[Opening]) -> Non
             )
         return
     opened = sorted(opening.client for opening in openings)
-    if opened != sorted(present) or any(sorted(o.pairs) != dropped or o.round != first.round for o in openings):
+    there = sorted(client for client in present if client is not None)
+    if opened != there or any(sorted(o.pairs) != dropped or o.round != first.round for o in openings):
         raise DroppedClientError(
-            f"double masks need this round's opening of each of the clients {sorted(present)} with the dropped "
+            f"double masks need this round's opening of each of the clients {there} with the dropped "
             f"{dropped}; got openings of {opened}"
         )
 

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from ...choreography import Located, Net, Party
-from ...errors import ArgumentError, NetworkError
+from ...choreography.located import compute
+from ...errors import ArgumentError, MisplacedValueError, NetworkError
 from ...session import Session
 from .client import ClientRound
 from .edges import (
@@ -97,7 +98,9 @@ class Federation:
         roles = roles_of(clients)
         self.session = session or Session(roles=roles)
         if self.session.roles != roles:
-            raise ArgumentError(f"a federation of {clients} has the roles {roles}; the session's are {session.roles}")
+            raise ArgumentError(
+                f"a federation of {clients} has the roles {roles}; the session's are {self.session.roles}"
+            )
         self.scheme, self.clients = scheme, clients
         self.masked, self.double = masked and clients > 1, double and masked and clients > 1
         self._blank = scheme.blank()
@@ -111,7 +114,7 @@ class Federation:
     def round(
         self,
         state: Mapping[str, torch.Tensor] | None,
-        batches: Sequence[Batch | Sequence[Batch]],
+        batches: Sequence[Batch | list[Batch]],
         weights: Sequence[float],
     ) -> Recovered | None:
         """One round: the true gradient of the clients' weighted mean loss, at the server; None elsewhere.
@@ -170,7 +173,8 @@ class Federation:
         def worked(data: torch.Tensor) -> torch.Tensor:
             step = begun(data)
             for _ in sizes:
-                step.take(step.ask())
+                step.ask()
+                step.take(None)
             return ended(step)
 
         def answered(key: Key, data: torch.Tensor) -> torch.Tensor:
@@ -229,14 +233,20 @@ class Federation:
                 with self._pair(net, client):
                     public = net.fresh(net.Client, Alone(lambda masks=masks: _tensor(masks.public), _bytes(KEY_BYTES)))
                     publics.append(send_key(net, public).at("Server"))
-            every = torch.cat(publics)
-            for client, masks in enumerate(self._masks):
+            every = compute(torch.cat, publics)
+            for client in range(self.clients):
 
-                def joined(keys: torch.Tensor, masks: ClientMasks | None = masks) -> None:
-                    masks.join(dict(enumerate(_seeds(keys))), self.session.runtime.session)
+                def joined(keys: torch.Tensor, client: int = client) -> None:
+                    self._own_masks(client).join(dict(enumerate(_seeds(keys))), self.session.runtime.session)
 
                 with self._pair(net, client):
                     net.fresh(net.Client, Alone(joined, None), send_cohort(net, every))
+
+    def _own_masks(self, client: int) -> ClientMasks:
+        masks = self._masks[client]
+        if masks is None:
+            raise MisplacedValueError(f"client {client} is in another process, and so are its masks")
+        return masks
 
     def _opened(self, net: Net, key: Located, models: Mapping[int, Located], came: list[int]) -> list[Located]:
         """The survivors, who are told who survived, open their masks of this round."""
@@ -250,8 +260,8 @@ class Federation:
         openings = []
         for client in came:
 
-            def opened(data: torch.Tensor, masks: ClientMasks | None = self._masks[client]) -> torch.Tensor:
-                opening = masks.open(bytes(data[-ROUND_BYTES:].tolist()), came)
+            def opened(data: torch.Tensor, client: int = client) -> torch.Tensor:
+                opening = self._own_masks(client).open(bytes(data[-ROUND_BYTES:].tolist()), came)
                 return _tensor(b"".join((opening.own, *(seed for _, seed in sorted(opening.pairs.items())))))
 
             size = KEY_BYTES * (1 + self.clients - len(came))
@@ -272,9 +282,8 @@ class Federation:
         rows, statistics = numbers[: terms * trained].view(terms, trained), numbers[terms * trained :]
         if not self.masked:
             return Update(key.round, rows.to(self.scheme.device), statistics.to(self.scheme.device), samples)
-        ids = dict(client=client, cohort=tuple(range(self.clients)), double=self.double)
         share = weights[client] / sum(weights)
-        return Update(key.round, rows, statistics, samples, share, **ids)
+        return Update(key.round, rows, statistics, samples, share, client, tuple(range(self.clients)), self.double)
 
     def _pair(self, net: Net, client: int) -> AbstractContextManager[None]:
         """Inside, the server and this client are the two of a protocol."""

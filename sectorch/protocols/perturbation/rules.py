@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvTransposeNd
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from .scales import Located
@@ -61,7 +62,7 @@ def module_rule(walk: Walk, node: fx.Node, module: nn.Module, source: Located) -
     Raises:
         NotPerturbableError: names the layer and says why no scale can pass it.
     """
-    if type(module) is nn.Linear or type(module) in _CONVS:
+    if type(module) is nn.Linear or (isinstance(module, _ConvNd) and type(module) in _CONVS):
         return _affine(walk, node, module, source)
     if isinstance(module, (_BatchNorm, _InstanceNorm)):
         return _normalise(walk, node, module, source)
@@ -80,28 +81,31 @@ def module_rule(walk: Walk, node: fx.Node, module: nn.Module, source: Located) -
     raise walk.refuse(node, f"it is not known that {type(module).__name__} carries a positive scale through unchanged")
 
 
-def _affine(walk: Walk, node: fx.Node, module: nn.Module, source: Located) -> Located:
+def _affine(walk: Walk, node: fx.Node, module: nn.Linear | _ConvNd, source: Located) -> Located:
     """Eqs. 7 and 14: R = scale of the output channel over scale of the input channel; the bias takes the former."""
-    linear = type(module) is nn.Linear
-    if linear and source.spatial:
-        raise walk.refuse(node, "a linear layer acts on the last dimension, but the channels are dimension 1; flatten")
-    if not linear and (source.flattened or source.spatial is False):
-        raise walk.refuse(node, "a convolution takes [N, channels, positions], but this was flattened before")
-    if not linear and module.padding_mode not in ("zeros", "reflect", "replicate", "circular"):
-        raise walk.refuse(node, f"padding mode {module.padding_mode} is not known")
-    width = module.in_features if linear else module.in_channels
-    out = walk.channels.fresh(module.out_features if linear else module.out_channels)
-    columns = walk.columns(node, source, width)
-    groups = 1 if linear else module.groups
+    if isinstance(module, nn.Linear):
+        if source.spatial:
+            raise walk.refuse(
+                node, "a linear layer acts on the last dimension, but the channels are dimension 1; flatten"
+            )
+        groups, wide, high = 1, module.in_features, module.out_features
+    else:
+        if source.flattened or source.spatial is False:
+            raise walk.refuse(node, "a convolution takes [N, channels, positions], but this was flattened before")
+        if module.padding_mode not in ("zeros", "reflect", "replicate", "circular"):
+            raise walk.refuse(node, f"padding mode {module.padding_mode} is not known")
+        groups, wide, high = module.groups, module.in_channels, module.out_channels
+    out = walk.channels.fresh(high)
+    columns = walk.columns(node, source, wide)
     per_group = columns.reshape(groups, -1)
     by_row = per_group if groups == 1 else np.repeat(per_group, len(out) // groups, axis=0)
     walk.scaled[f"{node.target}.weight"] = (out, by_row)
     if module.bias is not None:
         walk.scaled[f"{node.target}.bias"] = (out, None)
-    return Located(out, spatial=not linear)
+    return Located(out, spatial=not isinstance(module, nn.Linear))
 
 
-def _normalise(walk: Walk, node: fx.Node, module: nn.Module, source: Located) -> Located:
+def _normalise(walk: Walk, node: fx.Node, module: _BatchNorm | _InstanceNorm, source: Located) -> Located:
     """Normalisation by channel. With the batch's own statistics the result does not depend on the input's scale, but
     for eps, which does not scale: (r x - r mu) / sqrt(r^2 var + eps). The input's scale is therefore made 1. With
     running statistics the layer is affine and the scale passes: mean' = r mean, var' + eps = r^2 (var + eps).
@@ -115,9 +119,9 @@ def _normalise(walk: Walk, node: fx.Node, module: nn.Module, source: Located) ->
     if own_statistics:
         walk.pin(columns)
     else:
-        walk.norm_inputs[node.target] = columns
+        walk.norm_inputs[str(node.target)] = columns
     if isinstance(module, _BatchNorm) and module.running_mean is not None:
-        walk.batch_norms[node.target] = own_statistics
+        walk.batch_norms[str(node.target)] = own_statistics
     if not module.affine:
         walk.pin(columns)
         return Located(columns, spatial=source.spatial)
@@ -133,7 +137,7 @@ def _spatial(walk: Walk, node: fx.Node, source: Located) -> Located:
     return source
 
 
-def _flatten(walk: Walk, node: fx.Node, source: Located, dims: tuple[int, int]) -> Located:
+def _flatten(walk: Walk, node: fx.Node, source: Located, dims: tuple[Any, Any]) -> Located:
     if dims != (1, -1):
         raise walk.refuse(node, f"it flattens dimensions {dims[0]} to {dims[1]}; only 1 to -1 keeps channels together")
     if source.spatial is False:
@@ -167,7 +171,7 @@ def function_rule(walk: Walk, node: fx.Node) -> Located | None:
         start = _argument(node, 1, "start_dim", 0)
         return _flatten(walk, node, source, (start, _argument(node, 2, "end_dim", -1)))
     if method in ("view", "reshape") or node.target is torch.reshape:
-        shape = node.args[1:] if len(node.args) != 2 or isinstance(node.args[1], int) else node.args[1]
+        shape = node.args[1:] if len(node.args) != 2 or isinstance(node.args[1], int) else _listed(node.args[1])
         if len(shape) == 2 and shape[1] == -1:
             return _flatten(walk, node, source, (1, -1))
         raise walk.refuse(node, f"only a view to [N, -1] keeps channels together, got {tuple(shape)}")
@@ -184,7 +188,12 @@ def function_rule(walk: Walk, node: fx.Node) -> Located | None:
     raise walk.refuse(node, f"it is not known that {name} carries a positive scale through (f(r x) = r f(x))")
 
 
-def _argument(node: fx.Node, position: int, name: str, default: object) -> object:
+def _listed(value: Any) -> tuple:
+    """An argument that stands for several."""
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def _argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
@@ -212,13 +221,15 @@ def _by_number(walk: Walk, node: fx.Node, source: Located) -> Located:
 
 def _join(walk: Walk, node: fx.Node) -> Located:
     """Eq. 14's r^(l,in): the scales of what is concatenated, one after the other."""
-    parts = [walk.known.get(part) for part in node.args[0]]
+    known = [walk.known.get(part) for part in _listed(node.args[0])]
+    parts = [part for part in known if part is not None]
     dim = _argument(node, 1, "dim", 0)
-    flat = all(part is not None and part.spatial is False for part in parts)
+    flat = all(part is not None and part.spatial is False for part in known)
     if dim != 1 and not (dim == -1 and flat):
         raise walk.refuse(node, f"it concatenates along dimension {dim}; only the channels, dimension 1, are known")
-    if any(part is None or part.channels is None for part in parts):
+    channels = [part.channels for part in parts if part.channels is not None]
+    if len(channels) < len(known):
         raise walk.refuse(node, "how many channels the input has is not known; use Scheme(..., channels=...)")
     if any(part.flattened for part in parts):
         raise walk.refuse(node, "it concatenates flattened maps of unknown size; pool them to one position first")
-    return Located(np.concatenate([part.channels for part in parts]), spatial=parts[0].spatial)
+    return Located(np.concatenate(channels), spatial=parts[0].spatial)

@@ -214,7 +214,7 @@ class Scheme:
     def client_step(
         self,
         noisy: NoisyModel,
-        batch: Batch | Sequence[Batch],
+        batch: Batch | list[Batch],
         *,
         masks: ClientMasks | None = None,
         share: float = 1.0,
@@ -240,11 +240,11 @@ class Scheme:
         found = self._client.terms(noisy, batches_of(batch), server)
         return self.update(noisy, *found, masks=masks, share=share)
 
-    def begin(self, noisy: NoisyModel, batch: Batch | Sequence[Batch]) -> ClientRound:
+    def begin(self, noisy: NoisyModel, batch: Batch | list[Batch]) -> ClientRound:
         """`client_step` before its messages: ask, take the reply, and so on; `update` ends it."""
         return ClientRound(self._client, noisy, batches_of(batch))
 
-    def sizes(self, batch: Batch | Sequence[Batch]) -> list[int]:
+    def sizes(self, batch: Batch | list[Batch]) -> list[int]:
         """The number of samples of each of a client's batches, which are public.
 
         Raises:
@@ -282,10 +282,10 @@ class Scheme:
         encoded = masking.encode_share(flat, share, noisy.frac_bits)
         masked = encoded + masks.words(noisy.round, len(flat))
         split = masked.split([terms.numel(), statistics.numel()])
-        ids = dict(client=masks.client, cohort=masks.cohort, double=masks.double)
-        return Update(noisy.round, split[0].reshape(terms.shape), split[1], samples, share, **ids)
+        rows = split[0].reshape(terms.shape)
+        return Update(noisy.round, rows, split[1], samples, share, masks.client, masks.cohort, masks.double)
 
 
-def batches_of(batch: Batch | Sequence[Batch]) -> list[Batch]:
+def batches_of(batch: Batch | list[Batch]) -> list[Batch]:
     """One batch, or several, as a list."""
     return [batch] if isinstance(batch, tuple) else list(batch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from torch import fx
+from torch import fx, nn
 
 from ...nn.symbolic import where
 from .errors import NotPerturbableError
@@ -27,6 +27,10 @@ class Walk:
         self.scaled: dict[str, tuple[np.ndarray | None, np.ndarray | None]] = {}
         self.batch_norms: dict[str, bool] = {}
         self.norm_inputs: dict[str, np.ndarray] = {}
+
+    def module(self, node: fx.Node) -> nn.Module:
+        """The layer that a node calls."""
+        return self.graph.get_submodule(str(node.target))
 
     def refuse(self, node: fx.Node, reason: str) -> NotPerturbableError:
         """The error that says which layer, on which line of the model, and why."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -58,7 +59,8 @@ class PrivHFL:
         self.settings = settings or Settings()
         check(self.clients, test, classes, self.settings)
         self.store = Store(Path(out) if out else None, Path(local) if local else None)
-        self.store.claim(self.clients, test, self.settings)
+        known = {c.name: (c.images, c.labels, *c.model.state_dict().values()) for c in self.clients}
+        self.store.claim(known, test, asdict(self.settings))
         self.models: dict[str, nn.Module] = {}
 
     def run(self, watch: Watch | None = None) -> Result:

@@ -10,15 +10,13 @@ A run folder holds all clients' models: it belongs to a simulation, and is as se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..checkpoint import claim, digest, load_json, load_tensors, save_json, save_tensors
-from .settings import Client, Settings
 
 LOCAL = ("local", "seed")
 """Settings that local training depends on."""
@@ -36,10 +34,12 @@ class Store:
         self.folder = folder
         self.local = local or (folder / "local" if folder else None)
 
-    def claim(self, clients: Sequence[Client], test: tuple[torch.Tensor, torch.Tensor], how: Settings) -> None:
-        """Make the folders this run's, or recognise them."""
-        people = {c.name: digest(c.images, c.labels, *c.model.state_dict().values()) for c in clients}
-        settings = asdict(how)
+    def claim(
+        self, clients: Mapping[str, Iterable[torch.Tensor]], test: tuple[torch.Tensor, torch.Tensor],
+        settings: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """Make the folders this run's, or recognise them: clients by their data and their models' weights."""
+        people = {name: digest(*tensors) for name, tensors in clients.items()}
         if self.folder:
             claim(self.folder / "run.json", {**settings, "clients": people, "test": digest(*test)})
         if self.local:

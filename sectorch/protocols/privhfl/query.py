@@ -80,7 +80,10 @@ def secure_query(
                 shared = share_tensor(piece, session=session, party=party, scheme=secured.scheme)
                 shared_at = time.perf_counter()
                 logits = secured(shared)
-                answers[-1].append(torch.softmax(logits, 1) if normalise else logits)
+                answer = torch.softmax(logits, 1) if normalise else logits
+                if not isinstance(answer, SharedTensor):
+                    raise PrivHFLError(f"a model answers with a tensor of logits, got a {type(answer).__name__}")
+                answers[-1].append(answer)
                 steps.share += shared_at - start
                 steps.predict += time.perf_counter() - shared_at
                 tick()
