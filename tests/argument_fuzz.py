@@ -248,6 +248,8 @@ def _compared(outputs: list[Any], wanted: list[Any] | None, typed: bool, values:
         if not values or not isinstance(value, torch.Tensor) or not value.numel():
             continue
         if value.dtype.is_complex:
+            if torch.equal(output, value):  # public numbers in the shape of a secret tensor
+                continue
             return FOUND, "a complex result"
         fits = value.double().isfinite() & (value.double().abs() < 1e4)
         step = torch.finfo(value.dtype).eps if value.dtype.is_floating_point else 0.0
