@@ -14,7 +14,7 @@ from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
 from .bilinear import bilinear
 from .common import local, refuse, settled, typed
-from .linear import _all, _pair, _with_bias
+from .linear import _all, _pair, _with_bias, not_negative
 
 T = torch.Tensor
 
@@ -46,8 +46,7 @@ def _transposed(stride: tuple, padding: tuple, output_padding: tuple, dilation: 
 @implements("conv_transpose2d", torch.conv_transpose2d, F.conv_transpose2d, note="PrivHFL, Figure 3")
 def conv_transpose2d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
                      output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> SharedTensor:  # fmt: skip
-    if min(*_pair(output_padding), *_pair(padding)) < 0:
-        raise ShapeError(f"negative padding is not supported, got {padding} and output_padding {output_padding}")
+    not_negative(padding, output_padding)
     if x.dim() == 3:
         y = torch.conv_transpose2d(x.unsqueeze(0), weight, bias, stride, padding, output_padding, groups, dilation)
         return y.squeeze(0)
@@ -115,6 +114,7 @@ def interpolate(
 def unfold(
     context: Context, x: SharedTensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
 ) -> SharedTensor:
+    not_negative(padding)
     return local(context, _patches, x, _pair(kernel_size), _pair(stride), _pair(padding), _pair(dilation))
 
 

@@ -135,7 +135,7 @@ ROWS = (
         why="2 3 3 products of 2 and the bias 1/2",
         errors=(
             refused(ShapeError, "channels|size", n(1, 3, 4, 4), n(2, 3, 2, 2)),
-            refused(ShapeError, "negative", n(1, 2, 3, 4), n(2, 3, 3, 3).public, None, 2, -8),
+            refused(ShapeError, "negative padding", n(1, 2, 3, 4), n(2, 3, 3, 3).public, None, 2, -8),
         ),
     ),
     op(

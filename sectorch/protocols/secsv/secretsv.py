@@ -70,6 +70,9 @@ class SecretSVTester(Tester):
             for i, model in models.items()
         }
 
+    def _counted(self, counts):
+        return self._parties.total(counts)
+
     def _shared(self, client: int, x: torch.Tensor) -> Halves:
         """What P and X get of a tensor of a client's."""
         net = self._parties.nets[client]
