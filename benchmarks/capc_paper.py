@@ -107,11 +107,12 @@ def fig3(options: argparse.Namespace) -> dict:
             ]  # fmt: skip
         row["queries"] = [len(record.asked) for result in results for record in result.records.values()]
         out[selection] = row
-        shown = [
+        gains = (
             f"{100 * statistics.mean(row[k]):+.1f} ± {100 * _spread(row[k]):.1f}" for k in ("balanced_gain", "gain")
-        ]
-        print(f"{selection:8} balanced {shown[0]}, accuracy {shown[1]} points; of {sum(row['queries'])} queries "
-              f"{sum(row['weak_truth'])} of weak classes, {sum(row['weak_labels'])} answered so", flush=True)  # fmt: skip
+        )
+        print("{:8} balanced {}, accuracy {} points".format(selection, *gains), end="; ")
+        print(f"of {sum(row['queries'])} queries {sum(row['weak_truth'])} of weak classes, {sum(row['weak_labels'])} "
+              f"answered so", flush=True)  # fmt: skip
     print(f"weak classes: {weak}")
     return out
 

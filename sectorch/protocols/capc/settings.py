@@ -196,7 +196,7 @@ def check(parties: Sequence[Party], test: tuple[torch.Tensor, torch.Tensor], cla
             if how.selection != "random" and planned.queries == len(party.pool):
                 raise CaPCError(
                     f"{party.name} asks about all {planned.queries} images of its pool, so that '{how.selection}' "
-                    f"chooses nothing; ask fewer queries than the pool has, half as many say, or take selection 'random'"
+                    f"chooses nothing; ask fewer queries than that, half as many say, or take selection 'random'"
                 )
 
 
