@@ -15,8 +15,8 @@ from .choreography.ledger import Profile as profile
 from .choreography.roles import Roles as Roles
 from .nn.explain import diff as diff
 from .nn.explain import explain as explain
+from .nn.module import SecureModule as SecureModule
 from .nn.reference import reference as reference
-from .nn.secure import SecureModule as SecureModule
 from .nn.secure import secure as secure
 from .nn.traced import program as program
 from .ops.registry import register_op as register_op

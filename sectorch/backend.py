@@ -90,9 +90,11 @@ class Backend(Protocol):
 
     def reveal(self, x: Any, flags: Sequence[Any]) -> tuple[Located, Located | None]:
         """Q learns x, and whether no flag is set [1]; x is zeros where one is. None where there are no flags."""
+        ...
 
     def aggregate(self, terms: Sequence[tuple[Any, Any, Sequence[Any]]], guarded: bool) -> tuple[Any, Any]:
         """Q learns the sum of values of several calls, as `reveal`: terms of a backend, its value and its flags."""
+        ...
 
     # What takes no message.
 
@@ -135,6 +137,7 @@ class Backend(Protocol):
 
     def where_positive(self, x: Any, values: Sequence[Any]) -> list[Any]:
         """Each of the values where x >= 0, and 0 elsewhere; all of one shape."""
+        ...
 
     def ramps(
         self, x: Any, thresholds: tuple[int, ...], shift: int = 0, high: int = 63, limit_bits: int | None = None
@@ -148,6 +151,7 @@ class Backend(Protocol):
 
     def relu_and_rest(self, x: Any, shift: int, high: int, limit_bits: int | None = None) -> tuple[Any, Any]:
         """max(y, 0) and y for y = x / 2^shift, rounded half up; the limit is checked where shift > 0."""
+        ...
 
     def leaky_relu(self, x: Any, shift: int) -> Any:
         """max(x, 0) / 2^shift, rounded half up, in the paper's way: shows Q sign and size of x (`mpc/leaky.py`)."""
@@ -166,6 +170,7 @@ class Backend(Protocol):
     def normalise(self, x: Any, low: int, high: int) -> Normal:
         """Mantissa and exponent of 2^low <= x < 2^high, 0 <= low < high <= 62. Below, the mantissa is 1/2 and the
         exponent low + 1; above, the mantissa is 1 - 2^-high and the exponent high."""
+        ...
 
     # Ranges.
 

@@ -18,8 +18,8 @@ from torch import nn
 import sectorch
 from sectorch import errors
 from sectorch.nn import passes, shapes
+from sectorch.nn.module import SecureModule
 from sectorch.nn.samplewise import same_program
-from sectorch.nn.secure import SecureModule
 from sectorch.session import Session
 from sectorch.tensor import Scheme, share_tensor
 

@@ -31,8 +31,10 @@ from ..session import Session, default_session
 from ..tensor import Scheme, SharedTensor
 from .errors import KeyMismatchError, ScaleError, SlotError
 from .scheme.bounds import SIGMAS, fresh_error, held
-from .scheme.cipher import Cipher, cleared, drop_to, settle
+from .scheme.cipher import Cipher
 from .scheme.keys import Keys, PublicKeys, SecretKey
+from .scheme.leaving import cleared
+from .scheme.levels import drop_to, settle
 from .scheme.modular import dot, minus_, plus_, times_
 from .scheme.ntt import transform
 from .scheme.rerandomise import zeros
@@ -297,6 +299,8 @@ def from_shares(
 
     with x.session.operation(x.party) as net:
         shares, excess = x.shares, x.scale_bits - scale_bits
+        if not isinstance(shares, Shares):
+            raise ArgumentError("a tensor of a reference session is in nobody's shares; there is nothing to encrypt")
         while excess:
             shift = min(MAX_SHIFT, excess)
             shares, excess = truncate(net, shares, shift), excess - shift

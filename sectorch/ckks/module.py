@@ -19,10 +19,10 @@ from ..choreography import Located, Message, Net, Party, Phase, protocol
 from ..choreography.located import compute
 from ..errors import ArgumentError, SectorchError, ShapeError, TrainingModeError, UnsupportedOpError
 from ..session import Session, default_session
-from .errors import LevelError, MemoryBudgetError, ScaleError
+from .errors import LevelError, MemoryBudgetError, MissingKeyError, ScaleError
 from .scheme.keys import Keys, PublicKeys, keygen
 from .scheme.memory import limit
-from .scheme.parameters import VALUE_BOUND
+from .scheme.parameters import VALUE_BOUND, Parameters
 from .scheme.rerandomise import rerandomised
 from .tensor.encrypted import CKKSTensor, encrypt
 from .tensor.explain import Report, explain
@@ -128,6 +128,8 @@ def parts(
     def decrypted(residues: torch.Tensor) -> torch.Tensor:
         if residues.is_meta:
             return torch.empty(form.full_shape, dtype=form.float_dtype, device="meta")
+        if not isinstance(keys, Keys):
+            raise MissingKeyError("an answer is decrypted with the secret key, and these are the public ones")
         return _of(form, residues).decrypt(keys.secret)
 
     return encrypted, evaluated, decrypted
@@ -155,6 +157,9 @@ class CKKSModule(nn.Module):
         ScaleError: an input beyond the bound, or a layer whose values a level of the chain may not hold.
         MemoryBudgetError: with the estimate.
     """
+
+    model: nn.Module
+    keys: Keys | None
 
     def __init__(
         self,
@@ -196,23 +201,23 @@ class CKKSModule(nn.Module):
                 "an encrypted model takes a tensor whose first dimension is the batch, of at least one sample"
             )
         with self._making:
-            if self.keys is None:
-                report = self.explain(x[: 1 << 14])
-                self._check(report)
-                wanted = torch.tensor([report.parameters.depth, report.parameters.integer_bits])
+            keys = self.keys
+            if keys is None:
+                chain = self._check(self.explain(x[: 1 << 14]))
+                wanted = torch.tensor([chain.depth, chain.integer_bits])
                 with self.session.operation(self.party) as net:
                     told = net.read(tell_chain(net, net.own(net.A, wanted, Phase.SETUP, "chain")), net.Q)
                 depth, bits = told.tolist()
-                self.__dict__["keys"] = keygen(depth, slots=min(len(x), 1 << 14), integer_bits=bits)
-        self._check(self.explain(x[: self.keys.parameters.slots]))
-        return torch.cat([self._query(part) for part in x.split(self.keys.parameters.slots)])
+                keys = self.__dict__["keys"] = keygen(depth, slots=min(len(x), 1 << 14), integer_bits=bits)
+        self._check(self.explain(x[: keys.parameters.slots]))
+        return torch.cat([self._query(part, keys) for part in x.split(keys.parameters.slots)])
 
-    def _check(self, report: Report) -> None:
+    def _check(self, report: Report) -> Parameters:
         if report.runs_out:
             raise LevelError(report.problem)
         if report.too_large:
             raise ScaleError(report.problem)
-        if report.problem:
+        if report.problem or report.parameters is None:
             raise ArgumentError(report.problem)
         if report.peak_bytes > limit():
             raise MemoryBudgetError(
@@ -220,8 +225,9 @@ class CKKSModule(nn.Module):
                 f"{limit() / 2**30:.1f} GiB allowed; use a smaller input or network, or "
                 f"sectorch.ckks.memory_limit(bytes)"
             )
+        return report.parameters
 
-    def _query(self, x: torch.Tensor) -> torch.Tensor:
+    def _query(self, x: torch.Tensor, keys: Keys) -> torch.Tensor:
         times, sizes = [time.perf_counter()], []
 
         def timed(part: Callable) -> Callable:
@@ -234,10 +240,10 @@ class CKKSModule(nn.Module):
             return run
 
         with self.session.operation(self.party) as net:
-            own = map(timed, parts(self.model, self.keys, x, self.bound))
+            own = map(timed, parts(self.model, keys, x, self.bound))
             y = net.read(ask(net, net.own(net.Q, x), *own), net.Q)
-        spent = [b - a for a, b in itertools.pairwise(times)]
-        self.queries.append(Query(*spent, *sizes[:2]))
+        encrypting, evaluating, decrypting = (b - a for a, b in itertools.pairwise(times))
+        self.queries.append(Query(encrypting, evaluating, decrypting, sizes[0], sizes[1]))
         return y
 
 

@@ -22,11 +22,11 @@ from .command import DONE, USAGE, Parser, ended, print_json
 
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "secure inference over three parties": {
-        "server": ("network.cli:server", "run the server S, which learns nothing"),
-        "answer": ("network.cli:answer", "answer queries with your model, which nobody sees"),
+        "server": ("network.commands.serve:server", "run the server S, which learns nothing"),
+        "answer": ("network.commands.serve:answer", "answer queries with your model, which nobody sees"),
         "convert": ("network.convert:convert", "make a model file of a .pt2 that you trust"),
-        "query": ("network.cli:query", "ask a model; you alone learn the result"),
-        "models": ("network.cli:models", "list the models that can be asked"),
+        "query": ("network.commands.ask:query", "ask a model; you alone learn the result"),
+        "models": ("network.commands.ask:models", "list the models that can be asked"),
         "keys": ("network.identity.keys:keys", "identity keys, certificates, and a small CA for trying it out"),
     },
     "the papers, all parties in one process": {

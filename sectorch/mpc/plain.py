@@ -15,6 +15,7 @@ import torch
 from ..backend import Backend, Normal, Series
 from ..choreography import Located, Net
 from ..ring import rounded_shift
+from ..ring.products import Tiled
 from ..ring.scheme import Scheme
 from ..ring.words import weighted
 from .smooth.normalise import factor_steps, mantissa, powers
@@ -27,7 +28,7 @@ T = torch.Tensor
 class Own(torch.Tensor):
     """Q's own whole numbers. What is made of them is a plain tensor again."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]  meant for this
 
 
 class Operand:
@@ -58,7 +59,8 @@ class Plain(Backend):
         return self._at_Q(x, [flags])
 
     def aggregate(self, terms: Sequence[tuple[Plain, T, Sequence[T]]], guarded: bool) -> tuple[Located, Located | None]:
-        return self._at_Q(sum(x for _, x, _ in terms), [flags for *_, flags in terms] if guarded else [])
+        total = functools.reduce(torch.add, (x for _, x, _ in terms))
+        return self._at_Q(total, [flags for *_, flags in terms] if guarded else [])
 
     def _at_Q(self, x: T, flags: Sequence[Sequence[T]]) -> tuple[Located, Located | None]:
         bits = [f.any() for some in flags for f in some]
@@ -85,7 +87,7 @@ class Plain(Backend):
         return Operand(view(weight.value))
 
     def linear(self, product: Callable, x: T, weight: Operand) -> T:
-        if not hasattr(product, "tiled") or not product.tiled(x.shape, weight.value.shape):
+        if not isinstance(product, Tiled) or not product.tiled(x.shape, weight.value.shape):
             return product(x, weight.value, None)
         if type(product) not in weight.tiles:
             weight.tiles[type(product)] = product.prepare(weight.value)

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from ..cli.command import Parser, ended, print_json
 from ..errors import ArgumentError
+from ..nn.describe import describe_exported
 from ..nn.model_file import write_model
-from ..nn.program import describe_exported
 
 
 def convert(arguments: Sequence[str] | None = None) -> int:

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from .module import SecureModule as SecureModule
 from .reference import reference as reference
-from .secure import SecureModule as SecureModule
 from .secure import secure as secure
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from ..ring.scheme import named_scheme
 from ..session import Session
 from ..tensor import Scheme
 from .check import plain
-from .passes import op_name
+from .nodes import op_name
 from .shapes import Traces
 from .trace import Trace
 from .where import place_of

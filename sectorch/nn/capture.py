@@ -28,8 +28,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ArgumentError, SectorchError, UnsupportedOpError
 from ..session import Session
-from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, dispatch, private
-from ..tensor.private import to_meta
+from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, dispatch, owner
+from ..tensor.arguments import CONVERSIONS, on_cpu
+from ..tensor.on_meta import (
+    MASKED_FILL,
+    MASKED_SELECT,
+    READS_CONTENT,
+    is_number,
+    selected_on_meta,
+    to_meta,
+    torch_on_meta,
+)
 from ..tensor.table import BEFORE, row_of, spell
 from .state import state_of
 from .trace import CONSTANT, OutOfPlace, Trace, functional_form
@@ -180,7 +189,7 @@ class Recorder(TorchFunctionMode):
     def _own(self, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
         """An operation among A's own tensors."""
         target = args[0] if args else None
-        if private._in_place(func) and isinstance(target, PrivateTensor):
+        if owner.in_place(func) and isinstance(target, PrivateTensor):
             if target.origin is not None:
                 raise NotCaptured(f"{spell(func)} changes a weight's copy through a view")
             node = self._node(OutOfPlace(func), args, kwargs)
@@ -268,13 +277,13 @@ def _paths(value: Any, path: tuple = ()) -> list[tuple[tuple, Any]]:
 def _on_twins(func: Callable, args: tuple, kwargs: dict, unsupported: bool) -> Any:
     """torch's own result on the twins, whose memory is shared as torch shares it; errors as of the dispatch table."""
     called = func
-    if func in dispatch._CONVERSIONS:
-        args, kwargs = dispatch._on_cpu(args, kwargs)
+    if func in CONVERSIONS:
+        args, kwargs = on_cpu(args, kwargs)
         called = _T.to
-    if func in dispatch._MASKED_SELECT:
-        return dispatch._selected_on_meta(*args, **kwargs)
-    number = lambda v: v.item() if func in dispatch._MASKED_FILL and dispatch._is_number(v) else v
-    public_too = func not in dispatch._READS_CONTENT
+    if func in MASKED_SELECT:
+        return selected_on_meta(*args, **kwargs)
+    number = lambda v: v.item() if func in MASKED_FILL and is_number(v) else v
+    public_too = func not in READS_CONTENT
 
     def swap(leaf: Any) -> Any:
         return leaf.twin if isinstance(leaf, StandIn) else to_meta(number(leaf), public_too)
@@ -282,7 +291,7 @@ def _on_twins(func: Callable, args: tuple, kwargs: dict, unsupported: bool) -> A
     try:
         with torch.inference_mode(False):
             args, kwargs = map_aggregate((args, kwargs), swap)
-            return dispatch.torch_on_meta(called, tuple(args), dict(kwargs))
+            return torch_on_meta(called, tuple(args), dict(kwargs))
     except SectorchError:
         if unsupported:
             return dispatch.call(func, (), args, kwargs)  # raises, in the words of the table

@@ -24,7 +24,8 @@ from .bind import Weights
 from .check import original, plain
 from .dry import shared_input
 from .eager import watched
-from .secure import SecureModule, secure
+from .module import SecureModule
+from .secure import secure
 from .trace import Trace, run
 from .where import Place, place_of
 

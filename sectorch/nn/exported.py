@@ -8,7 +8,8 @@ import torch
 from torch import fx
 
 from ..tensor.table import IN_PLACE, row_of
-from .passes import function_of, optimise
+from .nodes import function_of
+from .passes import optimise
 from .trace import Trace
 
 

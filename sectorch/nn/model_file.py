@@ -1,6 +1,6 @@
 """A model in one file: its checked description, and its weights as safetensors. Reading one runs nothing.
 
-The file is a `.safetensors` file whose metadata holds the description of `nn/program.py` as JSON under `KEY`; its
+The file is a `.safetensors` file whose metadata holds the description of `nn/describe.py` as JSON under `KEY`; its
 tensors are the weights that the description names, and no others. Nothing in it is packed, so that it takes about as
 much memory as it has bytes, and nothing is unpickled.
 """
@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ..errors import ArgumentError, ProgramError
-from .program import MAX_JSON, describe, from_json, load_program, to_json
+from .describe import describe, to_json
+from .program import MAX_JSON, from_json, load_program
 
 KEY = "sectorch.model"
 MAX_HEADER = 4 * MAX_JSON

@@ -9,7 +9,7 @@ from ..session import Session
 from ..tensor import Scheme
 from .accept import check_model, device_of
 from .calibrate import calibrate as calibrated
-from .secure import SecureModule
+from .module import SecureModule
 
 
 def reference(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .passes import arguments, op_name
+from .nodes import arguments, op_name
 from .trace import CONSTANT, Trace
 
 _EACH = (

@@ -7,7 +7,8 @@ from torch import nn
 
 from ..choreography.program.trace import Program
 from ..errors import DtypeError
-from .secure import SecureModule, secure
+from .module import SecureModule
+from .secure import secure
 
 
 def program(model: nn.Module, x: torch.Tensor) -> Program:

@@ -104,7 +104,7 @@ def _clamped(context: Context, x: SharedTensor, low: float | None, high: float |
     ends = max(abs(b) for b in bounds) * 2.0**scale + 1
     bound = ends if limit is None and len(bounds) == 2 else None if smaller is None else max(smaller, ends) + ends
     parts = backend.ramps(x.shares, thresholds, shift, limit_bits=limit if high is None else None)
-    if high is None:
+    if high is None and low is not None:
         return _lifted(context, x.like(parts[0], scale), low).bounded(bound)
     if low is None:
         whole = backend.truncate(x.shares, shift, limit) if shift else x.shares

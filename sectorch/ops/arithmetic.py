@@ -24,7 +24,7 @@ SIZE_BITS = 8
 
 
 @implements("add", torch.add, T.add, T.__add__, T.__radd__, in_place=(T.add_, T.__iadd__), note="local")
-def add(context: Context, x: Any, y: Any, *, alpha: float = 1) -> SharedTensor:
+def add(context: Context, x: Any, y: Any, *, alpha: float = 1) -> torch.Tensor:
     if getattr(x, "dtype", None) == getattr(y, "dtype", None) == torch.bool:
         return torch.logical_or(x, y)
     return total(context, x, _times(y, alpha))
@@ -109,7 +109,7 @@ def _times_inverse(context: Context, x: SharedTensor, y: torch.Tensor) -> Shared
 
 
 @implements("div", T.__rdiv__, T.__rtruediv__)
-def rdiv(context: Context, x: Any, y: Any) -> SharedTensor:
+def rdiv(context: Context, x: Any, y: Any) -> torch.Tensor:
     return torch.div(y, x) if isinstance(y, torch.Tensor) else quotient(context, _constant(context, x, y), x)
 
 
@@ -121,7 +121,7 @@ def _constant(context: Context, x: SharedTensor, value: float) -> SharedTensor:
 
 @implements("pow", T.__rpow__,
             note="result < 2^16; whole exponents exact; others for x >= 0, error 2e-6 + 1e-5 |result|")  # fmt: skip
-def rpow(context: Context, x: Any, base: Any) -> SharedTensor:
+def rpow(context: Context, x: Any, base: Any) -> torch.Tensor:
     return power(context, base, x)
 
 
@@ -149,7 +149,7 @@ def _roots(context: Context, n: int) -> tuple[float, float]:
     torch.float_power,
     T.float_power,
 )
-def power(context: Context, x: Any, exponent: Any) -> SharedTensor:
+def power(context: Context, x: Any, exponent: Any) -> torch.Tensor:
     if not isinstance(x, SharedTensor):
         if not isinstance(x, (int, float)) or x <= 0:
             refuse("pow with a base that is neither secret nor a positive number", "use exp and log")
@@ -191,7 +191,7 @@ def _whole_power(context: Context, x: SharedTensor, n: int) -> SharedTensor:
         if n & 1:
             result = factor if result is None else _product(context, result, factor)
         n >>= 1
-        if not n:
+        if not n and result is not None:
             most = None if x.bound is None else 2.0 ** (HEADROOM_BITS - 2 * context.frac_bits + result.scale_bits)
             return result if result is x else result.bounded(most)
         value = settled(context, factor, 0)

@@ -12,7 +12,7 @@ from ..errors import ArgumentError
 from ..ring import HEADROOM_BITS
 from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
-from .common import SLACK_BITS, refuse, settled, shortened, typed
+from .common import SLACK_BITS, refuse, settled, shortened, summand, typed
 from .ranges import CAPACITY, fitted, limit_at
 
 
@@ -31,7 +31,7 @@ def _additive(mask: torch.Tensor, keep: bool) -> torch.Tensor:
 def attention(
     context: Context, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> SharedTensor:  # fmt: skip
+) -> torch.Tensor:  # fmt: skip
     if dropout_p:
         refuse("attention with dropout", "call model.eval() first")
     if enable_gqa:
@@ -45,7 +45,7 @@ def attention(
     return _mixed(context, F.softmax(scores, -1), value)
 
 
-def _mixed(context: Context, weights: SharedTensor, value: Any) -> SharedTensor:
+def _mixed(context: Context, weights: torch.Tensor, value: Any) -> torch.Tensor:
     """weights @ value, where each row's weights sum to one: no result is much larger than the largest value.
 
     The weights keep more than f fraction bits where the ring has room: of n equal ones each is 1 / n, and rounding them
@@ -55,7 +55,7 @@ def _mixed(context: Context, weights: SharedTensor, value: Any) -> SharedTensor:
         return torch.matmul(weights, value)
     f = context.frac_bits
     spare = max(0, min(SLACK_BITS, HEADROOM_BITS - 2 - 2 * f - context.scheme.activation_bits))
-    w, v = shortened(context, weights, f + spare), settled(context, value, 0)
+    w, v = shortened(context, summand(context, weights), f + spare), settled(context, value, 0)
     most = 1.01 + 2.0 ** (4 - f) + weights.shape[-1] * 2.0 ** -(w.scale_bits + 1)  # that a row's weights sum to
     v = fitted(context, v, min(limit_at(context, v.scale_bits), CAPACITY / most / 2.0**w.scale_bits))
     shares = context.backend.multiply(torch.matmul, w.shares, v.shares)
@@ -71,7 +71,7 @@ def multi_head_attention(
     attn_mask: Any = None, use_separate_proj_weight: bool = False, q_proj_weight: Any = None, k_proj_weight: Any = None,
     v_proj_weight: Any = None, static_k: Any = None, static_v: Any = None, average_attn_weights: bool = True,
     is_causal: bool = False,
-) -> tuple[SharedTensor, SharedTensor | None]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """[L, N, E] queries, [S, N, E] keys and values, as `F.multi_head_attention_forward` has them."""
     if training and dropout_p:
         refuse("attention with dropout", "call model.eval() first")
@@ -88,7 +88,7 @@ def multi_head_attention(
     biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
     inputs = query, key, value
 
-    def heads(x: SharedTensor) -> SharedTensor:
+    def heads(x: torch.Tensor) -> torch.Tensor:
         return x.reshape(x.shape[0], batch, num_heads, -1).permute(1, 2, 0, 3)
 
     q, k, v = (heads(F.linear(x, w, b)) for x, w, b in zip(inputs, weights, biases, strict=True))

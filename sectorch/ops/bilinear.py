@@ -12,8 +12,9 @@ import torch
 
 from ..backend import MAX_SHIFT
 from ..choreography import Located, leaf
-from ..errors import FixedPointRangeError
+from ..errors import ArgumentError, FixedPointRangeError
 from ..ring import HEADROOM_BITS, check_encodable, encode
+from ..ring.products import Tiled
 from ..ring.scheme import Scheme
 from ..tensor import PrivateTensor, SharedTensor
 from ..tensor.table import Context
@@ -57,7 +58,7 @@ def bilinear(
     if not isinstance(x, SharedTensor):
         if not isinstance(y, SharedTensor):
             refuse("a secret summand to a product without one", "add it to the product's result")
-        return bilinear(context, partial(_swapped, product), y, x, terms, sums[::-1])
+        return bilinear(context, partial(_swapped, product), y, x, terms, (sums[1], sums[0]))
     backend = context.backend
     if isinstance(y, SharedTensor):
         most = _shares_of_range(context, x, y, terms)
@@ -65,9 +66,8 @@ def bilinear(
         if left.scale_bits + right.scale_bits > 2 * context.frac_bits + SLACK_BITS:
             left, right = settled(context, left, 0), settled(context, right, 0)
         left, right = _factors(context, left, right, terms, most)
-        known = left.bound is not None and right.bound is not None
-        bound = terms * left.bound * right.bound if known else None
-        if known and terms == 1 and bound > CAPACITY:
+        bound = None if left.bound is None or right.bound is None else terms * left.bound * right.bound
+        if bound is not None and terms == 1 and bound > CAPACITY:
             return _checked_product(context, product, left, right)
         shares = backend.multiply(product, left.shares, right.shares)
         return left.like(shares, left.scale_bits + right.scale_bits, bound)
@@ -79,8 +79,7 @@ def bilinear(
         left = fitted(context, left, limit_at(context, left.scale_bits) * ROOM)
         if left.bound is not None and context.scheme.range_check:
             context.net.rely(check_sums(y, sums[1]))
-        accepts_tiles = hasattr(product, "tiled")
-        run = product if accepts_tiles else partial(_without_tiles, product)
+        run = product if isinstance(product, Tiled) else partial(_without_tiles, product)
         shares = backend.linear(run, left.shares, y.weight())
         bound = None if left.bound is None else left.bound * gain
         return left.like(shares, left.scale_bits + y.weight_bits, bound)
@@ -96,7 +95,7 @@ def _shares_of_range(
         return None, None
     f, limit = context.frac_bits, context.scheme.activation_limit
     scales = [v.scale_bits if v.scale_bits <= f + SLACK_BITS else f for v in (x, y)]
-    sizes = [min(v.bound / 2.0**v.scale_bits, limit) for v in (x, y)]
+    sizes = [min(most / 2.0**v.scale_bits, limit) for v, most in ((x, x.bound), (y, y.bound))]
     product = CAPACITY / terms / 2.0 ** sum(scales)
     if sizes[0] * sizes[1] <= product:
         return None, None
@@ -114,9 +113,8 @@ def _factors(
     if x.bound is None or y.bound is None or terms * x.bound * y.bound <= CAPACITY:
         return x, y
     limit = context.scheme.activation_limit
-    return tuple(
-        fitted(context, v, (limit if m is None else m) * 2.0**v.scale_bits) for v, m in zip((x, y), most, strict=True)
-    )
+    left, right = (limit if m is None else m for m in most)
+    return fitted(context, x, left * 2.0**x.scale_bits), fitted(context, y, right * 2.0**y.scale_bits)
 
 
 def _checked_product(context: Context, product: Callable, x: SharedTensor, y: SharedTensor) -> SharedTensor:
@@ -126,18 +124,26 @@ def _checked_product(context: Context, product: Callable, x: SharedTensor, y: Sh
     step of the result waits for it.
     """
     backend, scale = context.backend, x.scale_bits + y.scale_bits
-    if max(x.bound, y.bound) * math.sqrt(min(x.bound, y.bound)) > CAPACITY / 4:  # the fewer bits would be too few
+    sizes = _known(x), _known(y)
+    if max(sizes) * math.sqrt(min(sizes)) > CAPACITY / 4:  # the fewer bits would be too few
         x, y = (fitted(context, v, LONGEST) for v in (x, y))
-    over = 1 + math.ceil(math.log2(x.bound * y.bound / CAPACITY))
+    over = 1 + math.ceil(math.log2(_known(x) * _known(y) / CAPACITY))
     shortens_x = x.shares.shape.numel() < y.shares.shape.numel()
     long, short = (y, x) if shortens_x else (x, y)
     coarse = shortened(context, short, short.scale_bits - over)
     result = backend.multiply(product, x.shares, y.shares)
     left, right = (coarse, y) if shortens_x else (x, coarse)
     probe = backend.multiply(product, left.shares, right.shares)
-    allowed = CAPACITY / 2.0**over - long.bound
-    probe = fitted(context, x.like(probe, scale - over, long.bound * coarse.bound), allowed)
-    return x.like(result, scale, 2.0**over * (probe.bound + long.bound))
+    size = _known(long)
+    probe = fitted(context, x.like(probe, scale - over, size * _known(coarse)), CAPACITY / 2.0**over - size)
+    return x.like(result, scale, 2.0**over * (_known(probe) + size))
+
+
+def _known(x: SharedTensor) -> float:
+    """The bound of a factor of `_checked_product`, which checks none that is vouched for."""
+    if x.bound is None:
+        raise ArgumentError("a product is checked for factors that have a bound")
+    return x.bound
 
 
 def check_sums(weight: PrivateTensor, sums: Sums) -> Located:
@@ -182,7 +188,7 @@ def _times_public(
         return _times_power_of_two(context, x, math.frexp(abs(value))[1] - 1, value < 0)
     check_encodable(torch.as_tensor(value), f, "a public operand")
     if not fractional(value) or (isinstance(value, float) and value == int(value)):
-        weight = encoded_public(context, value if isinstance(value, torch.Tensor) else int(value), 0)
+        weight = encoded_public(context, value if isinstance(value, torch.Tensor) else math.trunc(value), 0)
         if x.bound is None and x.scale_bits + domain_bits(context) + _magnitude(weight) > HEADROOM_BITS:
             x = settled(context, x, 0)
         return _product(context, product, x, weight, 0, sums)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -224,7 +224,7 @@ def local(context: Context, f: Callable, x: SharedTensor, *public: Any, terms: i
     Args:
         terms: how many elements one result sums up, with weights of one.
     """
-    if terms > 1 and beyond(x, terms):
+    if terms > 1 and x.bound is not None and beyond(x, terms):
         if terms > 8:  # of products, which may be large, with fewer bits, as in `summable`; a few are checked
             over = math.ceil(math.log2(x.bound * terms / CAPACITY))
             x = shortened(context, x, max(min(context.frac_bits, x.scale_bits), x.scale_bits - over))
@@ -261,6 +261,6 @@ def require(context: Context, x: SharedTensor, low: float | None = None, high: f
         forbid(context, bits[-1])
 
 
-def refuse(what: str, instead: str) -> None:
+def refuse(what: str, instead: str) -> NoReturn:
     """Raise for an argument that a supported operation does not take."""
     raise UnsupportedOpError(f"{what} is not supported on secret tensors; {instead}")

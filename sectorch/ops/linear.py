@@ -113,12 +113,13 @@ def _terms(equation: str, operands: tuple) -> int:
 
 @implements("einsum", torch.einsum, note="1 round for two secrets")
 def einsum(context: Context, equation: str, *operands: Any) -> SharedTensor:
-    operands = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
+    operands = tuple(operands[0]) if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
     if len(operands) == 1:
         return local(context, partial(torch.einsum, equation), operands[0], terms=_terms(equation, operands))
     if len(operands) != 2:
         refuse(f"einsum of {len(operands)} operands", "contract two at a time")
-    return bilinear(context, partial(torch.einsum, equation), *operands, _terms(equation, operands), (_all, _all))
+    x, y = operands
+    return bilinear(context, partial(torch.einsum, equation), x, y, _terms(equation, operands), (_all, _all))
 
 
 def _one_dimensional(*given: Any) -> None:
@@ -157,7 +158,7 @@ def _padded(x: Any, padding: Any, kernel: tuple[int, ...], stride: Any, dilation
 
 @implements("conv2d", torch.conv2d, F.conv2d, note="PrivHFL, Figure 3")
 def conv2d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
-           dilation: Any = 1, groups: int = 1) -> SharedTensor:  # fmt: skip
+           dilation: Any = 1, groups: int = 1) -> torch.Tensor:  # fmt: skip
     _same_dtype(x, weight)
     _one_dimensional(bias)
     not_negative(padding)
@@ -173,7 +174,7 @@ def conv2d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any 
 
 @implements("conv1d", torch.conv1d, F.conv1d, note="as conv2d with height one")
 def conv1d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
-           dilation: Any = 1, groups: int = 1) -> SharedTensor:  # fmt: skip
+           dilation: Any = 1, groups: int = 1) -> torch.Tensor:  # fmt: skip
     _one_dimensional(bias)
     if any(isinstance(v, (tuple, list)) and len(v) != 1 for v in (stride, padding, dilation)):
         raise ShapeError(f"conv1d takes one number for stride, padding and dilation, got {(stride, padding, dilation)}")

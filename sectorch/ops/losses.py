@@ -69,7 +69,7 @@ def huber_loss(
     return _reduced(inside * (difference - inside * 0.5), reduction)
 
 
-def _smooth_l1(context: Context, difference: SharedTensor, beta: float) -> SharedTensor:
+def _smooth_l1(context: Context, difference: SharedTensor, beta: float) -> torch.Tensor:
     """|d| - beta / 2, and d^2 / (2 beta) within beta, which is rounded to the last place, and is one at least."""
     last = 2.0**-context.frac_bits
     beta = max(last, round(beta / last) * last)

@@ -116,7 +116,7 @@ def deviations(
     bits = None
     if found.thresholds:
         bits = backend.at_least(sums, found.thresholds)
-    if centred:
+    if mean is not None:
         mean = _refined(context, x.shares, mean, dims, n, fine - x.scale_bits, fine - found.coarse)
     scaled = _scaled(context, x, mean, bits, found.scales, fine)
     squares = total(backend.multiply(torch.mul, scaled, scaled))
@@ -165,10 +165,8 @@ def _divided(context: Context, squares: Value, bits: Value | None, found: Regime
     )
 
 
-def by_regime(context: Context, bits: Value | None, values: list[int]) -> Value | int:
+def by_regime(context: Context, bits: Value, values: list[int]) -> Value:
     """A public function of the regime."""
-    if bits is None:
-        return values[0]
     return unary_map(context, bits, values[0], [b - a for a, b in itertools.pairwise(values)])
 
 
@@ -241,7 +239,7 @@ def standardised(
     low = max(0, math.floor(math.log2(max(1, min(a + b for a, b in zip(offsets, d.regimes.least, strict=True))))) - 1)
     sums = backend.each(torch.clone, d.squares)
     if any(offsets):
-        offset = by_regime(context, d.bits, offsets)
+        offset = offsets[0] if d.bits is None else by_regime(context, d.bits, offsets)
         sums = sums + offset
     normal = backend.normalise(sums, low, HEADROOM_BITS)
     if not eps and not unit:

@@ -13,7 +13,7 @@ from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
 from . import series as series_of
 from .codes import exponent_map
-from .common import encoded_public, excess, refuse, shortened
+from .common import encoded_public, excess, refuse, shortened, summand
 from .moments import mean_of_squares, root_mean_square, standardised
 from .powers import logarithm_bound, positive_reciprocal, quotient, quotient_bits
 from .ranges import fitted
@@ -80,7 +80,7 @@ def _default_dim(x: SharedTensor, dim: int | None) -> int:
 @implements("softmin", F.softmin, note="softmax of -x")
 def softmin(
     context: Context, x: SharedTensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
-) -> SharedTensor:
+) -> torch.Tensor:
     return F.softmax(-x, _default_dim(x, dim))
 
 
@@ -98,7 +98,7 @@ def _log_of_sum(context: Context, e: SharedTensor, shape: torch.Size, dim: int, 
 @implements(
     "logsumexp", torch.logsumexp, T.logsumexp, torch.special.logsumexp, note="error 1e-5 + 2e-6 sqrt(n) of n entries"
 )
-def logsumexp(context: Context, x: SharedTensor, dim: Any, keepdim: bool = False) -> SharedTensor:
+def logsumexp(context: Context, x: SharedTensor, dim: Any, keepdim: bool = False) -> torch.Tensor:
     if not isinstance(dim, int):
         if len(dim) != 1:
             refuse("logsumexp over several dimensions", "flatten them into one first")
@@ -151,7 +151,7 @@ def group_norm(context: Context, x: SharedTensor, num_groups: int, weight: Any =
 def instance_norm(
     context: Context, x: SharedTensor, running_mean: Any = None, running_var: Any = None, weight: Any = None,
     bias: Any = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5, *_: Any,
-) -> SharedTensor:  # fmt: skip
+) -> torch.Tensor:  # fmt: skip
     if not use_input_stats:
         return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
     y = _normal(context, x, tuple(range(2, x.dim())), eps, True)
@@ -162,7 +162,7 @@ def instance_norm(
 def native_instance_norm(
     context: Context, x: SharedTensor, weight: Any, bias: Any, running_mean: Any, running_var: Any,
     use_input_stats: bool, momentum: float, eps: float, cudnn_enabled: bool = True,
-) -> SharedTensor:  # fmt: skip
+) -> torch.Tensor:  # fmt: skip
     """torch.instance_norm has the weights before the statistics."""
     return instance_norm(context, x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
@@ -177,7 +177,7 @@ def local_response_norm(context: Context, x: SharedTensor, size: int, alpha: flo
     padded = F.pad(squares, (0, 0, size // 2, (size - 1) // 2))
     sums = F.avg_pool2d(padded, (size, 1), stride=1, divisor_override=1).squeeze(1).reshape(x.shape)
     most = min(1.0, k**beta) * 2.0 ** (quotient_bits(context) + x.scale_bits)  # then no quotient is beyond the domain
-    return quotient(context, fitted(context, x, most), (sums + k) ** beta, positive=True)
+    return quotient(context, fitted(context, x, most), summand(context, (sums + k) ** beta), positive=True)
 
 
 @implements("normalize", F.normalize, note="p = 2, 1; everywhere; error 4e-6")
@@ -191,7 +191,7 @@ def normalize(
     if p == 2 and eps <= least:  # of a vector that is not zero, the norm is above
         return standardised(context, x, dims, 0.0, False, unit=True)
     size = x.abs().sum(dims, keepdim=True) if p == 1 else norm(context, x, 2, dims, True)
-    return quotient(context, x, size.clamp_min(max(eps, least)), positive=True)
+    return quotient(context, x, summand(context, size.clamp_min(max(eps, least))), positive=True)
 
 
 @implements("var", torch.var, T.var, note="result < 2^16; error 2e-6 + 1e-6 |result|")
@@ -234,7 +234,7 @@ def std(context: Context, x: SharedTensor, dim: Any = None, unbiased: Any = None
 
 @implements("norm", torch.linalg.norm, note="p = 1, 2, inf; error 2e-6 + 1e-6 |result|")
 def linalg_norm(context: Context, x: SharedTensor, ord: Any = None, dim: Any = None, keepdim: bool = False, *,
-                dtype: Any = None) -> SharedTensor:  # fmt: skip
+                dtype: Any = None) -> torch.Tensor:  # fmt: skip
     """Of a matrix only the Frobenius norm; other orders are norms of operators."""
     matrix = len(dim) == 2 if isinstance(dim, (list, tuple)) else dim is None and x.dim() == 2
     rows, columns = dim if isinstance(dim, (list, tuple)) and matrix else (-2, -1)
@@ -248,7 +248,7 @@ def linalg_norm(context: Context, x: SharedTensor, ord: Any = None, dim: Any = N
 
 @implements("norm", torch.norm, T.norm, torch.linalg.vector_norm)
 def norm(context: Context, x: SharedTensor, p: Any = 2, dim: Any = None, keepdim: bool = False, out: Any = None,
-         dtype: Any = None, ord: Any = None) -> SharedTensor:  # fmt: skip
+         dtype: Any = None, ord: Any = None) -> torch.Tensor:  # fmt: skip
     p = ord if ord is not None else (2 if p in (None, "fro") else p)
     dims = _dims(x, dim)
     if p == 2:

@@ -183,7 +183,7 @@ def one_hot(context: Context, x: SharedTensor, num_classes: int = -1) -> SharedT
 
 
 @implements("embedding", torch.embedding)
-def native_embedding(context: Context, weight: Any, index: Any, *_: Any) -> SharedTensor:
+def native_embedding(context: Context, weight: Any, index: Any, *_: Any) -> torch.Tensor:
     """torch.embedding has the weight first."""
     return embedding(context, index, weight)
 
@@ -192,7 +192,7 @@ def native_embedding(context: Context, weight: Any, index: Any, *_: Any) -> Shar
 def embedding(
     context: Context, index: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, norm_type: float = 2.0,
     scale_grad_by_freq: bool = False, sparse: bool = False,
-) -> SharedTensor:  # fmt: skip
+) -> torch.Tensor:  # fmt: skip
     """Rows of `weight`, whose number is public, by an index that stays secret.
 
     Raises:

@@ -15,6 +15,8 @@ from .bilinear import bilinear, scaled
 from .common import bound, local, refuse
 
 T = torch.Tensor
+_HIDDEN = vars(F)
+"""Of functions that torch's stubs do not have."""
 _LOWEST = -(1 << 62)
 """What stands for minus infinity in the padding of a maximum: no protocol takes a value below it."""
 
@@ -49,7 +51,7 @@ def _windows(v: torch.Tensor, fill: int, kernel, stride, padding, dilation, ceil
     return torch.stack(parts)
 
 
-@implements("max_pool2d", F.max_pool2d, torch.max_pool2d, F._max_pool2d, note="PrivHFL, 3.3 (iii)")
+@implements("max_pool2d", F.max_pool2d, torch.max_pool2d, _HIDDEN["_max_pool2d"], note="PrivHFL, 3.3 (iii)")
 def max_pool2d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
                dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> SharedTensor:  # fmt: skip
     if return_indices:
@@ -61,15 +63,14 @@ def max_pool2d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any 
     return x.like(context.backend.largest(windows, high), x.scale_bits)
 
 
-@implements("max_pool1d", F.max_pool1d, torch.max_pool1d, F._max_pool1d, note="as max_pool2d with height one")
+@implements("max_pool1d", F.max_pool1d, torch.max_pool1d, _HIDDEN["_max_pool1d"], note="as max_pool2d with height one")
 def max_pool1d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
-               dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> SharedTensor:  # fmt: skip
-    one = [v if v is None or isinstance(v, int) else v[0] for v in (kernel_size, stride, padding, dilation)]
-    kernel, stride, padding, dilation = one
-    stride = kernel if stride is None else stride
-    y = F.max_pool2d(
-        x.unsqueeze(-2), (1, kernel), (1, stride), (0, padding), (1, dilation), ceil_mode, return_indices
-    )  # fmt: skip
+               dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> torch.Tensor:  # fmt: skip
+    kernel, padding, dilation = (v if isinstance(v, int) else v[0] for v in (kernel_size, padding, dilation))
+    stride = kernel if stride is None else stride if isinstance(stride, int) else stride[0]
+    y = max_pool2d(
+        context, x.unsqueeze(-2), (1, kernel), (1, stride), (0, padding), (1, dilation), ceil_mode, return_indices
+    )
     return y.squeeze(-2)
 
 
@@ -114,9 +115,9 @@ def _sums_of_windows(v: torch.Tensor, kernel: tuple, stride: tuple, padding: tup
 
 @implements("avg_pool1d", F.avg_pool1d, torch.avg_pool1d, note="local")
 def avg_pool1d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
-               ceil_mode: bool = False, count_include_pad: bool = True) -> SharedTensor:  # fmt: skip
-    kernel, stride, padding = (v if v is None or isinstance(v, int) else v[0] for v in (kernel_size, stride, padding))
-    stride = kernel if stride is None else stride
+               ceil_mode: bool = False, count_include_pad: bool = True) -> torch.Tensor:  # fmt: skip
+    kernel, padding = (v if isinstance(v, int) else v[0] for v in (kernel_size, padding))
+    stride = kernel if stride is None else stride if isinstance(stride, int) else stride[0]
     y = F.avg_pool2d(x.unsqueeze(-2), (1, kernel), (1, stride), (0, padding), ceil_mode, count_include_pad)
     return y.squeeze(-2)
 
@@ -127,8 +128,10 @@ def _cells(size: int, out: int) -> list[tuple[int, int]]:
 
 
 def _adaptive_size(x: SharedTensor, output_size: Any) -> tuple[int, int]:
-    size = (output_size, output_size) if output_size is None or isinstance(output_size, int) else tuple(output_size)
-    return tuple(x.shape[i - 2] if size[i] is None else size[i] for i in (0, 1))
+    if output_size is None or isinstance(output_size, int):
+        output_size = (output_size, output_size)
+    high, wide = output_size
+    return x.shape[-2] if high is None else high, x.shape[-1] if wide is None else wide
 
 
 @implements("adaptive_avg_pool2d", F.adaptive_avg_pool2d, note="local")
@@ -145,15 +148,15 @@ def _sums_of_cells(v: torch.Tensor, rows: list[tuple[int, int]], columns: list[t
 
 
 @implements("adaptive_avg_pool1d", F.adaptive_avg_pool1d, torch.adaptive_avg_pool1d, note="local")
-def adaptive_avg_pool1d(context: Context, x: SharedTensor, output_size: Any) -> SharedTensor:
+def adaptive_avg_pool1d(context: Context, x: SharedTensor, output_size: Any) -> torch.Tensor:
     size = output_size if isinstance(output_size, int) else output_size[0]
     return F.adaptive_avg_pool2d(x.unsqueeze(-2), (1, size)).squeeze(-2)
 
 
-@implements("adaptive_max_pool2d", F.adaptive_max_pool2d, F._adaptive_max_pool2d, note="PrivHFL, 3.3 (iii)")
+@implements("adaptive_max_pool2d", F.adaptive_max_pool2d, _HIDDEN["_adaptive_max_pool2d"], note="PrivHFL, 3.3 (iii)")
 def adaptive_max_pool2d(
     context: Context, x: SharedTensor, output_size: Any, return_indices: bool = False
-) -> SharedTensor:
+) -> torch.Tensor:
     if return_indices:
         refuse("adaptive_max_pool2d with indices", "call it without return_indices")
     out = _adaptive_size(x, output_size)

@@ -75,17 +75,17 @@ def log(context: Context, x: SharedTensor) -> SharedTensor:
 
 
 @implements("log2", torch.log2, T.log2, note="as log")
-def log2(context: Context, x: SharedTensor) -> SharedTensor:
+def log2(context: Context, x: SharedTensor) -> torch.Tensor:
     return torch.log(x) * (1 / math.log(2))
 
 
 @implements("log10", torch.log10, T.log10, note="as log")
-def log10(context: Context, x: SharedTensor) -> SharedTensor:
+def log10(context: Context, x: SharedTensor) -> torch.Tensor:
     return torch.log(x) * (1 / math.log(10))
 
 
 @implements("log1p", torch.log1p, T.log1p, note="as log of 1 + x")
-def log1p(context: Context, x: SharedTensor) -> SharedTensor:
+def log1p(context: Context, x: SharedTensor) -> torch.Tensor:
     return torch.log(1 + x)
 
 
@@ -198,7 +198,7 @@ def _both_sides(x: torch.Tensor, most: torch.Tensor, shape: torch.Size) -> torch
     return torch.stack(((most - x).expand(shape), (most + x).expand(shape)))
 
 
-def fractional_power(context: Context, x: SharedTensor, y: Any) -> SharedTensor:
+def fractional_power(context: Context, x: SharedTensor, y: Any) -> torch.Tensor:
     """x^y = exp(y log x) for x > 0; 0^y = 0 for a public y > 0."""
     if not isinstance(y, (int, float)) or y <= 0:
         return torch.exp(torch.log(x) * y)

@@ -59,9 +59,9 @@ def dropped(context: Context, x: SharedTensor, shift: int, most: float | None = 
     return min(smaller, 2.0 ** (_bits(context, most) + x.scale_bits - shift)) if context.scheme.range_check else smaller
 
 
-def above(limit: int | None, low: int) -> int | None:
+def above(limit: int, low: int) -> int:
     """The limit of x - low in bits, for x below 2^limit: more where `low` is no small part of that."""
-    if limit is None or -low <= 2.0 ** (limit - 2):
+    if -low <= 2.0 ** (limit - 2):
         return limit
     return math.ceil(math.log2(2.0**limit - low))
 

@@ -12,7 +12,7 @@ from ..tensor.table import Context, implements
 from .common import refuse
 
 
-def _gru_cell(x: SharedTensor, h: Any, gates_x: Any, w_hh: Any, b_hh: Any) -> Any:
+def _gru_cell(x: torch.Tensor, h: Any, gates_x: Any, w_hh: Any, b_hh: Any) -> Any:
     """One step of a GRU, from the input's part of the gates."""
     rx, zx, nx = gates_x.chunk(3, -1)
     rh, zh, nh = F.linear(h, w_hh, b_hh).chunk(3, -1)
@@ -22,7 +22,7 @@ def _gru_cell(x: SharedTensor, h: Any, gates_x: Any, w_hh: Any, b_hh: Any) -> An
     return n + z * (h - n)
 
 
-def _lstm_cell(x: SharedTensor, state: tuple, gates_x: Any, w_hh: Any, b_hh: Any) -> tuple:
+def _lstm_cell(x: torch.Tensor, state: tuple, gates_x: Any, w_hh: Any, b_hh: Any) -> tuple:
     h, c = state
     i, f, g, o = (gates_x + F.linear(h, w_hh, b_hh)).chunk(4, -1)
     i, f, o = torch.sigmoid(torch.cat((i, f, o), -1)).chunk(3, -1)
@@ -30,7 +30,7 @@ def _lstm_cell(x: SharedTensor, state: tuple, gates_x: Any, w_hh: Any, b_hh: Any
     return o * torch.tanh(c), c
 
 
-def _run(kind: str, x: SharedTensor, hidden: tuple, weights: Any, has_biases: bool, layers: int, dropout: float,
+def _run(kind: str, x: torch.Tensor, hidden: tuple, weights: Any, has_biases: bool, layers: int, dropout: float,
          train: bool, bidirectional: bool, batch_first: bool) -> tuple:  # fmt: skip
     """All layers and directions. The input's part of the gates is one product for the whole sequence."""
     if train and dropout:

@@ -157,8 +157,8 @@ def minimum(context: Context, x: Any, y: Any) -> SharedTensor:
 def _pairwise(context: Context, x: Any, y: Any, sign: int) -> SharedTensor:
     backend = context.backend
     operands = aligned(context, *(summand(context, v) for v in (x, y)))
-    bounds = [v.bound for v in operands]
-    bound = None if None in bounds else max(bounds)
+    bounds = [v.bound for v in operands if v.bound is not None]
+    bound = max(bounds) if len(bounds) == len(operands) else None
     first, shape = operands[0], torch.broadcast_shapes(*(v.shares.shape for v in operands))
     left, right = (backend.each(torch.Tensor.expand, v.shares if sign > 0 else -v.shares, shape) for v in operands)
     best = backend.maximum(left, right)
@@ -166,7 +166,7 @@ def _pairwise(context: Context, x: Any, y: Any, sign: int) -> SharedTensor:
 
 
 def _max_or_min(sign: int):
-    def handler(context: Context, x: SharedTensor, *args: Any, **kwargs: Any) -> SharedTensor:
+    def handler(context: Context, x: SharedTensor, *args: Any, **kwargs: Any) -> Any:
         other = args[0] if args else kwargs.get("other")
         if isinstance(other, torch.Tensor):
             return _pairwise(context, x, other, sign)

@@ -87,7 +87,7 @@ def register_op(
 
         own = inspect.signature(f)
         first = inspect.Parameter("_context", inspect.Parameter.POSITIONAL_ONLY)
-        handler.__signature__ = own.replace(parameters=[first, *own.parameters.values()])
+        vars(handler)["__signature__"] = own.replace(parameters=[first, *own.parameters.values()])
         name = _free_name(getattr(func, "__name__", f.__name__), func)
         SHARES.implements(name, func, note=note, override=override)(handler)
         SHARES.rows[name].exact = exact

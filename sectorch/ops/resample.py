@@ -13,7 +13,7 @@ from ..ring import products
 from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
 from .bilinear import bilinear
-from .common import local, refuse, settled, typed
+from .common import local, refuse, settled, summand, typed
 from .linear import _all, _pair, _with_bias, not_negative
 
 T = torch.Tensor
@@ -45,7 +45,7 @@ def _transposed(stride: tuple, padding: tuple, output_padding: tuple, dilation: 
 
 @implements("conv_transpose2d", torch.conv_transpose2d, F.conv_transpose2d, note="PrivHFL, Figure 3")
 def conv_transpose2d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
-                     output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> SharedTensor:  # fmt: skip
+                     output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> torch.Tensor:  # fmt: skip
     not_negative(padding, output_padding)
     if x.dim() == 3:
         y = torch.conv_transpose2d(x.unsqueeze(0), weight, bias, stride, padding, output_padding, groups, dilation)
@@ -66,7 +66,7 @@ def conv_transpose2d(context: Context, x: Any, weight: Any, bias: Any = None, st
 
 @implements("conv_transpose1d", torch.conv_transpose1d, F.conv_transpose1d, note="as conv_transpose2d")
 def conv_transpose1d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
-                     output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> SharedTensor:  # fmt: skip
+                     output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> torch.Tensor:  # fmt: skip
     given = stride, padding, output_padding, dilation
     if any(isinstance(v, (tuple, list)) and len(v) != 1 for v in given):
         raise ShapeError(f"stride, padding, output_padding and dilation are one number each, got {given}")
@@ -92,7 +92,7 @@ def interpolate(
     for d in range(spatial):
         n = x.shape[2 + d]
         eye = torch.eye(n, dtype=torch.float64).unsqueeze(0)
-        wanted = dict(size=sizes[d]) if sizes is not None else dict(scale_factor=factors[d])
+        wanted: dict[str, Any] = dict(size=sizes[d]) if sizes is not None else dict(scale_factor=factors[d])
         if one == "bicubic":
             eye = eye.unsqueeze(2)
             wanted = dict(size=(1, sizes[d])) if sizes is not None else dict(scale_factor=(1.0, factors[d]))
@@ -106,7 +106,7 @@ def interpolate(
             x = x.like(shares, bound=x.bound)
         else:
             moved = typed(settled(context, x), torch.float32).movedim(2 + d, -1)
-            x = torch.matmul(moved, matrix.to(moved.dtype)).movedim(-1, 2 + d)
+            x = summand(context, torch.matmul(moved, matrix.to(moved.dtype)).movedim(-1, 2 + d))
     return x
 
 

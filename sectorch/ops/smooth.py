@@ -17,7 +17,7 @@ from ..tensor.table import Context, implements
 from . import series as series_of
 from .bilinear import scaled
 from .codes import unary_map
-from .common import encoded_public, end_to_end, excess, plus, refuse, settled
+from .common import encoded_public, end_to_end, excess, plus, refuse, settled, summand
 from .ranges import above, domain_bits, dropped, forbid, limit_bits
 
 T = torch.Tensor
@@ -58,7 +58,8 @@ def clamped(
     shift = excess(context, x.scale_bits)
     scale = x.scale_bits - shift
     bounds = tuple(int(encoded_public(context, bound, scale)) for bound in (low, high))
-    limit = above(limit_bits(context, x, scale), bounds[0]) if checked else None
+    limit = limit_bits(context, x, scale) if checked else None
+    limit = None if limit is None else above(limit, bounds[0])
     above_low, above_high = context.backend.ramps(x.shares, bounds, shift, limit_bits=limit)
     inside = above_low - above_high
     bound = dropped(context, x, shift) if limit is None else 2.0**limit
@@ -141,7 +142,7 @@ def erf(context: Context, x: SharedTensor) -> SharedTensor:
 
 
 @implements("erfc", torch.erfc, T.erfc, torch.special.erfc, note="everywhere; error 4e-6")
-def erfc(context: Context, x: SharedTensor) -> SharedTensor:
+def erfc(context: Context, x: SharedTensor) -> torch.Tensor:
     return 1 - torch.erf(x)
 
 
@@ -160,7 +161,7 @@ def softplus(context: Context, x: SharedTensor, beta: float = 1.0, threshold: fl
 
 
 @implements("logsigmoid", F.logsigmoid, note="everywhere; error 5e-6")
-def logsigmoid(context: Context, x: SharedTensor) -> SharedTensor:
+def logsigmoid(context: Context, x: SharedTensor) -> torch.Tensor:
     return -F.softplus(-x)
 
 
@@ -171,20 +172,21 @@ def _gated(context: Context, x: SharedTensor, gate: Series) -> SharedTensor:
 
 
 @implements("silu", F.silu, note="everywhere; error 3e-5")
-def silu(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTensor:
-    return _in_place(x, _gated(context, x, series_of.SIGMOID), inplace)
+def silu(context: Context, x: SharedTensor, inplace: bool = False) -> torch.Tensor:
+    return _in_place(context, x, _gated(context, x, series_of.SIGMOID), inplace)
 
 
 @implements("mish", F.mish, note="everywhere; error 3e-5")
-def mish(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTensor:
-    return _in_place(x, _gated(context, x, series_of.TANH_SOFTPLUS), inplace)
+def mish(context: Context, x: SharedTensor, inplace: bool = False) -> torch.Tensor:
+    return _in_place(context, x, _gated(context, x, series_of.TANH_SOFTPLUS), inplace)
 
 
-def _in_place(x: SharedTensor, y: SharedTensor, inplace: bool) -> SharedTensor:
+def _in_place(context: Context, x: SharedTensor, y: torch.Tensor, inplace: bool) -> torch.Tensor:
     if inplace:
         if x.aliased:
             refuse("an in-place activation on a view", "pass inplace=False")
-        x.shares, x.scale_bits, x.bound = y.shares, y.scale_bits, y.bound
+        made = summand(context, y)
+        x.shares, x.scale_bits, x.bound = made.shares, made.scale_bits, made.bound
     return y
 
 
@@ -195,36 +197,36 @@ def _exp_below_zero(context: Context, x: SharedTensor) -> tuple[SharedTensor, Sh
 
 
 @implements("elu", F.elu, in_place=(F.elu_,), note="everywhere; error 4e-6 alpha")
-def elu(context: Context, x: SharedTensor, alpha: float = 1.0, inplace: bool = False) -> SharedTensor:
+def elu(context: Context, x: SharedTensor, alpha: float = 1.0, inplace: bool = False) -> torch.Tensor:
     below, positive = _exp_below_zero(context, x)
-    return _in_place(x, (below - 1) * alpha + positive, inplace)
+    return _in_place(context, x, (below - 1) * alpha + positive, inplace)
 
 
 @implements("celu", F.celu, torch.celu, note="everywhere; error 4e-6 alpha")
-def celu(context: Context, x: SharedTensor, alpha: float = 1.0, inplace: bool = False) -> SharedTensor:
+def celu(context: Context, x: SharedTensor, alpha: float = 1.0, inplace: bool = False) -> torch.Tensor:
     if alpha <= 0:
         refuse(f"celu with alpha={alpha}", "use a positive one")
     positive = torch.relu(x)
     below = ((x - positive).clamp_min(series_of.EXP.low * alpha) / alpha).exp()
-    return _in_place(x, positive + (below - 1) * alpha, inplace)
+    return _in_place(context, x, positive + (below - 1) * alpha, inplace)
 
 
 SELU_SCALE, SELU_ALPHA = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
 
 
 @implements("selu", F.selu, torch.selu, note="everywhere; error 8e-6")
-def selu(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTensor:
-    return _in_place(x, F.elu(x, SELU_ALPHA) * SELU_SCALE, inplace)
+def selu(context: Context, x: SharedTensor, inplace: bool = False) -> torch.Tensor:
+    return _in_place(context, x, F.elu(x, SELU_ALPHA) * SELU_SCALE, inplace)
 
 
 @implements("hardsigmoid", F.hardsigmoid, note="everywhere")
-def hardsigmoid(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTensor:
-    return _in_place(x, torch.clamp(x + 3, 0, 6) / 6, inplace)
+def hardsigmoid(context: Context, x: SharedTensor, inplace: bool = False) -> torch.Tensor:
+    return _in_place(context, x, torch.clamp(x + 3, 0, 6) / 6, inplace)
 
 
 @implements("hardswish", F.hardswish, note="everywhere")
-def hardswish(context: Context, x: SharedTensor, inplace: bool = False) -> SharedTensor:
-    return _in_place(x, x * (torch.clamp(x + 3, 0, 6) / 6), inplace)
+def hardswish(context: Context, x: SharedTensor, inplace: bool = False) -> torch.Tensor:
+    return _in_place(context, x, x * (torch.clamp(x + 3, 0, 6) / 6), inplace)
 
 
 @implements("tanhshrink", F.tanhshrink, note="everywhere; error 8e-6")
@@ -243,23 +245,23 @@ def hardshrink(context: Context, x: SharedTensor, lambd: float = 0.5) -> SharedT
 
 
 @implements("threshold", F.threshold, torch.threshold, note="exact")
-def threshold(context: Context, x: SharedTensor, threshold: float, value: float, inplace: bool = False) -> SharedTensor:
-    return _in_place(x, value + (x - value) * (x > threshold), inplace)
+def threshold(context: Context, x: SharedTensor, threshold: float, value: float, inplace: bool = False) -> torch.Tensor:
+    return _in_place(context, x, value + (x - value) * (x > threshold), inplace)
 
 
 @implements("glu", F.glu, note="error 4e-6 |x|")
-def glu(context: Context, x: SharedTensor, dim: int = -1) -> SharedTensor:
+def glu(context: Context, x: SharedTensor, dim: int = -1) -> torch.Tensor:
     a, b = x.chunk(2, dim)
     return a * torch.sigmoid(b)
 
 
 @implements("expm1", torch.expm1, T.expm1, note="as exp")
-def expm1(context: Context, x: SharedTensor) -> SharedTensor:
+def expm1(context: Context, x: SharedTensor) -> torch.Tensor:
     return torch.exp(x) - 1
 
 
 @implements("exp2", torch.exp2, T.exp2, torch.special.exp2, note="2^x < 2^16; as exp of x ln 2")
-def exp2(context: Context, x: SharedTensor) -> SharedTensor:
+def exp2(context: Context, x: SharedTensor) -> torch.Tensor:
     return torch.exp(x * math.log(2))
 
 

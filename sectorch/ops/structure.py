@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable
 from functools import partial
@@ -58,11 +59,16 @@ def _moved_many(func):
     return handler
 
 
+def _read(name: str) -> Callable:
+    """What reads a property of tensors, which torch's stubs declare as a value."""
+    return inspect.getattr_static(T, name).__get__
+
+
 VIEWS = {
     "permute": (torch.permute, T.permute),
     "transpose": (torch.transpose, T.transpose, torch.swapaxes, T.swapaxes, torch.swapdims, T.swapdims),
-    "t": (torch.t, T.t, T.T.__get__),
-    "mT": (T.mT.__get__, T.adjoint, torch.adjoint, T.mH.__get__, T.H.__get__),
+    "t": (torch.t, T.t, _read("T")),
+    "mT": (_read("mT"), T.adjoint, torch.adjoint, _read("mH"), _read("H")),
     "movedim": (torch.movedim, T.movedim, torch.moveaxis, T.moveaxis),
     "squeeze": (torch.squeeze, T.squeeze),
     "unsqueeze": (torch.unsqueeze, T.unsqueeze),
@@ -119,8 +125,8 @@ def reshape(context: Context, x: SharedTensor, *shape: Any, **kwargs: Any) -> Sh
 
 
 @implements("reshape", T.reshape_as, T.view_as, view=True)
-def reshape_as(context: Context, x: SharedTensor | torch.Tensor, other: torch.Tensor) -> SharedTensor | torch.Tensor:
-    if not is_secret(x):
+def reshape_as(context: Context, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    if not isinstance(x, SharedTensor):
         return x.reshape(other.shape)
     return local(context, T.reshape, x, tuple(other.shape))
 
@@ -138,8 +144,8 @@ def unflatten(context: Context, x: SharedTensor, dim: int, sizes: Any) -> Shared
 
 
 @implements("expand_as", T.expand_as, view=True, note="local")
-def expand_as(context: Context, x: SharedTensor | torch.Tensor, other: torch.Tensor) -> SharedTensor | torch.Tensor:
-    if not is_secret(x):
+def expand_as(context: Context, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    if not isinstance(x, SharedTensor):
         return x.expand(other.shape)
     return local(context, T.expand, x, other.shape)
 
@@ -180,8 +186,8 @@ def _together(join: Callable, public: tuple, *values: torch.Tensor) -> torch.Ten
 def _joined(context: Context, tensors: Any, join: Callable, *public: Any) -> SharedTensor:
     operands = [summand(context, x) for x in tensors]
     parts = aligned(context, *operands)
-    bounds = [x.bound for x in parts]
-    bound = None if None in bounds else max(bounds)
+    bounds = [x.bound for x in parts if x.bound is not None]
+    bound = max(bounds) if len(bounds) == len(parts) else None
     shares = context.backend.each(_together, join, public, *(x.shares for x in parts))
     return parts[0].like(shares, bound=bound)
 
@@ -242,7 +248,7 @@ def masked_fill(context: Context, x: SharedTensor, mask: torch.Tensor, value: fl
 
 
 @implements("to", T.bool)
-def to_bool(context: Context, x: SharedTensor) -> SharedTensor:
+def to_bool(context: Context, x: SharedTensor) -> torch.Tensor:
     return x if x.dtype == torch.bool else x != 0
 
 
@@ -255,9 +261,9 @@ def to_integer(context: Context, x: SharedTensor) -> SharedTensor:
 
 @implements("to", T.to, T.type, T.float, T.double, T.half, T.bfloat16, T.cpu, T.type_as,
             note="local; changes the dtype of what is revealed")  # fmt: skip
-def to(context: Context, x: SharedTensor | torch.Tensor, *args: Any, **kwargs: Any) -> SharedTensor | torch.Tensor:
-    if not is_secret(x):  # public numbers take the dtype of a secret tensor, which is public
-        like = next(v for v in (*args, *kwargs.values()) if is_secret(v))
+def to(context: Context, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    if not isinstance(x, SharedTensor):  # the dtype of a secret tensor, which another takes, is public
+        like = next(v for v in (*args, *kwargs.values()) if isinstance(v, SharedTensor))
         return x.to(like.dtype)
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.dtype) and not value.is_floating_point and x.scale_bits:

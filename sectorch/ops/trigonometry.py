@@ -48,7 +48,7 @@ def _turns(context: Context, x: SharedTensor) -> SharedTensor:
 
 @implements("atan", torch.atan, torch.arctan, T.atan, T.arctan, in_place=(T.atan_, T.arctan_, torch.atan_),
        note="everywhere; error 8e-6")  # fmt: skip
-def atan(context: Context, x: SharedTensor) -> SharedTensor:
+def atan(context: Context, x: SharedTensor) -> torch.Tensor:
     """atan |x| = A(min(|x|, 1)) - A(1 / max(|x|, 1)) + pi / 4, A on [0, 1] a series; then the sign."""
     sign = (x >= 0) * 2 - 1
     size = x * sign
@@ -56,13 +56,13 @@ def atan(context: Context, x: SharedTensor) -> SharedTensor:
     over = size - near + 1
     inverse = settled(context, positive_reciprocal(context, over, 0, domain_bits(context) + 1), 0)
     both = torch.stack((near.expand(inverse.shape), inverse))
-    low, high = series(context, settled(context, both, 0), series_of.ATAN).unbind(0)
+    low, high = series(context, settled(context, summand(context, both), 0), series_of.ATAN).unbind(0)
     return (low - high + math.pi / 4) * sign
 
 
 @implements("atan2", torch.atan2, torch.arctan2, T.atan2, T.arctan2, in_place=(T.atan2_, T.arctan2_),
             note="everywhere; error 1e-5 + 1e-6 / |(x, y)|")  # fmt: skip
-def atan2(context: Context, y: Any, x: Any) -> SharedTensor:
+def atan2(context: Context, y: Any, x: Any) -> torch.Tensor:
     """The angle of the smaller of both over the larger, turned into the octant."""
     y, x = (real(summand(context, v)) for v in (y, x))
     shape = torch.broadcast_shapes(y.shape, x.shape)
@@ -71,7 +71,8 @@ def atan2(context: Context, y: Any, x: Any) -> SharedTensor:
     across, up = x.abs(), y.abs()
     steep = up > across
     large, small = torch.maximum(across, up), torch.minimum(across, up)
-    ratio = quotient(context, small, large.clamp_min(2.0**-context.frac_bits), positive=True)
+    least = 2.0**-context.frac_bits
+    ratio = quotient(context, summand(context, small), summand(context, large.clamp_min(least)), positive=True)
     angle = series(context, settled(context, ratio, 0), series_of.ATAN)
     angle = torch.where(steep, math.pi / 2 - angle, angle)
     angle = torch.where(left, math.pi - angle, angle)
@@ -80,7 +81,7 @@ def atan2(context: Context, y: Any, x: Any) -> SharedTensor:
 
 @implements("asin", torch.asin, torch.arcsin, T.asin, T.arcsin, in_place=(T.asin_, T.arcsin_, torch.asin_),
        note="|x| <= 1; error 2e-5")  # fmt: skip
-def asin(context: Context, x: SharedTensor) -> SharedTensor:
+def asin(context: Context, x: SharedTensor) -> torch.Tensor:
     last = 2.0**-context.frac_bits
     require(context, x, -1.0, 1.0 + last)
     return torch.atan2(x, torch.sqrt((1 - x) * (1 + x)))
@@ -88,13 +89,13 @@ def asin(context: Context, x: SharedTensor) -> SharedTensor:
 
 @implements("acos", torch.acos, torch.arccos, T.acos, T.arccos, in_place=(T.acos_, T.arccos_, torch.acos_),
        note="|x| <= 1; error 2e-5")  # fmt: skip
-def acos(context: Context, x: SharedTensor) -> SharedTensor:
+def acos(context: Context, x: SharedTensor) -> torch.Tensor:
     return math.pi / 2 - torch.asin(x)
 
 
 @implements("asinh", torch.asinh, torch.arcsinh, T.asinh, T.arcsinh, in_place=(T.asinh_, T.arcsinh_, torch.asinh_),
        note="everywhere; error 1e-5")  # fmt: skip
-def asinh(context: Context, x: SharedTensor) -> SharedTensor:
+def asinh(context: Context, x: SharedTensor) -> torch.Tensor:
     sign = (x >= 0) * 2 - 1
     size = x * sign
     near = size.clamp_max(FAR)
@@ -103,12 +104,12 @@ def asinh(context: Context, x: SharedTensor) -> SharedTensor:
 
 @implements("acosh", torch.acosh, torch.arccosh, T.acosh, T.arccosh, in_place=(T.acosh_, T.arccosh_, torch.acosh_),
        note="x >= 1; error 1e-5 + 1e-6 / y")  # fmt: skip
-def acosh(context: Context, x: SharedTensor) -> SharedTensor:
+def acosh(context: Context, x: SharedTensor) -> torch.Tensor:
     near = x.clamp_max(FAR)
     return torch.log(x + (torch.sqrt((near - 1) * (near + 1)) + (x - near)))
 
 
 @implements("atanh", torch.atanh, torch.arctanh, T.atanh, T.arctanh, in_place=(T.atanh_, T.arctanh_, torch.atanh_),
        note="|x| < 1; error 4e-6 + 1e-6 / (1 - |x|)")  # fmt: skip
-def atanh(context: Context, x: SharedTensor) -> SharedTensor:
+def atanh(context: Context, x: SharedTensor) -> torch.Tensor:
     return (torch.log(1 + x) - torch.log(1 - x)) * 0.5

@@ -24,9 +24,8 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
-from .loops import compiled, over
+from .loops import compiled, intrinsic, over
 
 SIDE = 16
 """Rows of a tile, and words in a row."""

@@ -79,10 +79,11 @@ def planes(matrix: torch.Tensor) -> torch.Tensor:
 
 def planes_beside(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """The bit planes of several tensors of one size, side by side: [64, len(parts) W]."""
-    width = words_for(parts[0].numel())
+    first = parts[0]
+    width = words_for(first.numel())
     if not (loops := fast(*parts)):
-        return planes(torch.cat([rows(v) for v in parts], -1) if len(parts) > 1 else rows(parts[0]))
-    out = parts[0].new_empty(64, len(parts) * width)
+        return planes(torch.cat([rows(v) for v in parts], -1) if len(parts) > 1 else rows(first))
+    out = first.new_empty(64, len(parts) * width)
     for i, v in enumerate(parts):
         loops.on_words(width, loops.planes, loops.array(v).reshape(-1), out.numpy(), i * width)
     return out

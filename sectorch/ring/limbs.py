@@ -17,7 +17,9 @@ Longer sums are cut into pieces of that length and added in int64, where wrappin
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -61,11 +63,10 @@ def matmul(x: torch.Tensor, y: torch.Tensor, kind: str = "float64") -> torch.Ten
     if kind not in KINDS:
         raise ArgumentError(f"limbs are of kind {' or '.join(KINDS)}, got {kind!r}")
     limbs, fan_in = KINDS[kind], x.shape[-1]
-    total = None
-    for start in range(0, max(fan_in, 1), limbs.longest):
+    total = short_matmul(x[..., : limbs.longest], y[..., : limbs.longest, :], kind)
+    for start in range(limbs.longest, fan_in, limbs.longest):
         piece = slice(start, start + limbs.longest)
-        part = short_matmul(x[..., piece], y[..., piece, :], kind)
-        total = part if total is None else total.add_(part)
+        total.add_(short_matmul(x[..., piece], y[..., piece, :], kind))
     return total
 
 
@@ -82,14 +83,14 @@ def short_matmul(x: torch.Tensor, y: torch.Tensor, kind: str) -> torch.Tensor:
     batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     x, y = x.expand(*batch, *x.shape[-2:]), y.expand(*batch, *y.shape[-2:])
     left, right = digits(x, limbs), digits(y, limbs)
-    total = None
-    for i in range(limbs.count):
-        # all digits of y that still count for this digit of x, in one wide product
-        part = product(left[i], right[: limbs.count - i])
-        for j, value in enumerate(part):
-            moved = value.to(torch.int64).bitwise_left_shift_(limbs.bits * (i + j))
-            total = moved if total is None else total.add_(moved)
-    return total
+
+    def parts() -> Iterator[torch.Tensor]:
+        for i in range(limbs.count):
+            # all digits of y that still count for this digit of x, in one wide product
+            for j, value in enumerate(product(left[i], right[: limbs.count - i])):
+                yield value.to(torch.int64).bitwise_left_shift_(limbs.bits * (i + j))
+
+    return functools.reduce(torch.Tensor.add_, parts())
 
 
 def _float_products(x: torch.Tensor, ys: torch.Tensor) -> torch.Tensor:

@@ -14,10 +14,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
+from numba import extending, njit
 
-compiled = njit(nogil=True, cache=True, error_model="numpy")
-inlined = njit(nogil=True, inline="always", error_model="numpy")
+compiled: Callable[[Callable], Callable[..., Any]] = njit(nogil=True, cache=True, error_model="numpy")
+inlined: Callable[[Callable], Callable[..., Any]] = njit(nogil=True, inline="always", error_model="numpy")
+
+
+def intrinsic(made: Callable) -> Callable[..., Any]:
+    """`numba.extending.intrinsic`: compiled loops call it without the context that its definition takes."""
+    return extending.intrinsic(made)
 
 
 def over(count: int, kernel: Callable, *arguments: Any) -> None:

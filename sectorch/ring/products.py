@@ -13,6 +13,8 @@ from __future__ import annotations
 import functools
 import math
 import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -57,8 +59,8 @@ def _device(*tensors: torch.Tensor) -> str:
 @functools.cache
 def unit() -> ModuleType | None:
     """`amx`, where this processor has the unit and the operating system lends it."""
-    ask = getattr(torch.cpu, "_is_amx_tile_supported", None), getattr(torch.cpu, "_init_amx", None)
-    if not all(ask) or not all(f() for f in ask):
+    ask = (getattr(torch.cpu, name, None) for name in ("_is_amx_tile_supported", "_init_amx"))
+    if not all(f is not None and f() for f in ask):
         return None
     from . import amx
 
@@ -112,17 +114,19 @@ def _from_tiles(tiles: torch.Tensor, n: int) -> torch.Tensor:
 
 def _prepared(weight: torch.Tensor) -> torch.Tensor:
     """A weight [out, K] as `_times_prepared` takes it."""
-    return unit().packed(weight) if unit() and _device(weight) == "cpu" else to_tiles(weight.t())
+    amx = unit()
+    return amx.packed(weight) if amx and _device(weight) == "cpu" else to_tiles(weight.t())
 
 
 def _times_prepared(x: torch.Tensor, tiles: torch.Tensor, n: int) -> torch.Tensor:
     """[r, K] times a prepared weight [n, K] -> [r, n]."""
-    if tiles.dtype == torch.int64:
+    amx = unit()
+    if amx is None or tiles.dtype == torch.int64:
         return _from_tiles(_times_tiles(x, tiles), n)
     (r, k), x = x.shape, x.contiguous()
     out = torch.empty(r, n, dtype=torch.int64)
     left = out, _steps(n, k), _steps(k)  # of the weight only its tiles are read
-    return unit().product(*left, x, _steps(r, k), _steps(k), out, _steps(n), _steps(r, n), tiles)
+    return amx.product(*left, x, _steps(r, k), _steps(k), out, _steps(n), _steps(r, n), tiles)
 
 
 def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -160,15 +164,30 @@ def _matmul2d(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return _from_tiles(_times_tiles(y.t().contiguous(), to_tiles(x.t())), n).t()
 
 
+class Tiled(ABC):
+    """A bilinear map of an input and a weight that may bring the weight into tiles once, ahead of many products."""
+
+    @abstractmethod
+    def tiled(self, x: torch.Size, weight: torch.Size) -> bool:
+        """Whether that is worth it with inputs of this shape."""
+
+    @abstractmethod
+    def prepare(self, weight: torch.Tensor) -> torch.Tensor:
+        """The weight in tiles."""
+
+    @abstractmethod
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, tiles: torch.Tensor | None = None) -> torch.Tensor:
+        """The map; `tiles` is the prepared weight."""
+
+
 @dataclass(frozen=True)
-class Linear:
+class Linear(Tiled):
     """The bilinear map x [..., in], weight [out, in] -> [..., out] of `F.linear`."""
 
     fresh = True
     """A result has memory of its own."""
 
     def tiled(self, x: torch.Size, weight: torch.Size) -> bool:
-        """Whether the weight is worth bringing into tiles once, ahead of many products with inputs of this shape."""
         rows = math.prod(x[:-1])
         return 2 <= rows < 2 * TILE <= weight[0]
 
@@ -182,7 +201,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Conv2d:
+class Conv2d(Tiled):
     """The bilinear map of `F.conv2d`: x [b, c_in, h, w], weight [c_out, c_in/groups, kh, kw].
 
     Memory: unfolded columns are made a few MiB at a time, never for the whole batch.
@@ -195,13 +214,13 @@ class Conv2d:
     fresh = True
 
     def _positions(self, x: torch.Size, kernel: torch.Size) -> tuple[int, int]:
-        return tuple(
+        high, wide = (
             (x[2 + i] + 2 * self.padding[i] - self.dilation[i] * (kernel[i] - 1) - 1) // self.stride[i] + 1
             for i in (0, 1)
         )
+        return high, wide
 
     def tiled(self, x: torch.Size, weight: torch.Size) -> bool:
-        """Whether the weight is worth bringing into tiles once, ahead of many products with inputs of this shape."""
         columns = x[0] * math.prod(self._positions(x, weight[2:]))
         return self.groups == 1 and columns < 2 * TILE <= weight[0]
 
@@ -265,7 +284,7 @@ def _chunk_images(batch: int, k: int, positions: int) -> int:
     return max(1, min(batch, tiles * TILE // max(1, positions)))
 
 
-def windows_of(x: torch.Tensor, kernel: torch.Size, stride, padding, dilation) -> torch.Tensor:
+def windows_of(x: torch.Tensor, kernel: Sequence[int], stride, padding, dilation) -> torch.Tensor:
     """[b, c, h, w] -> a strided view [b, c, kh, kw, oh, ow] of the (padded) input."""
     if padding != (0, 0):
         x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))

@@ -11,8 +11,6 @@ Nothing is computed or sent before steps 1 and 2 have passed, so a refused call 
 
 from __future__ import annotations
 
-import functools
-import inspect
 import numbers
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -20,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import get_testing_overrides
 from torch.utils import _pytree as pytree
 
 from ..backend import Value
@@ -34,21 +31,13 @@ from ..errors import (
     ShapeError,
     UnsupportedOpError,
 )
-from . import private
+from . import owner
+from .arguments import CONVERSIONS, on_cpu, parameters, positional, renamed
 from .magnitudes import bound_of, check_bound, plain_dtype
-from .private import to_meta
-from .shared import PrivateTensor, SecretTensor, SharedTensor, set_dispatch
-from .table import (
-    BEFORE,
-    HANDLER,
-    IN_PLACE,
-    ROW_OF,
-    Context,
-    Row,
-    spell,
-    typed,
-    unsupported,
-)
+from .on_meta import result_on_meta, to_meta
+from .secret import SecretTensor, set_dispatch
+from .shared import SharedTensor
+from .table import BEFORE, HANDLER, IN_PLACE, ROW_OF, Context, Row, spell, typed, unsupported
 
 _T = torch.Tensor
 _DEPTH: ContextVar[int] = ContextVar("handlers that are running", default=0)
@@ -123,11 +112,11 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
         raise UnsupportedOpError(unsupported(func, args, kwargs))
     if func in BEFORE:
         BEFORE[func](*args, **kwargs)
-    if func in _CONVERSIONS:
-        args, kwargs = _on_cpu(args, kwargs)
-    meta = _on_meta(func, args, kwargs)
+    if func in CONVERSIONS:
+        args, kwargs = on_cpu(args, kwargs)
+    meta = result_on_meta(func, args, kwargs)
     if not shared:
-        return private.call(context, func, args, kwargs, meta)
+        return owner.call(context, func, args, kwargs, meta)
     target = _in_place_target(func, args)
     before = [(x, x.shares, x.scale_bits, x.bound) for x in secrets if isinstance(x, SharedTensor)]
     depth = _DEPTH.set(_DEPTH.get() + 1)
@@ -150,15 +139,15 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
 def _handled(context: Context, func: Callable, args: tuple, kwargs: dict) -> tuple[Any, tuple[Value, ...]]:
     """Run the handler as one call: its result, and the flags that it raised. What it does not expect is a refusal."""
     handler = HANDLER[func]
-    args, kwargs = _positional(func, args, kwargs)
-    known = _parameters(handler) or ()
+    args, kwargs = positional(func, args, kwargs)
+    known = parameters(handler) or ()
     at = known.index("inplace") if "inplace" in known else len(args)
     if at < len(args) and not isinstance(args[at], bool):  # torch.elu_ has a number there
         raise UnsupportedOpError(f"{spell(func)} with {len(args)} arguments is not supported on secret tensors")
     try:
         with context.session.operation(context.party) as net:
             before = len(net.raised)
-            result = handler(context, *args, **_renamed(func, handler, len(args), kwargs))
+            result = handler(context, *args, **renamed(func, handler, len(args), kwargs))
             return result, tuple(net.raised[before:])
     except RuntimeError as error:
         if "bounds" in str(error) and not isinstance(error, SectorchError):
@@ -170,68 +159,6 @@ def _handled(context: Context, func: Callable, args: tuple, kwargs: dict) -> tup
         raise UnsupportedOpError(
             f"this form of {spell(func)} is not supported on secret tensors ({type(error).__name__}: {error})"
         ) from None
-
-
-def _positional(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """Keyword arguments that stand where the next positional one would become positional."""
-    names, known, kwargs = _torch_parameters(func) if kwargs else (), _parameters(HANDLER[func]), dict(kwargs)
-    while len(args) < len(names) and (name := names[len(args)]) in kwargs:
-        if (known is None and args) or (known is not None and name in known):
-            break
-        args = (*args, kwargs.pop(name))
-    return args, kwargs
-
-
-def _renamed(func: Callable, handler: Callable, given: int, kwargs: dict) -> dict:
-    """Keyword arguments under the names of the handler, which has torch's order but not always torch's names."""
-    known = _parameters(handler)
-    if not kwargs or known is None or all(name in known for name in kwargs):
-        return kwargs
-    torch_names = _torch_parameters(func)
-    renamed = {}
-    for name, value in kwargs.items():
-        if name in known:
-            renamed[name] = value
-            continue
-        name = {"axis": "dim", "self": "input"}.get(name, name)
-        at = torch_names.index(name) if name in torch_names else -1
-        new = name if name in known else known[at] if given <= at < len(known) else None
-        if new is None:
-            raise UnsupportedOpError(f"{spell(func)} with the argument '{name}' is not supported on secret tensors")
-        renamed[new] = value
-    return renamed
-
-
-@functools.cache
-def _parameters(handler: Callable) -> tuple[str, ...] | None:
-    """Names that a handler takes after its context; None where it takes any."""
-    parameters = inspect.signature(handler).parameters.values()
-    if any(p.kind == p.VAR_KEYWORD for p in parameters):
-        return None
-    return tuple(p.name for p in parameters)[1:]
-
-
-@functools.cache
-def _torch_parameters(func: Callable) -> tuple[str, ...]:
-    stand_in = get_testing_overrides().get(func)
-    return tuple(inspect.signature(stand_in).parameters) if stand_in is not None else ()
-
-
-_CONVERSIONS = {_T.to, _T.cpu}
-
-
-def _on_cpu(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """`.to` its own device changes nothing; another one is refused."""
-    for value in (*args[1:], *kwargs.values()):
-        if isinstance(value, (str, torch.device)) and torch.device(value).type != args[0].device.type:
-            raise UnsupportedOpError(
-                f"moving a secret tensor to {value} is not supported: it lives where its session does, on "
-                f"{args[0].device}"
-            )
-    keep = lambda v: not isinstance(v, (str, torch.device))
-    first, args = args[0], (args[0], *(v for v in args[1:] if keep(v)))
-    kwargs = {k: v for k, v in kwargs.items() if keep(v)}
-    return (args if len(args) > 1 or kwargs else (first, first.dtype)), kwargs
 
 
 def _context(secrets: list[SecretTensor]) -> Context:
@@ -247,60 +174,6 @@ def _context(secrets: list[SecretTensor]) -> Context:
         if other.scheme != first.scheme:
             raise ArgumentError(f"tensors of two number representations cannot meet: {first.scheme} and {other.scheme}")
     return Context(first.session, first.party, first.scheme)
-
-
-LARGEST = 1 << 40
-"""Entries of a tensor, of which no machine holds the shares."""
-
-_READS_CONTENT = {_T.__getitem__, torch.masked_select, _T.masked_select, torch.repeat_interleave, _T.repeat_interleave}
-"""Operations whose result shape depends on what a public index holds."""
-
-_MASKED_SELECT = {torch.masked_select, _T.masked_select}
-_MASKED_FILL = {torch.masked_fill, _T.masked_fill, _T.masked_fill_}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not isinstance(value, SecretTensor) and value.dim() == 0
-
-
-def _selected_on_meta(input: SecretTensor, mask: torch.Tensor) -> torch.Tensor:
-    """The shape of a masked_select, which torch does not tell on meta tensors."""
-    if isinstance(mask, SecretTensor) or isinstance(input, PrivateTensor):
-        raise UnsupportedOpError("masked_select with a secret mask, or of a private tensor, is not supported")
-    if mask.dtype != torch.bool:
-        raise DtypeError(f"masked_select: expected a mask of torch.bool, got {mask.dtype}")
-    with torch._C.DisableTorchFunctionSubclass():
-        shape = torch.broadcast_shapes(input.shape, mask.shape)
-        return torch.empty(int(mask.expand(shape).sum()), dtype=input.dtype, device="meta")
-
-
-def _on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """torch's own result on shapes; its errors become ours, in its words."""
-    func = _T.to if func in _CONVERSIONS else func
-    if func in _MASKED_SELECT:
-        return _selected_on_meta(*args, **kwargs)
-    if func in _MASKED_FILL:
-        args = tuple(a.item() if _is_number(a) else a for a in args)
-        kwargs = {k: v.item() if _is_number(v) else v for k, v in kwargs.items()}
-    public_too = func not in _READS_CONTENT
-    if not any(isinstance(a, (list, tuple, dict)) for a in args) and not kwargs:
-        args = tuple(to_meta(a, public_too) for a in args)
-    else:
-        args, kwargs = pytree.tree_map(lambda leaf: to_meta(leaf, public_too), (args, kwargs))
-    result = torch_on_meta(func, args, kwargs)
-    for leaf in result if isinstance(result, (tuple, list)) else (result,):
-        if isinstance(leaf, torch.Tensor) and leaf.numel() >= LARGEST:
-            raise ShapeError(f"{spell(func)} would give {leaf.numel()} entries, more than the {LARGEST} there can be")
-    return result
-
-
-def torch_on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """torch's own result on meta tensors; what it refuses is a typed error in its words."""
-    try:
-        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            return func(*args, **kwargs)
-    except Exception as error:
-        raise typed(func, error) from None
 
 
 _RETURNS_ARGUMENT = ("to", "contiguous", "dropout", "requires_grad_", "positive")

@@ -6,7 +6,8 @@ import torch
 
 from ..errors import FixedPointRangeError
 from ..ring import HEADROOM_BITS
-from .shared import SecretTensor, SharedTensor
+from .secret import SecretTensor
+from .shared import SharedTensor
 from .table import Context, Row
 
 NO_LARGER = frozenset((

@@ -1,206 +1,140 @@
-"""Operations among one party's own tensors: run there, in plain floating point, once a session.
-
-What is derived from a model's weights (a transpose, a product of two weights, a copy that was changed in place) is kept
-with them, and so is its masked form, which is sent once.
-"""
+"""PrivateTensor: a tensor that one answering party owns, such as a model's weight."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
 from typing import Any
 from weakref import ref
 
 import torch
-from torch.utils import _pytree as pytree
 
-from ..choreography.located import Located, compute, running
-from ..errors import SecretAccessError, UnsupportedOpError
-from .shared import PrivateTensor, SecretTensor
-from .table import IN_PLACE, ROW_OF, Context, spell, typed
+from ..choreography import Located, Net, Party, Phase, leaf
+from ..choreography.located import running
+from ..errors import FixedPointRangeError
+from ..ring import check_encodable, encode
+from ..ring.scheme import Scheme as Scheme
+from ..session import Session
+from .secret import SecretTensor
 
-_T = torch.Tensor
-_COPIES = {torch.clone, _T.clone}
+
+class PrivateTensor(SecretTensor):
+    """A plain tensor that one answering party owns: a model's weight.
+
+    Operations among private tensors of one party run at that party, on floating-point numbers, once a session. An
+    operation with a SharedTensor runs a protocol. A model's own tensors are not changed in place; a copy (`clone`) is.
+
+    Attributes:
+        origin: of a view, what it is a view of, and how.
+        copied: whether this is a copy of its own memory.
+        family: of a copy and of everything that shares its memory, one list of them all.
+        derived: what was made of the value, by how: encodings, its masked form, checks, other weights. Copies share it.
+    """
+
+    value: Located
+    label: str
+    derived: dict[Any, Any]
+    lasting: bool
+    origin: tuple[PrivateTensor, Callable] | None
+    copied: bool
+    family: list[ref] | None
+
+    @staticmethod
+    def __new__(cls, value: Located, session: Session, party: Party, scheme: Scheme, dtype, name: str = "a weight"):
+        self = torch.Tensor._make_wrapper_subclass(cls, value.shape, dtype=dtype, device=session.device)
+        self.value = value
+        self.session = session
+        self.party = party
+        self.scheme = scheme
+        self.label = name
+        self.derived = {}
+        self.lasting = False
+        self.origin = None
+        self.copied = False
+        self.family = None
+        return self
+
+    def __init__(self, *_args, **_kwargs):
+        super().__init__()
+
+    def __repr__(self, *, tensor_contents=None) -> str:
+        with torch._C.DisableTorchFunctionSubclass():
+            return f"PrivateTensor(shape={tuple(self.shape)}, dtype={self.dtype}, at {self.party})"
+
+    def encoded(self, scale_bits: int, limit: float | None = None) -> Located:
+        """The tensor as ring elements, at its owner.
+
+        Raises:
+            FixedPointRangeError: at the owner: it does not fit the ring, or is not below the limit as a summand.
+        """
+        setup, how = self.session.setup(self.party), ("encoded", scale_bits, limit)
+        with setup.lock, running(setup):
+            if how not in self.derived:
+                self.derived[how] = _encoded(self.value, scale_bits, self.scheme.frac_bits, limit, self.label)
+        return self.derived[how]
+
+    @property
+    def weight_bits(self) -> int:
+        """Fraction bits as an operand: those of the scheme, or none for whole numbers."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.scheme.frac_bits if self.dtype.is_floating_point else 0
+
+    def become(self, value: Located, derived: dict[Any, Any] | None = None) -> None:
+        """Take another value of the same shape: an operation in place. What was derived from the old one is not its.
+
+        Args:
+            derived: what was made of the new value before, if it is one that lasts.
+        """
+        self.value, self.derived, self.lasting = value, {} if derived is None else derived, derived is not None
+
+    def weight(self) -> Any:
+        """The operand of linear maps at `weight_bits`: under its mask sent to S on first use, and kept.
+
+        A view of a weight (a transpose, a slice) is a view of its masked form and sends nothing.
+        """
+        setup, how = self.session.setup(self.party), ("masked", self.weight_bits)
+        with setup.lock:  # another thread may have made it meanwhile: it is masked and sent once
+            if how not in self.derived:
+                self.derived[how] = self._masked(setup)
+        return self.derived[how]
+
+    def _masked(self, setup: Net) -> Any:
+        backend = self.session.backend(setup, self.scheme)
+        if self.origin is None:
+            return backend.weight(self.encoded(self.weight_bits))
+        parent, view = self.origin
+        return backend.viewed(parent.weight(), view)
 
 
-def call(context: Context, func: Callable, args: tuple, kwargs: dict, meta: Any) -> Any:
-    """func(*args, **kwargs) at the owner of the private tensors among the arguments; `meta` is torch's own result.
+def _encoded_shapes(value: torch.Tensor, scale_bits: int, frac_bits: int, _limit: Any, label: str) -> torch.Tensor:
+    check_encodable(value, frac_bits, label)
+    return encode(value, scale_bits)
+
+
+@leaf(shapes=_encoded_shapes)
+def _encoded(value: torch.Tensor, scale_bits: int, frac_bits: int, limit: float | None, label: str) -> torch.Tensor:
+    check_encodable(value, frac_bits, label)
+    if limit is not None and value.numel() and float(value.abs().max()) >= limit:
+        raise FixedPointRangeError(
+            f"{label} reaches magnitude {float(value.abs().max()):.6g} as a summand; activations are below {limit:g} "
+            f"at {frac_bits} fraction bits"
+        )
+    return encode(value, scale_bits)
+
+
+def private_tensor(
+    x: torch.Tensor, session: Session, party: Party, scheme: Scheme, name: str, dtype: torch.dtype | None = None
+) -> PrivateTensor:
+    """A's own tensor, checked to fit the fixed-point range. Nothing is sent.
+
+    Args:
+        name: how errors call it.
+        dtype: what it passes for in type promotion; its own unless named.
 
     Raises:
-        SecretAccessError: the result is no tensor. UnsupportedOpError: see `_changed`.
+        DtypeError, NonFiniteError, FixedPointRangeError: naming the tensor.
     """
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PrivateTensor)]
-    outputs, out_spec = pytree.tree_flatten(meta)
-    run = _runs(func, leaves, at, spec)
-    if _in_place(func):
-        return _changed(context, func, leaves, at, spec, run)
-    if not outputs or not all(isinstance(leaf, torch.Tensor) for leaf in outputs):
-        raise SecretAccessError(f"{spell(func)} would take a value out of a PrivateTensor")
-    parent = leaves[at[0]]
-    key = _cache_key(func, leaves, at, spec)
-    if func in _COPIES:  # a value is never changed: a copy has the same one, and all that was made of it
-        made, lasting = [(parent.value, parent.derived)], parent.lasting
-    elif key is None:
-        made, lasting = _made(context, run, leaves, at), False
-    else:
-        with context.setup.lock:
-            if key not in parent.derived:  # holding the operands' values keeps their ids theirs
-                parent.derived[key] = _made(context, run, leaves, at), [leaves[i].value for i in at]
-            (made, _), lasting = parent.derived[key], True
-    results = _wrapped(context, func, leaves, at, run, outputs, made)
-    for result in results:
-        result.lasting = lasting
-    return pytree.tree_unflatten(results, out_spec)
-
-
-def _made(context: Context, run: Callable, leaves: list, at: list[int]) -> list[tuple[Located, dict]]:
-    """The results' values, computed at the owner, and for each what will be made of it: nothing yet."""
-    with running(context.setup):
-        return [(value, {}) for value in compute(run, *(leaves[i].value for i in at))]
-
-
-def _wrapped(
-    context: Context, func: Callable, leaves: list, at: list[int], run: Callable, outputs: list, made: list
-) -> list[PrivateTensor]:
-    """Each result knows what it is a view of, and whose memory torch lets it share."""
-    parent = leaves[at[0]]
-    row = ROW_OF.get(func)
-    viewed = row is not None and row.view and len(at) == 1
-    families = [None] if func in _COPIES else _families([leaves[i] for i in at], run, len(outputs), viewed)
-    results = []
-    for i, ((value, derived), out) in enumerate(zip(made, outputs, strict=True)):
-        result = PrivateTensor(value, context.session, context.party, context.scheme, out.dtype, parent.label)
-        result.derived = derived
-        if func in _COPIES:
-            result.copied, result.family = True, []
-        elif (family := families[i]) is not None:
-            result.family = family
-            family.append(ref(result))
-        if viewed:
-            result.origin = (parent, lambda v, i=i: run(v)[i])
-        results.append(result)
-    return results
-
-
-def _runs(func: Callable, leaves: list, at: list[int], spec: Any) -> Callable:
-    """func on the contents of the private arguments, which stand at these places; on shapes where they are absent.
-
-    In float64, unless `double` is False: for what depends on the dtypes that the tensors pass for.
-    """
-
-    leaves = [None if i in at else leaf for i, leaf in enumerate(leaves)]  # a traced step outlives its operands
-
-    def run(*values, double=True):
-        absent = any(value.is_meta for value in values)
-        filled = [to_meta(leaf, True) if absent else leaf for leaf in leaves]
-        for i, value in zip(at, values, strict=True):
-            filled[i] = value
-        filled = [_in_double(leaf) for leaf in filled] if double else filled
-        a, k = pytree.tree_unflatten(filled, spec)
-        try:
-            with torch.no_grad():
-                return tuple(pytree.tree_leaves(func(*a, **k)))
-        except Exception as error:
-            # torch's words may name an entry of a weight; its kind and the shapes say enough to whoever is not A.
-            given = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in filled if isinstance(leaf, torch.Tensor))
-            kind = type(typed(func, error))
-            raise kind(f"{spell(func)}: {type(error).__name__} at the owner of the operands, {given}") from None
-
-    return run
-
-
-def _families(given: list[PrivateTensor], run: Callable, count: int, viewed: bool) -> list[list[ref] | None]:
-    """For each result the family of the argument whose memory torch lets it share: a view, or the argument itself."""
-    if viewed or all(x.family is None for x in given):
-        return [given[0].family] * count
-    with torch.inference_mode(False):  # in inference mode torch does not say what a view is a view of
-        stand_ins = [to_meta(x, True) for x in given]
-        outs = run(*stand_ins, double=False)
-    pairs = list(zip(given, stand_ins, strict=True))
-    return [next((x.family for x, meta in pairs if out is meta or out._base is meta), None) for out in outs]
-
-
-def _changed(context: Context, func: Callable, leaves: list, at: list[int], spec: Any, run: Callable) -> PrivateTensor:
-    """An operation in place on a copy whose memory nobody else has, or on the only view of one.
-
-    Raises:
-        UnsupportedOpError: it would change a model's own tensor, or memory that another tensor shares.
-    """
-    target = leaves[0]
-    if at[0] != 0:
-        raise UnsupportedOpError(f"{spell(func)} would write a weight into a plain tensor; write it out of place")
-    whole, views = _whole(target)
-    others = [x for x in whole.family or () if x() is not None and x() is not target]
-    if not whole.copied or others or any(leaves[i] is whole for i in at[1:]):
-        raise UnsupportedOpError(f"{spell(func)} would change a weight in place; write it out of place")
-
-    def viewed(value: torch.Tensor) -> torch.Tensor:
-        return reduce(lambda v, view: view(v), views, value)
-
-    def written(value: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        value = _in_double(value.clone())
-        run(viewed(value), *rest)
-        return value
-
-    rest = [leaves[i].value for i in at[1:]]
-    key = None if views else _cache_key(func, leaves, at, spec)
-    with context.setup.lock, running(context.setup):
-        if key is None:
-            whole.become(compute(written, whole.value, *rest))
-        else:
-            if key not in whole.derived:
-                whole.derived[key] = compute(written, whole.value, *rest), {}, [whole.value, *rest]
-            whole.become(*whole.derived[key][:2])
-        if target is not whole:
-            target.become(compute(viewed, whole.value))
-    return target
-
-
-def _whole(x: PrivateTensor) -> tuple[PrivateTensor, list[Callable]]:
-    """What x is a view of, and the views on the way to it; x itself and none where it is no view."""
-    views = []
-    while x.origin is not None:
-        x, view = x.origin
-        views.append(view)
-    return x, views[::-1]
-
-
-def _in_place(func: Callable) -> bool:
-    name = getattr(func, "__name__", "")
-    return func in IN_PLACE or (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
-
-
-def _in_double(leaf: Any) -> Any:
-    """Private tensors are computed on in float64, whatever dtype they pass for; a public operand joins them."""
-    if not isinstance(leaf, torch.Tensor) or isinstance(leaf, SecretTensor) or not leaf.is_floating_point():
-        return leaf
-    return leaf.double()
-
-
-def to_meta(leaf: Any, public_too: bool) -> Any:
-    """The shape of a secret tensor, and of a public one if asked for; anything else as it is."""
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    with torch._C.DisableTorchFunctionSubclass():
-        if isinstance(leaf, SecretTensor) or public_too:
-            return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
-        return leaf
-
-
-def _cache_key(func: Callable, leaves: list, at: list[int], spec: Any) -> Any:
-    """Names a derived weight, so that it is derived and sent once.
-
-    Only of lasting private tensors (a model's, or derived from those by the cache itself), by their values: an id of a
-    passing one could be another's later. Every other argument must be hashable.
-    """
-    lasting = {i for i in at if isinstance(leaves[i], PrivateTensor) and leaves[i].lasting}
-    if any(isinstance(leaf, torch.Tensor) and i not in lasting for i, leaf in enumerate(leaves)):
-        return None
-    said = ((id(v.value), v.dtype) if i in at else (type(v), v) for i, v in enumerate(leaves))
-    key = (func, repr(spec), tuple(said))
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
+    check_encodable(x, scheme.frac_bits, name)
+    setup = session.setup(party)
+    return PrivateTensor(
+        setup.own(party, x.detach(), Phase.SETUP, name), session, party, scheme, dtype or x.dtype, name
+    )

@@ -1,68 +1,21 @@
-"""SharedTensor and PrivateTensor: secrets that look like torch tensors and fail closed.
-
-Both are wrapper subclasses: they have a shape and a dtype, and no storage. `__torch_function__` hands every torch call
-to the dispatch table; `__torch_dispatch__` refuses whatever got past it. A plain subclass would run `relu` on raw
-shares without a word.
-"""
+"""SharedTensor: a tensor in additive shares that computes like a torch tensor; sharing one, and revealing it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
-from weakref import ref
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
 from ..backend import MAX_SHIFT, Backend, Value
-from ..choreography import Located, Net, Party, Phase, leaf
-from ..choreography.located import compute, running
-from ..errors import (
-    ArgumentError,
-    FixedPointRangeError,
-    RangeExceededError,
-    SecretAccessError,
-    UnsupportedOpError,
-)
+from ..choreography import Party, Phase, leaf
+from ..choreography.located import compute
+from ..errors import ArgumentError, FixedPointRangeError, RangeExceededError
 from ..ring import check_encodable, decode, encode, range_limit
 from ..ring.scheme import Scheme as Scheme
 from ..session import Session, default_session
-
-_dispatch: Callable[..., Any]
-
-
-def set_dispatch(call: Callable) -> None:
-    """The dispatch table plugs itself in here when it is imported."""
-    global _dispatch
-    _dispatch = call
-
-
-class SecretTensor(torch.Tensor):
-    """What SharedTensor and PrivateTensor have in common: no way to the content but the declared ones."""
-
-    session: Session
-    party: Party
-    scheme: Scheme
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        return _dispatch(func, types, args, kwargs or {})
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        raise UnsupportedOpError(
-            f"{func} reached the content of a {cls.__name__} past the dispatch table; nothing was computed. "
-            f"sectorch.supported_ops() lists what works"
-        )
-
-    def __reduce_ex__(self, protocol) -> NoReturn:
-        raise SecretAccessError(f"a {type(self).__name__} cannot be pickled, copied or saved: it would carry secrets")
-
-    def __deepcopy__(self, memo) -> NoReturn:
-        self.__reduce_ex__(2)
-
-    def __copy__(self) -> NoReturn:
-        self.__reduce_ex__(2)
+from .secret import SecretTensor
 
 
 class SharedTensor(SecretTensor):
@@ -101,12 +54,16 @@ class SharedTensor(SecretTensor):
 
     if TYPE_CHECKING:  # torch's stubs say that these give a Tensor; of a shared one they give a shared one
         __add__: Callable[..., SharedTensor]
+        __radd__: Callable[..., SharedTensor]
         __sub__: Callable[..., SharedTensor]
         __mul__: Callable[..., SharedTensor]
         __truediv__: Callable[..., SharedTensor]
         __neg__: Callable[..., SharedTensor]
         __getitem__: Callable[..., SharedTensor]
+        abs: Callable[..., SharedTensor]
+        clamp: Callable[..., SharedTensor]
         exp: Callable[..., SharedTensor]
+        expand: Callable[..., SharedTensor]
         flatten: Callable[..., SharedTensor]
         reshape: Callable[..., SharedTensor]
         sum: Callable[..., SharedTensor]
@@ -217,110 +174,6 @@ def rounded(backend: Backend, shares: Value, scale_bits: int, scheme: Scheme) ->
     return shares, scale_bits
 
 
-class PrivateTensor(SecretTensor):
-    """A plain tensor that one answering party owns: a model's weight.
-
-    Operations among private tensors of one party run at that party, on floating-point numbers, once a session. An
-    operation with a SharedTensor runs a protocol. A model's own tensors are not changed in place; a copy (`clone`) is.
-
-    Attributes:
-        origin: of a view, what it is a view of, and how.
-        copied: whether this is a copy of its own memory.
-        family: of a copy and of everything that shares its memory, one list of them all.
-        derived: what was made of the value, by how: encodings, its masked form, checks, other weights. Copies share it.
-    """
-
-    value: Located
-    label: str
-    derived: dict[Any, Any]
-    lasting: bool
-    origin: tuple[PrivateTensor, Callable] | None
-    copied: bool
-    family: list[ref] | None
-
-    @staticmethod
-    def __new__(cls, value: Located, session: Session, party: Party, scheme: Scheme, dtype, name: str = "a weight"):
-        self = torch.Tensor._make_wrapper_subclass(cls, value.shape, dtype=dtype, device=session.device)
-        self.value = value
-        self.session = session
-        self.party = party
-        self.scheme = scheme
-        self.label = name
-        self.derived = {}
-        self.lasting = False
-        self.origin = None
-        self.copied = False
-        self.family = None
-        return self
-
-    def __init__(self, *_args, **_kwargs):
-        super().__init__()
-
-    def __repr__(self, *, tensor_contents=None) -> str:
-        with torch._C.DisableTorchFunctionSubclass():
-            return f"PrivateTensor(shape={tuple(self.shape)}, dtype={self.dtype}, at {self.party})"
-
-    def encoded(self, scale_bits: int, limit: float | None = None) -> Located:
-        """The tensor as ring elements, at its owner.
-
-        Raises:
-            FixedPointRangeError: at the owner: it does not fit the ring, or is not below the limit as a summand.
-        """
-        setup, how = self.session.setup(self.party), ("encoded", scale_bits, limit)
-        with setup.lock, running(setup):
-            if how not in self.derived:
-                self.derived[how] = _encoded(self.value, scale_bits, self.scheme.frac_bits, limit, self.label)
-        return self.derived[how]
-
-    @property
-    def weight_bits(self) -> int:
-        """Fraction bits as an operand: those of the scheme, or none for whole numbers."""
-        with torch._C.DisableTorchFunctionSubclass():
-            return self.scheme.frac_bits if self.dtype.is_floating_point else 0
-
-    def become(self, value: Located, derived: dict[Any, Any] | None = None) -> None:
-        """Take another value of the same shape: an operation in place. What was derived from the old one is not its.
-
-        Args:
-            derived: what was made of the new value before, if it is one that lasts.
-        """
-        self.value, self.derived, self.lasting = value, {} if derived is None else derived, derived is not None
-
-    def weight(self) -> Any:
-        """The operand of linear maps at `weight_bits`: under its mask sent to S on first use, and kept.
-
-        A view of a weight (a transpose, a slice) is a view of its masked form and sends nothing.
-        """
-        setup, how = self.session.setup(self.party), ("masked", self.weight_bits)
-        with setup.lock:  # another thread may have made it meanwhile: it is masked and sent once
-            if how not in self.derived:
-                self.derived[how] = self._masked(setup)
-        return self.derived[how]
-
-    def _masked(self, setup: Net) -> Any:
-        backend = self.session.backend(setup, self.scheme)
-        if self.origin is None:
-            return backend.weight(self.encoded(self.weight_bits))
-        parent, view = self.origin
-        return backend.viewed(parent.weight(), view)
-
-
-def _encoded_shapes(value: torch.Tensor, scale_bits: int, frac_bits: int, _limit: Any, label: str) -> torch.Tensor:
-    check_encodable(value, frac_bits, label)
-    return encode(value, scale_bits)
-
-
-@leaf(shapes=_encoded_shapes)
-def _encoded(value: torch.Tensor, scale_bits: int, frac_bits: int, limit: float | None, label: str) -> torch.Tensor:
-    check_encodable(value, frac_bits, label)
-    if limit is not None and value.numel() and float(value.abs().max()) >= limit:
-        raise FixedPointRangeError(
-            f"{label} reaches magnitude {float(value.abs().max()):.6g} as a summand; activations are below {limit:g} "
-            f"at {frac_bits} fraction bits"
-        )
-    return encode(value, scale_bits)
-
-
 @leaf(shapes=lambda value, *_: value.new_empty(value.shape, dtype=torch.int64))
 def _encoded_input(value: torch.Tensor, frac_bits: int, scale_bits: int, limit: float | None) -> torch.Tensor:
     """At Q: an input as ring elements, if it is what the program's bounds hold for."""
@@ -368,22 +221,3 @@ def share_tensor(
         shares = session.backend(net, scheme).share(encoded, not x.is_floating_point())
         bound = (limit or range_limit(scheme.frac_bits)) * 2.0**scale_bits if scheme.range_check else None
         return SharedTensor(shares, scale_bits, session, party, scheme, x.dtype, bound)
-
-
-def private_tensor(
-    x: torch.Tensor, session: Session, party: Party, scheme: Scheme, name: str, dtype: torch.dtype | None = None
-) -> PrivateTensor:
-    """A's own tensor, checked to fit the fixed-point range. Nothing is sent.
-
-    Args:
-        name: how errors call it.
-        dtype: what it passes for in type promotion; its own unless named.
-
-    Raises:
-        DtypeError, NonFiniteError, FixedPointRangeError: naming the tensor.
-    """
-    check_encodable(x, scheme.frac_bits, name)
-    setup = session.setup(party)
-    return PrivateTensor(
-        setup.own(party, x.detach(), Phase.SETUP, name), session, party, scheme, dtype or x.dtype, name
-    )

@@ -22,7 +22,7 @@ import sectorch
 from sectorch import ckks
 from sectorch.ckks.linalg.matrices import rotate
 from sectorch.ckks.scheme.bounds import capacity, encoding_error, fresh_error, rescaling_error
-from sectorch.ckks.scheme.cipher import settle
+from sectorch.ckks.scheme.levels import settle
 from sectorch.errors import ArgumentError, SectorchError
 from sectorch.tensor import Scheme
 

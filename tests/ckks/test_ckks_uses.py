@@ -16,7 +16,7 @@ from torch import nn
 import sectorch
 from sectorch import ckks
 from sectorch.ckks.convert import mask_bits
-from sectorch.ckks.scheme import cipher, flood, modular, ntt, seal
+from sectorch.ckks.scheme import flood, levels, modular, ntt, seal
 from sectorch.ckks.scheme.flood import coefficient_error, flood_cost
 from sectorch.errors import ArgumentError, RangeExceededError, TrainingModeError
 from sectorch.nn.fhe import Polynomial, fhe_friendly, fine_tune
@@ -474,7 +474,7 @@ def test_noise_as_it_is_sampled_has_the_width_that_the_distance_counts_on(keys):
     """Of what decrypts: the deviation of every coefficient, and none that is left out."""
     p = keys.parameters
     e = ckks.encrypt(torch.zeros(1, 1, dtype=DOUBLE), keys)
-    c = cipher.settle(e.cipher)
+    c = levels.settle(e.cipher)
     before = flood.flooded(c, 12)
     q = c.primes[0]
     change = modular.minus_(before.data[:, 0, 0].contiguous(), c.data[:, 0, 0], q)

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from sectorch.errors import SectorchError
+from sectorch.nn.module import SecureModule
 from sectorch.nn.program import from_json, load_program
-from sectorch.nn.secure import SecureModule
 from sectorch.session import Session
 from sectorch.tensor import Scheme
 

@@ -13,7 +13,7 @@ from torch import nn
 from sectorch.network import Pins, Server, Store, connect
 from sectorch.network.identity.identity import fingerprint_of
 from sectorch.network.parties.answer import Answering
-from sectorch.nn.program import describe
+from sectorch.nn.describe import describe
 
 
 def known(path: Path, made: dict) -> Pins:

@@ -20,9 +20,10 @@ from torch import nn
 from sectorch.cli.main import run
 from sectorch.errors import ArgumentError, ProgramError
 from sectorch.network import save_model
+from sectorch.nn.describe import describe, optimised_export, to_json
 from sectorch.nn.model_file import KEY, MAX_HEADER, read_model, write_model
 from sectorch.nn.models import ZOO
-from sectorch.nn.program import MAX_JSON, describe, load_program, optimised_export, to_json
+from sectorch.nn.program import MAX_JSON, load_program
 
 MODEL = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval().requires_grad_(False)
 DESCRIPTION, WEIGHTS = describe(MODEL, torch.randn(2, 3))

@@ -8,7 +8,7 @@ from network_world import Trio
 from torch import nn
 
 import sectorch
-from sectorch.nn.program import describe_exported
+from sectorch.nn.describe import describe_exported
 from sectorch.nn.shapes import KEPT_SHAPES
 
 

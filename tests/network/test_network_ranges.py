@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections import defaultdict
 
 import pytest
@@ -78,7 +77,7 @@ def test_the_session_goes_on_after_questions_without_a_result(trio, model, netwo
 @pytest.mark.parametrize("first", [True, False])
 def test_a_batch_in_pieces_is_run_to_its_end(trio, model, monkeypatch, first):
     """Whichever piece has no result, the others see all pieces."""
-    monkeypatch.setattr(sys.modules["sectorch.nn.secure"], "CHUNK_BYTES", 1)  # the package's `secure` is the function
+    monkeypatch.setattr("sectorch.nn.module.CHUNK_BYTES", 1)
     remote = trio.connection.model("hospital-b")
     good = GOOD[:1].repeat(4, 1)
     bad = good.clone()

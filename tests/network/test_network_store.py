@@ -16,7 +16,7 @@ from sectorch import errors
 from sectorch.choreography.program.material import Material
 from sectorch.network import Store
 from sectorch.network.store.pieces import read_piece, write_piece
-from sectorch.nn.program import describe
+from sectorch.nn.describe import describe
 
 SESSION = bytes(range(16))
 BINDING = {"client": "alice", "model": "m", "edition": "e", "fingerprint": "f", "scheme": "s"}

@@ -13,16 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sectorch.errors import ProgramError, TrainingModeError
+from sectorch.nn.describe import describe, describe_exported, optimised_export, to_json
 from sectorch.nn.models import ZOO
-from sectorch.nn.program import (
-    describe,
-    describe_exported,
-    from_json,
-    load_program,
-    operation,
-    optimised_export,
-    to_json,
-)
+from sectorch.nn.program import from_json, load_program, operation
 
 MODEL = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval().requires_grad_(False)
 DESCRIPTION, WEIGHTS = describe(MODEL, torch.randn(2, 3))

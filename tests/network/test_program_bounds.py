@@ -18,8 +18,9 @@ from network_world import Trio
 
 from sectorch import errors
 from sectorch.nn import bounds
+from sectorch.nn.describe import describe, to_json
 from sectorch.nn.models import ZOO
-from sectorch.nn.program import MAX_JSON, MAX_NODES, describe, from_json, load_program, to_json
+from sectorch.nn.program import MAX_JSON, MAX_NODES, from_json, load_program
 
 MIB = 500
 """Of memory, beside what torch takes."""

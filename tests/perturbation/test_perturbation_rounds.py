@@ -29,8 +29,8 @@ from sectorch.protocols.perturbation import (
     rounds,
 )
 from sectorch.protocols.perturbation import noise as noise_module
+from sectorch.protocols.perturbation.edges import PAIR, SERVER, roles_of
 from sectorch.protocols.perturbation.messages import packed, unpacked
-from sectorch.protocols.perturbation.rounds import PAIR, SERVER, roles_of
 
 CASES = {
     "mse": ("mlp3", "mse", 2, None, True, False),

@@ -15,29 +15,22 @@ floor(sqrt(slots)). Each sum is relinearised and rescaled once. One level.
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
-from ...errors import ShapeError
+from ...errors import ArgumentError, ShapeError
 from ..errors import SlotError
+from ..scheme.arithmetic import add
 from ..scheme.bounds import encoding_error, held
-from ..scheme.cipher import (
-    Cipher,
-    _need_level,
-    add,
-    empty,
-    relinearise,
-    settle,
-    switch,
-    weight_scale,
-    words,
-)
+from ..scheme.cipher import Cipher, empty, words
 from ..scheme.keys import Keys, PublicKeys, SecretKey
+from ..scheme.levels import need_level, relinearise, settle, switch, weight_scale
 from ..scheme.multiply import inner, inner_products
 from ..scheme.ntt import reversed_bits
 from ..scheme.parameters import VALUE_BOUND
@@ -62,15 +55,29 @@ class Operand:
     """
 
     shape: tuple[int, int]
-    blocks: dict[tuple[int, int], torch.Tensor | Cipher]
+    blocks: Mapping[tuple[int, int], torch.Tensor | Cipher]
     encoded: dict = field(default_factory=dict, repr=False)
+
+    def cipher(self, at: tuple[int, int]) -> Cipher:
+        """An encrypted block."""
+        block = self.blocks[at]
+        if not isinstance(block, Cipher):
+            raise ArgumentError("this operand is plain, and an encrypted one is needed here")
+        return block
+
+    def plain(self, at: tuple[int, int]) -> torch.Tensor:
+        """A plain block."""
+        block = self.blocks[at]
+        if isinstance(block, Cipher):
+            raise ArgumentError("this operand is encrypted, and a plain one is needed here")
+        return block
 
     def residues(self, at: tuple[int, int], c: Cipher) -> np.ndarray:
         """A plain block as SEAL encodes it for products with c, int64 [copies, 1, primes, N]; encoded once and kept."""
         key = (*at, c.level, c.left)
         if key not in self.encoded:
             context, scale = c.keys.context, weight_scale(c)
-            plains = (context.encode(row.tolist(), c.level, scale) for row in self.blocks[at])
+            plains = (context.encode(row.tolist(), c.level, scale) for row in self.plain(at))
             self.encoded[key] = np.stack([context.parse_plain(p, c.level) for p in plains])[:, None]
         return self.encoded[key]
 
@@ -186,11 +193,8 @@ class MatrixProduct(ABC):
         inner_blocks = -(-self.d_in // self.inner)
         for i, *_ in self._ranges(self.d_out, self.tile[0]):
             for j, *_ in self._ranges(self.m, self.tile[1]):
-                total = None
-                for k in range(inner_blocks):
-                    part = self._block(left.blocks[i, k], right, (k, j), counts)
-                    total = part if total is None else add(total, part)
-                blocks[i, j] = self.finish(settle(relinearise(total)), counts)
+                parts = (self._block(left.cipher((i, k)), right, (k, j), counts) for k in range(inner_blocks))
+                blocks[i, j] = self.finish(settle(relinearise(functools.reduce(add, parts))), counts)
         return EncryptedMatrix((self.d_out, self.m), blocks, self.tile, self.width, counts)
 
     def _block(self, x: Cipher, right: Operand, at: tuple[int, int], counts: Counts) -> Cipher:
@@ -198,7 +202,7 @@ class MatrixProduct(ABC):
         y = right.blocks[at]
         if isinstance(y, Cipher):
             return inner(x, y, "a matrix product")
-        _need_level(x, "a matrix product")
+        need_level(x, "a matrix product")
         off, most = encoding_error(x.keys.parameters.degree, weight_scale(x)), magnitude(y)
         known = replace(
             x, data=x.data[:0], pending=x.pending + 1, largest=self.terms * x.largest * most,

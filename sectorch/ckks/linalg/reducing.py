@@ -208,7 +208,7 @@ def decrypt_columns(layout: Reducing, output: torch.Tensor, keys: Keys, scale: f
     context, plain, rows = keys.public.context, sealapi.Plaintext(), []
     for one in output:
         keys.secret.decryptor.decrypt(context.write(one, scale), plain)
-        slots = np.asarray(context.encoder.decode_complex(plain)).reshape(-1, layout.width)
+        slots = np.asarray(context.encoder.decode_complex(plain), np.complex128).reshape(-1, layout.width)
         rows.append(np.concatenate([slots.real, slots.imag], axis=1))
     return torch.from_numpy(np.concatenate(rows, axis=1))
 

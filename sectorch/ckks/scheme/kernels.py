@@ -18,9 +18,8 @@ from __future__ import annotations
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
-from ...ring.loops import compiled, inlined
+from ...ring.loops import compiled, inlined, intrinsic
 
 
 @intrinsic

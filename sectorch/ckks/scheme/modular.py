@@ -135,11 +135,14 @@ def dot(
     Cost: one int64 product per limb; primes near 2^28 and rows below 2^34 need one.
     """
     width = limb_width(q, row_sum(weight) if total is None else total)
-    result = None
-    for shift in reversed(range(0, q.bit_length(), width)):
-        whole = width >= q.bit_length()
-        term = product(weight, columns if whole else (columns >> shift).bitwise_and_((1 << width) - 1)).contiguous()
-        if result is not None:
-            term.add_(times_(result, (1 << width) % q, q))
-        result = reduce_(term, q)
+    if width >= q.bit_length():
+        return reduce_(product(weight, columns).contiguous(), q)
+
+    def limb(shift: int) -> torch.Tensor:
+        return product(weight, (columns >> shift).bitwise_and_((1 << width) - 1)).contiguous()
+
+    highest, *others = reversed(range(0, q.bit_length(), width))
+    result = reduce_(limb(highest), q)
+    for shift in others:
+        result = reduce_(limb(shift).add_(times_(result, (1 << width) % q, q)), q)
     return result

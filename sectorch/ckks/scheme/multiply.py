@@ -9,8 +9,10 @@ import torch
 
 from ...ring.loops import over
 from . import sums
+from .arithmetic import lowered, times_weight
 from .bounds import held
-from .cipher import Cipher, _lowered, _need_level, empty, relinearise, settle, times_weight, words
+from .cipher import Cipher, empty, words
+from .levels import need_level, relinearise, settle
 from .ntt import tables
 
 _PIECE = 32
@@ -26,7 +28,7 @@ def multiply(a: Cipher, b: Cipher, what: str = "a product") -> Cipher:
     same = a is b
     left = min(a.left, b.left)
     if left < 1:
-        _need_level(a if a.left <= b.left else b, what)
+        need_level(a if a.left <= b.left else b, what)
     n, _, _, degree = a.data.shape
     known = _product(a, b, left, 1, what)
     out = empty(n, 3, left + 1, degree, a.data.is_meta, what)
@@ -57,7 +59,7 @@ def inner(a: Cipher, b: Cipher, what: str = "an inner product") -> Cipher:
     """
     left = min(a.left, b.left)
     if left < 1:
-        _need_level(a if a.left <= b.left else b, what)
+        need_level(a if a.left <= b.left else b, what)
     known = _product(a, b, left, a.count, what)
     if a.data.is_meta:
         data = empty(1, 3, left + 1, a.data.shape[3], True, what)
@@ -83,4 +85,4 @@ def _factor_of(c: Cipher, part: slice, left: int) -> np.ndarray:
 
 def prepared(c: Cipher, left: int) -> Cipher:
     c = settle(relinearise(c))
-    return c if c.left == left else settle(_lowered(c, left + 1, left))
+    return c if c.left == left else settle(lowered(c, left + 1, left))

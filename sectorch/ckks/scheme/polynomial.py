@@ -10,11 +10,13 @@ Source: Paterson and Stockmeyer (1973); the depth-minimal variant as in Bossuat 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
 from ...errors import ArgumentError
-from .cipher import Cipher, add, add_numbers
+from .arithmetic import add, add_numbers
+from .cipher import Cipher
 from .multiply import multiply
 
 _LEAF = 4
@@ -87,10 +89,7 @@ def _evaluate(coefficients: list[float], powers: dict[int, Cipher]) -> Cipher:
 
 def _combined(coefficients: list[float], powers: dict[int, Cipher]) -> Cipher:
     """A polynomial of degree 1 to 3, the deepest power first."""
-    total = None
-    for k in range(_degree(coefficients), 0, -1):
-        if coefficients[k] != 0:
-            term = replace(_power(powers, k), factor=coefficients[k])
-            total = term if total is None else add(total, term)
+    degrees = (k for k in range(_degree(coefficients), 0, -1) if coefficients[k] != 0)
+    total = functools.reduce(add, (replace(_power(powers, k), factor=coefficients[k]) for k in degrees))
     constant = coefficients[0]
     return add_numbers(total, [constant] * total.count) if constant else total

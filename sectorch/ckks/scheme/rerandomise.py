@@ -16,8 +16,10 @@ from tenseal import sealapi
 
 from ..tensor.encrypted import CKKSTensor
 from .bounds import capacity, fresh_error, held
-from .cipher import Cipher, cleared, sendable, settle
+from .cipher import Cipher
 from .flood import flooded
+from .leaving import cleared, sendable
+from .levels import settle
 from .modular import plus_
 from .workers import spread
 

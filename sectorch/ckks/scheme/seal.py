@@ -185,7 +185,7 @@ class Context:
         """Residues [size, primes, N] -> a ciphertext of SEAL, which checks each residue against its prime."""
         array = residues.numpy() if isinstance(residues, torch.Tensor) else residues
         size, primes, degree = array.shape
-        words = memoryview(np.ascontiguousarray(array, dtype="<i8")).cast("B")
+        words = np.ascontiguousarray(array, dtype="<i8").data.cast("B")
         array_header = _header(_HEADER.size + 8 + len(words))
         body = _BODY.pack(self._ids[primes - 1], 1, size, degree, primes, scale, 1)
         total = _HEADER.size + len(body) + len(array_header) + 8 + len(words)

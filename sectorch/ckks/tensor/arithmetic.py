@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from ...errors import ArgumentError, SectorchError, UnsupportedOpError
-from ..scheme.cipher import add as add_ciphers
-from ..scheme.cipher import negate
+from ..scheme.arithmetic import add as add_ciphers
+from ..scheme.arithmetic import negate
 from ..scheme.multiply import multiply as multiply_ciphers
 from ..scheme.polynomial import evaluate, powers_depth
 from .encrypted import CKKSTensor

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from ..errors import (
     SlotError,
 )
 from ..scheme.bounds import capacity, fresh_error, held
-from ..scheme.cipher import Cipher, cleared, empty, sendable, settle, smallest
+from ..scheme.cipher import Cipher, empty
 from ..scheme.container import read_container, write_container
 from ..scheme.flood import flooded
 from ..scheme.keys import (
@@ -43,6 +43,8 @@ from ..scheme.keys import (
     keygen,
     parameters_meta,
 )
+from ..scheme.leaving import cleared, sendable
+from ..scheme.levels import settle, smallest
 from ..scheme.parameters import VALUE_BOUND
 from ..scheme.workers import spread
 
@@ -74,6 +76,14 @@ class CKKSTensor(torch.Tensor):
 
     def __init__(self, *_args: Any, **_kwargs: Any):
         super().__init__()
+
+    if TYPE_CHECKING:  # torch's stubs say that these give a Tensor; of an encrypted one they give an encrypted one
+        __add__: Callable[..., CKKSTensor]
+        __sub__: Callable[..., CKKSTensor]
+        __mul__: Callable[..., CKKSTensor]
+        __truediv__: Callable[..., CKKSTensor]
+        sum: Callable[..., CKKSTensor]
+        unsqueeze: Callable[..., CKKSTensor]
 
     @property
     def full_shape(self) -> torch.Size:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -16,8 +18,9 @@ from torch import nn
 from ...errors import ArgumentError, SectorchError
 from ..errors import LevelError, ScaleError, SecurityLevelError
 from ..scheme.bounds import capacity, fresh_error
-from ..scheme.cipher import Cipher, cleared
-from ..scheme.keys import Keys, PublicKeys
+from ..scheme.cipher import Cipher
+from ..scheme.keys import Keys, PublicKeys, SwitchingKey
+from ..scheme.leaving import cleared
 from ..scheme.memory import metered, room
 from ..scheme.parameters import INTEGER_BITS, VALUE_BOUND, Parameters, choose
 from .encrypted import CKKSTensor
@@ -70,7 +73,8 @@ class Report:
         return not self.problem
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=140)
+        written = io.StringIO()
+        console = Console(file=written, width=140)
         console.print(str(self.parameters) if self.parameters else "no secure parameters fit")
         table = Table(title="level by level")
         for column in ("layer", "operation", "result", "ciphertexts", "levels left", "bound", "room", "error", "MB"):
@@ -83,7 +87,7 @@ class Report:
             console.print(f"depth {self.depth}; about {self.peak_bytes / 2**30:.2f} GiB of ciphertexts at the peak")
         if self.problem:
             console.print(f"does not run: {self.problem}", style="red")
-        return console.file.getvalue()
+        return written.getvalue()
 
 
 def _step(layer: str, name: str, e: CKKSTensor) -> Step:
@@ -92,11 +96,22 @@ def _step(layer: str, name: str, e: CKKSTensor) -> Step:
     return Step(layer, name, tuple(e.full_shape), c.count, c.left, e.ciphertext_bytes, c.bound, c.error_bound, room)
 
 
+class _OnShapes(PublicKeys):
+    """What a run on shapes asks of keys: their parameters."""
+
+    def __init__(self, parameters: Any):
+        self.parameters, self.identity = parameters, "dry run"
+
+    @cached_property
+    def relin(self) -> SwitchingKey:
+        return SwitchingKey(np.empty(0, np.int64))
+
+
 def _dry_run(
     model: nn.Module, x: torch.Tensor, parameters: Any, bound: float
 ) -> tuple[list[Step], CKKSTensor | None, SectorchError | None]:
     """The model on shapes alone: the handlers run, and no ciphertext exists."""
-    keys = SimpleNamespace(parameters=parameters, identity="dry run", context=None, relin=None)
+    keys = _OnShapes(parameters)
     rows = math.prod(x.shape[1:])
     data = room((rows, 2, parameters.depth + 1, parameters.degree), True, "encrypting")
     error = fresh_error(parameters.degree, parameters.scales[parameters.depth])

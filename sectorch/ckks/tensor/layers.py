@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from ...errors import DtypeError, UnsupportedOpError
+from ..scheme.arithmetic import add_numbers, times_numbers
 from ..scheme.bounds import most
-from ..scheme.cipher import add_numbers, times_numbers
 from .encrypted import CKKSTensor
 from .packing import index_of, plain, taken
 from .table import implements, wrap
@@ -114,8 +114,9 @@ def _conv(
             continue
         used = torch.unique(columns[columns >= 0])
         inner = torch.where(columns < 0, -1, torch.searchsorted(used, columns.clamp(min=0)))
-        own, mine = (None if v is None else v[g * per_out : (g + 1) * per_out] for v in (weight, bias))
-        parts.append(weighted(taken(x.cipher, used), own.flatten(1), inner, f"a conv{rank}d", _listed(mine)))
+        own = slice(g * per_out, (g + 1) * per_out)
+        mine = _listed(None if bias is None else bias[own])
+        parts.append(weighted(taken(x.cipher, used), weight[own].flatten(1), inner, f"a conv{rank}d", mine))
     c = parts[0]
     if groups > 1:
         largest, error = most(p.largest for p in parts), most(p.error for p in parts)

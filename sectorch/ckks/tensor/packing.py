@@ -15,16 +15,10 @@ import torch
 
 from ...errors import DtypeError, NonFiniteError, UnsupportedOpError
 from ..errors import KeyMismatchError, SlotError
+from ..scheme.arithmetic import add_numbers, times_numbers, times_weight
 from ..scheme.bounds import encoding_error, held
-from ..scheme.cipher import (
-    Cipher,
-    _need_level,
-    add_numbers,
-    empty,
-    times_numbers,
-    times_weight,
-    weight_scale,
-)
+from ..scheme.cipher import Cipher, empty_like
+from ..scheme.levels import need_level, weight_scale
 from ..scheme.modular import plus_, times_
 from .encrypted import CKKSTensor
 
@@ -39,7 +33,7 @@ def taken(c: Cipher, index: torch.Tensor) -> Cipher:
     flat = index.reshape(-1)
     if flat.numel() == c.count and torch.equal(flat, torch.arange(c.count)):
         return c
-    out = empty(flat.numel(), *c.data.shape[1:], c.data.is_meta, "a selection")
+    out = empty_like(c.data, "a selection", flat.numel())
     if not c.data.is_meta:
         torch.index_select(c.data, 0, flat, out=out)
     return replace(c, data=out)
@@ -142,7 +136,7 @@ def times_plain(c: Cipher, value: torch.Tensor, row_shape: tuple[int, ...]) -> C
     if value.numel() == 1:
         return times_weight(c, 1.0 if value.is_meta else float(value))
     what = "a product with a plain tensor"
-    _need_level(c, what)
+    need_level(c, what)
     if not per_slot(value, row_shape):
         return times_numbers(c, numbers(value, row_shape), what)
 
@@ -170,7 +164,7 @@ def times_number(c: Cipher, number: float) -> Cipher:
 
 def _with_slots(c: Cipher, value: torch.Tensor, row_shape: tuple[int, ...], scale: float, f: Callable) -> Cipher:
     """f(ciphertext, encoded) in place on a copy of each ciphertext, with its column of slots."""
-    out = empty(*c.data.shape, c.data.is_meta, "an operation with a plain tensor")
+    out = empty_like(c.data, "an operation with a plain tensor")
     if not c.data.is_meta:
         out.copy_(c.data)
         sign = -1.0 if scale < 0 else 1.0

@@ -10,8 +10,9 @@ import torch
 
 from ...errors import UnsupportedOpError
 from ...tensor.table import spell
+from ..scheme.arithmetic import alike
 from ..scheme.bounds import most
-from ..scheme.cipher import alike, empty
+from ..scheme.cipher import empty_like
 from .encrypted import CKKSTensor
 from .packing import index_of, taken
 from .table import implements, wrap
@@ -90,7 +91,7 @@ _reshaper("squeeze", torch.squeeze, _T.squeeze)
 @implements("expand", _T.expand)
 @implements("broadcast_to", torch.broadcast_to, _T.broadcast_to)
 def expand(x: CKKSTensor, *sizes: Any) -> CKKSTensor:
-    sizes = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
+    sizes = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
     if len(sizes) != len(x.full_shape) or sizes[0] not in (-1, x.batch):
         raise _refuse(_T.expand)
     index = index_of(x).expand(*sizes[1:])
@@ -130,7 +131,7 @@ def _joined(tensors: Any, join: Callable, func: Any) -> CKKSTensor:
     form = lambda c: (c.level, c.pending, c.factor, c.withheld, c.size)
     if any(form(c) != form(ciphers[0]) for c in ciphers):
         ciphers = alike(ciphers)
-    data = empty(start, *ciphers[0].data.shape[1:], ciphers[0].data.is_meta, "a join")
+    data = empty_like(ciphers[0].data, "a join", start)
     if not data.is_meta:
         torch.cat([c.data for c in ciphers], out=data)
     largest, error = most(c.largest for c in ciphers), most(c.error for c in ciphers)

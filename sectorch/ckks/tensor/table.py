@@ -19,14 +19,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ...errors import (
-    DtypeError,
-    SecretAccessError,
-    SectorchError,
-    ShapeError,
-    UnsupportedOpError,
-)
-from ...tensor.dispatch import METADATA, SECRETS, is_operator, torch_on_meta
+from ...errors import DtypeError, SecretAccessError, SectorchError, ShapeError, UnsupportedOpError
+from ...tensor.dispatch import METADATA, SECRETS, is_operator
+from ...tensor.on_meta import torch_on_meta
 from ...tensor.table import OpTable, spell, typed
 from ..scheme.cipher import Cipher
 from .encrypted import CKKSTensor, set_dispatch
@@ -141,7 +136,7 @@ def layer_here() -> str | None:
             inner = inner if inner is not None else module
             outer = module if any(m is inner for m in module.modules()) else outer
         frame = frame.f_back
-    if inner is None:
+    if inner is None or outer is None:
         return None
     name = next((n for n, m in outer.named_modules() if m is inner), "")
     return f"layer '{name}' ({type(inner).__name__})" if name else f"layer {type(inner).__name__}"

@@ -18,16 +18,10 @@ import torch
 from ...ring.loops import over
 from ..errors import ScaleError
 from ..scheme import sums
+from ..scheme.arithmetic import integer_constants
 from ..scheme.bounds import held
-from ..scheme.cipher import (
-    Cipher,
-    _need_level,
-    empty,
-    integer_constants,
-    settle,
-    weight_scale,
-    words,
-)
+from ..scheme.cipher import Cipher, empty_like, words
+from ..scheme.levels import need_level, settle, weight_scale
 from ..scheme.modular import MAX_PRIME_BITS, row_sum
 
 _STEP = 4  # outputs and terms that a compiled loop takes at a time
@@ -71,7 +65,7 @@ def weighted(
     Raises:
         LevelError, ScaleError, MemoryBudgetError: before anything is computed.
     """
-    _need_level(c, what)
+    need_level(c, what)
     positions = 1 if gather is None else gather.shape[0]
     if c.pending and weights.shape[0] * positions > c.count:
         c = settle(c)  # the smaller side of the layer is the one to rescale
@@ -84,7 +78,7 @@ def weighted(
     )  # fmt: skip
     result = held(replace(result, error=error + 0.5 / result.scale), what)
     integers = None if c.data.is_meta else encode_weights(weights, c)
-    out = empty(weights.shape[0] * positions, *c.data.shape[1:], c.data.is_meta, what)
+    out = empty_like(c.data, what, weights.shape[0] * positions)
     result = replace(result, data=out)
     if integers is not None:
         constants = None if bias is None else integer_constants(result, bias)
@@ -100,7 +94,7 @@ def summed(c: Cipher, gather: torch.Tensor) -> Cipher:
     """Output p = sum_k ciphertext gather[p, k], -1 for a zero. No level; the errors add up."""
     terms = int((gather >= 0).sum(1).max()) if gather.numel() else 0
     c = held(replace(c, largest=terms * c.largest, error=terms * c.error, declared=False), "a sum")
-    out = empty(gather.shape[0], *c.data.shape[1:], c.data.is_meta, "a sum")
+    out = empty_like(c.data, "a sum", gather.shape[0])
     if not c.data.is_meta:
         _sum_into(out, c, gather, torch.ones(1, gather.shape[1], dtype=torch.int64), None)
     return replace(c, data=out)

@@ -191,10 +191,10 @@ def _drop_digit(net: Net, x: Shares) -> Shares:
 
     The truncation of `truncate.py` without its borrow. Rounds 1, bytes 16 online, 12 dealt, per element.
     """
-    x = open_masked(net, x)
-    known = quotient(net, x, DIGIT)
+    masked = open_masked(net, x)
+    known = quotient(net, masked, DIGIT)
     R, wrap = deal(net, known.value), deal(net, known.wrap, torch.int32)
-    C, no_wrap = compute(public_quotient, x.c, DIGIT)
+    C, no_wrap = compute(public_quotient, masked.c, DIGIT)
     return each(_hidden_quotient, no_wrap, R, wrap) + C
 
 

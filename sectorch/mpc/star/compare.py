@@ -119,8 +119,11 @@ Node = tuple[int, int | None]
 
 def join(circuit: Circuit, high: Node, low: Node) -> Node:
     """lt = lt_hi xor eq_hi lt_lo, eq = eq_hi eq_lo."""
-    lt = circuit.land(high[1], low[0], high[0])
-    return lt, None if low[1] is None else circuit.land(high[1], low[1])
+    equal = high[1]
+    if equal is None:
+        raise ArgumentError("only the least significant node of a tree has no eq")
+    lt = circuit.land(equal, low[0], high[0])
+    return lt, None if low[1] is None else circuit.land(equal, low[1])
 
 
 def levels(circuit: Circuit, nodes: list[Node]) -> list[list[Node]]:

@@ -29,7 +29,8 @@ def _permute(cipher: Cipher, blocks: torch.Tensor) -> torch.Tensor:
     if blocks.is_meta:
         return torch.empty_like(blocks)
     padded = torch.empty(blocks.numel() + 2, dtype=torch.int64)
-    cipher.encryptor().update_into(memoryview(blocks.cpu().numpy()).cast("B"), memoryview(padded.numpy()).cast("B"))
+    source, target = blocks.cpu().numpy().data, padded.numpy().data
+    cipher.encryptor().update_into(source.cast("B"), target.cast("B"))
     return padded[:-2].view(blocks.shape).to(blocks.device).bitwise_xor_(blocks)
 
 

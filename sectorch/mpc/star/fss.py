@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from ...choreography import Located, Message, Net, leaf, protocol
+from ...choreography.located import compute
 from .compare import check_planes
 from .dcf import evaluate, generate
 from .guard import flags_of_bits, raise_flags
@@ -158,4 +159,4 @@ def signs(net: Net, x: Masked, thresholds: tuple[int, ...] = (0,)) -> Shares:
     """
     key = deal_key(net, x, 63)
     found = [_sign(key, x, t) for t in thresholds]
-    return Shares(torch.stack([f.A for f in found]), torch.stack([f.S for f in found]))
+    return Shares(compute(torch.stack, [f.A for f in found]), compute(torch.stack, [f.S for f in found]))

@@ -21,6 +21,7 @@ import operator
 import torch
 
 from ...choreography import Located, Message, Net, leaf, protocol
+from ...choreography.located import compute
 from ...choreography.streams import key_stream
 from ...ring import signed
 from ...ring.bitplanes import fast, planes, rows
@@ -163,15 +164,15 @@ def guard(net: Net, x: Shares, flags: tuple[Shares, ...]) -> tuple[Shares, Locat
     Rounds 2, beside the reveal's own, and 1 for ANDs that are left to make. 16 bytes from A to S, 16 from S to Q, and
     8 for the tag each way. A flag that is set goes unseen with a probability of 2^-64.
     """
-    Q, A, S, flags = net.Q, net.A, net.S, finished(net, flags)
-    count = sum(f.shape.numel() for f in flags)
+    Q, A, S, words = net.Q, net.A, net.S, finished(net, flags)
+    count = sum(f.shape.numel() for f in words)
     keys = net.common(A, S, (count + 1,), "hash_keys")
     n = net.common(A, S, (2,), "n")
     rho = net.common(Q, A, (2,), "rho")
-    hashed = each(_hashed, keys, *flags)
+    hashed = each(_hashed, keys, *words)
     sent = (hashed.A ^ n ^ rho).send(A, S, "flags_A")
     key = (sent ^ hashed.S).send(S, Q, "key")
-    return Shares(_padded(x.A, n), torch.cat((x.S.new_zeros(1), x.S.reshape(-1)))), key ^ rho
+    return Shares(_padded(x.A, n), compute(torch.cat, (x.S.new_zeros(1), x.S.reshape(-1)))), key ^ rho
 
 
 @leaf(shapes=lambda words, shape, *keys: (words[1:].view(shape), words[:1] == 0))

@@ -13,6 +13,7 @@ import torch
 
 from ...choreography import Located, Message, Net, protocol
 from ...choreography.located import compute, running
+from ...ring.products import Tiled
 from .shares import Shares
 
 
@@ -29,14 +30,15 @@ class Weight:
     def shape(self) -> torch.Size:
         return self.omega.shape
 
-    def tiles(self, setup: Net, product: Callable) -> tuple[Located, Located, Located]:
+    def tiles(self, setup: Net, product: Tiled) -> tuple[Located, Located, Located]:
         """The three tensors in the form that `product` prepares ahead, made on first use and kept."""
         kind = type(product).__name__
         if kind not in self._tiles:
             with setup.lock, running(setup):
                 if kind not in self._tiles:  # another thread may have made them meanwhile
                     held = self.omega.at("A"), self.a.at(setup.D), self.masked.at("S")
-                    self._tiles[kind] = tuple(compute(product.prepare, w) for w in held)
+                    omega, a, masked = (compute(product.prepare, w) for w in held)
+                    self._tiles[kind] = omega, a, masked
         return self._tiles[kind]
 
 
@@ -72,8 +74,10 @@ def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight) -
     depend on the query. A receives x_S - b and S receives a*b - c_A: uniform to them.
     """
     D, A, S = net.D, net.A, net.S
-    tiled = hasattr(product, "tiled") and product.tiled(x.shape, weight.shape)
-    omega_tiles, a_tiles, masked_tiles = weight.tiles(setup, product) if tiled else (None, None, None)
+    tiles = None, None, None
+    if isinstance(product, Tiled) and product.tiled(x.shape, weight.shape):
+        tiles = weight.tiles(setup, product)
+    omega_tiles, a_tiles, masked_tiles = tiles
 
     b = net.common(S, D, x.shape, "b")
     c = compute(product, b, weight.a, a_tiles)

@@ -51,9 +51,9 @@ def square(net: Net, x: Shares) -> Shares:
 
     With c = x + r open to A and S: x^2 = c^2 - 2 c r + r^2.
     """
-    x = open_masked(net, x)
-    rr = deal(net, torch.square(x.r))
-    return Shares(_square(x.c, x.r_A, rr.A, first=True), _square(x.c, x.r_S, rr.S, first=False))
+    opened = open_masked(net, x)
+    rr, c = deal(net, compute(torch.square, opened.r)), opened.c
+    return Shares(_square(c, opened.r_A, rr.A, first=True), _square(c, opened.r_S, rr.S, first=False))
 
 
 @leaf

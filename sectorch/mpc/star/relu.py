@@ -65,13 +65,13 @@ def ramps(
         return gate(net, open_masked(net, floor), high - shift, thresholds, limit_bits)
     if shift:
         return _floored(net, open_masked(net, x), thresholds, shift, high, limit_bits)
-    x = open_masked(net, x)
+    m = open_masked(net, x)
     limit = () if limit_bits is None else (signed(thresholds[0] + (1 << limit_bits)),)
-    bits = drelu(net, x, high, thresholds + limit)
+    bits = drelu(net, m, high, thresholds + limit)
     bits = each(torch.Tensor.view, bits, len(thresholds) + len(limit), -1)
     if limit:
         raise_flags(net, each(kept_rows, bits[-1], x.shape))
-    return [select(net, bits[i], Masked(x.c - t if t else x.c, x.r, x.r_A, x.r_S)) for i, t in enumerate(thresholds)]
+    return [select(net, bits[i], Masked(m.c - t if t else m.c, m.r, m.r_A, m.r_S)) for i, t in enumerate(thresholds)]
 
 
 def _floored(
@@ -133,11 +133,8 @@ def _compared(
     codes = deal_codes(net, x, spans, (high,) if high == 63 else (high, 63))
 
     bits = _planes_beside(*moved)
-    if top:
-        above = planes_above(bits[:, : words_for(x.shape.numel())], plane, high)
-        trees = forest((*counts, top), (False, True, True), (1, counts[1] - top))
-    else:
-        above, trees = None, forest(counts, (False, True))
+    above = planes_above(bits[:, : words_for(x.shape.numel())], plane, high) if top else None
+    trees = forest((*counts, top), (False, True, True), (1, counts[1] - top)) if top else forest(counts, (False, True))
     layers, (u, lt, eq, *far) = trees
 
     state = Shares(
@@ -146,7 +143,7 @@ def _compared(
     )
     state = and_layers(net, state, layers)
     r_high = -1 if high == 63 else -2
-    if top:
+    if above is not None:
         raise_above(net, state, (u, *far), above[high], codes, r_high, x.shape)
 
     k = ~(state[lt] ^ each(_repeated, codes[r_high], copies) ^ bits[high])
@@ -185,7 +182,7 @@ def _leaves_and_above(bits, codes, spans: tuple, top: int, first: bool, above=No
         blocks = block_count(*span)
         pick_blocks(bits, codes, total, at, span, first, state[2 * at : 2 * (at + blocks)])
         at += blocks
-    if top:  # the other copies stand empty, and nobody looks at them
+    if above is not None:  # the other copies stand empty, and nobody looks at them
         high, place = spans[-1][1], state[2 * total :]
         out = place.new_empty(2 * top, width) if several else place
         pick_blocks(above, codes, total, total - top, (high - BLOCK * top, high), first, out)

@@ -88,17 +88,17 @@ def truncate(net: Net, x: Shares, shift: int, fss: bool = False, limit_bits: int
     (8 of them ahead after a linear layer), 27.25 dealt, per element. Nobody learns anything.
     """
     check_shift(shift, least=1)
-    x = open_masked(net, x)
-    known = quotient(net, x, shift)
+    masked = open_masked(net, x)
+    known = quotient(net, masked, shift)
     R, wrap = deal(net, known.value), deal(net, known.wrap, torch.int32)
-    moved = x.c + half(shift)
+    moved = masked.c + half(shift)
     if fss:
-        words, u = None, borrow(net, x, moved, shift)
+        words, u = None, borrow(net, masked, moved, shift)
     else:
-        words = _borrow(net, x, moved, shift)
+        words = _borrow(net, masked, moved, shift)
         u = bit_to_ring(net, words, x.shape)
     if limit_bits is not None:
-        raise_outside(net, x, moved, shift + limit_bits, shift, words, fss)
+        raise_outside(net, masked, moved, shift + limit_bits, shift, words, fss)
     C, no_wrap = public_quotient(moved, shift)
     return each(_floor, no_wrap, R, wrap, u, shift) + C
 

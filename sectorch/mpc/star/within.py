@@ -46,7 +46,7 @@ def planes_above(bits: torch.Tensor, k: int, high: int = 63, down: bool = True) 
 
 
 def raise_above(
-    net: Net, state: Shares, places: tuple[int, int, int], sign: Located, codes: Shares, r_high: int, shape: torch.Size
+    net: Net, state: Shares, places: tuple[int, ...], sign: Located, codes: Shares, r_high: int, shape: torch.Size
 ) -> None:
     """Raise a flag where x >= 2^k: where not lt xor eq u xor sign xor r's plane of the sign.
 
@@ -65,7 +65,7 @@ def raise_above(
 
 
 @leaf
-def _flag_above(state, codes, places: tuple[int, int, int], r_high: int, shape: torch.Size, sign=None) -> torch.Tensor:
+def _flag_above(state, codes, places: tuple[int, ...], r_high: int, shape: torch.Size, sign=None) -> torch.Tensor:
     """One party's half of e, u and l; the party with `sign` adds what is public."""
     u, less, equal = (state[i, : codes.shape[1]] for i in places)
     out = less ^ codes[r_high] if sign is None else ~(less ^ codes[r_high] ^ sign)
@@ -95,19 +95,19 @@ def raise_outside(
     codes, bits = deal_codes(net, x, [span]), planes_of(c)
     less, more = planes_above(bits, k), planes_above(bits, k, down=False)
 
-    counts, kept = (low, top, top) if low else (top, top), u is not None
-    layers, places = forest(counts, (kept,) * len(counts), (0, low) if low else None)
+    counts = (low, top, top) if low else (top, top)
+    layers, places = forest(counts, (u is not None,) * len(counts), (0, low) if low else None)
     state = Shares(
         _leaves_around(bits, less, more, codes.A, span, top, True),
         _leaves_around(bits, less, more, codes.S, span, top, False),
     )
     found = and_layers(net, state, layers)
-    places = places[-4:] if kept else places[-2:]
+    places = places[-2:] if u is None else places[-4:]
     raise_flags(
         net,
         Shares(
-            _flag_outside(found.A, places, x.shape, u.A if kept else None, (less[63], more[63])),
-            _flag_outside(found.S, places, x.shape, u.S if kept else None),
+            _flag_outside(found.A, places, x.shape, None if u is None else u.A, (less[63], more[63])),
+            _flag_outside(found.S, places, x.shape, None if u is None else u.S),
         ),
     )
 
@@ -128,7 +128,7 @@ def _leaves_around(bits, less, more, codes, span: tuple[int, int], top: int, fir
 @leaf
 def _flag_outside(state, places: tuple[int, ...], shape: torch.Size, u=None, signs=None) -> torch.Tensor:
     """One party's half of the flag, as rows of e, u and l where there is u; the party with `signs` adds them."""
-    less, equal = (places[::2], places[1::2]) if u is not None else (places, ())
+    less = places if u is None else places[::2]
     out = state[less[0]] ^ state[less[1]]
     out = kept_rows(out if signs is None else ~(out ^ signs[0] ^ signs[1]), shape)
-    return out if u is None else torch.stack((kept_rows(state[equal[0]] ^ state[equal[1]], shape), u, out))
+    return out if u is None else torch.stack((kept_rows(state[places[1]] ^ state[places[3]], shape), u, out))

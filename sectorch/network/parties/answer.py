@@ -18,7 +18,8 @@ from ...errors import (
     PeerLostError,
     RefusedError,
 )
-from ...nn.program import describe, load_program
+from ...nn.describe import describe
+from ...nn.program import load_program
 from ...session import A, S
 from ..identity.certificates import Credentials
 from ..identity.identity import PinnedIdentities, Pins, context

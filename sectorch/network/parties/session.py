@@ -36,8 +36,8 @@ from ...errors import (
     ShapeError,
 )
 from ...mpc.star.seed import Identities, seed
+from ...nn.module import SecureModule
 from ...nn.program import load_program
-from ...nn.secure import SecureModule
 from ...session import Q, Session
 from ...tensor import Scheme
 from ...tensor.aggregation import aggregate

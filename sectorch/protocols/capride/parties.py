@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from ... import ckks
-from ...ckks.scheme.cipher import Cipher, cleared, settle
+from ...ckks.scheme.cipher import Cipher
+from ...ckks.scheme.leaving import cleared
+from ...ckks.scheme.levels import settle
 from ...ckks.scheme.multiply import prepared
 from ...ckks.scheme.parameters import INTEGER_BITS
 from .aggregate import Layout, blocks, encrypt_low, intact, seal, spread, tagged, unseal

@@ -18,9 +18,10 @@ from ...choreography import Party, Phase
 from ...choreography.ledger import Observer
 from ...choreography.steps import Sent
 from .data import Data
+from .edges import SERVER
 from .errors import SettingError, WeightError
 from .recover import Recovered
-from .rounds import SERVER, Federation
+from .rounds import Federation
 from .scheme import Scheme
 
 

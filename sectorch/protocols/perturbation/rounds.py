@@ -1,4 +1,4 @@
-"""A server and its clients: every message of their rounds, each in a protocol of the server and one client.
+"""The rounds of a server and its clients: who computes what, and which message of `edges.py` follows.
 
 Once:        public keys of the clients up, all of them down (for masks)
 Each round:  the noisy model down; in the paper's cross-entropy exchange a request and a reply a batch; the update up
@@ -18,10 +18,23 @@ from typing import Any
 
 import torch
 
-from ...choreography import Located, Message, Net, Party, Roles, protocol
+from ...choreography import Located, Net, Party
 from ...errors import ArgumentError, NetworkError
 from ...session import Session
 from .client import ClientRound
+from .edges import (
+    PAIR,
+    SERVER,
+    exchange,
+    roles_of,
+    send_cohort,
+    send_key,
+    send_masked,
+    send_model,
+    send_opening,
+    send_plain,
+    send_survivors,
+)
 from .errors import WeightError
 from .masks import ClientMasks, Opening
 from .messages import ROUND_BYTES, Reply, Request, Update
@@ -29,83 +42,8 @@ from .noise import Key
 from .recover import Recovered
 from .scheme import Batch, Scheme
 
-PAIR = Roles("Server Client", edges="Server-Client")
-SERVER = Party("Server", "Server")
 KEY_BYTES = 32
 """Of a public key, and of a seed."""
-
-
-def roles_of(clients: int) -> Roles:
-    """The star of a server and so many clients: Server, C0, C1, ..."""
-    names = [f"C{client}" for client in range(clients)]
-    return Roles(" ".join(("Server", *names)), edges=" ".join(f"Server-{name}" for name in names))
-
-
-@protocol("perturbation_key", "Bonawitz et al. 2017", [
-    Message("public", "Client", "Server", "a public key", "the client's public key"),
-], roles=PAIR)  # fmt: skip
-def send_key(net: Net, public: Located) -> Located:
-    """A client's public key, of which the masks are made. 32 bytes."""
-    return public.send(net.Client, net.Server, "public")
-
-
-@protocol("perturbation_cohort", "Bonawitz et al. 2017", [
-    Message("publics", "Server", "Client", "public keys", "the public keys of all clients"),
-], roles=PAIR)  # fmt: skip
-def send_cohort(net: Net, publics: Located) -> Located:
-    """All clients' public keys. 32 bytes a client."""
-    return publics.send(net.Server, net.Client, "publics")
-
-
-@protocol("perturbation_model", "III-A", [
-    Message("model", "Server", "Client", "scales and additive noise of the server",
-            "a model of the same function, and more (docs/perturbation.md)"),
-], roles=PAIR)  # fmt: skip
-def send_model(net: Net, model: Located) -> Located:
-    """A round's noisy model, the same to each client: the model's bytes, 16 for each of its outputs, and 16."""
-    return model.send(net.Server, net.Client, "model")
-
-
-@protocol("perturbation_exchange", "III-B1 b, Eqs. 22 to 25", [
-    Message("request", "Client", "Server", "lambda, which does not hide it", "the prediction of every sample"),
-    Message("reply", "Server", "Client", "delta and xi, which do not hide it", "the prediction of every sample"),
-], roles=PAIR)  # fmt: skip
-def exchange(net: Net, request: Located, answer: Callable, key: Located) -> Located:
-    """The paper's exchange for cross-entropy, of one batch. Rounds 2, bytes 8 B (n (n - 1) + 1) and 24 B n."""
-    at_server = request.send(net.Client, net.Server, "request").at("Server")
-    return net.fresh(net.Server, answer, key, at_server).send(net.Server, net.Client, "reply")
-
-
-@protocol("perturbation_update", "III-B, Eq. 27", [
-    Message("masked", "Client", "Server", "the pair keys of the clients", "with the others', their sum"),
-], roles=PAIR)  # fmt: skip
-def send_masked(net: Net, update: Located) -> Located:
-    """A client's terms and statistics under its masks: 8 bytes a number. Alone they are uniform."""
-    return update.send(net.Client, net.Server, "masked")
-
-
-@protocol("perturbation_plain_update", "III-B", [
-    Message("update", "Client", "Server", "", "the client's gradient"),
-], roles=PAIR)  # fmt: skip
-def send_plain(net: Net, update: Located) -> Located:
-    """A client's terms and statistics without masks: the bytes of the model's floats."""
-    return update.send(net.Client, net.Server, "update")
-
-
-@protocol("perturbation_survivors", "Bonawitz et al. 2017", [
-    Message("survivors", "Server", "Client", "", "which clients sent an update"),
-], roles=PAIR)  # fmt: skip
-def send_survivors(net: Net, survivors: Located) -> Located:
-    """Which of the clients sent an update: a byte each."""
-    return survivors.send(net.Server, net.Client, "survivors")
-
-
-@protocol("perturbation_opening", "Bonawitz et al. 2017", [
-    Message("opening", "Client", "Server", "", "this round's seeds: the client's own, and those with the dropped"),
-], roles=PAIR)  # fmt: skip
-def send_opening(net: Net, opening: Located) -> Located:
-    """What takes the masks of the round off the survivors' sum: 32 bytes, and 32 a dropped client."""
-    return opening.send(net.Client, net.Server, "opening")
 
 
 @dataclass(frozen=True)

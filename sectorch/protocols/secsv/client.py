@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ... import ckks
+from ...choreography import shaped
 from ...ckks.linalg.reducing import decrypt_columns, encrypt_matrix
 from ...ckks.linalg.residues import uniform
 from ...errors import FixedPointRangeError
@@ -23,6 +24,7 @@ Half = torch.Tensor
 """One server's share: residues int64 [primes, ...]."""
 
 
+@shaped(lambda *_: None)
 def fits(public: Public, whose: str, x: torch.Tensor, *matrices: torch.Tensor) -> None:
     """Look whether a local model and its outputs on the client's own samples fit the number format.
 
@@ -46,9 +48,6 @@ def fits(public: Public, whose: str, x: torch.Tensor, *matrices: torch.Tensor) -
         )
 
 
-fits.shapes = lambda *_: None
-
-
 @work("encryption", lambda public, layer, matrix, keys: public.ciphertexts(layer.inner + 1))
 def encrypted(public: Public, layer: Layer, matrix: torch.Tensor, keys: ckks.Keys) -> torch.Tensor:
     """A weight [d_out, d_in + 1], its bias the last column, under the joint key: int64 [d_in + 1, 2, primes, N]."""
@@ -67,8 +66,8 @@ def shared(public: Public, x: torch.Tensor, labels: torch.Tensor) -> tuple[Half,
     """For P and for X a share of the features [primes, d, m] and of the labels in unary, mod q_0 [1, classes, m]."""
     field, unary = public.field, F.one_hot(labels, public.program.classes).t()
     features = field.share(field.encode(x.reshape(len(x), -1).t()))
-    labels = field.first.share(field.first.reduce(unary))
-    return features[0], labels[0], features[1], labels[1]
+    truth = field.first.share(field.first.reduce(unary))
+    return features[0], truth[0], features[1], truth[1]
 
 
 def _decrypted_shapes(
@@ -148,4 +147,5 @@ def _material(field: Field, factor: Half, addend: Half | None) -> tuple[Half, Ha
     if addend is not None:
         product = field.add(product, addend)
     halves = [field.share(v) for v in (factor, b, product)]
-    return tuple(torch.stack([half[k] for half in halves]) for k in (0, 1))
+    at_P, at_X = (torch.stack([half[k] for half in halves]) for k in (0, 1))
+    return at_P, at_X

@@ -79,11 +79,11 @@ def federation(
     proportions = dirichlet(classes, clients, alpha, seed)
     names = [f"c{i + 1}" for i in range(clients)]
     parts = [divide(pair[1], proportions, 2 if pair is train else 1, seed) for pair in (train, test)]
-    shares = [
+    of_train, of_test = (
         {n: (pair[0][part], pair[1][part]) for n, part in zip(names, each, strict=True)}
         for pair, each in zip((train, test), parts, strict=True)
-    ]
-    return Federation(name, *shares, classes)
+    )
+    return Federation(name, of_train, of_test, classes)
 
 
 def for_model(found: Federation, model: str) -> Federation:
@@ -95,15 +95,15 @@ def for_model(found: Federation, model: str) -> Federation:
         change = lambda x: F.pad(x.flatten(1), (0, max(0, 64 * STEPS - size) if size < 64 * STEPS else -size % STEPS))
     else:
         return found
-    parts = ({n: (change(x), y) for n, (x, y) in part.items()} for part in (found.train, found.test))
-    return Federation(found.name, *parts, found.classes)
+    train, test = ({n: (change(x), y) for n, (x, y) in part.items()} for part in (found.train, found.test))
+    return Federation(found.name, train, test, found.classes)
 
 
 def dirichlet(classes: int, clients: int, alpha: float, seed: int) -> torch.Tensor:
     """[classes, clients]: for each label the clients' shares of it, from Dir_clients(alpha)."""
     if not 0 < alpha < float("inf"):
         raise PartitionError(f"alpha must be above 0 and finite, got {alpha}")
-    gamma = torch._standard_gamma(
+    gamma = torch._standard_gamma(  # pyright: ignore[reportPrivateImportUsage]  not in torch's stubs
         torch.full((classes, clients), float(alpha), dtype=torch.float64), generator=generator(seed, "dirichlet")
     ).clamp_min(1e-300)
     return gamma / gamma.sum(1, keepdim=True)

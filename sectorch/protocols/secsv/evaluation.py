@@ -155,7 +155,7 @@ class ShapleyEvaluation:
 
     def _begin(self, t: int, utilities: Utilities) -> Tester:
         """The tester, with the models of a round."""
-        if self._begun != t:
+        if self._tester is None or self._begun != t:
             with Spent() as spent:
                 self._tester = self._tester or self._make()
                 self._tester.begin(*self._models(t))

@@ -9,10 +9,12 @@ what a client decrypts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ... import ckks
-from ...choreography import Located, Message, Net, protocol
+from ...choreography import Located, Message, Net, located, protocol
 from ...choreography.located import running
 from ...choreography.steps import Runtime
 from . import squaring
@@ -148,9 +150,10 @@ class HESVTester(SecureTester):
     def hits(self, coalition: int) -> int:
         """How many of all test samples the coalition's model classifies correctly (Algorithm 2)."""
         net = self.nets[0]
-        return int(net.read(self._tested(self._task(coalition, ()), 0), net.P))
+        found = self._tested(self._task(coalition, ()), 0)
+        return 0 if found is None else int(net.read(found, net.P))
 
-    def _tested(self, task, samples):
+    def _tested(self, task: Sequence[int], samples: int) -> Located | None:
         coalition = task[0]
         if not coalition:
             return None
@@ -161,20 +164,24 @@ class HESVTester(SecureTester):
         }
         weight = sum(self._weights[i] for i in owners)
         with running(net):
-            return torch.cat([self._batch(model, weight, route) for route in self.routes(coalition)]).sum()
+            counts = [self._batch(model, weight, route) for route in self.routes(coalition)]
+            return located.compute(torch.cat, counts).sum()
 
     def _batch(self, model: dict[str, Sealed], weight: int, route: Route) -> Located:
         """Algorithm 2 for one owner's samples; the numbers in comments are its steps."""
         layers, (inputs, labels) = self.program.layers, self._samples[route.owners[0]]
         operand, state = inputs[0], None
-        for k, (layer, number) in enumerate(zip(layers, route.clients, strict=True)):
-            net, keys = self.nets[number], self._sealed_keys[number]
+        *before, (last, number) = zip(layers, route.clients, strict=True)
+        for k, (layer, at) in enumerate(before):
+            net, keys = self.nets[at], self._sealed_keys[at]
             values = evaluate(net, layer, model[layer.weight], operand, weight, keys)  # 2, 3
             if layer.gate:
                 x = inputs[k + 1] if k + 1 < len(inputs) else None
                 operand, state = step(net, self.program, layers[k + 1], values, state, x, keys)
-            elif layer is not layers[-1]:
+            else:
                 operand = encrypt_features(net, layer, layers[k + 1], values, keys)  # 5
+        net, keys = self.nets[number], self._sealed_keys[number]
+        values = evaluate(net, last, model[last.weight], operand, weight, keys)  # 2, 3
         prediction = predict(net, self.program.classes, values, keys)  # 7
         # Another client than the one who predicted counts; no owner, where there is one.
         others = [i for i in range(len(self.nets)) if i != route.clients[-1]]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from ...choreography import Located, Message, Net, Party, Phase, Roles, protocol
-from ...choreography.located import running
+from ...choreography.located import compute, running
 from ...choreography.roles import Cast
 from ...choreography.run.local import LocalRuntime
 from ...choreography.steps import Runtime
@@ -43,7 +43,7 @@ class Parties:
             for net, x in zip(self.nets, own, strict=True)
         ]
         with running(self.nets[0]):
-            together = torch.cat(told)
+            together = compute(torch.cat, told)
         return self._known(together, "numbers").view(torch.float64).tolist()
 
     def total(self, own: Sequence[int | None]) -> int:
@@ -53,7 +53,7 @@ class Parties:
         told = [tell(net, net.own(net.C, count)) for net, count in zip(self.nets, counts, strict=True)]
         net = self.nets[0]
         with running(net):
-            together = torch.cat(told).sum()
+            together = compute(torch.cat, told).sum()
         found = net.read(together, net.P)
         return 0 if found.is_meta else int(found)
 

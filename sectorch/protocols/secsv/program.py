@@ -86,7 +86,7 @@ class Program:
         self.shape = tuple(shape)
         self.features = int(torch.Size(shape).numel())
         self.state = model.gru.hidden_size if isinstance(model, GRUClassifier) else 0
-        self.layers = self._recurrent(model) if self.state else self._sequential(model)
+        self.layers = self._recurrent(model) if isinstance(model, GRUClassifier) else self._sequential(model)
         with torch.no_grad():
             self.classes = model(torch.zeros(1, *shape)).shape[1]
 
@@ -161,7 +161,8 @@ class Program:
     def run(self, matrices: Mapping[str, tuple], x: torch.Tensor) -> tuple[torch.Tensor, float]:
         """Scores [samples, classes] in the clear in float64, layer by layer, and the largest output of any layer."""
         samples, largest = len(x), 0.0
-        values = x.double().reshape(samples, -1).t()
+        out = x.double().reshape(samples, -1)
+        values = out.t()
         if self.state:
             values = torch.cat([values, torch.zeros(self.state, samples, dtype=torch.float64)])
         for layer in self.layers:

@@ -49,9 +49,10 @@ class Result:
     @property
     def exact(self) -> dict[str, float] | None:
         """The same in the clear."""
-        if any(r.exact is None for r in self.rounds):
+        known = [r.exact for r in self.rounds if r.exact is not None]
+        if len(known) < len(self.rounds):
             return None
-        found = total(r.exact for r in self.rounds)
+        found = total(known)
         return {name: found.get(i, 0.0) for i, name in enumerate(self.names)}
 
     @property
@@ -69,10 +70,11 @@ class Result:
     @property
     def wrong(self) -> float | None:
         """The share of samples skipped that the model gets wrong in the clear, over all aggregated models."""
-        if any(r.wrong is None for r in self.rounds):
+        known = [r.wrong for r in self.rounds if r.wrong is not None]
+        if len(known) < len(self.rounds):
             return None
         some = sum(c.bit_count() > 1 for one in self.rounds for c in one.records)
-        return sum(r.wrong for r in self.rounds) / (some * self.samples) if some else 0.0
+        return sum(known) / (some * self.samples) if some else 0.0
 
     def spent(self, key: str) -> Counter:
         """Seconds by kind, bytes or messages by edge, over all that was done."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...choreography import Located, Net, Party
+from ...choreography import Located, Net, Party, shaped
 from ...ckks import CKKSTensor, EncryptedMatrix
 from ...ckks.linalg.matrices import Operand
 from ...ckks.scheme.cipher import Cipher
@@ -46,11 +46,11 @@ def compute(net: Net, party: Party, f: Callable, *values: Any) -> Any:
     form = getattr(f, "shapes", f)(*forms)
     sealed = next(_ciphers(form), None) is not None
 
+    @shaped(lambda *_: _residues(form) if sealed else form)
     def taken(*contents: Any) -> Any:
         found = getattr(f, "kernel", f)(*(_opened(v, c) for v, c in zip(values, contents, strict=True)))
         return _residues(found) if sealed else found
 
-    taken.shapes = lambda *_: _residues(form) if sealed else form
     taken.__name__ = getattr(f, "__name__", "f")
     content = net.fresh(party, taken, *(v.content if isinstance(v, Sealed) else v for v in values))
     return Sealed(form, content) if sealed else content
@@ -83,7 +83,8 @@ def _ciphers(value: Any) -> Iterator[Cipher]:
         for part in value:
             yield from _ciphers(part)
     elif isinstance(value, Operand | EncryptedMatrix):
-        yield from value.blocks.values()
+        for block in value.blocks.values():
+            yield from _ciphers(block)
 
 
 def _filled(form: Any, parts: Iterator[torch.Tensor]) -> Any:

@@ -8,6 +8,8 @@ client that deals correlated randomness and learns which samples of a batch are 
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 
@@ -17,6 +19,7 @@ from ...mpc.star.shares import Shares
 from ...ring import encode
 from ...session import Session
 from ...tensor import Scheme, SharedTensor
+from .errors import ShapleyError
 from .parties import TWO_SERVERS, Parties
 from .program import Program, gates
 from .public import quantised
@@ -56,8 +59,8 @@ class SecretSVTester(Tester):
         super().__init__(program, tests)
         self.scheme = Scheme()
         self._parties = Parties(len(tests.x), TWO_SERVERS)
-        self._x = [self._shared(i, x.reshape(len(x), -1).t().contiguous()) for i, x in enumerate(tests.x)]
-        self._labels = [self._shared(i, labels) for i, labels in enumerate(tests.labels)]
+        self._x = [self._shared(i, x.reshape(len(x), -1).t().contiguous()) for i, (x, _) in enumerate(tests.everywhere)]
+        self._labels = [self._shared(i, labels) for i, (_, labels) in enumerate(tests.everywhere)]
 
     def begin(self, models, weights):
         told = self._parties.numbers([weights.get(i, 0) for i in range(len(self._x))])
@@ -97,20 +100,18 @@ class SecretSVTester(Tester):
             x = self._held(session, _joined([_taken(self._x[i], numbers[i]) for i in chosen]), self.scheme.frac_bits)
             labels = self._held(session, _joined([_taken(self._labels[i], numbers[i]) for i in chosen]), 0)
             scores = self._scores(model, x, 1 / sum(self._weights[i] for i in owners))
-            hits = (scores.argmax(1) == labels).reveal().tolist()
+            hits = _revealed(scores.argmax(1) == labels)
         return bits(self.tests.places(chosen, numbers)[np.array(hits, bool)])
 
     @torch.no_grad()
-    def _scores(self, model: dict, values: SharedTensor, share: float) -> SharedTensor:
+    def _scores(self, model: dict, values: torch.Tensor, share: float) -> torch.Tensor:
         samples = values.shape[1]
-        state = None
+        out, state = values, values[: self.program.state] * 0 if self.program.state else None
         for layer in self.program.layers:
-            if layer.gate and state is None:
-                state = values[: self.program.state] * 0
             columns = layer.features(values if state is None else torch.cat([values, state]))
             matrix, bias = model[layer.weight]
             out = layer.outputs((matrix @ columns + bias.unsqueeze(1)) * share, samples)
-            if layer.gate:
+            if layer.gate and state is not None:
                 z, u = gates(out)
                 state = u + z * state
             else:
@@ -126,13 +127,23 @@ class SecretSVTester(Tester):
         return SharedTensor(shares, frac_bits, session, party, self.scheme, dtype)
 
 
+def _revealed(x: torch.Tensor) -> list:
+    """The numbers of what the model made of shares."""
+    if not isinstance(x, SharedTensor):
+        raise ShapleyError(f"a model's scores are shared, got a {type(x).__name__}")
+    return x.reveal().tolist()
+
+
 def _added(parts: list[Halves]) -> Halves:
-    return tuple(sum(p[k] for p in parts) for k in (0, 1))
+    first, second = (functools.reduce(torch.add, (p[k] for p in parts)) for k in (0, 1))
+    return first, second
 
 
 def _joined(parts: list[Halves]) -> Halves:
-    return tuple(torch.cat([p[k] for p in parts], dim=-1) for k in (0, 1))
+    first, second = (torch.cat([p[k] for p in parts], dim=-1) for k in (0, 1))
+    return first, second
 
 
 def _taken(halves: Halves, numbers: list[int]) -> Halves:
-    return tuple(half[..., numbers] for half in halves)
+    first, second = (half[..., numbers] for half in halves)
+    return first, second

@@ -16,6 +16,7 @@ from ...choreography import Located, Message, Net, protocol
 from ...choreography.located import running
 from ...choreography.steps import Runtime
 from . import client, server
+from .errors import ShapleyError
 from .parties import TWO_SERVERS
 from .program import Layer, Program
 from .public import Format, Public
@@ -48,8 +49,12 @@ def named_format(value_bits: int | None, frac_bits: int | None) -> Format | None
     Raises:
         LevelError: the modulus chain is too short.
     """
+    return None if value_bits is None else _format(value_bits, frac_bits)
+
+
+def _format(value_bits: int, frac_bits: int | None) -> Format:
     parameters = ckks.choose(2, degree=4096)
-    return value_bits and Format.fitting(parameters.primes, parameters.scale_bits, value_bits, frac_bits)
+    return Format.fitting(parameters.primes, parameters.scale_bits, value_bits, frac_bits)
 
 
 def _to_both(net: Net, at_P: Located, at_X: Located, label: str) -> Both:
@@ -113,7 +118,8 @@ def evaluate(
 ], roles=TWO_SERVERS)  # fmt: skip
 def share_features(net: Net, public: Public, layer: Layer, values: Located) -> Both:
     """The next layer's features, activated by C and shared. Rounds 1; 24 bytes a feature to each server."""
-    return _to_both(net, *net.fresh(net.C, client.activated, public, layer, values), "features")
+    at_P, at_X = net.fresh(net.C, client.activated, public, layer, values)
+    return _to_both(net, at_P, at_X, "features")
 
 
 @protocol("secsv_product", "docs/secsv.md", [
@@ -179,7 +185,7 @@ class SecSVTester(SecureTester):
             LevelError: the modulus chain is too short.
         """
         needed = int(max(self.parties.numbers(value_bits)))
-        self.public = Public(self.program, named_format(needed, frac_bits), self.public_keys)
+        self.public = Public(self.program, _format(needed, frac_bits), self.public_keys)
 
     def _begun(self):
         self._aggregated = 0, {}
@@ -219,13 +225,13 @@ class SecSVTester(SecureTester):
         routes = self.routes(coalition)
         task = self._task(coalition, [self.tests.count(route.owners, samples) for route in routes])
         found = 0
-        for route, matches in self._tested(task, samples):
+        for route, matches in self._tested(task, samples) or ():
             numbers = {i: self.tests.of(i, samples) for i in route.owners}
             hits = self.nets[0].read(matches, self.nets[0].P).bool().numpy()
             found |= bits(self.tests.places(route.owners, numbers)[hits])
         return found
 
-    def _tested(self, task, samples):
+    def _tested(self, task: Sequence[int], samples: int) -> list[tuple[Route, Located]] | None:
         coalition, *counts = task
         if not coalition:
             return None
@@ -258,23 +264,31 @@ class SecSVTester(SecureTester):
         public, field, whole = self.public, self.public.field, count == self._size(route)
         labels = self._taken(1, route, count, None if whole else tested)
         features, right = self._first(route, count, None if whole else tested)
-        for layer, number in zip(self.program.layers, route.clients, strict=True):
+        *before, (last, at) = zip(self.program.layers, route.clients, strict=True)
+
+        def outputs(net: Net, layer: Layer, number: int) -> Located:
+            encoded = self._encode(layer, features) if right is None else right
+            return evaluate(net, public, layer, count, model[layer.weight], encoded, weights, self._keys[number])  # 4-7
+
+        for layer, number in before:
             net = self.nets[number]
-            right = right or self._encode(layer, features)
-            values = evaluate(net, public, layer, count, model[layer.weight], right, weights, self._keys[number])  # 4-7
+            values = outputs(net, layer, number)
             right = None
-            if layer.gate:
-                features = self._next_state(net, features, values)
-            elif layer is not self.program.layers[-1]:
-                features = share_features(net, public, layer, values)  # 9
+            features = (
+                self._next_state(net, features, values) if layer.gate else share_features(net, public, layer, values)
+            )  # 9
+        net = self.nets[at]
+        values = outputs(net, last, at)
         material = net.fresh(net.C, client.match_material, public, values)  # 11
         return open_matches(net, field.first, multiply(net, field.first, material, labels))  # 12-14
 
-    def _next_state(self, net: Net, features: Both, values: Located) -> Both:
+    def _next_state(self, net: Net, features: Both | None, values: Located) -> Both:
         """A GRU's features with the state z h + u, behind the input, in place of h."""
         field, hidden = self.public.field, self.program.state
         with running(net):
-            state, inputs = (Both(*(f[:, part] for f in features)) for part in (slice(-hidden, None), slice(-hidden)))
+            state, inputs = (
+                Both(*(f[:, part] for f in _there(features))) for part in (slice(-hidden, None), slice(-hidden))
+            )
             material = net.fresh(net.C, client.gate_material, self.public, values)
             state = truncate(net, field, multiply(net, field, material, state))
             return Both(*(torch.cat(parts, dim=1) for parts in zip(inputs, state, strict=True)))
@@ -303,6 +317,13 @@ class SecSVTester(SecureTester):
             self._encoded[route.owners] = right
         return None, right
 
-    def _encode(self, layer: Layer, features: Both) -> Both:
+    def _encode(self, layer: Layer, features: Both | None) -> Both:
         with running(self.nets[0]):
-            return Both(*(server.encoded(self.public, layer, half) for half in features))
+            return Both(*(server.encoded(self.public, layer, half) for half in _there(features)))
+
+
+def _there(features: Both | None) -> Both:
+    """The features of a batch of which nothing is encoded."""
+    if features is None:
+        raise ShapleyError("internal error: a batch whose first layer is encoded was asked for its features")
+    return features

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ class Spent(Observer):
     """
 
     def __init__(self):
-        self.seconds: Counter = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)
         self.bytes: Counter = Counter()
         self.messages: Counter = Counter()
         self.products = self.rotations = 0
@@ -67,14 +68,14 @@ def tally(products: int, rotations: int = 0) -> None:
         spent.rotations += rotations
 
 
-def work(kind: str, shapes: Callable | None = None) -> Callable:
+def work(kind: str, shapes: Callable | None = None) -> Callable[[Callable], Callable[..., Any]]:
     """Decorate what one party computes alone: a step of the choreography, whose seconds are work of a kind.
 
     Args:
         shapes: the result's shapes from those of the operands, as meta tensors; f itself unless given.
     """
 
-    def decorate(f: Callable) -> Callable:
+    def decorate(f: Callable) -> Callable[..., Any]:
         @functools.wraps(f)
         def timed(*args, **kwargs):
             with during(kind):

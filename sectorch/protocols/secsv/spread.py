@@ -120,7 +120,7 @@ def ray() -> Any:
         EstimatorMissingError: it is not installed.
     """
     try:
-        import ray as found
+        import ray as found  # pyright: ignore[reportMissingImports]  an extra of its own, in no checked environment
     except ImportError as error:
         raise EstimatorMissingError(
             "other machines are reached through Ray, which is not installed: pip install ray, or use processes=N"

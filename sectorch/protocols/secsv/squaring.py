@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from ... import ckks
+from ...choreography import shaped
 from ...choreography.streams import PairKey, random_secret
 from ...ckks.linalg.matrices import EncryptedMatrix, Operand
-from ...ckks.scheme.cipher import Cipher, add, aligned, times_integers
+from ...ckks.scheme.arithmetic import add, aligned, times_integers
+from ...ckks.scheme.cipher import Cipher
 from ...ckks.scheme.modular import plus_
 from ...ckks.scheme.rerandomise import zeros
 from ...errors import FixedPointRangeError
@@ -46,6 +48,7 @@ def _room(keys: ckks.Keys | ckks.PublicKeys) -> float:
     return keys.parameters.primes[0] / 2.0**keys.parameters.scale_bits
 
 
+@shaped(lambda *_: None)
 def fits(program: Program, keys: ckks.PublicKeys, whose: str, x: torch.Tensor, *matrices: torch.Tensor) -> None:
     """Look whether a local model's outputs on the client's own samples fit; see `client.fits`.
 
@@ -58,9 +61,6 @@ def fits(program: Program, keys: ckks.PublicKeys, whose: str, x: torch.Tensor, *
             f"{whose}'s model reaches {reached:.3g} on its own samples, too close to the limit of "
             f"{limit:.0f}; scale the inputs down"
         )
-
-
-fits.shapes = lambda *_: None
 
 
 @work("encryption")
@@ -122,7 +122,8 @@ def activated(layer: Layer, following: Layer, values: torch.Tensor, keys: ckks.K
 @work("encryption")
 def both_gates(values: torch.Tensor, keys: ckks.Keys | ckks.PublicKeys) -> tuple[ckks.CKKSTensor, ckks.CKKSTensor]:
     """z and u of a GRU's step."""
-    return tuple(ckks.encrypt(v.reshape(-1), keys, bound=None) for v in gates(values))
+    z, u = (ckks.encrypt(v.reshape(-1), keys, bound=None) for v in gates(values))
+    return z, u
 
 
 def _masked_shapes(hidden: int, state: ckks.CKKSTensor, keys: ckks.PublicKeys) -> torch.Tensor:
@@ -154,7 +155,7 @@ def counted(matches: ckks.CKKSTensor, keys: ckks.Keys) -> torch.Tensor:
 def weighted(model: tuple[Operand, Cipher], weight: int) -> tuple[Operand, Cipher]:
     """A client's layer times its aggregation weight."""
     left, bias = model
-    blocks = {at: times_integers(c, weight) for at, c in left.blocks.items()}
+    blocks = {at: times_integers(left.cipher(at), weight) for at in left.blocks}
     return Operand(left.shape, blocks), times_integers(bias, weight)
 
 
@@ -162,7 +163,7 @@ def weighted(model: tuple[Operand, Cipher], weight: int) -> tuple[Operand, Ciphe
 def aggregated(*models: tuple[Operand, Cipher]) -> tuple[Operand, Cipher]:
     """The coalition's layer, times the sum of its weights (Algorithm 1, step 6)."""
     left, _ = models[0]
-    blocks = {at: _total([operand.blocks[at] for operand, _ in models]) for at in left.blocks}
+    blocks = {at: _total([operand.cipher(at) for operand, _ in models]) for at in left.blocks}
     return Operand(left.shape, blocks), _total([bias for _, bias in models])
 
 
@@ -206,13 +207,11 @@ def fresh(c: Cipher) -> Cipher:
     return replace(c, data=data)
 
 
+@shaped(lambda count: torch.empty(count, dtype=torch.float64, device="meta"))
 def mask(count: int) -> torch.Tensor:
     """rho, uniform below 2^12: float64."""
     words = PairKey(random_secret(), random_secret()).words("hesv mask", 0, 0, count)
     return (words >> 24).double() * 2.0 ** (STATE_MASK_BITS - 39)
-
-
-mask.shapes = lambda count: torch.empty(count, dtype=torch.float64, device="meta")
 
 
 @work("arithmetic")
@@ -233,9 +232,10 @@ def joined(program: Program, following: Layer, dealt: tuple, rho: torch.Tensor, 
     known = x[0].blocks if x else {}
     plain = _right(following, F.pad(rho.view(program.state, -1), (0, 0, program.features, 0)), None)
     blocks = {}
-    for at, c in operand.blocks.items():
-        state = (ckks.CKKSTensor(c, SLOTS, (c.count,), torch.float64) - plain.blocks[at].t()).cipher
-        blocks[at] = add(state, known[at]) if at in known else state
+    for at in operand.blocks:
+        c = operand.cipher(at)
+        state = (ckks.CKKSTensor(c, SLOTS, (c.count,), torch.float64) - plain.plain(at).t()).cipher
+        blocks[at] = add(state, x[0].cipher(at)) if at in known else state
     return Operand(operand.shape, blocks)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,8 +37,22 @@ class TestSet:
         return TestSet(tuple(x), tuple(labels))
 
     @cached_property
+    def everywhere(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each client's samples and labels.
+
+        Raises:
+            ShapleyError: some are not in this process, and have no shape either.
+        """
+        found = [(x, y) for x, y in zip(self.x, self.labels, strict=True) if x is not None and y is not None]
+        if len(found) < len(self.labels):
+            raise ShapleyError(
+                "the test samples of some clients are not in this process; `of_sizes` gives them a shape"
+            )
+        return found
+
+    @cached_property
     def sizes(self) -> list[int]:
-        return [len(labels) for labels in self.labels]
+        return [len(labels) for _, labels in self.everywhere]
 
     @cached_property
     def first(self) -> list[int]:
@@ -79,7 +94,7 @@ class Tester(ABC):
         self.program, self.tests = program, tests
 
     @abstractmethod
-    def begin(self, models: Mapping[int, Mapping[str, torch.Tensor]], weights: Mapping[int, int]) -> None:
+    def begin(self, models: Mapping[int, Mapping[str, torch.Tensor]], weights: Mapping[int, float]) -> None:
         """A round: the local models (state_dicts) of its clients, and their aggregation weights."""
 
     @abstractmethod
@@ -113,7 +128,8 @@ class PlainTester(Tester):
     def begin(self, models, weights):
         self._weights = dict(weights)
         self._models = {i: {k: v.detach().double() for k, v in m.items()} for i, m in models.items()}
-        self._x, self._labels = torch.cat(self.tests.x).double(), torch.cat(self.tests.labels)
+        x, labels = zip(*self.tests.everywhere, strict=True)
+        self._x, self._labels = torch.cat(x).double(), torch.cat(labels)
 
     def correct(self, coalition, samples):
         with during("arithmetic"):
@@ -127,7 +143,8 @@ class PlainTester(Tester):
 def averaged(models: Sequence[Mapping[str, torch.Tensor]], weights: Sequence[float]) -> dict[str, torch.Tensor]:
     """theta_S = sum over S of omega_i|S theta_i, with omega in proportion to the weights (FedAvg)."""
     whole = sum(weights)
-    return {name: sum(w / whole * m[name] for w, m in zip(weights, models, strict=True)) for name in models[0]}
+    parts = lambda name: (w / whole * m[name] for w, m in zip(weights, models, strict=True))
+    return {name: functools.reduce(torch.add, parts(name)) for name in models[0]}
 
 
 def check_model(model: nn.Module, weights: Mapping[str, torch.Tensor], whose: str) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from math import comb
+from typing import TypeVar
 
+Name = TypeVar("Name", int, str)
+"""How a client is called: by its number, or by its name."""
 Utility = Callable[[int], float]
 """v(S). v(0), of nobody, is the utility of the model that a round begins with."""
 
@@ -55,6 +58,6 @@ def total(rounds: Iterable[Mapping[int, float]]) -> dict[int, float]:
     return out
 
 
-def error(estimated: Mapping[int, float], exact: Mapping[int, float]) -> float:
+def error(estimated: Mapping[Name, float], exact: Mapping[Name, float]) -> float:
     """Euclidean distance, over the clients of either (SecSV, 7.1)."""
     return sum((estimated.get(i, 0.0) - exact.get(i, 0.0)) ** 2 for i in estimated.keys() | exact.keys()) ** 0.5

@@ -1,0 +1,65 @@
+"""Options that the commands of the network have in common, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+from rich.console import Console
+
+from ...cli.command import Parser
+from ...errors import ArgumentError
+from ..identity.identity import Pins
+from ..store.store import BUDGET
+
+console = Console(stderr=True)
+
+
+def add_certificate(p: Parser) -> None:
+    p.add_argument("--cert", type=Path, required=True, help="this party's certificate (PEM)")
+    p.add_argument("--key", type=Path, required=True, help="its private key (PEM)")
+
+
+def add_client(p: Parser) -> None:
+    """Options of a client of the server: who it is, and where the server is."""
+    add_certificate(p)
+    p.add_argument("--ca", type=Path, required=True, help="CA of the server's certificate (PEM)")
+    p.add_argument("--server", default="localhost:7100", help="host:port of the server")
+    p.add_argument("--identity", type=Path, help="identity key; NAME-identity.pem beside the certificate")
+
+
+def add_pins(p: Parser) -> None:
+    p.add_argument("--pins", type=Path, help="file of known identity keys")
+    p.add_argument(
+        "--trust-on-first-use", action="store_true", help="trust whom the pins do not name, and write the key down"
+    )
+    p.add_argument("--require-pin", action="store_true", help="does nothing: it is what happens anyway")
+
+
+def known_pins(options: argparse.Namespace) -> Pins:
+    if options.require_pin and options.trust_on_first_use:
+        raise ArgumentError("--require-pin and --trust-on-first-use exclude each other; leave one out")
+    if options.require_pin:
+        console.print("--require-pin is the default now and will be removed; leave it out")
+    return Pins(options.pins, first_use=options.trust_on_first_use)
+
+
+def add_patience(p: Parser) -> None:
+    p.add_argument("--patience", type=float, default=60.0, help="seconds without a word that mean that a party hangs")
+
+
+def add_store(p: Parser) -> None:
+    p.add_argument("--store", type=Path, help="folder for prepared material")
+    p.add_argument("--store-key", type=Path, help="key file that seals it; in the folder")
+    p.add_argument("--store-budget", type=float, default=BUDGET / 1e9, help="GB of prepared material at most")
+
+
+def positive(seconds: float) -> float:
+    if not seconds > 0:
+        raise ArgumentError(f"--patience is above 0 seconds, got {seconds}")
+    return seconds
+
+
+def log_to_stderr(level: int = logging.INFO) -> None:
+    logging.basicConfig(level=level, format="%(asctime)s %(message)s")

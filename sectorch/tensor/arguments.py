@@ -1,0 +1,75 @@
+"""A call's arguments as its handler takes them: by torch's order, under the handler's names."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+
+import torch
+from torch.overrides import get_testing_overrides
+
+from ..errors import UnsupportedOpError
+from .table import HANDLER, spell
+
+
+def positional(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Keyword arguments that stand where the next positional one would become positional."""
+    names, known, kwargs = _torch_parameters(func) if kwargs else (), parameters(HANDLER[func]), dict(kwargs)
+    while len(args) < len(names) and (name := names[len(args)]) in kwargs:
+        if (known is None and args) or (known is not None and name in known):
+            break
+        args = (*args, kwargs.pop(name))
+    return args, kwargs
+
+
+def renamed(func: Callable, handler: Callable, given: int, kwargs: dict) -> dict:
+    """Keyword arguments under the names of the handler, which has torch's order but not always torch's names."""
+    known = parameters(handler)
+    if not kwargs or known is None or all(name in known for name in kwargs):
+        return kwargs
+    torch_names = _torch_parameters(func)
+    under = {}
+    for name, value in kwargs.items():
+        if name in known:
+            under[name] = value
+            continue
+        name = {"axis": "dim", "self": "input"}.get(name, name)
+        at = torch_names.index(name) if name in torch_names else -1
+        new = name if name in known else known[at] if given <= at < len(known) else None
+        if new is None:
+            raise UnsupportedOpError(f"{spell(func)} with the argument '{name}' is not supported on secret tensors")
+        under[new] = value
+    return under
+
+
+@functools.cache
+def parameters(handler: Callable) -> tuple[str, ...] | None:
+    """Names that a handler takes after its context; None where it takes any."""
+    parameters = inspect.signature(handler).parameters.values()
+    if any(p.kind == p.VAR_KEYWORD for p in parameters):
+        return None
+    return tuple(p.name for p in parameters)[1:]
+
+
+@functools.cache
+def _torch_parameters(func: Callable) -> tuple[str, ...]:
+    stand_in = get_testing_overrides().get(func)
+    return tuple(inspect.signature(stand_in).parameters) if stand_in is not None else ()
+
+
+CONVERSIONS = {torch.Tensor.to, torch.Tensor.cpu}
+
+
+def on_cpu(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """`.to` its own device changes nothing; another one is refused."""
+    for value in (*args[1:], *kwargs.values()):
+        if isinstance(value, (str, torch.device)) and torch.device(value).type != args[0].device.type:
+            raise UnsupportedOpError(
+                f"moving a secret tensor to {value} is not supported: it lives where its session does, on "
+                f"{args[0].device}"
+            )
+    keep = lambda v: not isinstance(v, (str, torch.device))
+    first, args = args[0], (args[0], *(v for v in args[1:] if keep(v)))
+    kwargs = {k: v for k, v in kwargs.items() if keep(v)}
+    return (args if len(args) > 1 or kwargs else (first, first.dtype)), kwargs

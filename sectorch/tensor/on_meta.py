@@ -1,0 +1,79 @@
+"""torch's own result on shapes: shapes, type promotion, broadcasting and error texts are torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..errors import DtypeError, ShapeError, UnsupportedOpError
+from .arguments import CONVERSIONS
+from .private import PrivateTensor
+from .secret import SecretTensor
+from .table import spell, typed
+
+_T = torch.Tensor
+LARGEST = 1 << 40
+"""Entries of a tensor, of which no machine holds the shares."""
+
+READS_CONTENT = {_T.__getitem__, torch.masked_select, _T.masked_select, torch.repeat_interleave, _T.repeat_interleave}
+"""Operations whose result shape depends on what a public index holds."""
+
+MASKED_SELECT = {torch.masked_select, _T.masked_select}
+MASKED_FILL = {torch.masked_fill, _T.masked_fill, _T.masked_fill_}
+
+
+def to_meta(leaf: Any, public_too: bool) -> Any:
+    """The shape of a secret tensor, and of a public one if asked for; anything else as it is."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    with torch._C.DisableTorchFunctionSubclass():
+        if isinstance(leaf, SecretTensor) or public_too:
+            return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+        return leaf
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, SecretTensor) and value.dim() == 0
+
+
+def selected_on_meta(input: SecretTensor, mask: torch.Tensor) -> torch.Tensor:
+    """The shape of a masked_select, which torch does not tell on meta tensors."""
+    if isinstance(mask, SecretTensor) or isinstance(input, PrivateTensor):
+        raise UnsupportedOpError("masked_select with a secret mask, or of a private tensor, is not supported")
+    if mask.dtype != torch.bool:
+        raise DtypeError(f"masked_select: expected a mask of torch.bool, got {mask.dtype}")
+    with torch._C.DisableTorchFunctionSubclass():
+        shape = torch.broadcast_shapes(input.shape, mask.shape)
+        return torch.empty(int(mask.expand(shape).sum()), dtype=input.dtype, device="meta")
+
+
+def result_on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """torch's own result on shapes; its errors become ours, in its words."""
+    func = _T.to if func in CONVERSIONS else func
+    if func in MASKED_SELECT:
+        return selected_on_meta(*args, **kwargs)
+    if func in MASKED_FILL:
+        args = tuple(a.item() if is_number(a) else a for a in args)
+        kwargs = {k: v.item() if is_number(v) else v for k, v in kwargs.items()}
+    public_too = func not in READS_CONTENT
+    if not any(isinstance(a, (list, tuple, dict)) for a in args) and not kwargs:
+        args = tuple(to_meta(a, public_too) for a in args)
+    else:
+        args, kwargs = pytree.tree_map(lambda leaf: to_meta(leaf, public_too), (args, kwargs))
+    result = torch_on_meta(func, args, kwargs)
+    for leaf in result if isinstance(result, (tuple, list)) else (result,):
+        if isinstance(leaf, torch.Tensor) and leaf.numel() >= LARGEST:
+            raise ShapeError(f"{spell(func)} would give {leaf.numel()} entries, more than the {LARGEST} there can be")
+    return result
+
+
+def torch_on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """torch's own result on meta tensors; what it refuses is a typed error in its words."""
+    try:
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            return func(*args, **kwargs)
+    except Exception as error:
+        raise typed(func, error) from None
