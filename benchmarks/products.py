@@ -10,13 +10,15 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
-from sectorch.ring import limbs
+from sectorch.ring import limbs, products
 from sectorch.ring.products import Conv2d, matmul
 
 CONVOLUTIONS = [(3, 64, 32), (64, 128, 16), (128, 256, 8), (256, 256, 8), (256, 512, 4), (512, 512, 4)]
@@ -64,6 +66,14 @@ def by_limbs(device: str) -> Table:
     return table
 
 
+def row(table: Table, name: str, macs: float, torchs: Callable, seconds: Callable[[], float]) -> None:
+    """torch's product, ours without the processor's matrix unit, and ours with it where there is one."""
+    with mock.patch.object(products, "unit", lambda: None):
+        tiles = seconds()
+    by_unit = "none here" if products.unit() is None else f"{macs / seconds():.1f}"
+    table.add_row(name, f"{macs / best(torchs):.1f}", f"{macs / tiles:.1f}", by_unit)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limbs", action="store_true")
@@ -74,22 +84,23 @@ def main() -> None:
     if options.device != "cpu":
         return
     table = Table(title=f"GMAC/s mod 2^64, {torch.get_num_threads()} threads")
-    table.add_column("product")
-    table.add_column("torch", justify="right")
-    table.add_column("sectorch", justify="right")
+    for column in ("product", "torch", "in tiles", "by the matrix unit"):
+        table.add_column(column, justify="left" if column == "product" else "right")
     for batch in (1, 32):
         for c_in, c_out, size in CONVOLUTIONS:
             x, w = ring(batch, c_in, size, size), ring(c_out, c_in, 3, 3)
             conv = Conv2d(padding=(1, 1))
-            tiles = conv.prepare(w) if conv.tiled(x.shape, w.shape) else None
+            ours = lambda x=x, w=w, conv=conv: best(
+                partial(conv, x, w, conv.prepare(w) if conv.tiled(x.shape, w.shape) else None)
+            )
             macs = batch * c_out * c_in * 9 * size * size / 1e9
-            own, ours = best(lambda: F.conv2d(x, w, padding=1)), best(lambda: conv(x, w, tiles))
-            table.add_row(f"conv {batch}x{c_in}->{c_out} at {size}", f"{macs / own:.1f}", f"{macs / ours:.1f}")
+            row(
+                table, f"conv {batch}x{c_in}->{c_out} at {size}", macs, lambda x=x, w=w: F.conv2d(x, w, padding=1), ours
+            )
     for n, k, m in MATRICES:
         x, y = ring(n, k), ring(k, m)
-        macs = n * k * m / 1e9
-        own, ours = best(lambda: x @ y), best(lambda: matmul(x, y))
-        table.add_row(f"[{n}, {k}] @ [{k}, {m}]", f"{macs / own:.1f}", f"{macs / ours:.1f}")
+        plain, ours = lambda x=x, y=y: x @ y, lambda x=x, y=y: best(lambda: matmul(x, y))
+        row(table, f"[{n}, {k}] @ [{k}, {m}]", n * k * m / 1e9, plain, ours)
     Console().print(table)
 
 

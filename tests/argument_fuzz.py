@@ -191,7 +191,8 @@ def outcome(row: OpRow, key: Callable, args: tuple, kwargs: dict) -> tuple[str, 
                 )
             return _compared(outputs, _in_double(key, args, kwargs), False, row.name not in OTHER_VALUES)
     by_rule = [_kind(o) for o in outputs] == _on_meta(key, args, kwargs)
-    return _compared(outputs, pytree.tree_leaves(expected), not by_rule, row.name not in OTHER_VALUES)
+    values = row.name not in OTHER_VALUES
+    return _compared(outputs, pytree.tree_leaves(expected), not by_rule, values, _unit(args, kwargs))
 
 
 OF_DTYPE = ("not implemented for", "dtype", "scalar type", "can't be cast", "does not support", "bias type",
@@ -234,7 +235,15 @@ def _kind(value: Any) -> str:
     return f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
 
 
-def _compared(outputs: list[Any], wanted: list[Any] | None, typed: bool, values: bool) -> tuple[str, str]:
+def _unit(args: tuple, kwargs: dict) -> float:
+    """The coarsest unit roundoff of the arguments, to which torch may round what it computes on the way."""
+    types = {v.plain.dtype for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)}
+    return max((torch.finfo(t).eps for t in types if t.is_floating_point), default=0.0)
+
+
+def _compared(
+    outputs: list[Any], wanted: list[Any] | None, typed: bool, values: bool, unit: float = 0.0
+) -> tuple[str, str]:
     if wanted is None:
         return RIGHT, "no form of it that torch computes"
     if not typed:
@@ -248,9 +257,11 @@ def _compared(outputs: list[Any], wanted: list[Any] | None, typed: bool, values:
         if not values or not isinstance(value, torch.Tensor) or not value.numel():
             continue
         if value.dtype.is_complex:
+            if torch.equal(output, value):  # public numbers in the shape of a secret tensor
+                continue
             return FOUND, "a complex result"
         fits = value.double().isfinite() & (value.double().abs() < 1e4)
-        step = torch.finfo(value.dtype).eps if value.dtype.is_floating_point else 0.0
+        step = max(unit, torch.finfo(value.dtype).eps) if value.dtype.is_floating_point else 0.0
         error = (output.double() - value.double()).abs() / value.double().abs().clamp(min=1)
         if not bool((error <= 2e-3 + 64 * step)[fits].all()):
             return FOUND, f"wrong: {output.flatten()[:6].tolist()} for {value.flatten()[:6].tolist()}"

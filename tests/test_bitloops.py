@@ -1,4 +1,4 @@
-"""Compiled loops against torch's functions: every message of every protocol and every result, bit for bit."""
+"""Compiled loops against torch's functions: every message of every protocol that has such loops, bit for bit."""
 
 from __future__ import annotations
 

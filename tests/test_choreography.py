@@ -16,8 +16,9 @@ from helpers import session as shared_session
 
 from sectorch.choreography import PROTOCOLS, Message, Net, Party, Phase, protocol
 from sectorch.choreography.ledger import Profile
-from sectorch.choreography.located import compute
+from sectorch.choreography.located import Applied, Place, compute, leaf
 from sectorch.choreography.roles import STAR, Cast
+from sectorch.choreography.shapes import on_shapes
 from sectorch.choreography.steps import Compute
 from sectorch.errors import (
     ArgumentError,
@@ -315,3 +316,31 @@ def test_functions_of_a_protocol_leave_their_arguments_alone(case, monkeypatch):
     monkeypatch.setattr(Compute, "run", run_)
     run(case.program, *case.inputs(70), session=Session(case.answering))
     assert seen
+
+
+@leaf
+def _two(x: torch.Tensor, scale) -> tuple[torch.Tensor, torch.Tensor]:
+    return x * scale, x[0]
+
+
+def test_a_kept_shape_is_torchs():
+    """Twice each, so that the second is looked up; arguments that are equal and not the same do not meet."""
+    f = operator
+    x, wide = (torch.empty(s, dtype=torch.int64, device="meta") for s in ((2, 3), (4, 1, 3)))
+    small, turned = x.to(torch.int32), torch.empty(3, 2, dtype=torch.int64, device="meta").T
+    calls = [(op, a, b) for op in (f.add, f.lt, f.xor) for a in (x, small, turned) for b in (x, wide, 1, True, turned)]
+    calls += [(f.mul, x, one) for one in (1, 1.0, True)] + [(f.getitem, x, at) for at in (1, 0, True, False)]
+    calls += [(f.getitem, x, (slice(None), at)) for at in (slice(1, None), slice(None, 1), 1, True, None)]
+    calls += [
+        (Applied(torch.sum, (Place(0),), dict(dim=dim, keepdim=kept)), x) for dim in (0, 1) for kept in (False, True)
+    ]
+    calls += [(Applied(torch.clamp, (Place(0),), dict(min=low)), x) for low in (0, 0.0)]
+    calls += [(_two.kernel, x, scale) for scale in (1, 2.0)] + [
+        (lambda y, shape=shape: y.view(shape), x) for shape in (6, (3, 2))
+    ]
+    for _ in range(2):
+        for g, *values in calls:
+            found, wanted = on_shapes(g, values), g(*values)
+            for y, like in zip(*((v if isinstance(v, tuple) else (v,)) for v in (found, wanted)), strict=True):
+                assert (y.shape, y.stride(), y.dtype, y.is_meta) == (like.shape, like.stride(), like.dtype, True)
+    assert on_shapes(f.add, (x, 1)) is not on_shapes(f.add, (x, 1))

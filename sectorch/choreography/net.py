@@ -32,7 +32,8 @@ from ..errors import DtypeError, MisplacedValueError, SessionMismatchError, Unde
 from .declaration import PAYLOADS, Message, ProtocolSpec
 from .located import _RUNNING, Located, Party, Phase, running
 from .roles import Cast, Roles
-from .steps import Compute, Draw, Header, Move, Read, Runtime, Step, shape_of
+from .shapes import shape_of
+from .steps import Compute, Draw, Header, Move, Read, Runtime, Step
 
 
 class Tracing(Protocol):

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from .located import Party, Phase
+from .shapes import fresh_shape, on_shapes, shape_of
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Compute:
         return result
 
     def shape(self, values: Sequence[Any]) -> Any:
-        return getattr(self.f, "shapes", self.f)(*values)
+        return on_shapes(getattr(self.f, "shapes", self.f), values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class Read:
 
     def shape(self, values: Sequence[Any]) -> Any:
         """A shape of its own, by which the result is known again."""
-        return torch.empty_like(values[0]) if isinstance(values[0], torch.Tensor) else values[0]
+        return fresh_shape(values[0]) if isinstance(values[0], torch.Tensor) else values[0]
 
 
 Step: TypeAlias = Compute | Draw | Move | Read
@@ -175,10 +176,3 @@ Step: TypeAlias = Compute | Draw | Move | Read
 messages everywhere; it takes contents where a holder is present and shapes elsewhere. `shape` takes shapes and gives
 the result's.
 """
-
-
-def shape_of(value: Any) -> Any:
-    """A tensor's shape and dtype as a meta tensor; anything else as it is."""
-    if isinstance(value, torch.Tensor) and not value.is_meta:
-        return torch.empty_like(value, device="meta")
-    return value

@@ -122,10 +122,17 @@ def einsum(context: Context, equation: str, *operands: Any) -> SharedTensor:
     return bilinear(context, partial(torch.einsum, equation), x, y, _terms(equation, operands), (_all, _all))
 
 
-def _one_dimensional(bias: Any) -> None:
-    """Torch's rules for shapes let other biases pass, and its kernels do not."""
-    if bias is not None and bias.dim() != 1:
-        raise ShapeError(f"expected a bias of one dimension, one entry for each channel, got {list(bias.shape)}")
+def _one_dimensional(*given: Any) -> None:
+    """Torch's rules for shapes let other biases and statistics pass, and its kernels do not."""
+    for of_channels in given:
+        if of_channels is not None and of_channels.dim() != 1:
+            raise ShapeError(f"expected one dimension, an entry for each channel, got {list(of_channels.shape)}")
+
+
+def not_negative(*paddings: Any) -> None:
+    """Nor do they refuse negative paddings."""
+    if any(min(_pair(padding)) < 0 for padding in paddings if not isinstance(padding, str)):
+        raise ShapeError(f"negative padding is not supported, got {', '.join(map(str, paddings))}")
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -154,6 +161,7 @@ def conv2d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any 
            dilation: Any = 1, groups: int = 1) -> torch.Tensor:  # fmt: skip
     _same_dtype(x, weight)
     _one_dimensional(bias)
+    not_negative(padding)
     stride, dilation = _pair(stride), _pair(dilation)
     x, padding = _padded(x, padding, tuple(weight.shape[2:]), stride, dilation)
     if x.dim() == 3:
@@ -188,6 +196,7 @@ def batch_norm(
 ) -> SharedTensor:  # fmt: skip
     if training or running_mean is None or running_var is None:
         refuse("batch_norm on batch statistics", "use running statistics: call model.eval()")
+    _one_dimensional(running_mean, running_var, weight, bias)
     scale = torch.rsqrt(running_var + eps)
     if weight is not None:
         scale = scale * weight

@@ -14,7 +14,7 @@ from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
 from .bilinear import bilinear
 from .common import local, refuse, settled, summand, typed
-from .linear import _all, _pair, _with_bias
+from .linear import _all, _pair, _with_bias, not_negative
 
 T = torch.Tensor
 
@@ -46,8 +46,7 @@ def _transposed(stride: tuple, padding: tuple, output_padding: tuple, dilation: 
 @implements("conv_transpose2d", torch.conv_transpose2d, F.conv_transpose2d, note="PrivHFL, Figure 3")
 def conv_transpose2d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
                      output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> torch.Tensor:  # fmt: skip
-    if min(_pair(output_padding)) < 0:
-        raise ShapeError(f"negative output_padding is not supported, got {output_padding}")
+    not_negative(padding, output_padding)
     if x.dim() == 3:
         y = torch.conv_transpose2d(x.unsqueeze(0), weight, bias, stride, padding, output_padding, groups, dilation)
         return y.squeeze(0)
@@ -68,7 +67,10 @@ def conv_transpose2d(context: Context, x: Any, weight: Any, bias: Any = None, st
 @implements("conv_transpose1d", torch.conv_transpose1d, F.conv_transpose1d, note="as conv_transpose2d")
 def conv_transpose1d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
                      output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> torch.Tensor:  # fmt: skip
-    one = [_pair(v)[0] for v in (stride, padding, output_padding, dilation)]
+    given = stride, padding, output_padding, dilation
+    if any(isinstance(v, (tuple, list)) and len(v) != 1 for v in given):
+        raise ShapeError(f"stride, padding, output_padding and dilation are one number each, got {given}")
+    one = [_pair(v)[0] for v in given]
     y = torch.conv_transpose2d(
         x.unsqueeze(-2), weight.unsqueeze(-2), bias, (1, one[0]), (0, one[1]), (0, one[2]), groups, (1, one[3])
     )
@@ -112,6 +114,7 @@ def interpolate(
 def unfold(
     context: Context, x: SharedTensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
 ) -> SharedTensor:
+    not_negative(padding)
     return local(context, _patches, x, _pair(kernel_size), _pair(stride), _pair(padding), _pair(dilation))
 
 

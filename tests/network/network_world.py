@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 import threading
 import time
@@ -25,6 +27,16 @@ def known(path: Path, made: dict) -> Pins:
     return pins
 
 
+@functools.cache
+def _described(model: nn.Module, shape: torch.Size, versions: tuple[int, ...]) -> tuple[dict, dict]:
+    return describe(model, torch.zeros(shape))
+
+
+def described(model: nn.Module, x: torch.Tensor) -> tuple[dict, dict]:
+    """`describe` of a float32 model, once for a model as it is: torch.export takes half a second."""
+    return copy.deepcopy(_described(model, x.shape, tuple(t._version for t in model.state_dict().values())))
+
+
 class Trio:
     """S, A and Q with fresh links; A and Q know all clients' keys.
 
@@ -33,7 +45,7 @@ class Trio:
 
     def __init__(self, made: dict, model: nn.Module, x: torch.Tensor, folder: Path, patience: float = 60.0):
         self.made, self.folder, self.patience = made, folder, patience
-        self.described = describe(model, x[:2] if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1)))
+        self.described = described(model, x[:2] if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1)))
         self.server = self.party = self.connection = None
         self.pins = known(folder / "pins", made)
         self.port = 0

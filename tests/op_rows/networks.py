@@ -133,7 +133,10 @@ ROWS = (
         call(n(1, 2, 3, 4), n(2, 3, 2, 2), None, (2, 1), (1, 0), (0, 0), 1, (1, 2)),
         ulps=36.5,
         why="2 3 3 products of 2 and the bias 1/2",
-        errors=(refused(ShapeError, "channels|size", n(1, 3, 4, 4), n(2, 3, 2, 2)),),
+        errors=(
+            refused(ShapeError, "channels|size", n(1, 3, 4, 4), n(2, 3, 2, 2)),
+            refused(ShapeError, "negative padding", n(1, 2, 3, 4), n(2, 3, 3, 3).public, None, 2, -8),
+        ),
     ),
     op(
         "conv_transpose1d",
@@ -142,6 +145,7 @@ ROWS = (
         call(n(2, 5), n(2, 3, 2).private),
         ulps=8.5,
         why="2 2 products of 2 and the bias 1/2",
+        errors=(refused(ShapeError, "one number", n(0, 2, 5), n(2, 3, 2).private, None, 2, (1, 2)),),
     ),
     op(
         "interpolate",

@@ -57,12 +57,15 @@ def party(name: str) -> Party:
 
 
 def own_part(name: str, tests: TestSet, models: dict, keys: ckks.Keys):
-    """What a party has: a client its samples, model, weight and the joint keys; a server the public keys."""
+    """What a party has: a client its samples, model, weight and the joint keys; a server the public keys.
+
+    All know the first global model, which is C1's here.
+    """
     me = int(name[1:]) - 1 if name[0] == "C" else None
     mine = lambda values: tuple(v if i == me else None for i, v in enumerate(values))
     own = {me: models[me]} if me is not None else {}
     weights = {me: WEIGHTS[me]} if me is not None else {}
-    return TestSet(mine(tests.x), mine(tests.labels)), own, weights, keys if me is not None else keys.public
+    return TestSet(mine(tests.x), mine(tests.labels)), own, weights, keys if me is not None else keys.public, models[0]
 
 
 def ledger(profile: Profile) -> list[tuple]:
@@ -71,13 +74,13 @@ def ledger(profile: Profile) -> list[tuple]:
 
 def take_part(name: str, runtime, make, program: Program, given: tuple, ask):
     """One party's whole run: what P finds, None elsewhere; and the ledger."""
-    tests, models, weights, keys = given
+    tests, models, weights, keys, first = given
     with Profile() as profile:
         tester = make(program, tests, keys, runtime)
         tester.begin(models, weights)
-        found = None
+        known, found = tester.known(first), None
         if name == "P":
-            found = ask(tester)
+            found = known, ask(tester)
             tester.end()
         else:
             tester.follow()
@@ -119,7 +122,7 @@ def together(make, program: Program, tests: TestSet, models: dict, keys: ckks.Ke
     with Profile() as profile:
         tester = make(program, tests, keys, None)
         tester.begin(models, WEIGHTS)
-        found = ask(tester)
+        found = tester.known(models[0]), ask(tester)
         tester.end()
     return found, ledger(profile)
 
@@ -187,13 +190,13 @@ def alone(name: str, ends: dict, folder: str, given: tuple, told) -> None:
     """A process that is one party: what it is given and its ends of its edges are all that it has."""
     torch.set_num_threads(1)
     ckks.set_workers(1)
-    program, tests, models, weights = given
+    program, tests, models, weights, first = given
     keys = ckks.PublicKeys.load(f"{folder}/public")
     if name[0] == "C":
         keys = ckks.Keys(keys, ckks.SecretKey.load(f"{folder}/secret"))
     channels = {party(other): Ends(end.send_bytes, end.recv_bytes) for other, end in ends.items()}
     runtime = PartyRuntime(party(name), bytes(16), channels)
-    told.send(take_part(name, runtime, agreed, program, (tests, models, weights, keys), valued))
+    told.send(take_part(name, runtime, agreed, program, (tests, models, weights, keys, first), valued))
 
 
 def test_a_round_of_digits(keys):
@@ -215,9 +218,9 @@ def test_a_round_of_digits_as_five_processes(keys, tmp_path):
         ends[p][q], ends[q][p] = spawn.Pipe()
     processes, heard = [], {}
     for name in names:
-        own, mine, weights, _ = own_part(name, tests, models, keys)
+        own, mine, weights, _, first = own_part(name, tests, models, keys)
         heard[name], told = spawn.Pipe(duplex=False)
-        given = (name, ends[name], str(tmp_path), (program, own, mine, weights), told)
+        given = (name, ends[name], str(tmp_path), (program, own, mine, weights, first), told)
         processes.append(spawn.Process(target=alone, args=given))
         processes[-1].start()
         told.close()

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from sectorch.choreography.ledger import Transcript
 from sectorch.errors import UnsupportedOpError
 from sectorch.protocols.secsv import GRUClassifier, build
 from sectorch.protocols.secsv.hesv import HESVTester
@@ -18,6 +19,7 @@ from sectorch.protocols.secsv.secsv import SecSVTester
 from sectorch.protocols.secsv.spent import Spent
 from sectorch.protocols.secsv.testing import PlainTester, TestSet
 from sectorch.protocols.secsv.values import coalitions
+from sectorch.ring import encode
 
 WEIGHTS = {0: 30, 1: 50, 2: 10, 3: 20}
 CASES = {
@@ -103,6 +105,25 @@ def test_secretsv_finds_the_right_samples(name):
     reference = plain(program, tests, models)
     assert tester.correct(0b0110, 0b1010010001011) == reference.correct(0b0110, 0b1010010001011)
     assert tester.correct(0b1111, tests.all) == reference.correct(0b1111, tests.all)
+
+
+def test_secretsv_sends_every_share():
+    """A half to each server of each tensor that a client has: uniform bytes, eight an element, their sum the tensor."""
+    program, tests, models = case("logistic")
+    with Transcript() as sent:
+        tester = SecretSVTester(program, tests)
+        tester.begin(models, WEIGHTS)
+    halves = {to: [value for line, value in sent.received(to) if line.protocol == "secretsv_share"] for to in "PX"}
+    matrices = [part * w for w, m in zip(WEIGHTS.values(), models.values(), strict=True)
+                for part in (v for pair in program.matrices(m).values() for v in pair)]  # fmt: skip
+    whole = [*(x.flatten(1).t() for x in tests.x), *tests.labels, *matrices]
+    for at_P, at_X, x in zip(halves["P"], halves["X"], whole, strict=True):
+        torch.testing.assert_close(at_P + at_X, encode(x, 20) if x.is_floating_point() else x, rtol=0, atol=0)
+    for values in halves.values():
+        sent_bytes = torch.cat([v.flatten() for v in values]).view(torch.uint8).double()
+        assert len(sent_bytes) == 8 * sum(x.numel() for x in whole)
+        # The mean of n uniform bytes deviates by 73.9 / sqrt(n); six times that is once in 10^9.
+        assert abs(float(sent_bytes.mean()) - 127.5) < 6 * 73.9 / len(sent_bytes) ** 0.5
 
 
 def test_lemma_6_1(keys, form):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -32,6 +33,8 @@ from sectorch.protocols.secsv import (
     federation,
     hesv,
 )
+from sectorch.protocols.secsv.metrics import gtg, truncated
+from sectorch.protocols.secsv.testing import averaged
 from sectorch.protocols.secsv.values import coalitions
 
 
@@ -55,9 +58,8 @@ def test_secsv_with_sampleskip_gives_the_plain_values(trained):
     result = ran(trained, skip=True)
     assert result.error <= 1e-2 and result.wrong == 0
     assert result.counted("rotations") == 0 < result.counted("products")
-    assert sum(result.values.values()) == pytest.approx(
-        sum(r.records[0b1111]["right"] for r in result.rounds) / result.samples
-    )
+    gained = result.rounds[-1].records[0b1111]["right"] / result.samples - result.rounds[0].nobody
+    assert sum(result.values.values()) == pytest.approx(gained)
 
 
 def test_hesv_gives_the_plain_values(small):
@@ -190,6 +192,60 @@ def test_other_measures_take_the_same_utilities(trained):
     index = contribution_index(run.players(0), v)
     assert sum(map(abs, index.values())) == pytest.approx(1)
     assert sorted(v.records) == list(range(1, 16))
+
+
+def rounds_with(rider: bool, seed: int):
+    """Four rounds of five clients, of whom the last returns the global model as it came, or attends the last only."""
+    found = federation("digits", 5, samples=400, tests=150, seed=seed)
+    net, how = build("logistic", found.shape, found.classes, seed=seed), Training(epochs=3)
+    if not rider:
+        models, weights = fedavg(net, found.train, 4, how, attending={"c5": range(3, 4)}, seed=seed)
+        return net, models, found.test, weights
+    honest = {name: part for name, part in found.train.items() if name != "c5"}
+    models, weights, start = [], [], copy.deepcopy(net)
+    for t in range(4):
+        one, told = (dict(part[0]) for part in fedavg(start, honest, 1, how, seed=10 * seed + t))
+        one["c5"] = copy.deepcopy(start.state_dict())
+        told["c5"] = sum(told.values()) / 4
+        models.append(one)
+        weights.append(told)
+        start.load_state_dict(averaged(list(one.values()), list(told.values())))
+    return net, models, found.test, weights
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_free_rider_is_paid_for_what_it_adds_and_not_for_what_there_was(seed):
+    """With v(nobody) = 0 it gets about as much as the others; counted from the round's first model, next to nothing."""
+    given = rounds_with(True, seed)
+    values = {how: ran(given, protocol="plain", nobody=how).values for how in ("previous", "zero")}
+    gained = sum(values["previous"].values())
+    assert values["previous"]["c5"] < 0.15 * gained and values["zero"]["c5"] > 0.2
+    assert values["zero"]["c5"] > sorted(values["zero"].values())[0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_who_joins_late_shares_the_last_rounds_gain_only(seed):
+    given = rounds_with(False, seed)
+    result = ran(given, protocol="plain")
+    last = result.rounds[-1]
+    assert sum(last.values.values()) == pytest.approx(last.records[0b11111]["right"] / result.samples - last.nobody)
+    assert last.nobody == result.rounds[-2].records[0b1111]["right"] / result.samples > 0.3
+    assert ran(given, protocol="plain", nobody="zero").values["c5"] > result.values["c5"] + 0.5 * last.nobody / 5
+
+
+def test_nobody_moves_where_everybody_stands_still(small):
+    """All local models are the global one, and so every value is zero, with each protocol and estimator."""
+    net, _, tests = small
+    still = [{name: net.state_dict() for name in tests}] * 2
+    for settings in (
+        *(dict(protocol=name) for name in ("plain", "secretsv", "secsv")),
+        *(dict(protocol="plain", estimator=name, budget=9) for name in ("permutation", "kernel", "group-testing")),
+    ):
+        result = ran((net, still, tests), **settings)
+        assert result.rounds[0].nobody > 0 and result.values == pytest.approx(dict.fromkeys(tests, 0.0), abs=1e-9)
+    run = ShapleyEvaluation(net, still, tests, settings=Settings(protocol="plain"))
+    rounds = [(run.players(t), run.utilities(t)) for t in range(2)]
+    assert set(truncated(*rounds[0]).values()) == set(gtg(rounds).values()) == {0.0}
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ from ...errors import (
     ShapeError,
 )
 from ..net import Party, Phase
-from ..steps import Compute, Draw, Move, Runtime, Step, shape_of
+from ..shapes import shape_of
+from ..steps import Compute, Draw, Move, Runtime, Step
 from .material import Material
 from .nodes import Input, Node, Slot, Taken
 from .trace import Program

@@ -40,7 +40,7 @@ def parser() -> Parser:
         (
             "sectorch capc --data digits --parties 50 --epsilon 10 --delta 1e-5 --noise gaussian --inference mpc",
             "sectorch capc --parties 20 50 100 --inference simulated --out runs/parties      gain per party count",
-            "sectorch capc --parties 60 --models-each 3 --skewed --selection entropy         virtual parties",
+            "sectorch capc --parties 60 --models-each 3 --skewed --selection entropy --pool 100 --queries 50",
         ),
     )
     p.add_argument("--data", default="digits", choices=experiment.names(), help="data set (default digits)")

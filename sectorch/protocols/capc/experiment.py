@@ -117,7 +117,8 @@ def collaboration(
 
     Args:
         architectures: in turn; those of the data set's preset unless named.
-        skewed: the preset's weak classes keep a fraction of their samples (4.2, "Heterogeneity and Data Skew").
+        skewed: the weak classes of the preset keep a fraction of their samples at the querying organisations (4.2,
+            "Heterogeneity and Data Skew"). The others have them all: else nobody would know these classes.
         kind: see `sectorch.data.partition`.
         models_each: parties that belong to one organisation (virtual parties).
 
@@ -139,12 +140,11 @@ def collaboration(
             f"{querying} pools of {pool} need more than the {len(dataset.test)} images of the test split, some of which"
             f" must be left to measure accuracy; take smaller pools"
         )
-    rows = torch.arange(len(dataset.train))
+    hands = partition(dataset.train.labels, count, kind=kind, seed=seed)
     if skewed:
-        draw = generator(seed, "weak classes")
         weak = torch.isin(dataset.train.labels, torch.tensor(preset.weak))
-        rows = rows[~weak | (torch.rand(len(rows), generator=draw) < preset.kept)]
-    hands = partition(dataset.train.labels[rows], count, kind=kind, seed=seed)
+        keep = ~weak | (torch.rand(len(weak), generator=generator(seed, "weak classes")) < preset.kept)
+        hands = [hand[keep[hand]] if i < querying * models_each else hand for i, hand in enumerate(hands)]
     order = torch.randperm(len(dataset.test), generator=generator(seed, "pools"))
     made, truth = [], {}
     for i, hand in enumerate(hands):
@@ -157,7 +157,7 @@ def collaboration(
         if not first and turn < querying:
             own, truth[name] = dataset.test.take(order[turn * pool : (turn + 1) * pool])
         organisation = f"o{i // models_each + 1}" if models_each > 1 else None
-        made.append(Party(name, model, *dataset.train.take(rows[hand]), own, organisation, architecture))
+        made.append(Party(name, model, *dataset.train.take(hand), own, organisation, architecture))
     return Collaboration(made, dataset.test.take(order[querying * pool :]), dataset.classes, truth)
 
 

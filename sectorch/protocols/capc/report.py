@@ -113,6 +113,7 @@ class Record:
             queries=len(self.asked),
             right=self.right,
             queries_per_class=self.labels.bincount(minlength=classes).tolist(),
+            true_classes_asked=None if self.truth is None else self.truth.bincount(minlength=classes).tolist(),
             noise=dict(kind=type(self.mechanism).__name__, scale=self.mechanism.scale, moved=self.mechanism.moved),
             epsilon=dict(
                 limit=self.budget.limit,

@@ -76,7 +76,8 @@ class Settings:
             shows the queries to the answering parties (any predictor, scikit-learn's too); "simulated" computes all
             steps in the clear and protects nothing (learning curves).
         argmax: steps 1c and 3. "yao" garbled circuits; "shares" the three-party secret sharing of the core.
-        selection: which images of the pool are asked; see `sectorch.data.select`.
+        selection: which images of the pool are asked; see `sectorch.data.select`. A choice needs a pool that is larger
+            than the number of queries.
         least: answering parties that a query needs; below it, because some were lost, it is refused.
         reliability: a run is refused where even a unanimous vote would come out with a smaller probability than this.
         local: training of all models; retraining from scratch is the same.
@@ -203,7 +204,12 @@ def check(parties: Sequence[Party], test: tuple[torch.Tensor, torch.Tensor], cla
             _check_model(party, classes, how)
     for party in parties:
         if party.pool is not None and len(party.pool):
-            plan(parties, party, classes, how)
+            planned = plan(parties, party, classes, how)
+            if how.selection != "random" and planned.queries == len(party.pool):
+                raise CaPCError(
+                    f"{party.name} asks about all {planned.queries} images of its pool, so that '{how.selection}' "
+                    f"chooses nothing; ask fewer queries than that, half as many say, or take selection 'random'"
+                )
 
 
 def _check_data(whose: str, images: torch.Tensor, labels: torch.Tensor, classes: int) -> None:

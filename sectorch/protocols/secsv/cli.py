@@ -30,7 +30,7 @@ from .evaluation import ShapleyEvaluation
 from .models import MODELS, build
 from .program import Program
 from .routing import LEVELS
-from .settings import PARALLEL, PROTOCOLS, Settings, feasible
+from .settings import NOBODY, PARALLEL, PROTOCOLS, Settings, feasible
 from .training import RATES, Training, fedavg
 from .values import members
 from .watch import Watch
@@ -58,6 +58,7 @@ def parser() -> Parser:
     p.add_argument("--protocol", default="secsv", choices=PROTOCOLS, help="how coalitions are tested")
     p.add_argument("--estimator", default="exact", choices=list(estimators.ESTIMATORS), help="of the Shapley value")
     p.add_argument("--budget", type=int, help="coalitions that an estimator may ask for in a round (default 2^n - 1)")
+    p.add_argument("--nobody", default="previous", choices=NOBODY, help="the empty coalition's utility")
     p.add_argument("--skip", action="store_true", help="SampleSkip: leave out what two parts classify correctly")
     p.add_argument("--routing", choices=LEVELS, help="who may decrypt (default: the strongest the clients allow)")
     p.add_argument("--alpha", type=float, default=0.5, help="of the Dirichlet partition")
@@ -98,7 +99,7 @@ def _run(options: argparse.Namespace, console: Console) -> None:
     settings = Settings(
         protocol=options.protocol, estimator=options.estimator, budget=options.budget, skip=options.skip,
         routing=options.routing, processes=options.processes, parallel=options.parallel,
-        compare=not options.no_compare, seed=options.seed,
+        compare=not options.no_compare, seed=options.seed, nobody=options.nobody,
     )  # fmt: skip
     with_plots = plotting(options, console)
     found = federation(

@@ -17,7 +17,7 @@ from .errors import EstimatorMissingError, ShapleyError
 from .values import coalition, coalitions, shapley
 
 Ask = Callable[[list[int]], dict[int, float]]
-"""Utilities of a list of coalitions; v of the empty one is 0."""
+"""Utilities of a list of coalitions; 0 is nobody."""
 
 
 def estimate(name: str, players: Sequence[int], ask: Ask, *, budget: int | None = None, seed: int = 0) -> dict:
@@ -50,7 +50,7 @@ def require(name: str) -> None:
 
 
 def _exact(players: Sequence[int], ask: Ask, budget: int, seed: int) -> dict[int, float]:
-    value = ask(coalitions(players))
+    value = ask([0, *coalitions(players)])
     return shapley(players, lambda mask: value[mask])
 
 
@@ -76,8 +76,8 @@ def _with_shapiq(kind: str) -> Callable:
             masks = [
                 coalition(p for p, there in zip(players, row, strict=True) if there) for row in np.atleast_2d(rows)
             ]
-            value = ask(sorted({m for m in masks if m}, key=lambda m: (m.bit_count(), m)))
-            return np.array([value.get(m, 0.0) for m in masks])
+            value = ask(sorted(set(masks), key=lambda m: (m.bit_count(), m)))
+            return np.array([value[m] for m in masks])
 
         approximator = getattr(shapiq, kind)(n=n, random_state=seed)
         with warnings.catch_warnings():
@@ -90,6 +90,8 @@ def _with_shapiq(kind: str) -> Callable:
 
 def _group_testing(players: Sequence[int], ask: Ask, budget: int, seed: int) -> dict[int, float]:
     """Jia et al. (2019), Algorithm 1: sizes k with probability ~ 1/k + 1/(n-k); u = Z/T sum of v (b_i - b_j).
+
+    v is counted from v of nobody on, as there, where that is 0.
 
     The values are those with the right sum whose differences are nearest to u in least squares, which for a full matrix
     of differences is the mean difference plus the mean value.
@@ -104,11 +106,11 @@ def _group_testing(players: Sequence[int], ask: Ask, budget: int, seed: int) -> 
         row[draw.choice(n, size, replace=False)] = 1
     masks = [coalition(p for p, there in zip(players, row, strict=True) if there) for row in rows]
     whole = coalition(players)
-    value = ask(sorted({*masks, whole}, key=lambda m: (m.bit_count(), m)))
-    utilities = np.array([value[m] for m in masks])
+    value = ask(sorted({0, *masks, whole}, key=lambda m: (m.bit_count(), m)))
+    utilities = np.array([value[m] - value[0] for m in masks])
     weighted = z / budget * utilities @ rows
     differences = weighted - weighted.mean()
-    return {p: float(d + value[whole] / n) for p, d in zip(players, differences, strict=True)}
+    return {p: float(d + (value[whole] - value[0]) / n) for p, d in zip(players, differences, strict=True)}
 
 
 ESTIMATORS: dict[str, Callable] = {

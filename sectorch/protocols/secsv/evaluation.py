@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from .settings import Settings, check
 from .spent import Spent
 from .testing import PlainTester, Tester
 from .utilities import Utilities
-from .values import coalitions, shapley
+from .values import coalition, coalitions, shapley
 from .watch import Watch
 
 State = Mapping[str, torch.Tensor]
@@ -32,7 +32,8 @@ class ShapleyEvaluation:
     """Federated Shapley values of the clients of any FL run.
 
     Args:
-        model: the architecture: an `nn.Sequential` of linear layers and activations, or a `GRUClassifier`.
+        model: the architecture: an `nn.Sequential` of linear layers and activations, or a `GRUClassifier`. Its
+            weights are those of the global model before the first round, which everybody knows.
         rounds: for each round the local models, state_dicts by client name. A client that joined later or left has none
             in the rounds that it missed, and gets no value for them.
         tests: each client's private test samples, floats [m, ...] and int64 labels [m], by name.
@@ -40,6 +41,9 @@ class ShapleyEvaluation:
             given.
         settings: see `Settings`.
         out: a folder; a run that was killed goes on there at the coalition where it stopped. None keeps nothing.
+
+    A round begins with the global model that FedAvg made of everybody's local models in the last one. Its utility is
+    that of the empty coalition, so that a client who returns it unchanged is not paid for it.
 
     All parties are in this process and its children: a simulation.
 
@@ -65,6 +69,12 @@ class ShapleyEvaluation:
         if how.parallel == "ray":
             spread.ray()
         self._given = model, tests
+        self._first = {name: v.detach() for name, v in model.state_dict().items()}
+        self._of: dict[int, Utilities] = {}
+        self._plain: ShapleyEvaluation | None = None
+        if how.compare:
+            clear = Settings(protocol="plain", compare=False, nobody=how.nobody)
+            self._plain = ShapleyEvaluation(model, rounds, tests, weights, clear)
         self._tester: Tester | None = None
         self._begun = -1
         self.form = secsv.named_format(how.value_bits, how.frac_bits) if how.protocol == "secsv" else None
@@ -72,7 +82,13 @@ class ShapleyEvaluation:
         kept = {k: v for k, v in asdict(how).items() if k not in UNTOLD}
         people = {n: digest(*tests[n]) for n in self.names}
         self.store.claim(
-            {**kept, "clients": people, "rounds": [digest_of(r) for r in self.rounds], "weights": self.weights}
+            {
+                **kept,
+                "clients": people,
+                "first": digest_of({"": self._first}),
+                "rounds": [digest_of(r) for r in self.rounds],
+                "weights": self.weights,
+            }
         )
 
     def run(self, watch: Watch | None = None) -> Result:
@@ -98,6 +114,8 @@ class ShapleyEvaluation:
 
     def utilities(self, t: int, watch: Watch | None = None) -> Utilities:
         """v of a round, tested as it is asked for: what the measures of `metrics.py` take."""
+        if t in self._of:
+            return self._of[t]
         watch = watch or Watch()
 
         def keep(record: dict) -> None:
@@ -109,11 +127,21 @@ class ShapleyEvaluation:
         for record in done:
             if record["coalition"]:
                 watch.tested(t, record["coalition"])
-        return self._utilities(t, done, keep)
+        self._of[t] = self._utilities(t, done, keep, lambda: self._nobody(t))
+        return self._of[t]
 
-    def _utilities(self, t: int, done: Sequence[dict], keep) -> Utilities:
-        found = Utilities(self.players(t), len(self.tests), lambda: self._begin(t, found), self.settings, done, keep)
+    def _utilities(self, t: int, done: Sequence[dict], keep, nobody: Callable[[], float]) -> Utilities:
+        how, samples = self.settings, len(self.tests)
+        found = Utilities(self.players(t), samples, lambda: self._begin(t, found), how, done, keep, nobody)
         return found
+
+    def _nobody(self, t: int) -> float:
+        """The utility of the global model that a round began with."""
+        if self.settings.nobody == "zero":
+            return 0.0
+        if t == 0:
+            return self._begin(0, self.utilities(0)).known(self._first) / len(self.tests)
+        return self.utilities(t - 1)(coalition(self.players(t - 1)))
 
     def players(self, t: int) -> list[int]:
         """Numbers of the clients that attended a round."""
@@ -185,7 +213,7 @@ class ShapleyEvaluation:
     def round_records(self, t: int, done: Sequence[dict]) -> list[dict]:
         """Everything that a round still needs, as records; in a process of its own."""
         made: list[dict] = []
-        self._estimate(self._utilities(t, done, made.append), t)
+        self._estimate(self._utilities(t, done, made.append, lambda: 0.0), t)  # only what is tested counts here
         return [{**record, "round": t} for record in made]
 
     def _complete(self, t: int) -> bool:
@@ -194,17 +222,13 @@ class ShapleyEvaluation:
 
     def _finished(self, t: int, utilities: Utilities, values: dict[int, float]) -> Round:
         exact, wrong = None, None
-        if self.settings.compare:
-            plain = PlainTester(self.program, self.tests)
-            there = {i: self.names[i] for i in utilities.players}
-            plain.begin(
-                {i: self.rounds[t][n] for i, n in there.items()},
-                {i: float(self.weights[t][n]) for i, n in there.items()},
-            )
-            right = {c: plain.correct(c, self.tests.all) for c in coalitions(utilities.players)}
-            exact = shapley(utilities.players, lambda c: right[c].bit_count() / len(self.tests))
+        if self._plain is not None:
+            plain = self._plain.utilities(t)
+            plain.ask(coalitions(utilities.players))
+            exact = shapley(utilities.players, plain)
+            right = {c: int(record["samples"], 16) for c, record in plain.records.items()}
             wrong = sum((int(r["skipped"], 16) & ~right[c]).bit_count() for c, r in utilities.records.items())
-        return Round(utilities.players, values, exact, utilities.records, utilities.begun, wrong)
+        return Round(utilities.players, values, exact, utilities.records, utilities.begun, wrong, utilities.nobody)
 
 
 class _Memory(Store):

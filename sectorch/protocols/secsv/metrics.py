@@ -52,7 +52,7 @@ def truncated(
     out = dict.fromkeys(players, 0.0)
     chosen = _orders(players, orders, seed)
     for order in chosen:
-        mask, before = 0, 0.0
+        mask, before = 0, v(0)
         for player in order:
             mask |= 1 << player
             after = before if abs(everyone - before) < tolerance else v(mask)
@@ -69,16 +69,14 @@ def gtg(
     within: float = 1e-3,
     seed: int = 0,
 ) -> dict[int, float]:
-    """GTG-Shapley (Liu et al., 2022): rounds whose global model gained less than `between` over the last count 0;
-    within a round, `truncated` with guided orders: every client comes first equally often.
+    """GTG-Shapley (Liu et al., 2022): rounds whose global model gained at most `between` over the one that they began
+    with count 0; within a round, `truncated` with guided orders: every client comes first equally often.
     """
     out: dict[int, float] = {}
-    last = 0.0
     for t, (players, v) in enumerate(rounds):
         everyone = v(coalition(players))
-        gained, last = abs(everyone - last), everyone
         values = dict.fromkeys(players, 0.0)
-        if gained > between:
+        if abs(everyone - v(0)) > between:
             values = _guided(players, v, everyone, orders, within, seed + t)
         for i, x in values.items():
             out[i] = out.get(i, 0.0) + x
@@ -93,7 +91,7 @@ def _guided(players, v: Utility, everyone: float, orders: int, tolerance: float,
         for first in players:
             rest = [p for p in players if p != first]
             order = [first, *(rest[k] for k in torch.randperm(len(rest), generator=draw).tolist())]
-            mask, before = 0, 0.0
+            mask, before = 0, v(0)
             for player in order:
                 mask |= 1 << player
                 after = before if abs(everyone - before) < tolerance else v(mask)

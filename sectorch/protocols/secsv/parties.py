@@ -46,6 +46,17 @@ class Parties:
             together = compute(torch.cat, told)
         return self._known(together, "numbers").view(torch.float64).tolist()
 
+    def total(self, own: Sequence[int | None]) -> int:
+        """The sum of a number of each client, at P, who hears each; 0 elsewhere. None of a client who is elsewhere."""
+        empty = torch.empty(1, dtype=torch.int64, device="meta")
+        counts = [empty if count is None else torch.tensor([count]) for count in own]
+        told = [tell(net, net.own(net.C, count)) for net, count in zip(self.nets, counts, strict=True)]
+        net = self.nets[0]
+        with running(net):
+            together = compute(torch.cat, told).sum()
+        found = net.read(together, net.P)
+        return 0 if found.is_meta else int(found)
+
     def task(self, coalition: int, samples: Sequence[int]) -> list[int]:
         """P says which coalition is tested, and on how many samples of each batch: [coalition, *samples], to all."""
         net = self.nets[0]
@@ -61,10 +72,11 @@ class Parties:
 
 
 @protocol("shapley_tell", "docs/secsv.md", [
-    Message("number", "C", "P", "", "C's number of test samples, its weight, and the size of its largest outputs"),
+    Message("number", "C", "P", "", "C's number of test samples, how many of them the first global model gets right, "
+                                    "C's weight, and the size of its largest outputs"),
 ], roles=ONE_SERVER)  # fmt: skip
 def tell(net: Net, number: Located) -> Located:
-    """A number of C's, float64 as the same 64 bits, at P. Rounds 1, bytes 8."""
+    """A number of C's, int64, or float64 as the same 64 bits, at P. Rounds 1, bytes 8."""
     return number.view(torch.int64).send(net.C, net.P, "number").at(net.P)
 
 

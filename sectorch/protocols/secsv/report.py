@@ -26,6 +26,8 @@ class Round:
     records: dict[int, dict] = field(repr=False)
     begun: list[dict] = field(repr=False)
     wrong: int | None
+    nobody: float
+    """The utility of the global model that the round began with."""
 
 
 @dataclass
@@ -149,6 +151,7 @@ class Result:
             samples=self.samples,
             rounds=[
                 dict(
+                    nobody=r.nobody,
                     values=_named(r.values, self.names),
                     exact=r.exact and _named(r.exact, self.names),
                     coalitions=[

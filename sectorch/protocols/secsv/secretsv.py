@@ -2,8 +2,8 @@
 
 Nothing is encrypted and no client decrypts: products, activations and the comparison with the label run on shares mod
 2^64 (docs/protocols.md), with exact truncation in place of the paper's, whose error adds up over the steps of a GRU.
-The servers are the session's A and S; its Q is a client that deals correlated randomness and learns which samples of a
-batch are classified correctly, as the servers do.
+Clients C share with the servers P and X, as in SecSV. In the session that tests a coalition P is A, X is S, and Q a
+client that deals correlated randomness and learns which samples of a batch are classified correctly, as the servers do.
 """
 
 from __future__ import annotations
@@ -13,28 +13,43 @@ import functools
 import numpy as np
 import torch
 
-from ...choreography import Phase
+from ...choreography import Located, Message, Net, Phase, protocol
 from ...choreography.streams import PairKey, random_secret
 from ...mpc.star.shares import Shares
 from ...ring import encode
 from ...session import Session
 from ...tensor import Scheme, SharedTensor
 from .errors import ShapleyError
+from .parties import TWO_SERVERS, Parties
 from .program import Program, gates
 from .public import quantised
 from .skip import bits
-from .spent import during
+from .spent import during, work
 from .testing import Tester, TestSet
 from .values import members
 
 Halves = tuple[torch.Tensor, torch.Tensor]
 
 
+def encoded(x: torch.Tensor, frac_bits: int) -> torch.Tensor:
+    return encode(x, frac_bits) if x.is_floating_point() else x
+
+
+@work("sharing", shapes=lambda x, frac_bits: (encoded(x, frac_bits),) * 2)
 def split(x: torch.Tensor, frac_bits: int) -> Halves:
     """Shares mod 2^64 of an owner's tensor: the first uniform."""
-    encoded = encode(x, frac_bits) if x.is_floating_point() else x
-    mask = PairKey(random_secret(), random_secret()).words("secretsv", 0, 0, encoded.numel()).view(encoded.shape)
-    return mask, encoded - mask
+    value = encoded(x, frac_bits)
+    mask = PairKey(random_secret(), random_secret()).words("secretsv", 0, 0, value.numel()).view(value.shape)
+    return mask, value - mask
+
+
+@protocol("secretsv_share", "SecSV, Algorithm 9", [
+    Message("half_P", "C", "P", "a share mod 2^64"), Message("half_X", "C", "X", "a share mod 2^64"),
+], roles=TWO_SERVERS)  # fmt: skip
+def share(net: Net, x: Located, frac_bits: int) -> tuple[Located, Located]:
+    """A tensor of C's in halves at P and X. Rounds 1; 8 bytes an element to each server. Nobody learns anything."""
+    at_P, at_X = net.fresh(net.C, split, x, frac_bits)
+    return at_P.send(net.C, net.P, "half_P"), at_X.send(net.C, net.X, "half_X")
 
 
 class SecretSVTester(Tester):
@@ -43,20 +58,29 @@ class SecretSVTester(Tester):
     def __init__(self, program: Program, tests: TestSet):
         super().__init__(program, tests)
         self.scheme = Scheme()
-        with during("sharing"):
-            self._x = [split(x.reshape(len(x), -1).t(), self.scheme.frac_bits) for x, _ in tests.everywhere]
-            self._labels = [split(labels, 0) for _, labels in tests.everywhere]
+        self._parties = Parties(len(tests.x), TWO_SERVERS)
+        self._x = [self._shared(i, x.reshape(len(x), -1).t().contiguous()) for i, (x, _) in enumerate(tests.everywhere)]
+        self._labels = [self._shared(i, labels) for i, (_, labels) in enumerate(tests.everywhere)]
 
     def begin(self, models, weights):
-        with during("sharing"):
-            self._weights = quantised(weights)
-            self._models = {
-                i: {
-                    name: [split(part * self._weights[i], self.scheme.frac_bits) for part in pair]
-                    for name, pair in self.program.matrices(model).items()
-                }
-                for i, model in models.items()
+        told = self._parties.numbers([weights.get(i, 0) for i in range(len(self._x))])
+        self._weights = quantised({i: w for i, w in enumerate(told) if w > 0})
+        self._models = {
+            i: {
+                name: [self._shared(i, part * self._weights[i]) for part in pair]
+                for name, pair in self.program.matrices(model).items()
             }
+            for i, model in models.items()
+        }
+
+    def _counted(self, counts):
+        return self._parties.total(counts)
+
+    def _shared(self, client: int, x: torch.Tensor) -> Halves:
+        """What P and X get of a tensor of a client's."""
+        net = self._parties.nets[client]
+        at_P, at_X = share(net, net.own(net.C, x), self.scheme.frac_bits)
+        return net.read(at_P, net.P), net.read(at_X, net.X)
 
     def correct(self, coalition, samples):
         owners = members(coalition)

@@ -69,6 +69,9 @@ class SecureTester(Tester):
             own = [torch.cat([m, bias[:, None]], dim=1) for m, bias in self.program.matrices(weights).values()]
         return [net.own(net.C, m, name="model") for m in own]
 
+    def _counted(self, counts):
+        return self.parties.total(counts)
+
     def follow(self) -> None:
         """Take part in the tests of a round, as P asks for them; not P's to call."""
         while self._tested(self._task(0, ()), 0) is not None:

@@ -16,6 +16,7 @@ from .testing import TestSet, check_model
 
 PROTOCOLS = ("secsv", "hesv", "secretsv", "plain")
 PARALLEL = ("subsets", "rounds", "ray")
+NOBODY = ("previous", "zero")
 MOST = 20
 """Clients whose coalitions can all be tested: a million a round."""
 
@@ -37,6 +38,7 @@ class Settings:
             ("rounds"; "ray" on other machines, where Ray is installed).
         compare: compute the values in the clear as well, and show the error. Only a simulation can.
         seed: of the estimators' sampling.
+        nobody: the empty coalition's utility: of the global model that the round began with ("previous"), or "zero".
     """
 
     protocol: str = "secsv"
@@ -50,6 +52,7 @@ class Settings:
     parallel: str = "subsets"
     compare: bool = True
     seed: int = 0
+    nobody: str = "previous"
 
     def __post_init__(self):
         for what, value, among in (
@@ -57,6 +60,7 @@ class Settings:
             ("estimator", self.estimator, estimators.ESTIMATORS),
             ("routing level", self.routing, (None, *LEVELS)),
             ("way to divide the work", self.parallel, PARALLEL),
+            ("utility of nobody", self.nobody, NOBODY),
         ):
             if value not in among:
                 raise ShapleyError(f"there is no {what} {value!r}; there are {', '.join(filter(None, among))}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import groupby
 
 from .hesv import HESVTester
@@ -21,6 +22,7 @@ class Utilities:
         tester: gives a tester that has begun this round; called only if something is left to test.
         records: what was tested before.
         keep: called with each new record, before it counts.
+        nobody: gives v of nobody: the utility of the model that the round began with.
     """
 
     def __init__(
@@ -31,8 +33,10 @@ class Utilities:
         how: Settings,
         records: Sequence[dict] = (),
         keep: Callable[[dict], None] = lambda record: None,
+        nobody: Callable[[], float] = lambda: 0.0,
     ):
         self.players, self._samples, self._tester, self._how, self._keep = list(players), samples, tester, how, keep
+        self._nobody = nobody
         self.records: dict[int, dict] = {}
         self._correct: dict[int, int] = {}
         self.begun: list[dict] = []
@@ -41,7 +45,7 @@ class Utilities:
 
     def ask(self, coalitions: Sequence[int]) -> dict[int, float]:
         """Utilities of some coalitions, of all smaller ones first; those of one size may go to several processes."""
-        missing = sorted({c for c in coalitions if c not in self.records}, key=lambda c: (c.bit_count(), c))
+        missing = sorted({c for c in coalitions if c and c not in self.records}, key=lambda c: (c.bit_count(), c))
         for _, wave in groupby(missing, key=int.bit_count):
             wave = list(wave)
             tester = self._tester()
@@ -51,10 +55,15 @@ class Utilities:
 
     def value(self, coalition: int) -> float:
         """v of a coalition that was tested, or of nobody."""
-        return self.records[coalition]["right"] / self._samples if coalition else 0.0
+        return self.records[coalition]["right"] / self._samples if coalition else self.nobody
+
+    @cached_property
+    def nobody(self) -> float:
+        """The utility of the model that the round began with."""
+        return self._nobody()
 
     def __call__(self, coalition: int) -> float:
-        return self.ask([coalition])[coalition] if coalition else 0.0
+        return self.ask([coalition])[coalition]
 
     def began(self, spent: Spent) -> None:
         """The round's models were encrypted: what that cost."""

@@ -10,7 +10,7 @@ from typing import TypeVar
 Name = TypeVar("Name", int, str)
 """How a client is called: by its number, or by its name."""
 Utility = Callable[[int], float]
-"""v(S). v of the empty coalition, 0, is 0."""
+"""v(S). v(0), of nobody, is the utility of the model that a round begins with."""
 
 
 def coalition(players: Iterable[int]) -> int:
@@ -37,7 +37,7 @@ def shapley(players: Sequence[int], v: Utility) -> dict[int, float]:
     Source: SecSV, section 3, the single-round Shapley value; Shapley (1953).
     """
     n = len(players)
-    value = {0: 0.0, **{mask: v(mask) for mask in coalitions(players)}}
+    value = {mask: v(mask) for mask in [0, *coalitions(players)]}
     out = dict.fromkeys(players, 0.0)
     for mask, utility in value.items():
         size = mask.bit_count()
