@@ -69,14 +69,16 @@ def logical_not(context: Context, x: SharedTensor) -> SharedTensor:
 @implements("logical_and", torch.logical_and, T.logical_and, torch.bitwise_and, T.bitwise_and, T.__and__, T.__rand__,
             note="of comparisons")  # fmt: skip
 def logical_and(context: Context, x: Any, y: Any) -> SharedTensor:
-    _require_bool(x), _require_bool(y)
+    _require_bool(x)
+    _require_bool(y)
     return x * y
 
 
 @implements("logical_or", torch.logical_or, T.logical_or, torch.bitwise_or, T.bitwise_or, T.__or__, T.__ror__,
             note="of comparisons")  # fmt: skip
 def logical_or(context: Context, x: Any, y: Any) -> SharedTensor:
-    _require_bool(x), _require_bool(y)
+    _require_bool(x)
+    _require_bool(y)
     return total(context, total_tensor(context, x, y), x * y, -1)
 
 

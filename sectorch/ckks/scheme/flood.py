@@ -111,7 +111,7 @@ def _gaussian(count: int, deviation: float) -> np.ndarray:
     return np.rint(deviation * np.sqrt(-2 * np.log(first)) * np.cos(2 * math.pi * second)).astype(np.int64)
 
 
-def flood_cost(degree: int, scale: float, flood_bits: int, terms: int = 64) -> float:
+def flood_cost(degree: int, scale: float, flood_bits: float, terms: int = 64) -> float:
     """The error that flooding adds to a slot, with probability 1 - 2^-50 below this bound."""
     sigmas = -NormalDist().inv_cdf(2.0**-51)
     return sigmas * 2.0**flood_bits * coefficient_error(degree, terms) * math.sqrt(degree) / scale
