@@ -20,7 +20,7 @@ settings.load_profile("default")
 
 
 def pytest_configure(config):
-    # Two test processes on two cores would otherwise fight over them; the results do not depend on it.
+    # Test processes would otherwise fight over the cores; the results do not depend on it.
     torch.set_num_threads(1)
     # For absent devices torch.manual_seed writes down a stack trace each time, and op_db seeds before each sample.
     for device in (getattr(torch, name, None) for name in ("cuda", "xpu", "mtia")):

@@ -96,23 +96,24 @@ def test_ctrl_c_stops_cleanly(tmp_path: Path):
     assert not list((tmp_path / "run").rglob("*.part"))
 
 
-def results(tmp_path: Path) -> list:
+@pytest.fixture(scope="module")
+def results() -> list:
     clients, test, classes = federation("digits", 3, samples=20, test_samples=20)
     how = dict(local=Training("sgd", 0.1, 10, 0), retraining=Training("adam", 2e-3, 16, 0), secure=False)
     return [PrivHFL(clients, test, classes, Settings(queries=q, **how)).run() for q in (4, 6)]
 
 
-def test_plots(tmp_path: Path):
+def test_plots(results: list, tmp_path: Path):
     pytest.importorskip("matplotlib")
-    paths = plots.plot(results(tmp_path), tmp_path)
+    paths = plots.plot(results, tmp_path)
     names = ["accuracy_per_round.png", "accuracy_per_architecture.png", "accuracy_per_queries.png"]
     assert [path.name for path in paths] == names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
 
 
-def test_plots_without_matplotlib(tmp_path: Path, monkeypatch, capsys):
+def test_plots_without_matplotlib(results: list, tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(PlotError, match="pip install matplotlib"):
-        plots.plot(results(tmp_path), tmp_path)
+        plots.plot(results, tmp_path)
     assert cli.main([*QUICK, "--queries", "4", "--out", str(tmp_path)]) == 0
     assert "no plots: plots need matplotlib" in " ".join(capsys.readouterr().out.split())

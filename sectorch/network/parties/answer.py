@@ -204,10 +204,11 @@ def answer(
         ProgramError: the model cannot be described. ArgumentError: what is no name. IdentityError: the name or the
             certificate is refused.
     """
+    name = name_of(name or credentials.name, "an answering party's name")  # before an export, which takes its time
     description, weights = describe(model, x)
     running = Answering(address, credentials, description, weights, pins, store, patience, unchecked)
     try:
-        running.register(name or credentials.name)
+        running.register(name)
     except BaseException:
         running.close()
         raise
