@@ -16,33 +16,13 @@ import numpy as np
 import torch
 from tenseal import sealapi
 
-from ...errors import (
-    ArgumentError,
-    DtypeError,
-    NonFiniteError,
-    SecretAccessError,
-    ShapeError,
-    UnsupportedOpError,
-)
-from ..errors import (
-    KeyMismatchError,
-    MissingKeyError,
-    ScaleError,
-    SerialisationError,
-    SlotError,
-)
+from ...errors import ArgumentError, DtypeError, NonFiniteError, SecretAccessError, ShapeError, UnsupportedOpError
+from ..errors import KeyMismatchError, MissingKeyError, ScaleError, SerialisationError, SlotError
 from ..scheme.bounds import capacity, fresh_error, held
 from ..scheme.cipher import Cipher, empty
 from ..scheme.container import read_container, write_container
 from ..scheme.flood import flooded
-from ..scheme.keys import (
-    Keys,
-    OwnerKeys,
-    PublicKeys,
-    SecretKey,
-    keygen,
-    parameters_meta,
-)
+from ..scheme.keys import Keys, OwnerKeys, PublicKeys, SecretKey, keygen, parameters_meta
 from ..scheme.leaving import cleared, sendable
 from ..scheme.levels import settle, smallest
 from ..scheme.parameters import VALUE_BOUND
