@@ -17,10 +17,10 @@ demo: $(READY)  ## train a small CNN on handwritten digits and classify the test
 	$(BIN)/python examples/digits.py
 
 test: $(READY) lint  ## format, lint, types, tests with warnings as errors
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-long: $(READY)  ## the longer profile: millions of samples, thousands of random programs
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m long
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m long
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

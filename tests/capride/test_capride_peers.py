@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from dataclasses import replace
 
 import pytest
 import torch
-from apart import Pipe
+from apart import PROCESSES, Pipe
 from test_capride_protocol import error_bound, trained
 from torch import nn
 
@@ -58,13 +57,12 @@ def apart(run, question: Question, how: Settings) -> dict[str, list[tuple]]:
                (question.published(len(p1.labels)), len(question.subset)), None),
         "Pl": ([absent(p1), Party("P2", None, p2.images, p2.labels)], (None, 0), run.states["P2"].small),
     }  # fmt: skip
-    spawn = multiprocessing.get_context("spawn")
-    ends = dict(zip(given, spawn.Pipe(), strict=True))
+    ends = dict(zip(given, PROCESSES.Pipe(), strict=True))
     processes, heard = [], {}
     for role, (parties, asked, model) in given.items():
-        heard[role], told = spawn.Pipe(duplex=False)
+        heard[role], told = PROCESSES.Pipe(duplex=False)
         arguments = (role, ends[role], parties, run.classes, run.parameters, how, asked, model, told)
-        processes.append(spawn.Process(target=one_peer, args=arguments))
+        processes.append(PROCESSES.Process(target=one_peer, args=arguments))
         processes[-1].start()
         told.close()
         ends[role].close()
