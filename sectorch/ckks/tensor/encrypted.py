@@ -24,13 +24,7 @@ from ...errors import (
     ShapeError,
     UnsupportedOpError,
 )
-from ..errors import (
-    KeyMismatchError,
-    MissingKeyError,
-    ScaleError,
-    SerialisationError,
-    SlotError,
-)
+from ..errors import KeyMismatchError, MissingKeyError, ScaleError, SerialisationError, SlotError
 from ..scheme.bounds import capacity, fresh_error, held
 from ..scheme.cipher import Cipher, empty
 from ..scheme.container import read_container, write_container
