@@ -16,6 +16,7 @@ from torch import nn
 import sectorch
 from sectorch import ckks
 from sectorch.ckks.convert import mask_bits
+from sectorch.ckks.module import parts
 from sectorch.ckks.scheme import flood, levels, modular, ntt, seal
 from sectorch.ckks.scheme.flood import coefficient_error, flood_cost
 from sectorch.errors import ArgumentError, RangeExceededError, TrainingModeError
@@ -156,6 +157,16 @@ def test_what_q_and_s_see_of_a_conversion_is_masked(keys):
         ckks.to_shares(e, keys.secret, security_bits=400)
     with pytest.raises(ckks.ScaleError, match="61"):
         ckks.from_shares(sectorch.share(torch.ones(2, 1)), keys.public, security_bits=60)
+
+
+def test_what_nobody_shares_and_what_nobody_can_decrypt_is_refused(keys):
+    alone = sectorch.share(torch.ones(2, 1), session=sectorch.Session(reference=True))
+    with pytest.raises(ArgumentError, match="reference"):
+        ckks.from_shares(alone, keys.public)
+    x = torch.ones(2, 1)
+    encrypted, evaluated, decrypted = parts(nn.Linear(1, 1).eval(), keys.public, x)
+    with pytest.raises(ckks.MissingKeyError, match="secret key"):
+        decrypted(evaluated(encrypted(x)))
 
 
 def test_what_left_its_range_is_not_converted(keys):
