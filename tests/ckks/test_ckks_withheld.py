@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from apart import in_threads, runtime_of
 from torch import nn
 
 import sectorch
 from sectorch import ckks
 from sectorch.choreography.ledger import Transcript
-from sectorch.ckks.module import ask, on_shapes, parts
+from sectorch.ckks.module import on_shapes
 from sectorch.ckks.scheme.rerandomise import rerandomised
 from sectorch.errors import ArgumentError, UnsupportedOpError
 from sectorch.nn.fhe import Polynomial
 from sectorch.nn.models.small import Square
-from sectorch.session import A, Party, Q, S
 
 F = nn.functional
 
@@ -174,25 +172,3 @@ def test_which_chain_a_model_needs_is_a_message():
     assert p.integer_bits > 8
     wanted = [p.depth, p.integer_bits]
     assert told == [("chain", "A", "S", wanted), ("chain_forwarded", "S", "Q", wanted)]
-
-
-@pytest.mark.parametrize("name", ["all kinds", "numbers in a row", "layers"])
-def test_q_a_and_s_apart(name):
-    """Each with a session, a runtime and a model of its own: A's has the weights, the others' shapes."""
-    make, shape = MODELS[name]
-    x, model = torch.rand(5, *shape) - 0.5, filled(make(), 4)
-    with torch.device("meta"):
-        blank = make().eval()
-    keys = ckks.keygen(ckks.explain(blank, x).depth, integer_bits=20)
-    meta = x.to("meta")
-    brought = {"Q": (blank, keys, x), "A": (model, keys.public, meta), "S": (blank, keys.public, meta)}
-
-    def party(me: Party, ends: dict) -> torch.Tensor:
-        session = sectorch.Session(runtime=runtime_of(me, ends))
-        own, held, values = brought[me.name]
-        with session.call(session.answering[0]) as net:
-            return net.read(ask(net, net.own(net.Q, values), *parts(own, held, values, 1.0)), net.Q)
-
-    found = in_threads([(Q, S), (A, S)], party)
-    assert found["A"].is_meta and found["S"].is_meta
-    assert torch.allclose(found["Q"], model(x), atol=1e-2)

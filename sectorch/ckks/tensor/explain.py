@@ -15,12 +15,12 @@ from torch import nn
 
 from ...errors import ArgumentError, SectorchError
 from ..errors import LevelError, ScaleError, SecurityLevelError
-from ..scheme.bounds import capacity, fresh_error
-from ..scheme.cipher import Cipher
+from ..scheme.bounds import capacity
 from ..scheme.keys import Keys, PublicKeys
 from ..scheme.leaving import cleared
-from ..scheme.memory import metered, room
+from ..scheme.memory import metered
 from ..scheme.parameters import INTEGER_BITS, VALUE_BOUND, Parameters, choose
+from .blank import blank
 from .encrypted import CKKSTensor
 from .table import observed
 
@@ -97,11 +97,7 @@ def _dry_run(
     model: nn.Module, x: torch.Tensor, parameters: Any, bound: float
 ) -> tuple[list[Step], CKKSTensor | None, SectorchError | None]:
     """The model on shapes alone: the handlers run, and no ciphertext exists."""
-    keys = SimpleNamespace(parameters=parameters, identity="dry run", context=None, relin=None)
-    rows = math.prod(x.shape[1:])
-    data = room((rows, 2, parameters.depth + 1, parameters.degree), True, "encrypting")
-    error = fresh_error(parameters.degree, parameters.scales[parameters.depth])
-    e = CKKSTensor(Cipher(data, keys, largest=bound, error=error), x.shape[0], tuple(x.shape[1:]), x.dtype)
+    e = blank(x, parameters, bound)
     steps = [_step("input", "encrypt", e)]
 
     def watch(name: str, layer: str | None, result: Any) -> None:
