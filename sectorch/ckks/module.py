@@ -21,6 +21,7 @@ from ..errors import ArgumentError, SectorchError, ShapeError, TrainingModeError
 from ..session import Session, default_session
 from .errors import LevelError, MemoryBudgetError, MissingKeyError, ScaleError
 from .scheme.keys import Keys, PublicKeys, keys_for
+from .scheme.leaving import residues
 from .scheme.memory import limit
 from .scheme.parameters import VALUE_BOUND, Parameters, choose
 from .scheme.rerandomise import rerandomised
@@ -151,21 +152,21 @@ def parts(
             return query.cipher.data
         if keys is None:
             raise MissingKeyError("the querying party encrypts under keys of its own, and has none")
-        return encrypt(values, keys, bound=bound).cipher.data
+        return residues(encrypt(values, keys, bound=bound).cipher)
 
-    def evaluated(residues: torch.Tensor) -> torch.Tensor:
-        if residues.is_meta:
-            return form.cipher.data
+    def evaluated(data: torch.Tensor) -> torch.Tensor:
+        if data.is_meta:
+            return residues(form.cipher)
         if public is None:
             raise MissingKeyError("the answering party evaluates with the keys that Q sends, and none have arrived")
-        return _answered(model, _of(query, residues, public)).cipher.data
+        return residues(_answered(model, _of(query, data, public)).cipher)
 
-    def decrypted(residues: torch.Tensor) -> torch.Tensor:
-        if residues.is_meta:
+    def decrypted(data: torch.Tensor) -> torch.Tensor:
+        if data.is_meta:
             return torch.empty(form.full_shape, dtype=form.float_dtype, device="meta")
         if keys is None:
             raise MissingKeyError("the querying party decrypts with keys of its own, and has none")
-        return _of(form, residues, keys.public).decrypt(keys.secret)
+        return _of(form, data, keys.public).decrypt(keys.secret)
 
     return encrypted, evaluated, decrypted
 
@@ -323,6 +324,6 @@ def _answered(model: nn.Module, query: CKKSTensor) -> CKKSTensor:
         return rerandomised(model(query))
 
 
-def _of(form: CKKSTensor, residues: torch.Tensor, keys: PublicKeys) -> CKKSTensor:
+def _of(form: CKKSTensor, data: torch.Tensor, keys: PublicKeys) -> CKKSTensor:
     """The residues as ciphertexts of this form, under keys of one's own."""
-    return CKKSTensor(replace(form.cipher, data=residues, keys=keys), form.batch, form.row_shape, form.float_dtype)
+    return CKKSTensor(replace(form.cipher, data=data, keys=keys), form.batch, form.row_shape, form.float_dtype)

@@ -10,10 +10,13 @@ import sectorch
 from sectorch import ckks
 from sectorch.choreography.ledger import Transcript
 from sectorch.ckks.module import on_shapes
+from sectorch.ckks.scheme.leaving import residues
 from sectorch.ckks.scheme.rerandomise import rerandomised
 from sectorch.errors import ArgumentError, UnsupportedOpError
 from sectorch.nn.fhe import Polynomial
 from sectorch.nn.models.small import Square
+from sectorch.protocols.capride.parties import _joined
+from sectorch.protocols.secsv.sealed import _residues
 
 F = nn.functional
 
@@ -132,6 +135,18 @@ def test_what_leaves_is_cleared_and_takes_its_level(tmp_path):
     assert not (tmp_path / "spent").exists()
     public = ckks.encrypt(torch.ones(2, 1), keys) * 0.3
     assert public.settled().levels_left == 1 and public.settled().cipher.factor == pytest.approx(0.3)
+
+
+def test_a_weight_that_waits_does_not_leave():
+    """Every place that sends residues asks `residues`: what it gives is whole, or it raises."""
+    e = ckks.encrypt(torch.ones(2, 1), ckks.keygen(1))
+    assert residues(e.cipher) is e.cipher.data
+    waits = e * torch.tensor(0.3)
+    for send in (residues, lambda c: _joined([e.cipher, c]), _residues):
+        with pytest.raises(ckks.ScaleError, match="a weight of a single number waits") as raised:
+            send(waits.cipher)
+        assert "0.3" not in str(raised.value)
+    assert residues(waits.settled().cipher).shape[2] == 1
 
 
 def test_shares_of_a_product_with_a_weight(keys):
