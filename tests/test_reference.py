@@ -301,3 +301,9 @@ def test_the_model_is_not_changed():
     before = copy.deepcopy(model.state_dict())
     sectorch.reference(model)(x)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_a_reference_takes_a_scheme():
+    for wrong in (16, torch.float32):
+        with pytest.raises(sectorch.errors.ArgumentError, match=r"reference\(\) takes a Scheme"):
+            sectorch.reference(nn.Linear(2, 2).eval(), wrong)

@@ -33,7 +33,7 @@ from .errors import KeyMismatchError, ScaleError, SlotError
 from .scheme.bounds import SIGMAS, fresh_error, held
 from .scheme.cipher import Cipher
 from .scheme.keys import Keys, PublicKeys, SecretKey
-from .scheme.leaving import cleared
+from .scheme.leaving import cleared, residues
 from .scheme.levels import drop_to, settle
 from .scheme.modular import dot, minus_, plus_, times_
 from .scheme.ntt import transform
@@ -198,7 +198,7 @@ def to_shares(
     with session.operation(party) as net:
         high, low = net.fresh(net.A, _mask, (c.count, p.degree), bits)
         fresh = net.fresh(net.A, zeros, c)
-        at_S = _open_masked(net, compute(masked, net.own(net.A, c.data), fresh, high, low), decrypted)
+        at_S = _open_masked(net, compute(masked, net.own(net.A, residues(c)), fresh, high, low), decrypted)
         at_A = compute(half, high, low)
         return SharedTensor(Shares(at_A, at_S), scale_bits, session, party, scheme, e.float_dtype)
 

@@ -20,10 +20,12 @@ from ..choreography.located import compute
 from ..errors import ArgumentError, SectorchError, ShapeError, TrainingModeError, UnsupportedOpError
 from ..session import Session, default_session
 from .errors import LevelError, MemoryBudgetError, MissingKeyError, ScaleError
-from .scheme.keys import Keys, PublicKeys, keygen
+from .scheme.keys import Keys, PublicKeys, keys_for
+from .scheme.leaving import residues
 from .scheme.memory import limit
-from .scheme.parameters import VALUE_BOUND, Parameters
+from .scheme.parameters import VALUE_BOUND, Parameters, choose
 from .scheme.rerandomise import rerandomised
+from .tensor.blank import blank
 from .tensor.encrypted import CKKSTensor, encrypt
 from .tensor.explain import Report, explain
 
@@ -79,7 +81,23 @@ def tell_chain(net: Net, wanted: Located) -> Located:
     The depth follows from the architecture; the bits, or one level more, from the largest sums of A's weights
     (`explain.LADDER`). Rounds 2, 32 bytes, once for the keys.
     """
-    return wanted.send(net.A, net.S, "chain").send(net.S, net.Q, "chain_forwarded").at("Q")
+    return wanted.send(net.A, net.S, "chain").send(net.S, net.Q, "chain_forwarded")
+
+
+@protocol(
+    "ckks_keys",
+    "CaPriDe, Algorithm 1, first loop",
+    [
+        Message("keys", "Q", "S", "a public key", shows="Q's public keys"),
+        Message("keys_forwarded", "S", "A", "a public key", shows="Q's public keys"),
+    ],
+)
+def send_keys(net: Net, keys: Located) -> Located:
+    """Q's public and relinearisation key at A (`PublicKeys.message`), by way of S: uint8.
+
+    Rounds 2; bytes: twice `PublicKeys.message_bytes`, about 32 N (primes + 1)^2, once for the keys.
+    """
+    return keys.send(net.Q, net.S, "keys").send(net.S, net.A, "keys_forwarded").at("A")
 
 
 def on_shapes(model: nn.Module) -> nn.Module:
@@ -93,24 +111,14 @@ def _meta(tensor: torch.Tensor) -> torch.Tensor:
     return nn.Parameter(blank, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else blank
 
 
-def parts(
-    model: nn.Module, keys: Keys | PublicKeys, x: torch.Tensor, bound: float = VALUE_BOUND
-) -> tuple[Callable, Callable, Callable]:
-    """What `ask` takes for a query of x's shape and dtype: encrypt, evaluate, decrypt.
-
-    Args:
-        model: A's, with its weights; at the others its architecture on shapes (`torch.device("meta")`).
-        keys: Q's; at the others the public half.
+def answer_form(model: nn.Module, parameters: Parameters, x: torch.Tensor) -> CKKSTensor:
+    """The answer to a query of x's shape and dtype, on shapes: everybody works it out of the architecture.
 
     Raises:
         UnsupportedOpError: which operations the model makes of its input depends on its weights.
-        SectorchError: as the model run on encrypted values.
     """
-    public = keys.public if isinstance(keys, Keys) else keys
-    like = torch.empty_like(x, device="meta")
-    query = encrypt(like, public, bound=bound)
     try:
-        form = _answered(on_shapes(model), encrypt(like, public, bound=None))
+        return _answered(on_shapes(model), blank(x, parameters, None))
     except (RuntimeError, NotImplementedError) as error:
         if isinstance(error, SectorchError):
             raise
@@ -119,18 +127,46 @@ def parts(
             f"Multiply by a weight's tensor, not by a Python number made of it"
         ) from None
 
+
+def parts(
+    model: nn.Module, parameters: Parameters, keys: Keys | None, public: PublicKeys | None, x: torch.Tensor,
+    bound: float = VALUE_BOUND,
+) -> tuple[Callable, Callable, Callable]:  # fmt: skip
+    """What `ask` takes for a query of x's shape and dtype: encrypt, evaluate, decrypt.
+
+    Args:
+        model: A's, with its weights; at the others its architecture on shapes (`torch.device("meta")`).
+        parameters: of the keys; public.
+        keys: at Q.
+        public: at A, as Q sent them.
+
+    Raises:
+        UnsupportedOpError: which operations the model makes of its input depends on its weights.
+        SectorchError: as the model run on encrypted values.
+    """
+    query = blank(x, parameters, bound)
+    form = answer_form(model, parameters, x)
+
     def encrypted(values: torch.Tensor) -> torch.Tensor:
-        return encrypt(values, keys, bound=bound).cipher.data
+        if values.is_meta:
+            return query.cipher.data
+        if keys is None:
+            raise MissingKeyError("the querying party encrypts under keys of its own, and has none")
+        return residues(encrypt(values, keys, bound=bound).cipher)
 
-    def evaluated(residues: torch.Tensor) -> torch.Tensor:
-        return form.cipher.data if residues.is_meta else _answered(model, _of(query, residues)).cipher.data
+    def evaluated(data: torch.Tensor) -> torch.Tensor:
+        if data.is_meta:
+            return residues(form.cipher)
+        if public is None:
+            raise MissingKeyError("the answering party evaluates with the keys that Q sends, and none have arrived")
+        return residues(_answered(model, _of(query, data, public)).cipher)
 
-    def decrypted(residues: torch.Tensor) -> torch.Tensor:
-        if residues.is_meta:
+    def decrypted(data: torch.Tensor) -> torch.Tensor:
+        if data.is_meta:
             return torch.empty(form.full_shape, dtype=form.float_dtype, device="meta")
-        if not isinstance(keys, Keys):
-            raise MissingKeyError("an answer is decrypted with the secret key, and these are the public ones")
-        return _of(form, residues).decrypt(keys.secret)
+        if keys is None:
+            raise MissingKeyError("the querying party decrypts with keys of its own, and has none")
+        return _of(form, data, keys.public).decrypt(keys.secret)
 
     return encrypted, evaluated, decrypted
 
@@ -139,23 +175,27 @@ class CKKSModule(nn.Module):
     """Called with Q's plain tensor [batch, ...], gives the plain result, as Q decrypts it; with a CKKSTensor, a
     CKKSTensor.
 
-    A knows bounds on its values, layer by layer, from the weights; the answer carries none of them. For keys made on
-    the first call A tells Q which of four chains the model needs (`tell_chain`).
+    A knows bounds on its values, layer by layer, from the weights; the answer carries none of them. On the first call
+    Q sends A its public keys (`send_keys`), of which A evaluates; for keys that are made there, A first tells Q which
+    of four chains the model needs (`tell_chain`).
 
     Q learns the result with its error, A the shapes; the answer is rerandomised, so that its ciphertexts show Q nothing
     of the weights beyond the result and the size of its error (`rerandomise.py`). A batch beyond the slots is cut.
 
     Args:
-        model: FHE-friendly, in evaluation mode; its weights stay with A in plain.
-        keys: Q's; made on the first call, to the depth that `explain` finds, unless given.
-        session, party: where the messages are counted (`sectorch.profile`) and who answers; the process's default
-            session unless named. All parties are in this process.
+        model: FHE-friendly, in evaluation mode; its weights stay with A in plain. Where A is not, its architecture on
+            shapes (`torch.device("meta")`), as the input is where Q is not.
+        keys: Q's; made on the first call, to the depth that `explain` finds, unless given. Where Q is not, their
+            `Parameters`, if Q has made them.
+        session, party: who takes part, and who answers; the process's default session, with all parties in this
+            process, unless named.
         bound: on the inputs' values; A is told it (`encrypt`).
 
     Raises on a call, before anything is encrypted:
         LevelError: the chain is too short; the layer is named.
         ScaleError: an input beyond the bound, or a layer whose values a level of the chain may not hold.
         MemoryBudgetError: with the estimate.
+        SerialisationError: at A: what came are no keys of these parameters.
     """
 
     model: nn.Module
@@ -164,7 +204,7 @@ class CKKSModule(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        keys: Keys | None = None,
+        keys: Keys | Parameters | None = None,
         *,
         session: Session | None = None,
         party: Party | None = None,
@@ -174,11 +214,21 @@ class CKKSModule(nn.Module):
         self.bound = bound
         if any(m.training for m in model.modules()):
             raise TrainingModeError("the model is in training mode; call model.eval() first")
-        self.__dict__["model"], self.__dict__["keys"] = model, keys
         self.session = session or default_session()
         self.party = self.session.answering_party(party)
-        if not self.session.complete:
-            raise ArgumentError("an encrypted model needs a session with all parties in this process")
+        self._at_Q, self._at_A = map(self.session.present, (self.session.Q, self.party))
+        if not (self._at_Q or self._at_A or self.session.present(self.session.S)):
+            raise ArgumentError("an encrypted model needs a session with a party in this process, not a dry one")
+        if not isinstance(keys, (Keys if self._at_Q else Parameters, type(None))):
+            raise ArgumentError(
+                f"keys are Q's Keys, and their Parameters in a process without Q; got {type(keys).__name__}"
+            )
+        self.__dict__["model"] = model
+        self.keys = keys if isinstance(keys, Keys) else None
+        self.key_parameters = keys.parameters if isinstance(keys, Keys) else keys
+        self._public: PublicKeys | None = None
+        """At A: what Q sent."""
+        self._keyed = False
         self.queries: list[Query] = []
         self._making = threading.Lock()  # of the keys: several threads may call the module
         super().train(False)
@@ -190,7 +240,7 @@ class CKKSModule(nn.Module):
 
     def explain(self, x: torch.Tensor) -> Report:
         """Depth, levels and memory of a call with such an input; runs nothing."""
-        return explain(self.model, x, self.keys, bound=self.bound)
+        return explain(self.model, x, self.key_parameters, bound=self.bound)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if isinstance(x, CKKSTensor):
@@ -201,16 +251,38 @@ class CKKSModule(nn.Module):
                 "an encrypted model takes a tensor whose first dimension is the batch, of at least one sample"
             )
         with self._making:
-            keys = self.keys
-            if keys is None:
-                chain = self._check(self.explain(x[: 1 << 14]))
-                wanted = torch.tensor([chain.depth, chain.integer_bits])
-                with self.session.operation(self.party) as net:
-                    told = net.read(tell_chain(net, net.own(net.A, wanted, Phase.SETUP, "chain")), net.Q)
-                depth, bits = told.tolist()
-                keys = self.__dict__["keys"] = keygen(depth, slots=min(len(x), 1 << 14), integer_bits=bits)
-        self._check(self.explain(x[: keys.parameters.slots]))
-        return torch.cat([self._query(part, keys) for part in x.split(keys.parameters.slots)])
+            parameters = self._chosen(x) if self.key_parameters is None else self.key_parameters
+            self.key_parameters = parameters
+        if self._at_A:  # what it says of the weights' sums is A's to know
+            self._check(self.explain(x[: parameters.slots]))
+        with self._making:
+            if not self._keyed:
+                answer_form(self.model, parameters, x[: parameters.slots])  # what it refuses, before a message
+                self._send_keys(parameters)
+        return torch.cat([self._query(part, parameters) for part in x.split(parameters.slots)])
+
+    def _chosen(self, x: torch.Tensor) -> Parameters:
+        """The parameters that A asks for."""
+        slots, wanted = min(len(x), 1 << 14), torch.empty(2, dtype=torch.int64, device="meta")
+        if self._at_A:
+            chain = self._check(self.explain(x[:slots]))
+            wanted = torch.tensor([chain.depth, chain.integer_bits])
+        setup = self.session.setup(self.party)
+        told = tell_chain(setup, setup.own(self.party, wanted, Phase.SETUP, "chain"))
+        depth, bits = setup.agreed(told, (self.session.Q, self.party, self.session.S)).tolist()
+        return choose(depth, slots=slots, integer_bits=bits)
+
+    def _send_keys(self, parameters: Parameters) -> None:
+        """Q makes its keys, unless it has them, and A gets the public ones."""
+        message = torch.empty(PublicKeys.message_bytes(parameters), dtype=torch.uint8, device="meta")
+        if self._at_Q:
+            self.keys = self.keys or keys_for(parameters)
+            message = self.keys.public.message()
+        setup = self.session.setup(self.party)
+        came = setup.read(send_keys(setup, setup.own(self.session.Q, message, Phase.SETUP, "keys")), self.party)
+        if self._at_A:
+            self._public = PublicKeys.from_message(parameters, came)
+        self._keyed = True
 
     def _check(self, report: Report) -> Parameters:
         if report.runs_out:
@@ -227,7 +299,7 @@ class CKKSModule(nn.Module):
             )
         return report.parameters
 
-    def _query(self, x: torch.Tensor, keys: Keys) -> torch.Tensor:
+    def _query(self, x: torch.Tensor, parameters: Parameters) -> torch.Tensor:
         times, sizes = [time.perf_counter()], []
 
         def timed(part: Callable) -> Callable:
@@ -240,7 +312,7 @@ class CKKSModule(nn.Module):
             return run
 
         with self.session.operation(self.party) as net:
-            own = map(timed, parts(self.model, keys, x, self.bound))
+            own = map(timed, parts(self.model, parameters, self.keys, self._public, x, self.bound))
             y = net.read(ask(net, net.own(net.Q, x), *own), net.Q)
         encrypting, evaluating, decrypting = (b - a for a, b in itertools.pairwise(times))
         self.queries.append(Query(encrypting, evaluating, decrypting, sizes[0], sizes[1]))
@@ -252,6 +324,6 @@ def _answered(model: nn.Module, query: CKKSTensor) -> CKKSTensor:
         return rerandomised(model(query))
 
 
-def _of(form: CKKSTensor, residues: torch.Tensor) -> CKKSTensor:
-    """The residues as ciphertexts of this form."""
-    return CKKSTensor(replace(form.cipher, data=residues), form.batch, form.row_shape, form.float_dtype)
+def _of(form: CKKSTensor, data: torch.Tensor, keys: PublicKeys) -> CKKSTensor:
+    """The residues as ciphertexts of this form, under keys of one's own."""
+    return CKKSTensor(replace(form.cipher, data=data, keys=keys), form.batch, form.row_shape, form.float_dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ..ring.scheme import named_scheme
 from ..session import Session
 from ..tensor import Scheme
 from .accept import check_model, device_of
@@ -31,9 +32,9 @@ def reference(
     results are the same, and the secure run leaks.
 
     Raises:
-        SectorchError: what `secure` raises.
+        ArgumentError: no Scheme. SectorchError: what `secure` raises.
     """
-    scheme = scheme or Scheme()
+    scheme = named_scheme("reference", scheme, {})
     if calibrate is not None:
         check_model(model, device_of(model))
         scheme = calibrated(model, calibrate, scheme)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from apart import in_threads, runtime_of
 from torch import nn
 
 import sectorch
 from sectorch import ckks
 from sectorch.choreography.ledger import Transcript
-from sectorch.ckks.module import ask, on_shapes, parts
+from sectorch.ckks.module import on_shapes
+from sectorch.ckks.scheme.leaving import residues
 from sectorch.ckks.scheme.rerandomise import rerandomised
 from sectorch.errors import ArgumentError, UnsupportedOpError
 from sectorch.nn.fhe import Polynomial
 from sectorch.nn.models.small import Square
-from sectorch.session import A, Party, Q, S
+from sectorch.protocols.capride.parties import _joined
+from sectorch.protocols.secsv.sealed import _residues
 
 F = nn.functional
 
@@ -136,6 +137,18 @@ def test_what_leaves_is_cleared_and_takes_its_level(tmp_path):
     assert public.settled().levels_left == 1 and public.settled().cipher.factor == pytest.approx(0.3)
 
 
+def test_a_weight_that_waits_does_not_leave():
+    """Every place that sends residues asks `residues`: what it gives is whole, or it raises."""
+    e = ckks.encrypt(torch.ones(2, 1), ckks.keygen(1))
+    assert residues(e.cipher) is e.cipher.data
+    waits = e * torch.tensor(0.3)
+    for send in (residues, lambda c: _joined([e.cipher, c]), _residues):
+        with pytest.raises(ckks.ScaleError, match="a weight of a single number waits") as raised:
+            send(waits.cipher)
+        assert "0.3" not in str(raised.value)
+    assert residues(waits.settled().cipher).shape[2] == 1
+
+
 def test_shares_of_a_product_with_a_weight(keys):
     x = torch.rand(3, 2)
     shared = ckks.to_shares(ckks.encrypt(x, keys) * torch.tensor(0.3), keys.secret)
@@ -174,25 +187,3 @@ def test_which_chain_a_model_needs_is_a_message():
     assert p.integer_bits > 8
     wanted = [p.depth, p.integer_bits]
     assert told == [("chain", "A", "S", wanted), ("chain_forwarded", "S", "Q", wanted)]
-
-
-@pytest.mark.parametrize("name", ["all kinds", "numbers in a row", "layers"])
-def test_q_a_and_s_apart(name):
-    """Each with a session, a runtime and a model of its own: A's has the weights, the others' shapes."""
-    make, shape = MODELS[name]
-    x, model = torch.rand(5, *shape) - 0.5, filled(make(), 4)
-    with torch.device("meta"):
-        blank = make().eval()
-    keys = ckks.keygen(ckks.explain(blank, x).depth, integer_bits=20)
-    meta = x.to("meta")
-    brought = {"Q": (blank, keys, x), "A": (model, keys.public, meta), "S": (blank, keys.public, meta)}
-
-    def party(me: Party, ends: dict) -> torch.Tensor:
-        session = sectorch.Session(runtime=runtime_of(me, ends))
-        own, held, values = brought[me.name]
-        with session.call(session.answering[0]) as net:
-            return net.read(ask(net, net.own(net.Q, values), *parts(own, held, values, 1.0)), net.Q)
-
-    found = in_threads([(Q, S), (A, S)], party)
-    assert found["A"].is_meta and found["S"].is_meta
-    assert torch.allclose(found["Q"], model(x), atol=1e-2)

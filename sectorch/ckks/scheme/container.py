@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Mapping
 from os import PathLike
 
 from ..errors import SerialisationError
@@ -15,7 +16,7 @@ _LARGEST_HEAD = 1 << 24
 
 
 def write_container(
-    path: str | PathLike, kind: str, meta: dict, blobs: dict[str, bytes], private: bool = False
+    path: str | PathLike, kind: str, meta: dict, blobs: Mapping[str, bytes | memoryview], private: bool = False
 ) -> None:
     """Write magic, head and blobs. A private file is made readable to its owner alone."""
     head = json.dumps({"kind": kind, "meta": meta, "blobs": [[n, len(b)] for n, b in blobs.items()]}).encode()

@@ -21,7 +21,7 @@ from ...errors import SecretAccessError
 from ..errors import KeyMismatchError, MissingKeyError
 from .container import read_container, write_container
 from .parameters import INTEGER_BITS, Parameters, choose
-from .seal import Context, context_of, key_sizes, loaded, saved, unpacked
+from .seal import Blob, Context, context_of, key_sizes, loaded, saved, unpack
 
 
 def _parameters_of(meta: dict) -> Parameters:
@@ -44,21 +44,20 @@ class SwitchingKey:
 
 
 class PublicKeys:
-    """What A and whoever encrypts to Q hold. Nothing in it helps to decrypt."""
+    """What A and whoever encrypts to Q hold. Nothing in it helps to decrypt.
 
-    def __init__(self, parameters: Parameters, public: bytes, relin: bytes | None, galois: bytes | None):
+    Args:
+        key: the public key as SEAL's object.
+        relin, galois: keys that SEAL made or has accepted (`_accepted`).
+    """
+
+    def __init__(self, parameters: Parameters, key: Any, relin: Blob | None, galois: Blob | None):
         self.parameters = parameters
         self.context: Context = context_of(parameters)
+        public = saved(key)
         self.identity = hashlib.sha256(public).hexdigest()[:32]
-        self._public = loaded(sealapi.PublicKey(), self.context, public, "public key")
-        for key, blob, what in (
-            (sealapi.RelinKeys(), relin, "relinearisation key"),
-            (sealapi.GaloisKeys(), galois, "rotation keys"),
-        ):
-            if blob:
-                loaded(key, self.context, blob, what)
-        self._bytes = {"public": public, "relin": relin, "galois": galois}
-        self.encryptor = sealapi.Encryptor(self.context.seal, self._public)
+        self._bytes: dict[str, Blob | None] = {"public": public, "relin": relin, "galois": galois}
+        self.encryptor = sealapi.Encryptor(self.context.seal, key)
 
     def __repr__(self) -> str:
         return f"PublicKeys({self.identity[:8]}, {self.parameters})"
@@ -66,9 +65,13 @@ class PublicKeys:
     @cached_property
     def relin(self) -> SwitchingKey:
         """The relinearisation key."""
-        if not self._bytes["relin"]:
+        return SwitchingKey(self.context.parse_switching_keys(self._blob("relin"))[0])
+
+    def _blob(self, name: str) -> Blob:
+        blob = self._bytes[name]
+        if not blob:
             raise MissingKeyError("products of two ciphertexts need the relinearisation key, which was not included")
-        return SwitchingKey(self.context.parse_switching_keys(self._bytes["relin"])[0])
+        return blob
 
     @cached_property
     def _rotations(self) -> dict[int, np.ndarray]:
@@ -87,14 +90,22 @@ class PublicKeys:
         """Bytes to send, once."""
         return sum(len(b) for b in self._bytes.values() if b)
 
-    def blobs(self) -> dict[str, bytes]:
+    def blobs(self) -> dict[str, Blob]:
         """The keys as SEAL serialises them."""
         return {name: b for name, b in self._bytes.items() if b}
 
     def message(self) -> torch.Tensor:
-        """The public and the relinearisation key as a message: uint8, of the length that `message_bytes` gives."""
-        both = unpacked(self._bytes["public"]) + unpacked(self._bytes["relin"])
-        return torch.frombuffer(bytearray(both), dtype=torch.uint8)
+        """The public and the relinearisation key as a message: uint8, of the length that `message_bytes` gives.
+
+        Raises:
+            MissingKeyError: there is no relinearisation key.
+        """
+        message = torch.empty(self.message_bytes(self.parameters), dtype=torch.uint8)
+        into, at = message.numpy().data, 0
+        for name, length in zip(("public", "relin"), key_sizes(self.parameters), strict=True):
+            unpack(self._blob(name), into[at : at + length])
+            at += length
+        return message
 
     @staticmethod
     def message_bytes(parameters: Parameters) -> int:
@@ -103,14 +114,28 @@ class PublicKeys:
 
     @classmethod
     def from_message(cls, parameters: Parameters, message: torch.Tensor) -> PublicKeys:
-        """The keys that were sent, of the identity that they have at their owner.
+        """The keys that were sent, of the identity that they have at their owner. They keep the message, uncopied.
 
         Raises:
             SerialisationError: SEAL does not accept them for these parameters.
         """
-        content, length = message.numpy().tobytes(), key_sizes(parameters)[0]
-        public = loaded(sealapi.PublicKey(), context_of(parameters), content[:length], "public key")
-        return cls(parameters, saved(public), content[length:], None)
+        content, length = message.contiguous().numpy().data, key_sizes(parameters)[0]
+        return cls._accepted(parameters, content[:length], content[length:], None)
+
+    @classmethod
+    def _accepted(cls, parameters: Parameters, public: Blob, relin: Blob | None, galois: Blob | None) -> PublicKeys:
+        """Keys that another party, or a file, gave.
+
+        Raises:
+            SerialisationError: SEAL does not accept them for these parameters.
+        """
+        context = context_of(parameters)
+        key = loaded(sealapi.PublicKey(), context, public, "public key")
+        if relin:
+            loaded(sealapi.RelinKeys(), context, relin, "relinearisation key")
+        if galois:
+            loaded(sealapi.GaloisKeys(), context, galois, "rotation keys")
+        return cls(parameters, key, relin, galois)
 
     def save(self, path: str | PathLike) -> None:
         """Write the public keys; they are safe to hand out."""
@@ -125,7 +150,7 @@ class PublicKeys:
 
     @classmethod
     def from_blobs(cls, meta: dict, blobs: dict[str, bytes]) -> PublicKeys:
-        return cls(_parameters_of(meta), blobs["public"], blobs.get("relin"), blobs.get("galois"))
+        return cls._accepted(_parameters_of(meta), blobs["public"], blobs.get("relin"), blobs.get("galois"))
 
 
 class SecretKey:
@@ -214,7 +239,12 @@ def keygen(
     Raises:
         SecurityLevelError: no secure parameters for what was asked.
     """
-    parameters = choose(depth, slots=slots, scale_bits=scale_bits, integer_bits=integer_bits, degree=degree)
+    chosen = choose(depth, slots=slots, scale_bits=scale_bits, integer_bits=integer_bits, degree=degree)
+    return keys_for(chosen, rotations)
+
+
+def keys_for(parameters: Parameters, rotations: Iterable[int] = ()) -> Keys:
+    """What `keygen` makes, of parameters that are known."""
     context = context_of(parameters)
     generator = sealapi.KeyGenerator(context.seal)
     public, relin = sealapi.PublicKey(), sealapi.RelinKeys()
@@ -229,5 +259,5 @@ def keygen(
         # A rotation to the left by s is the automorphism X -> X^(3^s) of the ring.
         elements = [pow(3, step % parameters.slots, 2 * parameters.degree) for step in steps]
         generator.create_galois_keys(elements, galois)
-    halves = PublicKeys(parameters, saved(public), saved(relin), galois and saved(galois))
+    halves = PublicKeys(parameters, public, saved(relin), galois and saved(galois))
     return Keys(halves, SecretKey(parameters, halves.identity, generator.secret_key()))

@@ -15,7 +15,7 @@ import os
 import struct
 import threading
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ _HEADER = struct.Struct("<HBBBBHQ")
 _BODY = struct.Struct("<32sBQQQdQ")
 _MAGIC, _VERSION_MAJOR = 0xA15E, 4
 _PLAIN, _ZSTD = 0, 2
+Blob: TypeAlias = bytes | memoryview
+"""What SEAL wrote. A part of a message is looked at where it lies: keys are tens of megabytes."""
 
 
 class _Memory(threading.local):
@@ -63,10 +65,16 @@ def saved(thing: Any) -> bytes:
     return _memory.read()
 
 
-def unpacked(content: bytes) -> bytes:
-    """One of SEAL's keys without compression: so many bytes, whatever the key is."""
-    body = _inflated(content, 6 * len(content) + 4096)  # residues have 12 bits of 64 at least
-    return _header(_HEADER.size + len(body)) + body
+def unpack(content: Blob, into: memoryview) -> None:
+    """Write one of SEAL's keys without compression: the bytes of `key_sizes`, whatever the key is.
+
+    Raises:
+        SerialisationError: a key of another length.
+    """
+    body = _inflated(content, len(into) - _HEADER.size)
+    if len(body) != len(into) - _HEADER.size:
+        raise SerialisationError(f"a key of {len(body)} bytes where {len(into) - _HEADER.size} were expected")
+    into[: _HEADER.size], into[_HEADER.size :] = _header(len(into)), body
 
 
 def key_sizes(parameters: Parameters) -> tuple[int, int]:
@@ -76,7 +84,7 @@ def key_sizes(parameters: Parameters) -> tuple[int, int]:
     return one, _HEADER.size + 32 + 8 + 8 + pieces * one
 
 
-def loaded(thing: Any, context: Context, content: bytes, what: str) -> Any:
+def loaded(thing: Any, context: Context, content: Blob, what: str) -> Any:
     """Load one of SEAL's objects, with SEAL's own validity check.
 
     Raises:
@@ -148,7 +156,7 @@ class Context:
         count = (level + 1) * self.parameters.degree
         return _words(body, len(body) - 8 * count - _HEADER.size - 8, count).reshape(level + 1, -1)
 
-    def parse_switching_keys(self, content: bytes) -> dict[int, np.ndarray]:
+    def parse_switching_keys(self, content: Blob) -> dict[int, np.ndarray]:
         """SEAL's serialised RelinKeys or GaloisKeys -> by index the residues [primes, 2, primes + 1, N], special last.
 
         Raises:
@@ -210,7 +218,7 @@ def _version_minor() -> int:
     return _HEADER.unpack_from(saved(sealapi.EncryptionParameters(sealapi.SCHEME_TYPE.CKKS)))[3]
 
 
-def _inflated(content: bytes, largest: int) -> bytes:
+def _inflated(content: Blob, largest: int) -> Blob:
     """The body of one of SEAL's objects, at most `largest` bytes of it."""
     if len(content) < _HEADER.size:
         raise SerialisationError("the bytes are too short for a SEAL object")
@@ -232,7 +240,7 @@ def _inflated(content: bytes, largest: int) -> bytes:
     return out
 
 
-def _words(body: bytes, start: int, count: int) -> np.ndarray:
+def _words(body: Blob, start: int, count: int) -> np.ndarray:
     if len(body) != start + _HEADER.size + 8 + 8 * count:
         raise SerialisationError("the length of the bytes does not fit the shape that they state")
     (stated,) = struct.unpack_from("<Q", body, start + _HEADER.size)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -17,12 +15,12 @@ from torch import nn
 
 from ...errors import ArgumentError, SectorchError
 from ..errors import LevelError, ScaleError, SecurityLevelError
-from ..scheme.bounds import capacity, fresh_error
-from ..scheme.cipher import Cipher
-from ..scheme.keys import Keys, PublicKeys, SwitchingKey
+from ..scheme.bounds import capacity
+from ..scheme.keys import Keys, PublicKeys
 from ..scheme.leaving import cleared
-from ..scheme.memory import metered, room
+from ..scheme.memory import metered
 from ..scheme.parameters import INTEGER_BITS, VALUE_BOUND, Parameters, choose
+from .blank import blank
 from .encrypted import CKKSTensor
 from .table import observed
 
@@ -96,26 +94,11 @@ def _step(layer: str, name: str, e: CKKSTensor) -> Step:
     return Step(layer, name, tuple(e.full_shape), c.count, c.left, e.ciphertext_bytes, c.bound, c.error_bound, room)
 
 
-class _OnShapes(PublicKeys):
-    """What a run on shapes asks of keys: their parameters."""
-
-    def __init__(self, parameters: Any):
-        self.parameters, self.identity = parameters, "dry run"
-
-    @cached_property
-    def relin(self) -> SwitchingKey:
-        return SwitchingKey(np.empty(0, np.int64))
-
-
 def _dry_run(
     model: nn.Module, x: torch.Tensor, parameters: Any, bound: float
 ) -> tuple[list[Step], CKKSTensor | None, SectorchError | None]:
     """The model on shapes alone: the handlers run, and no ciphertext exists."""
-    keys = _OnShapes(parameters)
-    rows = math.prod(x.shape[1:])
-    data = room((rows, 2, parameters.depth + 1, parameters.degree), True, "encrypting")
-    error = fresh_error(parameters.degree, parameters.scales[parameters.depth])
-    e = CKKSTensor(Cipher(data, keys, largest=bound, error=error), x.shape[0], tuple(x.shape[1:]), x.dtype)
+    e = blank(x, parameters, bound)
     steps = [_step("input", "encrypt", e)]
 
     def watch(name: str, layer: str | None, result: Any) -> None:

@@ -74,8 +74,9 @@ def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight) -
     depend on the query. A receives x_S - b and S receives a*b - c_A: uniform to them.
     """
     D, A, S = net.D, net.A, net.S
-    tiled = isinstance(product, Tiled) and product.tiled(x.shape, weight.shape)
-    omega_tiles, a_tiles, masked_tiles = weight.tiles(setup, product) if tiled else (None, None, None)
+    omega_tiles = a_tiles = masked_tiles = None
+    if isinstance(product, Tiled) and product.tiled(x.shape, weight.shape):
+        omega_tiles, a_tiles, masked_tiles = weight.tiles(setup, product)
 
     b = net.common(S, D, x.shape, "b")
     c = compute(product, b, weight.a, a_tiles)

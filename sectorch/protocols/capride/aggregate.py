@@ -29,6 +29,7 @@ from ... import ckks
 from ...ckks.scheme.bounds import fresh_error
 from ...ckks.scheme.cipher import Cipher
 from ...ckks.scheme.flood import coefficient_error
+from ...ckks.scheme.leaving import residues
 from ...ckks.scheme.ntt import transform
 from .errors import CorruptedCiphertextError
 
@@ -180,10 +181,11 @@ def seal(products: ckks.CKKSTensor, count: int, flood_bits: float) -> torch.Tens
     c = ckks.rerandomised(products, flood_bits=flood_bits).cipher
     if c.level:
         raise ckks.LevelError(f"aggregates are of one prime, and {c.level + 1} are left; multiply at the first level")
-    degree, q = c.data.shape[3], c.primes[0]
+    data, q = residues(c), c.primes[0]
+    degree = data.shape[3]
     stride = degree // (2 * count)
-    constants = transform(degree, q).inverse(c.data[:, 0, 0].contiguous())[:, ::stride]
-    return torch.cat([constants, c.data[:, 1, 0]], 1)
+    constants = transform(degree, q).inverse(data[:, 0, 0].contiguous())[:, ::stride]
+    return torch.cat([constants, data[:, 1, 0]], 1)
 
 
 def unseal(sealed: torch.Tensor, keys: ckks.Keys, factor: float = 1.0) -> torch.Tensor:

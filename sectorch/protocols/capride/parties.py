@@ -10,7 +10,7 @@ from torch import nn
 
 from ... import ckks
 from ...ckks.scheme.cipher import Cipher
-from ...ckks.scheme.leaving import cleared
+from ...ckks.scheme.leaving import cleared, residues
 from ...ckks.scheme.levels import settle
 from ...ckks.scheme.multiply import prepared
 from ...ckks.scheme.parameters import INTEGER_BITS
@@ -123,7 +123,8 @@ class Peer:
 
 def _joined(parts: Sequence[Cipher]) -> torch.Tensor:
     """The residues of all chunks together."""
-    return parts[0].data if len(parts) == 1 else torch.cat([part.data for part in parts])
+    found = [residues(part) for part in parts]
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def _added(total: ckks.CKKSTensor, part: ckks.CKKSTensor) -> ckks.CKKSTensor:

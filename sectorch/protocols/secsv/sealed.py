@@ -16,6 +16,7 @@ from ...choreography import Located, Net, Party, shaped
 from ...ckks import CKKSTensor, EncryptedMatrix
 from ...ckks.linalg.matrices import Operand
 from ...ckks.scheme.cipher import Cipher
+from ...ckks.scheme.leaving import residues
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def _opened(value: Any, content: Any) -> Any:
 
 
 def _residues(value: Any) -> torch.Tensor:
-    parts = [cipher.data for cipher in _ciphers(value)]
+    parts = [residues(cipher) for cipher in _ciphers(value)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
