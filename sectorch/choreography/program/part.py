@@ -9,8 +9,8 @@ between others stay in it, for observers are told of them too.
 from __future__ import annotations
 
 import operator
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import BuiltinFunctionType
 from typing import Any, final
@@ -114,7 +114,7 @@ class Part:
         made = {slot for line in lines for _, slot in line.outputs}
         self._results = [_result(y, made, program.call) for y in program.leaves]
         learned = {slot for slot in self._results if type(slot) is not Fixed}
-        lines = _in_place(_needed(lines, learned), learned)
+        lines = _sends_first(_in_place(_needed(lines, learned), learned), here)
         offline = [line for line in lines if line.step.phase != Phase.ONLINE]
         online = [line for line in lines if line.step.phase == Phase.ONLINE]
         first = {slot for line in offline for _, slot in line.outputs}
@@ -288,6 +288,40 @@ def _in_place(lines: list[Line], kept: set[Slot]) -> list[Line]:
         if fresh.get(first) == phase and uses[first] == 1 and first not in kept:
             line.step = replace(line.step, f=instead)
     return lines
+
+
+PASSED = 4 << 20
+"""Bytes sent past a message that is waited for, beyond which nothing more is begun; a quarter of a channel's window."""
+BESIDE = 2 << 10
+"""More than what a message takes beside its bytes."""
+
+
+def _sends_first(lines: list[Line], here: frozenset[Party]) -> list[Line]:
+    """The steps; a message from elsewhere is waited for where it is needed, and what does not need it comes before.
+
+    Two parties that open a value to each other so send at the same time, where one would answer the other. What is
+    waited for keeps its order, and so does what is sent. Nobody waits in a circle: take, of the messages that somebody
+    has not read, the first in the program's order. Its sender waits for none before it. Its reader has read all before
+    it, and sends past it only what a channel takes although nobody reads.
+    """
+    found: list[Line] = []
+    waiting: deque[tuple[Line, int]] = deque()
+    sent = 0
+    for line in lines:
+        header = line.step.header if isinstance(line.step, Move) else None
+        if header is not None and header.dst in here and header.src not in here:
+            waiting.append((line, sent))
+            continue
+        sends = header is not None and header.src in here
+        while waiting and (_makes(waiting, line.needed) or (sends and sent - waiting[0][1] > PASSED)):
+            found.append(waiting.popleft()[0])
+        found.append(line)
+        sent += header.bytes + BESIDE if header is not None and sends else 0
+    return found + [line for line, _ in waiting]
+
+
+def _makes(waiting: Iterable[tuple[Line, int]], needed: set[Slot]) -> bool:
+    return any(slot in needed for line, _ in waiting for _, slot in line.outputs)
 
 
 def with_drops(lines: list[Line], kept: set[Slot]) -> list[Line]:

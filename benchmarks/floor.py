@@ -1,0 +1,242 @@
+"""What the messages of a prediction take without its arithmetic, by what carries them: the floor of three processes.
+
+    python benchmarks/floor.py                     # LeNet, one image
+    python benchmarks/floor.py --net vgg7 --batch 1 --repeats 100
+
+Q, A and S are processes. They send each other what a prediction does, as many bytes in as many messages: each sends
+what it can before it waits. `tls` is the standard library's TLS on a socket, read and written by the thread that needs
+it; `grpc` a bare stream, read by that thread and written from a queue; `channel` what sectorch uses, with its frames
+and their checks. All authenticate both ends. Milliseconds are of the clock at Q (quartiles) and of the processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import socket
+import ssl
+import statistics
+import tempfile
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from queue import SimpleQueue
+
+import grpc
+import torch
+
+from sectorch.choreography.net import Party, Phase
+from sectorch.choreography.run.party import PartyRuntime
+from sectorch.choreography.steps import Sent
+from sectorch.network.identity.authority import make_authority
+from sectorch.network.identity.certificates import Credentials
+from sectorch.network.parties.stage import enrol, free_port
+from sectorch.network.wire.link import Link
+from sectorch.network.wire.transport import dial, listen
+
+NAMES = {"Q": "alice", "A": "clinic", "S": "server"}
+SESSION = bytes(range(16))
+
+
+def messages(net: str, batch: int) -> list[Sent]:
+    """What a prediction sends, in its order."""
+    import sectorch
+    from sectorch.network.bench import example
+
+    model, x = example(net, batch)
+    secure = sectorch.secure(model, session=sectorch.Session())
+    secure(x[:batch])
+    with sectorch.profile() as profile:
+        secure(x[:batch])
+    return [line for line in profile.ledger if line.phase != Phase.SETUP]
+
+
+def play(me: str, lines: list[Sent], send, receive) -> None:
+    """This party's messages of one prediction; it waits for a message when one of a later round is to go."""
+    waiting: deque[Sent] = deque()
+    for line in lines:
+        if line.src.role == me:
+            while waiting and waiting[0].round < line.round:
+                receive(waiting.popleft())
+            send(line)
+        elif line.dst.role == me:
+            waiting.append(line)
+    for line in waiting:
+        receive(line)
+
+
+class Tls:
+    """A socket to each neighbour; a message has its length before it."""
+
+    def __init__(self, me: str, folder: Path, port: int, parties: dict[str, Party]):
+        server = me == "S"
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_cert_chain(folder / f"{NAMES[me]}.pem", folder / f"{NAMES[me]}-key.pem")
+        context.load_verify_locations(folder / "ca.pem")
+        self._to: dict[str, ssl.SSLSocket] = {}
+        if server:
+            with socket.create_server(("localhost", port)) as listening:
+                for _ in range(2):
+                    taken = context.wrap_socket(listening.accept()[0], server_side=True)
+                    self._to[taken.recv(1).decode()] = taken
+        else:
+            self._to["S"] = context.wrap_socket(reach(port), server_hostname="localhost")
+            self._to["S"].sendall(me.encode())
+        for one in self._to.values():
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, line: Sent) -> None:
+        self._to[line.dst.role].sendall(line.bytes.to_bytes(4, "big") + bytes(line.bytes))
+
+    def receive(self, line: Sent) -> None:
+        got = memoryview(bytearray(4 + line.bytes))
+        while got:
+            got = got[self._to[line.src.role].recv_into(got) :]
+
+
+def reach(port: int) -> socket.socket:
+    while True:
+        try:
+            return socket.create_connection(("localhost", port))
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+
+
+class Bare:
+    """A bidirectional stream of bytes to each neighbour."""
+
+    def __init__(self, me: str, folder: Path, port: int, parties: dict[str, Party]):
+        files = [folder / name for name in (f"{NAMES[me]}-key.pem", f"{NAMES[me]}.pem", "ca.pem")]
+        key, certificate, authority = (file.read_bytes() for file in files)
+        self._out: dict[str, SimpleQueue] = {"S": SimpleQueue()} if me != "S" else {}
+        self._in: dict = {}
+        if me != "S":
+            reach(port).close()
+            tls = grpc.ssl_channel_credentials(authority, key, certificate)
+            self._channel = grpc.secure_channel(f"localhost:{port}", tls)
+            self._in["S"] = self._channel.stream_stream("/floor/Go")(iter(self._out["S"].get, None))
+            self._out["S"].put(me.encode())
+            return
+        from concurrent.futures import ThreadPoolExecutor
+
+        there, over = threading.Semaphore(0), threading.Event()
+
+        def handle(incoming, context):
+            who = next(incoming).decode()
+            self._in[who], self._out[who] = incoming, SimpleQueue()
+            there.release()
+            yield from iter(self._out[who].get, None)
+            over.wait()
+
+        method = grpc.stream_stream_rpc_method_handler(handle)
+        self._server = grpc.server(ThreadPoolExecutor(4))
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("floor", {"Go": method})])
+        tls = grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
+        self._server.add_secure_port(f"localhost:{port}", tls)
+        self._server.start()
+        there.acquire()
+        there.acquire()
+
+    def send(self, line: Sent) -> None:
+        self._out[line.dst.role].put(bytes(line.bytes))
+
+    def receive(self, line: Sent) -> None:
+        if len(next(self._in[line.src.role])) != line.bytes:
+            raise SystemExit("another message came")
+
+
+class Ours:
+    """Frames of sectorch over its channels, made and checked as in a prediction."""
+
+    def __init__(self, me: str, folder: Path, port: int, parties: dict[str, Party]):
+        authority = folder / "ca.pem"
+        credentials = Credentials.read(folder / f"{NAMES[me]}.pem", folder / f"{NAMES[me]}-key.pem", authority)
+        channels = {}
+        if me == "S":
+            there = threading.Semaphore(0)
+
+            def welcome(name: str) -> Link:
+                link = Link(name, lambda *_: None)
+                channels[parties[next(role for role in NAMES if NAMES[role] == name)]] = link.open(SESSION)
+                there.release()
+                return link
+
+            self._server, _ = listen(f"localhost:{port}", credentials, welcome)
+            there.acquire()
+            there.acquire()
+        else:
+            reach(port).close()
+            link = Link("server", lambda *_: None)
+            channels[parties["S"]] = link.open(SESSION)
+            self._channel = dial(f"localhost:{port}", credentials, link, 30)
+        for channel in channels.values():
+            channel.expect(1 << 28)
+        self._runtime = PartyRuntime(parties[me], SESSION, channels)
+
+    def send(self, line: Sent) -> None:
+        self._runtime.transfer(line, torch.zeros(line.shape, dtype=line.dtype))
+
+    def receive(self, line: Sent) -> None:
+        self._runtime.transfer(line, torch.empty(line.shape, dtype=line.dtype, device="meta"))
+
+
+KINDS = {"tls": Tls, "grpc": Bare, "channel": Ours}
+
+
+def party(kind: str, me: str, folder: Path, port: int, lines: list[Sent], told) -> None:
+    """A process: connects, and plays the messages whenever it is told to."""
+    torch.set_num_threads(1)
+    wire = KINDS[kind](me, folder, port, {line.src.role: line.src for line in lines})
+    told.send("ready")
+    while told.recv():
+        start, used = time.perf_counter(), time.process_time()
+        play(me, lines, wire.send, wire.receive)
+        told.send((1e3 * (time.perf_counter() - start), 1e3 * (time.process_time() - used)))
+    told.send("over")
+    told.recv()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--net", default="lenet")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=50)
+    options = parser.parse_args()
+    lines = messages(options.net, options.batch)
+    print(f"{len(lines)} messages, {sum(line.bytes for line in lines)} bytes, {max(line.round for line in lines)} rounds")
+    spawn = multiprocessing.get_context("spawn")
+    ends: dict[str, dict] = {}
+    with tempfile.TemporaryDirectory() as kept:
+        folder = Path(kept)
+        make_authority(folder)
+        for me, name in NAMES.items():
+            enrol(folder, name, hosts=("localhost",) if me == "S" else ())
+        for kind in KINDS:
+            port, ends[kind] = free_port(), {}
+            for me in NAMES:
+                ends[kind][me], end = spawn.Pipe()
+                spawn.Process(target=party, args=(kind, me, folder, port, lines, end), daemon=True).start()
+            for end in ends[kind].values():
+                end.recv()
+        taken: dict[str, list] = {kind: [] for kind in KINDS}
+        for at in range(options.repeats + 3):
+            for kind, there in ends.items():
+                for end in reversed(there.values()):  # Q, with whom it begins, last
+                    end.send(True)
+                took = {me: end.recv() for me, end in there.items()}
+                if at >= 3:
+                    taken[kind].append((took["Q"][0], *(took[me][1] for me in NAMES)))
+        for kind, rows in taken.items():
+            clock, *used = zip(*rows, strict=True)
+            low, middle, high = statistics.quantiles(clock, n=4)
+            each = ", ".join(f"{me} {statistics.median(ms):.1f}" for me, ms in zip(NAMES, used, strict=True))
+            print(f"{kind:8} {middle:6.1f} ms ({low:.1f} to {high:.1f}); of the processor {each}", flush=True)
+        for there in ends.values():
+            for end in there.values():
+                end.send(False)
+
+
+if __name__ == "__main__":
+    main()
