@@ -205,7 +205,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=50)
     options = parser.parse_args()
     lines = messages(options.net, options.batch)
-    print(f"{len(lines)} messages, {sum(line.bytes for line in lines)} bytes, {max(line.round for line in lines)} rounds")
+    size, rounds = sum(line.bytes for line in lines), max(line.round for line in lines)
+    print(f"{len(lines)} messages, {size} bytes, {rounds} rounds")
     spawn = multiprocessing.get_context("spawn")
     ends: dict[str, dict] = {}
     with tempfile.TemporaryDirectory() as kept:

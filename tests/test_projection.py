@@ -22,6 +22,7 @@ from sectorch.choreography.program.material import Material
 from sectorch.choreography.program.part import part_of
 from sectorch.choreography.program.setup import Setup
 from sectorch.choreography.roles import STAR, Cast
+from sectorch.choreography.steps import Move
 from sectorch.choreography.streams import PairKey
 from sectorch.errors import ArgumentError, DtypeError, MaterialError, SessionMismatchError, ShapeError
 from sectorch.mpc.star.linear import linear, mask_weight
@@ -154,6 +155,28 @@ def about(lines) -> list[tuple]:
     return [(m.path, m.label, m.src, m.dst, m.phase, m.round, m.shape, m.dtype) for m in lines]
 
 
+def by_edge(lines: list[tuple]) -> dict[tuple, list[tuple]]:
+    """The messages of each edge, one way, in their order: a party waits for a message no sooner than it needs it."""
+    edges: dict[tuple, list[tuple]] = {}
+    for line in lines:
+        edges.setdefault(line[2:4], []).append(line)
+    return edges
+
+
+def test_a_party_sends_before_it_waits_for_what_the_sending_does_not_need():
+    """Two that open a value to each other send at the same time; the order on each edge is the program's."""
+    case = next(case for case in CASES if str(case) == "relu")
+    program, _ = traced(Session(), case.program, case.inputs(70))
+    early = 0
+    for party in program.parties:
+        steps = [line.step for line in part_of(program, frozenset((party,)))._online]
+        own = [h for h in about(step.header for step in steps if isinstance(step, Move)) if party in h[2:4]]
+        wanted = [h for h in about(m for m in program.messages if m.phase == Phase.ONLINE) if party in h[2:4]]
+        assert by_edge(own) == by_edge(wanted)
+        early += own != wanted
+    assert early, "somebody sends before it would have to"
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if case.answering == 1], ids=str)
 def test_each_party_takes_its_part_of_a_program(case):
     """With its own inputs and keys, twice whole and ahead of the query: the declared messages, the right result."""
@@ -175,7 +198,7 @@ def test_each_party_takes_its_part_of_a_program(case):
         online = part.resume(runtime, material, 7, settled, mine)
         wanted = about(m for m in program.messages if m.phase != Phase.SETUP)
         for call in (100, 102):
-            assert about(m for m in runtime.seen if m.call == call) == wanted
+            assert by_edge(about(m for m in runtime.seen if m.call == call)) == by_edge(wanted)
         prepared = about(m for m in runtime.seen if m.call == 101)
         assert sorted(map(str, prepared)) == sorted(map(str, wanted))
         assert {m.call for m in runtime.seen[seeds + len(before) :]} <= {100, 101, 102}, "nothing is set up again"

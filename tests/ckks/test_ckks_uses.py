@@ -164,8 +164,9 @@ def test_what_nobody_shares_and_what_nobody_can_decrypt_is_refused(keys):
     with pytest.raises(ArgumentError, match="reference"):
         ckks.from_shares(alone, keys.public)
     x = torch.ones(2, 1)
-    encrypted, evaluated, decrypted = parts(nn.Linear(1, 1).eval(), keys.public, x)
-    with pytest.raises(ckks.MissingKeyError, match="secret key"):
+    encrypted, evaluated, _ = parts(nn.Linear(1, 1).eval(), keys.parameters, keys, keys.public, x)
+    *_, decrypted = parts(nn.Linear(1, 1).eval(), keys.parameters, None, keys.public, x)
+    with pytest.raises(ckks.MissingKeyError, match="decrypts with keys of its own"):
         decrypted(evaluated(encrypted(x)))
 
 
