@@ -44,6 +44,7 @@ BENCHMARKS: dict[str, str] = {
     "domains": "domains.py --points 200 --sizes 1 768 --spreads 3 --json {work}/figures.json",
     "products": "products.py",
     "network": "network.py --nets lenet --batches 1 --repeats 3 --json {work}/figures.json",
+    "network-floor": "floor.py --repeats 5",
     "network-many": "at_once.py --nets lenet cryptonets --queries 4 --clients 2",
     "network-soak": "soak.py --queries 20 --json {work}/figures.json",
     "ckks-linear": "ckks.py linear --repeats 1 --json {work}/figures.json",

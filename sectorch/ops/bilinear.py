@@ -183,12 +183,13 @@ def _times_public(
     what it scales, and its product with any activation stays in the ring.
     """
     f = context.frac_bits
-    if isinstance(value, numbers.Real) and value != 0 and math.frexp(abs(value))[0] == 0.5:
+    power_of_two = isinstance(value, numbers.Real) and value != 0 and math.frexp(abs(value))[0] == 0.5
+    if power_of_two:
         check_encodable(torch.tensor(float(value)), f, "a public operand")
         return _times_power_of_two(context, x, math.frexp(abs(value))[1] - 1, value < 0)
     check_encodable(torch.as_tensor(value), f, "a public operand")
     if not fractional(value) or (isinstance(value, float) and value == int(value)):
-        weight = encoded_public(context, value if isinstance(value, torch.Tensor) else math.trunc(value), 0)
+        weight = encoded_public(context, value if isinstance(value, torch.Tensor) else int(value), 0)
         if x.bound is None and x.scale_bits + domain_bits(context) + _magnitude(weight) > HEADROOM_BITS:
             x = settled(context, x, 0)
         return _product(context, product, x, weight, 0, sums)

@@ -128,6 +128,8 @@ def test_what_is_no_key_is_refused_by_a(wrong):
         try:
             module(values)
         except (ckks.SerialisationError, PeerLostError) as error:
+            for end in ends.values():
+                end.close()
             return [type(error), module._public, module.queries]
         return []
 
