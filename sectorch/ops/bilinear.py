@@ -174,6 +174,14 @@ def _checked_sums(value: torch.Tensor, sums: Sums, scheme: Scheme, label: str) -
     return value.new_zeros(())
 
 
+def _exponent(value: Any) -> int | None:
+    """e of a number that is 2^e or -2^e; None of anything else."""
+    if isinstance(value, numbers.Real) and value != 0:
+        mantissa, exponent = math.frexp(abs(value))
+        return exponent - 1 if mantissa == 0.5 else None
+    return None
+
+
 def _times_public(
     context: Context, product: Callable, x: SharedTensor, value: Any, sums: Sums = torch.abs
 ) -> SharedTensor:
@@ -183,10 +191,10 @@ def _times_public(
     what it scales, and its product with any activation stays in the ring.
     """
     f = context.frac_bits
-    power_of_two = isinstance(value, numbers.Real) and value != 0 and math.frexp(abs(value))[0] == 0.5
-    if power_of_two:
+    exponent = _exponent(value)
+    if exponent is not None:
         check_encodable(torch.tensor(float(value)), f, "a public operand")
-        return _times_power_of_two(context, x, math.frexp(abs(value))[1] - 1, value < 0)
+        return _times_power_of_two(context, x, exponent, value < 0)
     check_encodable(torch.as_tensor(value), f, "a public operand")
     if not fractional(value) or (isinstance(value, float) and value == int(value)):
         weight = encoded_public(context, value if isinstance(value, torch.Tensor) else int(value), 0)
