@@ -68,8 +68,13 @@ def relus():
     import torch
 
     import sectorch
-    from sectorch.mpc.star.relu import relu
-    from sectorch.mpc.star.shares import Shares
+
+    try:
+        from sectorch.mpc.star.relu import relu
+        from sectorch.mpc.star.shares import Shares
+    except ModuleNotFoundError:  # where they stood in version 0.1
+        from sectorch.mpc.relu import relu
+        from sectorch.mpc.shares import Shares
 
     session = sectorch.Session()
     x, mask = (torch.randint(-(1 << 50), 1 << 50, (RELUS,)) for _ in range(2))

@@ -195,7 +195,7 @@ def party(kind: str, me: str, folder: Path, port: int, lines: list[Sent], told) 
         play(me, lines, wire.send, wire.receive)
         told.send((1e3 * (time.perf_counter() - start), 1e3 * (time.process_time() - used)))
     told.send("over")
-    told.recv()
+    told.recv()  # nobody ends before all are over
 
 
 def main() -> None:
@@ -209,6 +209,7 @@ def main() -> None:
     print(f"{len(lines)} messages, {size} bytes, {rounds} rounds")
     spawn = multiprocessing.get_context("spawn")
     ends: dict[str, dict] = {}
+    processes = []
     with tempfile.TemporaryDirectory() as kept:
         folder = Path(kept)
         make_authority(folder)
@@ -218,7 +219,8 @@ def main() -> None:
             port, ends[kind] = free_port(), {}
             for me in NAMES:
                 ends[kind][me], end = spawn.Pipe()
-                spawn.Process(target=party, args=(kind, me, folder, port, lines, end), daemon=True).start()
+                processes.append(spawn.Process(target=party, args=(kind, me, folder, port, lines, end), daemon=True))
+                processes[-1].start()
             for end in ends[kind].values():
                 end.recv()
         taken: dict[str, list] = {kind: [] for kind in KINDS}
@@ -234,9 +236,15 @@ def main() -> None:
             low, middle, high = statistics.quantiles(clock, n=4)
             each = ", ".join(f"{me} {statistics.median(ms):.1f}" for me, ms in zip(NAMES, used, strict=True))
             print(f"{kind:8} {middle:6.1f} ms ({low:.1f} to {high:.1f}); of the processor {each}", flush=True)
-        for there in ends.values():
-            for end in there.values():
-                end.send(False)
+        every = [end for there in ends.values() for end in there.values()]
+        for end in every:
+            end.send(False)
+        for end in every:
+            end.recv()
+        for end in every:
+            end.send("end")
+        for process in processes:
+            process.join(10)
 
 
 if __name__ == "__main__":
