@@ -96,6 +96,17 @@ class Backend(Protocol):
         """Q learns x, and whether no flag is set [1]; x is zeros where one is. None where there are no flags."""
         ...
 
+    def kept(self, x: Any) -> tuple[torch.Tensor, ...]:
+        """What the parties hold of a value, each its own, read by whoever holds it: for `again` in a later call."""
+        ...
+
+    def again(self, name: str, halves: Sequence[torch.Tensor]) -> Any:
+        """A value of an earlier call, by what the parties hold of it; each brings its own, by this name."""
+
+    def brought(self, name: str, x: Any) -> dict[str, torch.Tensor]:
+        """The same halves by the names that `again` gives them in a program."""
+        ...
+
     def aggregate(
         self, terms: Sequence[tuple[Any, Any, Sequence[Any]]], guarded: bool, noise: Noise | None = None
     ) -> tuple[Any, Any]:

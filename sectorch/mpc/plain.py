@@ -58,6 +58,15 @@ class Plain(Backend):
     def reveal(self, x: T, flags: Sequence[T]) -> tuple[Located, Located | None]:
         return self._at_Q(x, [flags])
 
+    def kept(self, x: T) -> tuple[torch.Tensor, ...]:
+        return (x,)
+
+    def again(self, name: str, halves: Sequence[torch.Tensor]) -> T:
+        return halves[0]
+
+    def brought(self, name: str, x: T) -> dict[str, torch.Tensor]:
+        return {name: x}
+
     def aggregate(
         self, terms: Sequence[tuple[Plain, T, Sequence[T]]], guarded: bool, noise: Noise | None = None
     ) -> tuple[Located, Located | None]:

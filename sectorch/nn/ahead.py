@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import torch
+
 from ..choreography.program.material import Material
+from ..errors import ArgumentError
 from .inputs import Inputs
 
 
@@ -44,3 +47,33 @@ class Ahead:
         """Drop all of it unused."""
         with self._lock:
             self._held.clear()
+
+
+def later(
+    asked: list[Inputs],
+    size: int | torch.Tensor | Inputs,
+    sample_shape: tuple[int, ...] | None,
+    dtype: torch.dtype | None,
+    usual: torch.dtype,
+) -> Inputs:
+    """What `preprocess` prepares for, without content.
+
+    Args:
+        asked: the inputs of earlier calls, the latest first.
+        size, sample_shape, dtype: as `SecureModule.preprocess` takes them.
+        usual: the dtype where none is named, and none is known.
+    """
+    if not isinstance(size, int):
+        return Inputs.of(size).meta()
+    if size < 1:
+        raise ArgumentError(f"preprocess needs a batch of at least one row, got {size}")
+    if sample_shape is not None:
+        asked = [x for x in asked if x.single and x.shapes[0][1:] == tuple(sample_shape)]
+        dtype = dtype or (asked[0].dtypes[0] if asked else usual)
+        return Inputs(torch.empty((size, *sample_shape), dtype=dtype, device="meta"))
+    if not asked:
+        raise ArgumentError("name sample_shape (the shape of one row): the module has not been called yet")
+    if asked[0].rows is None:
+        raise ArgumentError(f"the last call, {asked[0]!r}, has no rows in common: pass Inputs(...) like the later ones")
+    made = asked[0].meta(size)
+    return made if dtype is None else made.having([x.to(dtype) for x in made.tensors])

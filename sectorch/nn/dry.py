@@ -20,6 +20,7 @@ from ..tensor import Scheme, SecretTensor, SharedTensor, share_tensor
 from .bind import Weights
 from .bounds import Budget
 from .eager import watched
+from .held import Held, staying
 from .inputs import Inputs, flattened
 from .samplewise import is_samplewise
 from .shapes import Traces
@@ -87,7 +88,7 @@ def dry_run(
             tracing = net.tracing = Tracing(net.call, traces.setup)
             shared = shared_inputs(inputs, session, scheme, traces.party)
             outputs = run(program, weights.of(program), shared.tensors, step)
-        outputs = revealed(outputs)
+        outputs = staying(outputs) if inputs.in_shares else revealed(outputs)
     if budget is not None and program is not None:
         budget.check_weights(profile)
         given = [node for node in program.graph.nodes if node.op == "placeholder"]
@@ -102,13 +103,15 @@ def shared_inputs(inputs: Inputs, session: Session, scheme: Scheme, party: Party
     Q has checked that they are below the activation limit, if they are no whole numbers.
     """
 
-    def shared(name: str, x: torch.Tensor) -> torch.Tensor:
+    def shared(name: str, x: torch.Tensor, held: Held | None) -> torch.Tensor:
         if isinstance(x, SharedTensor):
             return x
+        if held is not None:
+            return held.again(name, x, session, session.answering_party(party), scheme)
         limit = scheme.activation_limit if scheme.range_check and x.is_floating_point() else None
         return share_tensor(x, session=session, party=party, scheme=scheme, limit=limit, name=name)
 
-    return inputs.having([shared(name, x) for name, x in zip(inputs.names, inputs.tensors, strict=True)])
+    return inputs.having([shared(*one) for one in zip(inputs.names, inputs.tensors, inputs.held, strict=True)])
 
 
 def revealed(outputs: Any) -> Any:

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError, DtypeError
 from ..tensor import SecretTensor, SharedTensor
+from .held import Held
 
 _CONSTANTS = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
@@ -70,12 +71,16 @@ class Form:
 
     spec: Any
     leaves: tuple[Any, ...]
+    in_shares: bool = False
+    """Whether the results stay in shares."""
 
     def __hash__(self) -> int:
-        return hash((str(self.spec), self.leaves))
+        return hash((str(self.spec), self.leaves, self.in_shares))
 
     def __eq__(self, other: object) -> bool:  # 1 and True are equal, and not the same argument
-        return isinstance(other, Form) and self.spec == other.spec and _typed(self.leaves) == _typed(other.leaves)
+        if not isinstance(other, Form) or (self.spec, self.in_shares) != (other.spec, other.in_shares):
+            return False
+        return _typed(self.leaves) == _typed(other.leaves)
 
 
 def _typed(leaves: tuple[Any, ...]) -> list[tuple[type, Any]]:
@@ -84,9 +89,14 @@ def _typed(leaves: tuple[Any, ...]) -> list[tuple[type, Any]]:
 
 @dataclass(frozen=True)
 class Secret:
-    """The place of one of Q's tensors in a form, by the name that it has in the program."""
+    """The place of a secret tensor in a form, by the name that it has in the program.
+
+    Attributes:
+        held: of one that was shared before, what everybody knows of it; None of a plain tensor of Q's.
+    """
 
     name: str
+    held: Held | None = None
 
 
 class Inputs:
@@ -119,7 +129,7 @@ class Inputs:
             if isinstance(leaf, torch.Tensor):
                 if id(leaf) not in seen:  # given twice, it is one tensor to the forward as well
                     found.append(leaf)
-                    seen[id(leaf)] = Secret(name)
+                    seen[id(leaf)] = Secret(name, Held.of(leaf) if isinstance(leaf, SharedTensor) else None)
                 places.append(seen[id(leaf)])
             elif isinstance(leaf, (Public, *_CONSTANTS)):
                 places.append(leaf)
@@ -129,17 +139,29 @@ class Inputs:
         if not found:
             given = ", ".join(dict.fromkeys(type(v).__name__ for v in (*args, *kwargs.values()))) or "no argument"
             raise DtypeError(f"a secure module takes at least one torch tensor that is secret, got {given}")
-        self.form, self.tensors = Form(spec, tuple(places)), tuple(found)
+        known = any(isinstance(leaf, SharedTensor) for leaf in found)
+        self.form, self.tensors = Form(spec, tuple(places), in_shares=known), tuple(found)
 
     @classmethod
     def of(cls, x: Any) -> Inputs:
         """x itself if it is one, and else a call with x alone."""
         return x if isinstance(x, Inputs) else cls(x)
 
+    @classmethod
+    def called_with(cls, args: tuple, kwargs: dict[str, Any]) -> Inputs:
+        """These arguments, or the `Inputs` that are the only one of them."""
+        return args[0] if len(args) == 1 and not kwargs and isinstance(args[0], Inputs) else cls(*args, **kwargs)
+
     def having(self, tensors: Sequence[torch.Tensor]) -> Inputs:
         """The same form with other tensors."""
         made = object.__new__(Inputs)
         made.form, made.tensors = self.form, tuple(tensors)
+        return made
+
+    def staying(self) -> Inputs:
+        """The same call, whose results stay in shares."""
+        made = self.having(self.tensors)
+        made.form = dataclasses.replace(self.form, in_shares=True)
         return made
 
     def __repr__(self) -> str:
@@ -157,9 +179,18 @@ class Inputs:
         return f(*args, **kwargs)
 
     @property
+    def _secrets(self) -> list[Secret]:
+        return list(dict.fromkeys(leaf for leaf in self.form.leaves if isinstance(leaf, Secret)))
+
+    @property
     def names(self) -> list[str]:
         """Of the secret tensors, in the program."""
-        return list(dict.fromkeys(leaf.name for leaf in self.form.leaves if isinstance(leaf, Secret)))
+        return [secret.name for secret in self._secrets]
+
+    @property
+    def held(self) -> list[Held | None]:
+        """Of the secret tensors, what is known of those that were shared before."""
+        return [secret.held for secret in self._secrets]
 
     @property
     def public(self) -> list[torch.Tensor]:
@@ -216,9 +247,9 @@ class Inputs:
         return tuple(self.having(part) for part in zip(*(x.split(rows) for x in self.tensors), strict=True))
 
     @property
-    def shared(self) -> bool:
-        """Whether tensors among them were shared before."""
-        return any(isinstance(x, SharedTensor) for x in self.tensors)
+    def in_shares(self) -> bool:
+        """Whether the results stay in shares."""
+        return self.form.in_shares
 
 
 def flattened(value: Any) -> tuple[list[Any], Any]:

@@ -17,11 +17,12 @@ from ..ring.scheme import check_limit
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SharedTensor, unwrapped
 from .accept import check_model, copied
-from .ahead import Ahead
+from .ahead import Ahead, later
 from .bind import Weights, bind
 from .dry import Checked, dry_run, revealed, shared_inputs
 from .eager import watched
 from .exported import given_program
+from .held import as_shared
 from .huggingface import stateless
 from .inputs import Inputs
 from .samplewise import same_program
@@ -47,6 +48,7 @@ class SecureModule(nn.Module):
 
     Args:
         limited: whether the model comes from another party: its dry run is held to the bounds of `nn/bounds.py`.
+        dtype: of the user's model, where this one is a copy of it in float64 already.
 
     Raises on a call:
         DtypeError, NonFiniteError, FixedPointRangeError, ShapeError: a bad input; nothing was shared.
@@ -65,8 +67,9 @@ class SecureModule(nn.Module):
     scheme: Scheme
 
     def __init__(
-        self, model: nn.Module, session: Session, party: Party, scheme: Scheme, chunk: int | None, limited: bool = False
-    ):
+        self, model: nn.Module, session: Session, party: Party, scheme: Scheme, chunk: int | None,
+        limited: bool = False, dtype: torch.dtype | None = None,
+    ):  # fmt: skip
         super().__init__()
         party = session.answering_party(party)
         self._limited = limited
@@ -74,8 +77,8 @@ class SecureModule(nn.Module):
         self.session, self.party, self.scheme = session, party, scheme
         self._lock = threading.Lock()  # over what the module keeps of calls: several threads may call it
         floating = [p.dtype for p in (*model.parameters(), *model.buffers()) if p.is_floating_point()]
-        self.dtype = floating[0] if floating else torch.float32
-        plain = copied(model).double().requires_grad_(False)
+        self.dtype = dtype or (floating[0] if floating else torch.float32)
+        plain = model if dtype else copied(model).double().requires_grad_(False)
         stateless(plain)
         # What holds weights stays out of nn.Module's registry: it is nobody's to train, to list or to save.
         self.__dict__["plain"] = plain
@@ -96,6 +99,10 @@ class SecureModule(nn.Module):
         self._asked: dict[Any, Inputs] = {}
         """The inputs so far, without content, by row; the latest last."""
         super().train(False)
+
+    def over(self, module: nn.Module) -> SecureModule:
+        """Another module made of this one's plain model, of the same session, answering party and scheme."""
+        return SecureModule(module, self.session, self.party, self.scheme, self._chunk, dtype=self.dtype)
 
     def extra_repr(self) -> str:
         alone = self.traces.alone
@@ -121,10 +128,9 @@ class SecureModule(nn.Module):
         return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        inputs = args[0] if len(args) == 1 and not kwargs and isinstance(args[0], Inputs) else Inputs(*args, **kwargs)
-        inputs = self._check_inputs(inputs)
-        if inputs.shared:
-            return self._forward_shared(inputs)
+        inputs = self._check_inputs(Inputs.called_with(args, kwargs))
+        if inputs.in_shares:
+            return self._staying(inputs)
         pieces = self.pieces(inputs)
         # All pieces are run before anything is looked at: the other parties do not learn that one had no result.
         outputs = [unwrapped(opened) for opened in [self._predict(piece) for piece in pieces]]
@@ -153,7 +159,9 @@ class SecureModule(nn.Module):
         Raises:
             ArgumentError: no shape is known, or the module runs operation by operation.
         """
-        inputs = self._later(batch_size, sample_shape, dtype)
+        with self._lock:
+            asked = list(reversed(self._asked.values()))
+        inputs = later(asked, batch_size, sample_shape, dtype, self.dtype)
         self._ensure(inputs)
         if self.traces.alone is not None:
             raise ArgumentError(
@@ -166,34 +174,8 @@ class SecureModule(nn.Module):
             self.ahead.keep(piece, material)
         return held
 
-    def _later(
-        self, size: int | torch.Tensor | Inputs, sample_shape: tuple[int, ...] | None, dtype: torch.dtype | None
-    ) -> Inputs:
-        """What `preprocess` prepares for."""
-        if not isinstance(size, int):
-            return Inputs.of(size).meta()
-        if size < 1:
-            raise ArgumentError(f"preprocess needs a batch of at least one row, got {size}")
-        with self._lock:
-            asked = list(reversed(self._asked.values()))
-        if sample_shape is not None:
-            asked = [x for x in asked if x.single and x.shapes[0][1:] == tuple(sample_shape)]
-            dtype = dtype or (asked[0].dtypes[0] if asked else self.dtype)
-            return Inputs(torch.empty((size, *sample_shape), dtype=dtype, device="meta"))
-        if not asked:
-            raise ArgumentError("name sample_shape (the shape of one row): the module has not been called yet")
-        if asked[0].rows is None:
-            raise ArgumentError(
-                f"the last call, {asked[0]!r}, has no rows in common: pass Inputs(...) like the later ones"
-            )
-        later = asked[0].meta(size)
-        return later if dtype is None else later.having([x.to(dtype) for x in later.tensors])
-
     def prepared(self) -> dict[tuple, int]:
-        """Inputs for which offline material is at hand, and how many calls it serves.
-
-        The inputs are the shape of a single tensor, and else (name, shape) of each.
-        """
+        """How many calls are served by material at hand: by a single tensor's shape, else by (name, shape) of each."""
         return self.ahead.counts()
 
     def discard(self) -> None:
@@ -223,14 +205,19 @@ class SecureModule(nn.Module):
         """What the parties bring into the program, by name, as far as they are here: the inputs and the weights."""
         program = self.program(inputs)
         weights = {} if program is None else self._weights.of(program)
-        own = dict(zip(inputs.names, inputs.tensors, strict=True))
+        own: dict[str, torch.Tensor] = {}
+        for name, x in zip(inputs.names, inputs.tensors, strict=True):
+            own |= x.backend.brought(name, x.shares) if isinstance(x, SharedTensor) else {name: x}
         return own | {w.label: w.value._value for w in weights.values() if isinstance(w, PrivateTensor)}
 
-    def _predict(self, inputs: Inputs) -> Any:
+    def _choreography(self, inputs: Inputs) -> Program | None:
         try:
-            program = None if self.session.reference else self.choreography(inputs)
+            return None if self.session.reference else self.choreography(inputs)
         except ArgumentError:
-            program = None
+            return None
+
+    def _predict(self, inputs: Inputs) -> Any:
+        program = self._choreography(inputs)
         if program is None:
             with self.session.call(self.party):
                 return revealed(self._run(self.share(inputs)))
@@ -247,9 +234,23 @@ class SecureModule(nn.Module):
             return watched(self._bound, shared)
         return run(program, self._weights.of(program), shared.tensors)
 
-    def _forward_shared(self, inputs: Inputs) -> Any:
-        with self.session.call(self.party):
-            return self._run(self.share(inputs))
+    def in_shares(self, *args: Any, **kwargs: Any) -> Any:
+        """A call whose results stay SharedTensors: nobody learns them, and later calls take them as arguments.
+
+        It is what a call with a SharedTensor among the arguments does. A result of many fraction bits is rounded to
+        the scheme's, as `reveal` does, and held to the activation limit.
+        """
+        return self(Inputs.called_with(args, kwargs).staying())
+
+    def _staying(self, inputs: Inputs) -> Any:
+        program = self._choreography(inputs)
+        if program is None:
+            with self.session.call(self.party):
+                return self._run(self.share(inputs))
+        with placed():
+            found = self.session.run(program, self._brought(inputs), self.ahead.take(inputs))
+        given = [x for x in inputs.tensors if isinstance(x, SharedTensor)]
+        return as_shared(found, given, self.session, self.party, self.scheme)
 
     def _check_inputs(self, inputs: Inputs) -> Inputs:
         """The inputs as plain tensors and SharedTensors, each looked at by whoever holds it."""

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from ..errors import DtypeError
 from ..tensor import PrivateTensor, SharedTensor
 from ..tensor.table import Context, implements
-from .common import aligned, encoded_public, is_secret, local, refuse, summand
+from .common import SLACK_BITS, aligned, encoded_public, is_secret, local, refuse, settled, summand
 from .lookup import gathered, indexed, selected, taken_along
 
 T = torch.Tensor
@@ -185,9 +185,19 @@ def _together(join: Callable, public: tuple, *values: torch.Tensor) -> torch.Ten
     return join(values, *public)
 
 
+def _rounded(context: Context, operands: list[SharedTensor], given: Any) -> list[SharedTensor]:
+    """Products beside shares that are factors already, a cache and its new row, say, become factors themselves.
+
+    Else the shares that are would have to be rounded again.
+    """
+    ready = lambda x: 0 < x.scale_bits <= context.frac_bits + SLACK_BITS
+    if any(isinstance(x, SharedTensor) and ready(x) for x in given):
+        return [settled(context, x) for x in operands]
+    return operands
+
+
 def _joined(context: Context, tensors: Any, join: Callable, *public: Any) -> SharedTensor:
-    operands = [summand(context, x) for x in tensors]
-    parts = aligned(context, *operands)
+    parts = aligned(context, *_rounded(context, [summand(context, x) for x in tensors], tensors))
     bounds = [x.bound for x in parts if x.bound is not None]
     bound = max(bounds) if len(bounds) == len(parts) else None
     shares = context.backend.each(_together, join, public, *(x.shares for x in parts))

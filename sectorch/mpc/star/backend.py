@@ -56,6 +56,18 @@ class Star(Backend):
         padded, key = guard(self.net, x, tuple(flags))
         return unpadded(reveal(self.net, padded), x.shape, key)
 
+    def kept(self, x: Shares) -> tuple[torch.Tensor, ...]:
+        return self.net.read(x.A, self.net.A), self.net.read(x.S, self.net.S)
+
+    def again(self, name: str, halves: Sequence[torch.Tensor]) -> Shares:
+        parties = self.net.A, self.net.S
+        return Shares(
+            *(self.net.own(p, half, name=f"{name}.{p.role}") for p, half in zip(parties, halves, strict=True))
+        )
+
+    def brought(self, name: str, x: Shares) -> dict[str, torch.Tensor]:
+        return {f"{name}.A": x.A._value, f"{name}.S": x.S._value}
+
     def aggregate(
         self, terms: Sequence[tuple[Star, Shares, Sequence[Shares]]], guarded: bool, noise: Noise | None = None
     ) -> tuple[Located, Located | None]:

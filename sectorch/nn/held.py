@@ -1,0 +1,118 @@
+"""Tensors that stay in shares between the calls of a module: as results of one program, and as inputs of another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..backend import Value
+from ..choreography import Party
+from ..ops.common import settled
+from ..session import Session
+from ..tensor import Scheme, SharedTensor
+from ..tensor.table import Context
+
+
+@dataclass(frozen=True)
+class Held:
+    """What everybody knows of a tensor in shares, beside its shape and dtype.
+
+    Attributes:
+        scale_bits, bound, whole_bits: as of `SharedTensor`.
+    """
+
+    scale_bits: int
+    bound: float | None
+    whole_bits: int
+
+    @classmethod
+    def of(cls, x: SharedTensor) -> Held:
+        return cls(x.scale_bits, x.bound, x.whole_bits)
+
+    def tensor(self, shares: Value, session: Session, party: Party, scheme: Scheme, dtype: torch.dtype) -> SharedTensor:
+        """The tensor of these shares."""
+        made = SharedTensor(shares, self.scale_bits, session, party, scheme, dtype, self.bound)
+        made.whole_bits = self.whole_bits
+        return made
+
+    def again(self, name: str, x: torch.Tensor, session: Session, party: Party, scheme: Scheme) -> SharedTensor:
+        """In a call on shapes: a tensor of an earlier call, of which each party brings what it holds."""
+        half = torch.empty(x.shape, dtype=torch.int64, device="meta")
+        shares = session.backend(session.net(party), scheme).again(name, (half, half))
+        return self.tensor(shares, session, party, scheme, x.dtype)
+
+
+class Kept(NamedTuple):
+    """A tensor of a program's results that nobody learns: what each party holds of it, and what all know."""
+
+    halves: tuple[torch.Tensor, ...]
+    held: Held
+    dtype: torch.dtype
+
+
+class Staying(NamedTuple):
+    """A program's results in shares, and the flags on which all of them depend, joined as far as they can be."""
+
+    results: Any
+    flags: list[tuple[torch.Tensor, ...]]
+
+
+def staying(outputs: Any) -> Staying:
+    """In a call: its results as what the parties keep. No message, but for what rounds and checks a result.
+
+    A tensor of many fraction bits is rounded as a factor of a product is, and held to the activation limit: what takes
+    it next need not.
+    """
+    leaves, spec = pytree.tree_flatten(outputs)
+    leaves = [_ready(y) if isinstance(y, SharedTensor) else y for y in leaves]
+    raised = dict.fromkeys(flag for y in leaves if isinstance(y, SharedTensor) for flag in y.flags)
+    kept, flags = [_kept(y) if isinstance(y, SharedTensor) else y for y in leaves], []
+    for dims in sorted({len(flag.shape) for flag in raised}):
+        backend = next(y.backend for y in leaves if isinstance(y, SharedTensor))
+        alike = [flag for flag in raised if len(flag.shape) == dims]
+        flags.append(backend.kept(backend.each(_joined, *alike)))
+    return Staying(pytree.tree_unflatten(kept, spec), flags)
+
+
+def _joined(*flags: torch.Tensor) -> torch.Tensor:
+    return torch.cat(flags, -1)
+
+
+def _ready(y: SharedTensor) -> SharedTensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        dtype = y.dtype
+    raised = len(y.session.net(y.party).raised)
+    made = settled(Context(y.session, y.party, y.scheme), y)
+    if made is y:
+        return y
+    made = made.like(made.shares, bound=made.bound, dtype=dtype)
+    made.flags = (*y.flags, *y.session.net(y.party).raised[raised:])
+    return made
+
+
+def _kept(y: SharedTensor) -> Kept:
+    with torch._C.DisableTorchFunctionSubclass():
+        return Kept(y.backend.kept(y.shares), Held.of(y), y.dtype)
+
+
+def as_shared(staying: Staying, given: list[SharedTensor], session: Session, party: Party, scheme: Scheme) -> Any:
+    """The results of a run as SharedTensors, which depend on what the program checked and on what its inputs do.
+
+    Args:
+        given: those of the inputs that were shared before.
+    """
+    backend = session.backend(session.setup(party), scheme)
+    flags = [backend.again("flags", halves) for halves in staying.flags]
+    flags += dict.fromkeys(flag for x in given for flag in x.flags)
+
+    def shared(y: Any) -> Any:
+        if not isinstance(y, Kept):
+            return y
+        made = y.held.tensor(backend.again("result", y.halves), session, party, scheme, y.dtype)
+        made.flags = tuple(flags)
+        return made
+
+    return pytree.tree_map(shared, staying.results, is_leaf=lambda y: isinstance(y, Kept))
