@@ -114,6 +114,9 @@ class Backend(Protocol):
         noise, what S draws is added to the sum first."""
         ...
 
+    def own_code(self, x: Any, count: int) -> Any:
+        """One-hot codes [..., count] of Q's own whole numbers, which Q works out and shares; None of other values."""
+
     # What takes no message.
 
     def each(self, f: Callable, *values: Any, **public: Any) -> Any:

@@ -20,7 +20,7 @@ from ..ring.scheme import Scheme
 from ..ring.words import weighted
 from .smooth.normalise import factor_steps, mantissa, powers
 from .smooth.trigonometric import turns_of, value_at
-from .star.backend import in_table
+from .star.backend import in_table, one_hot
 
 T = torch.Tensor
 
@@ -57,6 +57,9 @@ class Plain(Backend):
 
     def reveal(self, x: T, flags: Sequence[T]) -> tuple[Located, Located | None]:
         return self._at_Q(x, [flags])
+
+    def own_code(self, x: T, count: int) -> T | None:
+        return one_hot(x.as_subclass(T), count) if isinstance(x, Own) else None
 
     def kept(self, x: T) -> tuple[torch.Tensor, ...]:
         return (x,)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..choreography.program.trace import Program
-from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedOpError
+from ..errors import ArgumentError, DtypeError, SectorchError, ShapeError, UnsupportedOpError
 from ..tensor import SharedTensor
 from .held import as_shared
 from .inputs import Inputs
@@ -84,7 +84,8 @@ class Step(nn.Module):
     def __init__(self, model: nn.Module, choice: Choice):
         super().__init__()
         self.model, self.choice = model, choice
-        self.placed = "position_ids" in inspect.signature(model.forward).parameters
+        taken = inspect.signature(model.forward).parameters
+        self._placed, self._last = "position_ids" in taken, "logits_to_keep" in taken
 
     def forward(
         self, input_ids: Any, attention_mask: Any, position_ids: Any, past: Cache, window: int, noise: Any
@@ -99,9 +100,10 @@ class Step(nn.Module):
         cache = DynamicCache()
         for layer, (keys, values) in enumerate(past):
             cache.update(keys, values, layer)
-        where = {"position_ids": position_ids} if self.placed else {}
+        more = {"position_ids": position_ids} if self._placed else {}
+        more |= {"logits_to_keep": 1} if self._last else {}
         out = self.model(
-            input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True, **where
+            input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True, **more
         )
         layers = getattr(out.past_key_values, "layers", None)
         if not layers or not all(isinstance(getattr(layer, "keys", None), torch.Tensor) for layer in layers):
@@ -166,7 +168,10 @@ class Generation:
         pad = pad_token_id if pad_token_id is not None else _configured(plain, "pad_token_id")
         self._pad = pad if isinstance(pad, int) else (self._ends[0] if self._ends else 0)
         self._words = int(config.vocab_size)
-        self.secure = model.over(Step(plain, self._choice).eval())
+        step = Step(plain, self._choice).eval()
+        if model.session.present(model.party):
+            _check_window(step)
+        self.secure = model.over(step)
         self._session = model.session
 
     def __call__(
@@ -251,8 +256,9 @@ class Generation:
     def _learned(self, token: SharedTensor, past: Cache) -> torch.Tensor:
         """The tokens, revealed to Q. What they depend on was in range: so was what the cache depends on."""
         found = token.reveal()
+        looked_at = {id(flag) for flag in token.flags}
         for x in (x for pair in past for x in pair):
-            x.flags = tuple(flag for flag in x.flags if flag not in token.flags)
+            x.flags = tuple(flag for flag in x.flags if id(flag) not in looked_at)
         return found
 
 
@@ -293,13 +299,39 @@ def generate(
     return run(input_ids, attention_mask, generator=generator, streamer=streamer)
 
 
+def _check_window(step: Step) -> None:
+    """On plain numbers: a token after a cache that begins with empty places gets the scores that the whole text gives.
+
+    Raises:
+        ArgumentError: it does not, or the model cannot be called so.
+    """
+    model: Any = step.model
+    draw = torch.Generator().manual_seed(0x5EC)
+    ids = torch.randint(0, min(model.config.vocab_size, 1000), (1, 5), generator=draw)
+    reason = "its scores depend on the places of tokens in the cache"
+    try:
+        with torch.no_grad():
+            expected = model(input_ids=ids, use_cache=False).logits[:, -1]
+            _, cache = step.scores(ids[:, :4], None, None, [])
+            past = [(_last(keys, 7), _last(values, 7)) for keys, values in cache]
+            mask = F.pad(torch.ones(1, 5, dtype=torch.int64), (3, 0))
+            found, _ = step.scores(ids[:, 4:], mask, torch.tensor([[4]]), past)
+            if torch.allclose(found, expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max())):
+                return
+    except SectorchError as error:
+        reason = str(error)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    raise ArgumentError(f"generate() cannot continue texts of {type(model).__name__}: {reason}")
+
+
 def _configured(model: nn.Module, name: str) -> Any:
     named = getattr(getattr(model, "generation_config", None), name, None)
     return named if named is not None else getattr(getattr(model, "config", None), name, None)
 
 
 def _prompt(ids: Any, mask: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Prompts and mask as they are used; no mask where it hides nothing.
+    """Prompts and mask as they are used.
 
     Raises:
         DtypeError, ShapeError.

@@ -11,14 +11,26 @@ from torch.utils import _pytree as pytree
 from .inputs import flattened
 
 
-def stateless(model: nn.Module) -> None:
-    """Set the model's own configuration to no cache of keys and values, and to experts as products of matrices."""
-    for layer in model.modules():
+def suited(model: nn.Module) -> None:
+    """Change a copy of a model to what computes the same on secrets, at less cost.
+
+    Its own configuration is set to no cache of keys and values, and to experts as products of matrices. GELUs that are
+    spelled out by tanh are torch's `gelu(approximate="tanh")`, the same function: half the bytes, and a sixth of the
+    rounds.
+    """
+    spelled_out = tuple(getattr(sys.modules.get("transformers.activations"), name, ()) for name in _GELUS)
+    for layer in list(model.modules()):
+        for name, part in layer.named_children():
+            if isinstance(part, spelled_out) and not part._forward_hooks and not part._forward_pre_hooks:
+                setattr(layer, name, nn.GELU("tanh").eval())
         config: Any = getattr(layer, "config", None)
         if getattr(config, "use_cache", None) is True:
             config.use_cache = False
         if hasattr(config, "_experts_implementation"):
             config._experts_implementation = "batched_mm"
+
+
+_GELUS = ("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation")
 
 
 def without_caches(result: Any) -> Any:

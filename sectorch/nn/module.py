@@ -23,7 +23,7 @@ from .dry import Checked, dry_run, revealed, shared_inputs
 from .eager import watched
 from .exported import given_program
 from .held import as_shared
-from .huggingface import stateless
+from .huggingface import suited
 from .inputs import Inputs
 from .samplewise import same_program
 from .shapes import FEW, Traces, remember
@@ -79,7 +79,7 @@ class SecureModule(nn.Module):
         floating = [p.dtype for p in (*model.parameters(), *model.buffers()) if p.is_floating_point()]
         self.dtype = dtype or (floating[0] if floating else torch.float32)
         plain = model if dtype else copied(model).double().requires_grad_(False)
-        stateless(plain)
+        suited(plain)
         # What holds weights stays out of nn.Module's registry: it is nobody's to train, to list or to save.
         self.__dict__["plain"] = plain
         if limited and not isinstance(plain, fx.GraphModule):

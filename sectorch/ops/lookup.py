@@ -1,7 +1,8 @@
 """Look-ups by an index that stays secret: one-hot codes, embeddings, indexing, gather.
 
 A secret index costs a comparison with every position, and a product with all that stands there: nobody learns which
-was taken. Indices count from the front; a negative one is refused, as one that is too large.
+was taken. Of Q's own index, which Q knows, the comparison is Q's alone. Indices count from the front; a negative one is
+refused, as one that is too large.
 """
 
 from __future__ import annotations
@@ -47,8 +48,14 @@ def _look_up(context: Context, index: SharedTensor, count: int) -> None:
 
 @implements("one_hot", F.one_hot, note="of a secret index; name num_classes")
 def one_hot(context: Context, x: SharedTensor, num_classes: int = -1) -> SharedTensor:
-    """Q's own indices are looked at by Q first, and others by a comparison: see `_look_up`."""
+    """Q's own indices are looked at by Q, who then shares their codes; of others every position is compared in secret.
+
+    Bytes 8 per position for Q's own.
+    """
     _look_up(context, x, num_classes)
+    own = context.backend.own_code(x.shares, num_classes)
+    if own is not None:
+        return x.like(own, 0, 1.0)
     positions = torch.arange(num_classes, device=context.session.device)
     differences = context.backend.each(torch.unsqueeze, x.shares, -1) - positions
     return x.like(context.backend.is_zero(differences), 0, 1.0)

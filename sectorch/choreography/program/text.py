@@ -122,13 +122,17 @@ class PartyProgram:
         """The lines of one phase; a value is dropped after its last use."""
         lines = [f"{self._name(given.slot, given.name)} = io.input({given.name!r})" for given in inputs]
         place, last = "", {slot: n for n, node in enumerate(nodes) for slot in self._needs(node)}
+        dropped: dict[int, list[Slot]] = {}
+        for slot, n in last.items():
+            if slot not in kept:
+                dropped.setdefault(n, []).append(slot)
         for n, node in enumerate(nodes):
             if node.place not in ("", place):
                 lines.append(_comment(node.place))
                 place = node.place
             if self._tells(node) or not isinstance(node.step, Move):
                 lines.append(self._line(node))
-            ended = sorted(self._names[slot] for slot, at in last.items() if at == n and slot not in kept)
+            ended = sorted(self._names[slot] for slot in dropped.get(n, ()))
             if ended:
                 lines.append(f"del {', '.join(ended)}")
         return lines

@@ -157,10 +157,19 @@ class Star(Backend):
         masked = open_masked(self.net, x)
         raise_outside(self.net, masked, masked.c, bits, fss=self.fss)
 
+    def own_code(self, x: Shares, count: int) -> Shares | None:
+        return None if x.Q is None else share(self.net, compute(one_hot, x.Q, count))
+
     def check_index(self, x: Shares, count: int) -> bool:
         if x.Q is not None:
             self.net.check(self.net.Q, in_table, x.Q, count)
         return x.Q is not None
+
+
+@leaf(shapes=lambda v, count: v.new_empty((*v.shape, count)))
+def one_hot(v: torch.Tensor, count: int) -> torch.Tensor:
+    """[v = 0, ..., v = count - 1] along a new last dimension."""
+    return torch.nn.functional.one_hot(v, count)
 
 
 @leaf(shapes=lambda v, _count: v)

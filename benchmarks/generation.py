@@ -1,0 +1,128 @@
+"""Generation of text with secret tokens: which models, and what a token costs.
+
+    python benchmarks/generation.py families               # every causal model of huggingface_models.py, small
+    python benchmarks/generation.py gpt2                    # GPT-2 small, 32 tokens after a prompt of 64
+    python benchmarks/generation.py gpt2 --layers 2 --prompt 8 --tokens 4 --ahead 2
+
+`families` generates 8 tokens of two texts, one padded, and holds them to the plain model's own `generate`. `gpt2` has
+random weights of trained size; the steps of which material was prepared ahead (--ahead) show what is left online.
+Results: benchmarks/results/generation.json; docs/your-model.md shows them, run docs/generate.py after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import resource
+import statistics
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface import drawn, text_of
+from huggingface_models import CASES, Case
+from rich.console import Console
+
+import sectorch
+from sectorch.errors import SectorchError
+
+RESULTS = Path(__file__).parent / "results" / "generation.json"
+
+
+def family(case: Case, tokens: int = 8) -> dict[str, Any]:
+    """One row: whether all tokens are the plain model's."""
+    torch.manual_seed(0)
+    model = case.build()
+    drawn(model, case)
+    ids = torch.randint(3, 40, (2, 7))
+    mask = torch.ones(2, 7, dtype=torch.int64)
+    mask[1, :2] = 0
+    try:
+        expected = model.generate(
+            ids, attention_mask=mask, max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+    except Exception as error:
+        return {"plain": text_of(error)}  # no model that generates
+    start = time.process_time()
+    try:
+        run = sectorch.Generation(sectorch.secure(model, session=sectorch.Session()), tokens, eos_token_id=[])
+        found = run(ids, mask)
+    except SectorchError as error:
+        return {"refused": text_of(error)}
+    same = int((found == expected)[:, 7:].sum())
+    row = {"same": same, "of": 2 * tokens, "seconds": time.process_time() - start}
+    if run.secure.traces.alone is None:
+        _, step = run.programs(ids, mask)
+        row["bytes"] = sum(phase["bytes"] for name, phase in step.cost.items() if name != "setup")
+    return row
+
+
+def gpt2(layers: int, prompt: int, tokens: int, ahead: int) -> dict[str, Any]:
+    """Seconds of the clock for the first token and for later ones; the first step also traces and masks weights."""
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=layers)).eval().requires_grad_(False)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.dim() > 1 and "wpe" not in name:
+                p.copy_(torch.randn(p.shape) * (0.3 if "wte" in name else 0.8 / p.shape[0] ** 0.5))
+    ids = torch.randint(0, model.config.vocab_size, (1, prompt))
+    more = {"max_new_tokens": tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    start = time.perf_counter()
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), **more)
+    plain = (time.perf_counter() - start) / tokens
+    run = sectorch.Generation(sectorch.secure(model), tokens, eos_token_id=[])
+    del model
+    clock = [time.perf_counter()]
+    see = lambda _: clock.append(time.perf_counter())
+    found = run(ids, streamer=see)
+    first, step = run.programs(ids)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    took = [b - a for a, b in itertools.pairwise(clock)]
+    row: dict[str, Any] = {
+        "layers": layers, "prompt": prompt, "tokens": tokens, "same": int((found == expected)[0, prompt:].sum()),
+        "different_tokens": len(set(expected[0, prompt:].tolist())), "plain_s": plain, "first_s": took[0],
+        "step_s": statistics.median(took[2:]), "peak_gb": peak, "prompt_cost": first.cost, "step_cost": step.cost,
+    }  # fmt: skip
+    if ahead:
+        start = time.perf_counter()
+        row["ahead_mb"] = run.preprocess(ids, steps=ahead) / 1e6
+        row["ahead_s"] = time.perf_counter() - start
+        clock[:] = [time.perf_counter()]
+        run(ids, streamer=see)
+        took = [b - a for a, b in itertools.pairwise(clock)]
+        row |= {"prompt_online_s": took[0], "step_online_s": statistics.median(took[1 : 1 + ahead])}
+        row["peak_ahead_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("families", "gpt2"))
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these families")
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--prompt", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--ahead", type=int, default=0, help="how many steps of a second text are prepared ahead")
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    console, rows = Console(), json.loads(options.json.read_text()) if options.json.exists() else {}
+    if options.what == "gpt2":
+        rows["gpt2"] = gpt2(options.layers, options.prompt, options.tokens, options.ahead)
+        console.print_json(json.dumps(rows["gpt2"]))
+    else:
+        causal = [name for name, c in CASES.items() if c.kind == "decoder" and "public" not in name]
+        for name in options.only or [name for name in causal if name not in rows.get("families", {})]:
+            row = rows.setdefault("families", {})[name] = family(CASES[name])
+            console.print(f"{name:32}", row, soft_wrap=True, highlight=False)
+            options.json.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+    options.json.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""Tensors that stay in shares between calls, and the generation of text that stands on them."""
+
+import pytest
+import torch
+from torch import nn
+
+import sectorch
+from sectorch.choreography.steps import Read
+from sectorch.errors import ArgumentError, DtypeError, RangeExceededError, ShapeError
+from sectorch.nn.generation import Choice
+
+transformers = pytest.importorskip("transformers")
+
+WORDS = 40
+SMALL = {
+    "GPT2": dict(vocab_size=WORDS, n_positions=32, n_embd=16, n_layer=2, n_head=2),
+    "Llama": dict(vocab_size=WORDS, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+                  num_key_value_heads=2, max_position_embeddings=32),
+    "Bloom": dict(vocab_size=WORDS, hidden_size=16, n_layer=2, n_head=2),
+}  # fmt: skip
+
+
+def language_model(family):
+    name = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
+    torch.manual_seed(0)
+    ends = dict(bos_token_id=None, eos_token_id=None, pad_token_id=0, tie_word_embeddings=False)
+    model = getattr(transformers, name)(getattr(transformers, f"{family}Config")(**SMALL[family], **ends)).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn(p.shape))
+    return model.requires_grad_(False)
+
+
+def prompts():
+    ids = torch.randint(1, WORDS, (2, 5), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1, :2] = 0
+    return ids, mask
+
+
+def plain(model, ids, mask, tokens):
+    return model.generate(ids, attention_mask=mask, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return language_model("GPT2")
+
+
+@pytest.fixture(scope="module")
+def secured(gpt2):
+    return sectorch.secure(gpt2, session=sectorch.Session())
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_the_tokens_are_those_of_the_plain_model(family):
+    model = language_model(family)
+    ids, mask = prompts()
+    run = sectorch.Generation(sectorch.secure(model, session=sectorch.Session()), 6)
+    expected = plain(model, ids, mask, 6)
+    assert len(set(expected[:, 5:].flatten().tolist())) > 2
+    assert torch.equal(run(ids, mask), expected)
+    assert len(run.secure._checked) == 2  # the prompt's program, and one for every later token
+
+
+def test_tokens_that_stay_secret_to_the_end_are_the_same(gpt2, secured):
+    ids, mask = prompts()
+    found = sectorch.generate(secured, ids, 5, attention_mask=mask, until_end=True)
+    assert torch.equal(found, plain(gpt2, ids, mask, 5))
+
+
+def test_the_reference_gives_the_same_tokens(gpt2):
+    ids, _ = prompts()
+    secured = sectorch.secure(gpt2, session=sectorch.Session(reference=True))
+    assert torch.equal(sectorch.generate(secured, ids, 4), plain(gpt2, ids, torch.ones_like(ids), 4))
+
+
+def test_a_sampled_token_is_the_largest_of_noisy_scores(gpt2, secured):
+    """The control: the same noise on the plain model's scores."""
+    ids, mask = prompts()
+    scores = gpt2(ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits[:, -1]
+    for options in ({}, {"top_k": 3}, {"temperature": 0.5, "top_k": WORDS + 1}):
+        choice = Choice(do_sample=True, **options)
+        noise = choice.noise(2, WORDS, torch.Generator().manual_seed(7))
+        expected = choice.token(scores, noise)
+        drawn = torch.Generator().manual_seed(7)
+        found = sectorch.generate(secured, ids, 1, attention_mask=mask, do_sample=True, generator=drawn, **options)
+        assert torch.equal(found[:, 5:], expected)
+
+
+def test_sampling_follows_the_softmax():
+    """A test of fit on 20,000 draws; the noise is the operating system's."""
+    scipy = pytest.importorskip("scipy.stats")
+    scores = torch.tensor([2.0, 0.0, 1.0, -1.0]).expand(20_000, 4)
+    choice = Choice(do_sample=True, temperature=2.0)
+    counts = choice.token(scores, choice.noise(20_000, 4, None)).flatten().bincount(minlength=4)
+    expected = (scores[0] / 2).softmax(0) * 20_000
+    assert scipy.chisquare(counts.numpy(), expected.numpy(), sum_check=False).pvalue > 1e-6
+
+
+def test_generation_ends_where_every_row_has_ended(gpt2, secured):
+    ids, mask = prompts()
+    expected = plain(gpt2, ids, mask, 8)
+    end = int(expected[0, 6])
+    stopped = gpt2.generate(
+        ids, attention_mask=mask, max_new_tokens=8, do_sample=False, eos_token_id=end, pad_token_id=3
+    )
+    seen = []
+    found = sectorch.generate(
+        secured, ids, 8, attention_mask=mask, eos_token_id=end, pad_token_id=3, streamer=seen.append
+    )
+    assert torch.equal(found, stopped)
+    assert torch.equal(torch.stack(seen, 1), found[:, 5:])
+
+
+def test_what_is_prepared_is_used(secured):
+    ids, _ = prompts()
+    run = sectorch.Generation(secured, 3)
+    assert run.preprocess(ids) > 0
+    assert sum(run.secure.prepared().values()) == 3
+    with sectorch.profile() as spent:
+        run(ids)
+    assert sum(run.secure.prepared().values()) == 0
+    with sectorch.profile() as unprepared:
+        run(ids)
+    assert spent.offline_bytes < 0.01 * unprepared.offline_bytes  # what opens the tokens
+    assert unprepared.online_bytes == spent.online_bytes
+
+
+def test_nobody_reads_a_result_of_a_step_but_its_own_shares(secured):
+    ids, mask = prompts()
+    for program in sectorch.Generation(secured, 3).programs(ids, mask):
+        reads = [node for node in program.call if isinstance(node.step, Read)]
+        assert {party.name for node in reads for party in node.step.owners} == {"A", "S"}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"input_ids": [[1, 2]]}, DtypeError, "return_tensors='pt'"),
+        ({"input_ids": torch.rand(1, 2)}, DtypeError, "whole numbers"),
+        ({"input_ids": torch.ones(3, dtype=torch.long)}, ShapeError, r"\[rows, positions\]"),
+        ({"attention_mask": torch.ones(1, 2, dtype=torch.long)}, ShapeError, "attention_mask"),
+        ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0]] * 2)}, ArgumentError, "padding_side"),
+        ({"max_new_tokens": 0}, ArgumentError, "at least 1"),
+        ({"temperature": 0.0, "do_sample": True}, ArgumentError, "temperature"),
+        ({"top_k": 2}, ArgumentError, "do_sample=True"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_before_anything_is_sent(secured, change, error, text):
+    ids, mask = prompts()
+    with sectorch.profile() as spent, pytest.raises(error, match=text):
+        sectorch.generate(
+            **({"model": secured, "input_ids": ids, "attention_mask": mask, "max_new_tokens": 2} | change)
+        )
+    assert spent.bytes == 0
+
+
+def test_models_that_generate_in_another_way_are_refused(gpt2):
+    with pytest.raises(ArgumentError, match=r"what sectorch\.secure"):
+        sectorch.generate(gpt2, prompts()[0], 2)
+    with pytest.raises(ArgumentError, match="causal language models"):
+        sectorch.generate(sectorch.secure(nn.Linear(2, 2).eval()), prompts()[0], 2)
+    mamba = transformers.MambaForCausalLM(
+        transformers.MambaConfig(vocab_size=WORDS, hidden_size=8, num_hidden_layers=1, state_size=4)
+    )
+    with pytest.raises(ArgumentError, match="cannot continue texts of MambaForCausalLM"):
+        sectorch.generate(sectorch.secure(mamba.eval()), prompts()[0], 2)
+
+
+class Shifted(nn.Module):
+    """Counts positions from the beginning of the cache, whatever the mask says."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, input_ids, attention_mask=None, past_key_values=None, use_cache=None):
+        return self.model(
+            input_ids, attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache
+        )
+
+
+def test_a_model_that_takes_places_from_the_cache_is_refused(gpt2):
+    """Its window would put tokens at wrong positions: seen on plain numbers, before anything is shared."""
+    with pytest.raises(ArgumentError, match="places of tokens in the cache"):
+        sectorch.generate(sectorch.secure(Shifted(gpt2).eval()), prompts()[0], 2)
+
+
+# Tensors in shares.
+
+
+@pytest.fixture
+def halves():
+    """Two halves of a model in one session."""
+    torch.manual_seed(0)
+    session = sectorch.Session()
+    parts = nn.Sequential(nn.Linear(5, 7), nn.GELU()).eval(), nn.Sequential(nn.Linear(7, 3), nn.ReLU()).eval()
+    return session, parts, [sectorch.secure(part, session=session) for part in parts]
+
+
+def test_results_in_shares_go_into_another_module(halves):
+    _, (first, second), (one, two) = halves
+    x = torch.randn(4, 5)
+    hidden = one.in_shares(x)
+    assert isinstance(hidden, sectorch.SharedTensor)
+    with torch.no_grad():
+        torch.testing.assert_close(two(hidden).reveal(), second(first(x)), atol=1e-5, rtol=0)
+        torch.testing.assert_close(hidden.reveal(), first(x), atol=1e-5, rtol=0)
+
+
+def test_calls_on_shares_are_prepared_ahead(halves):
+    _, _, (one, two) = halves
+    x = torch.randn(4, 5)
+    hidden = one.in_shares(x)
+    expected = two(hidden).reveal()
+    two.preprocess(sectorch.Inputs(hidden))
+    with sectorch.profile() as spent:
+        found = two(hidden)
+    assert spent.offline_bytes == 0
+    assert torch.equal(found.reveal(), expected)
+
+
+class Product(nn.Module):
+    def forward(self, x, y):
+        return x * y
+
+
+def test_a_plain_input_beside_one_in_shares_is_still_q_s(halves):
+    session, _, _ = halves
+    total = sectorch.secure(Product().eval(), session=session)
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    in_shares = sectorch.share(x, session=session)
+    torch.testing.assert_close(total(in_shares, y).reveal(), x * y, atol=1e-5, rtol=0)
+
+
+def test_a_value_that_left_its_range_stays_withheld_over_calls(halves):
+    session, _, _ = halves
+
+    class Large(nn.Module):
+        def forward(self, x):
+            return (x * 3000.0) * (x * 3000.0) * x
+
+    large = sectorch.secure(Large().eval(), session=session)
+    half = sectorch.secure(nn.Softmax(-1).eval(), session=session)
+    kept = large.in_shares(torch.full((2, 2), 4000.0))
+    with pytest.raises(RangeExceededError):
+        kept.reveal()
+    with pytest.raises(RangeExceededError):
+        half(kept).reveal()
+    fine = half(large.in_shares(torch.full((2, 2), 0.01))).reveal()
+    torch.testing.assert_close(fine, torch.full((2, 2), 0.5), atol=1e-5, rtol=0)
