@@ -8,44 +8,34 @@ import pytest
 import torch
 
 from sectorch.federated import Watch
+from sectorch.federated.folder import digest
 from sectorch.federated.training import predict
 from sectorch.protocols.capride import CaPriDe, DisaggregationError, Settings, federation
-from sectorch.protocols.capride.adversary import SIZES, leaked, reconstructions
+from sectorch.protocols.capride.adversary import SIZES, Tap
 from sectorch.protocols.capride.directions import Directions, head_of
 from sectorch.protocols.capride.meter import Meter
+from sectorch.protocols.capride.parties import fitted
 from sectorch.protocols.capride.question import Question
 from sectorch.protocols.capride.training import own_view
 
 SHORT = Settings(rounds=2, encrypted=False, head_rank=6)
 
 
-def attacked(made, how: Settings, sizes=SIZES) -> tuple[CaPriDe, float]:
-    """A run, and the share of P2's logits that P1 finds with the best of all priors, of all rounds together."""
+def attacked(made, how: Settings, sizes=SIZES, times: float = 1.0) -> tuple[CaPriDe, float]:
+    """A run, and the share of P2's logits that P1 finds with the best of all priors, of all rounds together.
+
+    Args:
+        times: what P2's logits are multiplied by after local training.
+    """
     run = CaPriDe(*made, how)
     run._local(Watch())
-    link, log, party = run.connect(), [], run.parties[0]
-    original = link.ask
-
-    def noted(t, owner, directions, samples, models, sigma=0.0):
-        found = original(t, owner, directions, samples, models, sigma)
-        if owner is party:
-            noise = torch.full((len(directions),), link.sigma(owner, sigma))
-            log.append((directions.weights, found["P2"], noise))
-            seen[:] = (
-                *own_view(models.get("P1", run.states["P1"].small), party.images),
-                predict(models["P2"], party.images),
-            )
-        return found
-
-    seen: list[torch.Tensor] = []
-    link.ask = noted
+    with torch.no_grad():
+        for weight in head_of(run.states["P2"].small).parameters():
+            weight.mul_(times)
+    tap = Tap(run)
     for t in range(1, how.rounds + 1):
         run.round(t)
-    weights, answers, noise = (torch.cat(parts) for parts in zip(*log, strict=True))
-    features, own, true = (value.detach() for value in seen)
-    asked = Directions(weights, torch.ones(1))
-    found = reconstructions(asked, answers, noise, own, features, party.images, how.temperature, sizes=sizes)
-    return run, leaked(found, true, own)
+    return run, tap.leaked(sizes=sizes)
 
 
 def luck(meter: Meter, draws: int = 400) -> float:
@@ -79,14 +69,32 @@ def test_the_meter_never_says_less_than_the_attack_finds(split, seed):
         assert found <= stated + luck(meter), (change, found, stated)
 
 
-def test_the_limit_does_not_hold_for_a_peer_far_from_the_owner():
-    """What docs/capride.md says of it: noise for a peer twice P1's size away hides less of one that is further."""
-    parties, test, classes = federation("digits", 2, samples=48, test_samples=20)
-    with torch.no_grad():
-        for weight in head_of(parties[1].model).parameters():
-            weight.mul_(100)
-    run, found = attacked((parties, test, classes), replace(SHORT, warmup=0, rate=1e-6), (10.0, 30.0, 100.0))
-    assert found > 0.5 >= run.records["P1"][-1]["leakage"]["P2"]
+def test_the_limit_holds_for_a_peer_with_far_larger_logits():
+    """Noise is for a peer twice P1's size away; a peer further away would tell more through it, and scales down."""
+    made = federation("digits", 2, samples=48, test_samples=20)
+    run, found = attacked(made, SHORT, (0.3, 1.0, 3.0, 10.0, 30.0), times=30.0)
+    assert run.records["P1"][-1]["leakage"]["P2"] <= 0.5
+    assert found <= 0.5, found
+
+
+def test_a_peer_is_no_larger_on_its_own_images_than_the_owner_stated(made):
+    parties, test, _ = made
+    model = parties[1].model.eval()
+    logits = predict(model, parties[1].images)
+    size = float((logits - logits.mean(1, keepdim=True)).norm()) / len(logits) ** 0.5
+    assert fitted(model, parties[1].images, 1.01 * size) is model
+    before = digest(*model.state_dict().values())
+    torch.testing.assert_close(
+        predict(fitted(model, parties[1].images, size / 3), test[0]), predict(model, test[0]) / 3, rtol=1e-4, atol=1e-5
+    )
+    assert digest(*model.state_dict().values()) == before
+
+
+def test_under_a_limit_a_question_without_a_size_is_refused(made):
+    run = CaPriDe(*made, SHORT)
+    owner, asked = run.parties[0], Directions.of(torch.rand(2, 48, 10))
+    with pytest.raises(DisaggregationError, match="P1 states no size of its logits"):
+        run.connect().ask(1, owner, asked, 48, {"P2": run.states["P2"].small}, 1.0)
 
 
 def test_a_default_round_without_noise_is_refused():

@@ -19,9 +19,12 @@ from sectorch.choreography.run.party import PartyRuntime
 from sectorch.errors import ArgumentError, TopologyError, UndeclaredMessageError
 from sectorch.protocols.capride import DisaggregationError, Party, Settings
 from sectorch.protocols.capride.exchange import PEERS, Exchange, announce
+from sectorch.protocols.capride.parties import fitted
 from sectorch.protocols.capride.question import Question
 
 NAMES = {"Pk": "P1", "Pl": "P2"}
+SIZES = {"P2": 0.1}
+"""What P1 states of its logits: P2's are larger, and are scaled down to it."""
 
 
 def lines(profile: Profile) -> list[tuple]:
@@ -35,7 +38,7 @@ def one_peer(role: str, end, parties: list[Party], classes, parameters, how: Set
     with Profile() as profile:
         session = sectorch.Session(roles=PEERS, names=NAMES, runtime=PartyRuntime(me, bytes(16), {other: Pipe(end)}))
         exchange = Exchange(parties, classes, parameters, how, sessions={("P1", "P2"): session})
-        ask = lambda samples: exchange.ask(1, parties[0], question[0], samples, {"P2": model})["P2"]
+        ask = lambda samples: exchange.ask(1, parties[0], question[0], samples, {"P2": model}, sizes=SIZES)["P2"]
         found = ask(question[1])
         held = sorted(exchange.owners), sorted(name for name, peer in exchange.peers.items() if peer._published)
         seen, count = lines(profile), dict(exchange.peers["P2"].guard.released)
@@ -90,13 +93,15 @@ def test_one_exchange_as_two_processes(made, quick):
     with Profile() as together:
         session = sectorch.Session(roles=PEERS, names=NAMES)
         one = Exchange(run.parties, run.classes, run.parameters, how, sessions={("P1", "P2"): session})
-        found = one.ask(1, p1, directions, len(question.subset), {"P2": p2})["P2"]
+        found = one.ask(1, p1, directions, len(question.subset), {"P2": p2}, sizes=SIZES)["P2"]
     said = apart(run, question, how)
     (numbers, at_P1, sent, _), (nothing, at_P2, seen, counts) = said["Pk"][0], said["Pl"][0]
     assert at_P1 == (["P1"], []) and at_P2 == ([], ["P2"]) and nothing is None
+    smaller = fitted(p2, run.parties[1].images, SIZES["P2"])
+    assert smaller is not p2
     with torch.no_grad():
-        plain = directions.on(p2(p1.images), how.temperature)
-    bound = error_bound(p2, p1.images, one.layouts["P1"].count, run.parameters, how)
+        plain = directions.on(smaller(p1.images), how.temperature)
+    bound = error_bound(smaller, p1.images, one.layouts["P1"].count, run.parameters, how)
     assert 1000 * bound < float(plain.abs().median()), "else the comparison would say little"
     numbers = torch.tensor(numbers, dtype=torch.float64)
     torch.testing.assert_close(numbers, plain, rtol=0, atol=bound)

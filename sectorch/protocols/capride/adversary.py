@@ -8,11 +8,16 @@ peer had not changed, the noise's deviation, and what makes logits of two sample
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
+from ...federated.training import predict
+from .algorithm import CaPriDe
 from .directions import Directions
+from .training import own_view
 
 SIZES = (0.3, 1.0, 3.0)
 """Sizes of the unknown, in those of P_k's own logits, that `reconstructions` tries."""
@@ -93,6 +98,56 @@ def leaked(found: dict[str, torch.Tensor], true: torch.Tensor, own: torch.Tensor
     guess = float((z - factor * u).square().sum())
     best = min(float((estimate - z).square().sum()) for estimate in found.values())
     return 1 - best / guess if guess > 0 else 0.0
+
+
+class Tap:
+    """What one party of a simulation hears of one peer, round by round, and the truth that it does not see.
+
+    The truth is the logits of the model that answered: a peer that scales its logits down tells them up to that factor.
+    """
+
+    def __init__(self, run: CaPriDe, owner: str = "P1", peer: str = "P2"):
+        self.run, self.peer = run, peer
+        self.party = next(party for party in run.parties if party.name == owner)
+        self.link = run.exchange or run.connect()
+        self._ask, self.link.ask = self.link.ask, self._tapped
+        self.weights: list[torch.Tensor] = []
+        self.answers: list[torch.Tensor] = []
+        self.noise: list[torch.Tensor] = []
+
+    def _tapped(
+        self,
+        round_: int,
+        owner,
+        directions,
+        samples: int,
+        models: Mapping[str, nn.Module],
+        sigma: float = 0.0,
+        sizes: Mapping[str, float] | None = None,
+    ) -> dict[str, torch.Tensor]:
+        found = self._ask(round_, owner, directions, samples, models, sigma, sizes)
+        if owner is self.party and self.peer in models:
+            self.weights.append(directions.weights)
+            self.answers.append(found[self.peer])
+            self.noise.append(torch.full((len(directions),), self.link.sigma(owner, sigma), dtype=torch.float64))
+            self.features, self.own = own_view(self.run.states[owner.name].small, owner.images)
+            size = (sizes or {}).get(self.peer, 0.0)
+            answering = self.link.peers[self.peer].fitted(owner.name, models[self.peer], size)
+            self.true = predict(answering, owner.images)
+        return found
+
+    def attack(self, answers: torch.Tensor | None = None, rounds: int | None = None, **priors) -> dict:
+        """`reconstructions` of the last rounds (all unless named), of these answers in place of what was heard."""
+        last = slice(-rounds if rounds else None, None)
+        weights, heard, noise = (torch.cat(kept[last]) for kept in (self.weights, self.answers, self.noise))
+        return reconstructions(
+            Directions(weights, torch.ones(1)), heard if answers is None else answers, noise, self.own, self.features,
+            self.party.images, self.run.settings.temperature, **priors,
+        )  # fmt: skip
+
+    def leaked(self, answers: torch.Tensor | None = None, rounds: int | None = None, **priors) -> float:
+        """The share that the attack finds."""
+        return leaked(self.attack(answers, rounds, **priors), self.true, self.own)
 
 
 def _kernels(features: torch.Tensor, inputs: torch.Tensor) -> dict[str, torch.Tensor]:

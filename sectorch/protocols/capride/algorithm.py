@@ -21,9 +21,7 @@ from ...federated.training import optimiser_of, predict, seconds_of
 from ...federated.watch import Watch
 from . import losses
 from .baselines import average
-from .directions import (
-    Directions,
-)
+from .directions import Directions
 from .exchange import Exchange, Simulated
 from .guard import Guard
 from .meter import Meter
@@ -280,6 +278,7 @@ class CaPriDe:
             len(question.subset),
             {name: models[name] for name in peers},
             sigma,
+            {name: self.meters[f"{name}>{party.name}"].size for name in peers},
         )
         released = torch.stack([answers[name] for name in peers]).mean(0)  # Eq. 5
         update = question.update(released, exchange.sigma(party, sigma) / len(peers) ** 0.5)

@@ -22,6 +22,7 @@ from ...choreography.located import compute
 from ...data.seeds import generator
 from ...errors import ArgumentError, MisplacedValueError
 from ...federated.folder import digest
+from ...federated.training import predict
 from ...federated.watch import Watch
 from ...session import Session
 from .aggregate import TAG_BYTES, Layout, flood_for, noise_of
@@ -51,11 +52,12 @@ def publish(net: Net, keys: Located, x: Located, tag: Located) -> tuple[Located,
 
 
 @protocol("capride_announce", "CaPriDe, 3.3, ii", [
-    Message("size", "Pk", "Pl", "nothing", "how many numbers P_k asks for, of how many samples, under how much noise"),
+    Message("size", "Pk", "Pl", "nothing",
+            "how many numbers P_k asks for, of how many samples, under how much noise, and the size of its logits"),
 ], roles=PEERS)  # fmt: skip
 def announce(net: Net, size: Located) -> Located:
-    """What P_l's guard looks at before anything is computed, at both: int64 [3], the noise in
-    steps of 2^-20. Rounds 1, bytes 24."""
+    """What P_l's guard looks at before anything is computed, at both: int64 [4], the noise and the size in steps of
+    2^-20. Rounds 1, bytes 32."""
     return size.send(net.Pk, net.Pl, "size")
 
 
@@ -170,6 +172,7 @@ class Exchange:
         samples: int,
         models: Mapping[str, nn.Module],
         sigma: float = 0.0,
+        sizes: Mapping[str, float] | None = None,
     ) -> dict[str, torch.Tensor]:
         """One party's question to some peers: for each, float64 [R]; its shape only where the owner is elsewhere.
 
@@ -179,20 +182,25 @@ class Exchange:
             models: the asked peers' models, each used where the peer is.
             sigma: deviation of the noise that is asked for; used where the owner is. A peer adds it, or its own
                 `Settings.sigma` where that is more.
+            sizes: of the owner's logits by peer (`Meter.size`), to which each scales its own down under a limit on
+                leakage; used where the owner is.
 
         Raises:
             DisaggregationError, KeyMismatchError, CorruptedCiphertextError: nothing of the round is kept.
         """
         if not self._started:
             self.start()
-        k, question, answers = owner.name, None, {}
+        k, published, answers = owner.name, None, {}
         if k in self.owners:
             if directions is None:
                 raise ArgumentError(f"{k} is in this process, and its question needs directions")
             published = self._timed("encrypt directions", partial(self.owners[k].publish, directions))
-            question = torch.tensor([len(directions), samples, steps_of(sigma)]), *published
         sessions = self._peers_of(k)
         for peer in (name for name in models if name in sessions):
+            question = None
+            if directions is not None and published is not None:
+                stated = steps_of((sizes or {}).get(peer, 0.0))
+                question = torch.tensor([len(directions), samples, steps_of(sigma), stated]), *published
             with self.traffic, sessions[peer].call() as net:
                 answers[peer] = self._answer(net, k, peer, question, models[peer])
             self.watch.note(f"encrypted part: {self.pace():.1f} s an answer")
@@ -201,15 +209,17 @@ class Exchange:
     def _answer(self, net: Net, k: str, name: str, question: tuple | None, model: nn.Module) -> torch.Tensor:
         """What participant k gets of one other: at least one of them is here."""
         layout, peer, here = self.layouts[k], self.peers[name], self._sessions[k, name].present(net.Pl)
-        size = announce(net, net.own(net.Pk, _shape(3) if question is None else question[0]))
-        numbers, samples, noise = net.read(size, net.Pl if here else net.Pk).tolist()
+        size = announce(net, net.own(net.Pk, _shape(4) if question is None else question[0]))
+        numbers, samples, noise, stated = net.read(size, net.Pl if here else net.Pk).tolist()
         x, version = _shape(*layout.inputs), ""
         if here:
-            x, version = peer.inputs(k), digest(*model.state_dict().values())
-            peer.admit(k, version, numbers, samples)
+            x = peer.inputs(k)
+            peer.admit(k, digest(*model.state_dict().values()), numbers, samples)
+            model = peer.fitted(k, model, stated * STEP)
+            version = digest(*model.state_dict().values())
         p, tag = (_shape(*layout.directions(numbers)), _TAG) if question is None else question[1:]
         infer = partial(peer.logits, k, model, version)
-        aggregate = partial(peer.divergence, k, self._flood(layout, max(0, noise) * SIGMA_STEP))
+        aggregate = partial(peer.divergence, k, self._flood(layout, max(0, noise) * STEP))
         decrypt = partial(self.owners[k].open, name, numbers) if k in self.owners else _nobody
         found = pairwise_divergence(
             net,
@@ -235,13 +245,13 @@ class Exchange:
         return result
 
 
-SIGMA_STEP = 2.0**-20
-"""Noise is announced in so large steps."""
+STEP = 2.0**-20
+"""Noise and sizes are announced in so large steps."""
 
 
-def steps_of(sigma: float) -> int:
-    """Of noise, rounded up."""
-    return math.ceil(sigma / SIGMA_STEP)
+def steps_of(value: float) -> int:
+    """Of an announced number, rounded up."""
+    return math.ceil(value / STEP)
 
 
 def _shape(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -280,6 +290,7 @@ class Simulated(Exchange):
         samples: int,
         models: Mapping[str, nn.Module],
         sigma: float = 0.0,
+        sizes: Mapping[str, float] | None = None,
     ) -> dict[str, torch.Tensor]:
         if directions is None:
             raise ArgumentError("a simulation has all parties, and the owner's directions")
@@ -287,8 +298,8 @@ class Simulated(Exchange):
         for name, model in models.items():
             guard = self.peers[name].guard
             guard.release(owner.name, digest(*model.state_dict().values()), len(directions), samples, classes, self.how)
-            with torch.no_grad():
-                released = directions.on(model(owner.images), self.how.temperature)
+            answering = self.peers[name].fitted(owner.name, model, (sizes or {}).get(name, 0.0))
+            released = directions.on(predict(answering, owner.images), self.how.temperature)
             draw = generator(self.how.seed, owner.name, name, round_, "noise")
             noise = self.sigma(owner, sigma) * torch.randn(len(released), generator=draw, dtype=torch.float64)
             answers[name] = released + noise

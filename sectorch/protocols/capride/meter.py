@@ -9,7 +9,9 @@ the noise alone, not on the answers:
     leakage of sample j = 1 - E |d_j - its estimate|^2 / E |d_j|^2
 
 P_k can therefore measure it before it asks. P_l cannot, who sees ciphertexts. It is a mean over the prior and no bound
-for every pair of models; a peer that differs from P_k by more than `SPREAD` tells more through the noise.
+for every pair of models. A peer further from P_k than the prior reckons with would tell more through the same noise. So
+P_k states the size of its own logits, P_l scales its logits down to it (`parties.fitted`), and |z - u| <= |z| + |u| is
+at most twice that size.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from .directions import Directions, contrasts
 from .errors import DisaggregationError
 
 SPREAD = 2.0
-"""The size of z - u that is reckoned with, in sizes of P_k's own logits about their row means: unrelated logits of the
-same size have 1.4."""
+"""The size of z - u that is reckoned with, in sizes of P_k's own logits about their row means: the most that logits of
+no larger size are away; unrelated ones are 1.4 away."""
 SIGMAS = (1e-4, 1e4)
 """Between which a deviation is looked for."""
 
@@ -60,6 +62,11 @@ class Meter:
 
     def tensors(self) -> list[torch.Tensor]:
         return [self.basis, self.known, self.own, self.found]
+
+    @property
+    def size(self) -> float:
+        """What logits about their row means may measure for the prior to hold: a root mean square over samples."""
+        return float(self.basis.norm()) * (self.contrasts.shape[1] / len(self.basis)) ** 0.5 / SPREAD
 
     def information(self, directions: Directions, temperature: float) -> torch.Tensor:
         """Of the answers to one question, under noise of deviation 1: [K, K]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Sequence
 
@@ -14,8 +15,9 @@ from ...ckks.scheme.leaving import cleared, residues
 from ...ckks.scheme.levels import settle
 from ...ckks.scheme.multiply import prepared
 from ...ckks.scheme.parameters import INTEGER_BITS
+from ...federated.training import predict
 from .aggregate import Layout, blocks, encrypt_low, intact, seal, spread, tagged, unseal
-from .directions import Directions
+from .directions import Directions, head_of
 from .errors import DisaggregationError, ModelError
 from .guard import Guard
 from .settings import Party, Settings
@@ -80,6 +82,20 @@ class Peer:
             raise DisaggregationError(f"{owner} asks about {samples} samples, and published {layout.samples}")
         self.guard.release(owner, version, numbers, samples, layout.classes, self.how)
 
+    def fitted(self, owner: str, model: nn.Module, size: float) -> nn.Module:
+        """The model that answers: with its logits scaled down to the stated size, where there is a limit on leakage.
+
+        Raises:
+            DisaggregationError: there is a limit, and no size is stated.
+        """
+        if self.how.leakage is None:
+            return model
+        if not size > 0:
+            raise DisaggregationError(
+                f"{owner} states no size of its logits; under a limit on leakage {self.party.name} answers in that size"
+            )
+        return fitted(model, self.party.images, size)
+
     def logits(self, owner: str, model: nn.Module, version: str, inputs: torch.Tensor) -> torch.Tensor:
         """Enc(z_j), reused for all directions while the model stays as it is.
 
@@ -114,6 +130,23 @@ class Peer:
         # The last chunk may be shorter; its missing slots hold nothing.
         sealed = seal(functools.reduce(_added, products), layout.count, flood_bits)
         return sealed, tagged(sealed, keys.identity)
+
+
+@torch.no_grad()
+def fitted(model: nn.Module, images: torch.Tensor, size: float) -> nn.Module:
+    """A copy whose logits about their row means are no larger than `size` on the images, as a root mean square over
+    samples; the model itself where they are not.
+
+    P_l sees its own images only: on P_k's samples its logits may be larger.
+    """
+    logits = predict(model, images).double()
+    found = float((logits - logits.mean(1, keepdim=True)).norm()) / len(logits) ** 0.5
+    if found <= size:
+        return model
+    smaller = copy.deepcopy(model)
+    for weight in head_of(smaller).parameters():
+        weight.mul_(size / found)
+    return smaller
 
 
 def _joined(parts: Sequence[Cipher]) -> torch.Tensor:
