@@ -10,11 +10,13 @@ from . import lookup as lookup
 from . import losses as losses
 from . import normalization as normalization
 from . import order as order
+from . import places as places
 from . import pooling as pooling
 from . import powers as powers
 from . import recurrent as recurrent
 from . import reduction as reduction
 from . import resample as resample
+from . import rounding as rounding
 from . import smooth as smooth
 from . import structure as structure
 from . import trigonometry as trigonometry
