@@ -4,6 +4,7 @@ from ..tensor import dispatch as dispatch
 from . import activation as activation
 from . import arithmetic as arithmetic
 from . import attention as attention
+from . import combined as combined
 from . import compare as compare
 from . import linear as linear
 from . import lookup as lookup
@@ -19,5 +20,6 @@ from . import reduction as reduction
 from . import resample as resample
 from . import rounding as rounding
 from . import smooth as smooth
+from . import special as special
 from . import structure as structure
 from . import trigonometry as trigonometry

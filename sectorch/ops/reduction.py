@@ -40,6 +40,8 @@ def _dims(v: Value, dim: Any) -> tuple[int, ...]:
 
 def _count(x: SharedTensor, dim: Any) -> int:
     shape = x.shares.shape
+    if not shape:
+        return 1
     return math.prod(shape[d] for d in (range(len(shape)) if dim is None or dim in ((), []) else _listed(dim)))
 
 
