@@ -23,3 +23,4 @@ from . import smooth as smooth
 from . import special as special
 from . import structure as structure
 from . import trigonometry as trigonometry
+from . import volumes as volumes
