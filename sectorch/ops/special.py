@@ -15,11 +15,6 @@ from .common import require
 T = torch.Tensor
 
 
-@implements("tan", torch.tan, T.tan, in_place=(T.tan_, torch.tan_), note="error 1e-5 (1 + result^2)")
-def tan(context: Context, x: SharedTensor) -> torch.Tensor:
-    return torch.sin(x) / torch.cos(x)
-
-
 @implements("logit", torch.logit, T.logit, torch.special.logit, in_place=(T.logit_, torch.logit_),
             note="0 < x < 1; error 1e-5 + 1e-6 / x (1 - x)")  # fmt: skip
 def logit(context: Context, x: SharedTensor, eps: float | None = None) -> torch.Tensor:
