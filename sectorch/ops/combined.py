@@ -70,7 +70,7 @@ def vecdot(context: Context, x: Any, y: Any, *, dim: int = -1) -> torch.Tensor:
     return (x * y).sum(dim)
 
 
-@implements("multi_dot", torch.linalg.multi_dot, torch.chain_matmul, note="a round for each product of two secrets")
+@implements("multi_dot", torch.linalg.multi_dot, note="a round for each product of two secrets")
 def multi_dot(context: Context, *tensors: Any) -> torch.Tensor:
     tensors = tuple(tensors[0]) if isinstance(tensors[0], (list, tuple)) else tensors
     product = tensors[0]
@@ -108,9 +108,7 @@ def addcdiv(context: Context, x: Any, a: Any, b: Any, *, value: float = 1) -> to
 
 
 @implements("diff", torch.diff, T.diff, note="local")
-def diff(
-    context: Context, x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None
-) -> torch.Tensor:
+def diff(context: Context, x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> torch.Tensor:
     parts = [v for v in (prepend, x, append) if v is not None]
     x = torch.cat([v.expand([1 if d == dim % x.dim() else s for d, s in enumerate(x.shape)]) if not v.dim() else v
                    for v in parts], dim) if len(parts) > 1 else x  # fmt: skip
@@ -234,7 +232,9 @@ def prod(
     return line[0].unsqueeze(dim) if keepdim and x.dim() else line[0]
 
 
-@implements("cumprod", torch.cumprod, T.cumprod, in_place=(T.cumprod_,), note="log2 n rounds of products; result < 2^16")
+@implements(
+    "cumprod", torch.cumprod, T.cumprod, in_place=(T.cumprod_,), note="log2 n rounds of products; result < 2^16"
+)
 def cumprod(context: Context, x: SharedTensor, dim: int, *, dtype: Any = None) -> torch.Tensor:
     if not x.dim():
         return x

@@ -131,7 +131,9 @@ def _stably(context: Context, x: SharedTensor, dim: int, descending: bool) -> Pa
     return backend.each(torch.sum, chosen, dim=1), places
 
 
-@implements("sort", torch.sort, T.sort, note="bitonic; positions stay secret; stable where it is asked for, by n^2 comparisons")
+@implements(
+    "sort", torch.sort, T.sort, note="bitonic; positions stay secret; stable where it is asked for, by n^2 comparisons"
+)
 def sort(
     context: Context, x: SharedTensor, dim: int = -1, descending: bool = False, stable: bool = False
 ) -> tuple[SharedTensor, SharedTensor]:
@@ -142,7 +144,12 @@ def sort(
     return x.like(values, x.scale_bits), x.like(places, 0)
 
 
-@implements("argsort", torch.argsort, T.argsort, note="bitonic; positions stay secret; stable where it is asked for, by n^2 comparisons")
+@implements(
+    "argsort",
+    torch.argsort,
+    T.argsort,
+    note="bitonic; positions stay secret; stable where it is asked for, by n^2 comparisons",
+)
 def argsort(
     context: Context, x: SharedTensor, dim: int = -1, descending: bool = False, stable: bool = False
 ) -> SharedTensor:

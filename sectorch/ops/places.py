@@ -166,9 +166,7 @@ def select_scatter(context: Context, x: Any, src: Any, dim: int, index: int) -> 
 
 
 @implements("diagonal_scatter", torch.diagonal_scatter, T.diagonal_scatter, note="local")
-def diagonal_scatter(
-    context: Context, x: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> SharedTensor:
+def diagonal_scatter(context: Context, x: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> SharedTensor:
     return written(context, lambda v, s: torch.diagonal_scatter(v, s, offset, dim1, dim2), x, src)
 
 

@@ -103,7 +103,8 @@ def divided(context: Context, x: Any, y: Any) -> tuple[SharedTensor, SharedTenso
     if not is_secret(y) and not bool((torch.as_tensor(y) != 0).all()):
         raise ArgumentError("division by zero")
     quotient, rest = _step(context, x, y, whole)
-    quotient = fitted(context, quotient, CAPACITY / (2.0 if whole else 2.0 ** (context.frac_bits + 1)))
+    most = CAPACITY / (2.0 if whole else 2.0 ** (context.frac_bits + 1))
+    quotient = quotient.bounded(most) if quotient.bound is None else fitted(context, quotient, most)
     if not isinstance(y, SharedTensor):  # of a secret divisor the plain quotient is below 2^16
         more, rest = _step(context, rest, y, whole)
         quotient = total(context, quotient, more)

@@ -76,8 +76,15 @@ def _read(name: str) -> Callable:
 
 VIEWS = {
     "permute": (torch.permute, T.permute, torch.permute_copy),
-    "transpose": (torch.transpose, T.transpose, torch.swapaxes, T.swapaxes, torch.swapdims, T.swapdims,
-                  torch.transpose_copy),
+    "transpose": (
+        torch.transpose,
+        T.transpose,
+        torch.swapaxes,
+        T.swapaxes,
+        torch.swapdims,
+        T.swapdims,
+        torch.transpose_copy,
+    ),
     "t": (torch.t, T.t, _read("T"), torch.t_copy),
     "mT": (_read("mT"), T.adjoint, torch.adjoint, _read("mH"), _read("H")),
     "movedim": (torch.movedim, T.movedim, torch.moveaxis, T.moveaxis),
@@ -111,8 +118,17 @@ COPIES = {
     "clone": (torch.clone, T.clone),
 }
 MANY = {
-    "split": (torch.split, T.split, T.split_with_sizes, torch.split_with_sizes, torch.split_with_sizes_copy,
-              torch.unsafe_split, T.unsafe_split, torch.unsafe_split_with_sizes, T.unsafe_split_with_sizes),
+    "split": (
+        torch.split,
+        T.split,
+        T.split_with_sizes,
+        torch.split_with_sizes,
+        torch.split_with_sizes_copy,
+        torch.unsafe_split,
+        T.unsafe_split,
+        torch.unsafe_split_with_sizes,
+        T.unsafe_split_with_sizes,
+    ),
     "tensor_split": (torch.tensor_split, T.tensor_split),
     "chunk": (torch.chunk, T.chunk, torch.unsafe_chunk, T.unsafe_chunk),
     "unbind": (torch.unbind, T.unbind, torch.unbind_copy),

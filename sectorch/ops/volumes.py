@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -144,9 +145,9 @@ def embedding_bag(
             refuse("empty bags", "leave them out")
         return _bag(rows, mode)
     starts = offsets.tolist() if include_last_offset else [*offsets.tolist(), index.shape[0]]
-    if any(a >= b for a, b in zip(starts[:-1], starts[1:], strict=True)) or starts[-1] != index.shape[0]:
+    if any(a >= b for a, b in itertools.pairwise(starts)) or starts[-1] != index.shape[0]:
         refuse("empty bags, or indices in no bag", "leave them out")
-    return torch.stack([_bag(rows[a:b], mode) for a, b in zip(starts[:-1], starts[1:], strict=True)])
+    return torch.stack([_bag(rows[a:b], mode) for a, b in itertools.pairwise(starts)])
 
 
 def _bag(rows: torch.Tensor, mode: str) -> torch.Tensor:

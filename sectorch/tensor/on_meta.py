@@ -69,7 +69,9 @@ def selected_on_meta(input: SecretTensor, mask: torch.Tensor) -> torch.Tensor:
 def written_on_meta(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
     """The shape of x after x[index] = value, of which torch gives none."""
     result = to_meta(x, True)
-    torch_on_meta(_T.__setitem__, (result, pytree.tree_map(lambda v: to_meta(v, False), index), to_meta(value, True)), {})
+    torch_on_meta(
+        _T.__setitem__, (result, pytree.tree_map(lambda v: to_meta(v, False), index), to_meta(value, True)), {}
+    )
     return result
 
 
