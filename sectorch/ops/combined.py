@@ -229,7 +229,7 @@ def prod(
         half = count // 2
         pairs = line[:half] * line[half : 2 * half]
         line = torch.cat((pairs, line[2 * half :])) if count % 2 else pairs
-    return line[0].unsqueeze(dim) if keepdim and x.dim() else line[0]
+    return line[0].unsqueeze(dim) if keepdim and x.dim() and dim is not None else line[0]
 
 
 @implements(

@@ -75,7 +75,7 @@ def logical_or_of_any(context: Context, x: Any, y: Any) -> torch.Tensor:
     return _truth(x) | _truth(y)
 
 
-def _truth(x: torch.Tensor) -> torch.Tensor:
+def _truth(x: Any) -> Any:
     return x if x.dtype == torch.bool else x != 0
 
 

@@ -81,7 +81,7 @@ ALL: dict[str, tuple] = {
     "atleast_1d": (torch.atleast_1d,),
     "atleast_2d": (torch.atleast_2d,),
     "atleast_3d": (torch.atleast_3d,),
-    "meshgrid": (torch.meshgrid, torch._VF.meshgrid),
+    "meshgrid": (torch.meshgrid, torch._VF.meshgrid),  # pyright: ignore[reportAttributeAccessIssue]
     "cartesian_prod": (torch.cartesian_prod,),
     "block_diag": (torch.block_diag,),
     "column_stack": (torch.column_stack,),

@@ -6,7 +6,6 @@ error is below 1/2, and set right by the sign of what it leaves, which is exact.
 
 from __future__ import annotations
 
-import numbers
 from typing import Any
 
 import torch
@@ -100,8 +99,7 @@ def divided(context: Context, x: Any, y: Any) -> tuple[SharedTensor, SharedTenso
     whole = not any(v.dtype.is_floating_point if isinstance(v, torch.Tensor) else isinstance(v, float) for v in (x, y))
     x = summand(context, x)
     y = summand(context, y) if is_secret(y) else y
-    if not is_secret(y) and not bool((torch.as_tensor(y) != 0).all()):
-        raise ArgumentError("division by zero")
+    _no_public_zero(y)
     quotient, rest = _step(context, x, y, whole)
     most = CAPACITY / (2.0 if whole else 2.0 ** (context.frac_bits + 1))
     quotient = quotient.bounded(most) if quotient.bound is None else fitted(context, quotient, most)
@@ -113,6 +111,11 @@ def divided(context: Context, x: Any, y: Any) -> tuple[SharedTensor, SharedTenso
     below = complement(context, not_negative(context, signed(context, rest, sign))).bounded(1.0)
     back = bilinear(context, torch.mul, below, y)
     return total(context, quotient, below, -1), total(context, rest, back)
+
+
+def _no_public_zero(y: Any) -> None:
+    if not is_secret(y) and not bool((torch.as_tensor(y) != 0).all()):
+        raise ArgumentError("division by zero")
 
 
 def _step(context: Context, x: SharedTensor, y: Any, whole: bool) -> tuple[SharedTensor, SharedTensor]:
@@ -146,9 +149,10 @@ implements("remainder", T.__rmod__)(_reflected(remainder))
 
 def _towards_zero(context: Context, x: Any, y: Any) -> tuple[SharedTensor, SharedTensor]:
     """The quotient without its fraction, and what it leaves, which has the sign of x."""
+    _no_public_zero(y)
     x = summand(context, x)
     sign = sign_of(context, x)
-    if isinstance(y, numbers.Number):
+    if isinstance(y, (int, float)):
         of_divisor, size = (-1 if y < 0 else 1), abs(y)
     elif is_secret(y):
         y = summand(context, y)

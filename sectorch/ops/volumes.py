@@ -124,8 +124,8 @@ def adaptive_max_pool1d(
     context: Context, x: SharedTensor, output_size: Any, return_indices: bool = False
 ) -> torch.Tensor:
     _without_indices("adaptive_max_pool1d", return_indices)
-    size = output_size if isinstance(output_size, int) or output_size is None else output_size[0]
-    return F.adaptive_max_pool2d(x.unsqueeze(-2), (1, size)).squeeze(-2)
+    size = output_size if isinstance(output_size, int) else x.shape[-1] if output_size is None else output_size[0]
+    return F.adaptive_max_pool2d(x.unsqueeze(-2), (1, int(size))).squeeze(-2)
 
 
 @implements("embedding_bag", F.embedding_bag, note="as embedding; public offsets")
