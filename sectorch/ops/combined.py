@@ -71,8 +71,7 @@ def vecdot(context: Context, x: Any, y: Any, *, dim: int = -1) -> torch.Tensor:
 
 
 @implements("multi_dot", torch.linalg.multi_dot, note="a round for each product of two secrets")
-def multi_dot(context: Context, *tensors: Any) -> torch.Tensor:
-    tensors = tuple(tensors[0]) if isinstance(tensors[0], (list, tuple)) else tensors
+def multi_dot(context: Context, tensors: Any) -> torch.Tensor:
     product = tensors[0]
     for factor in tensors[1:]:
         product = torch.matmul(product, factor)
@@ -210,7 +209,8 @@ def linalg_diagonal(context: Context, A: SharedTensor, *, offset: int = 0, dim1:
 
 
 @implements("sum_to_size", T.sum_to_size, note="as sum")
-def sum_to_size(context: Context, x: SharedTensor, *size: Any) -> torch.Tensor:
+def sum_to_size(context: Context, x: SharedTensor, *given: Any, size: Any = None) -> torch.Tensor:
+    size = given if size is None else (size,)
     size = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
     extra = x.dim() - len(size)
     dims = [*range(extra), *(d + extra for d, n in enumerate(size) if n == 1 and x.shape[d + extra] != 1)]

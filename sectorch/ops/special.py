@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
-from .common import require
+from .common import refuse, require
 
 T = torch.Tensor
 
@@ -19,6 +19,8 @@ T = torch.Tensor
             note="0 < x < 1; error 1e-5 + 1e-6 / x (1 - x)")  # fmt: skip
 def logit(context: Context, x: SharedTensor, eps: float | None = None) -> torch.Tensor:
     if eps is not None:
+        if not 0 <= eps <= 0.5:
+            refuse(f"logit with eps={eps}", "the bounds eps and 1 - eps would cross")
         x = x.clamp(eps, 1 - eps)
     return torch.log(x) - torch.log(1 - x)
 

@@ -97,7 +97,7 @@ ROWS = (
         call(WHOLE, WHOLE, keys=(torch.logical_xor, T.logical_xor)),
         errors=(refused(UnsupportedOpError, "compare them first", X, X, key=torch.bitwise_xor),),
     ),
-    exact("signbit", call(X), call(WHOLE)),
+    exact("signbit", call(X), call(WHOLE), whole=False),
     exact("heaviside", call(X, X), call(WHOLE, WHOLE), call(X, X.public)),
     exact("isclose", call(X, X), call(WHOLE, WHOLE), call(X, X.public)),
     exact("copysign", call(X, X.public), call(X, -1.0), call(X, number(2, 3, low=0.5)), ulps=1),
