@@ -125,9 +125,15 @@ def reference(
 ) -> tuple[Any, Any]:
     """torch's result in float64, and the one in float32 that shapes and dtypes are compared with."""
     args, kwargs = plain_arguments(row, number, sample, grid, True, rounded)
-    exact = key(*args, **kwargs)
+    exact = called(key, args, kwargs)
     args, kwargs = plain_arguments(row, number, sample, grid, False, rounded)
-    return listed(exact), listed(key(*args, **kwargs))
+    return listed(exact), listed(called(key, args, kwargs))
+
+
+def called(key: Callable, args: tuple, kwargs: dict) -> Any:
+    """The result, or of `x[index] = value`, which has none, what was written into."""
+    result = key(*args, **kwargs)
+    return args[0] if key is torch.Tensor.__setitem__ else result
 
 
 def listed(result: Any) -> Any:

@@ -15,6 +15,7 @@ from op_rows.base import Data, OpRow, Sample
 from op_stage import (
     Stage,
     by_name,
+    called,
     check,
     close,
     lines,
@@ -238,7 +239,7 @@ def in_place(case: Called) -> None:
             case.key(*args, **kwargs)
         close(args[0].reveal(), before, 0, "the target of a refused call")
         return
-    result = case.key(*args, **kwargs)
+    result = called(case.key, args, kwargs)
     assert result is args[0]
     case.check(args[0], expected)
 

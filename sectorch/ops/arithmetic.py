@@ -32,6 +32,7 @@ from .common import (
 from .powers import fractional_power, quotient
 from .ranges import fitted, within_domain
 from .reduction import over
+from .rounding import rounded_quotient
 
 T = torch.Tensor
 SIZE_BITS = 8
@@ -92,7 +93,7 @@ def _mask(context: Context, x: SharedTensor) -> SharedTensor:
             note="any divisor; result < 2^16; by a shared one error 4e-6 + 2e-6 |result|")  # fmt: skip
 def div(context: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -> SharedTensor:
     if rounding_mode is not None:
-        refuse("division that rounds", "use plain division")
+        return rounded_quotient(context, x, y, rounding_mode)
     if isinstance(y, SharedTensor):
         return quotient(context, summand(context, x), y)
     if isinstance(y, numbers.Complex) and not isinstance(y, numbers.Real):

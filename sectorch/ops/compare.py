@@ -9,6 +9,7 @@ import torch
 from ..tensor import SharedTensor
 from ..tensor.table import BEFORE, Context, implements
 from .common import finite, is_secret, refuse, total, typed
+from .reduction import sum_
 
 T = torch.Tensor
 
@@ -74,7 +75,7 @@ def logical_or_of_any(context: Context, x: Any, y: Any) -> torch.Tensor:
     return _truth(x) | _truth(y)
 
 
-def _truth(x: torch.Tensor) -> torch.Tensor:
+def _truth(x: Any) -> Any:
     return x if x.dtype == torch.bool else x != 0
 
 
@@ -134,3 +135,74 @@ def where(context: Context, condition: Any, x: Any = None, y: Any = None) -> Sha
 def where_method(context: Context, x: Any, condition: Any, y: Any = None) -> SharedTensor:
     """x.where(condition, y)."""
     return where(context, condition, x, y)
+
+
+def _at_least_one(context: Context, x: SharedTensor, dim: Any, keepdim: bool) -> SharedTensor:
+    counts = sum_(context, typed(x, torch.int64), dim, keepdim)
+    return x.like(context.backend.at_least(counts.shares, (1,))[0], 0)
+
+
+@implements("any", torch.any, T.any, note="exact; one comparison of the count")
+def any_(context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False) -> SharedTensor:
+    return _at_least_one(context, _truth(x), dim, keepdim)
+
+
+@implements("all", torch.all, T.all, note="exact; one comparison of the count")
+def all_(context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False) -> SharedTensor:
+    return complement(context, _at_least_one(context, complement(context, _truth(x)), dim, keepdim))
+
+
+@implements("count_nonzero", torch.count_nonzero, T.count_nonzero, note="exact")
+def count_nonzero(context: Context, x: SharedTensor, dim: Any = None) -> SharedTensor:
+    return sum_(context, typed(_truth(x), torch.int64), dim)
+
+
+@implements("isin", torch.isin, note="exact; a comparison of each with each")
+def isin(
+    context: Context, elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False
+) -> torch.Tensor:
+    elements, tests = (v if isinstance(v, torch.Tensor) else torch.tensor(v) for v in (elements, test_elements))
+    found = (elements.unsqueeze(-1) == tests.reshape(-1)).any(-1)
+    return ~found if invert else found
+
+
+def _xor(context: Context, x: Any, y: Any) -> SharedTensor:
+    both = typed(x * y, torch.int64)
+    return total(context, total_tensor(context, x, y), both * 2, -1)
+
+
+@implements("logical_xor", torch.logical_xor, T.logical_xor, note="of numbers: whether one alone is zero")
+def logical_xor(context: Context, x: Any, y: Any) -> SharedTensor:
+    return _xor(context, _truth(x), _truth(y))
+
+
+@implements("logical_xor", torch.bitwise_xor, T.bitwise_xor, T.__xor__, T.__rxor__)
+def bitwise_xor(context: Context, x: Any, y: Any) -> SharedTensor:
+    _require_bool(x)
+    _require_bool(y)
+    return _xor(context, x, y)
+
+
+@implements("signbit", torch.signbit, T.signbit, note="exact; no negative zero")
+def signbit(context: Context, x: SharedTensor) -> torch.Tensor:
+    return x < 0
+
+
+@implements("heaviside", torch.heaviside, T.heaviside, in_place=(T.heaviside_,), note="exact")
+def heaviside(context: Context, x: Any, values: Any) -> torch.Tensor:
+    return torch.where(x == 0, values, (x > 0).to(values.dtype))
+
+
+@implements("isclose", torch.isclose, T.isclose, note="of the encoded values; the tolerance to 2^-20 of itself")
+def isclose(
+    context: Context, x: Any, y: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> torch.Tensor:
+    return (x - y).abs() <= y.abs() * rtol + atol
+
+
+@implements("copysign", torch.copysign, T.copysign, in_place=(T.copysign_,), note="exact; no negative secret zero")
+def copysign(context: Context, x: Any, y: Any) -> torch.Tensor:
+    if is_secret(y):
+        return x.abs() * ((y >= 0) * 2 - 1)
+    negative = torch.signbit(torch.as_tensor(y))
+    return x.abs() * torch.where(negative, -1, 1)

@@ -7,7 +7,8 @@ import torch
 from ..backend import Backend, Value
 from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
-from .common import end_to_end, refuse
+from .common import end_to_end
+from .ranges import CAPACITY, fitted
 
 T = torch.Tensor
 
@@ -113,20 +114,42 @@ def _sorted(context: Context, x: SharedTensor, dim: int, descending: bool) -> Pa
     return (values if descending else -values), places
 
 
-@implements("sort", torch.sort, T.sort, note="bitonic; positions stay secret; not stable")
+def _stably(context: Context, x: SharedTensor, dim: int, descending: bool) -> Pair:
+    """As `_sorted`, with equals in the order in which they stood: each entry is compared with every other."""
+    backend = context.backend
+    x = fitted(context, x, CAPACITY / 4)
+    values = backend.each(torch.movedim, x.shares, dim, 0)
+    keys, count = values if not descending else -values, values.shape[0]
+    later = (torch.arange(count) > torch.arange(count).unsqueeze(-1)).to(torch.int64)
+    shape = (count, count, *[1] * (x.dim() - 1))
+    apart = backend.each(torch.unsqueeze, keys, 1) - backend.each(torch.unsqueeze, keys, 0)
+    ranks = backend.each(torch.sum, backend.at_least(apart - later.view(shape))[0], dim=1) - 1
+    wanted = torch.arange(count).view(-1, 1, *[1] * (x.dim() - 1))
+    code = backend.is_zero(backend.each(torch.unsqueeze, ranks, 0) - wanted)
+    places = backend.each(torch.sum, code * torch.arange(count).view(1, -1, *[1] * (x.dim() - 1)), dim=1)
+    chosen = backend.multiply(torch.mul, code, backend.each(torch.unsqueeze, values, 0))
+    return backend.each(torch.sum, chosen, dim=1), places
+
+
+@implements(
+    "sort", torch.sort, T.sort, note="bitonic; positions stay secret; stable where it is asked for, by n^2 comparisons"
+)
 def sort(
     context: Context, x: SharedTensor, dim: int = -1, descending: bool = False, stable: bool = False
 ) -> tuple[SharedTensor, SharedTensor]:
-    if stable:
-        refuse("a stable sort", "call it without stable=True")
     if x.dim() == 0:
         return x, x * 0
-    values, places = _sorted(context, x, dim, descending)
+    values, places = (_stably if stable else _sorted)(context, x, dim, descending)
     values, places = (context.backend.each(torch.movedim, v, 0, dim) for v in (values, places))
     return x.like(values, x.scale_bits), x.like(places, 0)
 
 
-@implements("argsort", torch.argsort, T.argsort, note="bitonic; positions stay secret; not stable")
+@implements(
+    "argsort",
+    torch.argsort,
+    T.argsort,
+    note="bitonic; positions stay secret; stable where it is asked for, by n^2 comparisons",
+)
 def argsort(
     context: Context, x: SharedTensor, dim: int = -1, descending: bool = False, stable: bool = False
 ) -> SharedTensor:

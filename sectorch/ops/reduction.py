@@ -20,7 +20,8 @@ from .ranges import CAPACITY, domain_bits, fitted, limit_at
 T = torch.Tensor
 
 
-@implements("sum", torch.sum, T.sum, note="local; what has more than f fraction bits is first rounded, by log2 n bits")
+@implements("sum", torch.sum, T.sum, torch.nansum, T.nansum,
+            note="local; what has more than f fraction bits is first rounded, by log2 n bits")  # fmt: skip
 def sum_(
     context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> SharedTensor:
@@ -39,6 +40,8 @@ def _dims(v: Value, dim: Any) -> tuple[int, ...]:
 
 def _count(x: SharedTensor, dim: Any) -> int:
     shape = x.shares.shape
+    if not shape:
+        return 1
     return math.prod(shape[d] for d in (range(len(shape)) if dim is None or dim in ((), []) else _listed(dim)))
 
 
@@ -55,7 +58,7 @@ def summable(context: Context, x: SharedTensor, count: int) -> SharedTensor:
     return shortened(context, x, x.scale_bits - max(0, x.scale_bits + domain_bits(context) + terms - HEADROOM_BITS))
 
 
-@implements("mean", torch.mean, T.mean,
+@implements("mean", torch.mean, T.mean, torch.nanmean, T.nanmean,
             note="as sum; where the count is no power of two, error 1e-6 |result|")  # fmt: skip
 def mean(
     context: Context, x: SharedTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
@@ -180,3 +183,11 @@ def _max_or_min(sign: int):
 
 implements("max", torch.max, T.max, note="positions stay secret")(_max_or_min(1))
 implements("min", torch.min, T.min, note="positions stay secret")(_max_or_min(-1))
+
+
+@implements("aminmax", torch.aminmax, T.aminmax, note="as amin and amax")
+def aminmax(
+    context: Context, x: SharedTensor, *, dim: int | None = None, keepdim: bool = False
+) -> tuple[SharedTensor, SharedTensor]:
+    smallest, largest = (_extreme(context, x, dim, keepdim, sign) for sign in (-1, 1))
+    return smallest, largest

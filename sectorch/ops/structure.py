@@ -75,20 +75,28 @@ def _read(name: str) -> Callable:
 
 
 VIEWS = {
-    "permute": (torch.permute, T.permute),
-    "transpose": (torch.transpose, T.transpose, torch.swapaxes, T.swapaxes, torch.swapdims, T.swapdims),
-    "t": (torch.t, T.t, _read("T")),
+    "permute": (torch.permute, T.permute, torch.permute_copy),
+    "transpose": (
+        torch.transpose,
+        T.transpose,
+        torch.swapaxes,
+        T.swapaxes,
+        torch.swapdims,
+        T.swapdims,
+        torch.transpose_copy,
+    ),
+    "t": (torch.t, T.t, _read("T"), torch.t_copy),
     "mT": (_read("mT"), T.adjoint, torch.adjoint, _read("mH"), _read("H")),
     "movedim": (torch.movedim, T.movedim, torch.moveaxis, T.moveaxis),
-    "squeeze": (torch.squeeze, T.squeeze),
-    "unsqueeze": (torch.unsqueeze, T.unsqueeze),
-    "expand": (T.expand,),
+    "squeeze": (torch.squeeze, T.squeeze, torch.squeeze_copy),
+    "unsqueeze": (torch.unsqueeze, T.unsqueeze, torch.unsqueeze_copy),
+    "expand": (T.expand, torch.expand_copy),
     "broadcast_to": (torch.broadcast_to, T.broadcast_to),
-    "narrow": (torch.narrow, T.narrow),
+    "narrow": (torch.narrow, T.narrow, torch.narrow_copy, T.narrow_copy),
     "select": (torch.select, T.select),
-    "diagonal": (torch.diagonal, T.diagonal),
-    "unfold": (T.unfold,),
-    "detach": (torch.detach, T.detach),
+    "diagonal": (torch.diagonal, T.diagonal, torch.diagonal_copy),
+    "unfold": (T.unfold, torch.unfold_copy),
+    "detach": (torch.detach, T.detach, torch.alias_copy),
 }
 COPIES = {
     "index_select": (torch.index_select, T.index_select),
@@ -110,10 +118,20 @@ COPIES = {
     "clone": (torch.clone, T.clone),
 }
 MANY = {
-    "split": (torch.split, T.split, T.split_with_sizes, torch.split_with_sizes),
+    "split": (
+        torch.split,
+        T.split,
+        T.split_with_sizes,
+        torch.split_with_sizes,
+        torch.split_with_sizes_copy,
+        torch.unsafe_split,
+        T.unsafe_split,
+        torch.unsafe_split_with_sizes,
+        T.unsafe_split_with_sizes,
+    ),
     "tensor_split": (torch.tensor_split, T.tensor_split),
-    "chunk": (torch.chunk, T.chunk),
-    "unbind": (torch.unbind, T.unbind),
+    "chunk": (torch.chunk, T.chunk, torch.unsafe_chunk, T.unsafe_chunk),
+    "unbind": (torch.unbind, T.unbind, torch.unbind_copy),
 }
 for _table, _view in ((VIEWS, True), (COPIES, False)):
     for _name, _functions in _table.items():
@@ -125,7 +143,7 @@ for _name, _functions in MANY.items():
 implements("unbind", T.__iter__, view=True)(_moved_many(torch.unbind))
 
 
-@implements("reshape", torch.reshape, T.reshape, T.view, view=True, note="local")
+@implements("reshape", torch.reshape, T.reshape, T.view, torch.view_copy, view=True, note="local")
 def reshape(context: Context, x: SharedTensor, *shape: Any, **kwargs: Any) -> SharedTensor:
     if "size" in kwargs or "shape" in kwargs:
         shape = (kwargs.get("size", kwargs.get("shape")),)
@@ -202,6 +220,20 @@ def _joined(context: Context, tensors: Any, join: Callable, *public: Any) -> Sha
     bound = max(bounds) if len(bounds) == len(parts) else None
     shares = context.backend.each(_together, join, public, *(x.shares for x in parts))
     return parts[0].like(shares, bound=bound)
+
+
+@implements("conj", torch.conj, T.conj, torch.conj_physical, T.conj_physical, torch.resolve_conj, T.resolve_conj,
+            torch.resolve_neg, T.resolve_neg, torch.real, _read("real"), view=True,
+            note="the tensor itself: there are no secret complex numbers")  # fmt: skip
+def conj(context: Context, x: SharedTensor) -> SharedTensor:
+    return x
+
+
+@implements("nan_to_num", torch.nan_to_num, T.nan_to_num, note="a copy: shared numbers are finite")
+def nan_to_num(
+    context: Context, x: SharedTensor, nan: Any = None, posinf: Any = None, neginf: Any = None
+) -> SharedTensor:
+    return local(context, torch.clone, x)
 
 
 @implements("contiguous", T.contiguous, note="the tensor itself")
@@ -323,5 +355,15 @@ def _constant(make):
     return handler
 
 
+def _of_finite(func):
+    def handler(context: Context, x: SharedTensor) -> torch.Tensor:
+        return func(torch.zeros(x.shape, dtype=x.dtype))
+
+    return handler
+
+
+for _function in (torch.isfinite, T.isfinite, torch.isinf, T.isinf, torch.isnan, T.isnan, torch.isposinf, T.isposinf,
+                  torch.isneginf, T.isneginf, torch.isreal, T.isreal):  # fmt: skip
+    implements("isfinite", _function, note="gives a plain tensor: shared numbers are finite")(_of_finite(_function))
 for _function in (torch.zeros_like, torch.ones_like, torch.full_like, T.new_zeros, T.new_ones, T.new_full):
     implements("constant_like", _function, note="gives a plain tensor")(_constant(_function))

@@ -243,13 +243,16 @@ def _in_place_target(func: Callable, args: tuple) -> SharedTensor | None:
         return None
     target = args[0]
     if not isinstance(target, SharedTensor):
-        raise UnsupportedOpError(f"{spell(func)} would write a secret into a plain tensor; write it out of place")
+        raise UnsupportedOpError(
+            f"{spell(func)} would write a secret into a plain tensor; write it out of place (torch.cat, torch.where, "
+            f"index_copy), or into a secret one, such as x.new_zeros(shape) + 0 * x"
+        )
     if target.aliased:
         raise UnsupportedOpError(
             f"{spell(func)} would change a tensor that others are views of (or that is a view); write it out of place"
         )
     like = to_meta(target, True)
-    for other in args[1:]:
+    for other in args[2:] if func is _T.__setitem__ else args[1:]:
         if isinstance(other, (torch.Tensor, numbers.Number)):
             promoted = torch.result_type(like, to_meta(other, True))
             if not torch.can_cast(promoted, like.dtype):

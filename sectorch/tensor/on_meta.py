@@ -66,9 +66,20 @@ def selected_on_meta(input: SecretTensor, mask: torch.Tensor) -> torch.Tensor:
         return torch.empty(int(mask.expand(shape).sum()), dtype=input.dtype, device="meta")
 
 
+def written_on_meta(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
+    """The shape of x after x[index] = value, of which torch gives none."""
+    result = to_meta(x, True)
+    torch_on_meta(
+        _T.__setitem__, (result, pytree.tree_map(lambda v: to_meta(v, False), index), to_meta(value, True)), {}
+    )
+    return result
+
+
 def result_on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
     """torch's own result on shapes; its errors become ours, in its words."""
     func = _T.to if func in CONVERSIONS else func
+    if func is _T.__setitem__:
+        return written_on_meta(*args)
     if func in MASKED_SELECT:
         return selected_on_meta(*args, **kwargs)
     if func in MASKED_FILL:

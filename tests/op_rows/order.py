@@ -66,9 +66,11 @@ ROWS = (
         call(LINE, descending=True),
         call(distinct(1)),
         call(distinct(8)),
+        call(whole(9, low=0, high=3), stable=True),
+        call(whole(3, 4, low=0, high=2), dim=0, descending=True, stable=True),
         ulps=0.5,
         why=EXACT,
-        errors=(NO_DIM, refused(UnsupportedOpError, "stable", X, stable=True)),
+        errors=(NO_DIM,),
     ),
     op(
         "argsort",

@@ -1,0 +1,246 @@
+"""Sums of products and differences, made of other operations: their bounds and refusals are those of their parts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..tensor import SharedTensor
+from ..tensor.table import Context, implements
+from .common import is_secret, local, refuse
+
+T = torch.Tensor
+
+
+@implements("kron", torch.kron, T.kron, note="1 round for two secrets")
+def kron(context: Context, x: Any, y: Any) -> torch.Tensor:
+    n = max(x.dim(), y.dim())
+    a, b = ([1] * (n - v.dim()) + list(v.shape) for v in (x, y))
+    left = x.reshape([s for size in a for s in (size, 1)])
+    right = y.reshape([s for size in b for s in (1, size)])
+    return (left * right).reshape([p * q for p, q in zip(a, b, strict=True)])
+
+
+@implements("inner", torch.inner, T.inner, note="1 round for two secrets")
+def inner(context: Context, x: Any, y: Any) -> torch.Tensor:
+    if not x.dim() or not y.dim():
+        return x * y
+    rows, columns = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
+    return torch.matmul(rows, columns.transpose(0, 1)).reshape((*x.shape[:-1], *y.shape[:-1]))
+
+
+@implements("tensordot", torch.tensordot, note="1 round for two secrets")
+def tensordot(context: Context, x: Any, y: Any, dims: Any = 2, out: Any = None) -> torch.Tensor:
+    if is_secret(dims):
+        refuse("tensordot along secret dimensions", "they are public numbers")
+    dims = dims.tolist() if isinstance(dims, torch.Tensor) else dims
+    left, right = (list(range(-dims, 0)), list(range(dims))) if isinstance(dims, int) else dims
+    left, right = ([d % v.dim() for d in listed] for v, listed in ((x, _listed(left)), (y, _listed(right))))
+    rest = [[d for d in range(v.dim()) if d not in gone] for v, gone in ((x, left), (y, right))]
+    terms = math.prod(x.shape[d] for d in left)
+    shape = [x.shape[d] for d in rest[0]] + [y.shape[d] for d in rest[1]]
+    rows = x.permute(rest[0] + left).reshape(math.prod(x.shape[d] for d in rest[0]), terms)
+    columns = y.permute(right + rest[1]).reshape(terms, math.prod(y.shape[d] for d in rest[1]))
+    return torch.matmul(rows, columns).reshape(shape)
+
+
+def _listed(dims: Any) -> list[int]:
+    return [dims] if isinstance(dims, int) else list(dims)
+
+
+@implements("cross", torch.linalg.cross, note="1 round for two secrets")
+def cross(context: Context, x: Any, y: Any, *, dim: int = -1) -> torch.Tensor:
+    shape = torch.broadcast_shapes(x.shape, y.shape)
+    x, y = x.expand(shape), y.expand(shape)
+    after = lambda v, k: torch.roll(v, -k, dim)
+    return after(x, 1) * after(y, 2) - after(x, 2) * after(y, 1)
+
+
+@implements("cross", torch.cross, T.cross)
+def cross_of_three(context: Context, x: Any, y: Any, dim: int | None = None) -> torch.Tensor:
+    shape = torch.broadcast_shapes(x.shape, y.shape)
+    return cross(context, x, y, dim=list(shape).index(3) if dim is None else dim)
+
+
+@implements("vecdot", torch.linalg.vecdot, note="1 round for two secrets")
+def vecdot(context: Context, x: Any, y: Any, *, dim: int = -1) -> torch.Tensor:
+    return (x * y).sum(dim)
+
+
+@implements("multi_dot", torch.linalg.multi_dot, note="a round for each product of two secrets")
+def multi_dot(context: Context, tensors: Any) -> torch.Tensor:
+    product = tensors[0]
+    for factor in tensors[1:]:
+        product = torch.matmul(product, factor)
+    return product
+
+
+@implements("matrix_power", torch.linalg.matrix_power, torch.matrix_power, T.matrix_power,
+            note="exponents >= 0; 2 log2 n rounds")  # fmt: skip
+def matrix_power(context: Context, x: SharedTensor, n: int) -> torch.Tensor:
+    if n < 0:
+        refuse("a negative power of a matrix", "invert it in the clear")
+    if n == 0:
+        return torch.eye(x.shape[-1]).expand(x.shape) + x * 0
+    half = x if n < 2 else matrix_power(context, x, n // 2)
+    whole = half if n < 2 else torch.matmul(half, half)
+    return torch.matmul(whole, x) if n > 1 and n % 2 else whole
+
+
+@implements("trace", torch.trace, T.trace, note="as sum")
+def trace(context: Context, x: SharedTensor) -> torch.Tensor:
+    return torch.diagonal(x).sum()
+
+
+@implements("addr", torch.addr, T.addr, in_place=(T.addr_,), note="1 round for two secrets")
+def addr(context: Context, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> torch.Tensor:
+    product = torch.outer(x, y)
+    return (product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta)
+
+
+@implements("addcdiv", torch.addcdiv, T.addcdiv, in_place=(T.addcdiv_,), note="as div")
+def addcdiv(context: Context, x: Any, a: Any, b: Any, *, value: float = 1) -> torch.Tensor:
+    return x + (a / b if value == 1 else (a / b) * value)
+
+
+@implements("diff", torch.diff, T.diff, note="local")
+def diff(context: Context, x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> torch.Tensor:
+    parts = [v for v in (prepend, x, append) if v is not None]
+    x = torch.cat([v.expand([1 if d == dim % x.dim() else s for d, s in enumerate(x.shape)]) if not v.dim() else v
+                   for v in parts], dim) if len(parts) > 1 else x  # fmt: skip
+    for _ in range(min(n, x.shape[dim])):
+        size = x.shape[dim]
+        later, before = x.narrow(dim, 1, size - 1), x.narrow(dim, 0, size - 1)
+        x = torch.logical_xor(later, before) if x.dtype == torch.bool else later - before
+    return x
+
+
+def _areas(y: torch.Tensor, x: Any, dx: Any, dim: int) -> torch.Tensor:
+    """The trapezoids under y between neighbours, whose distances are public or dx."""
+    size = y.shape[dim]
+    sums = y.narrow(dim, 1, size - 1) + y.narrow(dim, 0, size - 1)
+    if x is None:
+        return sums * (dx / 2)
+    steps = torch.diff(x, dim=dim if x.dim() > 1 else -1)
+    if x.dim() == 1:
+        steps = steps.reshape([-1 if d == dim % y.dim() else 1 for d in range(y.dim())])
+    return sums * (steps / 2)
+
+
+@implements("trapezoid", torch.trapezoid, torch.trapz, note="local by public places; as sum")
+def trapezoid(context: Context, y: Any, x: Any = None, *, dx: Any = None, dim: int = -1) -> torch.Tensor:
+    if not y.shape[dim]:
+        refuse("the trapezoid rule for no points", "it is zero")
+    return _areas(y, x, 1 if dx is None else dx, dim).sum(dim)
+
+
+@implements("cumulative_trapezoid", torch.cumulative_trapezoid, note="local by public places; as cumsum")
+def cumulative_trapezoid(context: Context, y: Any, x: Any = None, *, dx: Any = None, dim: int = -1) -> torch.Tensor:
+    return _areas(y, x, 1 if dx is None else dx, dim).cumsum(dim)
+
+
+@implements("var_mean", torch.var_mean, note="as var, and mean")
+def var_mean(context: Context, x: SharedTensor, *args: Any, **how: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.var(x, *args, **how), _mean_beside(x, *args, **how)
+
+
+@implements("std_mean", torch.std_mean, note="as std, and mean")
+def std_mean(context: Context, x: SharedTensor, *args: Any, **how: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.std(x, *args, **how), _mean_beside(x, *args, **how)
+
+
+def _mean_beside(x: SharedTensor, *args: Any, **how: Any) -> torch.Tensor:
+    first = args[0] if args and not isinstance(args[0], bool) else None
+    dim, keepdim = how.get("dim", first), how.get("keepdim", args[2] if len(args) > 2 else False)
+    if dim is None or dim in ((), []):
+        dim = tuple(range(x.dim()))
+    return x.mean(dim, keepdim)
+
+
+@implements("dist", torch.dist, T.dist, note="as norm")
+def dist(context: Context, x: Any, y: Any, p: float = 2) -> torch.Tensor:
+    return torch.linalg.vector_norm(x - y, p)
+
+
+@implements("pairwise_distance", F.pairwise_distance, torch.pairwise_distance, note="as norm")
+def pairwise_distance(
+    context: Context, x: Any, y: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> torch.Tensor:
+    return torch.linalg.vector_norm(x - y + eps, p, -1, keepdim)
+
+
+@implements("cdist", torch.cdist, note="as norm")
+def cdist(context: Context, x: Any, y: Any, p: float = 2.0, compute_mode: Any = None) -> torch.Tensor:
+    if not x.shape[-1]:
+        refuse("cdist of points without coordinates", "the distances are zero")
+    return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
+
+
+@implements("pdist", F.pdist, torch.pdist, note="as norm")
+def pdist(context: Context, x: SharedTensor, p: float = 2.0) -> torch.Tensor:
+    first, second = torch.triu_indices(x.shape[0], x.shape[0], 1)
+    return torch.linalg.vector_norm(x[first] - x[second], p, -1)
+
+
+@implements("bilinear", F.bilinear, torch.bilinear, note="2 rounds for secrets")
+def bilinear_form(context: Context, x: Any, y: Any, weight: Any, bias: Any = None) -> torch.Tensor:
+    sizes = weight.shape
+    rows = torch.matmul(x, weight.permute(1, 0, 2).reshape(sizes[1], sizes[0] * sizes[2]))
+    made = (rows.reshape((*x.shape[:-1], sizes[0], sizes[2])) * y.unsqueeze(-2)).sum(-1)
+    return made if bias is None else made + bias
+
+
+@implements("deg2rad", torch.deg2rad, T.deg2rad, in_place=(T.deg2rad_,), note="local")
+def deg2rad(context: Context, x: SharedTensor) -> torch.Tensor:
+    return x * (math.pi / 180)
+
+
+@implements("rad2deg", torch.rad2deg, T.rad2deg, in_place=(T.rad2deg_,), note="local")
+def rad2deg(context: Context, x: SharedTensor) -> torch.Tensor:
+    return x * (180 / math.pi)
+
+
+@implements("linalg_diagonal", torch.linalg.diagonal, view=True, note="local")
+def linalg_diagonal(context: Context, A: SharedTensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1):
+    return local(context, torch.diagonal, A, offset, dim1, dim2)
+
+
+@implements("sum_to_size", T.sum_to_size, note="as sum")
+def sum_to_size(context: Context, x: SharedTensor, *given: Any, size: Any = None) -> torch.Tensor:
+    size = given if size is None else (size,)
+    size = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
+    extra = x.dim() - len(size)
+    dims = [*range(extra), *(d + extra for d, n in enumerate(size) if n == 1 and x.shape[d + extra] != 1)]
+    return (x.sum(dims, True) if dims else x).reshape(size)
+
+
+@implements("prod", torch.prod, T.prod, note="a tree of products, log2 n deep; result < 2^16")
+def prod(
+    context: Context, x: SharedTensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None
+) -> torch.Tensor:
+    line = x.reshape(-1) if dim is None else x.movedim(dim, 0) if x.dim() else x.reshape(1)
+    line = line if x.dtype.is_floating_point else line.to(torch.int64)
+    if not line.shape[0]:
+        refuse("a product of no factors", "it is one")
+    while (count := line.shape[0]) > 1:
+        half = count // 2
+        pairs = line[:half] * line[half : 2 * half]
+        line = torch.cat((pairs, line[2 * half :])) if count % 2 else pairs
+    return line[0].unsqueeze(dim) if keepdim and x.dim() and dim is not None else line[0]
+
+
+@implements(
+    "cumprod", torch.cumprod, T.cumprod, in_place=(T.cumprod_,), note="log2 n rounds of products; result < 2^16"
+)
+def cumprod(context: Context, x: SharedTensor, dim: int, *, dtype: Any = None) -> torch.Tensor:
+    if not x.dim():
+        return x
+    line, step = x.movedim(dim, 0), 1
+    line = line if x.dtype.is_floating_point else line.to(torch.int64)
+    while step < line.shape[0]:
+        line = torch.cat((line[:step], line[step:] * line[:-step]))
+        step *= 2
+    return line.movedim(0, dim)

@@ -1,0 +1,251 @@
+"""Entries of several tensors moved or written by public positions: torch's own function says what goes where.
+
+Each entry of the operands gets a number, and torch's function runs on these numbers. What comes out says which entry
+stands where, whatever the function is, and shares are taken in that order: no message, no error. The number 0 is that
+of an entry that is zero, for what a function fills up itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..errors import DtypeError
+from ..tensor import PrivateTensor, SharedTensor
+from ..tensor.table import Context, implements
+from .common import aligned, end_to_end, is_secret, local, refuse, summand, total
+from .reduction import summable
+
+T = torch.Tensor
+
+
+def rearranged(context: Context, func: Callable, *tensors: Any) -> Any:
+    """func(*tensors) for a func that moves entries, and fills up with zeros at most."""
+    parts = aligned(context, *(summand(context, x) for x in tensors))
+    first, numbers, count = parts[0], [], 1
+    for x in parts:
+        size = x.shares.shape.numel()
+        numbers.append(torch.arange(count, count + size).reshape(x.shares.shape))
+        count += size
+    flat = [context.backend.each(torch.flatten, x.shares) for x in parts]
+    everything = context.backend.each(_after_a_zero, *flat)
+    known = [x.bound for x in parts if x.bound is not None]
+    bound = max(known) if len(known) == len(parts) else None
+
+    def taken(places: torch.Tensor) -> SharedTensor:
+        return first.like(context.backend.each(partial(_taken, places=places), everything), bound=bound)
+
+    return pytree.tree_map(taken, func(*numbers))
+
+
+def _after_a_zero(*parts: torch.Tensor) -> torch.Tensor:
+    return end_to_end(parts[0].new_zeros(1), *parts)
+
+
+def _taken(v: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    return v[places.to(v.device)]
+
+
+def _of_all(func: Callable) -> Callable:
+    """A function of tensors alone, or of one list of them."""
+
+    def handler(context: Context, *tensors: Any, **how: Any) -> Any:
+        if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
+            return rearranged(context, lambda *v: func(v, **how), *tensors[0])
+        return rearranged(context, partial(func, **how), *tensors)
+
+    return handler
+
+
+def _of_first(func: Callable) -> Callable:
+    """A function of one tensor and public arguments."""
+
+    def handler(context: Context, x: SharedTensor, *args: Any, **how: Any) -> Any:
+        _public_positions(args, how)
+        return rearranged(context, lambda v: func(v, *args, **how), x)
+
+    return handler
+
+
+def _public_positions(*given: Any) -> None:
+    if any(is_secret(leaf) for leaf in pytree.tree_leaves(given)):
+        refuse("moving or writing entries by secret positions", "only public positions can be taken; use torch.where")
+
+
+ALL: dict[str, tuple] = {
+    "broadcast_tensors": (torch.broadcast_tensors,),
+    "atleast_1d": (torch.atleast_1d,),
+    "atleast_2d": (torch.atleast_2d,),
+    "atleast_3d": (torch.atleast_3d,),
+    "meshgrid": (torch.meshgrid, torch._VF.meshgrid),  # pyright: ignore[reportAttributeAccessIssue]
+    "cartesian_prod": (torch.cartesian_prod,),
+    "block_diag": (torch.block_diag,),
+    "column_stack": (torch.column_stack,),
+    "dstack": (torch.dstack,),
+}
+FIRST: dict[str, tuple] = {
+    "hsplit": (torch.hsplit, T.hsplit),
+    "vsplit": (torch.vsplit, T.vsplit),
+    "dsplit": (torch.dsplit, T.dsplit),
+    "diagflat": (torch.diagflat, T.diagflat),
+    "combinations": (torch.combinations,),
+    "take": (torch.take, T.take),
+    "fftshift": (torch.fft.fftshift,),
+    "ifftshift": (torch.fft.ifftshift,),
+}
+for _table, _made in ((ALL, _of_all), (FIRST, _of_first)):
+    for _name, _functions in _table.items():
+        for _function in _functions:
+            implements(_name, _function, note="local")(_made(_function))
+
+
+def written(context: Context, func: Callable, x: Any, source: Any) -> SharedTensor:
+    """func(x, source) for a func that writes entries of the source, which may be a number, over entries of x."""
+    if not isinstance(source, torch.Tensor):
+        source = torch.tensor(bool(source)) if x.dtype == torch.bool else _number(x, source)
+    if x.dtype != source.dtype and not x.dtype.is_floating_point and source.dtype != torch.bool:
+        raise DtypeError(f"entries of {source.dtype} cannot be written into a tensor of {x.dtype}; use .to({x.dtype})")
+    return rearranged(context, func, x, source)
+
+
+def _number(x: torch.Tensor, value: float) -> torch.Tensor:
+    if x.dtype.is_floating_point:
+        return torch.tensor(float(value))
+    info = torch.iinfo(x.dtype)
+    if value % 1 or not info.min <= value <= info.max:
+        raise DtypeError(f"{value} cannot be written into a tensor of {x.dtype}")
+    return torch.tensor(int(value), dtype=x.dtype)
+
+
+@implements("index_copy", torch.index_copy, T.index_copy, in_place=(T.index_copy_,), note="local; public index")
+def index_copy(context: Context, x: Any, dim: int, index: Any, source: Any) -> SharedTensor:
+    _public_positions(index)
+    return written(context, lambda v, s: torch.index_copy(v, dim, index, s), x, source)
+
+
+@implements("index_fill", torch.index_fill, T.index_fill, in_place=(T.index_fill_,), note="local; public index")
+def index_fill(context: Context, x: Any, dim: int, index: Any, value: Any) -> SharedTensor:
+    _public_positions(index)
+    return written(context, lambda v, s: torch.index_fill(v, dim, index, s), x, value)
+
+
+@implements("scatter", torch.scatter, T.scatter, in_place=(T.scatter_,), note="local; public index; no reduce")
+def scatter(context: Context, x: Any, dim: int, index: Any, src: Any = None, value: Any = None, *,
+            reduce: Any = None) -> SharedTensor:  # fmt: skip
+    _public_positions(index)
+    if reduce is not None:
+        refuse("scatter with reduce", "use scatter_add")
+    source = value if src is None else src
+    if isinstance(source, torch.Tensor):
+        return written(context, lambda v, s: torch.scatter(v, dim, index, s), x, source)
+    return written(context, lambda v, s: torch.scatter(v, dim, index, int(s)), x, source)
+
+
+@implements("masked_scatter", torch.masked_scatter, T.masked_scatter, in_place=(T.masked_scatter_,),
+            note="local; public mask")  # fmt: skip
+def masked_scatter(context: Context, x: Any, mask: Any, source: Any) -> SharedTensor:
+    _public_positions(mask)
+    return written(context, lambda v, s: torch.masked_scatter(v, mask, s), x, source)
+
+
+@implements("slice_scatter", torch.slice_scatter, T.slice_scatter, note="local")
+def slice_scatter(
+    context: Context, x: Any, src: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> SharedTensor:
+    return written(context, lambda v, s: torch.slice_scatter(v, s, dim, start, end, step), x, src)
+
+
+@implements("select_scatter", torch.select_scatter, T.select_scatter, note="local")
+def select_scatter(context: Context, x: Any, src: Any, dim: int, index: int) -> SharedTensor:
+    _public_positions(index)
+    return written(context, lambda v, s: torch.select_scatter(v, s, dim, index), x, src)
+
+
+@implements("diagonal_scatter", torch.diagonal_scatter, T.diagonal_scatter, note="local")
+def diagonal_scatter(context: Context, x: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> SharedTensor:
+    return written(context, lambda v, s: torch.diagonal_scatter(v, s, offset, dim1, dim2), x, src)
+
+
+@implements("fill", torch.fill, in_place=(T.fill_, torch.fill_), note="local")
+def fill(context: Context, x: Any, value: Any) -> SharedTensor:
+    return written(context, torch.fill, x, value)
+
+
+@implements("fill", in_place=(T.zero_, torch.zero_))
+def zero(context: Context, x: SharedTensor) -> SharedTensor:
+    return written(context, torch.fill, x, 0)
+
+
+@implements("copy", in_place=(T.copy_,), note="local")
+def copy(context: Context, x: SharedTensor, src: Any, non_blocking: bool = False) -> SharedTensor:
+    return written(context, lambda v, s: v.copy_(s), x, src)
+
+
+@implements("setitem", in_place=(T.__setitem__,), note="local; public index")
+def setitem(context: Context, x: SharedTensor, index: Any, value: Any) -> SharedTensor:
+    _public_positions(index)
+
+    def put(v: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        v[index] = s
+        return v
+
+    return written(context, put, x, value)
+
+
+def _accumulated(context: Context, func: Callable, x: Any, source: Any) -> SharedTensor:
+    """x plus a public sum of the source's entries: func(x, source) adds them up where they go."""
+    if x.dtype == torch.bool:
+        refuse("adding up truth values in their own type", "use .to(torch.int64) first")
+    if x.dtype != source.dtype:
+        raise DtypeError(f"entries of {source.dtype} cannot be added to a tensor of {x.dtype}; use .to({x.dtype})")
+    shape = tuple(x.shape)
+    added = lambda s: func(s.new_zeros(shape), s)
+    if isinstance(source, PrivateTensor) or not is_secret(source):
+        source = summand(context, source)
+    terms = added(torch.ones(source.shares.shape, dtype=torch.int64))
+    terms = max(1, int(terms.max())) if terms.numel() else 1
+    y = local(context, added, summable(context, source, terms), terms=terms)
+    return total(context, summand(context, x), y)
+
+
+@implements("index_add", torch.index_add, T.index_add, in_place=(T.index_add_,), note="local; public index; as sum")
+def index_add(context: Context, x: Any, dim: int, index: Any, source: Any, *, alpha: float = 1) -> SharedTensor:
+    _public_positions(index)
+    source = source if alpha == 1 else source * alpha
+    return _accumulated(context, lambda v, s: torch.index_add(v, dim, index.to(v.device), s), x, source)
+
+
+@implements("scatter_add", torch.scatter_add, T.scatter_add, in_place=(T.scatter_add_,),
+            note="local; public index; as sum")  # fmt: skip
+def scatter_add(context: Context, x: Any, dim: int, index: Any, src: Any) -> SharedTensor:
+    _public_positions(index)
+    return _accumulated(context, lambda v, s: torch.scatter_add(v, dim, index.to(v.device), s), x, src)
+
+
+@implements("scatter_reduce", torch.scatter_reduce, T.scatter_reduce, in_place=(T.scatter_reduce_,),
+            note="the sum with the tensor itself: as scatter_add")  # fmt: skip
+def scatter_reduce(
+    context: Context, x: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True
+) -> SharedTensor:
+    if reduce != "sum" or not include_self:
+        refuse(f"scatter_reduce with reduce={reduce!r}, include_self={include_self}", "use reduce='sum' with itself")
+    return scatter_add(context, x, dim, index, src)
+
+
+@implements("index_put", torch.index_put, T.index_put, in_place=(T.index_put_, torch.index_put_),
+            note="local; public indices; added up as sum")  # fmt: skip
+def index_put(context: Context, x: Any, indices: Any, values: Any, accumulate: bool = False) -> SharedTensor:
+    _public_positions(indices)
+    run = lambda v, s: torch.index_put(v, [i if i is None else i.to(v.device) for i in indices], s, accumulate)
+    return _accumulated(context, run, x, values) if accumulate else written(context, run, x, values)
+
+
+@implements("put", torch.put, T.put, in_place=(T.put_,), note="local; public index; added up as sum")
+def put(context: Context, x: Any, index: Any, source: Any, accumulate: bool = False) -> SharedTensor:
+    _public_positions(index)
+    run = lambda v, s: torch.put(v, index.to(v.device), s, accumulate)
+    return _accumulated(context, run, x, source) if accumulate else written(context, run, x, source)

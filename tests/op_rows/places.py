@@ -1,0 +1,114 @@
+"""Rows of what moves or writes entries of several tensors by public positions."""
+
+from __future__ import annotations
+
+import torch
+
+from sectorch.errors import DimensionError, ShapeError, UnsupportedOpError
+
+from .base import OpRow, Sample, call, flags, index, mask, number, op, refused, whole
+
+T = torch.Tensor
+X = number(2, 3, 4)
+M = number(3, 4)
+LINE = number(6)
+SECRET = whole(2, low=0, high=3)
+AT = index(2, below=3)
+
+
+def moved(name: str, *samples: Sample, errors: tuple = ()) -> OpRow:
+    return op(name, *samples, ulps=1, why="entries keep their encoding, or that of a written number", errors=errors)
+
+
+def summed(name: str, *samples: Sample, errors: tuple = ()) -> OpRow:
+    return op(name, *samples, ulps=6, why="at most 12 entries of 1/2", errors=errors)
+
+
+ROWS = (
+    moved("broadcast_tensors", call(M, number(4)), call(number(1, 3), number(2, 1).public)),
+    *(moved(f"atleast_{n}d", call(number()), call(LINE), call(M), call(LINE, M)) for n in (1, 2, 3)),
+    moved(
+        "meshgrid",
+        call(LINE, number(2), keys=(torch.meshgrid,), indexing="ij"),
+        call([LINE, number(2)], keys=(torch._VF.meshgrid,), indexing="xy"),
+    ),
+    moved("cartesian_prod", call(LINE, number(2)), call(LINE)),
+    moved("block_diag", call(M, LINE), call(M, number(), number(2, 2).public)),
+    moved("column_stack", call([M, number(3)]), call((LINE, LINE.public))),
+    moved("dstack", call([M, M]), call((LINE, LINE))),
+    moved("hsplit", call(M, 2), call(LINE, [1, 4]), errors=(refused(ShapeError, "at least", number(), 2),)),
+    moved("vsplit", call(M, 3), errors=(refused(ShapeError, "at least", LINE, 2),)),
+    moved("dsplit", call(X, 2), errors=(refused(ShapeError, "at least", M, 2),)),
+    moved("diagflat", call(M), call(LINE, 1)),
+    moved("combinations", call(LINE), call(LINE, 3), call(LINE, with_replacement=True)),
+    moved(
+        "take",
+        call(M, index(5, below=12)),
+        errors=(refused(UnsupportedOpError, "secret positions", M, SECRET),),
+    ),
+    moved("fftshift", call(M), call(LINE, 0)),
+    moved("ifftshift", call(M), call(M, (1,))),
+    moved(
+        "index_copy",
+        call(M, 1, AT, number(3, 2)),
+        call(M.public, 0, AT, number(2, 4)),
+        call(whole(3, 4), 0, AT, whole(2, 4)),
+        errors=(refused(UnsupportedOpError, "secret positions", M, 1, SECRET, number(3, 2)),),
+    ),
+    moved(
+        "index_fill",
+        call(M, 1, AT, 0.3),
+        call(M, 0, AT, number()),
+        call(whole(3), 0, AT, 2),
+        errors=(refused(DimensionError, "out of range", M, 4, AT, 0.3),),
+    ),
+    moved(
+        "scatter",
+        call(M, 0, index(2, 4, below=3), number(2, 4)),
+        call(M, 1, index(3, 2, below=4), 0.3),
+        call(M.public, 0, index(1, 4, below=3), number(2, 4)),
+        errors=(refused(UnsupportedOpError, "reduce", M, 0, index(2, 4, below=3), 2.0, reduce="multiply"),),
+    ),
+    moved("masked_scatter", call(M, mask(3, 4), number(12)), call(M, mask(4), M)),
+    moved("slice_scatter", call(M, number(1, 4), 0, 1, 2), call(M, number(3, 2), 1, 0, 4, 2)),
+    moved("select_scatter", call(M, number(4), 0, 1), call(M.public, number(3), 1, -1)),
+    moved("diagonal_scatter", call(M, number(3)), call(M, number(2), -1)),
+    moved(
+        "fill",
+        call(M, 0.3, keys=(torch.fill, T.fill_, torch.fill_)),
+        call(M, number(), keys=(torch.fill, T.fill_, torch.fill_)),
+        call(M, keys=(T.zero_, torch.zero_)),
+    ),
+    moved("copy", call(M, number(4)), call(M, M.public), call(M, whole(3, 4)), call(whole(3), flags(3))),
+    moved(
+        "setitem",
+        call(M, 0, 0.3),
+        call(M, (slice(None), AT), number(3, 2)),
+        call(M, mask(3, 4), number()),
+        call(whole(4), index(2, below=4), 2),
+        errors=(
+            refused(UnsupportedOpError, "secret positions", M, SECRET, 0.3, key=T.__setitem__),
+            refused(UnsupportedOpError, "into a plain tensor", M.public, 0, number(4), key=T.__setitem__),
+        ),
+    ),
+    moved(
+        "index_put",
+        call(M, (AT, AT), number(2)),
+        call(M, (torch.tensor([0, 0]), torch.tensor([1, 1])), number(2), True),
+        call(M, (mask(3, 4),), 0.0 * torch.ones(())),
+    ),
+    moved("put", call(M, index(3, below=12), number(3)), call(M, torch.tensor([1, 1]), number(2), True)),
+    summed(
+        "index_add",
+        call(M, 0, index(5, below=3), number(5, 4)),
+        call(M, 1, AT, number(3, 2), alpha=2),
+        call(M.public, 1, AT, number(3, 2)),
+        errors=(refused(UnsupportedOpError, "secret positions", M, 1, SECRET, number(3, 2)),),
+    ),
+    summed("scatter_add", call(M, 0, index(3, 4, below=3), M), call(whole(4), 0, index(3, below=4), whole(4))),
+    summed(
+        "scatter_reduce",
+        call(M, 0, index(3, 4, below=3), M, "sum"),
+        errors=(refused(UnsupportedOpError, "reduce", M, 0, index(3, 4, below=3), M, "prod"),),
+    ),
+)
