@@ -22,6 +22,7 @@ from .bounds import Budget
 from .eager import watched
 from .inputs import Inputs, flattened
 from .samplewise import is_samplewise
+from .served import ServedTraces
 from .shapes import Traces
 from .trace import Trace, run
 from .where import place_of
@@ -53,7 +54,12 @@ class Checked:
 
 
 def dry_run(
-    program: Trace | None, inputs: Inputs, weights: Weights, traces: Traces, scheme: Scheme, limited: bool
+    program: Trace | None,
+    inputs: Inputs,
+    weights: Weights,
+    traces: Traces | ServedTraces,
+    scheme: Scheme,
+    limited: bool,
 ) -> Checked:
     """Share, run and reveal on shapes.
 

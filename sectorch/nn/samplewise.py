@@ -54,8 +54,6 @@ def is_samplewise(program: Trace, shapes: dict[fx.Node, tuple[int, ...]] | None 
             return rows is not None and all(n in apart for n in node.all_input_nodes) and _only_values(node.args[0])
         elif all(n in own for n in node.all_input_nodes):
             own.add(node)
-        elif _size(node):
-            continue  # a number: whoever takes it, but for a new shape, is refused
         elif at(node) and at(node)[0] == rows and _keeps_apart(program, node, at, apart, own):
             apart.add(node)
         else:
@@ -66,12 +64,6 @@ def is_samplewise(program: Trace, shapes: dict[fx.Node, tuple[int, ...]] | None 
 def _only_values(result: Any) -> bool:
     leaves = result if isinstance(result, (list, tuple)) else [result]
     return bool(leaves) and all(isinstance(leaf, fx.Node) for leaf in leaves)
-
-
-def _size(node: fx.Node) -> bool:
-    return "shape" not in node.meta and op_name(node) is None and getattr(node.target, "__name__", "") in (
-        "_size", "add", "sub", "mul", "floordiv"
-    )  # fmt: skip
 
 
 def _keeps_apart(program: Trace, node: fx.Node, at: Any, apart: set, own: set) -> bool:
@@ -162,8 +154,8 @@ def _same(a: Any, b: Any, other: dict, rows: tuple, sizes: bool) -> bool:
         )  # fmt: skip
     if type(a) is not type(b):
         return False
-    if type(a) is int and sizes and (a, b) == rows:
-        return True
+    if type(a) is int and sizes and None not in rows and rows[0] and a % rows[0] == 0 and a * rows[1] == b * rows[0]:
+        return True  # as many times the number of rows in both
     try:
         return a is b or bool(a == b) or (a != a and b != b)
     except Exception:

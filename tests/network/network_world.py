@@ -33,7 +33,7 @@ def _described(model: nn.Module, shape: torch.Size, versions: tuple[int, ...]) -
 
 
 def described(model: nn.Module, x: torch.Tensor) -> tuple[dict, dict]:
-    """`describe` of a float32 model, once for a model as it is: torch.export takes half a second."""
+    """`describe` of a float32 model, once for a model as it is."""
     return copy.deepcopy(_described(model, x.shape, tuple(t._version for t in model.state_dict().values())))
 
 
@@ -45,7 +45,7 @@ class Trio:
 
     def __init__(self, made: dict, model: nn.Module, x: torch.Tensor, folder: Path, patience: float = 60.0):
         self.made, self.folder, self.patience = made, folder, patience
-        self.described = described(model, x[:2] if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1)))
+        self.described = described(model, x)
         self.server = self.party = self.connection = None
         self.pins = known(folder / "pins", made)
         self.port = 0
