@@ -29,6 +29,8 @@ MAX_SIZE = 1 << 40
 MAX_ITEMS, MAX_DEPTH, MAX_TEXT, MAX_DIMS = 4096, 8, 256, 12
 MAX_ELEMENTS = 1 << 28
 """Elements of one value of a call."""
+MAX_COUNTED = 1 << 20
+"""Rows of a call whose program counts them."""
 SAMPLE_ROWS = 64
 """A dry run may look at so many rows at once although fewer are run together."""
 MAX_TOTAL = 1 << 42

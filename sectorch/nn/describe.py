@@ -22,15 +22,15 @@ from ..session import Session
 from ..tensor import Scheme
 from ..tensor.table import spell
 from . import bounds
-from .accept import copied, device_of, dtype_of, refuse_training
+from .accept import device_of, dtype_of, refuse_training
 from .bind import is_normalising
 from .check import Widened
-from .forms import written
-from .huggingface import stateless
+from .forms import PLAIN, written
 from .inputs import Inputs, Public, Secret
+from .module import SecureModule
 from .program import MAX_CONSTANT, OUT_OF_PLACE, VERSION, operations
-from .samplewise import same_program
-from .shapes import FEW, Traces
+from .samplewise import grows, same_program
+from .shapes import FEW
 from .trace import CONSTANT, FOLDED, OutOfPlace, Trace
 
 Example = torch.Tensor | Inputs
@@ -72,10 +72,8 @@ class _Writer:
         normalising = [layer for layer in model.modules() if is_normalising(layer)]
         held = {id(t) for layer in normalising for t in (*layer.parameters(False), *layer.buffers(False))}
         self._statistics = {name for name, t in _floating(model) if id(t) in held}
-        plain = copied(model).double().requires_grad_(False)
-        stateless(plain)
-        session = Session(dry=True)
-        self._traces = Traces(plain, Scheme(), self._dtype, session, session.answering[0])
+        session = Session()
+        self._secure = SecureModule(model, session, session.answering[0], Scheme(), None)
         self._names = {function: name for name, function in operations().items()}
         self._weights: dict[str, torch.Tensor] = {}
         self._entries: list[dict] = []
@@ -100,9 +98,11 @@ class _Writer:
         return description, self._weights
 
     def _program(self, inputs: Inputs) -> Trace:
-        program = self._traces.of(inputs)
+        program = self._secure.program(inputs)
         if program is None:
-            raise ProgramError(f"the module cannot be described: it has no one program, since {self._traces.alone}")
+            alone = self._secure.traces.alone
+            raise ProgramError(f"the module cannot be described: it has no one program, since {alone}")
+        self._secure._check(inputs)  # what is refused for such inputs is refused here, with layer and line
         return program
 
     def _general(self, inputs: Inputs, program: Trace) -> tuple[int, Trace]:
@@ -110,15 +110,14 @@ class _Writer:
         if inputs.rows is None:
             return 0, program
         others = {n: self._with(inputs, n) for n in (1, FEW, FEW + 1) if n != inputs.rows}
-        same = {n: p for n, p in others.items() if p is not None and same_program(program, p)}
+        same = {n: p for n, p in others.items() if p is not None and same_program(program, p, grown=True)}
         if not {FEW, FEW + 1} - {inputs.rows} <= same.keys():
             return 0, program
-        least = 1 if inputs.rows == 1 or 1 in same else FEW
-        return least, same[max(same)]
+        return 1 if inputs.rows == 1 or 1 in same else FEW, same[max(same)]
 
     def _with(self, inputs: Inputs, rows: int) -> Trace | None:
         try:
-            return self._traces.of(inputs.meta(rows))
+            return self._secure.program(inputs.meta(rows))
         except Exception:  # a forward that takes no such batch
             return None
 
@@ -132,11 +131,12 @@ class _Writer:
                 return places[value]
             if type(value) is int and type(beside) is int and value != beside:
                 return {"rows": value // (inputs.rows or 1)}
-            return None
+            return PLAIN
 
         for node, twin in zip(program.graph.nodes, other.graph.nodes, strict=True):
             if node.op == "get_attr":
-                places[node] = self._attribute(str(node.target), program.values[node.target])
+                places[node] = self._grown(node, twin, program, other) if least else None
+                places[node] = places[node] or self._attribute(str(node.target), program.values[node.target])
             elif node.op == "call_function":
                 args = [written(a, b, ref) for a, b in zip(node.args, twin.args, strict=True)]
                 kwargs = {name: written(value, twin.kwargs[name], ref) for name, value in node.kwargs.items()}
@@ -150,6 +150,12 @@ class _Writer:
             "call": self._call(inputs), "rows": least, "nodes": nodes, "result": self._result(program, ref),
         }  # fmt: skip
 
+    def _grown(self, node: fx.Node, twin: fx.Node, program: Trace, other: Trace) -> dict | None:
+        how, value = grows(node, twin, program, other), program.values[str(node.target)]
+        if isinstance(how, int):
+            return {f"each {how}": self._constant(value.narrow(how, 0, 1))["constant"]}
+        return {"count": value.dim()} if how == "count" else None
+
     def _result(self, program: Trace, ref: Callable) -> Any:
         leaves: Any = next(n for n in program.graph.nodes if n.op == "output").args[0]
         owned = _owned(program.graph)
@@ -159,7 +165,7 @@ class _Writer:
         result = pytree.tree_unflatten(marks, program.spec) if program.spec is not None else marks
 
         def leaf(value: Any, _: Any) -> Any:
-            return written(value.held, value.held, ref) if isinstance(value, _Leaf) else None
+            return written(value.held, value.held, ref) if isinstance(value, _Leaf) else PLAIN
 
         return written(result, result, leaf)
 
@@ -169,7 +175,7 @@ class _Writer:
         def ref(value: Any, _: Any) -> Any:
             if isinstance(value, Secret):
                 return {"input": numbers[value.name]}
-            return self._constant(value.value) if isinstance(value, Public) else None
+            return self._constant(value.value) if isinstance(value, Public) else PLAIN
 
         call = pytree.tree_unflatten(list(inputs.form.leaves), inputs.form.spec)
         return written(call, call, ref)

@@ -36,6 +36,8 @@ _NAMED: dict[str, dict[str, Any]] = {
 }
 _KINDS = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
 _SCALARS = (bool, int, float, str, type(None))
+PLAIN = object()
+"""What stands for a value that is no reference."""
 
 
 def written(value: Any, other: Any, ref: Callable[[Any, Any], Any]) -> Any:
@@ -43,13 +45,13 @@ def written(value: Any, other: Any, ref: Callable[[Any, Any], Any]) -> Any:
 
     Args:
         other: the same place of the same program for another number of rows.
-        ref: gives what stands for a value that is a reference, or for two numbers that differ; None for other values.
+        ref: gives what stands for a value that is a reference, or for two numbers that differ; `PLAIN` for others.
 
     Raises:
         ProgramError: a value of a kind that the grammar lacks.
     """
     found = ref(value, other)
-    if found is not None:
+    if found is not PLAIN:
         return found
     within = lambda values, others: [written(v, o, ref) for v, o in zip(values, others, strict=True)]
     if isinstance(value, Mapping):

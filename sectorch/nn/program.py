@@ -82,8 +82,10 @@ def load_program(description: dict, weights: dict[str, torch.Tensor] | None = No
     """
     try:
         return _Loader(description, weights).served
-    except SectorchError:
+    except ProgramError:
         raise
+    except SectorchError as error:
+        raise ProgramError(f"the model description is malformed: {error}") from None
     except Exception as error:
         raise ProgramError(f"the model description is malformed ({type(error).__name__})") from None
 
@@ -112,7 +114,7 @@ class _Loader:
         nodes = _list(entry["nodes"], "nodes", self._left)
         self._left -= len(nodes)
         graph = fx.Graph()
-        places = _Places(graph, inputs.names, self._weights, len(self._constants), bool(least))
+        places = _Places(graph, inputs.names, self._weights, self._constants, bool(least))
         for node in nodes:
             args, kwargs = self._reader.read(node["args"], places.of), node["kwargs"]
             if not isinstance(args, list) or not isinstance(kwargs, dict):
@@ -128,10 +130,10 @@ class _Loader:
         if any(isinstance(leaf, (Rows, slice)) for leaf in leaves):
             raise ProgramError("a model description has a result of no kind")
         graph.output(leaves)
-        held = {n.target for n in graph.nodes if n.op == "get_attr"}
-        known = {f"{CONSTANT}{i}": value for i, value in enumerate(self._constants)} | values
+        held = {str(n.target) for n in graph.nodes if n.op == "get_attr"}
+        known = values | places.constants
         trace = Trace(graph, {name: known[name] for name in held}, spec, inputs.rows)
-        return ServedCall(inputs, least, trace)
+        return ServedCall(inputs, least, trace, places.grown)
 
     def _inputs(self, entry: dict) -> Inputs:
         """The call that a program is for, with tensors that have a shape only."""
@@ -162,11 +164,15 @@ class _Loader:
 class _Places:
     """What the references in a program's nodes stand for."""
 
-    def __init__(self, graph: fx.Graph, names: list[str], weights: list[Weight], constants: int, rows: bool):
+    def __init__(
+        self, graph: fx.Graph, names: list[str], weights: list[Weight], constants: list[torch.Tensor], rows: bool
+    ):
         self._graph, self._weights, self._constants, self._rows = graph, weights, constants, rows
         self._inputs = [graph.placeholder(name) for name in names]
         self._read: dict[tuple[str, int], fx.Node] = {}
         self.made: list[fx.Node] = []
+        self.constants: dict[str, torch.Tensor] = {}
+        self.grown: dict[str, str] = {}
 
     def of(self, kind: str, number: int) -> Any:
         if kind == "node" and number < len(self.made):
@@ -175,13 +181,32 @@ class _Places:
             return self._inputs[number]
         if kind == "rows" and self._rows and 0 < number < bounds.MAX_INTEGER:
             return Rows(number)
-        names = {"weight": len(self._weights), "constant": self._constants}
-        if number >= names.get(kind, 0):
-            raise ProgramError("a model description refers to what is not there")
         if (kind, number) not in self._read:
-            name = self._weights[number].name if kind == "weight" else f"{CONSTANT}{number}"
+            name = self._weight(number) if kind == "weight" else self._constant(kind, number)
             self._read[kind, number] = self._graph.create_node("get_attr", name, (), {})
         return self._read[kind, number]
+
+    def _weight(self, number: int) -> str:
+        if number >= len(self._weights):
+            raise ProgramError("a model description refers to what is not there")
+        return self._weights[number].name
+
+    def _constant(self, kind: str, number: int) -> str:
+        """A public constant; one that follows the number of rows is here as it is for a single row."""
+        name = f"{CONSTANT}{kind} {number}"
+        grown = self._rows and re.fullmatch(r"count|each \d", kind) is not None
+        if grown and kind == "count" and 0 < number <= bounds.MAX_DIMS:
+            self.constants[name] = torch.zeros([1] * number, dtype=torch.int64)
+        elif (grown or kind == "constant") and kind != "count" and number < len(self._constants):
+            self.constants[name] = self._constants[number]
+        else:
+            raise ProgramError("a model description refers to what is not there")
+        if grown:
+            dim = 0 if kind == "count" else int(kind[-1])
+            if self.constants[name].shape[dim : dim + 1] != (1,):
+                raise ProgramError("a public constant that is the same for each row is there for one row")
+            self.grown[name] = kind
+        return name
 
 
 def _check_version(version: Any) -> None:
@@ -234,7 +259,7 @@ def _constant(entry: dict) -> torch.Tensor:
 
 def _keyword(name: Any) -> str:
     """An argument's name."""
-    if not isinstance(name, str) or not re.fullmatch("[a-z][a-z0-9_]{0,40}", name) or keyword.iskeyword(name):
+    if not isinstance(name, str) or not re.fullmatch("_?[a-z][a-z0-9_]{0,40}", name) or keyword.iskeyword(name):
         raise ProgramError("a model description holds an argument of an impossible name")
     return name
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,11 +54,14 @@ class ServedCall:
     Attributes:
         inputs: its call: the form, and names, shapes and dtypes of the secret tensors, without content.
         least: the fewest rows for which it holds; 0 where it holds for the shapes of `inputs` only.
+        grown: constants that follow the number of rows: "each D" is the same for each row, along
+            dimension D; "count" holds their numbers.
     """
 
     inputs: Inputs
     least: int
     trace: Trace
+    grown: Mapping[str, str]
 
     def of(self, rows: int) -> Inputs:
         """The inputs of a call of so many rows; of one that holds for its shapes only, 0 are named.
@@ -151,7 +154,7 @@ class Served:
         with self._lock:
             if (number, rows) not in self._made:
                 call = self.calls[number]
-                remember(self._made, (number, rows), call.trace if not call.least else _with_rows(call.trace, rows))
+                remember(self._made, (number, rows), _with_rows(call, rows) if call.least else call.trace)
             return self._made[number, rows]
 
     def bind(self, session: Session, party: Party, scheme: Scheme) -> dict[str, PrivateTensor]:
@@ -199,12 +202,24 @@ class ServedTraces:
         return nn.Module()
 
 
-def _with_rows(trace: Trace, rows: int) -> Trace:
-    """A program for one number of rows."""
-    made = trace.copy()
+def _with_rows(call: ServedCall, rows: int) -> Trace:
+    """A program for one number of rows.
+
+    Raises:
+        ShapeError: its public constants would be too large.
+    """
+    made = call.trace.copy()
     put = lambda value: bounds.size(value.times * rows) if isinstance(value, Rows) else value
     for node in made.graph.nodes:
         node.args, node.kwargs = _each(node.args, put), _each(node.kwargs, put)
+    for name, how in call.grown.items():
+        one = made.values[name]
+        most = bounds.MAX_COUNTED if how == "count" else bounds.MAX_ELEMENTS
+        if one.numel() * rows > most:
+            raise ShapeError(f"{rows} rows make a public constant of more than {most} elements: ask with fewer")
+        dim = 0 if how == "count" else int(how[-1])
+        sizes = (*one.shape[:dim], rows, *one.shape[dim + 1 :])
+        made.values[name] = torch.arange(rows).reshape(sizes) if how == "count" else one.expand(sizes)
     return replace(made, rows=rows)
 
 
