@@ -102,17 +102,19 @@ def _refuse_other_kinds(path: Path) -> None:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ArgumentError(f"cannot load {path}: it is not a file")
         with path.open("rb") as file:
-            start, size = file.read(_LENGTH_BYTES), os.fstat(file.fileno()).st_size
+            start, size = file.read(_LENGTH_BYTES + 1), os.fstat(file.fileno()).st_size
     except OSError as error:
         raise ArgumentError(f"cannot load {path}: {error.strerror or error}") from None
-    if path.suffix.lower() in _CAN_RUN_CODE or start.startswith((b"PK", b"\x80")):
+    header = int.from_bytes(start[:_LENGTH_BYTES], "little")
+    whole = 2 <= header <= min(MAX_HEADER, size - _LENGTH_BYTES)
+    ours = whole and start.endswith(b"{")  # a length may begin as a zip file or a pickle does
+    if path.suffix.lower() in _CAN_RUN_CODE or (not ours and start.startswith((b"PK", b"\x80"))):
         to = path.with_suffix(".safetensors")
         raise ArgumentError(
             f"{path} is of a kind that can run code when it is read, and was not read; if you trust where it comes "
             f"from, convert it once: sectorch convert {path} {to} --trust"
         )
-    header = int.from_bytes(start, "little")
-    if len(start) < _LENGTH_BYTES or not 2 <= header <= min(MAX_HEADER, size - _LENGTH_BYTES):
+    if not whole:
         raise ProgramError(
             f"{path} is not a model file: it does not begin with a header of at most {MAX_HEADER} bytes; "
             f"sectorch.network.save_model makes one, and sectorch convert makes one of a .pt2"
