@@ -97,7 +97,7 @@ class RemoteModel:
                 progress()
             if left and reply < left:
                 raise StoreFullError(
-                    f"{reply} more such calls fit the parties' stores and {left} more were asked for; "
+                    f"{reply} more calls of {list(shown(inputs))} fit the parties' stores and {left} more were asked for; "
                     f"{count - left} were prepared"
                 )
 
