@@ -34,7 +34,8 @@ def called(served: Served, args: tuple, kwargs: dict[str, Any]) -> Inputs:
         except (ArgumentError, DtypeError, ShapeError) as error:
             errors.append(error)
     # The program whose form the call has says most: its shapes were looked at.
-    said = next((e for kind in (ShapeError, DtypeError) for e in errors if type(e) is kind), errors[0])
+    ranks = lambda e: (ShapeError, DtypeError, ArgumentError).index(type(e)) + str(e).startswith(("missing", "unexp"))
+    said = min(errors, key=ranks)
     raise type(said)(f"{said}; {served.said}") from None
 
 

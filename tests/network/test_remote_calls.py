@@ -14,6 +14,7 @@ import sectorch
 from sectorch import Inputs
 from sectorch.errors import ArgumentError, DtypeError, ShapeError
 from sectorch.network.commands.arrays import batches, by_name, joined, read, write
+from sectorch.nn.describe import describe
 
 
 class Tagger(nn.Module):
@@ -35,8 +36,6 @@ def tagger(pki, tmp_path_factory):
     torch.manual_seed(0)
     model = Tagger().eval().requires_grad_(False)
     public = sectorch.public(torch.tensor([1.0, 0.0, 2.0]))
-    from sectorch.nn.describe import describe
-
     first, other = Inputs(**given(2)), Inputs(**given(2), weights=public)
     trio = Trio(pki[1], nn.Linear(2, 2).eval(), torch.zeros(2, 2), tmp_path_factory.mktemp("tagger"))
     trio.party.close()
@@ -48,11 +47,12 @@ def tagger(pki, tmp_path_factory):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_call_by_name_gives_what_one_process_gives(tagger, rows):
     trio, model, public = tagger
-    remote, secure, x = trio.connection.model("hospital-b"), sectorch.secure(model, session=sectorch.Session()), given(rows)
+    remote, secure = trio.connection.model("hospital-b"), sectorch.secure(model, session=sectorch.Session())
+    x, two = given(rows), given(2)
     got, expected = remote(**x), secure(**x)
     assert torch.equal(got["tags"], expected["tags"]) and torch.equal(got["parts"][0], expected["parts"][0])
     assert got["parts"][1] == [5] and isinstance(got["parts"], tuple)
-    assert torch.equal(remote(**x, weights=public), secure(**x, weights=public))
+    assert torch.equal(remote(**two, weights=public), secure(**two, weights=public)), "for its own rows only"
     remote.prepare(Inputs(**x))
     assert remote.prepared() == {(("ids", (rows, 5)), ("mask", (rows, 5))): 1}
     with sectorch.profile() as spent:
