@@ -95,7 +95,7 @@ def test_arrays_by_name_from_files(tagger, tmp_path):
         written = read(tmp_path / name)
         assert written.keys() == by_name(result).keys() == {"tags", "parts.0"}
         assert torch.equal(written["tags"], expected["tags"])
-    with pytest.raises(ArgumentError, match="name a .npz"):
+    with pytest.raises(ArgumentError, match="as --out"):
         write(result, tmp_path / "y.npy")
     with pytest.raises(ArgumentError, match="got inputs named ids"):
         batches(remote.served, {"ids": x["ids"]}, 2)

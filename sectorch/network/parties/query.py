@@ -97,8 +97,8 @@ class RemoteModel:
                 progress()
             if left and reply < left:
                 raise StoreFullError(
-                    f"{reply} more calls of {list(shown(inputs))} fit the parties' stores and {left} more were asked for; "
-                    f"{count - left} were prepared"
+                    f"{reply} more calls of {list(shown(inputs))} fit the parties' stores and {left} more were "
+                    f"asked for; {count - left} were prepared"
                 )
 
     def _prepare(self, opened: Opened, inputs: Inputs) -> int:
