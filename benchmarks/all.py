@@ -41,6 +41,7 @@ BENCHMARKS: dict[str, str] = {
     "ordinary": "ordinary.py resnet18 --size 64",
     "torchvision": "torchvision_table.py --one resnet18",
     "huggingface": "huggingface.py --only BertModel GPT2LMHeadModel CLIPTextModel --json {work}/figures.json",
+    "processes": "processes.py --only mlp LSTM BertModel --json {work}/figures.json",
     "ranges": "ranges.py lenet --repeats 3 --json {work}/figures.json",
     "domains": "domains.py --points 200 --sizes 1 768 --spreads 3 --json {work}/figures.json",
     "products": "products.py",

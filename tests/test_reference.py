@@ -15,6 +15,7 @@ from sectorch import Scheme
 from sectorch.errors import KeyAgreementError
 from sectorch.nn.describe import describe
 from sectorch.nn.models import ZOO, randomize_batchnorm
+from sectorch.nn.module import SecureModule
 from sectorch.nn.program import load_program
 
 # Models.
@@ -46,8 +47,9 @@ def test_the_zoo_in_every_way_of_running_it(name: str):
     assert torch.equal(torch.cat([secure(row[None]) for row in x]), wanted), "row by row"
     shared = secure(sectorch.share(x, session=secure.session))
     assert torch.equal(shared.reveal(), wanted), "on shares"
-    served = load_program(*describe(model, x)).module
-    assert torch.equal(sectorch.reference(served)(x), wanted), "as the parties of a network read it"
+    session = sectorch.Session()
+    served = SecureModule(load_program(*describe(model, x)), session, session.answering[0], Scheme(), None)
+    assert torch.equal(served(x), wanted), "as the parties of a network read it"
 
 
 @pytest.mark.parametrize("name", ["lenet", "mlp", "cryptonets_relu"])

@@ -12,7 +12,9 @@ from rich.console import Console
 
 from ..cli.command import Parser, ended, print_json
 from ..errors import ArgumentError
-from ..nn.describe import describe_exported
+from ..nn.describe import describe
+from ..nn.exported import module_of
+from ..nn.inputs import Inputs
 from ..nn.model_file import write_model
 
 
@@ -47,13 +49,10 @@ def _convert(options: argparse.Namespace, console: Console) -> None:
     except Exception as error:
         said = getattr(error, "strerror", None) or "not a file that torch.export.save has made"
         raise ArgumentError(f"cannot load {source}: {said}") from None
-    examples = exported.example_inputs[0] if exported.example_inputs else ()
-    if len(examples) != 1 or not isinstance(examples[0], torch.Tensor):
-        raise ArgumentError(
-            f"{source} takes {len(examples)} inputs; a model that answers takes one tensor: export it anew with one"
-        )
-    module = exported.module()
-    description, weights = describe_exported(module.graph, module, examples[0])
+    if exported.example_inputs is None:
+        raise ArgumentError(f"{source} has no example inputs, whose shapes are needed: export the model anew")
+    args, named = exported.example_inputs
+    description, weights = describe(module_of(exported), Inputs(*args, **named))
     write_model(description, weights, target)
     made = {"model": str(target), "bytes": target.stat().st_size, "weights": len(weights)}
     if options.json:

@@ -59,6 +59,12 @@ def device_of(model: Any) -> torch.device:
     return held.pop() if len(held) == 1 and next(iter(held)).type in ("cpu", "cuda") else torch.device("cpu")
 
 
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """What a module's weights pass for: the dtype of its first floating-point tensor."""
+    floating = (t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point())
+    return next(floating, torch.float32)
+
+
 def refuse_unused(unused: dict[str, bool]) -> None:
     """Raise `ArgumentError` naming the options of shares that were given to `backend="ckks"`."""
     named = [name for name, given in unused.items() if given]

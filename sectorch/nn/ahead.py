@@ -12,6 +12,11 @@ from ..errors import ArgumentError
 from .inputs import Inputs
 
 
+def shown(inputs: Inputs) -> tuple:
+    """Inputs for people: the shape of a single tensor, and else name and shape of each."""
+    return inputs.shapes[0] if inputs.single else tuple(zip(inputs.names, inputs.shapes, strict=True))
+
+
 class Ahead:
     """Material of later calls: each piece is handed out once, to one of several threads."""
 
@@ -39,8 +44,7 @@ class Ahead:
         """How many calls are served, by the shape of a single tensor, and else by name and shape of each."""
         found: dict[tuple, int] = {}
         for inputs, _ in self.all():
-            single = inputs.shapes[0] if inputs.single else tuple(zip(inputs.names, inputs.shapes, strict=True))
-            found[single] = found.get(single, 0) + 1
+            found[shown(inputs)] = found.get(shown(inputs), 0) + 1
         return found
 
     def clear(self) -> None:

@@ -54,9 +54,9 @@ def bind(
                 if id(tensor) not in made:
                     value = tensor.detach().to("meta") if meta else tensor.detach()
                     label = f"weight '{named.get(id(tensor), name)}'"
-                    new = _statistic if isinstance(layer, nn.modules.batchnorm._BatchNorm) else private_tensor
-                    made[id(tensor)] = new(value, session, party, scheme, label, dtype)
-                    made[id(tensor)].lasting = True
+                    made[id(tensor)] = private_weight(
+                        value, session, party, scheme, label, dtype, statistic=is_normalising(layer)
+                    )
                 store[name] = made[id(tensor)]
         if isinstance(layer, nn.RNNBase):
             layer.__dict__["_flat_weights"] = [getattr(layer, name) for name in layer._flat_weights_names]
@@ -64,12 +64,38 @@ def bind(
     return bound, {named[i]: tensor for i, tensor in made.items() if i in named}
 
 
-def _statistic(
-    x: torch.Tensor, session: Session, party: Party, scheme: Scheme, label: str, dtype: torch.dtype
+def is_normalising(layer: nn.Module) -> bool:
+    """Whether a layer's tensors are a BatchNorm's, which are finite and of any size."""
+    return isinstance(layer, nn.modules.batchnorm._BatchNorm)
+
+
+def private_weight(
+    x: torch.Tensor,
+    session: Session,
+    party: Party,
+    scheme: Scheme,
+    label: str,
+    dtype: torch.dtype,
+    *,
+    statistic: bool,
 ) -> PrivateTensor:
-    """A private tensor of a BatchNorm: finite, of any size."""
-    check_encodable(x if x.is_meta else torch.where(torch.isfinite(x), 0.0, x), scheme.frac_bits, label)
-    return PrivateTensor(session.setup(party).own(party, x, Phase.SETUP, label), session, party, scheme, dtype, label)
+    """A private tensor that lasts as long as the session.
+
+    Args:
+        x: float64, or of a shape only where its owner is absent.
+        statistic: whether it is of a BatchNorm: finite, of any size.
+
+    Raises:
+        NonFiniteError, FixedPointRangeError: naming it.
+    """
+    if statistic:
+        check_encodable(x if x.is_meta else torch.where(torch.isfinite(x), 0.0, x), scheme.frac_bits, label)
+        owned = session.setup(party).own(party, x, Phase.SETUP, label)
+        made = PrivateTensor(owned, session, party, scheme, dtype, label)
+    else:
+        made = private_tensor(x, session, party, scheme, label, dtype)
+    made.lasting = True
+    return made
 
 
 class Weights:
@@ -109,11 +135,9 @@ class Weights:
             precision = torch.promote_types(self._dtype, torch.float32)
             value = value.detach().to(precision).to(torch.float64)
             value = value if self._session.present(self._party) else value.to("meta")
-            made = private_tensor(
-                value, self._session, self._party, self._scheme, f"weight '{name}'", self._dtype
-            )  # fmt: skip
-            made.lasting = True
-            self._made[name] = made
+            self._made[name] = private_weight(
+                value, self._session, self._party, self._scheme, f"weight '{name}'", self._dtype, statistic=False
+            )
         return self._made[name]
 
 

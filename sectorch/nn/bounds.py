@@ -1,6 +1,6 @@
 """What a model description may ask for, whoever wrote it: bounds on its numbers, and on what its operations make.
 
-`argument_of` and the functions on sizes bound what is read. A `Budget` watches a program's dry run on shapes: every
+`scalar`, `size` and `shape` bound what is read. A `Budget` watches a program's dry run on shapes: every
 operation below torch passes it, and is refused before it runs where it would make more than there is room for. Public
 values are computed in a dry run too; of those the sizes are worked out on shapes first.
 """
@@ -26,9 +26,11 @@ MAX_INTEGER = 1 << 31
 _NO_END = (1 << 63) - 1, -(1 << 63)
 """What torch.export writes where a slice has no end."""
 MAX_SIZE = 1 << 40
-MAX_ITEMS, MAX_DEPTH, MAX_TEXT, MAX_DIMS = 4096, 4, 256, 12
+MAX_ITEMS, MAX_DEPTH, MAX_TEXT, MAX_DIMS = 4096, 8, 256, 12
 MAX_ELEMENTS = 1 << 28
 """Elements of one value of a call."""
+MAX_COUNTED = 1 << 20
+"""Rows of a call whose program counts them."""
 SAMPLE_ROWS = 64
 """A dry run may look at so many rows at once although fewer are run together."""
 MAX_TOTAL = 1 << 42
@@ -92,45 +94,8 @@ def shape(value: Any, most: int) -> list[int]:
     return sizes
 
 
-def _operands(a: Any, b: Any) -> None:
-    if type(a) is not int or type(b) is not int:
-        raise ProgramError(f"arithmetic on sizes takes whole numbers, got {type(a).__name__} and {type(b).__name__}")
-
-
-def _bounded(value: int) -> int:
-    if not -MAX_SIZE < value < MAX_SIZE:
-        raise ProgramError("arithmetic on sizes gave a number beyond 2^40")
-    return value
-
-
-def add(a: int, b: int) -> int:
-    """a + b of sizes."""
-    _operands(a, b)
-    return _bounded(a + b)
-
-
-def sub(a: int, b: int) -> int:
-    """a - b of sizes."""
-    _operands(a, b)
-    return _bounded(a - b)
-
-
-def mul(a: int, b: int) -> int:
-    """a * b of sizes."""
-    _operands(a, b)
-    return _bounded(a * b)
-
-
-def floordiv(a: int, b: int) -> int:
-    """a // b of sizes."""
-    _operands(a, b)
-    if b == 0:
-        raise ProgramError("arithmetic on sizes divides by zero")
-    return _bounded(a // b)
-
-
-def getitem(values: Any, at: int) -> Any:
-    """One of several results, or of a shape's sizes."""
+def item(values: Any, at: int) -> Any:
+    """One of several results."""
     if not isinstance(values, (tuple, list)) or type(at) is not int or not -len(values) <= at < len(values):
         raise ProgramError("a model description takes an item of what has none")
     return values[at]
@@ -250,7 +215,7 @@ class Budget(TorchDispatchMode):
 
     def _look_at(self, node: fx.Node, args: tuple, kwargs: dict) -> None:
         """What an operation makes lists of in Python, before torch sees it."""
-        row = row_of(node.target)
+        row = row_of(getattr(node.target, "func", node.target))  # of an operation in place, what it writes
         name = "" if row is None else row.name
         if name not in (*_CELLS, *_CUTS, *_RECURRENT, *_SORTS):
             return

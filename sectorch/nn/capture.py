@@ -41,6 +41,7 @@ from ..tensor.on_meta import (
     torch_on_meta,
 )
 from ..tensor.table import BEFORE, row_of, spell
+from . import bounds
 from .compiling import compiling
 from .huggingface import without_caches
 from .inputs import Inputs, flattened
@@ -166,7 +167,7 @@ class Recorder(TorchFunctionMode):
         return type(meta)(made) if type(meta).__module__ == "torch.return_types" else tuple(made)
 
     def _item(self, node: fx.Node, at: int) -> fx.Node:
-        item = self.graph.call_function(_item, (node, at))
+        item = self.graph.call_function(bounds.item, (node, at))
         item.meta = {**node.meta, "value": item.name}
         return item
 
@@ -259,11 +260,6 @@ class Recorder(TorchFunctionMode):
         node = self.graph.create_node("get_attr", name, (), {})
         node.meta["value"] = node.name
         return node
-
-
-def _item(values: Any, at: int) -> Any:
-    """One of several results."""
-    return values[at]
 
 
 def name_of(func: Callable) -> str:

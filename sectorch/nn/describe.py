@@ -1,184 +1,288 @@
 """A model's architecture as data: what S and Q receive instead of A's code.
 
-`describe` exports a module with torch.export and writes its graph as JSON: nodes from a closed list of ATen operations
-with their public arguments, and the names, shapes and dtypes of the weights. `program.py` reads it back.
+`describe` records what a module does with the inputs that it is shown, as `secure` does, and writes the program as
+JSON: operations by the names of the dispatch table's functions with their public arguments, the form of the call and of
+the result, and the names, shapes and dtypes of the weights. `program.py` reads it back.
 """
 
 from __future__ import annotations
 
-import copy
+import base64
 import json
-import math
-import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
-from ..errors import ProgramError, TrainingModeError
-from .accept import refuse_training
-from .check import alike, original, sample
-from .exported import given_program, module_of
-from .inputs import Inputs
-from .program import VERSION, WHOLE, operation
+from ..choreography.run.frames import raw
+from ..errors import ArgumentError, ProgramError
+from ..session import Session
+from ..tensor import Scheme
+from ..tensor.table import spell
+from . import bounds
+from .accept import device_of, dtype_of, refuse_training
+from .bind import is_normalising
+from .check import Widened
+from .forms import PLAIN, written
+from .inputs import Inputs, Public, Secret
+from .module import SecureModule
+from .program import MAX_CONSTANT, OUT_OF_PLACE, VERSION, operations
+from .samplewise import grows, same_program
+from .shapes import FEW
+from .trace import CONSTANT, FOLDED, OutOfPlace, Trace
 
-_SCALARS = (bool, int, float, str, type(None))
-_EXPORTED = {getattr(operator, name): name for name in WHOLE}
+Example = torch.Tensor | Inputs
+DERIVED = "derived "
+"""How the names begin of weights that A computes of others by functions that are not in the list."""
 
 
-def describe(model: nn.Module, x: torch.Tensor) -> tuple[dict, dict[str, torch.Tensor]]:
+def describe(model: nn.Module, inputs: Example | Sequence[Example]) -> tuple[dict, dict[str, torch.Tensor]]:
     """The public description of a module, and its weights by name.
 
     Args:
-        model: in evaluation mode; graph passes are applied to what torch.export records of it.
-        x: an example batch of at least two rows; the description holds for any number of rows where torch.export finds
-            that it does, and else for this shape.
+        model: in evaluation mode, on the CPU.
+        inputs: what it is called with: a tensor, or `Inputs(input_ids=ids, attention_mask=mask)`; or several of these
+            in a list, and it is served for each. Of secret tensors only shapes and dtypes enter; a tensor that is
+            marked by `sectorch.public` is a part of the program with its content. Where the module does the same with
+            other numbers of rows, the description holds for any number of them, and else for these shapes.
 
-    What the description reveals: operations, their order and public arguments, and every weight's shape.
-
-    Raises:
-        ProgramError: torch.export cannot export the module, or it uses an operation outside the list.
-    """
-    exported = optimised_export(model, x)
-    module = exported.module()
-    return describe_exported(module.graph, module, x)
-
-
-def optimised_export(model: nn.Module, x: torch.Tensor) -> torch.export.ExportedProgram:
-    """`torch.export.export` of the module after the graph passes, with any number of rows where that is possible.
-
-    An export keeps the inputs that it was made with, and they go where its file goes: of `x` only the shape and the
-    dtype enter, and zeros are kept.
+    What the description reveals: operations, their order and public arguments, what of the forward depends on no
+    secret, and every weight's shape.
 
     Raises:
-        ProgramError: torch.export cannot export the module, or the export does not compute what the module computes.
-        TrainingModeError: it is in training mode.
+        TrainingModeError: the module is in training mode.
+        UnsupportedOpError and what else `secure` raises for such a call, with layer and line.
+        ProgramError: its calls differ from one to the next, or it has what a description does not hold.
     """
     refuse_training(model)
-    x = torch.zeros_like(x)
-    plain = copy.deepcopy(model).requires_grad_(False)
-    dtypes = {t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()}
-    dtype = dtypes.pop() if len(dtypes) == 1 else None
-    exported = _exported(plain, x)
-    if dtype is None:
-        return exported
-    module = exported.module()
-    program = given_program(module.double())  # folded as `secure` folds, and rounded once
-    optimised = module_of(program, dtype)
-    _check_values(model, optimised, x)
-    return _exported(optimised, x)
+    given = [Inputs.of(x).meta() for x in (inputs if isinstance(inputs, (list, tuple)) else [inputs])]
+    if not given:
+        raise ArgumentError("name inputs that the model is called with")
+    if device_of(model).type != "cpu":
+        raise ArgumentError("a description is made of a model on the CPU: model.to('cpu')")
+    return _Writer(model).described(given)
 
 
-def _exported(module: nn.Module, x: torch.Tensor) -> torch.export.ExportedProgram:
-    try:
+class _Writer:
+    def __init__(self, model: nn.Module):
+        self._dtype = dtype_of(model)
+        self._kept = {name: torch.promote_types(t.dtype, torch.float32) for name, t in _floating(model)}
+        normalising = [layer for layer in model.modules() if is_normalising(layer)]
+        held = {id(t) for layer in normalising for t in (*layer.parameters(False), *layer.buffers(False))}
+        self._statistics = {name for name, t in _floating(model) if id(t) in held}
+        session = Session()
+        self._secure = SecureModule(model, session, session.answering[0], Scheme(), None)
+        self._names = {function: name for name, function in operations().items()}
+        self._weights: dict[str, torch.Tensor] = {}
+        self._entries: list[dict] = []
+        self._numbers: dict[str, int] = {}
+        self._constants: dict[str, int] = {}
+
+    def described(self, given: list[Inputs]) -> tuple[dict, dict[str, torch.Tensor]]:
+        found = [(inputs, self._program(inputs)) for inputs in given]
+        programs, general = [], []
+        for inputs, program in found:
+            if any(inputs.row == row and inputs.rows is not None and inputs.rows >= least for row, least in general):
+                continue
+            least, other = self._general(inputs, program)
+            if least:
+                general.append((inputs.row, least))
+            programs.append(self._written(inputs, program, other, least))
+        once = {json.dumps([p["inputs"], p["call"]]): p for p in programs}
+        description = {
+            "version": VERSION, "dtype": str(self._dtype), "weights": self._entries,
+            "constants": [json.loads(text) for text in self._constants], "programs": list(once.values()),
+        }  # fmt: skip
+        return description, self._weights
+
+    def _program(self, inputs: Inputs) -> Trace:
+        program = self._secure.program(inputs)
+        if program is None:
+            alone = self._secure.traces.alone
+            raise ProgramError(f"the module cannot be described: it has no one program, since {alone}")
+        self._secure._check(inputs)  # what is refused for such inputs is refused here, with layer and line
+        return program
+
+    def _general(self, inputs: Inputs, program: Trace) -> tuple[int, Trace]:
+        """The fewest rows for which the program holds, and the same for another number; 0 where it holds for one."""
+        if inputs.rows is None:
+            return 0, program
+        others = {n: self._with(inputs, n) for n in (1, FEW, FEW + 1) if n != inputs.rows}
+        same = {n: p for n, p in others.items() if p is not None and same_program(program, p, grown=True)}
+        if not {FEW, FEW + 1} - {inputs.rows} <= same.keys():
+            return 0, program
+        return 1 if inputs.rows == 1 or 1 in same else FEW, same[max(same)]
+
+    def _with(self, inputs: Inputs, rows: int) -> Trace | None:
         try:
-            return torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},), strict=False)
-        except Exception:
-            return torch.export.export(module, (x,), strict=False)
-    except Exception as error:
-        raise ProgramError(f"torch.export cannot export this module: {str(error).splitlines()[0]}") from None
+            return self._secure.program(inputs.meta(rows))
+        except Exception:  # a forward that takes no such batch
+            return None
+
+    def _written(self, inputs: Inputs, program: Trace, other: Trace, least: int) -> dict:
+        program, other = (self._listed(p) for p in (program, other))
+        places = {node: {"input": i} for i, node in enumerate(n for n in program.graph.nodes if n.op == "placeholder")}
+        nodes: list[dict] = []
+
+        def ref(value: Any, beside: Any) -> Any:
+            if isinstance(value, fx.Node):
+                return places[value]
+            if type(value) is int and type(beside) is int and value != beside:
+                return {"rows": value // (inputs.rows or 1)}
+            return PLAIN
+
+        for node, twin in zip(program.graph.nodes, other.graph.nodes, strict=True):
+            if node.op == "get_attr":
+                places[node] = self._grown(node, twin, program, other) if least else None
+                places[node] = places[node] or self._attribute(str(node.target), program.values[node.target])
+            elif node.op == "call_function":
+                args = [written(a, b, ref) for a, b in zip(node.args, twin.args, strict=True)]
+                kwargs = {name: written(value, twin.kwargs[name], ref) for name, value in node.kwargs.items()}
+                places[node] = {"node": len(nodes)}
+                nodes.append({"name": self._name(node.target), "args": args, "kwargs": kwargs})
+        return {
+            "inputs": [
+                {"name": name, "shape": list(shape), "dtype": str(dtype)}
+                for name, (shape, dtype) in inputs.described.items()
+            ],
+            "call": self._call(inputs), "rows": least, "nodes": nodes, "result": self._result(program, ref),
+        }  # fmt: skip
+
+    def _grown(self, node: fx.Node, twin: fx.Node, program: Trace, other: Trace) -> dict | None:
+        how, value = grows(node, twin, program, other), program.values[str(node.target)]
+        if isinstance(how, int):
+            return {f"each {how}": self._constant(value.narrow(how, 0, 1))["constant"]}
+        return {"count": value.dim()} if how == "count" else None
+
+    def _result(self, program: Trace, ref: Callable) -> Any:
+        leaves: Any = next(n for n in program.graph.nodes if n.op == "output").args[0]
+        owned = _owned(program.graph)
+        if any(leaf in owned and not _public(leaf, program) for leaf in leaves if isinstance(leaf, fx.Node)):
+            raise ProgramError("the module gives weights, which nobody may learn")
+        marks = [_Leaf(leaf) for leaf in leaves]  # a container's own code may look at what it is given
+        result = pytree.tree_unflatten(marks, program.spec) if program.spec is not None else marks
+
+        def leaf(value: Any, _: Any) -> Any:
+            return written(value.held, value.held, ref) if isinstance(value, _Leaf) else PLAIN
+
+        return written(result, result, leaf)
+
+    def _call(self, inputs: Inputs) -> Any:
+        numbers = {name: i for i, name in enumerate(inputs.names)}
+
+        def ref(value: Any, _: Any) -> Any:
+            if isinstance(value, Secret):
+                return {"input": numbers[value.name]}
+            return self._constant(value.value) if isinstance(value, Public) else PLAIN
+
+        call = pytree.tree_unflatten(list(inputs.form.leaves), inputs.form.spec)
+        return written(call, call, ref)
+
+    def _listed(self, program: Trace) -> Trace:
+        """The program with what A computes of weights by functions outside the list as weights of its own."""
+        owned = _owned(program.graph)
+        if all(node not in owned or node.target in self._names for node in owned if node.op == "call_function"):
+            return program
+        program = program.copy()
+        values: dict[fx.Node, Any] = {}
+        given = {name: v.double() if v.is_floating_point() else v for name, v in program.values.items()}
+        with torch.no_grad(), Widened():
+            for node in _owned(program.graph):
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = given[node.target] if node.op == "get_attr" else node.target(*args, **kwargs)
+        outside: set[fx.Node] = set()
+        for node, value in values.items():
+            outside |= {node} if _outside(node, self._names, outside) else set()
+            if node in outside and isinstance(value, torch.Tensor):
+                name = f"{DERIVED}{node.name}"
+                program.values[name] = value
+                with program.graph.inserting_before(node):
+                    node.replace_all_uses_with(program.graph.create_node("get_attr", name, (), {}))
+        for node in reversed(list(program.graph.nodes)):
+            if node.op in ("call_function", "get_attr") and not node.users:
+                program.graph.erase_node(node)
+        return program
+
+    def _name(self, target: Any) -> str:
+        name = self._names.get(target)
+        if name is None:
+            known = spell(target.func if isinstance(target, OutOfPlace) else target)
+            written_in = OUT_OF_PLACE if isinstance(target, OutOfPlace) else ""
+            raise ProgramError(f"'{written_in}{known}' is not in the list of operations; sectorch.supported_ops()")
+        return name
+
+    def _attribute(self, name: str, value: torch.Tensor) -> dict:
+        if name.startswith(CONSTANT):
+            return self._constant(value)
+        if not value.is_floating_point():
+            raise ProgramError("the module computes whole numbers of its weights alone, which cannot be described")
+        if name not in self._numbers:
+            self._numbers[name] = len(self._entries)
+            label, dtype = self._label(name), self._kept.get(name, self._derived(name))
+            self._weights[label] = value.detach().to(dtype).contiguous()
+            self._entries.append(
+                {
+                    "name": label, "shape": list(value.shape), "dtype": str(dtype),
+                    "statistic": name in self._statistics,
+                }
+            )  # fmt: skip
+        return {"weight": self._numbers[name]}
+
+    def _derived(self, name: str) -> torch.dtype:
+        """In which a weight that is not the module's own is kept: as `bind.Weights` rounds what a pass has made."""
+        return torch.float64 if name.startswith(DERIVED) else torch.promote_types(self._dtype, torch.float32)
+
+    def _label(self, name: str) -> str:
+        if name.startswith(FOLDED):  # what it was made of is long
+            name = name.partition(" with ")[0].partition(" times ")[0]
+        name = name[: bounds.MAX_TEXT - 8]
+        numbered = (name if i == 1 else f"{name} {i}" for i in range(1, len(self._weights) + 2))
+        return next(n for n in numbered if n not in self._weights)
+
+    def _constant(self, value: torch.Tensor) -> dict:
+        if value.numel() > MAX_CONSTANT:
+            raise ProgramError(
+                f"the forward makes a public tensor of shape {list(value.shape)}; a description holds constants of at "
+                f"most {MAX_CONSTANT} elements"
+            )
+        data = base64.b64encode(raw(value.detach().cpu().contiguous())).decode()
+        text = json.dumps({"shape": list(value.shape), "dtype": str(value.dtype), "data": data})
+        return {"constant": self._constants.setdefault(text, len(self._constants))}
 
 
-def _check_values(model: nn.Module, exported: nn.Module, x: torch.Tensor) -> None:
-    """Raise unless an export computes on random numbers what its module computes.
+class _Leaf:
+    """A leaf of a result, which no container looks into."""
 
-    Raises:
-        ProgramError: it does not.
-    """
-    given = sample(Inputs(x))
-    try:
-        expected = original(copy.deepcopy(model).double(), given)
-    except Exception:
-        return  # it cannot be run in float64
-    if not alike(original(copy.deepcopy(exported).double(), given), expected):
-        raise ProgramError(
-            "what torch.export made of this module does not compute what the module computes, so it cannot be served; "
-            "please report this"
-        )
+    def __init__(self, held: Any):
+        self.held = held
 
 
-def describe_exported(graph: fx.Graph, module: nn.Module, x: torch.Tensor) -> tuple[dict, dict[str, torch.Tensor]]:
-    """The description of an exported graph with its parameters as attributes of `module`.
+def _floating(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The floating-point parameters and buffers by their first names (`bind.plain_weights`)."""
+    named = {id(t): (name, t) for name, t in reversed([*model.named_parameters(), *model.named_buffers()])}
+    return [(name, t) for name, t in named.values() if t.is_floating_point()]
 
-    Raises:
-        ProgramError: an operation outside the list. TrainingModeError: it was exported in training mode.
-    """
-    nodes: list[dict] = []
-    number: dict[fx.Node, int] = {}
-    weights: dict[str, torch.Tensor] = {}
+
+def _owned(graph: fx.Graph) -> dict[fx.Node, None]:
+    """The nodes that depend on no input, in order."""
+    owned: dict[fx.Node, None] = {}
     for node in graph.nodes:
-        made: dict[str, Any]
-        if node.op == "placeholder":
-            made = {"op": "input"}
-        elif node.op == "get_attr":
-            value: Any = module
-            for part in str(node.target).split("."):
-                value = getattr(value, part)
-            made = _attribute(str(node.target), value, weights)
-        elif node.op == "call_function":
-            name = _aten_name(node.target)
-            operation(name)
-            _refuse_trained(name, node.args)
-            made = {
-                "op": "call",
-                "name": name,
-                "args": [_written(a, number) for a in node.args],
-                "kwargs": {k: _written(v, number) for k, v in node.kwargs.items() if k not in ("device", "layout")},
-            }
-        elif node.op == "output":
-            result = node.args[0]
-            result = result[0] if isinstance(result, (tuple, list)) and len(result) == 1 else result
-            made = {"op": "output", "value": _written(result, number)}
-        else:
-            continue  # the export's own guards; the shapes are checked by a dry run
-        number[node] = len(nodes)
-        nodes.append(made)
-    row = list(x.shape[1:])
-    return {"version": VERSION, "row": row, "dtype": str(x.dtype), "nodes": nodes}, weights
+        if node.op == "get_attr" or (node.op == "call_function" and all(n in owned for n in node.all_input_nodes)):
+            owned[node] = None
+    return owned
 
 
-_TRAINS = {"dropout.default": 2, "feature_dropout.default": 2, "alpha_dropout.default": 2, "batch_norm.default": 5}
-"""Where these operations say that they are in training mode."""
+def _public(node: fx.Node, program: Trace) -> bool:
+    return node.op == "get_attr" and str(node.target).startswith(CONSTANT)
 
 
-def _refuse_trained(name: str, args: tuple) -> None:
-    place = _TRAINS.get(name)
-    if place is not None and place < len(args) and args[place] is True:
-        raise TrainingModeError(
-            f"the model was exported in training mode ({name}); call model.eval() and export it anew"
-        )
-
-
-def _attribute(name: str, value: torch.Tensor, weights: dict[str, torch.Tensor]) -> dict:
-    if value.is_floating_point():
-        weights[name] = value.detach()
-        return {"op": "weight", "name": name, "shape": list(value.shape), "dtype": str(value.dtype)}
-    return {"op": "constant", "shape": list(value.shape), "dtype": str(value.dtype), "data": value.flatten().tolist()}
-
-
-def _aten_name(target: Any) -> str:
-    if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
-        return f"{target._schema.name.split('::')[1]}.{target._overloadname}"
-    if target in _EXPORTED:
-        return f"size.{_EXPORTED[target]}"
-    raise ProgramError(f"{target} is not in the list of operations")
-
-
-def _written(value: Any, number: dict[fx.Node, int]) -> Any:
-    """An argument as JSON: a reference, a list, or a scalar."""
-    if isinstance(value, fx.Node):
-        return {"ref": number[value]}
-    if isinstance(value, (list, tuple)):
-        return [_written(v, number) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": str(value)}
-    if isinstance(value, torch.dtype):
-        return {"dtype": str(value)}
-    if isinstance(value, _SCALARS):
-        return value
-    if isinstance(value, (torch.device, torch.layout, torch.memory_format)):
-        return None
-    raise ProgramError(f"an argument of type {type(value).__name__} cannot be described")
+def _outside(node: fx.Node, names: dict, outside: set) -> bool:
+    """Whether a node is computed by a function outside the list, or takes an item of what is."""
+    if node.op != "call_function":
+        return False
+    return node.target not in names or (node.target is bounds.item and node.args[0] in outside)
 
 
 def to_json(description: dict) -> bytes:

@@ -23,6 +23,7 @@ from .eager import watched
 from .held import Held, staying
 from .inputs import Inputs, flattened
 from .samplewise import is_samplewise
+from .served import ServedTraces
 from .shapes import Traces
 from .trace import Trace, run
 from .where import place_of
@@ -54,7 +55,12 @@ class Checked:
 
 
 def dry_run(
-    program: Trace | None, inputs: Inputs, weights: Weights, traces: Traces, scheme: Scheme, limited: bool
+    program: Trace | None,
+    inputs: Inputs,
+    weights: Weights,
+    traces: Traces | ServedTraces,
+    scheme: Scheme,
+    limited: bool,
 ) -> Checked:
     """Share, run and reveal on shapes.
 

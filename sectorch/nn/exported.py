@@ -1,85 +1,83 @@
-"""Traces of graphs that torch.export recorded: what a model description holds."""
+"""What torch.export recorded, as a module of torch functions: what `sectorch convert` describes."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 
-from ..tensor.table import IN_PLACE, row_of
+from ..errors import TrainingModeError
 from .nodes import function_of
-from .passes import optimise
-from .trace import Trace
+
+_TRAINS = {"dropout.default": 2, "feature_dropout.default": 2, "alpha_dropout.default": 2, "batch_norm.default": 5}
+"""Where these operations say that they are in training mode."""
 
 
-def given_program(module: fx.GraphModule) -> Trace:
-    """A graph of functions with its tensors as attributes as a program for any number of rows, after the passes.
+def _slice(x: torch.Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
+    end = None if end is None or end >= 1 << 62 else end
+    return x[(slice(None),) * (dim % x.dim()) + (slice(start, end, step),)]
 
-    The guards of an export, which check what torch assumed of its inputs, are left out: shapes are checked by a dry
-    run. Where the graph changes a tensor in place while a view of it is still read, it stays as it is: such a node is
-    refused when it runs.
+
+def _size(x: torch.Tensor, dim: int) -> int:
+    return x.size(dim)
+
+
+def _same(x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return x
+
+
+def _to(x: torch.Tensor, *_: Any, dtype: torch.dtype | None = None, **__: Any) -> torch.Tensor:
+    return x if dtype is None else x.to(dtype)
+
+
+def _index(x: torch.Tensor, indices: list) -> Any:
+    return x[tuple(slice(None) if i is None else i for i in indices)]
+
+
+_SPECIAL: dict[str, Callable] = {
+    "index": _index, "slice": _slice, "sym_size": _size, "_to_copy": _to, "alias": _same, "lift_fresh_copy": _same,
+    "_assert_tensor_metadata": lambda *_, **__: None,
+    "dropout_": torch.dropout,
+    "hardswish_": F.hardswish, "hardsigmoid_": F.hardsigmoid, "silu_": F.silu, "mish_": F.mish, "relu6_": F.relu6,
+    "upsample_nearest2d": lambda x, size=None, scale=None: F.interpolate(x, size, scale),
+    "upsample_bilinear2d": lambda x, size=None, corners=False, scale=None: F.interpolate(
+        x, size, scale, "bilinear", corners
+    ),
+    "max_pool2d": F.max_pool2d, "max_pool1d": F.max_pool1d, "adaptive_avg_pool2d": F.adaptive_avg_pool2d,
+    "embedding": torch.embedding,
+}  # fmt: skip
+"""ATen operations of which torch has no function of the same name and arguments."""
+
+
+def module_of(exported: torch.export.ExportedProgram) -> fx.GraphModule:
+    """An exported program as a module of torch functions, which takes what the exported one takes.
+
+    The guards of an export, which check what torch assumed of its inputs, are left out: shapes are checked anew.
+
+    Raises:
+        TrainingModeError: it was exported in training mode.
     """
-    program = Trace(fx.Graph(), {})
-    copies: dict[fx.Node, fx.Node] = {}
-    program.graph.output(program.graph.graph_copy(module.graph, copies))
-    for node in reversed(list(program.graph.nodes)):
+    made = exported.module()
+    graph = made.graph
+    for node in reversed(list(graph.nodes)):
         if node.op == "call_module" and not node.users:
-            program.graph.erase_node(node)
-    for old, new in copies.items():
-        new.meta = {"value": new.name}
-        made = old.meta.get("val")
-        if isinstance(made, torch.Tensor):
-            new.meta |= {"shape": tuple(made.shape), "dtype": made.dtype}
-    for node in list(program.graph.nodes):
-        if node.op == "get_attr" and isinstance(value := _attribute(module, node.target), torch.Tensor):
-            program.values[node.target] = value.detach()
-    return optimise(program) if _functional(program.graph) else program
-
-
-def module_of(program: Trace, dtype: torch.dtype | None) -> fx.GraphModule:
-    """A program as a module of torch's, its tensors as attributes, rounded to a dtype."""
-    root, names = torch.nn.Module(), {}
-    for name, value in program.values.items():
-        names[name] = re.sub(r"\W+", "_", f"weight_{len(names)}_{name}")[:80]
-        made = value.to(dtype) if dtype is not None and value.is_floating_point() else value
-        root.register_buffer(names[name], made)
-    graph, copies = fx.Graph(), {}
-    result = graph.graph_copy(program.graph, copies)
-    graph.output(result[0] if isinstance(result, (tuple, list)) and len(result) == 1 else result)
+            graph.erase_node(node)
     for node in graph.nodes:
-        if node.op == "get_attr":
-            node.target = names[node.target]
-    return fx.GraphModule(root, graph).eval()
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            _refuse_trained(node)
+            base = node.target._schema.name.rpartition("::")[2]
+            node.target = _SPECIAL.get(base) or function_of(node.target)
+            node.kwargs = {k: v for k, v in node.kwargs.items() if k not in ("device", "layout", "pin_memory")}
+    return fx.GraphModule(made, graph).eval()
 
 
-def _attribute(module: torch.nn.Module, path: str) -> object:
-    for part in path.split("."):
-        module = getattr(module, part)
-    return module
-
-
-def _functional(graph: fx.Graph) -> bool:
-    """Make what reads a tensor after a change in place read the changed one by name; False where a view is read too."""
-    group: dict[fx.Node, int] = {}
-    nodes = list(graph.nodes)
-    for place, node in enumerate(nodes):
-        source = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
-        row = row_of(function_of(node.target)) if node.op == "call_function" else None
-        shares = row is None or row.view or row.name in ("dropout", "to", "contiguous")
-        group[node] = group[source] if source is not None and shares and source in group else len(group)
-        if node.op != "call_function" or not _writes(node.target) or source is None:
-            continue
-        later = set(nodes[place + 1 :])
-        if any(
-            n is not source and n.users.keys() & later for n in group if group[n] == group[source] and n is not node
-        ):
-            return False
-        source.replace_all_uses_with(node, delete_user_cb=lambda user, later=later: user in later)
-    return True
-
-
-def _writes(target: object) -> bool:
-    if isinstance(target, torch._ops.OpOverload):
-        return target._schema.is_mutable
-    return target in IN_PLACE
+def _refuse_trained(node: fx.Node) -> None:
+    name = f"{node.target._schema.name.rpartition('::')[2]}.{node.target._overloadname}"
+    place = _TRAINS.get(name)
+    if place is not None and place < len(node.args) and node.args[place] is True:
+        raise TrainingModeError(
+            f"the model was exported in training mode ({name}); call model.eval() and export it anew"
+        )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ..errors import ArgumentError, ProgramError
-from .describe import describe, to_json
+from .describe import Example, describe, to_json
 from .program import MAX_JSON, from_json, load_program
 
 KEY = "sectorch.model"
@@ -29,19 +30,23 @@ _KINDS = {"F32": "torch.float32", "F64": "torch.float64"}
 _CAN_RUN_CODE = (".pt2", ".pt", ".pth", ".pkl", ".ckpt", ".bin")
 
 
-def save_model(model: nn.Module, x: torch.Tensor, path: str | Path) -> None:
+def save_model(model: nn.Module, inputs: Example | Sequence[Example], path: str | Path) -> None:
     """Write a model for `sectorch answer`.
 
     Args:
-        model: in evaluation mode; graph passes are applied where fx can trace it. Its weights keep their precision.
-        x: an example batch of at least two rows, for torch.export; only its shape and dtype enter the file.
+        model: in evaluation mode: whatever `sectorch.secure` takes. Its weights keep their precision.
+        inputs: what it is called with: a tensor, or `sectorch.Inputs(input_ids=ids, attention_mask=mask)`; or several
+            of these in a list, and it is served for each. Of secret tensors only shapes and dtypes enter the file, and
+            of what `sectorch.public` marks the content. Where the model does the same with other numbers of rows it is
+            served for any number of them, and else for these shapes.
         path: of the file, by habit `NAME.safetensors`. It holds the weights, and only its owner may read it.
 
     Raises:
-        ProgramError: the model cannot be described. TrainingModeError: it is in training mode.
+        UnsupportedOpError and what else `secure` raises for such a call. TrainingModeError: it is in training mode.
+        ProgramError: its calls differ from one to the next, or it is too large to be described.
         ArgumentError: the file cannot be written; what was there before is unchanged.
     """
-    write_model(*describe(model, x), path)
+    write_model(*describe(model, inputs), path)
 
 
 def write_model(description: dict, weights: dict[str, torch.Tensor], path: str | Path) -> None:
@@ -97,17 +102,19 @@ def _refuse_other_kinds(path: Path) -> None:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ArgumentError(f"cannot load {path}: it is not a file")
         with path.open("rb") as file:
-            start, size = file.read(_LENGTH_BYTES), os.fstat(file.fileno()).st_size
+            start, size = file.read(_LENGTH_BYTES + 1), os.fstat(file.fileno()).st_size
     except OSError as error:
         raise ArgumentError(f"cannot load {path}: {error.strerror or error}") from None
-    if path.suffix.lower() in _CAN_RUN_CODE or start.startswith((b"PK", b"\x80")):
+    header = int.from_bytes(start[:_LENGTH_BYTES], "little")
+    whole = 2 <= header <= min(MAX_HEADER, size - _LENGTH_BYTES)
+    ours = whole and start.endswith(b"{")  # a length may begin as a zip file or a pickle does
+    if path.suffix.lower() in _CAN_RUN_CODE or (not ours and start.startswith((b"PK", b"\x80"))):
         to = path.with_suffix(".safetensors")
         raise ArgumentError(
             f"{path} is of a kind that can run code when it is read, and was not read; if you trust where it comes "
             f"from, convert it once: sectorch convert {path} {to} --trust"
         )
-    header = int.from_bytes(start, "little")
-    if len(start) < _LENGTH_BYTES or not 2 <= header <= min(MAX_HEADER, size - _LENGTH_BYTES):
+    if not whole:
         raise ProgramError(
             f"{path} is not a model file: it does not begin with a header of at most {MAX_HEADER} bytes; "
             f"sectorch.network.save_model makes one, and sectorch convert makes one of a .pt2"
@@ -123,19 +130,19 @@ def _read(path: Path) -> tuple[dict, dict[str, torch.Tensor]]:
             )
         description = from_json(text.encode())
         load_program(description)
-        wanted = {node["name"]: node for node in description["nodes"] if node["op"] == "weight"}
+        wanted = {entry["name"]: entry for entry in description["weights"]}
         there = set(file.keys())
         if there != set(wanted):
             name = sorted(there ^ set(wanted))[0][:80]
             what = "a weight that its description does not name" if name in there else "a description of a weight more"
             raise ProgramError(f"{path} holds {what}: '{name}'")
-        for name, node in wanted.items():
+        for name, entry in wanted.items():
             part = file.get_slice(name)
             came = _KINDS.get(str(part.get_dtype()), str(part.get_dtype())), list(part.get_shape())
-            if came != (node["dtype"], node["shape"]):
+            if came != (entry["dtype"], entry["shape"]):
                 raise ProgramError(
-                    f"{path} holds '{name[:80]}' as {came[0]} {came[1]}, its description says {node['dtype']} "
-                    f"{node['shape']}"
+                    f"{path} holds '{name[:80]}' as {came[0]} {came[1]}, its description says {entry['dtype']} "
+                    f"{entry['shape']}"
                 )
         # Copies: what is mapped from a file would change with it.
         weights = {name: file.get_tensor(name).clone() for name in wanted}

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..choreography import Party
@@ -16,16 +16,16 @@ from ..ring import check_encodable
 from ..ring.scheme import check_limit
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SharedTensor, unwrapped
-from .accept import check_model, copied
+from .accept import check_model, copied, dtype_of
 from .ahead import Ahead, later
 from .bind import Weights, bind
 from .dry import Checked, dry_run, revealed, shared_inputs
 from .eager import watched
-from .exported import given_program
 from .held import as_shared
 from .huggingface import suited
 from .inputs import Inputs
 from .samplewise import same_program
+from .served import Served, ServedTraces
 from .shapes import FEW, Traces, remember
 from .trace import Trace, run
 from .where import placed
@@ -47,7 +47,8 @@ class SecureModule(nn.Module):
     rows do not meet.
 
     Args:
-        limited: whether the model comes from another party: its dry run is held to the bounds of `nn/bounds.py`.
+        model: a module, or another party's as its description gives it: then its dry run is held to the bounds of
+            `nn/bounds.py`.
         dtype: of the user's model, where this one is a copy of it in float64 already.
 
     Raises on a call:
@@ -57,8 +58,8 @@ class SecureModule(nn.Module):
     """
 
     plain: nn.Module
-    traces: Traces
-    _given: Trace | None
+    traces: Traces | ServedTraces
+    _served: Served | None
     _bound: nn.Module
     _weights: Weights
     _dry_weights: Weights
@@ -67,25 +68,26 @@ class SecureModule(nn.Module):
     scheme: Scheme
 
     def __init__(
-        self, model: nn.Module, session: Session, party: Party, scheme: Scheme, chunk: int | None,
-        limited: bool = False, dtype: torch.dtype | None = None,
+        self, model: nn.Module | Served, session: Session, party: Party, scheme: Scheme, chunk: int | None,
+        dtype: torch.dtype | None = None,
     ):  # fmt: skip
         super().__init__()
         party = session.answering_party(party)
-        self._limited = limited
-        check_model(model, session.device if session.present(party) else torch.device("meta"))
         self.session, self.party, self.scheme = session, party, scheme
         self._lock = threading.Lock()  # over what the module keeps of calls: several threads may call it
-        floating = [p.dtype for p in (*model.parameters(), *model.buffers()) if p.is_floating_point()]
-        self.dtype = dtype or (floating[0] if floating else torch.float32)
-        plain = model if dtype else copied(model).double().requires_grad_(False)
-        suited(plain)
+        self.__dict__["_served"] = model if isinstance(model, Served) else None
+        if isinstance(model, Served):
+            self.dtype, plain = model.dtype, nn.Module()
+            traces = ServedTraces(model, session.on_shapes(), party)
+        else:
+            check_model(model, session.device if session.present(party) else torch.device("meta"))
+            self.dtype = dtype or dtype_of(model)
+            plain = model if dtype else copied(model).double().requires_grad_(False)
+            suited(plain)
+            traces = Traces(plain, scheme, self.dtype, session.on_shapes(), party)
         # What holds weights stays out of nn.Module's registry: it is nobody's to train, to list or to save.
         self.__dict__["plain"] = plain
-        if limited and not isinstance(plain, fx.GraphModule):
-            raise ArgumentError(f"a model from another party is a graph, not a {type(plain).__name__}")
-        self.__dict__["_given"] = given_program(plain) if isinstance(plain, fx.GraphModule) and limited else None
-        self.__dict__["traces"] = Traces(plain, scheme, self.dtype, session.on_shapes(), party)
+        self.__dict__["traces"] = traces
         self._chunk = chunk
         bound, self.__dict__["_weights"] = self.bind(session, party)
         self.__dict__["_bound"] = bound
@@ -111,16 +113,19 @@ class SecureModule(nn.Module):
 
     def bind(self, session: Session, party: Party) -> tuple[nn.Module, Weights]:
         """The module with its weights private to a party of a session, and what its programs' names stand for there."""
-        bound, own = bind(self.plain, session, party, self.scheme, self.dtype)
+        if self._served is not None:
+            bound, own = self.plain, self._served.bind(session, party, self.scheme)
+        else:
+            bound, own = bind(self.plain, session, party, self.scheme, self.dtype)
         return bound, Weights(own, session, party, self.scheme, self.dtype)
 
     def program(self, x: torch.Tensor | Inputs) -> Trace | None:
         """The program for inputs of this form, shape and dtype; None where the module runs operation by operation."""
-        return self._given if self._limited else self.traces.of(Inputs.of(x).meta())
+        return self.traces.of(Inputs.of(x).meta())
 
     def recorded(self, x: torch.Tensor | Inputs) -> Trace | None:
         """The same before the graph passes."""
-        return self._given if self._limited else self.traces.recorded(Inputs.of(x).meta())
+        return self.traces.recorded(Inputs.of(x).meta())
 
     def train(self, mode: bool = True) -> SecureModule:
         if mode:
@@ -304,7 +309,7 @@ class SecureModule(nn.Module):
                 self._checked[key] = checked = self._checked.pop(key)  # the latest is the last
                 return checked
         checked = dry_run(
-            self.program(inputs), inputs.meta(), self._dry_weights, self.traces, self.scheme, self._limited
+            self.program(inputs), inputs.meta(), self._dry_weights, self.traces, self.scheme, self._served is not None
         )
         with self._lock:
             remember(self._checked, key, checked)
@@ -325,8 +330,8 @@ class SecureModule(nn.Module):
         """Whether a batch in pieces of so many rows, and one of what is left, gives what the whole batch gives."""
         if inputs.rows is None:
             return False
-        if self._limited:
-            return self._check(inputs.meta(ROWS)).samplewise
+        if self._served is not None:
+            return self._served.general(inputs) and self._check(inputs.meta(ROWS)).samplewise
         return self.traces.apart(inputs.meta(), {rows, inputs.rows % rows} - {0})
 
     def pieces(self, x: torch.Tensor | Inputs) -> tuple[Inputs, ...]:

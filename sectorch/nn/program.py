@@ -1,99 +1,77 @@
 """A description of another party's model, read: `load_program` checks every part of what `describe.py` wrote.
 
-It makes a graph of ordinary torch functions, which reach the dispatch table. Nothing in a description is executed but
-the operations of a closed list; weights never enter it.
+It makes the same programs that `secure` makes of a module in one process: graphs of functions that are keys of the
+dispatch table, on values. Nothing in a description is executed but these; weights never enter it.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import keyword
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import fx, nn
+from torch import fx
+from torch.utils import _pytree as pytree
 
 from ..errors import ProgramError, SectorchError
-from ..tensor.table import row_of
+from ..tensor.table import IN_PLACE, ROW_OF, spell
 from . import bounds
+from .capture import name_of
+from .forms import DTYPES, Reader
+from .inputs import Inputs, Public
+from .served import Rows, Served, ServedCall, Weight
+from .trace import CONSTANT, OutOfPlace, Trace
 
+VERSION = 2
 MAX_NODES = 20_000
-MAX_CONSTANT = 100_000
+"""Operations of all programs together, and weights, and constants."""
+MAX_PROGRAMS, MAX_INPUTS = 64, 256
+MAX_CONSTANT = 1 << 20
 MAX_WEIGHT = 1 << 32
 MAX_JSON = 4 << 20
 """Bytes of a description as it travels."""
-VERSION = 1
 MAX_LEAVES = 500_000
-"""Arguments of all nodes together."""
-_DTYPES = {str(d): d for d in (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)}
-WHOLE = {name: getattr(bounds, name) for name in ("add", "sub", "mul", "floordiv", "getitem")}
+"""Values in all arguments together."""
+ITEM, OUT_OF_PLACE = "item", "out of place "
+"""How a description calls one of several results, and a function that writes into its argument as one that does not."""
+_FLOATING = {str(d): d for d in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
+_KEPT = {str(d): d for d in (torch.float32, torch.float64)}
 
 
-def _slice(x: torch.Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
-    end = None if end is None or end >= 1 << 62 else end
-    return x[(slice(None),) * (dim % x.dim()) + (slice(start, end, step),)]
+def operations() -> dict[str, Callable]:
+    """The closed list by name: the functions of the dispatch table, and `item`.
+
+    Those that write into an argument stand in it as functions that give what they would have written.
+    """
+    named: dict[str, Callable] = {ITEM: bounds.item}
+    for key in ROW_OF:
+        name = spell(key)
+        if key in IN_PLACE or name == "Tensor.__setitem__":
+            named[OUT_OF_PLACE + name] = OutOfPlace(key)
+        else:
+            named[name] = key
+    return named
 
 
-def _size(x: torch.Tensor, dim: int) -> int:
-    return x.size(dim)
-
-
-def _to(x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return x
-
-
-def _index(x: torch.Tensor, indices: list) -> Any:
-    return x[tuple(slice(None) if i is None else i for i in indices)]
-
-
-_SPECIAL: dict[str, Callable] = {
-    "index": _index,
-    "slice": _slice, "sym_size": _size, "_to_copy": _to, "alias": _to, "lift_fresh_copy": _to,
-    "dropout_": torch.dropout,
-    "hardswish_": F.hardswish, "hardsigmoid_": F.hardsigmoid, "silu_": F.silu, "mish_": F.mish, "relu6_": F.relu6,
-    "upsample_nearest2d": lambda x, size=None, scale=None: F.interpolate(x, size, scale),
-    "upsample_bilinear2d": lambda x, size=None, corners=False, scale=None: F.interpolate(
-        x, size, scale, "bilinear", corners
-    ),
-    "max_pool2d": F.max_pool2d, "max_pool1d": F.max_pool1d, "adaptive_avg_pool2d": F.adaptive_avg_pool2d,
-    "embedding": torch.embedding,
-}  # fmt: skip
-
-
-def operation(name: str) -> Callable:
-    """The torch function of an ATen name (`conv2d.default`) or of an operation on sizes (`size.mul`).
+def operation(name: Any, listed: dict[str, Callable]) -> Callable:
+    """The function of a name.
 
     Raises:
         ProgramError: outside the closed list.
     """
-    base, _, overload = name.partition(".")
-    if base == "size" and overload in WHOLE:
-        return WHOLE[overload]
-    if base in _SPECIAL:
-        return _SPECIAL[base]
-    for place in (torch, F, torch.Tensor):
-        found = getattr(place, base, None)
-        if found is not None and row_of(found) is not None:
-            return found
-    raise ProgramError(f"'{name}' is not in the list of operations; sectorch.supported_ops() lists them")
+    if not isinstance(name, str) or name not in listed:
+        raise ProgramError(f"'{str(name)[:80]}' is not in the list of operations; sectorch.supported_ops() lists them")
+    return listed[name]
 
 
-@dataclass(frozen=True)
-class Program:
-    """A description read back: its graph as a module, the shape of an input row, and the input's dtype."""
-
-    module: fx.GraphModule
-    row: tuple[int, ...]
-    dtype: torch.dtype
-
-
-def load_program(description: dict, weights: dict[str, torch.Tensor] | None = None) -> Program:
-    """Check a description and build its graph, node by node; no code is run or traced.
+def load_program(description: dict, weights: dict[str, torch.Tensor] | None = None) -> Served:
+    """Check a description and build its programs, node by node; no code is run or traced.
 
     Args:
         description: from another party; checked here.
@@ -103,98 +81,185 @@ def load_program(description: dict, weights: dict[str, torch.Tensor] | None = No
         ProgramError: anything outside the closed lists, a reference to a later node, or sizes beyond the limits.
     """
     try:
-        return _Reader(description, weights).program
-    except SectorchError:
+        return _Loader(description, weights).served
+    except ProgramError:
         raise
+    except SectorchError as error:
+        raise ProgramError(f"the model description is malformed: {error}") from None
     except Exception as error:
         raise ProgramError(f"the model description is malformed ({type(error).__name__})") from None
 
 
-class _Reader:
+class _Loader:
     def __init__(self, description: dict, weights: dict[str, torch.Tensor] | None):
-        if description["version"] != VERSION:
-            came = str(description["version"])[:40]
-            raise ProgramError(f"a model description of version {came}, expected {VERSION}")
-        nodes = description["nodes"]
-        if not isinstance(nodes, list) or not 0 < len(nodes) <= MAX_NODES:
-            raise ProgramError(f"a model description has 1 to {MAX_NODES} nodes")
-        kinds = [node["op"] for node in nodes]
-        if kinds.count("output") != 1 or kinds[-1] != "output" or kinds.count("input") != 1:
-            raise ProgramError("a model description has one input, and ends with its one output")
-        self._graph = fx.Graph()
-        self._root = nn.Module()
-        self._weights = weights
-        self._names: dict[str, str] = {}
-        self._nodes: list[fx.Node] = []
-        self._leaves = 0
-        row, dtype = tuple(bounds.shape(description["row"], bounds.MAX_ELEMENTS)), _DTYPES[description["dtype"]]
+        _check_version(description["version"])
+        self._listed, self._reader = operations(), Reader(MAX_LEAVES)
+        self._left = MAX_NODES
+        self._weights = [_weight(entry) for entry in _list(description["weights"], "weights", MAX_NODES)]
+        if len({weight.name for weight in self._weights}) < len(self._weights):
+            raise ProgramError("a model description has two weights of one name")
+        values = {weight.name: _value(weight, weights) for weight in self._weights}
+        self._constants = [_constant(entry) for entry in _list(description["constants"], "constants", MAX_NODES)]
+        programs = _list(description["programs"], "programs", MAX_PROGRAMS)
+        calls = [self._call(entry, values) for entry in programs]
+        if not calls or len({call.inputs.key for call in calls}) < len(calls):
+            raise ProgramError("a model description has no program, or two for one call")
+        self.served = Served(_FLOATING[description["dtype"]], self._weights, values, calls)
+
+    def _call(self, entry: dict, values: dict[str, torch.Tensor]) -> ServedCall:
+        inputs = self._inputs(entry)
+        least = entry["rows"]
+        if type(least) is not int or not 0 <= least <= bounds.MAX_ELEMENTS or (least and inputs.rows is None):
+            raise ProgramError("a program for any number of rows has inputs that have their rows in common")
+        nodes = _list(entry["nodes"], "nodes", self._left)
+        self._left -= len(nodes)
+        graph = fx.Graph()
+        places = _Places(graph, inputs.names, self._weights, self._constants, bool(least))
         for node in nodes:
-            self._nodes.append(self._node(node))
-        module = fx.GraphModule(self._root, self._graph).eval()
-        self.program = Program(module, row, dtype)
+            args, kwargs = self._reader.read(node["args"], places.of), node["kwargs"]
+            if not isinstance(args, list) or not isinstance(kwargs, dict):
+                raise ProgramError("an operation has a list of arguments, and others by name")
+            named = {_keyword(key): self._reader.read(value, places.of) for key, value in kwargs.items()}
+            function = operation(node["name"], self._listed)
+            made = graph.create_node("call_function", function, tuple(args), named, name=name_of(function))
+            if all(n.op == "get_attr" and n.target.startswith(CONSTANT) for n in made.all_input_nodes):
+                raise ProgramError(f"a model description has '{node['name']}' computed of public values alone")
+            places.made.append(made)
+        result = self._reader.read(entry["result"], places.of)
+        leaves, spec = pytree.tree_flatten(result)
+        if any(isinstance(leaf, (Rows, slice)) for leaf in leaves):
+            raise ProgramError("a model description has a result of no kind")
+        graph.output(leaves)
+        held = {str(n.target) for n in graph.nodes if n.op == "get_attr"}
+        known = values | places.constants
+        trace = Trace(graph, {name: known[name] for name in held}, spec, inputs.rows)
+        return ServedCall(inputs, least, trace, places.grown)
 
-    def _node(self, node: dict) -> fx.Node:
-        kind, graph = node["op"], self._graph
-        if kind == "input":
-            return graph.placeholder("x")
-        if kind == "weight":
-            return graph.get_attr(self._weight(node))
-        if kind == "constant":
-            shape, data = bounds.shape(node["shape"], MAX_CONSTANT), node["data"]
-            if type(data) is not list or len(data) != math.prod(shape):
-                raise ProgramError(f"a public constant of shape {shape} does not have its entries")
-            if not all(type(v) in (bool, int, float) for v in data):
-                raise ProgramError("a public constant holds what is no number")
-            name = f"constant_{len(self._nodes)}"
-            constant = torch.tensor(data, dtype=_DTYPES[node["dtype"]]).reshape(shape)
-            self._root.register_buffer(name, constant)
-            return graph.get_attr(name)
-        if kind == "call":
-            args = tuple(self._argument(node["args"]))
-            kwargs = {_keyword(k): self._argument(v) for k, v in node["kwargs"].items()}
-            return graph.call_function(operation(bounds.scalar(node["name"])), args, kwargs)
-        if kind == "output":
-            return graph.output(self._argument(node["value"]))
-        raise ProgramError(f"a model description holds a node of kind {str(kind)[:40]!r}")
-
-    def _weight(self, node: dict) -> str:
-        name, shape, dtype = str(node["name"]), bounds.shape(node["shape"], MAX_WEIGHT), _DTYPES[node["dtype"]]
-        attribute = self._names.setdefault(name, f"weight_{len(self._names)}")
-        value = torch.empty(shape, dtype=dtype, device="meta") if self._weights is None else self._weights[name]
-        if list(value.shape) != shape:
-            raise ProgramError(
-                f"weight '{name[:80]}' has shape {tuple(value.shape)}, the description says {tuple(shape)}"
+    def _inputs(self, entry: dict) -> Inputs:
+        """The call that a program is for, with tensors that have a shape only."""
+        given = _list(entry["inputs"], "inputs", MAX_INPUTS)
+        tensors = []
+        for x in given:
+            tensors.append(
+                torch.empty(bounds.shape(x["shape"], bounds.MAX_ELEMENTS), dtype=DTYPES[x["dtype"]], device="meta")
             )
-        if value.dtype != dtype or not dtype.is_floating_point:
-            raise ProgramError(f"weight '{name[:80]}' is of {value.dtype}, the description says {dtype}")
-        if not hasattr(self._root, attribute):
-            self._root.register_parameter(attribute, nn.Parameter(value, requires_grad=False))
-        return attribute
 
-    def _argument(self, value: Any, depth: int = 0) -> Any:
-        """A written argument, with references to nodes that stand before."""
-        self._leaves += 1
-        if depth > bounds.MAX_DEPTH or self._leaves > MAX_LEAVES:
-            raise ProgramError("a model description holds too many arguments, or lists in lists in lists")
-        if isinstance(value, list):
-            if len(value) > bounds.MAX_ITEMS:
-                raise ProgramError(f"a model description holds a list of {len(value)}; at most {bounds.MAX_ITEMS}")
-            return [self._argument(v, depth + 1) for v in value]
-        if isinstance(value, dict):
-            ((kind, content),) = value.items()
-            if kind == "ref" and type(content) is int and 0 <= content < len(self._nodes):
-                return self._nodes[content]
-            if kind == "float" and content in ("inf", "-inf", "nan"):
-                return float(content)
-            if kind == "dtype" and isinstance(content, str) and content in _DTYPES:
-                return _DTYPES[content]
+        marks = [Public(value) for value in self._constants]
+
+        def ref(kind: str, number: int) -> Any:
+            known = tensors if kind == "input" else marks if kind == "constant" else ()
+            if number >= len(known):
+                raise ProgramError("the call of a model description refers to what is not there")
+            return known[number]
+
+        args, kwargs = self._reader.read(entry["call"], ref)
+        inputs = Inputs(*args, **kwargs)
+        if inputs.names != [x["name"] for x in given] or any(
+            a is not b for a, b in zip(inputs.tensors, tensors, strict=True)
+        ):
+            raise ProgramError("the inputs of a model description are not those of its call")
+        return inputs
+
+
+class _Places:
+    """What the references in a program's nodes stand for."""
+
+    def __init__(
+        self, graph: fx.Graph, names: list[str], weights: list[Weight], constants: list[torch.Tensor], rows: bool
+    ):
+        self._graph, self._weights, self._constants, self._rows = graph, weights, constants, rows
+        self._inputs = [graph.placeholder(name) for name in names]
+        self._read: dict[tuple[str, int], fx.Node] = {}
+        self.made: list[fx.Node] = []
+        self.constants: dict[str, torch.Tensor] = {}
+        self.grown: dict[str, str] = {}
+
+    def of(self, kind: str, number: int) -> Any:
+        if kind == "node" and number < len(self.made):
+            return self.made[number]
+        if kind == "input" and number < len(self._inputs):
+            return self._inputs[number]
+        if kind == "rows" and self._rows and 0 < number < bounds.MAX_INTEGER:
+            return Rows(number)
+        if (kind, number) not in self._read:
+            name = self._weight(number) if kind == "weight" else self._constant(kind, number)
+            self._read[kind, number] = self._graph.create_node("get_attr", name, (), {})
+        return self._read[kind, number]
+
+    def _weight(self, number: int) -> str:
+        if number >= len(self._weights):
             raise ProgramError("a model description refers to what is not there")
-        return bounds.scalar(value)
+        return self._weights[number].name
+
+    def _constant(self, kind: str, number: int) -> str:
+        """A public constant; one that follows the number of rows is here as it is for a single row."""
+        name = f"{CONSTANT}{kind} {number}"
+        grown = self._rows and re.fullmatch(r"count|each \d", kind) is not None
+        if grown and kind == "count" and 0 < number <= bounds.MAX_DIMS:
+            self.constants[name] = torch.zeros([1] * number, dtype=torch.int64)
+        elif (grown or kind == "constant") and kind != "count" and number < len(self._constants):
+            self.constants[name] = self._constants[number]
+        else:
+            raise ProgramError("a model description refers to what is not there")
+        if grown:
+            dim = 0 if kind == "count" else int(kind[-1])
+            if self.constants[name].shape[dim : dim + 1] != (1,):
+                raise ProgramError("a public constant that is the same for each row is there for one row")
+            self.grown[name] = kind
+        return name
+
+
+def _check_version(version: Any) -> None:
+    if version == 1 and type(version) is int:
+        raise ProgramError("a model description of version 1, which this release does not read; save the model again")
+    if version != VERSION or type(version) is not int:
+        raise ProgramError(f"a model description of version {str(version)[:40]}, expected {VERSION}")
+
+
+def _list(value: Any, what: str, most: int) -> list:
+    if not isinstance(value, list) or len(value) > most:
+        raise ProgramError(f"a model description has a list of at most {most} {what}")
+    return value
+
+
+def _weight(entry: dict) -> Weight:
+    name, dtype, statistic = entry["name"], _KEPT[entry["dtype"]], entry["statistic"]
+    if not isinstance(name, str) or not 0 < len(name) <= bounds.MAX_TEXT or name.startswith(CONSTANT):
+        raise ProgramError(f"a weight has a name of up to {bounds.MAX_TEXT} letters, got {str(name)[:40]!r}")
+    if type(statistic) is not bool:
+        raise ProgramError("a model description does not say whether a weight is a statistic")
+    return Weight(name, tuple(bounds.shape(entry["shape"], MAX_WEIGHT)), dtype, statistic)
+
+
+def _value(weight: Weight, weights: dict[str, torch.Tensor] | None) -> torch.Tensor:
+    if weights is None:
+        return torch.empty(weight.shape, dtype=weight.dtype, device="meta")
+    value = weights[weight.name]
+    if value.shape != weight.shape:
+        raise ProgramError(
+            f"weight '{weight.name[:80]}' has shape {tuple(value.shape)}, the description says {weight.shape}"
+        )
+    if value.dtype != weight.dtype:
+        raise ProgramError(f"weight '{weight.name[:80]}' is of {value.dtype}, the description says {weight.dtype}")
+    return value
+
+
+def _constant(entry: dict) -> torch.Tensor:
+    shape, dtype, data = bounds.shape(entry["shape"], MAX_CONSTANT), DTYPES[entry["dtype"]], entry["data"]
+    try:
+        held = bytearray(base64.b64decode(data, validate=True))
+    except (TypeError, ValueError, binascii.Error):
+        raise ProgramError("a public constant is not written in base64") from None
+    if len(held) != math.prod(shape) * dtype.itemsize:
+        raise ProgramError(f"a public constant of shape {shape} does not have its entries")
+    if dtype == torch.bool and held.strip(b"\0\1"):
+        raise ProgramError("a public constant holds what is neither true nor false")
+    return torch.frombuffer(held, dtype=dtype).reshape(shape) if held else torch.empty(shape, dtype=dtype)
 
 
 def _keyword(name: Any) -> str:
-    """An argument's name. torch.fx writes it into generated Python source, so nothing else may pass."""
-    if not isinstance(name, str) or not re.fullmatch("[a-z][a-z0-9_]{0,40}", name) or keyword.iskeyword(name):
+    """An argument's name."""
+    if not isinstance(name, str) or not re.fullmatch("_?[a-z][a-z0-9_]{0,40}", name) or keyword.iskeyword(name):
         raise ProgramError("a model description holds an argument of an impossible name")
     return name
 

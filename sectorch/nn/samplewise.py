@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
 from .nodes import arguments, op_name
@@ -54,8 +55,6 @@ def is_samplewise(program: Trace, shapes: dict[fx.Node, tuple[int, ...]] | None 
             return rows is not None and all(n in apart for n in node.all_input_nodes) and _only_values(node.args[0])
         elif all(n in own for n in node.all_input_nodes):
             own.add(node)
-        elif _size(node):
-            continue  # a number: whoever takes it, but for a new shape, is refused
         elif at(node) and at(node)[0] == rows and _keeps_apart(program, node, at, apart, own):
             apart.add(node)
         else:
@@ -66,12 +65,6 @@ def is_samplewise(program: Trace, shapes: dict[fx.Node, tuple[int, ...]] | None 
 def _only_values(result: Any) -> bool:
     leaves = result if isinstance(result, (list, tuple)) else [result]
     return bool(leaves) and all(isinstance(leaf, fx.Node) for leaf in leaves)
-
-
-def _size(node: fx.Node) -> bool:
-    return "shape" not in node.meta and op_name(node) is None and getattr(node.target, "__name__", "") in (
-        "_size", "add", "sub", "mul", "floordiv"
-    )  # fmt: skip
 
 
 def _keeps_apart(program: Trace, node: fx.Node, at: Any, apart: set, own: set) -> bool:
@@ -111,10 +104,13 @@ def _broadcasts(operand: Any, shape: tuple[int, ...], at: Any, apart: set) -> bo
     return operand.op in ("get_attr", "call_function") and (len(mine) < len(shape) or mine[0] == 1)
 
 
-def same_program(p: Trace, q: Trace) -> bool:
+def same_program(p: Trace, q: Trace, grown: bool = False) -> bool:
     """Whether two programs are one: the same functions of the same arguments, but for the sizes of their batches.
 
     Then what is known of one holds of the other: the number of rows enters neither a factor nor a choice.
+
+    Args:
+        grown: whether public constants may follow the number of rows (`grows`).
     """
     nodes, others = list(p.graph.nodes), list(q.graph.nodes)
     if len(nodes) != len(others) or p.spec != q.spec:
@@ -125,7 +121,7 @@ def same_program(p: Trace, q: Trace) -> bool:
         if a.op != b.op or len(a.users) != len(b.users):
             return False
         if a.op == "get_attr":
-            if not _same_value(a.target, b.target, p, q):
+            if not _same_value(a.target, b.target, p, q) and not (grown and grows(a, b, p, q) is not None):
                 return False
         elif a.op == "call_function":
             sizes = op_name(a) in ("reshape", "expand")
@@ -141,6 +137,24 @@ def _same_value(a: str, b: str, p: Trace, q: Trace) -> bool:
         return a == b
     x, y = p.values[a], q.values[b]
     return x.dtype == y.dtype and x.shape == y.shape and bool(((x == y) | ((x != x) & (y != y))).all())
+
+
+def grows(a: fx.Node, b: fx.Node, p: Trace, q: Trace) -> int | str | None:
+    """How a public constant follows the number of rows: the dimension along which it is the same for each, or "count"
+    where it holds their numbers; None where it does neither."""
+    if not a.target.startswith(CONSTANT) or not b.target.startswith(CONSTANT):
+        return None
+    x, y = p.values[a.target], q.values[b.target]
+    if x.dim() != y.dim() or x.dtype != y.dtype:
+        return None
+    differ = [d for d in range(x.dim()) if x.shape[d] != y.shape[d]]
+    if len(differ) != 1 or (x.shape[differ[0]], y.shape[differ[0]]) != (p.rows, q.rows):
+        return None
+    one = x.narrow(differ[0], 0, 1)
+    if torch.equal(x, one.expand_as(x)) and torch.equal(y, one.expand_as(y)):
+        return differ[0]
+    counted = all(v.numel() == len(v) and torch.equal(v.flatten(), torch.arange(len(v))) for v in (x, y))
+    return "count" if counted and x.dtype == torch.int64 else None
 
 
 def _same(a: Any, b: Any, other: dict, rows: tuple, sizes: bool) -> bool:
@@ -162,8 +176,8 @@ def _same(a: Any, b: Any, other: dict, rows: tuple, sizes: bool) -> bool:
         )  # fmt: skip
     if type(a) is not type(b):
         return False
-    if type(a) is int and sizes and (a, b) == rows:
-        return True
+    if type(a) is int and sizes and None not in rows and rows[0] and a % rows[0] == 0 and a * rows[1] == b * rows[0]:
+        return True  # as many times the number of rows in both
     try:
         return a is b or bool(a == b) or (a != a and b != b)
     except Exception:

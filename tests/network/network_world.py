@@ -15,7 +15,12 @@ from torch import nn
 from sectorch.network import Pins, Server, Store, connect
 from sectorch.network.identity.identity import fingerprint_of
 from sectorch.network.parties.answer import Answering
-from sectorch.nn.describe import describe
+from sectorch.nn.describe import describe, to_json
+from sectorch.nn.inputs import Inputs
+from sectorch.nn.module import SecureModule
+from sectorch.nn.program import from_json, load_program
+from sectorch.session import Session
+from sectorch.tensor import Scheme
 
 
 def known(path: Path, made: dict) -> Pins:
@@ -33,8 +38,16 @@ def _described(model: nn.Module, shape: torch.Size, versions: tuple[int, ...]) -
 
 
 def described(model: nn.Module, x: torch.Tensor) -> tuple[dict, dict]:
-    """`describe` of a float32 model, once for a model as it is: torch.export takes half a second."""
+    """`describe` of a float32 model, once for a model as it is."""
     return copy.deepcopy(_described(model, x.shape, tuple(t._version for t in model.state_dict().values())))
+
+
+def in_one_process(described: tuple[dict, dict], inputs: Inputs) -> object:
+    """What the parties of a network compute of a description as it travels, here in one process."""
+    description, weights = described
+    session = Session()
+    served = load_program(from_json(to_json(description)), weights)
+    return SecureModule(served, session, session.answering[0], Scheme(), None)(inputs)
 
 
 class Trio:
@@ -45,7 +58,7 @@ class Trio:
 
     def __init__(self, made: dict, model: nn.Module, x: torch.Tensor, folder: Path, patience: float = 60.0):
         self.made, self.folder, self.patience = made, folder, patience
-        self.described = described(model, x[:2] if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1)))
+        self.described = described(model, x)
         self.server = self.party = self.connection = None
         self.pins = known(folder / "pins", made)
         self.port = 0

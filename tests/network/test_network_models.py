@@ -8,7 +8,8 @@ from network_world import Trio
 from torch import nn
 
 import sectorch
-from sectorch.nn.describe import describe_exported
+from sectorch.nn.describe import describe
+from sectorch.nn.exported import module_of
 from sectorch.nn.shapes import KEPT_SHAPES
 
 
@@ -27,14 +28,14 @@ class Indexed(nn.Module):
 @pytest.mark.parametrize(
     "model", [nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), Indexed()], ids=["BatchNorm", "index"]
 )
-def test_a_model_exported_as_it_is(pki, model, tmp_path):
-    """Without the graph passes: BatchNorm stays a layer, and buffers of whole numbers are public constants."""
+def test_a_model_that_torch_exported(pki, model, tmp_path):
+    """Buffers of whole numbers are public constants."""
     model, x = model.eval().requires_grad_(False), torch.randn(3, 6)
-    exported = torch.export.export(model, (x[:2],), dynamic_shapes=({0: torch.export.Dim.AUTO},)).module()
+    exported = module_of(torch.export.export(model, (x[:2],), dynamic_shapes=({0: torch.export.Dim.AUTO},)))
     trio = Trio(pki[1], model, x, tmp_path)
     try:
         trio.party.close()
-        trio.start_answering(described=describe_exported(exported.graph, exported, x[:2]))
+        trio.start_answering(described=describe(exported, x[:2]))
         assert (trio.connection.model("hospital-b")(x) - model(x)).abs().max() < 1e-4
     finally:
         trio.close()

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from rich.console import Console
-from torch.utils import _pytree as pytree
 
 from ...choreography.ledger import Profile
 from ...cli.command import Parser, bars, ended, print_json, writable
@@ -22,6 +20,7 @@ from ..identity.certificates import Credentials
 from ..parties.client import connect
 from ..parties.query import RemoteModel
 from ..store.store import Store
+from .arrays import Given, batches, by_name, check_kind, in_json, joined, read, write
 from .options import (
     add_client,
     add_patience,
@@ -40,13 +39,14 @@ def query(arguments: Sequence[str] | None = None) -> int:
         "Ask a model, or prepare for asking it. You alone learn the result.",
         (
             "sectorch query hospital-b images.npy --cert alice.pem --key alice-key.pem --ca ca.pem --out logits.npy",
+            "sectorch query tagger texts.npz --cert alice.pem --key alice-key.pem --ca ca.pem --out tags.npz",
             "sectorch query hospital-b --prepare 1000 --cert alice.pem --key alice-key.pem --ca ca.pem",
         ),
     )
     p.add_argument("name", help="which model to ask; `sectorch models` lists them")
-    p.add_argument("inputs", type=Path, nargs="?", help="a .npy file, rows first")
+    p.add_argument("inputs", type=Path, nargs="?", help="a .npy file, or arrays by name (.npz, .safetensors)")
     add_client(p)
-    p.add_argument("--out", type=Path, help="where to write the predictions (.npy)")
+    p.add_argument("--out", type=Path, help="where to write the predictions (.npy, .npz, .safetensors)")
     p.add_argument("--batch", type=int, default=32, help="rows per query")
     p.add_argument("--prepare", type=int, default=0, help="have so many rows prepared ahead; what is at hand counts")
     p.add_argument("--network", default="lan", choices=("lan", "wan"), help="fewest bytes, or fewest rounds")
@@ -70,9 +70,10 @@ def _query(options: argparse.Namespace, _: Console) -> None:
         raise ArgumentError(f"--batch is at least 1, got {options.batch}")
     limit = None if options.activation_limit is None else limit_bits_of(options.activation_limit)
     scheme = Scheme(network=options.network, range_check=not options.no_range_check, limit_bits=limit)
-    rows = None if options.inputs is None else _read(options.inputs)
+    given = None if options.inputs is None else read(options.inputs)
     if options.out is not None:
         writable(options.out.parent)
+        check_kind(options.out)
     credentials = Credentials.read(options.cert, options.key, options.ca, options.identity)
     folder, known = options.store or _own_folder(credentials.name), known_pins(options)
     kept = _own_store(folder, needed=options.prepare > 0)
@@ -82,8 +83,8 @@ def _query(options: argparse.Namespace, _: Console) -> None:
         if options.prepare:
             _prepare(model, options.prepare, options.batch)
             figures["prepared_rows"] = options.prepare
-        if rows is not None:
-            figures |= _ask(model, rows, options)
+        if given is not None:
+            figures |= _ask(model, given, options)
         model.close()
     withheld = figures.pop("withheld", [])
     if options.json:
@@ -98,67 +99,62 @@ def _query(options: argparse.Namespace, _: Console) -> None:
 
 def _prepare(model: RemoteModel, rows: int, batch: int) -> None:
     """Top up what is at hand; after an interruption the same command goes on where it stopped."""
-    full = (batch, *model.row)
-    missing = rows // batch - model.prepared_calls(full)
-    shapes = [full] * max(0, missing)
-    rest = (rows % batch, *model.row)
-    if rows % batch and not model.prepared_calls(rest):
-        shapes.append(rest)
+    if len(model.served.calls) > 1:
+        raise ArgumentError(f"--prepare is for models of one kind of call; in Python, prepare(Inputs(...)). {model!r}")
+    call = model.served.calls[0]
+    batch = batch if call.least else call.inputs.rows or 1
+    whole = call.of(batch if call.least else 0)
+    missing = -(-rows // batch) if not call.least else rows // batch
+    calls = [(whole, batch)] * max(0, missing - model.prepared_calls(whole))
+    if call.least and rows % batch:
+        rest = call.of(rows % batch)
+        calls += [(rest, rows % batch)] if not model.prepared_calls(rest) else []
     with bars(console) as progress:
-        task = progress.add_task("preparing", total=rows, completed=rows - sum(s[0] for s in shapes))
-        for shape in shapes:
-            model.prepare(shape)
-            progress.advance(task, shape[0])
-    console.print(f"{rows} rows are prepared, in calls of {batch}")
+        task = progress.add_task("preparing", total=rows, completed=rows - sum(count for _, count in calls))
+        for inputs, count in calls:
+            model.prepare(inputs)
+            progress.advance(task, count)
 
 
-def _ask(model: RemoteModel, rows: torch.Tensor, options: argparse.Namespace) -> dict:
+def _ask(model: RemoteModel, given: Given, options: argparse.Namespace) -> dict:
     """Ask about all rows, and show the predictions or write them; returns figures.
 
     All batches are asked, whether or not one has no result: the other parties learn nothing of that.
     """
-    model.check(rows)
-    results, withheld, start, batch = [], [], time.perf_counter(), options.batch
-    ahead = sum(model.prepared().values())
+    pieces = [model.check(piece) for piece in batches(model.served, given, options.batch)]
+    results, withheld, start, at = [], [], time.perf_counter(), 0
+    ahead, total = sum(model.prepared().values()), sum(piece.rows or 1 for piece in pieces)
     with Profile() as profile, bars(console) as progress:
-        task = progress.add_task("asking", total=len(rows))
-        for at, piece in zip(range(0, len(rows), batch), rows.split(batch), strict=True):
+        task = progress.add_task("asking", total=total)
+        for piece in pieces:
+            count = piece.rows or 1
             try:
-                results.append(model(piece))
+                results.append(model.ask(piece))
             except RangeExceededError:
                 results.append(None)
-                withheld.append(f"{at} to {at + len(piece) - 1}")
-            progress.advance(task, len(piece))
+                withheld.append(f"{at} to {at + count - 1}")
+            at += count
+            progress.advance(task, count)
     used = ahead - sum(model.prepared().values())
-    figures = {"rows": len(rows), **profile.as_dict(), "seconds": time.perf_counter() - start, "prepared_calls": used}
+    figures = {"rows": total, **profile.as_dict(), "seconds": time.perf_counter() - start, "prepared_calls": used}
     del figures["online_seconds"], figures["offline_seconds"]  # of this process's own arithmetic, which is little
     figures["withheld"] = withheld
-    predictions = _with_gaps(results, rows, batch)
+    predictions = joined(results, [piece.rows or 1 for piece in pieces])
     if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        np.save(options.out, predictions.numpy())
+        write(predictions, options.out)
     else:
-        figures["predictions"] = pytree.tree_map(lambda v: None if v != v else v, predictions.tolist())
+        figures["predictions"] = in_json(predictions)
     if options.json:
         return figures
     console.print(
-        f"{len(rows)} rows in {figures['seconds']:.2f} s, {profile.bytes / len(rows) / 1e6:.3f} MB a row, "
+        f"{total} rows in {figures['seconds']:.2f} s, {profile.bytes / total / 1e6:.3f} MB a row, "
         f"{profile.rounds} rounds" + (f"; written to {options.out}" if options.out else "")
     )
     if options.out is None:
-        print(np.array2string(predictions.numpy(), precision=4, threshold=200))
+        for name, values in by_name(predictions).items():
+            shown = np.array2string(values.numpy(), precision=4, threshold=200)
+            print(f"{name}: {shown}" if name else shown)
     return figures
-
-
-def _with_gaps(results: list[torch.Tensor | None], rows: torch.Tensor, batch: int) -> torch.Tensor:
-    """All batches' predictions, with nan for those that have none."""
-    known = next((y for y in results if y is not None), None)
-    if known is None:
-        return torch.full((len(rows),), torch.nan)
-    pieces = zip(results, rows.split(batch), strict=True)
-    dtype = known.dtype if known.is_floating_point() else torch.float64
-    gap = lambda piece: torch.full((len(piece), *known.shape[1:]), torch.nan, dtype=dtype)
-    return torch.cat([gap(piece) if y is None else y for y, piece in pieces])
 
 
 def models(arguments: Sequence[str] | None = None) -> int:
@@ -182,17 +178,6 @@ def _models(options: argparse.Namespace, _: Console) -> None:
         print_json(list(names))
     else:
         print("\n".join(names))
-
-
-def _read(path: Path) -> torch.Tensor:
-    try:
-        rows = torch.from_numpy(np.load(path, allow_pickle=False))
-    except (OSError, ValueError, TypeError) as error:
-        said = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ArgumentError(f"cannot read {path}: {said}") from None
-    if rows.dim() < 1 or not len(rows):
-        raise ArgumentError(f"{path} holds no rows")
-    return rows
 
 
 def _own_folder(name: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from ...errors import (
     PeerLostError,
     RefusedError,
 )
-from ...nn.describe import describe
+from ...nn.describe import Example, describe
 from ...nn.program import load_program
 from ...session import A, S
 from ..identity.certificates import Credentials
@@ -27,7 +28,8 @@ from ..names import LONGEST, name_of, readable
 from ..store.store import Store, fingerprint
 from ..wire.channel import Channel, again
 from .client import Connection
-from .session import Part, PartySession, in_full, join, reason, scheme_of, session_of
+from .said import in_full, join, reason, scheme_of, session_of
+from .session import Part, PartySession
 
 log = logging.getLogger("sectorch.answer")
 SESSIONS = 128
@@ -183,7 +185,7 @@ def answer(
     address: str,
     credentials: Credentials,
     model: nn.Module,
-    x: torch.Tensor,
+    inputs: Example | Sequence[Example],
     name: str | None = None,
     *,
     pins: Pins | None = None,
@@ -194,18 +196,18 @@ def answer(
     """Answer queries with `model`.
 
     Args:
-        model: in evaluation mode.
-        x: an example batch of at least two rows, for torch.export.
+        model: in evaluation mode: whatever `sectorch.secure` takes.
+        inputs: what it is called with; see `save_model`.
         name: the certificate's common name, which is the default.
         pins, store, unchecked: see `Answering`.
         patience: seconds without a word after which a party counts as hanging; 60 unless named.
 
     Raises:
-        ProgramError: the model cannot be described. ArgumentError: what is no name. IdentityError: the name or the
-            certificate is refused.
+        UnsupportedOpError and what else `secure` raises for such a call. ProgramError: it cannot be described.
+        ArgumentError: what is no name. IdentityError: the name or the certificate is refused.
     """
-    name = name_of(name or credentials.name, "an answering party's name")  # before an export, which takes its time
-    description, weights = describe(model, x)
+    name = name_of(name or credentials.name, "an answering party's name")  # before a recording, which takes its time
+    description, weights = describe(model, inputs)
     running = Answering(address, credentials, description, weights, pins, store, patience, unchecked)
     try:
         running.register(name)

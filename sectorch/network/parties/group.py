@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import torch
 
 from ...errors import ArgumentError, RangeExceededError
+from ...nn.calls import called
 from ...tensor import Scheme
 from ..names import name_of
-from .query import Asker, Opened, check_input, open_session, run
+from .opened import Asker, Opened, check_values, open_session, run
 
 
 class RemoteGroup:
@@ -31,22 +33,22 @@ class RemoteGroup:
         self._scheme = scheme
         self._lock = threading.Lock()
         self._opened: Opened | None = None
-        opened = self._open()
-        self.row, self.dtype = opened.party.row, opened.party.dtype
+        self.served = self._open().party.served
 
     def __repr__(self) -> str:
-        return f"RemoteGroup({', '.join(self.names)}; rows of shape {self.row})"
+        return f"RemoteGroup({', '.join(self.names)}; {'; or '.join(call.said for call in self.served.calls)})"
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of the predictions for a batch x [rows, ...]."""
-        check_input(x, self.row, self.dtype, self._scheme)
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The sum of the predictions for a call, which every one of the models takes."""
+        inputs = called(self.served, args, kwargs)
+        check_values(inputs, self._scheme)
         with self._lock:
             opened = self._open()
             sums, beyond = [], None
-            for piece in x.split(opened.party.rows_at_once(x)):
-                request = {"do": "aggregate", "shape": list(piece.shape)}
+            at_once = opened.party.rows_at_once(inputs)
+            for piece in inputs.split(at_once) if at_once else [inputs]:
                 try:
-                    sums.append(run(opened, request, lambda: opened.party.aggregate(piece)))
+                    sums.append(run(opened, "aggregate", piece, lambda piece=piece: opened.party.aggregate(piece)))
                 except RangeExceededError as error:
                     beyond = error  # all pieces are asked for, so that nobody learns of it
                 except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ from ..wire.channel import Channel
 from ..wire.link import Link
 from ..wire.transport import listen
 from ..wire.turns import Turns
-from .session import Part, PartySession, in_full, join, parties, reason, scheme_in, scheme_of, session_of
+from .said import in_full, join, reason, scheme_in, scheme_of, session_of
+from .session import Part, PartySession, parties
 
 log = logging.getLogger("sectorch.server")
 RUNNING = 2
@@ -51,8 +53,7 @@ class _Model:
 
     @property
     def weight_bytes(self) -> int:
-        sizes = [node["shape"] for node in self.description["nodes"] if node["op"] == "weight"]
-        return sum(8 * _product(shape) for shape in sizes)
+        return sum(8 * math.prod(entry["shape"]) for entry in self.description["weights"])
 
 
 class Server:
@@ -302,10 +303,3 @@ def _beats(channels: dict[Party, Channel]):
                 channel.beat()
 
     return alive
-
-
-def _product(shape: list[int]) -> int:
-    total = 1
-    for n in shape:
-        total *= n
-    return total

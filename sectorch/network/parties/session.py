@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import gc
 import itertools
-import threading
-import time
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -27,31 +27,22 @@ from ...choreography.program.setup import Setup
 from ...choreography.roles import STAR
 from ...choreography.run.party import PartyRuntime
 from ...errors import (
-    FixedPointRangeError,
     FrameError,
-    KeyAgreementError,
     MaterialError,
-    NetworkError,
-    SectorchError,
     ShapeError,
 )
 from ...mpc.star.seed import Identities, seed
 from ...nn.inputs import Inputs
 from ...nn.module import SecureModule
 from ...nn.program import load_program
+from ...nn.served import Kind
 from ...session import Q, Session
 from ...tensor import Scheme
 from ...tensor.aggregation import aggregate
 from ..store.store import Shelf
 from ..wire.channel import Channel
 
-UNFIT = (
-    "the model does not fit the number format of the question (fraction bits, activation limit): name a smaller "
-    "limit_bits, or fewer fraction bits; its owner's log says which weight"
-)
-"""What the others are told of weights that are too large: not which, nor by how much."""
 MAX_ELEMENTS = 1 << 28
-ENDING = 5.0
 
 
 @dataclass
@@ -117,10 +108,12 @@ class PartySession:
         fresh: bool = True,
         alive: Callable[[], None] | None = None,
     ):
-        programs = [load_program(part.description, part.weights) for part in parts]
-        self.row, self.dtype, self.fresh, self.grouped = programs[0].row, programs[0].dtype, fresh, of > 1
-        if any((p.row, p.dtype) != (self.row, self.dtype) for p in programs):
-            raise ShapeError(f"models of one question take one kind of input, these take {[p.row for p in programs]}")
+        served = [load_program(part.description, part.weights) for part in parts]
+        self.served, self.fresh, self.grouped = served[0], fresh, of > 1
+        calls = [[(call.inputs.key, call.least) for call in model.calls] for model in served]
+        if any(others != calls[0] for others in calls):
+            said = "; ".join(dict.fromkeys(model.said for model in served))
+            raise ShapeError(f"models of one question take one kind of input, and these differ: {said}")
         wire = next(iter(channels.values())).session
         runtime = PartyRuntime(me, session, channels, alive, wire)
         self.session = RemoteSession(runtime, [part.identities for part in parts], place, of, fresh)
@@ -128,42 +121,42 @@ class PartySession:
         self._scheme = scheme
         self._shelf = shelf
         self._reader: ThreadPoolExecutor | None = None
-        self._coming: dict[int, tuple[tuple[int, ...], Future]] = {}
+        self._coming: dict[int, tuple[Kind, Future]] = {}
         self._modules = [
-            SecureModule(program.module, self.session, party, scheme, None, limited=True)
-            for program, party in zip(programs, self.session.answering, strict=True)
+            SecureModule(model, self.session, party, scheme, None)
+            for model, party in zip(served, self.session.answering, strict=True)
         ]
 
-    def pieces(self, x: torch.Tensor) -> list[torch.Size]:
-        """The shapes of the pieces in which a batch is run."""
-        return [torch.Size(piece.shapes[0]) for piece in self._modules[0].pieces(x.to("meta"))]
+    def pieces(self, inputs: Inputs) -> list[Kind]:
+        """The kinds of the pieces in which a batch is run."""
+        return [self.served.find(piece) for piece in self._modules[0].pieces(inputs.meta())]
 
-    def rows_at_once(self, x: torch.Tensor) -> int:
-        """Rows of a batch that all models take in one piece."""
-        return min(module.pieces(x.to("meta"))[0].shapes[0][0] for module in self._modules)
+    def rows_at_once(self, inputs: Inputs) -> int:
+        """Rows of a batch that all models take in one piece; 0 where its rows are not counted."""
+        return min(module.pieces(inputs.meta())[0].rows or 0 for module in self._modules)
 
-    def expect(self, shape: torch.Size) -> None:
-        """A call on an input of this shape begins: work out its messages, and tell the others that there is room.
+    def expect(self, inputs: Inputs) -> None:
+        """A call on inputs of these shapes begins: work out its messages, and tell the others that there is room.
 
         Raises:
             FixedPointRangeError: at the owner, a weight that does not fit. Nothing of the call was sent, so that nobody
                 sees how far the model came.
         """
-        x = torch.empty(shape, dtype=self.dtype, device="meta")
+        inputs = inputs.meta()
         for module in self._modules:
-            for piece in {x.shape} if self.grouped else set(self.pieces(x)):
-                budget = module._check(x.new_empty(piece)).budget
+            for piece in [inputs] if self.grouped else map(self.served.inputs, set(self.pieces(inputs))):
+                budget = module._check(piece).budget
                 if budget is not None:
                     budget.check_call()
-            module.check_weights(x)
+            module.check_weights(inputs)
         for party, channel in self._channels.items():
             edge = (party.role, self._me.role)
             channel.expect(max(module.largest.get(edge, 0) for module in self._modules))
 
     def predict(
-        self, x: torch.Tensor, use: list[int] | tuple[int, ...] = (), then: list[int] | tuple[int, ...] = ()
-    ) -> torch.Tensor:
-        """Run the model; Q's x has content, the others' only a shape.
+        self, inputs: Inputs, use: list[int] | tuple[int, ...] = (), then: list[int] | tuple[int, ...] = ()
+    ) -> Any:
+        """Run the model; Q's inputs have content, the others' only shapes.
 
         Args:
             use: the prepared calls to make, one for each piece of the batch, or none.
@@ -174,51 +167,51 @@ class PartySession:
         """
         (module,) = self._modules
         if use:
-            shapes = self.pieces(x)
-            if len(shapes) != len(use):
-                raise MaterialError(f"{len(use)} prepared calls for a batch that is run in {len(shapes)} pieces")
-            for call, shape in zip(reversed(use), reversed(shapes), strict=True):
-                module.ahead.keep(Inputs(x.new_empty(shape, device="meta")), self._piece(call, tuple(shape)))
-            if len(then) == len(shapes):
-                self._read_ahead(then, shapes)
+            kinds = self.pieces(inputs)
+            if len(kinds) != len(use):
+                raise MaterialError(f"{len(use)} prepared calls for a batch that is run in {len(kinds)} pieces")
+            for call, kind in zip(reversed(use), reversed(kinds), strict=True):
+                module.ahead.keep(self.served.inputs(kind), self._piece(call, kind))
+            if len(then) == len(kinds):
+                self._read_ahead(then, kinds)
         elif not self.fresh:
             raise MaterialError("this session was taken up for prepared calls, and this call was not prepared")
         try:
-            return module(x)
+            return module(inputs)
         finally:
             module.discard()
 
-    def _piece(self, call: int, shape: tuple[int, ...]) -> Material:
-        if call in self._coming and self._coming[call][0] == shape:
+    def _piece(self, call: int, kind: Kind) -> Material:
+        if call in self._coming and self._coming[call][0] == kind:
             return self._coming.pop(call)[1].result()
-        return self._shelf().take(call, shape)
+        return self._shelf().take(call, kind)
 
-    def _read_ahead(self, calls: list[int] | tuple[int, ...], shapes: list[torch.Size]) -> None:
+    def _read_ahead(self, calls: list[int] | tuple[int, ...], kinds: list[Kind]) -> None:
         """Take these pieces off the disk beside the running call; what is not used then is put back at the end."""
         if self._reader is None:
             self._reader = ThreadPoolExecutor(1, "reading ahead")
-        for call, shape in zip(calls, shapes, strict=True):
+        for call, kind in zip(calls, kinds, strict=True):
             if call not in self._coming:
-                self._coming[call] = tuple(shape), self._reader.submit(self._shelf().take, call, tuple(shape))
+                self._coming[call] = kind, self._reader.submit(self._shelf().take, call, kind)
 
-    def coming(self) -> dict[int, tuple[int, ...]]:
-        """The calls whose pieces were read ahead, and their shapes."""
-        return {call: shape for call, (shape, _) in self._coming.items()}
+    def coming(self) -> dict[int, Kind]:
+        """The calls whose pieces were read ahead, and their kinds."""
+        return {call: kind for call, (kind, _) in self._coming.items()}
 
     def close(self) -> None:
         """Put back what was read ahead and not used, and let go of the weights."""
         if self._reader is not None:
             self._reader.shutdown()
-        for shape, coming in self._coming.values():
+        for kind, coming in self._coming.values():
             if coming.exception() is None:
                 with suppress(MaterialError):  # another session's material may have taken the room
-                    self._shelf().put(coming.result(), shape)
+                    self._shelf().put(coming.result(), kind)
         self._coming.clear()
         self._modules.clear()
         gc.collect()  # traced graphs refer to themselves, and would keep their weights for a long time
 
-    def prepare(self, shape: torch.Size) -> list[tuple[int, tuple[int, ...], int]]:
-        """Make the offline material of one later call; what is kept of it: call, shape and bytes of each piece.
+    def prepare(self, inputs: Inputs) -> list[tuple[int, Kind, int]]:
+        """Make the offline material of one later call; what is kept of it: call, kind and bytes of each piece.
 
         Raises:
             StoreFullError: nothing of this call is kept.
@@ -226,115 +219,61 @@ class PartySession:
         (module,) = self._modules
         kept = []
         try:
-            module.preprocess(shape[0], tuple(shape[1:]))
-            for inputs, made in module.ahead.all():
-                kept.append((made.call, inputs.shapes[0], self._shelf().put(made, inputs.shapes[0])))
+            module.preprocess(inputs)
+            for piece, made in module.ahead.all():
+                kind = self.served.find(piece)
+                kept.append((made.call, kind, self._shelf().put(made, kind)))
         finally:
             module.discard()
         return sorted(kept)
 
-    def aggregate(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of the models' results, at Q (PrivHFL, Figure 5)."""
-        shared = [module.share(x).tensors[0] for module in self._modules]
-        return aggregate([module(piece) for module, piece in zip(self._modules, shared, strict=True)])
+    def aggregate(self, inputs: Inputs) -> torch.Tensor:
+        """The sum of the models' results, which are one tensor each, at Q (PrivHFL, Figure 5)."""
+        shared = [module.share(inputs) for module in self._modules]
+        return aggregate([module(own) for module, own in zip(self._modules, shared, strict=True)])
 
     def follow(self, request: dict) -> dict | None:
         """Take part in what Q asked for, at A or S; what the party that asked is told then.
 
         Raises:
-            FrameError: a request that this version does not know, or of an impossible shape.
+            FrameError: a request that this version does not know, or of an impossible size.
         """
-        what, shape = request.get("do"), request.get("shape")
-        use, then = request.get("use", []), request.get("then", [])
-        if not isinstance(shape, list) or not all(type(n) is int and 0 < n < MAX_ELEMENTS for n in shape):
-            raise FrameError("a request without a usable shape")
-        if torch.Size(shape).numel() > MAX_ELEMENTS or tuple(shape[1:]) != self.row:
-            raise FrameError(f"a request for {shape}; the model takes rows of {list(self.row)}")
+        what, use, then = request.get("do"), request.get("use", []), request.get("then", [])
+        inputs = self._asked(request)
         for calls in (use, then):
             if not isinstance(calls, list) or not all(type(n) is int and 0 <= n < 1 << 32 for n in calls):
                 raise FrameError("a request that does not name its prepared calls by number")
         for channel in self._channels.values():
             channel.begin()
-        self.expect(torch.Size(shape))
-        x = torch.empty(shape, dtype=self.dtype, device="meta")
+        self.expect(inputs)
         try:
-            return self._take_part(str(what), x, use, then)
+            return self._take_part(str(what), inputs, use, then)
         finally:
             for channel in self._channels.values():
                 channel.rest()
 
-    def _take_part(self, what: str, x: torch.Tensor, use: list[int], then: list[int]) -> dict | None:
+    def _asked(self, request: dict) -> Inputs:
+        """The inputs that a request is for, without content."""
+        number, rows = request.get("program"), request.get("rows")
+        if not all(type(n) is int and 0 <= n < MAX_ELEMENTS for n in (number, rows)):
+            raise FrameError("a request that does not say for which program and how many rows it is")
+        try:
+            inputs = self.served.inputs((int(number or 0), int(rows or 0)))
+        except ShapeError as error:
+            raise FrameError(f"a request that the model has no program for: {error}") from None
+        if any(math.prod(shape) > MAX_ELEMENTS for shape in inputs.shapes):
+            raise FrameError(f"a request for inputs of more than {MAX_ELEMENTS} elements")
+        return inputs
+
+    def _take_part(self, what: str, inputs: Inputs, use: list[int], then: list[int]) -> dict | None:
         if what == "predict" and not self.grouped:
-            self.predict(x, use, then)
+            self.predict(inputs, use, then)
         elif what == "aggregate" and self.grouped:
-            self.aggregate(x)
+            self.aggregate(inputs)
         elif what == "prepare" and self.fresh and not self.grouped:
-            kept = self.prepare(x.shape)
+            kept = self.prepare(inputs)
             store = self._shelf().store
             return {"do": "stored", "bytes": sum(size for _, _, size in kept), "room": store.budget - store.used}
         else:
             raise FrameError(f"an unknown request {what[:40]!r}")
         return None
-
-
-def scheme_in(scheme: Scheme) -> dict:
-    """A number representation as a part of a request; `scheme_of` reads it."""
-    kept = ("frac_bits", "network", "limit_bits", "range_check")
-    return {name: getattr(scheme, name) for name in kept}
-
-
-def scheme_of(request: dict) -> Scheme:
-    """The number representation that Q asks for.
-
-    Raises:
-        FrameError: not one that exists.
-    """
-    try:
-        frac_bits, limit_bits = request.get("frac_bits", 20), request.get("limit_bits")
-        check = request.get("range_check", True)
-        if type(frac_bits) is not int or type(limit_bits) not in (int, type(None)) or type(check) is not bool:
-            raise FrameError("a scheme of wrong types")
-        return Scheme(frac_bits, "exact", str(request.get("network", "lan")), check, limit_bits)
-    except NetworkError:
-        raise
-    except SectorchError as error:
-        raise FrameError(str(error)) from None
-
-
-def session_of(message: dict) -> bytes:
-    """The session that a request or reply names.
-
-    Raises:
-        FrameError: none.
-    """
-    try:
-        session = bytes.fromhex(str(message.get("session")))
-    except ValueError:
-        session = b""
-    if len(session) != 16:
-        raise FrameError("a message that names no session")
-    return session
-
-
-def join(threads: list[threading.Thread]) -> None:
-    """Wait for sessions that are ending; they end at once, since their channels are closed, but for a running step."""
-    end = time.monotonic() + ENDING
-    for thread in threads:
-        if thread is not threading.current_thread():
-            thread.join(max(0.0, end - time.monotonic()))
-
-
-def in_full(error: BaseException) -> str:
-    """An error for the log of the party where it arose, which may name that party's own values."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def reason(error: BaseException) -> str:
-    """What the other parties are told of an error: its type, and the text of our own kinds, which hold no secret."""
-    if isinstance(error, KeyboardInterrupt):
-        return "AbortedError: stopped by its user"
-    if isinstance(error, FixedPointRangeError):
-        return f"RefusedError: {UNFIT}"
-    known = isinstance(error, (NetworkError, MaterialError, KeyAgreementError))
-    said = getattr(error, "told", None) or error
-    return f"{type(error).__name__}: {said if known else 'see its own log'}"

@@ -11,10 +11,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from ...errors import ArgumentError, NetworkError, PeerLostError
+from ...nn.describe import Example
 from ...nn.model_file import save_model
 from ..identity.authority import issue, make_authority, make_request
 from ..identity.certificates import Credentials
@@ -55,14 +55,14 @@ class Stage:
     """A server process, and an answering process for each model. Use as a context manager.
 
     Args:
-        models: by name, with an example batch of two rows or more.
+        models: by name, with what they are called with (see `save_model`).
         network: an emulated link for every client; loopback as it is if None.
         threads: of torch, for each process.
     """
 
     def __init__(
         self,
-        models: dict[str, tuple[nn.Module, torch.Tensor]],
+        models: dict[str, tuple[nn.Module, Example]],
         network: Network | None = None,
         threads: int = 1,
         options: tuple[str, ...] = (),
@@ -78,9 +78,9 @@ class Stage:
         try:
             self.start_server()
             self.connect("visitor", direct=True).close()
-            for name, (model, x) in models.items():
+            for name, (model, inputs) in models.items():
                 self.credentials(name)
-                save_model(model, x[:2], self.folder / f"{name}.safetensors")
+                save_model(model, inputs, self.folder / f"{name}.safetensors")
                 self.start_answering(name)
             with self.connect("visitor", direct=True) as connection:
                 end = time.monotonic() + START

@@ -2,10 +2,10 @@
 
     FOLDER/store.key                         32 bytes, unless a key file is named
     FOLDER/SESSION/binding.sealed            whose it is: client, model, description, edition, number format
-    FOLDER/SESSION/CALL-SHAPE.piece          the material of one call
+    FOLDER/SESSION/CALL-KIND.piece           the material of one call; its kind is the program and the number of rows
 
 A piece is AES-256-GCM in segments, under a key of its own derived from the store's key and a fresh nonce. Its
-associated data name the session, the call, the shape and the binding, so that a piece that is renamed, moved or cut
+associated data name the session, the call, its kind and the binding, so that a piece that is renamed, moved or cut
 does not open. `take` renames a piece, which only one taker can, and removes the name from disk before the content is
 handed out: a crash loses a piece and never brings it back.
 """
@@ -184,8 +184,8 @@ class Shelf:
         self._pieces: dict[int, tuple[tuple[int, ...], int]] = {}
         for path in self.folder.iterdir():
             if name := _NAME.fullmatch(path.name):
-                shape = tuple(map(int, name[2].split("x")))
-                self._pieces[int(name[1])] = shape, path.stat().st_size
+                kind = tuple(map(int, name[2].split("x")))
+                self._pieces[int(name[1])] = kind, path.stat().st_size
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -196,11 +196,11 @@ class Shelf:
         return sum(size for _, size in list(self._pieces.values()))
 
     def calls(self) -> dict[int, tuple[int, ...]]:
-        """The calls that have a piece, in order, and the shape that it is for."""
+        """The calls that have a piece, in order, and their kinds."""
         with self._lock:
-            return {call: shape for call, (shape, _) in sorted(self._pieces.items())}
+            return {call: kind for call, (kind, _) in sorted(self._pieces.items())}
 
-    def put(self, material: Material, shape: tuple[int, ...]) -> int:
+    def put(self, material: Material, kind: tuple[int, ...]) -> int:
         """Keep material; returns the bytes that it takes on disk.
 
         Raises:
@@ -211,13 +211,13 @@ class Shelf:
         room = self.store.budget - self.store.used
         if size > room:
             raise StoreFullError(
-                f"a prepared call for {list(shape)} takes {size / 1e6:.1f} MB and {max(0, room) / 1e6:.1f} of "
+                f"a prepared call takes {size / 1e6:.1f} MB and {max(0, room) / 1e6:.1f} of "
                 f"{self.store.budget / 1e6:.0f} MB are free in the store: {max(0, room) // size} more fit"
             )
-        path = self._path(material.call, shape)
+        path = self._path(material.call, kind)
         partial = path.with_suffix(".part")
         with open(partial, "wb") as file:
-            for part in _sealed(self.store.key, parts, self._about(material.call, shape)):
+            for part in _sealed(self.store.key, parts, self._about(material.call, kind)):
                 file.write(part)
             size = file.tell()
         if self.store.lasting:
@@ -225,10 +225,10 @@ class Shelf:
         else:
             os.replace(partial, path)
         with self._lock:
-            self._pieces[material.call] = tuple(shape), size
+            self._pieces[material.call] = tuple(kind), size
         return size
 
-    def take(self, call: int, shape: tuple[int, ...]) -> Material:
+    def take(self, call: int, kind: tuple[int, ...]) -> Material:
         """The material of a call, which is gone from disk before it is returned.
 
         Raises:
@@ -236,10 +236,10 @@ class Shelf:
         """
         with self._lock:
             held = self._pieces.get(call)
-            if held is None or held[0] != tuple(shape):
-                raise MaterialError(f"call {call} was not prepared for {list(shape)}, or was used already")
+            if held is None or held[0] != tuple(kind):
+                raise MaterialError(f"call {call} was not prepared for such inputs, or was used already")
             del self._pieces[call]
-        path = self._path(call, shape)
+        path = self._path(call, kind)
         claimed = path.with_suffix(".claimed")
         try:
             os.replace(path, claimed)
@@ -248,7 +248,7 @@ class Shelf:
                 if self.store.lasting:
                     files.settle(self.folder)
                 size = os.fstat(sealed.fileno()).st_size
-                material = read_piece(_opened(self.store.key, sealed, size, self._about(call, shape)))
+                material = read_piece(_opened(self.store.key, sealed, size, self._about(call, kind)))
         except OSError as error:
             raise MaterialError(
                 f"the material of call {call} cannot be read ({error.strerror}); it is dropped"
@@ -263,11 +263,11 @@ class Shelf:
         """Remove the pieces of all other calls: nobody will ask for them."""
         wanted = set(calls) if isinstance(calls, list) and all(type(c) is int for c in calls) else set()
         with self._lock:
-            others = {call: shape for call, (shape, _) in self._pieces.items() if call not in wanted}
+            others = {call: kind for call, (kind, _) in self._pieces.items() if call not in wanted}
             for call in others:
                 del self._pieces[call]
-        for call, shape in others.items():
-            self._path(call, shape).unlink(missing_ok=True)
+        for call, kind in others.items():
+            self._path(call, kind).unlink(missing_ok=True)
 
     def drop(self) -> None:
         """Remove the session's material."""
@@ -275,11 +275,11 @@ class Shelf:
             self._pieces.clear()
         self.store._drop(self)
 
-    def _path(self, call: int, shape: tuple[int, ...]) -> Path:
-        return self.folder / f"{call:010d}-{'x'.join(map(str, shape))}.piece"
+    def _path(self, call: int, kind: tuple[int, ...]) -> Path:
+        return self.folder / f"{call:010d}-{'x'.join(map(str, kind))}.piece"
 
-    def _about(self, call: int, shape: tuple[int, ...]) -> bytes:
-        about = {"session": self.session.hex(), "call": call, "shape": list(shape), "binding": self.binding}
+    def _about(self, call: int, kind: tuple[int, ...]) -> bytes:
+        about = {"session": self.session.hex(), "call": call, "kind": list(kind), "binding": self.binding}
         return json.dumps(about, sort_keys=True).encode()
 
 

@@ -1,0 +1,128 @@
+"""Files of arrays: what `sectorch query` asks with and what it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch.utils import _pytree as pytree
+
+from ...errors import ArgumentError
+from ...nn.calls import named
+from ...nn.inputs import Inputs
+from ...nn.served import Served
+
+Given = torch.Tensor | dict[str, torch.Tensor]
+KINDS = (".npy", ".npz", ".safetensors")
+
+
+def read(path: Path) -> Given:
+    """The array of a .npy file, or the arrays of a .npz or .safetensors file by name.
+
+    Raises:
+        ArgumentError: it cannot be read, or holds no rows. Nothing in it is unpickled.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            found: Any = load_file(path)
+        else:
+            loaded = np.load(path, allow_pickle=False)
+            found = torch.from_numpy(loaded) if isinstance(loaded, np.ndarray) else _arrays(loaded)
+    except Exception as error:  # what safetensors finds wrong has no common type
+        said = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ArgumentError(f"cannot read {path}: {said}") from None
+    values = found.values() if isinstance(found, dict) else [found]
+    if not values or not all(x.numel() for x in values) or (isinstance(found, torch.Tensor) and found.dim() < 1):
+        raise ArgumentError(f"{path} holds no rows")
+    return found
+
+
+def _arrays(loaded: Any) -> dict[str, torch.Tensor]:
+    with loaded:
+        return {name: torch.from_numpy(loaded[name]) for name in loaded.files}
+
+
+def batches(served: Served, given: Given, rows: int) -> tuple[Inputs, ...]:
+    """What was read as inputs of the model, in batches of so many rows where it takes any number.
+
+    Raises:
+        ArgumentError, DtypeError, ShapeError: the model does not take it.
+    """
+    if isinstance(given, torch.Tensor):
+        names = served.calls[0].inputs.names
+        if len(names) > 1:
+            raise ArgumentError(f"one array says nothing of a model of several inputs: name them; {served.said}")
+        given = {names[0]: given}
+    inputs = named(served, given)
+    return inputs.split(rows) if served.general(inputs) else (inputs,)
+
+
+def joined(results: list[Any], rows: list[int]) -> Any:
+    """The results of all batches as one, with nan in the place of those that are None."""
+    known = next((y for y in results if y is not None), None)
+    if known is None:
+        return torch.full((sum(rows),), torch.nan)
+    if len(results) == 1:
+        return known
+    leaves, spec = pytree.tree_flatten(known)
+    per_row = next(n for y, n in zip(results, rows, strict=True) if y is not None)
+    parts = [[None] * len(leaves) if y is None else pytree.tree_leaves(y) for y in results]
+    return pytree.tree_unflatten(
+        [_joined(leaf, [p[i] for p in parts], rows, per_row) for i, leaf in enumerate(leaves)], spec
+    )
+
+
+def _joined(leaf: Any, parts: list[Any], rows: list[int], per_row: int) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    if leaf.dim() < 1 or len(leaf) != per_row:
+        raise ArgumentError("a result of this model has no rows, so that batches cannot be joined: ask in one --batch")
+    if all(part is not None for part in parts):
+        return torch.cat(parts)
+    dtype = leaf.dtype if leaf.is_floating_point() else torch.float64
+    gap = lambda n: torch.full((n, *leaf.shape[1:]), torch.nan, dtype=dtype)
+    return torch.cat([gap(n) if part is None else part for part, n in zip(parts, rows, strict=True)])
+
+
+def by_name(result: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a result by their places in it; a single one has an empty name."""
+    found = {}
+    for path, leaf in pytree.tree_flatten_with_path(result)[0]:
+        if isinstance(leaf, torch.Tensor):
+            found[".".join(str(getattr(step, "key", getattr(step, "idx", ""))) for step in path)] = leaf
+    return found
+
+
+def in_json(result: Any) -> Any:
+    """A result as lists and dictionaries of numbers, with None for what is not one."""
+    numbers = pytree.tree_map(lambda v: v.tolist() if isinstance(v, torch.Tensor) else v, result)
+    return pytree.tree_map(lambda v: None if v != v else v, numbers)
+
+
+def check_kind(path: Path) -> None:
+    """Raise ArgumentError for a file of a kind that is not written."""
+    if path.suffix not in (*KINDS, ""):
+        raise ArgumentError(f"predictions are written as {', '.join(KINDS)}, not as {path}")
+
+
+def write(result: Any, path: Path) -> None:
+    """A result as a file of the kind that its name says: a single tensor as .npy, several by name.
+
+    Raises:
+        ArgumentError: several tensors for a .npy.
+    """
+    tensors = by_name(result)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix in (".npy", ""):
+        if len(tensors) != 1:
+            raise ArgumentError(f"the result has {len(tensors)} arrays ({', '.join(tensors)}): name a .npz as --out")
+        np.save(path, next(iter(tensors.values())).numpy())
+        return
+    tensors = {name or "result": value.contiguous().clone() for name, value in tensors.items()}
+    if path.suffix == ".npz":
+        np.savez(path, **{name: value.numpy() for name, value in tensors.items()})
+    else:
+        save_file(tensors, path)

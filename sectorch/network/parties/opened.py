@@ -1,0 +1,139 @@
+"""The asking party's end of a session: opening one, and asking in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ...errors import FrameError, MaterialError, RangeExceededError
+from ...nn.inputs import Inputs
+from ...ring import check_encodable
+from ...ring.scheme import check_limit
+from ...session import Q, S
+from ...tensor import Scheme
+from ..identity.identity import PinnedIdentities, Pins, context
+from ..names import name_of
+from ..store.store import Shelf, Store, fingerprint
+from ..wire.channel import Channel
+from ..wire.link import Link
+from .said import reason, scheme_in
+from .session import Part, PartySession
+
+
+@dataclass
+class Opened:
+    """One session that is open at this party, and its end of the channel to S."""
+
+    name: bytes
+    channel: Channel
+    party: PartySession
+    binding: dict
+
+
+class Asker(Protocol):
+    """What a query needs of the connection that it goes over (`client.Connection`)."""
+
+    name: str
+    authority: str
+    identity: Any
+    pins: Pins
+    link: Link
+
+    @property
+    def store(self) -> Store: ...
+
+    def ask(self, request: dict, patience: float = 30.0) -> dict: ...
+
+
+def open_session(connection: Asker, names: list[str], scheme: Scheme, shelf: Shelf | None = None) -> Opened:
+    """Open a session with the models of these names, or take up the one that a shelf's material belongs to.
+
+    Raises:
+        ArgumentError: what is no name; nothing was sent.
+        UnknownModelError, BusyError, IdentityError, KeyAgreementError: no session came about.
+        MaterialError: the material is void.
+    """
+    for name in names:
+        name_of(name, "an answering party's name")
+    wire = os.urandom(16)
+    session = wire if shelf is None else shelf.session
+    request: dict[str, Any] = {"do": "open", "session": wire.hex(), "models": names, **scheme_in(scheme)}
+    request["lasting"] = connection.store.lasting
+    if shelf is not None:
+        request |= {"resume": session.hex(), "calls": list(shelf.calls())}
+    channel = connection.link.open(wire)
+    try:
+        replied = connection.ask(request).get("parts")
+        if not isinstance(replied, list) or len(replied) != len(names) or not all(map(_is_part, replied)):
+            raise FrameError("the server's reply lacks the models' descriptions")
+        binding = {
+            "client": connection.name, "model": names[0], "fingerprint": fingerprint(replied[0].get("description")),
+            "edition": replied[0].get("edition"), "scheme": repr(scheme), "authority": connection.authority,
+        }  # fmt: skip
+        if shelf is not None:
+            if shelf.binding != binding:
+                raise MaterialError(f"'{names[0]}' has another model now, or was started again without its store")
+            if channel.request(channel.patience).get("do") != "ready":
+                raise FrameError("the server does not say whether the material is there")
+        parts = [
+            Part(part.get("description"), _other(connection, part, scheme, names, place))
+            for place, part in enumerate(replied)
+        ]
+        party = PartySession(
+            Q, session, {S: channel}, parts, scheme,
+            lambda: connection.store.shelf(session, binding), of=len(names), fresh=shelf is None,
+        )  # fmt: skip
+    except BaseException as error:
+        channel.abort(reason(error))
+        channel.close()
+        raise
+    return Opened(session, channel, party, binding)
+
+
+def _is_part(part: object) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("description"), dict) and isinstance(part.get("edition"), str)
+
+
+def _other(connection: Asker, part: dict, scheme: Scheme, names: list[str], place: int) -> PinnedIdentities:
+    """Who Q and the answering party of this place are to each other, for the model that S says it has."""
+    agreed = context(part["description"], part["edition"], scheme, place, len(names))
+    both = {"Q": connection.name, "A": names[place]}
+    return PinnedIdentities(both, connection.identity, agreed, connection.pins)
+
+
+def run(opened: Opened, what: str, inputs: Inputs, work: Callable[[], Any], **more: Any) -> Any:
+    """Ask for something in a session and take part; where that fails, the session is given up at all parties.
+
+    Args:
+        what: is asked for. inputs: of the call. more: entries of the request.
+
+    Raises:
+        RangeExceededError: the session goes on, and the others learn nothing of it.
+    """
+    try:
+        number, rows = opened.party.served.find(inputs)
+        opened.channel.begin()
+        opened.channel.tell({"do": what, "program": number, "rows": rows, **more})
+        opened.party.expect(inputs)
+        result, beyond = None, None
+        try:
+            result = work()
+        except RangeExceededError as error:
+            beyond = error  # the others have done their part, and do not hear of it
+        opened.channel.rest()
+    except BaseException as error:
+        opened.channel.abort(reason(error))
+        opened.channel.close()
+        raise
+    if beyond is not None:
+        raise beyond
+    return result
+
+
+def check_values(inputs: Inputs, scheme: Scheme) -> None:
+    """Raise what values that fixed point cannot hold ask for, before anything is sent."""
+    for name, x in zip(inputs.names, inputs.tensors, strict=True):
+        check_encodable(x, scheme.frac_bits, "the input" if inputs.single else f"the input '{name}'")
+        check_limit(x, scheme)

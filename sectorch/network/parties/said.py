@@ -1,0 +1,79 @@
+"""What the parties of a session tell each other beside its messages: number format, names, reasons of an end."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from ...errors import FixedPointRangeError, FrameError, KeyAgreementError, MaterialError, NetworkError, SectorchError
+from ...tensor import Scheme
+
+UNFIT = (
+    "the model does not fit the number format of the question (fraction bits, activation limit): name a smaller "
+    "limit_bits, or fewer fraction bits; its owner's log says which weight"
+)
+"""What the others are told of weights that are too large: not which, nor by how much."""
+ENDING = 5.0
+
+
+def scheme_in(scheme: Scheme) -> dict:
+    """A number representation as a part of a request; `scheme_of` reads it."""
+    kept = ("frac_bits", "network", "limit_bits", "range_check")
+    return {name: getattr(scheme, name) for name in kept}
+
+
+def scheme_of(request: dict) -> Scheme:
+    """The number representation that Q asks for.
+
+    Raises:
+        FrameError: not one that exists.
+    """
+    try:
+        frac_bits, limit_bits = request.get("frac_bits", 20), request.get("limit_bits")
+        check = request.get("range_check", True)
+        if type(frac_bits) is not int or type(limit_bits) not in (int, type(None)) or type(check) is not bool:
+            raise FrameError("a scheme of wrong types")
+        return Scheme(frac_bits, "exact", str(request.get("network", "lan")), check, limit_bits)
+    except NetworkError:
+        raise
+    except SectorchError as error:
+        raise FrameError(str(error)) from None
+
+
+def session_of(message: dict) -> bytes:
+    """The session that a request or reply names.
+
+    Raises:
+        FrameError: none.
+    """
+    try:
+        session = bytes.fromhex(str(message.get("session")))
+    except ValueError:
+        session = b""
+    if len(session) != 16:
+        raise FrameError("a message that names no session")
+    return session
+
+
+def join(threads: list[threading.Thread]) -> None:
+    """Wait for sessions that are ending; they end at once, since their channels are closed, but for a running step."""
+    end = time.monotonic() + ENDING
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, end - time.monotonic()))
+
+
+def in_full(error: BaseException) -> str:
+    """An error for the log of the party where it arose, which may name that party's own values."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def reason(error: BaseException) -> str:
+    """What the other parties are told of an error: its type, and the text of our own kinds, which hold no secret."""
+    if isinstance(error, KeyboardInterrupt):
+        return "AbortedError: stopped by its user"
+    if isinstance(error, FixedPointRangeError):
+        return f"RefusedError: {UNFIT}"
+    known = isinstance(error, (NetworkError, MaterialError, KeyAgreementError))
+    said = getattr(error, "told", None) or error
+    return f"{type(error).__name__}: {said if known else 'see its own log'}"

@@ -1,0 +1,229 @@
+"""Another party's model as its description gives it: programs for calls of given forms, over weights that have a name.
+
+`nn/program.py` makes one of a description that it has checked; `SecureModule` runs it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx.node import map_aggregate
+
+from ..choreography import Party
+from ..choreography.program.trace import Tracing
+from ..errors import ShapeError
+from ..session import Session
+from ..tensor import PrivateTensor, Scheme
+from . import bounds
+from .bind import private_weight
+from .inputs import Inputs
+from .shapes import remember
+from .trace import Trace
+
+
+@dataclass(frozen=True)
+class Rows:
+    """In an argument: so many times the number of rows of the call."""
+
+    times: int
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight by the name that errors and model files call it.
+
+    Attributes:
+        dtype: in which it is kept. statistic: whether it is of a BatchNorm, and may be of any size.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    statistic: bool
+
+
+@dataclass(frozen=True)
+class ServedCall:
+    """One program of a description.
+
+    Attributes:
+        inputs: its call: the form, and names, shapes and dtypes of the secret tensors, without content.
+        least: the fewest rows for which it holds; 0 where it holds for the shapes of `inputs` only.
+        grown: constants that follow the number of rows: "each D" is the same for each row, along
+            dimension D; "count" holds their numbers.
+    """
+
+    inputs: Inputs
+    least: int
+    trace: Trace
+    grown: Mapping[str, str]
+
+    def of(self, rows: int) -> Inputs:
+        """The inputs of a call of so many rows; of one that holds for its shapes only, 0 are named.
+
+        Raises:
+            ShapeError: it does not hold for so many.
+        """
+        if not self.least and not rows:
+            return self.inputs
+        if not self.least or rows < self.least:
+            raise ShapeError(f"a program for at least {self.least} rows was asked for {rows}")
+        return self.inputs.meta(rows)
+
+    def rows(self, inputs: Inputs) -> int | None:
+        """What `of` takes to give inputs of these shapes; None where it does not."""
+        if inputs.form != self.inputs.form or inputs.dtypes != self.inputs.dtypes:
+            return None
+        if not self.least:
+            return 0 if inputs.shapes == self.inputs.shapes else None
+        fits = inputs.row == self.inputs.row and inputs.rows is not None and inputs.rows >= self.least
+        return inputs.rows if fits else None
+
+    @property
+    def said(self) -> str:
+        """What it takes, for people."""
+        shown = []
+        for name, (shape, dtype) in self.inputs.described.items():
+            sizes = ["rows", *shape[1:]] if self.least else shape
+            shown.append(f"{name} [{', '.join(map(str, sizes))}] {dtype}")
+        more = f", {self.least} rows or more" if self.least > 1 else ""
+        return ", ".join(shown) + more
+
+
+Kind = tuple[int, int]
+"""Which program of a description, and for how many rows: 0 for one that holds for its own shapes only."""
+
+
+class Served:
+    """A description read back: what `SecureModule` runs of another party's model.
+
+    Attributes:
+        dtype: what the weights pass for.
+        weights: in the order of the description. values: by name, without content where they are another party's.
+    """
+
+    def __init__(self, dtype: torch.dtype, weights: list[Weight], values: dict[str, torch.Tensor], calls: list):
+        self.dtype, self.weights, self.values = dtype, weights, values
+        self.calls: list[ServedCall] = calls
+        self._made: dict[Kind, Trace] = {}
+        self._lock = threading.Lock()
+
+    def inputs(self, kind: Kind) -> Inputs:
+        """The inputs of a call of a kind, without content.
+
+        Raises:
+            ShapeError: there is no such call.
+        """
+        number, rows = kind
+        if number >= len(self.calls):
+            raise ShapeError(f"the model has {len(self.calls)} programs, and one of number {number} is asked for")
+        return self.calls[number].of(rows)
+
+    def find(self, inputs: Inputs) -> Kind:
+        """The kind of a call with such inputs.
+
+        Raises:
+            ShapeError: there is none.
+        """
+        for number, call in enumerate(self.calls):
+            rows = call.rows(inputs)
+            if rows is not None:
+                return number, rows
+        raise ShapeError(f"got {inputs!r}; {self.said}")
+
+    def general(self, inputs: Inputs) -> bool:
+        """Whether the program of these inputs holds for other numbers of rows as well."""
+        return self.calls[self.find(inputs)[0]].least > 0
+
+    @property
+    def said(self) -> str:
+        """What the model takes, for people, and the way to more."""
+        takes = "; or ".join(call.said for call in self.calls[:4])
+        takes += f"; or {len(self.calls) - 4} others" if len(self.calls) > 4 else ""
+        return (
+            f"the model takes {takes}. Its owner can serve other shapes: save_model(model, [one, another, ...], path)"
+        )
+
+    def trace(self, number: int, rows: int) -> Trace:
+        """A program for so many rows."""
+        with self._lock:
+            if (number, rows) not in self._made:
+                call = self.calls[number]
+                remember(self._made, (number, rows), _with_rows(call, rows) if call.least else call.trace)
+            return self._made[number, rows]
+
+    def bind(self, session: Session, party: Party, scheme: Scheme) -> dict[str, PrivateTensor]:
+        """The weights as private tensors of a party of a session, by name."""
+        made = {}
+        for weight in self.weights:
+            value = self.values[weight.name].to("cpu" if session.present(party) else "meta", torch.float64)
+            label = f"weight '{weight.name}'"
+            made[weight.name] = private_weight(
+                value, session, party, scheme, label, self.dtype, statistic=weight.statistic
+            )
+        return made
+
+
+class ServedTraces:
+    """The programs of a description in the place of those that a module's recordings give (`shapes.Traces`).
+
+    Args:
+        session: in which nobody is present.
+    """
+
+    alone: str | None = None
+
+    def __init__(self, served: Served, session: Session, party: Party):
+        self._served, self.session, self.party = served, session, party
+        setup = session.setup(party)
+        self.setup = setup.tracing = Tracing(setup.call)
+
+    def of(self, inputs: Inputs) -> Trace:
+        """The program for inputs of this form, shape and dtype.
+
+        Raises:
+            ShapeError: there is none.
+        """
+        return self._served.trace(*self._served.find(inputs))
+
+    recorded = of
+
+    def apart(self, inputs: Inputs, sizes: set[int]) -> bool:
+        """Nothing is known of rows before a dry run, which `SecureModule` asks."""
+        return False
+
+    def bound(self) -> nn.Module:
+        """There is no module beside its programs."""
+        return nn.Module()
+
+
+def _with_rows(call: ServedCall, rows: int) -> Trace:
+    """A program for one number of rows.
+
+    Raises:
+        ShapeError: its public constants would be too large.
+    """
+    made = call.trace.copy()
+    put = lambda value: bounds.size(value.times * rows) if isinstance(value, Rows) else value
+    for node in made.graph.nodes:
+        node.args, node.kwargs = _each(node.args, put), _each(node.kwargs, put)
+    for name, how in call.grown.items():
+        one = made.values[name]
+        most = bounds.MAX_COUNTED if how == "count" else bounds.MAX_ELEMENTS
+        if one.numel() * rows > most:
+            raise ShapeError(f"{rows} rows make a public constant of more than {most} elements: ask with fewer")
+        dim = 0 if how == "count" else int(how[-1])
+        sizes = (*one.shape[:dim], rows, *one.shape[dim + 1 :])
+        made.values[name] = torch.arange(rows).reshape(sizes) if how == "count" else one.expand(sizes)
+    return replace(made, rows=rows)
+
+
+def _each(value: Any, put: Callable) -> Any:
+    """`put` of every leaf, in slices as well."""
+    within = lambda v: slice(put(v.start), put(v.stop), put(v.step)) if isinstance(v, slice) else put(v)
+    return map_aggregate(value, within)
