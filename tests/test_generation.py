@@ -7,7 +7,7 @@ from torch import nn
 import sectorch
 from sectorch.choreography.steps import Read
 from sectorch.errors import ArgumentError, DtypeError, RangeExceededError, ShapeError
-from sectorch.nn.generation import Choice
+from sectorch.nn.choice import Choice
 
 transformers = pytest.importorskip("transformers")
 

@@ -8,8 +8,12 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..errors import ArgumentError, TrainingModeError, UnsupportedOpError
+from ..choreography import Party
+from ..errors import ArgumentError, SessionMismatchError, TrainingModeError, UnsupportedOpError
+from ..ring import check_encodable
+from ..ring.scheme import check_limit
 from ..session import Session
+from ..tensor import Scheme, SharedTensor
 
 
 def refuse_training(model: nn.Module) -> None:
@@ -73,3 +77,29 @@ def refuse_unused(unused: dict[str, bool]) -> None:
             f"{', '.join(named)}: of shares, and not used by backend='ckks'; its precision and size come from the "
             f"keys (sectorch.ckks.keygen)"
         )
+
+
+def check_input(x: torch.Tensor, session: Session, party: Party, scheme: Scheme) -> torch.Tensor:
+    """An input of a secure module as a plain tensor or a SharedTensor, looked at by whoever holds it.
+
+    Raises:
+        SessionMismatchError, ArgumentError: a SharedTensor of another session, answering party or scheme; a tensor on
+            another device.
+        DtypeError, NonFiniteError, FixedPointRangeError: a tensor that cannot be shared.
+    """
+    if isinstance(x, SharedTensor):
+        if x.session is not session or x.party != party:
+            raise SessionMismatchError(
+                "the tensor was shared in another session, or for another answering party, than the model's; "
+                "use sectorch.share(x, session=secure_model.session, party=secure_model.party)"
+            )
+        if x.scheme != scheme:
+            raise ArgumentError(f"the tensor has {x.scheme}, the model {scheme}; share it with the model's scheme")
+        return x
+    expected = session.device if session.present(session.Q) else torch.device("meta")
+    if x.device != expected:
+        raise ArgumentError(f"the input is on {x.device}, the secure module on {expected}: use x.to('{expected}')")
+    x = x.detach().as_subclass(torch.Tensor)
+    check_encodable(x, scheme.frac_bits, "the input")
+    check_limit(x, scheme)
+    return x

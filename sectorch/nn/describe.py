@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from ..choreography.run.frames import raw
@@ -135,8 +136,8 @@ class _Writer:
 
         for node, twin in zip(program.graph.nodes, other.graph.nodes, strict=True):
             if node.op == "get_attr":
-                places[node] = self._grown(node, twin, program, other) if least else None
-                places[node] = places[node] or self._attribute(str(node.target), program.values[node.target])
+                grown = self._grown(node, twin, program, other) if least else None
+                places[node] = grown or self._attribute(str(node.target), program.values[str(node.target)])
             elif node.op == "call_function":
                 args = [written(a, b, ref) for a, b in zip(node.args, twin.args, strict=True)]
                 kwargs = {name: written(value, twin.kwargs[name], ref) for name, value in node.kwargs.items()}
@@ -190,8 +191,9 @@ class _Writer:
         given = {name: v.double() if v.is_floating_point() else v for name, v in program.values.items()}
         with torch.no_grad(), Widened():
             for node in _owned(program.graph):
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-                values[node] = given[node.target] if node.op == "get_attr" else node.target(*args, **kwargs)
+                args, kwargs = map_arg(node.args, values.__getitem__), map_arg(node.kwargs, values.__getitem__)
+                target: Any = node.target
+                values[node] = given[target] if node.op == "get_attr" else target(*args, **kwargs)
         outside: set[fx.Node] = set()
         for node, value in values.items():
             outside |= {node} if _outside(node, self._names, outside) else set()

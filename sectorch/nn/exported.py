@@ -75,7 +75,8 @@ def module_of(exported: torch.export.ExportedProgram) -> fx.GraphModule:
 
 
 def _refuse_trained(node: fx.Node) -> None:
-    name = f"{node.target._schema.name.rpartition('::')[2]}.{node.target._overloadname}"
+    target: Any = node.target
+    name = f"{target._schema.name.rpartition('::')[2]}.{target._overloadname}"
     place = _TRAINS.get(name)
     if place is not None and place < len(node.args) and node.args[place] is True:
         raise TrainingModeError(

@@ -11,12 +11,10 @@ from torch.utils import _pytree as pytree
 
 from ..choreography import Party
 from ..choreography.program.trace import Program
-from ..errors import ArgumentError, SectorchError, SessionMismatchError, TrainingModeError
-from ..ring import check_encodable
-from ..ring.scheme import check_limit
+from ..errors import ArgumentError, SectorchError, TrainingModeError
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SharedTensor, unwrapped
-from .accept import check_model, copied, dtype_of
+from .accept import check_input, check_model, copied, dtype_of
 from .ahead import Ahead, later
 from .bind import Weights, bind
 from .dry import Checked, dry_run, revealed, shared_inputs
@@ -259,32 +257,13 @@ class SecureModule(nn.Module):
 
     def _check_inputs(self, inputs: Inputs) -> Inputs:
         """The inputs as plain tensors and SharedTensors, each looked at by whoever holds it."""
-        check = lambda x: self._check_shared(x) if isinstance(x, SharedTensor) else self._check_plain(x)
-        checked, here = [check(x) for x in inputs.tensors], self.session.device
+        checked = [check_input(x, self.session, self.party, self.scheme) for x in inputs.tensors]
+        here = self.session.device
         elsewhere = {str(x.device) for x in inputs.public if x.device != here}
         if elsewhere:
             raise ArgumentError(f"a public argument is on {elsewhere.pop()}, the secure module on {here}")
         self._ensure(inputs)
         return inputs.having(checked)
-
-    def _check_shared(self, x: SharedTensor) -> SharedTensor:
-        if x.session is not self.session or x.party != self.party:
-            raise SessionMismatchError(
-                "the tensor was shared in another session, or for another answering party, than the model's; "
-                "use sectorch.share(x, session=secure_model.session, party=secure_model.party)"
-            )
-        if x.scheme != self.scheme:
-            raise ArgumentError(f"the tensor has {x.scheme}, the model {self.scheme}; share it with the model's scheme")
-        return x
-
-    def _check_plain(self, x: torch.Tensor) -> torch.Tensor:
-        expected = self.session.device if self.session.present(self.session.Q) else torch.device("meta")
-        if x.device != expected:
-            raise ArgumentError(f"the input is on {x.device}, the secure module on {expected}: use x.to('{expected}')")
-        x = x.detach().as_subclass(torch.Tensor)
-        check_encodable(x, self.scheme.frac_bits, "the input")
-        check_limit(x, self.scheme)
-        return x
 
     def _ensure(self, inputs: Inputs) -> None:
         """`_check`, unless rows do not meet and another batch of the same program was checked already."""
@@ -341,6 +320,8 @@ class SecureModule(nn.Module):
             ArgumentError: `chunk` was named and the rows of this batch meet, or it cannot be seen that they do not.
         """
         inputs = Inputs.of(x)
+        if inputs.in_shares:
+            return (inputs,)
         rows = inputs.rows or max((shape[0] for shape in inputs.shapes if shape), default=1)
         if self._chunk is not None and rows > self._chunk:
             if not self._cut(inputs, self._chunk):

@@ -122,7 +122,7 @@ class _Loader:
             named = {_keyword(key): self._reader.read(value, places.of) for key, value in kwargs.items()}
             function = operation(node["name"], self._listed)
             made = graph.create_node("call_function", function, tuple(args), named, name=name_of(function))
-            if all(n.op == "get_attr" and n.target.startswith(CONSTANT) for n in made.all_input_nodes):
+            if all(n.op == "get_attr" and str(n.target).startswith(CONSTANT) for n in made.all_input_nodes):
                 raise ProgramError(f"a model description has '{node['name']}' computed of public values alone")
             places.made.append(made)
         result = self._reader.read(entry["result"], places.of)

@@ -142,9 +142,10 @@ def _same_value(a: str, b: str, p: Trace, q: Trace) -> bool:
 def grows(a: fx.Node, b: fx.Node, p: Trace, q: Trace) -> int | str | None:
     """How a public constant follows the number of rows: the dimension along which it is the same for each, or "count"
     where it holds their numbers; None where it does neither."""
-    if not a.target.startswith(CONSTANT) or not b.target.startswith(CONSTANT):
+    one, other = str(a.target), str(b.target)
+    if not one.startswith(CONSTANT) or not other.startswith(CONSTANT):
         return None
-    x, y = p.values[a.target], q.values[b.target]
+    x, y = p.values[one], q.values[other]
     if x.dim() != y.dim() or x.dtype != y.dtype:
         return None
     differ = [d for d in range(x.dim()) if x.shape[d] != y.shape[d]]

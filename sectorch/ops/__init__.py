@@ -6,6 +6,7 @@ from . import arithmetic as arithmetic
 from . import attention as attention
 from . import combined as combined
 from . import compare as compare
+from . import joining as joining
 from . import linear as linear
 from . import lookup as lookup
 from . import losses as losses

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from ..errors import DtypeError
 from ..tensor import PrivateTensor, SharedTensor
 from ..tensor.table import Context, implements
-from .common import SLACK_BITS, aligned, encoded_public, is_secret, local, refuse, settled, summand
+from .common import encoded_public, is_secret, local, refuse
 from .lookup import gathered, indexed, selected, taken_along
 
 T = torch.Tensor
@@ -183,43 +183,6 @@ def getitem(context: Context, x: Any, index: Any) -> torch.Tensor:
     if any(is_secret(part) for part in pytree.tree_leaves(index)):
         return indexed(context, x, index)
     return local(context, *_on(operator.getitem, x, index))
-
-
-@implements("cat", torch.cat, torch.concat, torch.concatenate, note="local")
-def cat(context: Context, tensors: Any, dim: int = 0) -> SharedTensor:
-    return _joined(context, tensors, torch.cat, dim)
-
-
-@implements("stack", torch.stack, note="local")
-def stack(context: Context, tensors: Any, dim: int = 0) -> SharedTensor:
-    return _joined(context, tensors, torch.stack, dim)
-
-
-implements("hstack", torch.hstack, note="local")(lambda context, tensors: _joined(context, tensors, torch.hstack))
-implements("vstack", torch.vstack, note="local")(lambda context, tensors: _joined(context, tensors, torch.vstack))
-
-
-def _together(join: Callable, public: tuple, *values: torch.Tensor) -> torch.Tensor:
-    return join(values, *public)
-
-
-def _rounded(context: Context, operands: list[SharedTensor], given: Any) -> list[SharedTensor]:
-    """Products beside shares that are factors already, a cache and its new row, say, become factors themselves.
-
-    Else the shares that are would have to be rounded again.
-    """
-    ready = lambda x: 0 < x.scale_bits <= context.frac_bits + SLACK_BITS
-    if any(isinstance(x, SharedTensor) and ready(x) for x in given):
-        return [settled(context, x) for x in operands]
-    return operands
-
-
-def _joined(context: Context, tensors: Any, join: Callable, *public: Any) -> SharedTensor:
-    parts = aligned(context, *_rounded(context, [summand(context, x) for x in tensors], tensors))
-    bounds = [x.bound for x in parts if x.bound is not None]
-    bound = max(bounds) if len(bounds) == len(parts) else None
-    shares = context.backend.each(_together, join, public, *(x.shares for x in parts))
-    return parts[0].like(shares, bound=bound)
 
 
 @implements("conj", torch.conj, T.conj, torch.conj_physical, T.conj_physical, torch.resolve_conj, T.resolve_conj,

@@ -123,6 +123,7 @@ def write(result: Any, path: Path) -> None:
         return
     tensors = {name or "result": value.contiguous().clone() for name, value in tensors.items()}
     if path.suffix == ".npz":
-        np.savez(path, **{name: value.numpy() for name, value in tensors.items()})
+        held: dict[str, Any] = {name: value.numpy() for name, value in tensors.items()}
+        np.savez(path, **held)
     else:
         save_file(tensors, path)

@@ -44,7 +44,7 @@ from .pieces import read_piece, write_piece
 BUDGET = 4 << 30
 SEGMENT = 4 << 20
 NONCE_BYTES, TAG_BYTES = 32, 16
-_NAME = re.compile(r"(\d{10})-(\d+(?:x\d+)*)\.piece")
+_NAME = re.compile(r"(\d{10})-(\d+x\d+)\.piece")
 
 
 class Store:
@@ -181,11 +181,11 @@ class Shelf:
     def __init__(self, store: Store, session: bytes, binding: dict):
         self.store, self.session, self.binding = store, session, binding
         self.folder = store.folder / session.hex()
-        self._pieces: dict[int, tuple[tuple[int, ...], int]] = {}
+        self._pieces: dict[int, tuple[tuple[int, int], int]] = {}
         for path in self.folder.iterdir():
             if name := _NAME.fullmatch(path.name):
-                kind = tuple(map(int, name[2].split("x")))
-                self._pieces[int(name[1])] = kind, path.stat().st_size
+                program, rows = map(int, name[2].split("x"))
+                self._pieces[int(name[1])] = (program, rows), path.stat().st_size
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -195,12 +195,12 @@ class Shelf:
     def bytes(self) -> int:
         return sum(size for _, size in list(self._pieces.values()))
 
-    def calls(self) -> dict[int, tuple[int, ...]]:
+    def calls(self) -> dict[int, tuple[int, int]]:
         """The calls that have a piece, in order, and their kinds."""
         with self._lock:
             return {call: kind for call, (kind, _) in sorted(self._pieces.items())}
 
-    def put(self, material: Material, kind: tuple[int, ...]) -> int:
+    def put(self, material: Material, kind: tuple[int, int]) -> int:
         """Keep material; returns the bytes that it takes on disk.
 
         Raises:
@@ -225,10 +225,10 @@ class Shelf:
         else:
             os.replace(partial, path)
         with self._lock:
-            self._pieces[material.call] = tuple(kind), size
+            self._pieces[material.call] = kind, size
         return size
 
-    def take(self, call: int, kind: tuple[int, ...]) -> Material:
+    def take(self, call: int, kind: tuple[int, int]) -> Material:
         """The material of a call, which is gone from disk before it is returned.
 
         Raises:
@@ -236,7 +236,7 @@ class Shelf:
         """
         with self._lock:
             held = self._pieces.get(call)
-            if held is None or held[0] != tuple(kind):
+            if held is None or held[0] != kind:
                 raise MaterialError(f"call {call} was not prepared for such inputs, or was used already")
             del self._pieces[call]
         path = self._path(call, kind)
@@ -275,10 +275,10 @@ class Shelf:
             self._pieces.clear()
         self.store._drop(self)
 
-    def _path(self, call: int, kind: tuple[int, ...]) -> Path:
+    def _path(self, call: int, kind: tuple[int, int]) -> Path:
         return self.folder / f"{call:010d}-{'x'.join(map(str, kind))}.piece"
 
-    def _about(self, call: int, kind: tuple[int, ...]) -> bytes:
+    def _about(self, call: int, kind: tuple[int, int]) -> bytes:
         about = {"session": self.session.hex(), "call": call, "kind": list(kind), "binding": self.binding}
         return json.dumps(about, sort_keys=True).encode()
 
