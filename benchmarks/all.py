@@ -42,6 +42,7 @@ BENCHMARKS: dict[str, str] = {
     "torchvision": "torchvision_table.py --one resnet18",
     "huggingface": "huggingface.py --only BertModel GPT2LMHeadModel CLIPTextModel --json {work}/figures.json",
     "processes": "processes.py --only mlp LSTM BertModel --json {work}/figures.json",
+    "generation": "generation.py gpt2 --layers 1 --prompt 4 --tokens 3 --ahead 1 --json {work}/figures.json",
     "ranges": "ranges.py lenet --repeats 3 --json {work}/figures.json",
     "domains": "domains.py --points 200 --sizes 1 768 --spreads 3 --json {work}/figures.json",
     "products": "products.py",
