@@ -162,4 +162,34 @@ def _of_model(name: str, row: dict) -> list[str]:
     return [name, support, f"{row['error']:.0e}", *seconds, f"{row['bytes'] / 1e6:.1f}", str(row["rounds"])]
 
 
-HUGGINGFACE: dict[str, Callable[[], str]] = {"huggingface": huggingface}
+def generation() -> str:
+    """How many causal models generate the plain model's tokens, and which do not."""
+    rows = json.loads((RESULTS / "generation.json").read_text(encoding="utf-8"))["families"]
+    rows = {name.removesuffix("ForCausalLM"): row for name, row in rows.items() if "plain" not in row}
+    same = [name for name, row in rows.items() if "same" in row and row["same"] == row["of"]]
+    differ = [name for name, row in rows.items() if "same" in row and row["same"] != row["of"]]
+    refused = [name for name, row in rows.items() if "refused" in row]
+    said = f"Of {len(rows)} classes {len(same)} give every token: {', '.join(same)}."
+    others = f"{len(differ)} differ{': ' if differ else ''}{', '.join(differ)}."
+    return f"{said} {others} {len(refused)} are refused by a typed error: {', '.join(refused)}."
+
+
+def processes() -> str:
+    """A row for each model that was answered by processes."""
+    rows = json.loads((RESULTS / "processes.json").read_text(encoding="utf-8"))
+    head = ("model", "bits", "s", "MB", "rounds")
+    body = []
+    for name, row in rows.items():
+        if "equal" in row:
+            spent = (f"{row['second_s']:.2f}", f"{row['bytes'] / 1e6:.2f}", str(row["rounds"]))
+            body.append([name, "equal" if row["equal"] else "different", *spent])
+        else:
+            body.append([name, row["refused"], "", "", ""])
+    return table(head, body)
+
+
+HUGGINGFACE: dict[str, Callable[[], str]] = {
+    "huggingface": huggingface,
+    "generation": generation,
+    "processes": processes,
+}
