@@ -54,7 +54,7 @@ def describe(model: nn.Module, inputs: Example | Sequence[Example]) -> tuple[dic
 
     Raises:
         TrainingModeError: the module is in training mode.
-        UnsupportedOpError and what else `secure` raises for such a call, with layer and line.
+        SectorchError: what `secure` raises for such a call, with layer and line.
         ProgramError: its calls differ from one to the next, or it has what a description does not hold.
     """
     refuse_training(model)

@@ -286,7 +286,7 @@ def _prompt(ids: Any, mask: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Prompts and mask as they are used.
 
     Raises:
-        DtypeError, ShapeError.
+        DtypeError: no tensor of whole numbers. ShapeError: not [rows, positions], or the mask is not.
     """
     for name, x in (("input_ids", ids), ("attention_mask", mask)):
         if x is not None and (not isinstance(x, torch.Tensor) or x.is_floating_point()):

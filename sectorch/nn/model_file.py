@@ -42,7 +42,7 @@ def save_model(model: nn.Module, inputs: Example | Sequence[Example], path: str 
         path: of the file, by habit `NAME.safetensors`. It holds the weights, and only its owner may read it.
 
     Raises:
-        UnsupportedOpError and what else `secure` raises for such a call. TrainingModeError: it is in training mode.
+        SectorchError: what `secure` raises for such a call. TrainingModeError: it is in training mode.
         ProgramError: its calls differ from one to the next, or it is too large to be described.
         ArgumentError: the file cannot be written; what was there before is unchanged.
     """

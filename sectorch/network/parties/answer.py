@@ -203,7 +203,7 @@ def answer(
         patience: seconds without a word after which a party counts as hanging; 60 unless named.
 
     Raises:
-        UnsupportedOpError and what else `secure` raises for such a call. ProgramError: it cannot be described.
+        SectorchError: what `secure` raises for such a call. ProgramError: it cannot be described.
         ArgumentError: what is no name. IdentityError: the name or the certificate is refused.
     """
     name = name_of(name or credentials.name, "an answering party's name")  # before a recording, which takes its time
