@@ -3,7 +3,9 @@
     python benchmarks/capride.py gains         # Table 1, Figures 2 to 5: 2, 5, 10 parties, three splits, in the clear
     python benchmarks/capride.py sensitivity   # by lambda, and FedAvg by its noise
     python benchmarks/capride.py table2        # encryption, ciphertext size and encrypted inference of our networks
-    python benchmarks/capride.py encrypted     # a whole encrypted run on digits, and how far it is from its simulation
+    python benchmarks/capride.py encrypted     # whole encrypted runs on digits, and how far they are from the clear
+    python benchmarks/capride.py resnet        # the smallest ResNet by the paper's schedule, in the clear
+    python benchmarks/capride.py depths        # what ResNets take of a CKKS chain
 
 Rows go to benchmarks/results/capride, of which `docs/generate.py` makes the tables; a stopped program goes on.
 With --data cifar10 (or cifar100, ham10000), --data-root and --out the same commands run on the paper's data sets.
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -20,10 +23,10 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from sectorch import ckks
 from sectorch.errors import SectorchError
+from sectorch.nn.fhe import fhe_friendly, folded
 from sectorch.protocols.capride import CaPriDe, Result, Settings, federation
 from sectorch.protocols.capride.aggregate import encrypt_low, seal
 from sectorch.protocols.capride.federation import SPLITS, build
@@ -126,77 +129,116 @@ def timed(f: Callable):
     return result, time.perf_counter() - start
 
 
+NETWORKS = {"mlp 8x8": ("mlp", (1, 8, 8)), "cnn 8x8": ("cnn", (1, 8, 8)), "cnn32 32x32": ("cnn32", (1, 32, 32)),
+            "resnet4 8x8": ("resnet4", (1, 8, 8))}  # fmt: skip
+
+
 def table2(options: argparse.Namespace) -> None:
-    """Our networks beside the paper's ResNet-18 on HElayers. One thread, no GPU."""
-    shown = Table(title="Table 2, for our networks")
-    for column in ("", "mlp 8x8", "cnn 8x8", "cnn32 32x32", "paper, CIFAR-10"):
-        shown.add_column(column)
-    rows = {name: [] for name in (
-        "parameters", "slots", "encrypt one sample", "ciphertexts of one batch, MB", "a sample's share, KB",
-        "encrypt a batch of 32", "inference of a batch of 32", "inference per sample of a full batch",
-        "an answer of 4 ciphertexts, sealed", "largest error of the logits",
-    )}  # fmt: skip
-    paper = ["128 bits", "16384", "90 ms", "", "29.1 KB", "1.31 s", "110.21 s", "3.44 s", "", ""]
-    for name, shape, classes in (("mlp", (1, 8, 8), 10), ("cnn", (1, 8, 8), 10), ("cnn32", (1, 32, 32), 10)):
-        if name not in options.networks:
-            for cells in rows.values():
-                cells.append("")
-            continue
-        model = build(name, shape, classes, 0).eval()
-        depth = ckks.explain(model, torch.empty(1, *shape)).depth
+    """Our networks, beside the paper's ResNet-18 on HElayers. One thread, no GPU."""
+
+    def one(place: tuple) -> dict:
+        name, shape = NETWORKS[place[0]]
+        model = folded(build(name, shape, 10, 0))
+        depth = ckks.explain(model, torch.empty(1, *shape), bound=float("nan")).depth
+        if depth is None:
+            raise SectorchError(f"{name} is not evaluated")
         keys = ckks.keygen(depth + 1, scale_bits=40 if depth < 8 else None)
         p = keys.parameters
-        one, batch = torch.rand(1, *shape), torch.rand(32, *shape)
-        weights = torch.rand(32, 4, classes) / classes
-        _, first = timed(lambda: ckks.encrypt(one, keys, bound=1.0))
-        e, second = timed(lambda: ckks.encrypt(batch, keys, bound=1.0))
+        sample, batch = torch.rand(1, *shape), torch.rand(32, *shape)
+        weights = torch.rand(32, 4, 10) / 10
+        _, first = timed(lambda: ckks.encrypt(sample, keys, bound=None))
+        e, second = timed(lambda: ckks.encrypt(batch, keys, bound=None))
         with torch.no_grad():
             z, third = timed(lambda: model(e).settled())
         error = float((z.decrypt(keys.secret) - model(batch).detach()).abs().max())
         q = encrypt_low(weights, keys)
         _, fourth = timed(lambda: seal(ckks.inner(q, z.unsqueeze(1)), 256, 16.0))
-        values = (
-            f"N {p.degree}, depth {p.depth}, 2^{p.scale_bits}", str(p.slots), f"{first:.2f} s",
-            f"{e.ciphertext_bytes / 1e6:.0f}", f"{e.ciphertext_bytes / p.slots / 1e3:.1f}", f"{second:.2f} s",
-            f"{third:.2f} s", f"{1e3 * third / p.slots:.2f} ms", f"{fourth:.2f} s", f"{error:.1e}",
-        )  # fmt: skip
-        for cells, value in zip(rows.values(), values, strict=True):
-            cells.append(value)
-        console.print(f"{name}: {dict(zip(rows, values, strict=True))}", highlight=False, soft_wrap=True)
-    for (label, cells), theirs in zip(rows.items(), paper, strict=True):
-        shown.add_row(label, *cells, theirs)
-    console.print(shown)
+        return dict(values={
+            "parameters": f"N {p.degree}, depth {p.depth}, 2^{p.scale_bits}", "slots": str(p.slots),
+            "encrypt one sample": f"{first:.2f} s",
+            "ciphertexts of one batch": f"{e.ciphertext_bytes / 1e6:.0f} MB",
+            "a sample's share of a full batch": f"{e.ciphertext_bytes / p.slots / 1e3:.1f} KB",
+            "encrypt a batch of 32": f"{second:.2f} s", "encrypted inference of a batch of 32": f"{third:.2f} s",
+            "a sample's share of a full batch's inference": f"{1e3 * third / p.slots:.2f} ms",
+            "an answer of 4 ciphertexts, sealed": f"{fourth:.2f} s", "largest error of the logits": f"{error:.1e}",
+        })  # fmt: skip
+
+    each(options, "table2", ("network",), [(name,) for name in NETWORKS], one)
+
+
+PAPER = dict(optimiser="sgd", rate=0.1, milestones=(50, 75), batch=128, warmup=25, rounds=75, epochs=1)
+"""Section 4.2."""
+
+
+def resnet(options: argparse.Namespace) -> None:
+    """The smallest ResNet by the paper's schedule, in the clear: 300 samples a party, no class in common."""
+
+    def one(place: tuple) -> dict:
+        seed, name = place
+        made = federation("digits", 2, "no-overlap", network="resnet4", samples=300, seed=seed)
+        result = CaPriDe(*made, Settings(seed=seed).but(**METHODS[name], **PAPER).but(directions=32)).run()
+        return dict(before=round(100 * result.accuracy(0), 2), after=round(100 * result.accuracy(-1), 2))
+
+    names = [name for name in ("local", "dml", "scalar", "head", "forward") if name in options.methods]
+    each(options, "resnet", ("seed", "method"), [(s, name) for s in options.seeds for name in names], one)
+
+
+ENCRYPTED = {
+    "mlp, forward, 20 rounds": (dict(samples=200), dict(update="forward", directions=128)),
+    "resnet4, scalar, one round": (dict(samples=300, network="resnet4"), PAPER | dict(update="scalar", rounds=1)),
+    "resnet4, head, one round": (dict(samples=300, network="resnet4"), PAPER | dict(update="head", rounds=1)),
+    "resnet4, forward, one round": (
+        dict(samples=300, network="resnet4"), PAPER | dict(update="forward", directions=32, rounds=1)
+    ),
+    "mlp, the default, 20 rounds": (dict(samples=200), dict(leakage=0.5, sigma=None)),
+}  # fmt: skip
+"""Two parties with the even and the odd digits."""
 
 
 def encrypted(options: argparse.Namespace) -> None:
-    """A whole encrypted run, and the same run in the clear."""
-    made = federation("digits", 2, "no-overlap", samples=options.samples or 200, seed=0)
-    how = Settings(rounds=options.rounds).but(**METHODS[options.update], encrypted=True)
-    hidden, seconds = timed(lambda: CaPriDe(*made, how).run())
-    clear = CaPriDe(*made, how.but(encrypted=False)).run()
-    console.print(f"{hidden.parameters}", highlight=False)
-    shown = Table("round", "encrypted, %", "simulated, %", "loss of P1, encrypted", "simulated")
-    for t in range(how.rounds + 1):
-        losses = [r.records["P1"][t].get("distillation_loss") for r in (hidden, clear)]
-        shown.add_row(
-            str(t), f"{100 * hidden.accuracy(t):.2f}", f"{100 * clear.accuracy(t):.2f}",
-            *("" if value is None else f"{value:.4f}" for value in losses),
+    """Whole encrypted runs, and the same in the clear: seconds, bytes and what they end in."""
+
+    def one(place: tuple) -> dict:
+        parties, changes = ENCRYPTED[place[0]]
+        made = federation("digits", 2, "no-overlap", seed=0, **parties)
+        how = Settings(leakage=None, sigma=0.0).but(**changes)
+        hidden, seconds = timed(lambda: CaPriDe(*made, how).run())
+        clear = CaPriDe(*made, how.but(encrypted=False)).run()
+        pairs = [(hidden.models[name][0].parameters(), clear.models[name][0].parameters()) for name in hidden.models]
+        apart = max(float((a - b).detach().abs().max()) for ours in pairs for a, b in zip(*ours, strict=True))
+        size = {row["message"]: 0.0 for row in hidden.messages}
+        for row in hidden.messages:
+            size[row["message"]] += row["bytes"] / 1e6
+        return dict(
+            total=round(seconds, 1), steps={n: round(v, 1) for n, v in hidden.seconds.items()}, parameters=str(
+                hidden.parameters), megabytes={n: round(v, 2) for n, v in size.items()}, apart=apart,
+            numbers=hidden.records["P1"][-1]["released"], rounds=how.rounds,
+            hidden=[round(100 * hidden.accuracy(t), 2) for t in (0, -1)], clear=round(100 * clear.accuracy(-1), 2),
+            leakage=max(hidden.leakage.values(), default=0.0),
         )  # fmt: skip
-    console.print(shown)
-    apart = max(
-        float((a - b).detach().abs().max())
-        for name in hidden.models
-        for a, b in zip(hidden.models[name][0].parameters(), clear.models[name][0].parameters(), strict=True)
-    )
-    console.print(f"largest difference of a weight at the end: {apart:.2e}; whole run {seconds:.1f} s")
-    console.print(f"seconds: {hidden.seconds}", highlight=False)
-    size = {what: sum(row["bytes"] for row in hidden.messages if row["message"] == what) / 1e6 for what in
-            ("keys", "inputs", "directions", "aggregates")}  # fmt: skip
-    console.print(f"MB: {size}", highlight=False)
+
+    each(options, "encrypted", ("what",), [(what,) for what in ENCRYPTED], one)
+
+
+DEEP = {"resnet4": (1, 8, 8), "resnet8": (1, 8, 8), "resnet18": (3, 32, 32)}
+
+
+def depths(options: argparse.Namespace) -> None:
+    """What networks take of a chain, and of memory for one batch: worked out on shapes, nothing is encrypted."""
+
+    def one(place: tuple) -> dict:
+        name, activation = place
+        model = fhe_friendly(build(name, DEEP[name], 10, 0, activation).eval(), activation)
+        report = ckks.explain(folded(model), torch.empty(1, *DEEP[name]), bound=float("nan"))
+        inputs = math.prod(DEEP[name])
+        return dict(depth=report.depth, problem=report.problem, peak=report.peak_bytes, inputs=inputs)
+
+    places = [(name, activation) for name in DEEP for activation in ("gelu", "square")]
+    each(options, "depths", ("network", "activation"), places, one)
 
 
 def main() -> None:
-    commands = {f.__name__: f for f in (gains, sensitivity, table2, encrypted)}
+    commands = {f.__name__: f for f in (gains, sensitivity, table2, encrypted, resnet, depths)}
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("command", choices=list(commands))
     p.add_argument("--data", default="digits")
@@ -206,8 +248,6 @@ def main() -> None:
     p.add_argument("--samples", type=int, help="of each party (default: all)")
     p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     p.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, help="of gains and sensitivity")
-    p.add_argument("--update", default="forward", choices=("scalar", "head", "forward"), help="of encrypted")
-    p.add_argument("--networks", nargs="+", default=["mlp", "cnn", "cnn32"])
     p.add_argument("--out", type=Path, default=Path(__file__).parent / "results/capride", help="a folder for the rows")
     options = p.parse_args()
     torch.set_num_threads(1)

@@ -18,6 +18,7 @@ from pathlib import Path
 from figures import FIGURES, drawn
 from measured import HUGGINGFACE, PRIVHFL
 from measured_capc import CAPC
+from measured_capride import CAPRIDE
 from papers import ITEMS
 from papers import KINDS as PAPER_KINDS
 
@@ -153,13 +154,14 @@ def settings(where: str) -> Callable[[], str]:
     return made
 
 
-PAPER_PACKAGES = ("capride", "perturbation", "secsv")
+PAPER_PACKAGES = ("perturbation", "secsv")
 
 GENERATED: dict[str, dict[str, Callable[[], str]]] = {
     "learned.md": {"messages": messages, "composed": composed},
     "ops.md": {"operations": operations},
     "privhfl.md": {**PRIVHFL, "settings": settings("sectorch.protocols.privhfl.settings:Settings")},
     "capc.md": {**CAPC, "settings": settings("sectorch.protocols.capc.settings:Settings")},
+    "capride.md": {**CAPRIDE, "settings": settings("sectorch.protocols.capride.settings:Settings")},
     "papers.md": {"papers": papers},
     "your-model.md": HUGGINGFACE,
     "federated.md": {

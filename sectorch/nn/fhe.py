@@ -86,6 +86,22 @@ def fhe_friendly(model: nn.Module, activation: str = "gelu") -> nn.Module:
     return graph.train(model.training)
 
 
+def folded(model: nn.Module) -> nn.Module:
+    """A copy in evaluation mode, each BatchNorm folded into the layer before it: it takes no level of its own then.
+
+    A copy as the model is where fx cannot see through the forward.
+    """
+    copied = copy.deepcopy(model).eval()
+    graph = trace_leaves(copied)
+    if graph is None:
+        return copied
+    with torch.no_grad():
+        _fold_batchnorm(graph)
+    graph.recompile()
+    graph.delete_all_unused_submodules()
+    return graph
+
+
 def trace_leaves(model: nn.Module) -> fx.GraphModule | None:
     """The graph with `Polynomial` as a leaf, or None where fx cannot see through the forward."""
     return symbolic_trace(model, _Leaves)

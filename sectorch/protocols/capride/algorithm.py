@@ -200,6 +200,8 @@ class CaPriDe:
         for party in self.parties:
             start, record, extra = time.perf_counter(), {}, None
             state = self.states[party.name].copied(party, how)
+            for group in (group for steps in state.steps for group in steps.param_groups):
+                group["lr"] = how.rate_in(t)
             if how.asks:
                 update, record = self._ask(t, party, models, watch)
                 extra = distillation(state.small, party, update, how)

@@ -47,6 +47,16 @@ def cnn32(shape: tuple[int, ...], classes: int) -> nn.Module:
     )  # fmt: skip
 
 
+def resnet4(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The smallest ResNet: a strided stem of 8 channels, one block of 16, a linear layer: 9 levels with the polynomial
+    GELU.
+    """
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+        BasicBlock(8, 16, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, classes),
+    )  # fmt: skip
+
+
 def resnet8(shape: tuple[int, ...], classes: int) -> nn.Module:
     """A small ResNet (16, 32, 64 channels), for the large model where images are small."""
     return nn.Sequential(
@@ -60,7 +70,7 @@ def _resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
     return resnet18(classes, shape[0])
 
 
-SMALL: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "cnn32": cnn32}
+SMALL: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "cnn32": cnn32, "resnet4": resnet4}
 """FHE-friendly after `fhe_friendly`."""
 LARGE: dict[str, Callable[..., nn.Module]] = {"resnet8": resnet8, "resnet18": _resnet18}
 """For the two-model arrangement: any network, never evaluated under encryption."""

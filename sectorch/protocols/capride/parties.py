@@ -16,6 +16,7 @@ from ...ckks.scheme.levels import settle
 from ...ckks.scheme.multiply import prepared
 from ...ckks.scheme.parameters import INTEGER_BITS
 from ...federated.training import predict
+from ...nn.fhe import folded
 from .aggregate import Layout, blocks, encrypt_low, intact, seal, spread, tagged, unseal
 from .directions import Directions, head_of
 from .errors import DisaggregationError, ModelError
@@ -107,7 +108,8 @@ class Peer:
             _check_range(self.party, model)
             layout, keys, _ = self._published[owner]
             with torch.no_grad():
-                found = [settle(cleared(model(x).cipher)) for x in layout.tensors(inputs, keys, *layout.row)]
+                net = folded(model).double()
+                found = [settle(cleared(net(x).cipher)) for x in layout.tensors(inputs, keys, *layout.row)]
             if found[0].left < 1:
                 raise ckks.LevelError(f"{self.party.name}'s model leaves no level for the product with the predictions")
             if found[0].factor != 1:

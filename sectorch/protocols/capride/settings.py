@@ -15,7 +15,8 @@ from ...federated.errors import FederationError
 from ...federated.folder import digest
 from ...federated.options import Options, option
 from ...federated.participants import Participant, Samples, check_federation
-from ...federated.training import Training
+from ...federated.training import OPTIMISERS, Training
+from ...nn.fhe import folded
 from .directions import features_and_logits, head_of
 from .errors import ModelError
 
@@ -53,7 +54,11 @@ class Settings(Options):
     warmup: int = option(10, "epochs of local training before the first round (paper: 25)", least=0)
     epochs: int = option(4, "of local training in a round", least=1)
     batch: int = option(32, "of local training", least=2)
-    rate: float = option(1e-2, "Adam's, of local training; gradients are clipped to norm 1", above=0, below=INFINITY)
+    optimiser: str = option("adam", "of local training; sgd has the paper's momentum of 0.9", among=OPTIMISERS)
+    rate: float = option(1e-2, "of local training; gradients are clipped to norm 1", above=0, below=INFINITY)
+    milestones: tuple[int, ...] = option(
+        (), "rounds from which the rate is a tenth of what it was (paper: 50, 75)", least=1, hidden=True
+    )
     smoothing: float = option(
         0.1,
         "of labels in local training; without it the logits of classes that a party lacks fall for ever, and little is "
@@ -119,7 +124,13 @@ class Settings(Options):
     @property
     def local(self) -> Training:
         """Training on a party's own machine."""
-        return Training("adam", self.rate, self.batch, self.epochs, smoothing=self.smoothing, clip=1.0)
+        return Training(
+            self.optimiser, self.rate, self.batch, self.epochs, momentum=0.9, smoothing=self.smoothing, clip=1.0
+        )
+
+    def rate_in(self, round_: int) -> float:
+        """The learning rate of a round."""
+        return self.rate * 0.1 ** sum(round_ >= milestone for milestone in self.milestones)
 
     def subset(self, samples: int) -> int:
         """Samples in a round's aggregates."""
@@ -177,7 +188,8 @@ def chain(parties: Sequence[Party], how: Settings) -> ckks.Parameters:
     """
     depths: dict[str, int] = {}
     for party in parties:
-        report = ckks.explain(copy.deepcopy(party.model).eval(), party.images[:1])
+        # A peer's values are not bounded by what could be said of its weights before they are trained.
+        report = ckks.explain(folded(party.model), party.images[:1], bound=float("nan"))
         if report.depth is None:
             raise ModelError(
                 f"{party.name}'s model is not FHE-friendly: {report.problem} Layers that are not: "
