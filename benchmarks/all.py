@@ -29,7 +29,7 @@ from rich.table import Table
 HERE = Path(__file__).parent
 
 _PRIVHFL = "--clients 2 --seeds 0 --queries 20 --test-samples 100 --work {work}/runs --json {work}/figures.json"
-_CAPRIDE = "--parties 2 --splits no-overlap --seeds 0 --rounds 2 --out {work}"
+_CAPRIDE = "--seeds 0 --rounds 2 --out {work}"
 _CAPC = "--json {work}/figures.json"
 _PAPER = "--data digits --seeds 1 --counts 10 --out {work}"
 _SECSV = "--json {work}/figures.json"
