@@ -29,7 +29,7 @@ from sectorch.errors import (
     ShapeError,
     UnsupportedOpError,
 )
-from sectorch.network.parties.session import reason
+from sectorch.network.parties.said import reason
 from sectorch.tensor import PrivateTensor, SharedTensor
 from sectorch.tensor.table import SHARES, OpTable
 

@@ -50,8 +50,9 @@ def test_ways_that_are_closed_anyway(way: str, make):
     x = make()[0, 0] if way == "round" else make()
     with sectorch.profile() as profile, pytest.raises((TypeError, RuntimeError)) as raised:
         FOREIGN[way](x)
-    assert not profile.ledger
+    assert all(not line.shows for line in profile.ledger)
     if way != "assert_close":  # it prints the plain tensor that it was given
+        assert not profile.ledger
         assert not any(str(value) in str(raised.value) for value in VALUES.flatten().tolist())
 
 

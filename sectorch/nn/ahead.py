@@ -71,6 +71,7 @@ def later(
         return Inputs.of(size).meta()
     if size < 1:
         raise ArgumentError(f"preprocess needs a batch of at least one row, got {size}")
+    asked = [x for x in asked if not x.in_shares]
     if sample_shape is not None:
         asked = [x for x in asked if x.single and x.shapes[0][1:] == tuple(sample_shape)]
         dtype = dtype or (asked[0].dtypes[0] if asked else usual)

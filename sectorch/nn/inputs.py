@@ -158,6 +158,16 @@ class Inputs:
         made.form, made.tensors = self.form, tuple(tensors)
         return made
 
+    def known(self) -> Inputs:
+        """The same call, with what everybody knows of those tensors that are in shares by now."""
+        held = {
+            name: Held.of(x) for name, x in zip(self.names, self.tensors, strict=True) if isinstance(x, SharedTensor)
+        }
+        swap = lambda leaf: Secret(leaf.name, held.get(leaf.name)) if isinstance(leaf, Secret) else leaf
+        made = self.having(self.tensors)
+        made.form = Form(self.form.spec, tuple(map(swap, self.form.leaves)), in_shares=bool(held))
+        return made
+
     def staying(self) -> Inputs:
         """The same call, whose results stay in shares."""
         made = self.having(self.tensors)

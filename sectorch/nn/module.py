@@ -223,13 +223,16 @@ class SecureModule(nn.Module):
         program = self._choreography(inputs)
         if program is None:
             with self.session.call(self.party):
-                return revealed(self._run(self.share(inputs)))
+                return revealed(self._run(self._shared(inputs)))
         with placed():
             return self.session.run(program, self._brought(inputs), self.ahead.take(inputs))
 
     def share(self, x: torch.Tensor | Inputs) -> Inputs:
         """The module's inputs in shares."""
-        return shared_inputs(Inputs.of(x), self.session, self.scheme, self.party)
+        return self._shared(Inputs.of(x)).known()
+
+    def _shared(self, inputs: Inputs) -> Inputs:
+        return shared_inputs(inputs, self.session, self.scheme, self.party)
 
     def _run(self, shared: Inputs) -> Any:
         program = self.program(shared)
@@ -249,7 +252,7 @@ class SecureModule(nn.Module):
         program = self._choreography(inputs)
         if program is None:
             with self.session.call(self.party):
-                return self._run(self.share(inputs))
+                return self._run(self._shared(inputs))
         with placed():
             found = self.session.run(program, self._brought(inputs), self.ahead.take(inputs))
         given = [x for x in inputs.tensors if isinstance(x, SharedTensor)]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
-from .common import refuse, require
+from .common import refuse
 
 T = torch.Tensor
 
@@ -57,23 +57,10 @@ def _log_where(x: Any, y: torch.Tensor) -> torch.Tensor:
     return torch.log(torch.where(torch.as_tensor(x == 0), 1.0, y))
 
 
-@implements("xlogy", torch.xlogy, T.xlogy, torch.special.xlogy, in_place=(T.xlogy_,),
-            note="as log, times x; 0 where x is 0")  # fmt: skip
-def xlogy(context: Context, x: Any, y: Any) -> torch.Tensor:
-    y = y if isinstance(y, torch.Tensor) else torch.tensor(float(y))
-    return x * _log_where(x, y)
-
-
 @implements("xlog1py", torch.special.xlog1py, note="as log1p, times x; 0 where x is 0")
 def xlog1py(context: Context, x: Any, y: Any) -> torch.Tensor:
     y = y if isinstance(y, torch.Tensor) else torch.tensor(float(y))
     return x * _log_where(x, y + 1)
-
-
-@implements("entr", torch.special.entr, note="x >= 0; as x times log x")
-def entr(context: Context, x: SharedTensor) -> torch.Tensor:
-    require(context, x, 0.0)
-    return -x * _log_where(x, x)
 
 
 @implements("ndtr", torch.special.ndtr, note="everywhere; error 4e-6")

@@ -173,7 +173,7 @@ def grid_sample(
     return _sampled(x, grid, lambda v, g: F.grid_sample(v, g, mode, padding_mode, align_corners))
 
 
-@implements("grid_sample", torch.grid_sampler, torch.grid_sampler_2d, torch.grid_sampler_3d)
+@implements("grid_sample", torch.grid_sampler, torch.grid_sampler_2d)
 def grid_sampler(
     context: Context, x: SharedTensor, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> torch.Tensor:

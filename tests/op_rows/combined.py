@@ -128,11 +128,7 @@ ROWS = (
     ),
     op("logcumsumexp", call(X, 0), call(X, dim=1), ulps=2 * SOFTPLUS + 8, why="two steps of logaddexp"),
     op("hypot", call(X, APART), call(X, APART.public), ulps=12, relative=4, why=NORM),
-    op(
-        "xlogy", call(X, POSITIVE), call(X, 2.0), call(X.public, POSITIVE), ulps=4 * (LOG + 4), why="|x| log, truncated"
-    ),
     op("xlog1py", call(X, POSITIVE), call(X, 2.0), ulps=4 * (LOG + 4), why="|x| log, truncated"),
-    op("entr", call(POSITIVE), call(number(4, low=0, high=0)), ulps=4 * (LOG + 4), why="|x| log, truncated"),
     op("ndtr", call(X), ulps=ERF + 3, why="half of erf"),
     op("ldexp", call(X, torch.tensor([0, 1, -1, 3])), ulps=6, why="the input's 1/2 times 8, and a rounding"),
     op(
