@@ -160,9 +160,14 @@ class Inputs:
 
     def known(self) -> Inputs:
         """The same call, with what everybody knows of those tensors that are in shares by now."""
-        held = {
-            name: Held.of(x) for name, x in zip(self.names, self.tensors, strict=True) if isinstance(x, SharedTensor)
-        }
+        pairs = zip(self.names, self.tensors, strict=True)
+        return self._holding({name: Held.of(x) for name, x in pairs if isinstance(x, SharedTensor)})
+
+    def asked(self) -> Inputs:
+        """The same call as one on plain tensors, whose results are revealed: the module does the same in both."""
+        return self._holding({})
+
+    def _holding(self, held: dict[str, Held]) -> Inputs:
         swap = lambda leaf: Secret(leaf.name, held.get(leaf.name)) if isinstance(leaf, Secret) else leaf
         made = self.having(self.tensors)
         made.form = Form(self.form.spec, tuple(map(swap, self.form.leaves)), in_shares=bool(held))

@@ -119,11 +119,11 @@ class SecureModule(nn.Module):
 
     def program(self, x: torch.Tensor | Inputs) -> Trace | None:
         """The program for inputs of this form, shape and dtype; None where the module runs operation by operation."""
-        return self.traces.of(Inputs.of(x).meta())
+        return self.traces.of(Inputs.of(x).meta().asked())
 
     def recorded(self, x: torch.Tensor | Inputs) -> Trace | None:
         """The same before the graph passes."""
-        return self.traces.recorded(Inputs.of(x).meta())
+        return self.traces.recorded(Inputs.of(x).meta().asked())
 
     def train(self, mode: bool = True) -> SecureModule:
         if mode:
@@ -249,7 +249,7 @@ class SecureModule(nn.Module):
         return self(Inputs.called_with(args, kwargs).staying())
 
     def _staying(self, inputs: Inputs) -> Any:
-        program = self._choreography(inputs)
+        program = self._choreography(inputs) if self.session.complete else None
         if program is None:
             with self.session.call(self.party):
                 return self._run(self._shared(inputs))

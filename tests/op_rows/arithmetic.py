@@ -114,7 +114,6 @@ ROWS = (
         pairs="ss sp s.",
         errors=(
             refused(ArgumentError, "division by zero", X, 0),
-            refused(UnsupportedOpError, "rounds", X, 2.0, rounding_mode="floor"),
             refused(ShapeError, "roadcast", X, number(2, 4).public),
             refused(NonFiniteError, "infinite", X, torch.tensor([1.0, 0.0, 2.0])),
         ),
