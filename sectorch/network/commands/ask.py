@@ -114,6 +114,7 @@ def _prepare(model: RemoteModel, rows: int, batch: int) -> None:
         for inputs, count in calls:
             model.prepare(inputs)
             progress.advance(task, count)
+    console.print(f"{rows} rows are prepared, in calls of {batch}")
 
 
 def _ask(model: RemoteModel, given: Given, options: argparse.Namespace) -> dict:
