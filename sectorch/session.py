@@ -121,7 +121,8 @@ class Session:
             seed(self._setup[party], first=i == 0)
             if self.dealer != Q:
                 dealing = self._casts[party] | {"Q": self.dealer}
-                seed(Net(self.runtime, next(self._calls), Cast(STAR, dealing), Phase.SETUP), first=i == 0, known=True)
+                net = Net(self.runtime, self._number(party), Cast(STAR, dealing), Phase.SETUP)
+                seed(net, first=i == 0, known=True)
 
     def __repr__(self) -> str:
         names = dict.fromkeys(party.name for cast in self._casts.values() for party in cast.values())
@@ -133,7 +134,11 @@ class Session:
     def _net(self, party: Party | None, base: Phase) -> Net:
         party = self._centre(party)
         setup = None if base == Phase.SETUP else self._setup[party]
-        return Net(self.runtime, next(self._calls), Cast(self.roles, self._casts[party]), base, setup)
+        return Net(self.runtime, self._number(party), Cast(self.roles, self._casts[party]), base, setup)
+
+    def _number(self, party: Party | None) -> int:
+        """Of the next call with this answering party; no two calls have the same, since it addresses randomness."""
+        return next(self._calls)
 
     def _centre(self, party: Party | None) -> Party | None:
         """The answering party of a call; None where the session has other roles."""
@@ -256,7 +261,7 @@ class Session:
         settled = setup.values(part, self.runtime, inputs)
         if material is not None:
             return part.resume(self.runtime, material, setup.call, settled, inputs)
-        number = next(self._calls)
+        number = self._number(_answering(program))
         try:
             return part.call(self.runtime, number, settled, inputs)
         finally:
@@ -267,7 +272,7 @@ class Session:
         part = self._part(program, inputs)
         setup = self._setup_of(program)
         settled = setup.values(part, self.runtime, inputs)
-        number = next(self._calls)
+        number = self._number(_answering(program))
         try:
             values = part.prepare(self.runtime, number, settled, inputs)
         finally:
@@ -295,11 +300,11 @@ class Session:
     def _setup_of(self, program: Program) -> Setup:
         with self._lock:
             if program.before not in self._settled:
-                self._settled[program.before] = self._new_setup()
+                self._settled[program.before] = self._new_setup(_answering(program))
             return self._settled[program.before]
 
-    def _new_setup(self) -> Setup:
-        return Setup(next(self._calls))
+    def _new_setup(self, party: Party | None) -> Setup:
+        return Setup(self._number(party))
 
     @contextmanager
     def _running(self, net: Net) -> Iterator[Net]:
@@ -309,6 +314,11 @@ class Session:
                 yield net
         finally:
             _CALL.reset(token)
+
+
+def _answering(program: Program) -> Party | None:
+    """Whose a program is; None of one that is played in other roles."""
+    return next((party for party in program.parties if party.role == "A"), None)
 
 
 _default: dict[torch.device, Session] = {}

@@ -123,15 +123,18 @@ def test_what_is_prepared_is_used(secured):
     assert sum(run.secure.prepared().values()) == 0
     with sectorch.profile() as unprepared:
         run(ids)
-    assert spent.offline_bytes < 0.01 * unprepared.offline_bytes  # what opens the tokens
+    assert spent.offline_bytes == 0 < unprepared.offline_bytes
     assert unprepared.online_bytes == spent.online_bytes
 
 
-def test_nobody_reads_a_result_of_a_step_but_its_own_shares(secured):
+@pytest.mark.parametrize("until_end", [False, True])
+def test_of_a_step_q_reads_the_token_and_the_others_their_own_shares(secured, until_end):
     ids, mask = prompts()
-    for program in sectorch.Generation(secured, 3).programs(ids, mask):
+    for program in sectorch.Generation(secured, 3, until_end=until_end).programs(ids, mask):
         reads = [node for node in program.call if isinstance(node.step, Read)]
-        assert {party.name for node in reads for party in node.step.owners} == {"A", "S"}
+        learned = [node.results[0].shape for node in reads if "Q" in {party.name for party in node.step.owners}]
+        assert {party.name for node in reads for party in node.step.owners} <= {"Q", "A", "S"}
+        assert [tuple(shape) for shape in learned] == ([] if until_end else [(2, 1), (1,)])  # and whether it is right
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def called(served: Served, args: tuple, kwargs: dict[str, Any]) -> Inputs:
     if len(args) == 1 and not kwargs and isinstance(args[0], Inputs):
         args, kwargs = _arguments(args[0])
     errors: list[SectorchError] = []
-    for call in served.calls:
+    for call in _plain(served):
         try:
             return _inputs(call, args, kwargs)
         except (ArgumentError, DtypeError, ShapeError) as error:
@@ -37,6 +37,18 @@ def called(served: Served, args: tuple, kwargs: dict[str, Any]) -> Inputs:
     ranks = lambda e: (ShapeError, DtypeError, ArgumentError).index(type(e)) + str(e).startswith(("missing", "unexp"))
     said = min(errors, key=ranks)
     raise type(said)(f"{said}; {served.said}") from None
+
+
+def _plain(served: Served) -> list[ServedCall]:
+    """The calls whose results Q learns.
+
+    Raises:
+        ArgumentError: there are none.
+    """
+    calls = [call for call in served.calls if not call.inputs.in_shares]
+    if not calls:
+        raise ArgumentError("the model is served for generation: ask it by generate(input_ids)")
+    return calls
 
 
 Like = int | tuple[int, ...] | torch.Tensor | Inputs
@@ -52,7 +64,9 @@ def like(served: Served, inputs: Like) -> Inputs:
     Raises:
         ArgumentError, DtypeError, ShapeError: the model does not take such.
     """
-    first = served.calls[0]
+    if isinstance(inputs, Inputs) and inputs.in_shares:
+        return served.inputs(served.find(inputs))
+    first = _plain(served)[0]
     if isinstance(inputs, int):
         if inputs < 1 or len(served.calls) > 1 or not first.least:
             raise ArgumentError(f"{inputs} rows say nothing of a call here: pass Inputs(...); {served.said}")
@@ -75,7 +89,7 @@ def named(served: Served, tensors: Mapping[str, torch.Tensor]) -> Inputs:
         ArgumentError: other names. DtypeError, ShapeError: as of `called`.
     """
     errors: list[SectorchError] = []
-    for call in served.calls:
+    for call in _plain(served):
         if set(call.inputs.names) != set(tensors):
             continue
         try:

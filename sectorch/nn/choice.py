@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ProgramError
 
 
 @dataclass(frozen=True)
@@ -56,3 +56,47 @@ class Choice:
             scores, index = scores.topk(noise.shape[-1])
         chosen = (scores / self.temperature + noise).argmax(-1, keepdim=True)
         return chosen if index is None else index.gather(-1, chosen)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """How a model continues texts; public.
+
+    Attributes:
+        max_new_tokens: how many tokens there is room for.
+        words: how many different tokens there are. choice: how one is chosen.
+        ends: tokens that end a text. pad: what follows an end.
+        masked: whether prompts come with a mask, which says where they are padded.
+        until_end: whether tokens stay secret of Q too until all are there.
+    """
+
+    max_new_tokens: int
+    words: int
+    choice: Choice
+    ends: tuple[int, ...] = ()
+    pad: int = 0
+    masked: bool = False
+    until_end: bool = False
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """As a description has it."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, said: Any) -> Texts:
+        """What a description says.
+
+        Raises:
+            ProgramError: it is none.
+        """
+        try:
+            made = cls(**{**said, "ends": tuple(said["ends"]), "choice": Choice(**said["choice"])})
+        except (TypeError, KeyError, ArgumentError):
+            raise ProgramError("a model description does not say how texts are continued") from None
+        numbers = (made.max_new_tokens, made.words, made.pad, *made.ends, made.choice.top_k or 0)
+        marks = (made.masked, made.until_end, made.choice.do_sample)
+        sized = all(type(n) is int and 0 <= n < 1 << 31 for n in numbers) and len(made.ends) <= 1024
+        if not sized or not made.max_new_tokens or not all(type(mark) is bool for mark in marks):
+            raise ProgramError("a model description holds impossible numbers of tokens")
+        return made

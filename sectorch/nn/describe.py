@@ -91,10 +91,11 @@ class _Writer:
             if least:
                 general.append((inputs.row, least))
             programs.append(self._written(inputs, program, other, least))
-        once = {json.dumps([p["inputs"], p["call"]]): p for p in programs}
+        once = {json.dumps([p["inputs"], p["call"], p["learned"]]): p for p in programs}
         description = {
             "version": VERSION, "dtype": str(self._dtype), "weights": self._entries,
             "constants": [json.loads(text) for text in self._constants], "programs": list(once.values()),
+            "texts": None,
         }  # fmt: skip
         return description, self._weights
 
@@ -108,7 +109,7 @@ class _Writer:
 
     def _general(self, inputs: Inputs, program: Trace) -> tuple[int, Trace]:
         """The fewest rows for which the program holds, and the same for another number; 0 where it holds for one."""
-        if inputs.rows is None:
+        if inputs.rows is None or inputs.in_shares:
             return 0, program
         others = {n: self._with(inputs, n) for n in (1, FEW, FEW + 1) if n != inputs.rows}
         same = {n: p for n, p in others.items() if p is not None and same_program(program, p, grown=True)}
@@ -143,12 +144,13 @@ class _Writer:
                 kwargs = {name: written(value, twin.kwargs[name], ref) for name, value in node.kwargs.items()}
                 places[node] = {"node": len(nodes)}
                 nodes.append({"name": self._name(node.target), "args": args, "kwargs": kwargs})
+        entries = []
+        for (name, (shape, dtype)), held in zip(inputs.described.items(), inputs.held, strict=True):
+            known = None if held is None else list(held.said)
+            entries.append({"name": name, "shape": list(shape), "dtype": str(dtype), "held": known})
         return {
-            "inputs": [
-                {"name": name, "shape": list(shape), "dtype": str(dtype)}
-                for name, (shape, dtype) in inputs.described.items()
-            ],
-            "call": self._call(inputs), "rows": least, "nodes": nodes, "result": self._result(program, ref),
+            "inputs": entries, "call": self._call(inputs), "learned": inputs.learned, "rows": least, "nodes": nodes,
+            "result": self._result(program, ref),
         }  # fmt: skip
 
     def _grown(self, node: fx.Node, twin: fx.Node, program: Trace, other: Trace) -> dict | None:

@@ -94,7 +94,7 @@ def dry_run(
             tracing = net.tracing = Tracing(net.call, traces.setup)
             shared = shared_inputs(inputs, session, scheme, traces.party)
             outputs = run(program, weights.of(program), shared.tensors, step)
-        outputs = staying(outputs) if inputs.in_shares else revealed(outputs)
+        outputs = revealed(outputs) if inputs.learned is None else staying(outputs, inputs.learned)
     if budget is not None and program is not None:
         budget.check_weights(profile)
         given = [node for node in program.graph.nodes if node.op == "placeholder"]

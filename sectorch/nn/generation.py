@@ -10,68 +10,103 @@ so that every step is the same program: it is traced once, and can be prepared a
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from ..choreography.program.trace import Program
-from ..errors import ArgumentError, DtypeError, SectorchError, ShapeError, UnsupportedOpError
-from ..tensor import SharedTensor
-from .choice import Choice
+from ..errors import ArgumentError, DtypeError, ShapeError
+from .choice import Choice, Texts
 from .held import as_shared
 from .inputs import Inputs
 from .module import SecureModule
-
-Cache = list[tuple[Any, Any]]
-"""Keys and values of each layer."""
+from .step import Cache, Step, check_window, texts_of
 
 
-class Step(nn.Module):
-    """One call of a causal language model: from tokens and the cache before them to the next token and the cache."""
+class Continuing:
+    """Continues texts: asks for one token after the other.
 
-    def __init__(self, model: nn.Module, choice: Choice):
-        super().__init__()
-        self.model, self.choice = model, choice
-        taken = inspect.signature(model.forward).parameters
-        self._placed, self._last = "position_ids" in taken, "logits_to_keep" in taken
+    Attributes:
+        texts: how; public.
+    """
 
-    def forward(
-        self, input_ids: Any, attention_mask: Any, position_ids: Any, past: Cache, window: int, noise: Any
-    ) -> Any:
-        scores, cache = self.scores(input_ids, attention_mask, position_ids, past)
-        return self.choice.token(scores, noise), [tuple(_last(x, window) for x in pair) for pair in cache]
+    texts: Texts
 
-    def scores(self, input_ids: Any, attention_mask: Any, position_ids: Any, past: Cache) -> tuple[Any, Cache]:
-        """The scores of the next token, [rows, words], and the whole cache."""
-        from transformers.cache_utils import DynamicCache
+    def __call__(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        max_new_tokens: int | None = None,
+        generator: torch.Generator | None = None,
+        streamer: Callable[[torch.Tensor], Any] | None = None,
+    ) -> torch.Tensor:
+        """Prompts and what follows them, [rows, positions + new tokens]; see `generate`.
 
-        cache = DynamicCache()
-        for layer, (keys, values) in enumerate(past):
-            cache.update(keys, values, layer)
-        more = {"position_ids": position_ids} if self._placed else {}
-        more |= {"logits_to_keep": 1} if self._last else {}
-        out = self.model(
-            input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True, **more
+        Raises:
+            ArgumentError: more tokens than there is room for.
+        """
+        ids, mask = _prompt(input_ids, attention_mask)
+        most = self.texts.max_new_tokens if max_new_tokens is None else max_new_tokens
+        if not 1 <= most <= self.texts.max_new_tokens:
+            raise ArgumentError(f"there is room for {self.texts.max_new_tokens} new tokens, {most} were asked for")
+        taken: list[Any] = []
+        ended = torch.zeros(len(ids), dtype=torch.bool)
+        token, past = self._call(self._first(ids, mask, generator))
+        while True:
+            if not self.texts.until_end:
+                token[ended] = self.texts.pad
+                ended |= torch.isin(token[:, 0], torch.tensor(self.texts.ends, dtype=token.dtype))
+                if streamer is not None:
+                    streamer(token[:, 0].clone())
+            taken.append(token)
+            if len(taken) == most or bool(ended.all()):
+                break
+            token, past = self._call(self._next(token, mask, past, len(taken), generator))
+        if self.texts.until_end:
+            together: Any = torch.cat(taken, 1)
+            return torch.cat((ids, together.reveal()), 1)
+        return torch.cat((ids, *taken), 1)
+
+    def _call(self, inputs: Inputs) -> tuple[Any, Cache]:
+        """One step: the token, and the cache in shares."""
+        raise NotImplementedError
+
+    @property
+    def _learned(self) -> int:
+        """How many results of a step Q learns: the token, or nothing before the end."""
+        return 0 if self.texts.until_end else 1
+
+    def _first(self, ids: torch.Tensor, mask: torch.Tensor | None, generator: torch.Generator | None) -> Inputs:
+        noise = self.texts.choice.noise(len(ids), self.texts.words, generator)
+        positions = None if mask is None else _positions(mask)
+        return self._inputs(ids, mask, positions, [], self._window(ids), noise)
+
+    def _inputs(self, ids: Any, mask: Any, positions: Any, past: Cache, window: int, noise: Any) -> Inputs:
+        called = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+        return Inputs(**called, past=past, window=window, noise=noise).staying(self._learned)
+
+    def _window(self, ids: torch.Tensor) -> int:
+        """Places of the cache that a step takes."""
+        return ids.shape[1] + self.texts.max_new_tokens - 2
+
+    def _next(
+        self, token: Any, mask: torch.Tensor | None, past: Cache, count: int, generator: torch.Generator | None
+    ) -> Inputs:
+        """The step after so many tokens."""
+        rows, window = len(token), past[0][0].shape[-2]
+        noise = self.texts.choice.noise(rows, self.texts.words, generator)
+        length = window + 2 - self.texts.max_new_tokens
+        before = torch.ones(rows, length, dtype=torch.int64) if mask is None else mask
+        seen = F.pad(
+            torch.cat((before, torch.ones(rows, count, dtype=torch.int64)), 1), (window + 1 - length - count, 0)
         )
-        layers = getattr(out.past_key_values, "layers", None)
-        if not layers or not all(isinstance(getattr(layer, "keys", None), torch.Tensor) for layer in layers):
-            raise UnsupportedOpError(
-                f"{type(self.model).__name__} keeps no keys and values that generate() could pass on"
-            )
-        return out.logits[:, -1], [(layer.keys, layer.values) for layer in layers]
+        return self._inputs(token, seen, seen.sum(1, keepdim=True) - 1, past, window, noise)
 
 
-def _last(x: Any, window: int) -> Any:
-    """The last positions of a cache's tensor [rows, heads, positions, width]; zeros stand before a shorter one."""
-    empty = window - x.shape[-2]
-    return F.pad(x, (0, 0, empty, 0)) if empty > 0 else x[..., x.shape[-2] - window :, :]
-
-
-class Generation:
+class Generation(Continuing):
     """Generation with prompts of one shape: what `sectorch.generate` uses, for more than one text.
 
     Args:
@@ -104,56 +139,15 @@ class Generation:
     ):
         if not isinstance(model, SecureModule):
             raise ArgumentError(f"generate() takes what sectorch.secure() made, got {type(model).__name__}")
-        plain = model.plain
-        config: Any = getattr(plain, "config", None)
-        if config is None or getattr(config, "is_encoder_decoder", False) or not hasattr(config, "vocab_size"):
-            raise ArgumentError(
-                f"generate() takes causal language models of transformers (AutoModelForCausalLM), got "
-                f"{type(plain).__name__}; call the secure model in a loop of your own"
-            )
-        if max_new_tokens < 1:
-            raise ArgumentError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
-        self.max_new_tokens, self.until_end = max_new_tokens, until_end
-        self._choice = Choice(do_sample, temperature, top_k)
-        ends = eos_token_id if eos_token_id is not None else _configured(plain, "eos_token_id")
-        self._ends = [ends] if isinstance(ends, int) else list(ends or ())
-        pad = pad_token_id if pad_token_id is not None else _configured(plain, "pad_token_id")
-        self._pad = pad if isinstance(pad, int) else (self._ends[0] if self._ends else 0)
-        self._words = int(config.vocab_size)
-        step = Step(plain, self._choice).eval()
+        plain, choice = model.plain, Choice(do_sample, temperature, top_k)
+        self.texts = texts_of(plain, max_new_tokens, choice, eos_token_id, pad_token_id, until_end)
+        step = Step(plain, choice).eval()
         if model.session.present(model.party):
-            _check_window(step)
+            check_window(step)
         self.secure = model.over(step)
-        self._session = model.session
 
-    def __call__(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
-        streamer: Callable[[torch.Tensor], Any] | None = None,
-    ) -> torch.Tensor:
-        """Prompts and what follows them, [rows, positions + new tokens]; see `generate`."""
-        ids, mask = _prompt(input_ids, attention_mask)
-        taken: list[Any] = []
-        ended = torch.zeros(len(ids), dtype=torch.bool)
-        token, past = self.secure.in_shares(self._first(ids, mask, generator))
-        while True:
-            if not self.until_end:
-                token = self._learned(token, past)
-                token[ended] = self._pad
-                ended |= torch.isin(token[:, 0], torch.tensor(self._ends, dtype=token.dtype))
-                if streamer is not None:
-                    streamer(token[:, 0].clone())
-            taken.append(token)
-            if len(taken) == self.max_new_tokens or bool(ended.all()):
-                break
-            token, past = self.secure.in_shares(self._next(token, mask, past, len(taken), generator))
-        if self.until_end:
-            together: Any = torch.cat(taken, 1)
-            return torch.cat((ids, together.reveal()), 1)
-        return torch.cat((ids, *taken), 1)
+    def _call(self, inputs: Inputs) -> tuple[Any, Cache]:
+        return self.secure.in_shares(inputs)
 
     def preprocess(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, steps: int | None = None
@@ -167,51 +161,26 @@ class Generation:
         Returns:
             bytes of memory that the material takes until it is used.
         """
-        first, later = self._forms(input_ids, attention_mask)
+        first, later = self.forms(input_ids, attention_mask)
         held = self.secure.preprocess(first)
-        for _ in range(self.max_new_tokens - 1 if steps is None else steps):
+        for _ in range(self.texts.max_new_tokens - 1 if steps is None else steps):
             held += self.secure.preprocess(later)
         return held
 
     def programs(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> tuple[Program, Program]:
         """What all parties do for a prompt of this shape, and what they do for each later token."""
-        first, later = (self.secure.choreography(inputs) for inputs in self._forms(input_ids, attention_mask))
+        first, later = (self.secure.choreography(inputs) for inputs in self.forms(input_ids, attention_mask))
         return first, later
 
-    def _forms(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[Inputs, Inputs]:
+    def forms(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> tuple[Inputs, Inputs]:
+        """The call with a prompt of this shape, and that of each later step; only shapes are used."""
         ids, mask = _prompt(input_ids, attention_mask)
         first = self._first(ids, mask, None)
         module = self.secure
         found = module._check(first).outputs
         token, past = as_shared(found, [], module.session, module.party, module.scheme)
-        token = token if self.until_end else torch.zeros(len(ids), 1, dtype=torch.int64)
+        token = token if self.texts.until_end else torch.zeros(len(ids), 1, dtype=torch.int64)
         return first, self._next(token, mask, past, 1, None)
-
-    def _first(self, ids: torch.Tensor, mask: torch.Tensor | None, generator: torch.Generator | None) -> Inputs:
-        noise = self._choice.noise(len(ids), self._words, generator)
-        window = ids.shape[1] + self.max_new_tokens - 2
-        return Inputs(ids, mask, None if mask is None else _positions(mask), [], window, noise).staying()
-
-    def _next(
-        self, token: Any, mask: torch.Tensor | None, past: Cache, count: int, generator: torch.Generator | None
-    ) -> Inputs:
-        """The step after so many tokens."""
-        rows, window = len(token), past[0][0].shape[-2]
-        noise = self._choice.noise(rows, self._words, generator)
-        length = window + 2 - self.max_new_tokens
-        before = torch.ones(rows, length, dtype=torch.int64) if mask is None else mask
-        seen = F.pad(
-            torch.cat((before, torch.ones(rows, count, dtype=torch.int64)), 1), (window + 1 - length - count, 0)
-        )
-        return Inputs(token, seen, seen.sum(1, keepdim=True) - 1, past, window, noise).staying()
-
-    def _learned(self, token: SharedTensor, past: Cache) -> torch.Tensor:
-        """The tokens, revealed to Q. What they depend on was in range: so was what the cache depends on."""
-        found = token.reveal()
-        looked_at = {id(flag) for flag in token.flags}
-        for x in (x for pair in past for x in pair):
-            x.flags = tuple(flag for flag in x.flags if id(flag) not in looked_at)
-        return found
 
 
 def generate(
@@ -249,37 +218,6 @@ def generate(
     """
     run = Generation(model, max_new_tokens, **options)
     return run(input_ids, attention_mask, generator=generator, streamer=streamer)
-
-
-def _check_window(step: Step) -> None:
-    """On plain numbers: a token after a cache that begins with empty places gets the scores that the whole text gives.
-
-    Raises:
-        ArgumentError: it does not, or the model cannot be called so.
-    """
-    model: Any = step.model
-    draw = torch.Generator().manual_seed(0x5EC)
-    ids = torch.randint(0, min(model.config.vocab_size, 1000), (1, 5), generator=draw)
-    reason = "its scores depend on the places of tokens in the cache"
-    try:
-        with torch.no_grad():
-            expected = model(input_ids=ids, use_cache=False).logits[:, -1]
-            _, cache = step.scores(ids[:, :4], None, None, [])
-            past = [(_last(keys, 7), _last(values, 7)) for keys, values in cache]
-            mask = F.pad(torch.ones(1, 5, dtype=torch.int64), (3, 0))
-            found, _ = step.scores(ids[:, 4:], mask, torch.tensor([[4]]), past)
-            if torch.allclose(found, expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max())):
-                return
-    except SectorchError as error:
-        reason = str(error)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    raise ArgumentError(f"generate() cannot continue texts of {type(model).__name__}: {reason}")
-
-
-def _configured(model: nn.Module, name: str) -> Any:
-    named = getattr(getattr(model, "generation_config", None), name, None)
-    return named if named is not None else getattr(getattr(model, "config", None), name, None)
 
 
 def _prompt(ids: Any, mask: Any) -> tuple[torch.Tensor, torch.Tensor | None]:

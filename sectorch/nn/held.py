@@ -10,7 +10,9 @@ from torch.utils import _pytree as pytree
 
 from ..backend import Value
 from ..choreography import Party
+from ..errors import ProgramError
 from ..ops.common import settled
+from ..ring import HEADROOM_BITS
 from ..session import Session
 from ..tensor import Scheme, SharedTensor
 from ..tensor.table import Context
@@ -31,6 +33,26 @@ class Held:
     @classmethod
     def of(cls, x: SharedTensor) -> Held:
         return cls(x.scale_bits, x.bound, x.whole_bits)
+
+    @property
+    def said(self) -> tuple[int, float | None, int]:
+        """As a description has it."""
+        return self.scale_bits, self.bound, self.whole_bits
+
+    @classmethod
+    def read(cls, said: Any) -> Held:
+        """What a description says.
+
+        Raises:
+            ProgramError: it is none.
+        """
+        if said is None or not isinstance(said, list) or [*map(type, said)][::2] != [int, int] or len(said) != 3:
+            raise ProgramError("a model description does not say what is known of a tensor in shares")
+        scale_bits, bound, whole_bits = said
+        fits = bound is None or (type(bound) in (int, float) and 0 <= bound < 2.0**HEADROOM_BITS)
+        if not (fits and 0 <= scale_bits <= HEADROOM_BITS and abs(whole_bits) <= 2 * HEADROOM_BITS):
+            raise ProgramError("a model description holds a tensor in shares that is not in the ring")
+        return cls(scale_bits, bound, whole_bits)
 
     def tensor(self, shares: Value, session: Session, party: Party, scheme: Scheme, dtype: torch.dtype) -> SharedTensor:
         """The tensor of these shares."""
@@ -54,20 +76,25 @@ class Kept(NamedTuple):
 
 
 class Staying(NamedTuple):
-    """A program's results in shares, and the flags on which all of them depend, joined as far as they can be."""
+    """A program's results in shares, and the flags on which all of them depend, joined as far as they can be; the
+    results that Q learns as `Opening`s, which then hold all flags."""
 
     results: Any
     flags: list[tuple[torch.Tensor, ...]]
 
 
-def staying(outputs: Any) -> Staying:
+def staying(outputs: Any, learned: int = 0) -> Staying:
     """In a call: its results as what the parties keep. No message, but for what rounds and checks a result.
 
     A tensor of many fraction bits is rounded as a factor of a product is, and held to the activation limit: what takes
     it next need not.
+
+    Args:
+        learned: so many of the results, the first ones, Q learns, and with them whether all of the call was in range.
     """
     leaves, spec = pytree.tree_flatten(outputs)
-    leaves = [_ready(y) if isinstance(y, SharedTensor) else y for y in leaves]
+    ready = [_ready(y) if isinstance(y, SharedTensor) and at >= learned else y for at, y in enumerate(leaves)]
+    leaves = opened(ready, learned)
     raised = dict.fromkeys(flag for y in leaves if isinstance(y, SharedTensor) for flag in y.flags)
     kept, flags = [_kept(y) if isinstance(y, SharedTensor) else y for y in leaves], []
     for dims in sorted({len(flag.shape) for flag in raised}):
@@ -75,6 +102,24 @@ def staying(outputs: Any) -> Staying:
         alike = [flag for flag in raised if len(flag.shape) == dims]
         flags.append(backend.kept(backend.each(_joined, *alike)))
     return Staying(pytree.tree_unflatten(kept, spec), flags)
+
+
+def opened(results: list[Any], learned: int) -> list[Any]:
+    """The first results revealed to Q, not yet looked at, with the flags of all; the others then depend on none."""
+    if not learned:
+        return results
+    flags = tuple(dict.fromkeys(flag for y in results if isinstance(y, SharedTensor) for flag in y.flags))
+    results = [_flagged(y, flags if at < learned else ()) for at, y in enumerate(results)]
+    return [y.open() if isinstance(y, SharedTensor) and at < learned else y for at, y in enumerate(results)]
+
+
+def _flagged(y: Any, flags: tuple[Value, ...]) -> Any:
+    if not isinstance(y, SharedTensor):
+        return y
+    with torch._C.DisableTorchFunctionSubclass():
+        made = y.like(y.shares, bound=y.bound, dtype=y.dtype)
+    made.whole_bits, made.flags = y.whole_bits, flags
+    return made
 
 
 def _joined(*flags: torch.Tensor) -> torch.Tensor:

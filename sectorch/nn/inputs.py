@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -71,14 +71,14 @@ class Form:
 
     spec: Any
     leaves: tuple[Any, ...]
-    in_shares: bool = False
-    """Whether the results stay in shares."""
+    learned: int | None = None
+    """Of a call whose results stay in shares, how many of them Q learns all the same; None where Q learns them all."""
 
     def __hash__(self) -> int:
-        return hash((str(self.spec), self.leaves, self.in_shares))
+        return hash((str(self.spec), self.leaves, self.learned))
 
     def __eq__(self, other: object) -> bool:  # 1 and True are equal, and not the same argument
-        if not isinstance(other, Form) or (self.spec, self.in_shares) != (other.spec, other.in_shares):
+        if not isinstance(other, Form) or (self.spec, self.learned) != (other.spec, other.learned):
             return False
         return _typed(self.leaves) == _typed(other.leaves)
 
@@ -140,7 +140,7 @@ class Inputs:
             given = ", ".join(dict.fromkeys(type(v).__name__ for v in (*args, *kwargs.values()))) or "no argument"
             raise DtypeError(f"a secure module takes at least one torch tensor that is secret, got {given}")
         known = any(isinstance(leaf, SharedTensor) for leaf in found)
-        self.form, self.tensors = Form(spec, tuple(places), in_shares=known), tuple(found)
+        self.form, self.tensors = Form(spec, tuple(places), 0 if known else None), tuple(found)
 
     @classmethod
     def of(cls, x: Any) -> Inputs:
@@ -161,22 +161,24 @@ class Inputs:
     def known(self) -> Inputs:
         """The same call, with what everybody knows of those tensors that are in shares by now."""
         pairs = zip(self.names, self.tensors, strict=True)
-        return self._holding({name: Held.of(x) for name, x in pairs if isinstance(x, SharedTensor)})
+        held = {name: Held.of(x) for name, x in pairs if isinstance(x, SharedTensor)}
+        return self.holding(held, 0 if held else None)
 
     def asked(self) -> Inputs:
         """The same call as one on plain tensors, whose results are revealed: the module does the same in both."""
-        return self._holding({})
+        return self.holding({}, None)
 
-    def _holding(self, held: dict[str, Held]) -> Inputs:
+    def holding(self, held: Mapping[str, Held], learned: int | None) -> Inputs:
+        """The same call, where these are in shares, and so many of the results are learned."""
         swap = lambda leaf: Secret(leaf.name, held.get(leaf.name)) if isinstance(leaf, Secret) else leaf
         made = self.having(self.tensors)
-        made.form = Form(self.form.spec, tuple(map(swap, self.form.leaves)), in_shares=bool(held))
+        made.form = Form(self.form.spec, tuple(map(swap, self.form.leaves)), learned)
         return made
 
-    def staying(self) -> Inputs:
-        """The same call, whose results stay in shares."""
+    def staying(self, learned: int = 0) -> Inputs:
+        """The same call, whose results stay in shares, but for so many of the first, which Q learns."""
         made = self.having(self.tensors)
-        made.form = dataclasses.replace(self.form, in_shares=True)
+        made.form = dataclasses.replace(self.form, learned=learned)
         return made
 
     def __repr__(self) -> str:
@@ -263,8 +265,13 @@ class Inputs:
 
     @property
     def in_shares(self) -> bool:
-        """Whether the results stay in shares."""
-        return self.form.in_shares
+        """Whether results stay in shares."""
+        return self.form.learned is not None
+
+    @property
+    def learned(self) -> int | None:
+        """As of `Form`."""
+        return self.form.learned
 
 
 def flattened(value: Any) -> tuple[list[Any], Any]:

@@ -19,7 +19,7 @@ from .ahead import Ahead, later
 from .bind import Weights, bind
 from .dry import Checked, dry_run, revealed, shared_inputs
 from .eager import watched
-from .held import as_shared
+from .held import as_shared, opened
 from .huggingface import suited
 from .inputs import Inputs
 from .samplewise import same_program
@@ -136,7 +136,7 @@ class SecureModule(nn.Module):
             return self._staying(inputs)
         pieces = self.pieces(inputs)
         # All pieces are run before anything is looked at: the other parties do not learn that one had no result.
-        outputs = [unwrapped(opened) for opened in [self._predict(piece) for piece in pieces]]
+        outputs = [unwrapped(found) for found in [self._predict(piece) for piece in pieces]]
         if len(outputs) == 1:
             return outputs[0]
         return pytree.tree_map(lambda *parts: torch.cat(parts), *outputs)
@@ -246,17 +246,21 @@ class SecureModule(nn.Module):
         It is what a call with a SharedTensor among the arguments does. A result of many fraction bits is rounded to
         the scheme's, as `reveal` does, and held to the activation limit.
         """
-        return self(Inputs.called_with(args, kwargs).staying())
+        inputs = Inputs.called_with(args, kwargs)
+        return self(inputs if inputs.in_shares else inputs.staying())
 
     def _staying(self, inputs: Inputs) -> Any:
-        program = self._choreography(inputs) if self.session.complete else None
+        program, learned = self._choreography(inputs), inputs.learned or 0
+        given = [x for x in inputs.tensors if isinstance(x, SharedTensor)]
+        for x in given if learned else ():  # what Q learns depends on what was in range before, too
+            x.check_range()
         if program is None:
             with self.session.call(self.party):
-                return self._run(self._shared(inputs))
+                leaves, spec = pytree.tree_flatten(self._run(self._shared(inputs)))
+                return unwrapped(pytree.tree_unflatten(opened(leaves, learned), spec))
         with placed():
             found = self.session.run(program, self._brought(inputs), self.ahead.take(inputs))
-        given = [x for x in inputs.tensors if isinstance(x, SharedTensor)]
-        return as_shared(found, given, self.session, self.party, self.scheme)
+        return unwrapped(as_shared(found, given, self.session, self.party, self.scheme))
 
     def _check_inputs(self, inputs: Inputs) -> Inputs:
         """The inputs as plain tensors and SharedTensors, each looked at by whoever holds it."""

@@ -23,7 +23,9 @@ from ..errors import ProgramError, SectorchError
 from ..tensor.table import IN_PLACE, ROW_OF, spell
 from . import bounds
 from .capture import name_of
+from .choice import Texts
 from .forms import DTYPES, Reader
+from .held import Held
 from .inputs import Inputs, Public
 from .served import Rows, Served, ServedCall, Weight
 from .trace import CONSTANT, OutOfPlace, Trace
@@ -104,12 +106,15 @@ class _Loader:
         calls = [self._call(entry, values) for entry in programs]
         if not calls or len({call.inputs.key for call in calls}) < len(calls):
             raise ProgramError("a model description has no program, or two for one call")
-        self.served = Served(_FLOATING[description["dtype"]], self._weights, values, calls)
+        texts = description["texts"]
+        texts = None if texts is None else Texts.read(texts)
+        self.served = Served(_FLOATING[description["dtype"]], self._weights, values, calls, texts)
 
     def _call(self, entry: dict, values: dict[str, torch.Tensor]) -> ServedCall:
         inputs = self._inputs(entry)
         least = entry["rows"]
-        if type(least) is not int or not 0 <= least <= bounds.MAX_ELEMENTS or (least and inputs.rows is None):
+        fixed = inputs.rows is None or inputs.in_shares
+        if type(least) is not int or not 0 <= least <= bounds.MAX_ELEMENTS or (least and fixed):
             raise ProgramError("a program for any number of rows has inputs that have their rows in common")
         nodes = _list(entry["nodes"], "nodes", self._left)
         self._left -= len(nodes)
@@ -153,7 +158,10 @@ class _Loader:
             return known[number]
 
         args, kwargs = self._reader.read(entry["call"], ref)
-        inputs = Inputs(*args, **kwargs)
+        held, learned = {x["name"]: Held.read(x["held"]) for x in given if x["held"] is not None}, entry["learned"]
+        if not (learned is None and not held) and (type(learned) is not int or not 0 <= learned <= bounds.MAX_ITEMS):
+            raise ProgramError("a model description has a call on shares that does not say what is learned")
+        inputs = Inputs(*args, **kwargs).holding(held, learned)
         if inputs.names != [x["name"] for x in given] or any(
             a is not b for a, b in zip(inputs.tensors, tensors, strict=True)
         ):

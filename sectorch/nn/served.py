@@ -21,6 +21,7 @@ from ..session import Session
 from ..tensor import PrivateTensor, Scheme
 from . import bounds
 from .bind import private_weight
+from .choice import Texts
 from .inputs import Inputs
 from .shapes import remember
 from .trace import Trace
@@ -77,11 +78,18 @@ class ServedCall:
 
     def rows(self, inputs: Inputs) -> int | None:
         """What `of` takes to give inputs of these shapes; None where it does not."""
-        if inputs.form != self.inputs.form or inputs.dtypes != self.inputs.dtypes:
+        return self._rows(inputs) if inputs.form == self.inputs.form else None
+
+    def asked(self, inputs: Inputs) -> int | None:
+        """The same, whatever of the call is in shares."""
+        return self._rows(inputs) if inputs.asked().form == self.inputs.asked().form else None
+
+    def _rows(self, inputs: Inputs) -> int | None:
+        if inputs.dtypes != self.inputs.dtypes:
             return None
         if not self.least:
             return 0 if inputs.shapes == self.inputs.shapes else None
-        fits = inputs.row == self.inputs.row and inputs.rows is not None and inputs.rows >= self.least
+        fits = inputs.row[1:] == self.inputs.row[1:] and inputs.rows is not None and inputs.rows >= self.least
         return inputs.rows if fits else None
 
     @property
@@ -105,10 +113,14 @@ class Served:
     Attributes:
         dtype: what the weights pass for.
         weights: in the order of the description. values: by name, without content where they are another party's.
+        texts: of a model that continues texts, how.
     """
 
-    def __init__(self, dtype: torch.dtype, weights: list[Weight], values: dict[str, torch.Tensor], calls: list):
-        self.dtype, self.weights, self.values = dtype, weights, values
+    def __init__(
+        self, dtype: torch.dtype, weights: list[Weight], values: dict[str, torch.Tensor], calls: list,
+        texts: Texts | None = None,
+    ):  # fmt: skip
+        self.dtype, self.weights, self.values, self.texts = dtype, weights, values, texts
         self.calls: list[ServedCall] = calls
         self._made: dict[Kind, Trace] = {}
         self._lock = threading.Lock()
@@ -124,14 +136,17 @@ class Served:
             raise ShapeError(f"the model has {len(self.calls)} programs, and one of number {number} is asked for")
         return self.calls[number].of(rows)
 
-    def find(self, inputs: Inputs) -> Kind:
+    def find(self, inputs: Inputs, asked: bool = False) -> Kind:
         """The kind of a call with such inputs.
+
+        Args:
+            asked: of any that does the same, whatever of it is in shares.
 
         Raises:
             ShapeError: there is none.
         """
         for number, call in enumerate(self.calls):
-            rows = call.rows(inputs)
+            rows = call.asked(inputs) if asked else call.rows(inputs)
             if rows is not None:
                 return number, rows
         raise ShapeError(f"got {inputs!r}; {self.said}")
@@ -143,8 +158,13 @@ class Served:
     @property
     def said(self) -> str:
         """What the model takes, for people, and the way to more."""
-        takes = "; or ".join(call.said for call in self.calls[:4])
-        takes += f"; or {len(self.calls) - 4} others" if len(self.calls) > 4 else ""
+        if self.texts is not None:
+            prompts = ", ".join(str(list(call.inputs.shapes[0])) for call in self.calls if not any(call.inputs.held))
+            room = f"and has room for {self.texts.max_new_tokens} new tokens"
+            return f"the model continues prompts [rows, positions] of {prompts}, {room}; its owner can serve others"
+        calls = [call for call in self.calls if not call.inputs.in_shares]
+        takes = "; or ".join(call.said for call in calls[:4])
+        takes += f"; or {len(calls) - 4} others" if len(calls) > 4 else ""
         return (
             f"the model takes {takes}. Its owner can serve other shapes: save_model(model, [one, another, ...], path)"
         )
@@ -189,7 +209,7 @@ class ServedTraces:
         Raises:
             ShapeError: there is none.
         """
-        return self._served.trace(*self._served.find(inputs))
+        return self._served.trace(*self._served.find(inputs, asked=True))
 
     recorded = of
 

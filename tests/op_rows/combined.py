@@ -179,7 +179,6 @@ ROWS = (
             True,
             keys=(torch.grid_sampler, torch.grid_sampler_2d),
         ),
-        call(VOLUME, number(1, 2, 2, 3, 3).public, 0, 1, False, keys=(torch.grid_sampler_3d,)),
         ulps=24,
         why="8 entries up to 4 times weights rounded to 2^-20, and their own 1/2",
     ),

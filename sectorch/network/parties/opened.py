@@ -12,7 +12,7 @@ from ...nn.inputs import Inputs
 from ...ring import check_encodable
 from ...ring.scheme import check_limit
 from ...session import Q, S
-from ...tensor import Scheme
+from ...tensor import Scheme, SharedTensor
 from ..identity.identity import PinnedIdentities, Pins, context
 from ..names import name_of
 from ..store.store import Shelf, Store, fingerprint
@@ -135,5 +135,7 @@ def run(opened: Opened, what: str, inputs: Inputs, work: Callable[[], Any], **mo
 def check_values(inputs: Inputs, scheme: Scheme) -> None:
     """Raise what values that fixed point cannot hold ask for, before anything is sent."""
     for name, x in zip(inputs.names, inputs.tensors, strict=True):
+        if isinstance(x, SharedTensor):
+            continue
         check_encodable(x, scheme.frac_bits, "the input" if inputs.single else f"the input '{name}'")
         check_limit(x, scheme)

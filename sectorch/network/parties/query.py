@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import torch
+
 from ...errors import (
     ArgumentError,
     FrameError,
@@ -20,9 +22,10 @@ from ...nn.ahead import shown
 from ...nn.calls import Like, called, like
 from ...nn.inputs import Inputs
 from ...nn.served import Kind
-from ...tensor import Scheme
+from ...tensor import Scheme, SharedTensor
 from ..store.store import Shelf
 from .opened import Asker, Opened, check_values, open_session, run
+from .texts import RemoteTexts
 
 
 class RemoteModel:
@@ -70,6 +73,56 @@ class RemoteModel:
             opened = opened or self._fresh()
             work = lambda: opened.party.predict(inputs, calls, then)
             return self._run(opened, "predict", inputs, work, use=calls, then=then)
+
+    def generate(
+        self,
+        input_ids: torch.Tensor,
+        max_new_tokens: int | None = None,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+        streamer: Callable[[torch.Tensor], Any] | None = None,
+    ) -> torch.Tensor:
+        """Continue secret texts with a language model that its owner serves for that (`save_generation`).
+
+        Args: as of `sectorch.generate`; how tokens are chosen, and how many there is room for, the owner has set.
+
+        Raises:
+            ArgumentError: it is not served for that, or there is no room for so many tokens.
+            DtypeError, ShapeError: prompts or masks that are none, or of a shape that is not served; nothing was sent.
+        """
+        run = RemoteTexts(self)
+        return run(input_ids, attention_mask, max_new_tokens=max_new_tokens, generator=generator, streamer=streamer)
+
+    def in_shares(self, inputs: Inputs) -> Any:
+        """The result of a call that is described as one whose results stay in shares: SharedTensors, of which A and S
+        keep a share each, and what this party learns of them.
+
+        A later call takes all tensors in shares of the call before it, in their order.
+
+        Raises:
+            ArgumentError: tensors in shares that are not those of the last such call; nothing was sent.
+        """
+        given = [x for x in inputs.tensors if isinstance(x, SharedTensor)]
+        check_values(inputs, self._scheme)
+        with self._lock:
+            opened, calls = self._going_on(inputs, given) if given else self._prepared_for(inputs)[:2]
+            opened = opened or self._fresh()
+            after = opened.party.stayed
+            work = lambda: opened.party.predict(inputs, calls)
+            return self._run(opened, "predict", inputs, work, use=calls, then=[], after=after)
+
+    def _going_on(self, inputs: Inputs, given: list[SharedTensor]) -> tuple[Opened, list[int]]:
+        """The session in which these tensors stayed, and a prepared call of it."""
+        for opened in self._opened.values():
+            there = opened.party.staying
+            if len(there) == len(given) and all(x is y for x, y in zip(there, given, strict=True)):
+                return opened, _chosen([self.served.find(inputs)], self._calls(opened))
+        raise ArgumentError("tensors in shares are those of the last call, whole and in their order; begin again")
+
+    def _calls(self, opened: Opened) -> dict[int, Kind]:
+        """The prepared calls of a session."""
+        return self.connection.store.shelf(opened.name, opened.binding).calls() | opened.party.coming()
 
     def prepare(
         self,

@@ -4,8 +4,8 @@ Q opens it and names what is to be run; S and the answering parties follow. All 
 descriptions, run the seed protocol, and then one call after the other. A session can be taken up again later for the
 material that was prepared in it: then nothing is seeded or masked again, and only prepared calls can be made.
 
-With several answering parties each of them knows of its own model only. Q and S number their calls in turns, party j
-of n taking the numbers j, j + n, j + 2n, ..., so that each party can count its own.
+With several answering parties each of them knows of its own model only. Calls with party j of n take the numbers j,
+j + n, j + 2n, ..., so that each party can count its own.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from __future__ import annotations
 import gc
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ...choreography import Party
 from ...choreography.program.material import Material
@@ -37,7 +38,7 @@ from ...nn.module import SecureModule
 from ...nn.program import load_program
 from ...nn.served import Kind
 from ...session import Q, Session
-from ...tensor import Scheme
+from ...tensor import Scheme, SharedTensor
 from ...tensor.aggregation import aggregate
 from ..store.store import Shelf
 from ..wire.channel import Channel
@@ -68,15 +69,19 @@ class RemoteSession(Session):
         self._begin(STAR, parties(len(identities)), Q)
         self.device = torch.device("cpu")
         self.runtime = runtime
-        self._calls: Iterator[int] = itertools.count(place, of if len(identities) == 1 else 1)
+        several = max(of, len(identities))
+        self._numbers = {party: itertools.count(place + i, several) for i, party in enumerate(self.answering)}
         self._fresh = fresh
         self._open()
         if fresh:
             for i, party in enumerate(self.answering):
                 seed(self._setup[party], first=i == 0, identities=identities[i])
 
-    def _new_setup(self) -> Setup:
-        return super()._new_setup() if self._fresh else Setup(None)
+    def _number(self, party: Party | None) -> int:
+        return next(self._numbers[self.answering_party(party)])
+
+    def _new_setup(self, party: Party | None) -> Setup:
+        return super()._new_setup(party) if self._fresh else Setup(None)
 
 
 def parties(count: int) -> tuple[Party, ...]:
@@ -120,6 +125,10 @@ class PartySession:
         self._me, self._channels = me, channels
         self._scheme = scheme
         self._shelf = shelf
+        self.staying: list[SharedTensor] = []
+        """What stayed in shares of the last such call; the next one may take it."""
+        self.stayed = 0
+        """How many calls left something in shares."""
         self._reader: ThreadPoolExecutor | None = None
         self._coming: dict[int, tuple[Kind, Future]] = {}
         self._modules = [
@@ -177,9 +186,16 @@ class PartySession:
         elif not self.fresh:
             raise MaterialError("this session was taken up for prepared calls, and this call was not prepared")
         try:
-            return module(inputs)
+            return self._keeping(module, inputs) if inputs.in_shares else module(inputs)
         finally:
             module.discard()
+
+    def _keeping(self, module: SecureModule, inputs: Inputs) -> Any:
+        """A call whose results stay in shares: this party keeps what it holds of them for the next one."""
+        taken, self.staying, self.stayed = self.staying, [], self.stayed + 1
+        found = module(inputs.having(_held_of(inputs, taken)))
+        self.staying = [y for y in pytree.tree_leaves(found) if isinstance(y, SharedTensor)]
+        return found
 
     def _piece(self, call: int, kind: Kind) -> Material:
         if call in self._coming and self._coming[call][0] == kind:
@@ -240,6 +256,8 @@ class PartySession:
         """
         what, use, then = request.get("do"), request.get("use", []), request.get("then", [])
         inputs = self._asked(request)
+        if request.get("after", self.stayed) != self.stayed:
+            raise FrameError("a request that goes on from another call than the last one")
         for calls in (use, then):
             if not isinstance(calls, list) or not all(type(n) is int and 0 <= n < 1 << 32 for n in calls):
                 raise FrameError("a request that does not name its prepared calls by number")
@@ -277,3 +295,20 @@ class PartySession:
         else:
             raise FrameError(f"an unknown request {what[:40]!r}")
         return None
+
+
+def _held_of(inputs: Inputs, staying: list[SharedTensor]) -> list[torch.Tensor]:
+    """A call's tensors, with what stayed of the last call in the places of those that are in shares.
+
+    Raises:
+        ShapeError: that is something else than the program takes.
+    """
+    kinds = zip(inputs.shapes, inputs.dtypes, inputs.held, strict=True)
+    wanted = [(shape, dtype, held) for shape, dtype, held in kinds if held is not None]
+    if not wanted:
+        return list(inputs.tensors)
+    there = Inputs(staying) if staying else None
+    if there is None or wanted != list(zip(there.shapes, there.dtypes, there.held, strict=True)):
+        raise ShapeError("the call goes on from tensors in shares of another form than those that stayed of the last")
+    left = iter(staying)
+    return [x if held is None else next(left) for x, held in zip(inputs.tensors, inputs.held, strict=True)]

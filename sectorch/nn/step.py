@@ -1,0 +1,116 @@
+"""One call of a causal language model of `transformers` as a module: from tokens and a cache to the next of both."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..errors import ArgumentError, SectorchError, UnsupportedOpError
+from .choice import Choice, Texts
+
+Cache = list[tuple[Any, Any]]
+"""Keys and values of each layer."""
+
+
+class Step(nn.Module):
+    """One call of a causal language model: from tokens and the cache before them to the next token and the cache."""
+
+    def __init__(self, model: nn.Module, choice: Choice):
+        super().__init__()
+        self.model, self.choice = model, choice
+        taken = inspect.signature(model.forward).parameters
+        self._placed, self._last = "position_ids" in taken, "logits_to_keep" in taken
+
+    def forward(
+        self, input_ids: Any, attention_mask: Any, position_ids: Any, past: Cache, window: int, noise: Any
+    ) -> Any:
+        scores, cache = self.scores(input_ids, attention_mask, position_ids, past)
+        return self.choice.token(scores, noise), [tuple(_last(x, window) for x in pair) for pair in cache]
+
+    def scores(self, input_ids: Any, attention_mask: Any, position_ids: Any, past: Cache) -> tuple[Any, Cache]:
+        """The scores of the next token, [rows, words], and the whole cache."""
+        from transformers.cache_utils import DynamicCache
+
+        cache = DynamicCache()
+        for layer, (keys, values) in enumerate(past):
+            cache.update(keys, values, layer)
+        more = {"position_ids": position_ids} if self._placed else {}
+        more |= {"logits_to_keep": 1} if self._last else {}
+        out = self.model(
+            input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True, **more
+        )
+        layers = getattr(out.past_key_values, "layers", None)
+        if not layers or not all(isinstance(getattr(layer, "keys", None), torch.Tensor) for layer in layers):
+            raise UnsupportedOpError(
+                f"{type(self.model).__name__} keeps no keys and values that generate() could pass on"
+            )
+        return out.logits[:, -1], [(layer.keys, layer.values) for layer in layers]
+
+
+def _last(x: Any, window: int) -> Any:
+    """The last positions of a cache's tensor [rows, heads, positions, width]; zeros stand before a shorter one."""
+    empty = window - x.shape[-2]
+    return F.pad(x, (0, 0, empty, 0)) if empty > 0 else x[..., x.shape[-2] - window :, :]
+
+
+def check_window(step: Step) -> None:
+    """On plain numbers: a token after a cache that begins with empty places gets the scores that the whole text gives.
+
+    Raises:
+        ArgumentError: it does not, or the model cannot be called so.
+    """
+    model: Any = step.model
+    draw = torch.Generator().manual_seed(0x5EC)
+    ids = torch.randint(0, min(model.config.vocab_size, 1000), (1, 5), generator=draw)
+    reason = "its scores depend on the places of tokens in the cache"
+    try:
+        with torch.no_grad():
+            expected = model(input_ids=ids, use_cache=False).logits[:, -1]
+            _, cache = step.scores(ids[:, :4], None, None, [])
+            past = [(_last(keys, 7), _last(values, 7)) for keys, values in cache]
+            mask = F.pad(torch.ones(1, 5, dtype=torch.int64), (3, 0))
+            found, _ = step.scores(ids[:, 4:], mask, torch.tensor([[4]]), past)
+            if torch.allclose(found, expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max())):
+                return
+    except SectorchError as error:
+        reason = str(error)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    raise ArgumentError(f"generate() cannot continue texts of {type(model).__name__}: {reason}")
+
+
+def _configured(model: nn.Module, name: str) -> Any:
+    named = getattr(getattr(model, "generation_config", None), name, None)
+    return named if named is not None else getattr(getattr(model, "config", None), name, None)
+
+
+def texts_of(
+    plain: nn.Module,
+    max_new_tokens: int,
+    choice: Choice,
+    eos_token_id: int | list[int] | None,
+    pad_token_id: int | None,
+    until_end: bool,
+) -> Texts:
+    """How a causal language model continues texts.
+
+    Raises:
+        ArgumentError: it is none, or no token is asked for.
+    """
+    config: Any = getattr(plain, "config", None)
+    if config is None or getattr(config, "is_encoder_decoder", False) or not hasattr(config, "vocab_size"):
+        raise ArgumentError(
+            f"generate() takes causal language models of transformers (AutoModelForCausalLM), got "
+            f"{type(plain).__name__}; call the secure model in a loop of your own"
+        )
+    if max_new_tokens < 1:
+        raise ArgumentError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    ends = eos_token_id if eos_token_id is not None else _configured(plain, "eos_token_id")
+    ends = (ends,) if isinstance(ends, int) else tuple(ends or ())
+    pad = pad_token_id if pad_token_id is not None else _configured(plain, "pad_token_id")
+    pad = pad if isinstance(pad, int) else (ends[0] if ends else 0)
+    return Texts(max_new_tokens, int(config.vocab_size), choice, ends, pad, until_end=until_end)
