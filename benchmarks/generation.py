@@ -3,6 +3,7 @@
     python benchmarks/generation.py families               # every causal model of huggingface_models.py, small
     python benchmarks/generation.py gpt2                    # GPT-2 small, 32 tokens after a prompt of 64
     python benchmarks/generation.py gpt2 --layers 2 --prompt 8 --tokens 4 --ahead 2
+    python benchmarks/generation.py processes               # the same, S and A as processes of their own, over TLS
 
 `families` generates 8 tokens of two texts, one padded, and holds them to the plain model's own `generate`. `gpt2` has
 random weights of trained size; the steps of which material was prepared ahead (--ahead) show what is left online.
@@ -29,6 +30,8 @@ from rich.console import Console
 
 import sectorch
 from sectorch.errors import SectorchError
+from sectorch.network import RemoteTexts, save_generation
+from sectorch.network.parties.stage import Stage
 
 RESULTS = Path(__file__).parent / "results" / "generation.json"
 
@@ -61,19 +64,32 @@ def family(case: Case, tokens: int = 8) -> dict[str, Any]:
     return row
 
 
-def gpt2(layers: int, prompt: int, tokens: int, ahead: int) -> dict[str, Any]:
-    """Seconds of the clock for the first token and for later ones; the first step also traces and masks weights."""
+def gpt2_model(layers: int) -> transformers.GPT2LMHeadModel:
+    """GPT-2 small, or fewer layers of it, with random weights of trained size."""
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=layers)).eval().requires_grad_(False)
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.dim() > 1 and "wpe" not in name:
                 p.copy_(torch.randn(p.shape) * (0.3 if "wte" in name else 0.8 / p.shape[0] ** 0.5))
+    return model
+
+
+def plain_text(
+    model: transformers.GPT2LMHeadModel, prompt: int, tokens: int
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """A prompt, what the plain model makes of it, and its seconds a token."""
     ids = torch.randint(0, model.config.vocab_size, (1, prompt))
     more = {"max_new_tokens": tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     start = time.perf_counter()
-    expected = model.generate(ids, attention_mask=torch.ones_like(ids), **more)
-    plain = (time.perf_counter() - start) / tokens
+    expected: Any = model.generate(ids, attention_mask=torch.ones_like(ids), **more)
+    return ids, expected, (time.perf_counter() - start) / tokens
+
+
+def gpt2(layers: int, prompt: int, tokens: int, ahead: int) -> dict[str, Any]:
+    """Seconds of the clock for the first token and for later ones; the first step also traces and masks weights."""
+    model = gpt2_model(layers)
+    ids, expected, plain = plain_text(model, prompt, tokens)
     run = sectorch.Generation(sectorch.secure(model), tokens, eos_token_id=[])
     del model
     clock = [time.perf_counter()]
@@ -99,9 +115,38 @@ def gpt2(layers: int, prompt: int, tokens: int, ahead: int) -> dict[str, Any]:
     return row
 
 
+def processes(layers: int, prompt: int, tokens: int, ahead: int) -> dict[str, Any]:
+    """The same as three processes: seconds of the clock at Q, and resident memory of each party."""
+    model = gpt2_model(layers)
+    ids, expected, plain = plain_text(model, prompt, tokens)
+    write = lambda path: save_generation(model, [(1, prompt)], tokens, path, masked=False, eos_token_id=[])
+    row: dict[str, Any] = {"layers": layers, "prompt": prompt, "tokens": tokens, "plain_s": plain}
+    start = time.perf_counter()
+    with Stage({"chat": write}) as stage, stage.connect("alice") as connection:
+        row["start_s"] = time.perf_counter() - start
+        texts = RemoteTexts(connection.model("chat"))
+        for name in ("", "ahead_") if ahead else ("",):
+            if name:
+                start = time.perf_counter()
+                texts.prepare(ids, steps=ahead)
+                row["ahead_s"] = time.perf_counter() - start
+            clock = [time.perf_counter()]
+            with sectorch.profile() as spent:
+                found = texts(ids, streamer=lambda _, clock=clock: clock.append(time.perf_counter()))
+            took = [b - a for a, b in itertools.pairwise(clock)]
+            steps = took[1 : 1 + ahead] if name else took[2:]
+            row |= {f"{name}first_s": took[0], f"{name}step_s": statistics.median(steps), f"{name}bytes": spent.bytes}
+            row[f"{name}same"] = int((found == expected)[0, prompt:].sum())
+        pids = {"Q": "self", **{name: process.pid for name, process in stage.processes.items()}}
+        for name, pid in pids.items():
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            row[f"{name}_peak_gb"] = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1e6
+    return row
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("families", "gpt2"))
+    parser.add_argument("what", choices=("families", "gpt2", "processes"))
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these families")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--prompt", type=int, default=64)
@@ -112,9 +157,10 @@ def main() -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     console, rows = Console(), json.loads(options.json.read_text()) if options.json.exists() else {}
-    if options.what == "gpt2":
-        rows["gpt2"] = gpt2(options.layers, options.prompt, options.tokens, options.ahead)
-        console.print_json(json.dumps(rows["gpt2"]))
+    if options.what != "families":
+        measure = gpt2 if options.what == "gpt2" else processes
+        row = rows[options.what] = measure(options.layers, options.prompt, options.tokens, options.ahead)
+        console.print_json(json.dumps(row))
     else:
         causal = [name for name, c in CASES.items() if c.kind == "decoder" and "public" not in name]
         for name in options.only or [name for name in causal if name not in rows.get("families", {})]:

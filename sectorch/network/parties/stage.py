@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,14 +56,14 @@ class Stage:
     """A server process, and an answering process for each model. Use as a context manager.
 
     Args:
-        models: by name, with what they are called with (see `save_model`).
+        models: by name, with what they are called with (see `save_model`); or what writes the model file.
         network: an emulated link for every client; loopback as it is if None.
         threads: of torch, for each process.
     """
 
     def __init__(
         self,
-        models: dict[str, tuple[nn.Module, Example]],
+        models: Mapping[str, tuple[nn.Module, Example] | Callable[[Path], None]],
         network: Network | None = None,
         threads: int = 1,
         options: tuple[str, ...] = (),
@@ -78,9 +79,10 @@ class Stage:
         try:
             self.start_server()
             self.connect("visitor", direct=True).close()
-            for name, (model, inputs) in models.items():
+            for name, model in models.items():
                 self.credentials(name)
-                save_model(model, inputs, self.folder / f"{name}.safetensors")
+                path = self.folder / f"{name}.safetensors"
+                save_model(*model, path) if isinstance(model, tuple) else model(path)
                 self.start_answering(name)
             with self.connect("visitor", direct=True) as connection:
                 end = time.monotonic() + START
