@@ -142,3 +142,10 @@ def test_three_processes():
     assert number(done.stdout, r"largest error ([\d.e-]+)") < 1e-3
     there, here = (number(done.stdout, pattern) for pattern in (r"s, (\d+) bytes; all", r"here: (\d+) bytes"))
     assert there == here
+
+
+def test_chat(example):
+    pytest.importorskip("transformers")
+    same, text = example("chat", 20, 4)
+    assert same == 1.0
+    assert "100% of the letters" in text
