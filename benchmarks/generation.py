@@ -65,13 +65,13 @@ def family(case: Case, tokens: int = 8) -> dict[str, Any]:
 
 
 def gpt2_model(layers: int) -> transformers.GPT2LMHeadModel:
-    """GPT-2 small, or fewer layers of it, with random weights of trained size."""
+    """GPT-2 small, or fewer layers of it, with random weights under which its greedy tokens differ from each other."""
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=layers)).eval().requires_grad_(False)
     with torch.no_grad():
         for name, p in model.named_parameters():
-            if p.dim() > 1 and "wpe" not in name:
-                p.copy_(torch.randn(p.shape) * (0.3 if "wte" in name else 0.8 / p.shape[0] ** 0.5))
+            if p.dim() > 1:
+                p.copy_(torch.randn(p.shape) * (0.1 if "wte" in name or "wpe" in name else 2.0 / p.shape[0] ** 0.5))
     return model
 
 
@@ -121,6 +121,7 @@ def processes(layers: int, prompt: int, tokens: int, ahead: int) -> dict[str, An
     ids, expected, plain = plain_text(model, prompt, tokens)
     write = lambda path: save_generation(model, [(1, prompt)], tokens, path, masked=False, eos_token_id=[])
     row: dict[str, Any] = {"layers": layers, "prompt": prompt, "tokens": tokens, "plain_s": plain}
+    row["different_tokens"] = len(set(expected[0, prompt:].tolist()))
     start = time.perf_counter()
     with Stage({"chat": write}) as stage, stage.connect("alice") as connection:
         row["start_s"] = time.perf_counter() - start

@@ -82,7 +82,7 @@ class Stage:
             for name, model in models.items():
                 self.credentials(name)
                 path = self.folder / f"{name}.safetensors"
-                save_model(*model, path) if isinstance(model, tuple) else model(path)
+                save_model(model[0], model[1], path) if isinstance(model, tuple) else model(path)
                 self.start_answering(name)
             with self.connect("visitor", direct=True) as connection:
                 end = time.monotonic() + START
