@@ -149,3 +149,11 @@ def test_chat(example):
     same, text = example("chat", 20, 4)
     assert same == 1.0
     assert "100% of the letters" in text
+
+
+def test_graph(example):
+    found, text = example("graph")
+    assert found["accuracy"] > 0.9
+    assert max(found["public error"], found["secret error"]) < 1e-3
+    assert found["public MB"] < found["secret MB"]
+    assert "secret" in text
