@@ -15,8 +15,8 @@ from .choreography.ledger import Profile as profile
 from .choreography.roles import Roles as Roles
 from .nn.diff import diff as diff
 from .nn.explain import explain as explain
+from .nn.generate import generate as generate
 from .nn.generation import Generation as Generation
-from .nn.generation import generate as generate
 from .nn.inputs import Inputs as Inputs
 from .nn.inputs import public as public
 from .nn.module import SecureModule as SecureModule

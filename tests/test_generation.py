@@ -98,6 +98,16 @@ def test_sampling_follows_the_softmax():
     assert scipy.chisquare(counts.numpy(), expected.numpy(), sum_check=False).pvalue > 1e-6
 
 
+@pytest.mark.parametrize("beams", [2, 4])
+def test_the_text_of_a_beam_search_is_that_of_the_plain_model(gpt2, secured, beams):
+    ids, mask = prompts()
+    options = dict(max_new_tokens=6, do_sample=False, pad_token_id=0)
+    expected = gpt2.generate(ids, attention_mask=mask, num_beams=beams, **options)
+    greedy = gpt2.generate(ids, attention_mask=mask, **options)
+    assert not torch.equal(expected, greedy)
+    assert torch.equal(sectorch.generate(secured, ids, 6, attention_mask=mask, num_beams=beams), expected)
+
+
 def test_generation_ends_where_every_row_has_ended(gpt2, secured):
     ids, mask = prompts()
     expected = plain(gpt2, ids, mask, 8)
@@ -148,6 +158,11 @@ def test_of_a_step_q_reads_the_token_and_the_others_their_own_shares(secured, un
         ({"max_new_tokens": 0}, ArgumentError, "at least 1"),
         ({"temperature": 0.0, "do_sample": True}, ArgumentError, "temperature"),
         ({"top_k": 2}, ArgumentError, "do_sample=True"),
+        ({"num_beams": 0}, ArgumentError, "2 or more"),
+        ({"num_beams": WORDS + 1}, ArgumentError, f"at most {WORDS}"),
+        ({"num_beams": 2, "do_sample": True}, ArgumentError, "without do_sample"),
+        ({"num_beams": 2, "eos_token_id": 3}, ArgumentError, "eos_token_id=\\[\\]"),
+        ({"num_beams": 2, "streamer": print}, ArgumentError, "without streamer"),
     ],
 )
 def test_what_is_no_prompt_is_refused_before_anything_is_sent(secured, change, error, text):

@@ -48,7 +48,7 @@ class Continuing:
         Raises:
             ArgumentError: more tokens than there is room for.
         """
-        ids, mask = _prompt(input_ids, attention_mask)
+        ids, mask = prompt_of(input_ids, attention_mask)
         most = self.texts.max_new_tokens if max_new_tokens is None else max_new_tokens
         if not 1 <= most <= self.texts.max_new_tokens:
             raise ArgumentError(f"there is room for {self.texts.max_new_tokens} new tokens, {most} were asked for")
@@ -81,12 +81,13 @@ class Continuing:
 
     def _first(self, ids: torch.Tensor, mask: torch.Tensor | None, generator: torch.Generator | None) -> Inputs:
         noise = self.texts.choice.noise(len(ids), self.texts.words, generator)
-        positions = None if mask is None else _positions(mask)
-        return self._inputs(ids, mask, positions, [], self._window(ids), noise)
+        return Inputs(**self._prompt(ids, mask), noise=noise).staying(self._learned)
 
-    def _inputs(self, ids: Any, mask: Any, positions: Any, past: Cache, window: int, noise: Any) -> Inputs:
+    def _prompt(self, ids: torch.Tensor, mask: torch.Tensor | None) -> dict[str, Any]:
+        """The arguments of a step for the prompt."""
+        positions = None if mask is None else (mask.cumsum(1) - 1).clamp(min=0)
         called = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-        return Inputs(**called, past=past, window=window, noise=noise).staying(self._learned)
+        return {**called, "past": [], "window": self._window(ids)}
 
     def _window(self, ids: torch.Tensor) -> int:
         """Places of the cache that a step takes."""
@@ -96,14 +97,19 @@ class Continuing:
         self, token: Any, mask: torch.Tensor | None, past: Cache, count: int, generator: torch.Generator | None
     ) -> Inputs:
         """The step after so many tokens."""
+        noise = self.texts.choice.noise(len(token), self.texts.words, generator)
+        return Inputs(**self._later(token, mask, past, count), noise=noise).staying(self._learned)
+
+    def _later(self, token: Any, mask: torch.Tensor | None, past: Cache, count: int) -> dict[str, Any]:
+        """The arguments of a step after so many tokens."""
         rows, window = len(token), past[0][0].shape[-2]
-        noise = self.texts.choice.noise(rows, self.texts.words, generator)
         length = window + 2 - self.texts.max_new_tokens
         before = torch.ones(rows, length, dtype=torch.int64) if mask is None else mask
         seen = F.pad(
             torch.cat((before, torch.ones(rows, count, dtype=torch.int64)), 1), (window + 1 - length - count, 0)
         )
-        return self._inputs(token, seen, seen.sum(1, keepdim=True) - 1, past, window, noise)
+        called = {"input_ids": token, "attention_mask": seen, "position_ids": seen.sum(1, keepdim=True) - 1}
+        return {**called, "past": past, "window": window}
 
 
 class Generation(Continuing):
@@ -174,7 +180,7 @@ class Generation(Continuing):
 
     def forms(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> tuple[Inputs, Inputs]:
         """The call with a prompt of this shape, and that of each later step; only shapes are used."""
-        ids, mask = _prompt(input_ids, attention_mask)
+        ids, mask = prompt_of(input_ids, attention_mask)
         first = self._first(ids, mask, None)
         module = self.secure
         found = module._check(first).outputs
@@ -183,44 +189,7 @@ class Generation(Continuing):
         return first, self._next(token, mask, past, 1, None)
 
 
-def generate(
-    model: SecureModule,
-    input_ids: torch.Tensor,
-    max_new_tokens: int,
-    *,
-    attention_mask: torch.Tensor | None = None,
-    generator: torch.Generator | None = None,
-    streamer: Callable[[torch.Tensor], Any] | None = None,
-    **options: Any,
-) -> torch.Tensor:
-    """Continue secret texts with a secret causal language model of `transformers`.
-
-    Args:
-        model: `sectorch.secure(AutoModelForCausalLM....eval())`.
-        input_ids: Q's prompts, whole numbers [rows, positions]; prompts of several lengths are padded on the left.
-        max_new_tokens: how many tokens are generated at most.
-        attention_mask: 0 where a prompt is padded; as secret as the prompt.
-        generator: Q's randomness for `do_sample`; the operating system's unless named.
-        streamer: called with the tokens of each step [rows], as soon as Q has them.
-        options: of `Generation`: do_sample, temperature, top_k, eos_token_id, pad_token_id, until_end.
-
-    Returns:
-        the prompts and what follows them, [rows, positions + new tokens].
-
-    What is learned: Q learns the tokens, one after the other, and nothing of the scores; the others learn the shape of
-    the prompts and the number of steps. Numeric error: that of the scores in fixed point; a token differs from the
-    plain model's where two scores are closer than that.
-
-    Raises:
-        DtypeError, ShapeError: prompts or masks that are none; nothing was shared.
-        ArgumentError: a choice that is none, or a model that generates in another way.
-        RangeExceededError: a value left its range; Q has the tokens before it.
-    """
-    run = Generation(model, max_new_tokens, **options)
-    return run(input_ids, attention_mask, generator=generator, streamer=streamer)
-
-
-def _prompt(ids: Any, mask: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+def prompt_of(ids: Any, mask: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Prompts and mask as they are used.
 
     Raises:
@@ -241,7 +210,3 @@ def _prompt(ids: Any, mask: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     if not mask.is_meta and not bool((mask[:, -1] == 1).all() and (mask.diff(dim=1) >= 0).all()):
         raise ArgumentError("prompts are padded on the left: tokenizer.padding_side = 'left'")
     return ids, mask
-
-
-def _positions(mask: torch.Tensor) -> torch.Tensor:
-    return (mask.cumsum(1) - 1).clamp(min=0)

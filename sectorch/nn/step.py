@@ -29,7 +29,7 @@ class Step(nn.Module):
         self, input_ids: Any, attention_mask: Any, position_ids: Any, past: Cache, window: int, noise: Any
     ) -> Any:
         scores, cache = self.scores(input_ids, attention_mask, position_ids, past)
-        return self.choice.token(scores, noise), [tuple(_last(x, window) for x in pair) for pair in cache]
+        return self.choice.token(scores, noise), [tuple(last(x, window) for x in pair) for pair in cache]
 
     def scores(self, input_ids: Any, attention_mask: Any, position_ids: Any, past: Cache) -> tuple[Any, Cache]:
         """The scores of the next token, [rows, words], and the whole cache."""
@@ -51,7 +51,7 @@ class Step(nn.Module):
         return out.logits[:, -1], [(layer.keys, layer.values) for layer in layers]
 
 
-def _last(x: Any, window: int) -> Any:
+def last(x: Any, window: int) -> Any:
     """The last positions of a cache's tensor [rows, heads, positions, width]; zeros stand before a shorter one."""
     empty = window - x.shape[-2]
     return F.pad(x, (0, 0, empty, 0)) if empty > 0 else x[..., x.shape[-2] - window :, :]
@@ -71,7 +71,7 @@ def check_window(step: Step) -> None:
         with torch.no_grad():
             expected = model(input_ids=ids, use_cache=False).logits[:, -1]
             _, cache = step.scores(ids[:, :4], None, None, [])
-            past = [(_last(keys, 7), _last(values, 7)) for keys, values in cache]
+            past = [(last(keys, 7), last(values, 7)) for keys, values in cache]
             mask = F.pad(torch.ones(1, 5, dtype=torch.int64), (3, 0))
             found, _ = step.scores(ids[:, 4:], mask, torch.tensor([[4]]), past)
             if torch.allclose(found, expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max())):
