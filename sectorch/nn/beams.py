@@ -17,14 +17,14 @@ from .choice import Choice
 from .generation import Continuing, prompt_of
 from .inputs import Inputs
 from .module import SecureModule
-from .step import Cache, Step, check_window, last, texts_of
+from .step import Cache, Scoring, check_window, last, texts_of
 
 
-class BeamStep(Step):
+class BeamStep(Scoring):
     """One call of a causal language model for all beams of a text, which stand one after the other among the rows."""
 
     def __init__(self, model: nn.Module, beams: int):
-        super().__init__(model, Choice())
+        super().__init__(model)
         self._beams = beams
 
     def forward(
@@ -71,7 +71,8 @@ class Beams(Continuing):
         secure: one step as a secure module.
 
     Raises:
-        ArgumentError: fewer than two beams, or an end of texts; a model that is not secure, or that generates in another way.
+        ArgumentError: fewer than two beams, or an end of texts; a model that is not secure, or that generates in
+            another way.
     """
 
     def __init__(

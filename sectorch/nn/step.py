@@ -16,20 +16,14 @@ Cache = list[tuple[Any, Any]]
 """Keys and values of each layer."""
 
 
-class Step(nn.Module):
-    """One call of a causal language model: from tokens and the cache before them to the next token and the cache."""
+class Scoring(nn.Module):
+    """A causal language model that scores the next token."""
 
-    def __init__(self, model: nn.Module, choice: Choice):
+    def __init__(self, model: nn.Module):
         super().__init__()
-        self.model, self.choice = model, choice
+        self.model = model
         taken = inspect.signature(model.forward).parameters
         self._placed, self._last = "position_ids" in taken, "logits_to_keep" in taken
-
-    def forward(
-        self, input_ids: Any, attention_mask: Any, position_ids: Any, past: Cache, window: int, noise: Any
-    ) -> Any:
-        scores, cache = self.scores(input_ids, attention_mask, position_ids, past)
-        return self.choice.token(scores, noise), [tuple(last(x, window) for x in pair) for pair in cache]
 
     def scores(self, input_ids: Any, attention_mask: Any, position_ids: Any, past: Cache) -> tuple[Any, Cache]:
         """The scores of the next token, [rows, words], and the whole cache."""
@@ -51,13 +45,27 @@ class Step(nn.Module):
         return out.logits[:, -1], [(layer.keys, layer.values) for layer in layers]
 
 
+class Step(Scoring):
+    """One call of a causal language model: from tokens and the cache before them to the next token and the cache."""
+
+    def __init__(self, model: nn.Module, choice: Choice):
+        super().__init__(model)
+        self.choice = choice
+
+    def forward(
+        self, input_ids: Any, attention_mask: Any, position_ids: Any, past: Cache, window: int, noise: Any
+    ) -> Any:
+        scores, cache = self.scores(input_ids, attention_mask, position_ids, past)
+        return self.choice.token(scores, noise), [tuple(last(x, window) for x in pair) for pair in cache]
+
+
 def last(x: Any, window: int) -> Any:
     """The last positions of a cache's tensor [rows, heads, positions, width]; zeros stand before a shorter one."""
     empty = window - x.shape[-2]
     return F.pad(x, (0, 0, empty, 0)) if empty > 0 else x[..., x.shape[-2] - window :, :]
 
 
-def check_window(step: Step) -> None:
+def check_window(step: Scoring) -> None:
     """On plain numbers: a token after a cache that begins with empty places gets the scores that the whole text gives.
 
     Raises:

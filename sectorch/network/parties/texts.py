@@ -63,9 +63,9 @@ class RemoteTexts(Continuing):
         self._model.prepare(self._first(input_ids, attention_mask, None).meta(), 1, progress)
         steps = self.texts.max_new_tokens - 1 if steps is None else steps
         if steps:
-            self._model.prepare(self._later(input_ids), steps, progress)
+            self._model.prepare(self._form(input_ids), steps, progress)
 
-    def _later(self, ids: torch.Tensor) -> Inputs:
+    def _form(self, ids: torch.Tensor) -> Inputs:
         """A later step, as the description has it."""
         seen = (len(ids), self._window(ids) + 1)
         for call in self._model.served.calls:
