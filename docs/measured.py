@@ -174,6 +174,41 @@ def generation() -> str:
     return f"{said} {others} {len(refused)} are refused by a typed error: {', '.join(refused)}."
 
 
+def real_size() -> str:
+    """A row for each model of real size, and what GPT-2 generates."""
+    rows = json.loads((RESULTS / "real_size.json").read_text(encoding="utf-8"))
+    head = (
+        "model",
+        "parameters, M",
+        "error",
+        "first call, s",
+        "second call, s",
+        "GB",
+        "of them online",
+        "rounds",
+        "memory",
+    )
+    body = []
+    for name, row in rows.items():
+        took = [f"{row['parameters_m']:.0f}", f"{row['error']:.0e}", f"{row['first_s']:.0f}", f"{row['second_s']:.0f}"]
+        sent = [f"{row['mb'] / 1e3:.1f}", f"{row['online_mb'] / 1e3:.1f}", str(row["rounds"])]
+        body.append([name, *took, *sent, f"{row['peak_gb']:.1f} GB"])
+    texts = json.loads((RESULTS / "generation.json").read_text(encoding="utf-8"))
+    one, apart = texts["gpt2"], texts["processes"]
+    ahead, online = (one["step_cost"][phase]["bytes"] / 1e6 for phase in ("offline", "online"))
+    said = (
+        f"GPT-2 small continues a prompt of {one['prompt']} tokens by {one['tokens']}: {one['same']} of them are the",
+        f"plain model's ({one['different_tokens']} different ones). In one process {one['step_s']:.1f} s a token, and",
+        f"{one['step_online_s']:.2f} s where it was prepared; {ahead:.0f} MB ahead and {online:.0f} MB online,",
+        f"{one['step_cost']['online']['rounds']} rounds; the first token takes {one['first_s']:.0f} s with tracing and",
+        f"the masking of the weights; {one['peak_gb']:.1f} GB of memory. As three processes over TLS {apart['same']}",
+        f"of {apart['tokens']} tokens are the same, {apart['step_s']:.1f} s a token; memory of the querying party",
+        f"{apart['Q_peak_gb']:.1f} GB, of the answering party {apart['chat_peak_gb']:.1f} GB, of the server",
+        f"{apart['server_peak_gb']:.1f} GB.",
+    )
+    return "\n\n".join((table(head, body), " ".join(said)))
+
+
 def processes() -> str:
     """A row for each model that was answered by processes."""
     rows = json.loads((RESULTS / "processes.json").read_text(encoding="utf-8"))
@@ -191,5 +226,6 @@ def processes() -> str:
 HUGGINGFACE: dict[str, Callable[[], str]] = {
     "huggingface": huggingface,
     "generation": generation,
+    "real_size": real_size,
     "processes": processes,
 }
