@@ -153,12 +153,12 @@ def page(rows: dict[str, dict]) -> str:
     }
     said = (
         f"The smallest network of each of timm's modules, unmodified: of {len(rows)} {counts['right']} are right (a",
-        f"relative error below {WRONG:g}), {counts['differs']} differ, {counts['refused']} are refused by a typed error,",
-        f"and {counts['stopped']} were stopped at 6 GB or 20 minutes. Random weights that keep a signal's size, batch",
-        "norms with the statistics of a random batch, one image of the size that is named. The error is the largest",
-        "difference over the largest magnitude of the plain result; 'apart' is how far the plain results of two images",
-        "are from each other. Processor seconds on one thread, of the second call, all three parties' work one after the",
-        "other. Made by `python benchmarks/timm_table.py`.",
+        f"relative error below {WRONG:g}), {counts['differs']} differ, {counts['refused']} are refused by a typed",
+        f"error, and {counts['stopped']} were stopped at 6 GB or 20 minutes. Random weights that keep a signal's size,",
+        "batch norms with the statistics of a random batch, one image of the size that is named. The error is the",
+        "largest difference over the largest magnitude of the plain result; 'apart' is how far the plain results of",
+        "two images are from each other. Processor seconds on one thread, of the second call, all three parties' work",
+        "one after the other. Made by `python benchmarks/timm_table.py`.",
     )
     lines = [
         "# Networks of timm", "", *said, "",
