@@ -6,6 +6,8 @@ from . import arithmetic as arithmetic
 from . import attention as attention
 from . import combined as combined
 from . import compare as compare
+from . import complex_numbers as complex_numbers
+from . import fourier as fourier
 from . import joining as joining
 from . import linear as linear
 from . import lookup as lookup

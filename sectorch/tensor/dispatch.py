@@ -33,12 +33,13 @@ from ..errors import (
 )
 from . import owner
 from .arguments import CONVERSIONS, as_sizes, on_cpu, parameters, positional, renamed
+from .complex_shared import ComplexShared
 from .magnitudes import bound_of, check_bound, plain_dtype
 from .on_meta import result_on_meta, to_meta
 from .private import PrivateTensor
 from .secret import SecretTensor, set_dispatch
 from .shared import SharedTensor
-from .table import BEFORE, HANDLER, IN_PLACE, ROW_OF, Context, Row, spell, typed, unsupported
+from .table import BEFORE, COMPLEX, HANDLER, IN_PLACE, ROW_OF, Context, Row, spell, typed, unsupported
 
 _T = torch.Tensor
 _DEPTH: ContextVar[int] = ContextVar("handlers that are running", default=0)
@@ -107,6 +108,8 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
             return func(*args, **kwargs)
     args, kwargs = as_sizes(func, args, kwargs)
     context = _context(secrets)
+    whole = any(isinstance(leaf, ComplexShared) for leaf in secrets)
+    secrets = [part for leaf in secrets for part in (leaf.parts if isinstance(leaf, ComplexShared) else (leaf,))]
     shared = any(isinstance(leaf, SharedTensor) for leaf in secrets)
     if kwargs.pop("out", None) is not None:
         raise UnsupportedOpError(f"{spell(func)} with out= would write a secret into given memory; leave it out")
@@ -116,6 +119,10 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
         secrets, shared = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, SecretTensor)], True
     if shared and func not in ROW_OF:
         raise UnsupportedOpError(unsupported(func, args, kwargs))
+    if whole and func not in COMPLEX:
+        raise UnsupportedOpError(
+            f"{spell(func)} of a complex secret tensor is not supported; compute with x.real and x.imag, or x.abs()"
+        )
     if func in BEFORE:
         BEFORE[func](*args, **kwargs)
     if func in CONVERSIONS:
@@ -124,10 +131,12 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     if not shared:
         return owner.call(context, func, args, kwargs, meta)
     target = _in_place_target(func, args)
+    complex_too = whole or any(isinstance(m, torch.Tensor) and m.is_complex() for m in pytree.tree_leaves(meta))
+    handler = COMPLEX.get(func, HANDLER[func]) if complex_too else HANDLER[func]
     before = [(x, x.shares, x.scale_bits, x.bound) for x in secrets if isinstance(x, SharedTensor)]
     depth = _DEPTH.set(_DEPTH.get() + 1)
     try:
-        result, raised = _handled(context, func, args, kwargs)
+        result, raised = _handled(context, func, handler, args, kwargs)
         written = [x for x, shares, _, _ in before if x.shares is not shares]
         returned = secrets if ROW_OF[func].view or ROW_OF[func].name in _RETURNS_ARGUMENT else written
         wrapped = _flagged(_wrap(context, ROW_OF[func], result, meta, secrets, returned), secrets, raised)
@@ -142,10 +151,11 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     return wrapped if target is None else _replace(target, wrapped)
 
 
-def _handled(context: Context, func: Callable, args: tuple, kwargs: dict) -> tuple[Any, tuple[Value, ...]]:
+def _handled(
+    context: Context, func: Callable, handler: Callable, args: tuple, kwargs: dict
+) -> tuple[Any, tuple[Value, ...]]:
     """Run the handler as one call: its result, and the flags that it raised. What it does not expect is a refusal."""
-    handler = HANDLER[func]
-    args, kwargs = positional(func, args, kwargs)
+    args, kwargs = positional(func, handler, args, kwargs)
     known = parameters(handler) or ()
     at = known.index("inplace") if "inplace" in known else len(args)
     if at < len(args) and not isinstance(args[at], bool):  # torch.elu_ has a number there
@@ -196,7 +206,11 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list, retur
         if not isinstance(meta, torch.Tensor) or result.shares.shape != meta.shape:
             shape = getattr(meta, "shape", None)
             raise ShapeError(f"internal error: '{row.name}' gave shape {tuple(result.shares.shape)}, torch {shape}")
-        if meta.dtype.is_complex or (not meta.dtype.is_floating_point and result.scale_bits):
+        if meta.dtype.is_complex:
+            raise UnsupportedOpError(
+                f"'{row.name}' with a complex result is not supported on secret tensors; compute with torch.complex(...)"
+            )
+        if not meta.dtype.is_floating_point and result.scale_bits:
             raise UnsupportedOpError(
                 f"'{row.name}': rounding a secret number to {meta.dtype} is not supported; compare it, or reveal it"
             )
@@ -217,6 +231,9 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list, retur
         made = context.tensor(shares, scale_bits, bound, meta.dtype)
         made.whole_bits = result.whole_bits + scale_bits - result.scale_bits
         return made
+    if isinstance(result, ComplexShared):
+        like = torch.empty(meta.shape, dtype=meta.dtype.to_real(), device="meta")
+        return ComplexShared(*(_wrap(context, row, part, like, given, returned) for part in result.parts))
     if isinstance(result, SecretTensor):
         raise UnsupportedOpError(f"'{row.name}' of a private tensor is not supported on secret tensors")
     if isinstance(result, (list, tuple)):
@@ -232,16 +249,24 @@ def _flagged(wrapped: Any, given: list[SecretTensor], raised: tuple[Value, ...])
     flags = dict.fromkeys(f for x in given if isinstance(x, SharedTensor) for f in x.flags)
     flags.update(dict.fromkeys(raised))
     if flags:
-        for leaf in pytree.tree_leaves(wrapped):
-            if isinstance(leaf, SharedTensor):
-                leaf.flags = tuple(flags)
+        for leaf in _parts(wrapped):
+            leaf.flags = tuple(flags)
     return wrapped
+
+
+def _parts(tree: Any) -> list[SharedTensor]:
+    """The shared tensors of a tree, and those that its complex ones consist of."""
+    leaves = pytree.tree_leaves(tree)
+    found = [part for leaf in leaves for part in (leaf.parts if isinstance(leaf, ComplexShared) else (leaf,))]
+    return [leaf for leaf in found if isinstance(leaf, SharedTensor)]
 
 
 def _in_place_target(func: Callable, args: tuple) -> SharedTensor | None:
     if func not in IN_PLACE:
         return None
     target = args[0]
+    if isinstance(target, ComplexShared):
+        raise UnsupportedOpError(f"{spell(func)} would change a complex secret tensor in place; write it out of place")
     if not isinstance(target, SharedTensor):
         raise UnsupportedOpError(
             f"{spell(func)} would write a secret into a plain tensor; write it out of place (torch.cat, torch.where, "
@@ -274,9 +299,8 @@ def _replace(target: SharedTensor, result: SharedTensor) -> SharedTensor:
 
 
 def _mark_aliased(args: Any, result: Any) -> None:
-    for leaf in pytree.tree_leaves((args, result)):
-        if isinstance(leaf, SharedTensor):
-            leaf.aliased = True
+    for leaf in _parts((args, result)):
+        leaf.aliased = True
 
 
 set_dispatch(call)

@@ -221,6 +221,20 @@ All others are exact functions of their operands' ring elements. What Q's draws 
 
 TABLE, ROW_OF, HANDLER, IN_PLACE = SHARES.rows, SHARES.row_of, SHARES.handler, SHARES.in_place
 implements, nearest, unsupported = SHARES.implements, SHARES.nearest, SHARES.unsupported
+COMPLEX: dict[Any, Callable] = {}
+"""What computes a torch function of the table where an operand or the result is complex."""
+
+
+def of_complex(*keys: Any) -> Callable:
+    """Register a handler for complex operands or results of functions that have a row."""
+
+    def register(handler: Callable) -> Callable:
+        COMPLEX.update(dict.fromkeys(keys, handler))
+        return handler
+
+    return register
+
+
 BEFORE: dict[Any, Callable] = {}
 """Checks of a call's form that come before torch's own, where torch's words would not help."""
 
