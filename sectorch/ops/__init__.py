@@ -24,6 +24,7 @@ from . import resample as resample
 from . import rounding as rounding
 from . import smooth as smooth
 from . import special as special
+from . import spectra as spectra
 from . import structure as structure
 from . import trigonometry as trigonometry
 from . import volumes as volumes
