@@ -43,6 +43,9 @@ KINDS = {
     "compare": "Comparison and choice",
     "reduction": "Reductions",
     "order": "Order and positions",
+    "fourier": "Fourier transforms",
+    "spectra": "Short-time Fourier transforms",
+    "complex_numbers": "Complex numbers",
     "losses": "Losses",
     "structure": "Moving elements",
 }

@@ -44,7 +44,7 @@ from ..tensor.table import BEFORE, row_of, spell
 from . import bounds
 from .compiling import compiling
 from .huggingface import without_caches
-from .inputs import Inputs, flattened
+from .inputs import Inputs, flattened, refuse_complex
 from .state import state_of
 from .trace import CONSTANT, OutOfPlace, Trace, functional_form
 from .where import Place, located
@@ -329,6 +329,7 @@ def capture(
     if draws.drawn:
         torch.set_rng_state(generator)
         raise NotCaptured("the module draws random numbers")
+    refuse_complex(result)
     changed = state_of(module) != before
     leaves, spec = flattened(result)
     recorder.graph.output([recorder.node_of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -54,7 +54,8 @@ def in_parts(context: Context, func: Callable, *args: Any, **kwargs: Any) -> Any
         take = lambda leaf: leaf.parts[at] if isinstance(leaf, ComplexShared) else leaf
         return func(*pytree.tree_map(take, args), **pytree.tree_map(take, kwargs))
 
-    re, im = part(0), part(1)
+    re: Any = part(0)
+    im: Any = part(1)
     if isinstance(re, torch.Tensor):
         return ComplexShared(real(re), real(im))
     return [ComplexShared(real(a), real(b)) for a, b in zip(re, im, strict=True)]
@@ -221,7 +222,12 @@ def div(context: Context, x: Any, y: Any, *, rounding_mode: Any = None) -> Compl
         return joined(context, *(None if v is None else v / c for v in split(x)))
     if not isinstance(y, (ComplexShared, PrivateTensor)):
         return product(context, torch.mul, x, 1 / y)
-    return refuse("division by a secret complex tensor", "use x * y.conj() / (y.real ** 2 + y.imag ** 2)")
+    return inverse(context, y)
+
+
+@of_complex(T.__rdiv__, T.__rtruediv__, torch.reciprocal, T.reciprocal)
+def inverse(context: Context, x: Any, y: Any = 1) -> NoReturn:
+    refuse("division by a secret complex tensor z", "multiply by z.conj() / (z.real ** 2 + z.imag ** 2)")
 
 
 @of_complex(torch.square, T.square)

@@ -57,7 +57,7 @@ def to_real(n: int) -> torch.Tensor:
     return torch.cat((c * times, -s * times))
 
 
-def product(context: Context, x: SharedTensor, matrix: torch.Tensor, n: int, exponent: float) -> SharedTensor:
+def product(context: Context, x: Any, matrix: torch.Tensor, n: int, exponent: float) -> SharedTensor:
     """x times the matrix and n^exponent: of the factor the matrix takes what is no power of two, and more where n is so
     large that the sum would leave little range."""
     whole = round(exponent * math.log2(n))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from ..errors import ArgumentError
 from ..tensor import ComplexShared
 from ..tensor.table import Context, implements, of_complex
-from .common import is_secret, real
+from .common import is_secret
 from .complex_numbers import split
 from .fourier import back, length, product, transform, transformed
 
@@ -46,7 +46,7 @@ def stft(
         if center:
             v = F.pad(v.unsqueeze(1), (n_fft // 2, n_fft // 2), pad_mode).squeeze(1)
         frames = v.unfold(-1, n_fft, hop)
-        parts.append(real(frames) * window if is_secret(window) else frames)
+        parts.append(frames * window if is_secret(window) else frames)
     if not is_secret(window):
         matrix = matrix * window.to(torch.float64).repeat(len(parts)).unsqueeze(1)
     y = product(context, parts[0] if len(parts) == 1 else torch.cat(parts, -1), matrix, n, -0.5 if normalized else 0.0)
@@ -64,7 +64,9 @@ def istft(
     length: int | None = None, return_complex: bool = False,
 ) -> Any:  # fmt: skip
     if is_secret(window):
-        raise ArgumentError("istft divides by a sum of its window: make that a plain tensor of the forward's, no buffer")
+        raise ArgumentError(
+            "istft divides by a sum of its window: make that a plain tensor of the forward's, no buffer"
+        )
     hop = n_fft // 4 if hop_length is None else hop_length
     half = input.shape[-2] == n_fft // 2 + 1 if onesided is None else onesided
     window = _window(window, n_fft, win_length, torch.float64).to(torch.float64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from .secret import SecretTensor
@@ -17,7 +19,7 @@ class ComplexShared(SecretTensor):
     parts: tuple[SharedTensor, SharedTensor]
 
     @staticmethod
-    def __new__(cls, real: SharedTensor, imag: SharedTensor):
+    def __new__(cls, real: Any, imag: Any):
         with torch._C.DisableTorchFunctionSubclass():
             dtype = real.dtype if real.dtype.is_floating_point else torch.float32
             shape, device = real.shape, real.device

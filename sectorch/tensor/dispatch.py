@@ -120,6 +120,7 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     if shared and func not in ROW_OF:
         raise UnsupportedOpError(unsupported(func, args, kwargs))
     if whole and func not in COMPLEX:
+        _in_place_target(func, args)
         raise UnsupportedOpError(
             f"{spell(func)} of a complex secret tensor is not supported; compute with x.real and x.imag, or x.abs()"
         )
@@ -208,7 +209,7 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list, retur
             raise ShapeError(f"internal error: '{row.name}' gave shape {tuple(result.shares.shape)}, torch {shape}")
         if meta.dtype.is_complex:
             raise UnsupportedOpError(
-                f"'{row.name}' with a complex result is not supported on secret tensors; compute with torch.complex(...)"
+                f"'{row.name}' with a complex result is not supported on secret tensors; compute its parts"
             )
         if not meta.dtype.is_floating_point and result.scale_bits:
             raise UnsupportedOpError(
