@@ -40,7 +40,7 @@ from ..tensor.on_meta import (
     to_meta,
     torch_on_meta,
 )
-from ..tensor.table import BEFORE, row_of, spell
+from ..tensor.table import BEFORE, COMPOSED, row_of, spell
 from . import bounds
 from .compiling import compiling
 from .huggingface import without_caches
@@ -120,6 +120,11 @@ class Recorder(TorchFunctionMode):
             if isinstance(secret, SharedTensor) and getattr(secret, "recorder", None) is not self:
                 raise NotCaptured("the module reads a tensor that an earlier call made")
         try:
+            if func in COMPOSED:
+                with self:
+                    made = COMPOSED[func](*args, **kwargs)
+                if made is not NotImplemented:
+                    return made
             return self._secret(func, types, args, kwargs, secrets)
         except SectorchError as error:
             raise located(error, Place.now(self.layers).text(name_of(func))) from error

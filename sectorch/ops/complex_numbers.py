@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import numbers
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,15 +36,17 @@ def split(value: Any) -> tuple[Any, Any]:
             both = torch.view_as_real(value)
             return both[..., 0], both[..., 1]
         return value.real.contiguous(), value.imag.contiguous()
-    return (value.real, value.imag) if isinstance(value, complex) else (value, None)
+    if isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real):
+        return float(value.real), float(value.imag)
+    return value, None
 
 
 def joined(context: Context, re: Any, im: Any) -> ComplexShared:
     """The complex tensor of two parts, of which one is shared and another may be missing."""
-    like = re if isinstance(re, SharedTensor) else im
+    dtype = next(v.dtype for v in (re, im) if isinstance(v, torch.Tensor))
     shape = torch.broadcast_shapes(*(v.shape for v in (re, im) if isinstance(v, torch.Tensor)))
-    parts = [torch.zeros((), dtype=like.dtype) if v is None else v for v in (re, im)]
-    parts = [v if isinstance(v, torch.Tensor) else torch.tensor(float(v), dtype=like.dtype) for v in parts]
+    parts = [torch.zeros((), dtype=dtype) if v is None else v for v in (re, im)]
+    parts = [v if isinstance(v, torch.Tensor) else torch.tensor(float(v), dtype=dtype) for v in parts]
     return ComplexShared(*(real(summand(context, v if v.shape == shape else v.expand(shape))) for v in parts))
 
 
@@ -51,7 +54,7 @@ def in_parts(context: Context, func: Callable, *args: Any, **kwargs: Any) -> Any
     """func on the real parts of everything and on the imaginary ones: for what is linear, without another summand."""
 
     def part(at: int) -> Any:
-        take = lambda leaf: leaf.parts[at] if isinstance(leaf, ComplexShared) else leaf
+        take: Any = lambda leaf: leaf.parts[at] if isinstance(leaf, ComplexShared) else leaf
         return func(*pytree.tree_map(take, args), **pytree.tree_map(take, kwargs))
 
     re: Any = part(0)
@@ -215,6 +218,10 @@ def einsum(context: Context, equation: str, *operands: Any) -> ComplexShared:
     return product(context, lambda x, y: torch.einsum(equation, x, y), *operands)
 
 
+SECRET_DIVISOR = "division by a secret complex tensor z"
+CONJUGATE = "multiply by z.conj() / (z.real ** 2 + z.imag ** 2)"
+
+
 @of_complex(torch.div, torch.divide, torch.true_divide, T.div, T.divide, T.true_divide, T.__truediv__)
 def div(context: Context, x: Any, y: Any, *, rounding_mode: Any = None) -> ComplexShared:
     c, d = split(y)
@@ -222,12 +229,14 @@ def div(context: Context, x: Any, y: Any, *, rounding_mode: Any = None) -> Compl
         return joined(context, *(None if v is None else v / c for v in split(x)))
     if not isinstance(y, (ComplexShared, PrivateTensor)):
         return product(context, torch.mul, x, 1 / y)
-    return inverse(context, y)
+    refuse(SECRET_DIVISOR, CONJUGATE)
 
 
 @of_complex(T.__rdiv__, T.__rtruediv__, torch.reciprocal, T.reciprocal)
-def inverse(context: Context, x: Any, y: Any = 1) -> NoReturn:
-    refuse("division by a secret complex tensor z", "multiply by z.conj() / (z.real ** 2 + z.imag ** 2)")
+def inverse(context: Context, x: Any, y: Any = 1) -> ComplexShared:
+    if not isinstance(x, ComplexShared):
+        return div(context, y, x)
+    refuse(SECRET_DIVISOR, CONJUGATE)
 
 
 @of_complex(torch.square, T.square)
@@ -249,7 +258,7 @@ def _several(func: Callable) -> Callable:
     def handler(context: Context, tensors: Any, *args: Any, **kwargs: Any) -> ComplexShared:
         zeros = lambda v: torch.zeros(v.shape, dtype=v.dtype)
         pairs = [(a, zeros(a) if b is None else b) for a, b in map(split, tensors)]
-        return ComplexShared(*(func([pair[at] for pair in pairs], *args, **kwargs) for at in (0, 1)))
+        return joined(context, *(func([pair[at] for pair in pairs], *args, **kwargs) for at in (0, 1)))
 
     return handler
 

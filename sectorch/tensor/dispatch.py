@@ -39,7 +39,7 @@ from .on_meta import result_on_meta, to_meta
 from .private import PrivateTensor
 from .secret import SecretTensor, set_dispatch
 from .shared import SharedTensor
-from .table import BEFORE, COMPLEX, HANDLER, IN_PLACE, ROW_OF, Context, Row, spell, typed, unsupported
+from .table import BEFORE, COMPLEX, COMPOSED, HANDLER, IN_PLACE, ROW_OF, Context, Row, spell, typed, unsupported
 
 _T = torch.Tensor
 _DEPTH: ContextVar[int] = ContextVar("handlers that are running", default=0)
@@ -106,6 +106,8 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     if not secrets:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
+    if func in COMPOSED and (made := COMPOSED[func](*args, **kwargs)) is not NotImplemented:
+        return made
     args, kwargs = as_sizes(func, args, kwargs)
     context = _context(secrets)
     whole = any(isinstance(leaf, ComplexShared) for leaf in secrets)

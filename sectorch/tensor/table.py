@@ -235,6 +235,10 @@ def of_complex(*keys: Any) -> Callable:
     return register
 
 
+COMPOSED: dict[Any, Callable] = {}
+"""What is made of other torch functions where it is called, in a recording too, so that its public results are seen to
+be public; NotImplemented for a form that has a handler."""
+
 BEFORE: dict[Any, Callable] = {}
 """Checks of a call's form that come before torch's own, where torch's words would not help."""
 
