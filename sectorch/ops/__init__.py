@@ -9,6 +9,7 @@ from . import compare as compare
 from . import complex_numbers as complex_numbers
 from . import fourier as fourier
 from . import joining as joining
+from . import linalg as linalg
 from . import linear as linear
 from . import lookup as lookup
 from . import losses as losses
