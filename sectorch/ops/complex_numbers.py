@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 from ..errors import DtypeError
-from ..ring import HEADROOM_BITS
 from ..tensor import ComplexShared, PrivateTensor, SharedTensor
 from ..tensor.table import Context, implements, of_complex
 from . import structure
@@ -147,8 +146,7 @@ def angle(context: Context, x: ComplexShared) -> torch.Tensor:
 
 @of_complex(torch.abs, T.abs, torch.absolute, T.absolute, T.__abs__)
 def magnitude(context: Context, x: ComplexShared) -> torch.Tensor:
-    y: Any = torch.hypot(*x.parts)
-    return y.bounded(2.0**HEADROOM_BITS) if y.bound is None else y  # it may be larger than either part
+    return torch.hypot(*x.parts)
 
 
 def _sum(context: Context, x: Any, y: Any, sign: int) -> ComplexShared:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from ..tensor import SharedTensor
-from ..tensor.table import Context, implements
+from ..tensor.table import Context, implements, stepwise
 from .common import is_secret, refuse, require
 
 T = torch.Tensor
@@ -90,6 +90,7 @@ def _solution(context: Context, a: Any, b: Any) -> Any:
 
 
 @implements("solve", torch.linalg.solve, note=f"{DOMAIN}; {ERROR}")
+@stepwise
 def solve(context: Context, A: Any, B: Any, *, left: bool = True) -> Any:
     vector = B.dim() == 1 or (A.dim() - 1 == B.dim() and B.shape == A.shape[:-1])
     if vector:
@@ -100,17 +101,20 @@ def solve(context: Context, A: Any, B: Any, *, left: bool = True) -> Any:
 
 
 @implements("inv", torch.linalg.inv, torch.inverse, T.inverse, note=f"as solve of the identity; {DOMAIN}")
+@stepwise
 def inv(context: Context, A: Any) -> Any:
     return _solution(context, A, torch.eye(A.shape[-1], dtype=A.dtype))
 
 
 @implements("det", torch.linalg.det, torch.det, T.det, note=f"a product of pivots, < 2^16; {DOMAIN}; error 4e-6 n^2 |result|")
+@stepwise
 def det(context: Context, A: Any) -> Any:
     sign, pivots = _diagonal(context, A)
     return sign * torch.prod(pivots, -1)
 
 
 @implements("slogdet", torch.linalg.slogdet, torch.slogdet, T.slogdet, note=f"{DOMAIN}; error 1e-5 n and of the pivots")
+@stepwise
 def slogdet(context: Context, A: Any) -> tuple[Any, Any]:
     sign, pivots = _diagonal(context, A)
     return sign * torch.prod(torch.sign(pivots), -1), torch.log(pivots.abs()).sum(-1)
@@ -127,6 +131,7 @@ def _diagonal(context: Context, a: Any) -> tuple[Any, Any]:
 
 @implements("cholesky", torch.linalg.cholesky, torch.cholesky, T.cholesky,
             note=f"positive definite; {DOMAIN}; error 8e-6 n |A| times the condition number's root")  # fmt: skip
+@stepwise
 def cholesky(context: Context, A: Any, upper: bool = False) -> Any:
     n, least = _square(A).shape[-1], _least(torch.tril(A))
     rest, columns = A.mT if upper else A, []
@@ -142,6 +147,7 @@ def cholesky(context: Context, A: Any, upper: bool = False) -> Any:
 
 
 @implements("solve_triangular", torch.linalg.solve_triangular, note=f"{DOMAIN}; {ERROR}")
+@stepwise
 def solve_triangular(
     context: Context, A: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Any:
@@ -161,6 +167,7 @@ def solve_triangular(
 
 
 @implements("cholesky_solve", torch.cholesky_solve, T.cholesky_solve, note="as solve_triangular, twice")
+@stepwise
 def cholesky_solve(context: Context, B: Any, L: Any, upper: bool = False) -> Any:
     L = L.mT if upper else L
     half = torch.linalg.solve_triangular(L, B, upper=False)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -39,10 +38,9 @@ from .on_meta import result_on_meta, to_meta
 from .private import PrivateTensor
 from .secret import SecretTensor, set_dispatch
 from .shared import SharedTensor
-from .table import BEFORE, COMPLEX, COMPOSED, HANDLER, IN_PLACE, ROW_OF, Context, Row, spell, typed, unsupported
+from .table import BEFORE, COMPLEX, COMPOSED, DEPTH, HANDLER, IN_PLACE, ROW_OF, Context, Row, spell, typed, unsupported
 
 _T = torch.Tensor
-_DEPTH: ContextVar[int] = ContextVar("handlers that are running", default=0)
 METADATA = {
     getattr(_T, name).__get__
     for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "is_cuda", "is_meta",
@@ -137,7 +135,7 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     complex_too = whole or any(isinstance(m, torch.Tensor) and m.is_complex() for m in pytree.tree_leaves(meta))
     handler = COMPLEX.get(func, HANDLER[func]) if complex_too else HANDLER[func]
     before = [(x, x.shares, x.scale_bits, x.bound) for x in secrets if isinstance(x, SharedTensor)]
-    depth = _DEPTH.set(_DEPTH.get() + 1)
+    depth = DEPTH.set(DEPTH.get() + 1)
     try:
         result, raised = _handled(context, func, handler, args, kwargs)
         written = [x for x, shares, _, _ in before if x.shares is not shares]
@@ -148,7 +146,7 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
             x.shares, x.scale_bits, x.bound = shares, scale_bits, bound
         raise
     finally:
-        _DEPTH.reset(depth)
+        DEPTH.reset(depth)
     if ROW_OF[func].view:
         _mark_aliased(args, wrapped)
     return wrapped if target is None else _replace(target, wrapped)
@@ -221,16 +219,16 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list, retur
             same = isinstance(x, SharedTensor) and x.shares is result.shares and x.scale_bits == result.scale_bits
             if same and plain_dtype(x) == meta.dtype:
                 if x.bound is None:  # written by a handler with `inplace=True` that did not say
-                    x.bound = bound_of(context, row, x.scale_bits, meta.dtype, given, _DEPTH.get() == 1)
+                    x.bound = bound_of(context, row, x.scale_bits, meta.dtype, given, DEPTH.get() == 1)
                 return x
         shares, scale_bits, bound = result.shares, result.scale_bits, result.bound
-        bound = bound_of(context, row, scale_bits, meta.dtype, given, _DEPTH.get() == 1) if bound is None else bound
+        bound = bound_of(context, row, scale_bits, meta.dtype, given, DEPTH.get() == 1) if bound is None else bound
         if meta.dtype.is_floating_point and scale_bits < context.frac_bits:
             bits = context.frac_bits - scale_bits
             with context.session.operation(context.party):
                 shares, scale_bits = shares << bits, context.frac_bits
                 bound = None if bound is None else bound * 2.0**bits
-        check_bound(context, row, bound, _DEPTH.get() == 1)
+        check_bound(context, row, bound, DEPTH.get() == 1)
         made = context.tensor(shares, scale_bits, bound, meta.dtype)
         made.whole_bits = result.whole_bits + scale_bits - result.scale_bits
         return made

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -221,6 +223,27 @@ All others are exact functions of their operands' ring elements. What Q's draws 
 
 TABLE, ROW_OF, HANDLER, IN_PLACE = SHARES.rows, SHARES.row_of, SHARES.handler, SHARES.in_place
 implements, nearest, unsupported = SHARES.implements, SHARES.nearest, SHARES.unsupported
+DEPTH: ContextVar[int] = ContextVar("handlers that are running", default=0)
+
+
+def stepwise(handler: Callable) -> Callable:
+    """A handler of many operations, each of which is held to the ring as if it had been called by itself.
+
+    In other handlers what an operation gives without a bound counts as vouched for, and nothing checks what is made of
+    it: that is for handlers that know how large their values are.
+    """
+
+    @functools.wraps(handler)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        depth = DEPTH.set(0)
+        try:
+            return handler(*args, **kwargs)
+        finally:
+            DEPTH.reset(depth)
+
+    return run
+
+
 COMPLEX: dict[Any, Callable] = {}
 """What computes a torch function of the table where an operand or the result is complex."""
 
@@ -229,7 +252,7 @@ def of_complex(*keys: Any) -> Callable:
     """Register a handler for complex operands or results of functions that have a row."""
 
     def register(handler: Callable) -> Callable:
-        COMPLEX.update(dict.fromkeys(keys, handler))
+        COMPLEX.update(dict.fromkeys(keys, stepwise(handler)))
         return handler
 
     return register
