@@ -1,8 +1,8 @@
 """Factorisations of small secret matrices, and what is solved by them.
 
 Elimination chooses the largest pivot of a column, and nobody learns which: the rows change places in a product with a
-secret row of zeros and a one. A pivot below 2^-10 of the largest entry, or of 1, is as good as zero at 20 fraction bits,
-where torch would say that the matrix is singular: then the result is withheld, with `RangeExceededError` at Q.
+secret row of zeros and a one. A pivot below 2^-10 of the largest entry, or of 1, is as good as zero at 20 fraction
+bits; torch would say that the matrix is singular: the result is withheld, with `RangeExceededError` at Q.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ def inv(context: Context, A: Any) -> Any:
     return _solution(context, A, torch.eye(A.shape[-1], dtype=A.dtype))
 
 
-@implements("det", torch.linalg.det, torch.det, T.det, note=f"a product of pivots, < 2^16; {DOMAIN}; error 4e-6 n^2 |result|")
+@implements("det", torch.linalg.det, torch.det, T.det,
+            note=f"products of pivots < 2^16, with error 4e-6 n of the largest; {DOMAIN}")  # fmt: skip
 @stepwise
 def det(context: Context, A: Any) -> Any:
     sign, pivots = _diagonal(context, A)
@@ -129,7 +130,7 @@ def _diagonal(context: Context, a: Any) -> tuple[Any, Any]:
     return torch.prod((1 - 2 * torch.stack(moved, -1)).to(a.dtype), -1), pivots
 
 
-@implements("cholesky", torch.linalg.cholesky, torch.cholesky, T.cholesky,
+@implements("cholesky", torch.linalg.cholesky,
             note=f"positive definite; {DOMAIN}; error 8e-6 n |A| times the condition number's root")  # fmt: skip
 @stepwise
 def cholesky(context: Context, A: Any, upper: bool = False) -> Any:

@@ -47,7 +47,8 @@ def _direction(kind: str, x: torch.Tensor, state: tuple, w: Any, sizes: list[int
     Sequences that are over keep their last state; backward, those that have not begun keep the first.
     """
     w_ih, w_hh, b_ih, b_hh, w_hr = w
-    gates, outputs = F.linear(x, w_ih, b_ih).split(sizes), [None] * len(sizes)
+    gates = F.linear(x, w_ih, b_ih).split(sizes)
+    outputs: list[Any] = [None] * len(sizes)
     for t in range(len(sizes) - 1, -1, -1) if backward else range(len(sizes)):
         rows, count = sizes[t], state[0].shape[0]
         now = state if rows == count else tuple(v[:rows] for v in state)
@@ -126,7 +127,7 @@ def _pack(input: Any, lengths: torch.Tensor, batch_first: bool) -> tuple:
         raise ArgumentError(f"expected {steps.shape[1]} lengths, one for each sequence, got {len(counts)}")
     if counts != sorted(counts, reverse=True) or counts[-1] < 1 or counts[0] > steps.shape[0]:
         raise ArgumentError(
-            f"lengths are from 1 to {steps.shape[0]} and, unless enforce_sorted=False, in decreasing order, got {counts}"
+            f"lengths are from 1 to {steps.shape[0]}, in decreasing order unless enforce_sorted=False; got {counts}"
         )
     sizes = [sum(n > t for n in counts) for t in range(counts[0])]
     step = torch.tensor([t for t, rows in enumerate(sizes) for _ in range(rows)])
@@ -154,7 +155,7 @@ def _padded(sequences: Any, batch_first: bool = False, padding_value: float = 0.
     return torch.stack(rows, 0 if batch_first else 1)
 
 
-COMPOSED[torch._C._nn.pad_sequence] = _padded
+COMPOSED[torch._C._nn.pad_sequence] = _padded  # pyright: ignore[reportAttributeAccessIssue]
 COMPOSED[torch._VF._pack_padded_sequence] = _pack  # pyright: ignore[reportAttributeAccessIssue]
 COMPOSED[torch._VF._pad_packed_sequence] = _unpack  # pyright: ignore[reportAttributeAccessIssue]
 

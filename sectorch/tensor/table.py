@@ -213,8 +213,9 @@ SMOOTH = frozenset((
     "normalize", "poisson_nll_loss", "pow", "reciprocal", "rms_norm", "rnn_tanh", "rnn_tanh_cell", "rsqrt",
     "scaled_dot_product_attention", "selu", "sigmoid", "silu", "sin", "sinh", "soft_margin_loss", "softmax",
     "softmin", "softplus", "softsign", "sqrt", "std", "tanh", "tanhshrink",
-    "addcdiv", "angle", "cdist", "dist", "floor_divide", "fmod", "hypot", "logaddexp", "logaddexp2", "logcumsumexp",
-    "logit", "ndtr", "pairwise_distance", "pdist", "polar", "remainder", "std_mean", "xlog1py",
+    "addcdiv", "angle", "cdist", "cholesky", "dist", "floor_divide", "fmod", "hypot", "logaddexp", "logaddexp2",
+    "logcumsumexp", "logit", "ndtr", "pairwise_distance", "pdist", "polar", "remainder", "cholesky_solve", "det",
+    "inv", "slogdet", "solve", "solve_triangular", "std_mean", "xlog1py",
 ))  # fmt: skip
 """Operations that go through a series, for some arguments at least: `div` by a shared divisor, `pow` by a fraction.
 
