@@ -48,6 +48,7 @@ from .inputs import Inputs, flattened, refuse_complex
 from .state import state_of
 from .trace import CONSTANT, OutOfPlace, Trace, functional_form
 from .where import Place, located
+from .written import Written
 
 _T = torch.Tensor
 
@@ -101,6 +102,7 @@ class Recorder(TorchFunctionMode):
         self._constants: dict[tuple[int, int], fx.Node] = {}
         self._kept: list[Any] = []  # whose ids are theirs as long as the recording lasts
         self._living: list[ref] = []
+        self.written = Written()
 
     def inputs(self, given: Inputs) -> list[StandIn]:
         """The program's inputs, of the shapes and dtypes of meta tensors."""
@@ -109,7 +111,14 @@ class Recorder(TorchFunctionMode):
             return [self._stand_in(x, self.graph.placeholder(n)) for n, x in zip(given.names, twins, strict=True)]
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = dict(kwargs or {})
+        args, kwargs = self.written.swapped((args, dict(kwargs or {})))
+        if self.written.takes(func, args):
+            with self:
+                self.written.take(args)
+            args = self.written.swapped(args)
+        return self.written.made(func, self._called(func, types, args, kwargs))
+
+    def _called(self, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
         secrets = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, SecretTensor)]
         if not secrets:
             return func(*args, **kwargs)
@@ -330,7 +339,7 @@ def capture(
     generator = torch.get_rng_state()
     given = recorder.inputs(inputs)
     with torch.no_grad(), compiling(), draws, recorder:
-        result = without_caches(inputs.called(module, given))
+        result = recorder.written.swapped(without_caches(inputs.called(module, given)))
     if draws.drawn:
         torch.set_rng_state(generator)
         raise NotCaptured("the module draws random numbers")

@@ -58,9 +58,9 @@ def in_parts(context: Context, func: Callable, *args: Any, **kwargs: Any) -> Any
 
     re: Any = part(0)
     im: Any = part(1)
-    if isinstance(re, torch.Tensor):
-        return ComplexShared(real(re), real(im))
-    return [ComplexShared(real(a), real(b)) for a, b in zip(re, im, strict=True)]
+    if isinstance(re, (list, tuple)):
+        return [ComplexShared(real(a), real(b)) for a, b in zip(re, im, strict=True)]
+    return ComplexShared(real(re), real(im))
 
 
 def _linear(func: Callable) -> Callable:

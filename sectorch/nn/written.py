@@ -1,0 +1,71 @@
+"""Plain tensors that a forward makes and writes secrets into: `out = torch.zeros(n, d); out[i] = x`.
+
+A plain tensor cannot become a secret one, but every torch function of a forward is seen, and so a secret tensor can
+stand for it wherever it is used from then on. Its own memory is filled with what no call takes (not a number, or a whole
+number out of range), so that whoever reads it past that, a view from before or a later call, has no wrong number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import ref
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..tensor import SharedTensor
+from ..tensor.table import IN_PLACE
+
+_T = torch.Tensor
+MAKES = {
+    torch.zeros, torch.ones, torch.full, torch.empty, torch.zeros_like, torch.ones_like, torch.full_like,
+    torch.empty_like, _T.new_zeros, _T.new_ones, _T.new_full, _T.new_empty,
+}  # fmt: skip
+"""What makes a tensor whose memory nobody else has."""
+_WHOLE = (torch.int32, torch.int64)
+
+
+class Written:
+    """The plain tensors of one call that were made by `MAKES`, and the secret ones that stand for some of them."""
+
+    def __init__(self):
+        self._made: dict[int, ref] = {}
+        self._secret: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def made(self, func: Callable, result: Any) -> Any:
+        if func in MAKES and type(result) is torch.Tensor:
+            self._made[id(result)] = ref(result)
+        return result
+
+    def swapped(self, tree: Any) -> Any:
+        """The tree with secret tensors in the places of those for which they stand."""
+        if not self._secret:
+            return tree
+        return pytree.tree_map(lambda v: self._secret[id(v)][1] if id(v) in self._secret else v, tree)
+
+    def takes(self, func: Callable, args: tuple) -> bool:
+        """Whether this writes a secret into a plain tensor that can be stood for."""
+        target = args[0] if args else None
+        known = self._made.get(id(target))
+        if known is None or known() is not target or func not in IN_PLACE:
+            return False
+        return self._from(args) is not None and (not _is_whole(target) or target.dtype in _WHOLE)
+
+    def take(self, args: tuple) -> None:
+        """Have a secret tensor stand for the first argument from now on."""
+        target, secret = args[0], self._from(args)
+        start, zero = target.detach().clone(), secret.flatten()[:0].sum()
+        self._secret[id(target)] = target, start + zero.to(target.dtype if target.is_floating_point() else zero.dtype)
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            target.fill_(torch.iinfo(target.dtype).max if _is_whole(target) else float("nan"))
+
+    def _from(self, args: tuple) -> Any:
+        """A secret tensor among what is written whose numbers the target can hold."""
+        given = [v for v in pytree.tree_leaves(args[1:]) if isinstance(v, SharedTensor)]
+        fits = lambda v: not v.is_complex() and (not _is_whole(args[0]) or _is_whole(v))
+        return next((v for v in given if fits(v)), None)
+
+
+def _is_whole(x: torch.Tensor) -> bool:
+    return not x.is_floating_point() and not x.is_complex()
