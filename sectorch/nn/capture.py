@@ -111,12 +111,12 @@ class Recorder(TorchFunctionMode):
             return [self._stand_in(x, self.graph.placeholder(n)) for n, x in zip(given.names, twins, strict=True)]
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        args, kwargs = self.written.swapped((args, dict(kwargs or {})))
+        args, kwargs = self.written.swapped((args, kwargs or {}))
         if self.written.takes(func, args):
             with self:
                 self.written.take(args)
             args = self.written.swapped(args)
-        return self.written.made(func, self._called(func, types, args, kwargs))
+        return self.written.made(func, self._called(func, types, args, dict(kwargs or {})))
 
     def _called(self, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
         secrets = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, SecretTensor)]

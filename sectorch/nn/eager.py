@@ -26,7 +26,7 @@ class Watched(TorchFunctionMode):
         self.written = Written()
         self._layers = {id(layer): name for name, layer in module.named_modules()}
 
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = self.written.swapped((args, kwargs or {}))
         if func in METADATA:
             return func(*args, **kwargs)

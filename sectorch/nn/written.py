@@ -1,8 +1,9 @@
 """Plain tensors that a forward makes and writes secrets into: `out = torch.zeros(n, d); out[i] = x`.
 
 A plain tensor cannot become a secret one, but every torch function of a forward is seen, and so a secret tensor can
-stand for it wherever it is used from then on. Its own memory is filled with what no call takes (not a number, or a whole
-number out of range), so that whoever reads it past that, a view from before or a later call, has no wrong number.
+stand for it wherever it is used from then on. It may have no views then, which would not see what is written, and its own
+memory is filled with what no call takes (not a number, or a whole number out of range): so that a later call, which
+knows nothing of this, has no wrong number.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from weakref import ref
 import torch
 from torch.utils import _pytree as pytree
 
-from ..tensor import SharedTensor
+from ..tensor import ComplexShared, SharedTensor
 from ..tensor.table import IN_PLACE
 
 _T = torch.Tensor
@@ -46,25 +47,33 @@ class Written:
 
     def takes(self, func: Callable, args: tuple) -> bool:
         """Whether this writes a secret into a plain tensor that can be stood for."""
-        target = args[0] if args else None
+        target: Any = args[0] if args else None
         known = self._made.get(id(target))
         if known is None or known() is not target or func not in IN_PLACE:
             return False
-        return self._from(args) is not None and (not _is_whole(target) or target.dtype in _WHOLE)
+        fillable = not _is_whole(target) or target.dtype in _WHOLE
+        return fillable and self._from(args) is not None and _holders(target) == _holders(torch.zeros(1))
 
     def take(self, args: tuple) -> None:
         """Have a secret tensor stand for the first argument from now on."""
         target, secret = args[0], self._from(args)
-        start, zero = target.detach().clone(), secret.flatten()[:0].sum()
-        self._secret[id(target)] = target, start + zero.to(target.dtype if target.is_floating_point() else zero.dtype)
+        part = secret.real if secret.is_complex() else secret
+        start, zero = target.detach().clone(), part.flatten()[:0].sum()
+        zero = zero if _is_whole(target) else zero.to(target.dtype.to_real())
+        self._secret[id(target)] = target, start + zero
         with torch._C.DisableTorchFunction(), torch.no_grad():
             target.fill_(torch.iinfo(target.dtype).max if _is_whole(target) else float("nan"))
 
     def _from(self, args: tuple) -> Any:
         """A secret tensor among what is written whose numbers the target can hold."""
-        given = [v for v in pytree.tree_leaves(args[1:]) if isinstance(v, SharedTensor)]
-        fits = lambda v: not v.is_complex() and (not _is_whole(args[0]) or _is_whole(v))
+        given = [v for v in pytree.tree_leaves(args[1:]) if isinstance(v, (SharedTensor, ComplexShared))]
+        fits = lambda v: torch.can_cast(v.dtype, args[0].dtype)
         return next((v for v in given if fits(v)), None)
+
+
+def _holders(x: torch.Tensor) -> int:
+    """How many there are of a tensor's memory: views and arrays beside it would not see what is written."""
+    return torch._C._storage_Use_Count(x.untyped_storage()._cdata)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _is_whole(x: torch.Tensor) -> bool:

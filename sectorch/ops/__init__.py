@@ -18,6 +18,7 @@ from . import order as order
 from . import places as places
 from . import pooling as pooling
 from . import powers as powers
+from . import randomness as randomness
 from . import ranks as ranks
 from . import recurrent as recurrent
 from . import reduction as reduction

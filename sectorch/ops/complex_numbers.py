@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from ..errors import DtypeError
 from ..tensor import ComplexShared, PrivateTensor, SharedTensor
 from ..tensor.table import Context, implements, of_complex
-from . import structure
+from . import places, structure
 from .common import real, refuse, summand
 
 T = torch.Tensor
@@ -277,6 +277,15 @@ def where(context: Context, condition: Any, x: Any, y: Any) -> ComplexShared:
 @of_complex(torch.masked_fill, T.masked_fill)
 def masked_fill(context: Context, x: Any, mask: Any, value: Any) -> ComplexShared:
     return where(context, mask, value, x)
+
+
+@of_complex(T.__setitem__)
+def setitem(context: Context, x: ComplexShared, index: Any, value: Any) -> ComplexShared:
+    re, im = split(value)
+    return ComplexShared(
+        places.setitem(context, x.parts[0], index, re),
+        places.setitem(context, x.parts[1], index, 0 if im is None else im),
+    )
 
 
 @of_complex(F.pad)

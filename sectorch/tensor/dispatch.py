@@ -97,9 +97,10 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     flat = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor)]
     secrets = [leaf for leaf in flat if isinstance(leaf, SecretTensor)]
     if func in SECRETS:
+        kind = "PrivateTensor" if isinstance(secrets[0], PrivateTensor) else "SharedTensor"
         raise SecretAccessError(
-            f"{spell(func)} would take the content out of a {type(secrets[0]).__name__}; "
-            f"use .reveal(), which gives a SharedTensor's value to the querying party"
+            f"{spell(func)} would take the content out of a {kind}; use .reveal(), which gives a SharedTensor's value to "
+            f"the querying party, and torch.where to choose by a secret"
         )
     if not secrets:
         with torch._C.DisableTorchFunctionSubclass():
@@ -262,16 +263,18 @@ def _parts(tree: Any) -> list[SharedTensor]:
     return [leaf for leaf in found if isinstance(leaf, SharedTensor)]
 
 
-def _in_place_target(func: Callable, args: tuple) -> SharedTensor | None:
+def _in_place_target(func: Callable, args: tuple) -> Any:
     if func not in IN_PLACE:
         return None
     target = args[0]
+    if isinstance(target, ComplexShared) and func is _T.__setitem__ and not any(x.aliased for x in target.parts):
+        return target
     if isinstance(target, ComplexShared):
         raise UnsupportedOpError(f"{spell(func)} would change a complex secret tensor in place; write it out of place")
     if not isinstance(target, SharedTensor):
         raise UnsupportedOpError(
-            f"{spell(func)} would write a secret into a plain tensor; write it out of place (torch.cat, torch.where, "
-            f"index_copy), or into a secret one, such as x.new_zeros(shape) + 0 * x"
+            f"{spell(func)} would write a secret into a plain tensor, where it cannot stay secret; write it out of "
+            f"place (out[i] = out[i] + x, torch.cat, torch.where), or into a tensor that a forward made"
         )
     if target.aliased:
         raise UnsupportedOpError(
@@ -288,7 +291,10 @@ def _in_place_target(func: Callable, args: tuple) -> SharedTensor | None:
     return target
 
 
-def _replace(target: SharedTensor, result: SharedTensor) -> SharedTensor:
+def _replace(target: Any, result: Any) -> Any:
+    if isinstance(target, ComplexShared):
+        target.parts = result.parts
+        return target
     if result.shares.shape != target.shares.shape:
         raise ShapeError(
             f"output with shape {list(target.shares.shape)} doesn't match the broadcast shape "
