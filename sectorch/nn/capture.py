@@ -45,6 +45,7 @@ from . import bounds
 from .compiling import compiling
 from .huggingface import without_caches
 from .inputs import Inputs, flattened, refuse_complex
+from .nodes import name_of
 from .state import state_of
 from .trace import CONSTANT, OutOfPlace, Trace, functional_form
 from .where import Place, located
@@ -274,14 +275,6 @@ class Recorder(TorchFunctionMode):
         node = self.graph.create_node("get_attr", name, (), {})
         node.meta["value"] = node.name
         return node
-
-
-def name_of(func: Callable) -> str:
-    """A torch function's name for a node."""
-    name = getattr(func, "__name__", "call")
-    if name == "__get__":
-        name = getattr(getattr(func, "__self__", None), "__name__", "property")
-    return name.strip("_") or "call"
 
 
 def _paths(value: Any, path: tuple = ()) -> list[tuple[tuple, Any]]:

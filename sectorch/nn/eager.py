@@ -10,10 +10,10 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import SectorchError
 from ..tensor.dispatch import METADATA
-from .capture import name_of
 from .compiling import compiling
 from .huggingface import without_caches
 from .inputs import Inputs
+from .nodes import name_of
 from .where import Place, located
 from .written import Written
 

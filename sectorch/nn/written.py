@@ -1,8 +1,8 @@
 """Plain tensors that a forward makes and writes secrets into: `out = torch.zeros(n, d); out[i] = x`.
 
 A plain tensor cannot become a secret one, but every torch function of a forward is seen, and so a secret tensor can
-stand for it wherever it is used from then on. It may have no views then, which would not see what is written, and its own
-memory is filled with what no call takes (not a number, or a whole number out of range): so that a later call, which
+stand for it wherever it is used from then on. It may have no views then, which would not see what is written, and its
+own memory is filled with what no call takes (not a number, or a whole number out of range), so that a later call, which
 knows nothing of this, has no wrong number.
 """
 

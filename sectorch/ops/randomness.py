@@ -20,7 +20,7 @@ T = torch.Tensor
 def _drawing(func: Callable) -> Callable:
     def refused(*args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedOpError(
-            f"{spell(func)} of a secret tensor is not supported, since it does not say who may know the random numbers; "
+            f"{spell(func)} of a secret tensor is not supported, since it does not say who may know the numbers; "
             f"give them to the forward as an input, or use torch.rand(x.shape), which is public"
         )
 

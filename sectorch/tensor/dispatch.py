@@ -99,8 +99,8 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     if func in SECRETS:
         kind = "PrivateTensor" if isinstance(secrets[0], PrivateTensor) else "SharedTensor"
         raise SecretAccessError(
-            f"{spell(func)} would take the content out of a {kind}; use .reveal(), which gives a SharedTensor's value to "
-            f"the querying party, and torch.where to choose by a secret"
+            f"{spell(func)} would take the content out of a {kind}; use .reveal(), which gives a SharedTensor's value "
+            f"to the querying party, and torch.where to choose by a secret"
         )
     if not secrets:
         with torch._C.DisableTorchFunctionSubclass():
