@@ -113,10 +113,8 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         args, kwargs = self.written.swapped((args, kwargs or {}))
-        if self.written.takes(func, args):
-            with self:
-                self.written.take(args)
-            args = self.written.swapped(args)
+        with self:
+            args = self.written.taken(func, args)
         return self.written.made(func, self._called(func, types, args, dict(kwargs or {})))
 
     def _called(self, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:

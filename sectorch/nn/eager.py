@@ -31,9 +31,7 @@ class Watched(TorchFunctionMode):
         if func in METADATA:
             return func(*args, **kwargs)
         try:
-            if self.written.takes(func, args):
-                self.written.take(args)
-                args = self.written.swapped(args)
+            args = self.written.taken(func, args)
             return self.written.made(func, func(*args, **kwargs))
         except SectorchError as error:
             raise located(error, Place.now(self._layers).text(name_of(func))) from error

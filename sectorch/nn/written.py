@@ -45,8 +45,15 @@ class Written:
             return tree
         return pytree.tree_map(lambda v: self._secret[id(v)][1] if id(v) in self._secret else v, tree)
 
-    def takes(self, func: Callable, args: tuple) -> bool:
-        """Whether this writes a secret into a plain tensor that can be stood for."""
+    def taken(self, func: Callable, args: Any) -> Any:
+        """The arguments of a function; where it writes a secret into a plain tensor, a secret one stands for that from
+        now on."""
+        if self._takes(func, args):
+            self._take(args)
+            return self.swapped(args)
+        return args
+
+    def _takes(self, func: Callable, args: tuple) -> bool:
         target: Any = args[0] if args else None
         known = self._made.get(id(target))
         if known is None or known() is not target or func not in IN_PLACE:
@@ -54,8 +61,7 @@ class Written:
         fillable = not _is_whole(target) or target.dtype in _WHOLE
         return fillable and self._from(args) is not None and _holders(target) == _holders(torch.zeros(1))
 
-    def take(self, args: tuple) -> None:
-        """Have a secret tensor stand for the first argument from now on."""
+    def _take(self, args: tuple) -> None:
         target, secret = args[0], self._from(args)
         part = secret.real if secret.is_complex() else secret
         start, zero = target.detach().clone(), part.flatten()[:0].sum()
