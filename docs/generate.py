@@ -43,6 +43,10 @@ KINDS = {
     "compare": "Comparison and choice",
     "reduction": "Reductions",
     "order": "Order and positions",
+    "linalg": "Factorisations of small matrices",
+    "fourier": "Fourier transforms",
+    "spectra": "Short-time Fourier transforms",
+    "complex_numbers": "Complex numbers",
     "losses": "Losses",
     "structure": "Moving elements",
 }

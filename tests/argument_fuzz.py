@@ -257,9 +257,7 @@ def _compared(
         if not values or not isinstance(value, torch.Tensor) or not value.numel():
             continue
         if value.dtype.is_complex:
-            if torch.equal(output, value):  # public numbers in the shape of a secret tensor
-                continue
-            return FOUND, "a complex result"
+            output, value = (torch.view_as_real(v.resolve_conj()) for v in (output, value))
         fits = value.double().isfinite() & (value.double().abs() < 1e4)
         step = max(unit, torch.finfo(value.dtype).eps) if value.dtype.is_floating_point else 0.0
         error = (output.double() - value.double()).abs() / value.double().abs().clamp(min=1)

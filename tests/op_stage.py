@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 import sectorch
 from sectorch.choreography.ledger import Profile
 from sectorch.session import Session
-from sectorch.tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, private_tensor
+from sectorch.tensor import ComplexShared, PrivateTensor, Scheme, SecretTensor, SharedTensor, private_tensor
 
 Arrange = Callable[["Stage", torch.Tensor], SharedTensor]
 
@@ -37,7 +37,9 @@ class Stage:
     def __init__(self, session: Session):
         self.session = session
 
-    def share(self, plain: torch.Tensor) -> SharedTensor:
+    def share(self, plain: torch.Tensor) -> Any:
+        if plain.is_complex():
+            return torch.complex(self.share(plain.real.contiguous()), self.share(plain.imag.contiguous()))
         return sectorch.share(plain, session=self.session)
 
     def private(self, plain: torch.Tensor) -> PrivateTensor:
@@ -93,6 +95,8 @@ def plain_arguments(
         if isinstance(leaf, Data):
             plain = leaf.make(f"{row.name} {number} {next(count)}", grid)
             leaf = whole_numbers(leaf, plain) if rounded and leaf.role == "shared" else plain
+        if double and isinstance(leaf, torch.Tensor) and leaf.is_complex():
+            return leaf.to(torch.complex128)
         return leaf.double() if double and isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
     return pytree.tree_map(make, (sample.args, dict(sample.kwargs)))
@@ -143,7 +147,7 @@ def listed(result: Any) -> Any:
 
 def revealed(x: Any) -> Any:
     """The plain value of a result leaf. A private one meets a shared zero, which is the only way that it has."""
-    if isinstance(x, SharedTensor):
+    if isinstance(x, (SharedTensor, ComplexShared)):
         return x.reveal()
     if isinstance(x, PrivateTensor):
         return (sectorch.share(torch.zeros(x.shape, dtype=x.dtype), session=x.session) + x).reveal()
@@ -176,6 +180,8 @@ def check(
 
 
 def close(output: torch.Tensor, value: torch.Tensor, ulps: float, what: str, relative: float = 0.0) -> None:
+    if value.is_complex():
+        output, value = (torch.view_as_real(v.resolve_conj()) for v in (output, value))
     assert output.shape == value.shape, f"{what} revealed shape {output.shape}, torch {value.shape}"
     if value.is_floating_point():
         error, bound = (output.double() - value.double()).abs(), tolerance(ulps, relative, value)

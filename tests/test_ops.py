@@ -51,6 +51,7 @@ TORCH_SAYS = (
     "torch.ger is",
     "`nn.functional.upsample",
     "reduction. 'mean' divides",
+    "LSTM with projections",
     "size_average and reduce args",
 )
 """Warnings of torch itself about the samples' arguments."""

@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 from ..choreography import Party
-from ..errors import ArgumentError, SessionMismatchError, TrainingModeError, UnsupportedOpError
+from ..errors import ArgumentError, DtypeError, SessionMismatchError, TrainingModeError, UnsupportedOpError
 from ..ring import check_encodable
 from ..ring.scheme import check_limit
 from ..session import Session
@@ -37,6 +37,12 @@ def check_model(model: Any, device: torch.device) -> None:
     elsewhere = {str(t.device) for t in tensors} - {str(device)}
     if elsewhere:
         raise ArgumentError(f"the model is on {', '.join(sorted(elsewhere))}, not on {device}: model.to('{device}')")
+    for name, p in (*model.named_parameters(), *model.named_buffers()):
+        if p.is_complex():
+            raise DtypeError(
+                f"weight '{name}' is complex; keep it as torch.view_as_real(weight), and use "
+                f"torch.view_as_complex(self.{name}) in the forward"
+            )
     for name, p in model.named_parameters():
         if isinstance(p, nn.parameter.UninitializedParameter):
             raise UnsupportedOpError(f"parameter '{name}' is uninitialised (a lazy module): run the model once first")

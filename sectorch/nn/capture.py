@@ -40,14 +40,16 @@ from ..tensor.on_meta import (
     to_meta,
     torch_on_meta,
 )
-from ..tensor.table import BEFORE, row_of, spell
+from ..tensor.table import BEFORE, COMPOSED, row_of, spell
 from . import bounds
 from .compiling import compiling
 from .huggingface import without_caches
-from .inputs import Inputs, flattened
+from .inputs import Inputs, flattened, refuse_complex
+from .nodes import name_of
 from .state import state_of
 from .trace import CONSTANT, OutOfPlace, Trace, functional_form
 from .where import Place, located
+from .written import Written
 
 _T = torch.Tensor
 
@@ -101,6 +103,7 @@ class Recorder(TorchFunctionMode):
         self._constants: dict[tuple[int, int], fx.Node] = {}
         self._kept: list[Any] = []  # whose ids are theirs as long as the recording lasts
         self._living: list[ref] = []
+        self.written = Written()
 
     def inputs(self, given: Inputs) -> list[StandIn]:
         """The program's inputs, of the shapes and dtypes of meta tensors."""
@@ -109,7 +112,12 @@ class Recorder(TorchFunctionMode):
             return [self._stand_in(x, self.graph.placeholder(n)) for n, x in zip(given.names, twins, strict=True)]
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = dict(kwargs or {})
+        args, kwargs = self.written.swapped((args, kwargs or {}))
+        with self:
+            args = self.written.taken(func, args)
+        return self.written.made(func, self._called(func, types, args, dict(kwargs or {})))
+
+    def _called(self, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
         secrets = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, SecretTensor)]
         if not secrets:
             return func(*args, **kwargs)
@@ -120,6 +128,11 @@ class Recorder(TorchFunctionMode):
             if isinstance(secret, SharedTensor) and getattr(secret, "recorder", None) is not self:
                 raise NotCaptured("the module reads a tensor that an earlier call made")
         try:
+            if func in COMPOSED:
+                with self:
+                    made = COMPOSED[func](*args, **kwargs)
+                if made is not NotImplemented:
+                    return made
             return self._secret(func, types, args, kwargs, secrets)
         except SectorchError as error:
             raise located(error, Place.now(self.layers).text(name_of(func))) from error
@@ -262,14 +275,6 @@ class Recorder(TorchFunctionMode):
         return node
 
 
-def name_of(func: Callable) -> str:
-    """A torch function's name for a node."""
-    name = getattr(func, "__name__", "call")
-    if name == "__get__":
-        name = getattr(getattr(func, "__self__", None), "__name__", "property")
-    return name.strip("_") or "call"
-
-
 def _paths(value: Any, path: tuple = ()) -> list[tuple[tuple, Any]]:
     if isinstance(value, (list, tuple)):
         return [found for i, v in enumerate(value) for found in _paths(v, (*path, i))]
@@ -325,10 +330,11 @@ def capture(
     generator = torch.get_rng_state()
     given = recorder.inputs(inputs)
     with torch.no_grad(), compiling(), draws, recorder:
-        result = without_caches(inputs.called(module, given))
+        result = recorder.written.swapped(without_caches(inputs.called(module, given)))
     if draws.drawn:
         torch.set_rng_state(generator)
         raise NotCaptured("the module draws random numbers")
+    refuse_complex(result)
     changed = state_of(module) != before
     leaves, spec = flattened(result)
     recorder.graph.output([recorder.node_of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])

@@ -21,7 +21,7 @@ from .bind import Weights
 from .bounds import Budget
 from .eager import watched
 from .held import Held, staying
-from .inputs import Inputs, flattened
+from .inputs import Inputs, flattened, refuse_complex
 from .samplewise import is_samplewise
 from .served import ServedTraces
 from .shapes import Traces
@@ -94,6 +94,7 @@ def dry_run(
             tracing = net.tracing = Tracing(net.call, traces.setup)
             shared = shared_inputs(inputs, session, scheme, traces.party)
             outputs = run(program, weights.of(program), shared.tensors, step)
+        refuse_complex(outputs)
         outputs = revealed(outputs) if inputs.learned is None else staying(outputs, inputs.learned)
     if budget is not None and program is not None:
         budget.check_weights(profile)

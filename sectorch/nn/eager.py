@@ -10,11 +10,12 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import SectorchError
 from ..tensor.dispatch import METADATA
-from .capture import name_of
 from .compiling import compiling
 from .huggingface import without_caches
 from .inputs import Inputs
+from .nodes import name_of
 from .where import Place, located
+from .written import Written
 
 
 class Watched(TorchFunctionMode):
@@ -22,18 +23,21 @@ class Watched(TorchFunctionMode):
 
     def __init__(self, module: nn.Module):
         super().__init__()
+        self.written = Written()
         self._layers = {id(layer): name for name, layer in module.named_modules()}
 
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = self.written.swapped((args, kwargs or {}))
         if func in METADATA:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         try:
-            return func(*args, **(kwargs or {}))
+            args = self.written.taken(func, args)
+            return self.written.made(func, func(*args, **kwargs))
         except SectorchError as error:
             raise located(error, Place.now(self._layers).text(name_of(func))) from error
 
 
 def watched(module: nn.Module, inputs: Inputs) -> Any:
     """The module's own call, with its hooks and its attributes."""
-    with compiling(), Watched(module):
-        return without_caches(inputs.called(module))
+    with compiling(), Watched(module) as watching:
+        return watching.written.swapped(without_caches(inputs.called(module)))

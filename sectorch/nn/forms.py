@@ -24,8 +24,10 @@ DTYPES = {
         torch.uint8, torch.bool,
     )
 }  # fmt: skip
+PUBLIC_DTYPES = DTYPES | {str(d): d for d in (torch.complex64, torch.complex128)}
+"""Of public tensors; no weight and no input is complex."""
 _NAMED: dict[str, dict[str, Any]] = {
-    "dtype": DTYPES,
+    "dtype": PUBLIC_DTYPES,
     "float": {name: float(name) for name in ("inf", "-inf", "nan")},
     "device": {"cpu": torch.device("cpu")},
     "layout": {str(torch.strided): torch.strided},

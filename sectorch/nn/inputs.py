@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..errors import ArgumentError, DtypeError
+from ..errors import ArgumentError, DtypeError, UnsupportedOpError
 from ..tensor import SecretTensor, SharedTensor
 from .held import Held
 
@@ -283,6 +283,12 @@ def flattened(value: Any) -> tuple[list[Any], Any]:
     for kind in unknown:
         pytree.register_dataclass(kind)
     return flattened(value)
+
+
+def refuse_complex(results: Any) -> None:
+    """Raise `UnsupportedOpError` where a complex tensor is among a model's results."""
+    if any(isinstance(y, SecretTensor) and y.is_complex() for y in flattened(results)[0]):
+        raise UnsupportedOpError("the model gives a complex tensor: let it give torch.view_as_real(y), or y.abs()")
 
 
 def _names(spec: Any, leaves: list[Any]) -> list[str]:

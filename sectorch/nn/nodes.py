@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,3 +50,11 @@ def arguments(node: fx.Node) -> dict[str, Any]:
         names = _ATEN_NORM
     given = dict(zip(names, node.args, strict=False))
     return given | {_RENAMED.get(k, k): v for k, v in node.kwargs.items()}
+
+
+def name_of(func: Callable) -> str:
+    """A torch function's name for a node."""
+    name = getattr(func, "__name__", "call")
+    if name == "__get__":
+        name = getattr(getattr(func, "__self__", None), "__name__", "property")
+    return name.strip("_") or "call"

@@ -22,9 +22,9 @@ from torch.utils import _pytree as pytree
 from ..errors import ProgramError, SectorchError
 from ..tensor.table import IN_PLACE, ROW_OF, spell
 from . import bounds
-from .capture import name_of
+from .nodes import name_of
 from .choice import Texts
-from .forms import DTYPES, Reader
+from .forms import DTYPES, PUBLIC_DTYPES, Reader
 from .held import Held
 from .inputs import Inputs, Public
 from .served import Rows, Served, ServedCall, Weight
@@ -253,7 +253,7 @@ def _value(weight: Weight, weights: dict[str, torch.Tensor] | None) -> torch.Ten
 
 
 def _constant(entry: dict) -> torch.Tensor:
-    shape, dtype, data = bounds.shape(entry["shape"], MAX_CONSTANT), DTYPES[entry["dtype"]], entry["data"]
+    shape, dtype, data = bounds.shape(entry["shape"], MAX_CONSTANT), PUBLIC_DTYPES[entry["dtype"]], entry["data"]
     try:
         held = bytearray(base64.b64decode(data, validate=True))
     except (TypeError, ValueError, binascii.Error):

@@ -6,7 +6,10 @@ from . import arithmetic as arithmetic
 from . import attention as attention
 from . import combined as combined
 from . import compare as compare
+from . import complex_numbers as complex_numbers
+from . import fourier as fourier
 from . import joining as joining
+from . import linalg as linalg
 from . import linear as linear
 from . import lookup as lookup
 from . import losses as losses
@@ -15,6 +18,7 @@ from . import order as order
 from . import places as places
 from . import pooling as pooling
 from . import powers as powers
+from . import randomness as randomness
 from . import ranks as ranks
 from . import recurrent as recurrent
 from . import reduction as reduction
@@ -22,6 +26,7 @@ from . import resample as resample
 from . import rounding as rounding
 from . import smooth as smooth
 from . import special as special
+from . import spectra as spectra
 from . import structure as structure
 from . import trigonometry as trigonometry
 from . import volumes as volumes

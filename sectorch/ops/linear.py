@@ -29,15 +29,15 @@ def _same_dtype(x: Any, y: Any) -> None:
             T.mv, torch.dot, T.dot, torch.vdot, note="1 round for two secrets")  # fmt: skip
 def matmul(context: Context, x: Any, y: Any) -> SharedTensor:
     _same_dtype(x, y)
-    return bilinear(context, products.matmul, x, y, x.shape[-1], (_rows, _columns))
+    return bilinear(context, products.matmul, x, y, x.shape[-1], (rows_of, columns_of))
 
 
-def _rows(w: torch.Tensor) -> torch.Tensor:
+def rows_of(w: torch.Tensor) -> torch.Tensor:
     """Of a left operand of matmul."""
     return w.sum(-1)
 
 
-def _columns(w: torch.Tensor) -> torch.Tensor:
+def columns_of(w: torch.Tensor) -> torch.Tensor:
     """Of a right one."""
     return w.sum(-2) if w.dim() > 1 else w.sum(-1)
 
@@ -71,12 +71,12 @@ def linear(context: Context, x: Any, weight: Any, bias: Any = None) -> SharedTen
         return total(context, F.linear(x, weight), bias)
     terms = x.shape[-1]
     if weight.dim() == 1:
-        y = bilinear(context, lambda a, w, *_: products.matmul(a, w), x, weight, terms, (_rows, _columns))
+        y = bilinear(context, lambda a, w, *_: products.matmul(a, w), x, weight, terms, (rows_of, columns_of))
     elif isinstance(x, SharedTensor) and not isinstance(weight, SharedTensor):
-        y = bilinear(context, products.Linear(), x, weight, terms, (_rows, _rows))
+        y = bilinear(context, products.Linear(), x, weight, terms, (rows_of, rows_of))
     else:
         y = bilinear(
-            context, lambda a, w, *_: products.matmul(a, w.transpose(-1, -2)), x, weight, terms, (_rows, _rows)
+            context, lambda a, w, *_: products.matmul(a, w.transpose(-1, -2)), x, weight, terms, (rows_of, rows_of)
         )
     return _with_bias(context, x, y, bias)
 

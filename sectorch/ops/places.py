@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import DtypeError
 from ..tensor import PrivateTensor, SharedTensor
-from ..tensor.table import Context, implements
+from ..tensor.table import BEFORE, Context, implements
 from .common import aligned, end_to_end, is_secret, local, refuse, summand, total
 from .reduction import summable
 
@@ -183,6 +183,14 @@ def zero(context: Context, x: SharedTensor) -> SharedTensor:
 @implements("copy", in_place=(T.copy_,), note="local")
 def copy(context: Context, x: SharedTensor, src: Any, non_blocking: bool = False) -> SharedTensor:
     return written(context, lambda v, s: v.copy_(s), x, src)
+
+
+def _at_public_places(x: Any, index: Any, value: Any) -> None:
+    if any(is_secret(leaf) for leaf in pytree.tree_leaves(index)):
+        refuse("writing by a secret mask or position", "use x = torch.where(mask, value, x)")
+
+
+BEFORE[T.__setitem__] = _at_public_places
 
 
 @implements("setitem", in_place=(T.__setitem__,), note="local; public index")

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ..errors import ArgumentError
 from ..tensor import SharedTensor
-from ..tensor.table import Context, implements
-from .common import refuse
+from ..tensor.table import COMPOSED, Context, implements
+from .common import is_secret, refuse
 
 
 def _gru_cell(x: torch.Tensor, h: Any, gates_x: Any, w_hh: Any, b_hh: Any) -> Any:
@@ -22,61 +23,141 @@ def _gru_cell(x: torch.Tensor, h: Any, gates_x: Any, w_hh: Any, b_hh: Any) -> An
     return n + z * (h - n)
 
 
-def _lstm_cell(x: torch.Tensor, state: tuple, gates_x: Any, w_hh: Any, b_hh: Any) -> tuple:
+def _lstm_cell(x: torch.Tensor, state: tuple, gates_x: Any, w_hh: Any, b_hh: Any, w_hr: Any = None) -> tuple:
     h, c = state
     i, f, g, o = (gates_x + F.linear(h, w_hh, b_hh)).chunk(4, -1)
     i, f, o = torch.sigmoid(torch.cat((i, f, o), -1)).chunk(3, -1)
     c = f * c + i * torch.tanh(g)
-    return o * torch.tanh(c), c
+    h = o * torch.tanh(c)
+    return h if w_hr is None else F.linear(h, w_hr), c
 
 
-def _run(kind: str, x: torch.Tensor, hidden: tuple, weights: Any, has_biases: bool, layers: int, dropout: float,
-         train: bool, bidirectional: bool, batch_first: bool) -> tuple:  # fmt: skip
-    """All layers and directions. The input's part of the gates is one product for the whole sequence."""
+def _step(kind: str, x: torch.Tensor, state: tuple, gates: Any, w_hh: Any, b_hh: Any, w_hr: Any) -> tuple:
+    if kind == "lstm":
+        return _lstm_cell(x, state, gates, w_hh, b_hh, w_hr)
+    if kind == "gru":
+        return (_gru_cell(x, state[0], gates, w_hh, b_hh),)
+    activation = torch.tanh if kind == "rnn_tanh" else torch.relu
+    return (activation(gates + F.linear(state[0], w_hh, b_hh)),)
+
+
+def _direction(kind: str, x: torch.Tensor, state: tuple, w: Any, sizes: list[int], backward: bool) -> tuple:
+    """One layer in one direction over rows of steps, of which each has as many rows as the one before, or fewer.
+
+    Sequences that are over keep their last state; backward, those that have not begun keep the first.
+    """
+    w_ih, w_hh, b_ih, b_hh, w_hr = w
+    gates = F.linear(x, w_ih, b_ih).split(sizes)
+    outputs: list[Any] = [None] * len(sizes)
+    for t in range(len(sizes) - 1, -1, -1) if backward else range(len(sizes)):
+        rows, count = sizes[t], state[0].shape[0]
+        now = state if rows == count else tuple(v[:rows] for v in state)
+        made = _step(kind, x, now, gates[t], w_hh, b_hh, w_hr)
+        outputs[t] = made[0]
+        state = made if rows == count else tuple(torch.cat((a, b[rows:])) for a, b in zip(made, state, strict=True))
+    return torch.cat(outputs), state
+
+
+def _weights_of(weights: Any, has_biases: bool, at: int, each: int) -> tuple:
+    """w_ih, w_hh, b_ih, b_hh and w_hr of a layer and direction; None for those that there are not."""
+    w = [*weights[at * each : (at + 1) * each]]
+    biases = [w.pop(2), w.pop(2)] if has_biases else [None, None]
+    return (*w[:2], *biases, w[2] if len(w) > 2 else None)
+
+
+def _run(kind: str, x: torch.Tensor, sizes: list[int], hidden: tuple, weights: Any, has_biases: bool, layers: int,
+         dropout: float, train: bool, bidirectional: bool) -> tuple:  # fmt: skip
+    """All layers and directions, of rows of steps. The input's part of the gates is one product for all of them."""
     if train and dropout:
         refuse("dropout between recurrent layers in training mode", "call model.eval() first")
-    if batch_first:
-        x = x.transpose(0, 1)
-    per_layer = 4 if has_biases else 2
     directions = 2 if bidirectional else 1
-    if len(weights) != per_layer * layers * directions:
-        refuse("an LSTM with projections", "use proj_size=0")
+    each = len(weights) // (layers * directions)
     last: list[list[Any]] = [[] for _ in hidden]
     for layer in range(layers):
         outputs = []
         for direction in range(directions):
             at = layer * directions + direction
-            w = weights[at * per_layer : (at + 1) * per_layer]
-            w_ih, w_hh, b_ih, b_hh = (*w, None, None) if not has_biases else w
-            gates = F.linear(x, w_ih, b_ih)
-            state = tuple(h[at] for h in hidden)
-            steps = range(x.shape[0]) if direction == 0 else range(x.shape[0] - 1, -1, -1)
-            made: list[Any] = [None] * x.shape[0]
-            for t in steps:
-                if kind == "lstm":
-                    state = _lstm_cell(x, state, gates[t], w_hh, b_hh)
-                elif kind == "gru":
-                    state = (_gru_cell(x, state[0], gates[t], w_hh, b_hh),)
-                else:
-                    activation = torch.tanh if kind == "rnn_tanh" else torch.relu
-                    state = (activation(gates[t] + F.linear(state[0], w_hh, b_hh)),)
-                made[t] = state[0]
-            outputs.append(torch.stack(made))
+            w = _weights_of(weights, has_biases, at, each)
+            y, state = _direction(kind, x, tuple(h[at] for h in hidden), w, sizes, direction == 1)
+            outputs.append(y)
             for values, value in zip(last, state, strict=True):
                 values.append(value)
         x = outputs[0] if directions == 1 else torch.cat(outputs, -1)
-    y = x.transpose(0, 1) if batch_first else x
-    return (y, *(torch.stack(values) for values in last))
+    return (x, *(torch.stack(values) for values in last))
+
+
+PACKED = ("data", "batch_sizes", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional")
+"""What torch calls the arguments of a recurrent layer of packed sequences."""
 
 
 def _register(kind: str, function: Any) -> None:
-    @implements(kind, function, note="every step of every layer; error grows with the length")
+    @implements(kind, function, note="every step of every layer; error grows with the length; packed by public lengths")
     def handler(context: Context, x: SharedTensor, *args: Any) -> tuple[SharedTensor, ...]:
-        if len(args) != 8 or not isinstance(args[0], (torch.Tensor, tuple, list)):
-            refuse(f"{kind} on packed sequences", "pad the sequences and run them in one tensor")
-        hidden = tuple(args[0]) if kind == "lstm" else (args[0],)
-        outputs = _run(kind, x, hidden, *args[1:])
-        return tuple(y for y in outputs)
+        hx, *rest, batch_first = args
+        steps = x.transpose(0, 1) if batch_first else x
+        length, rows = steps.shape[:2]
+        flat = steps.reshape((length * rows, steps.shape[2]))
+        y, *last = _run(kind, flat, [rows] * length, tuple(hx) if kind == "lstm" else (hx,), *rest)
+        y = y.reshape((length, rows, y.shape[-1]))
+        return (y.transpose(0, 1) if batch_first else y, *last)
+
+    def packed(*args: Any, **kwargs: Any) -> Any:
+        """Of the rows of a packed sequence, whose number at each step is public."""
+        given = dict(zip(PACKED, args, strict=False)) | kwargs
+        sizes = given.get("batch_sizes")
+        if not isinstance(sizes, torch.Tensor) or sizes.is_floating_point() or sizes.dim() != 1:
+            return NotImplemented
+        data, sizes, hx, *rest = (given[name] for name in PACKED)
+        return _run(kind, data, _public_lengths(sizes), tuple(hx) if kind == "lstm" else (hx,), *rest)
+
+    COMPOSED[function] = packed
+
+
+def _public_lengths(lengths: torch.Tensor) -> list[int]:
+    if is_secret(lengths):
+        refuse("a packed sequence of secret lengths", "mark them as sectorch.public(lengths), or pad and mask")
+    return lengths.tolist()
+
+
+def _pack(input: Any, lengths: torch.Tensor, batch_first: bool) -> tuple:
+    """The rows of each step one after the other, and how many there are at each."""
+    counts = _public_lengths(lengths)
+    steps = input.transpose(0, 1) if batch_first else input
+    if len(counts) != steps.shape[1]:
+        raise ArgumentError(f"expected {steps.shape[1]} lengths, one for each sequence, got {len(counts)}")
+    if counts != sorted(counts, reverse=True) or counts[-1] < 1 or counts[0] > steps.shape[0]:
+        raise ArgumentError(
+            f"lengths are from 1 to {steps.shape[0]}, in decreasing order unless enforce_sorted=False; got {counts}"
+        )
+    sizes = [sum(n > t for n in counts) for t in range(counts[0])]
+    step = torch.tensor([t for t, rows in enumerate(sizes) for _ in range(rows)])
+    row = torch.tensor([b for rows in sizes for b in range(rows)])
+    return steps[step, row], torch.tensor(sizes)
+
+
+def _unpack(data: Any, batch_sizes: torch.Tensor, batch_first: bool, padding_value: float, total_length: int) -> tuple:
+    sizes = _public_lengths(batch_sizes)
+    places, start = torch.full((max(total_length, len(sizes)), sizes[0]), sum(sizes)), 0
+    for t, rows in enumerate(sizes):
+        places[t, :rows] = torch.arange(start, start + rows)
+        start += rows
+    filled = torch.full((1, *data.shape[1:]), float(padding_value)).to(data.dtype)
+    padded = torch.cat((data, filled))[places]
+    lengths = torch.tensor([sum(rows > b for rows in sizes) for b in range(sizes[0])])
+    return padded.transpose(0, 1) if batch_first else padded, lengths
+
+
+def _padded(sequences: Any, batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right") -> Any:
+    """Sequences of several lengths, one beside the other."""
+    longest = max(v.shape[0] for v in sequences)
+    missing = [(0, longest - v.shape[0]) if padding_side == "right" else (longest - v.shape[0], 0) for v in sequences]
+    rows = [F.pad(v, (0, 0) * (v.dim() - 1) + m, value=padding_value) for v, m in zip(sequences, missing, strict=True)]
+    return torch.stack(rows, 0 if batch_first else 1)
+
+
+COMPOSED[torch._C._nn.pad_sequence] = _padded  # pyright: ignore[reportAttributeAccessIssue]
+COMPOSED[torch._VF._pack_padded_sequence] = _pack  # pyright: ignore[reportAttributeAccessIssue]
+COMPOSED[torch._VF._pad_packed_sequence] = _unpack  # pyright: ignore[reportAttributeAccessIssue]
 
 
 for _kind in ("lstm", "gru", "rnn_tanh", "rnn_relu"):

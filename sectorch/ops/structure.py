@@ -310,7 +310,7 @@ def masked_select(context: Context, x: SharedTensor, mask: torch.Tensor) -> Shar
     return local(context, lambda v: v.expand(shape).flatten().index_select(0, chosen.to(v.device)), x)
 
 
-def _constant(make):
+def constant(make):
     def handler(context: Context, x: SharedTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         plain = torch.empty(x.shape, dtype=x.dtype, device="cpu")
         return make(plain, *args, **kwargs)
@@ -329,4 +329,4 @@ for _function in (torch.isfinite, T.isfinite, torch.isinf, T.isinf, torch.isnan,
                   torch.isneginf, T.isneginf, torch.isreal, T.isreal):  # fmt: skip
     implements("isfinite", _function, note="gives a plain tensor: shared numbers are finite")(_of_finite(_function))
 for _function in (torch.zeros_like, torch.ones_like, torch.full_like, T.new_zeros, T.new_ones, T.new_full):
-    implements("constant_like", _function, note="gives a plain tensor")(_constant(_function))
+    implements("constant_like", _function, note="gives a plain tensor")(constant(_function))

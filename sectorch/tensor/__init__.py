@@ -1,5 +1,6 @@
 """Tensors whose values are secret, and the table that sends torch functions to their handlers."""
 
+from .complex_shared import ComplexShared as ComplexShared
 from .private import PrivateTensor as PrivateTensor
 from .private import private_tensor as private_tensor
 from .secret import SecretTensor as SecretTensor

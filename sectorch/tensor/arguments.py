@@ -14,12 +14,12 @@ from torch.utils import _pytree as pytree
 
 from ..errors import UnsupportedOpError
 from .secret import SecretTensor
-from .table import HANDLER, spell
+from .table import spell
 
 
-def positional(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def positional(func: Callable, handler: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """Keyword arguments that stand where the next positional one would become positional."""
-    names, known, kwargs = _torch_parameters(func) if kwargs else (), parameters(HANDLER[func]), dict(kwargs)
+    names, known, kwargs = _torch_parameters(func) if kwargs else (), parameters(handler), dict(kwargs)
     while len(args) < len(names) and (name := names[len(args)]) in kwargs:
         if (known is None and args) or (known is not None and name in known):
             break

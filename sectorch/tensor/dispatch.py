@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -33,15 +32,15 @@ from ..errors import (
 )
 from . import owner
 from .arguments import CONVERSIONS, as_sizes, on_cpu, parameters, positional, renamed
+from .complex_shared import ComplexShared
 from .magnitudes import bound_of, check_bound, plain_dtype
 from .on_meta import result_on_meta, to_meta
 from .private import PrivateTensor
 from .secret import SecretTensor, set_dispatch
 from .shared import SharedTensor
-from .table import BEFORE, HANDLER, IN_PLACE, ROW_OF, Context, Row, spell, typed, unsupported
+from .table import BEFORE, COMPLEX, COMPOSED, DEPTH, HANDLER, IN_PLACE, ROW_OF, Context, Row, spell, typed, unsupported
 
 _T = torch.Tensor
-_DEPTH: ContextVar[int] = ContextVar("handlers that are running", default=0)
 METADATA = {
     getattr(_T, name).__get__
     for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "is_cuda", "is_meta",
@@ -98,15 +97,20 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     flat = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor)]
     secrets = [leaf for leaf in flat if isinstance(leaf, SecretTensor)]
     if func in SECRETS:
+        kind = "PrivateTensor" if isinstance(secrets[0], PrivateTensor) else "SharedTensor"
         raise SecretAccessError(
-            f"{spell(func)} would take the content out of a {type(secrets[0]).__name__}; "
-            f"use .reveal(), which gives a SharedTensor's value to the querying party"
+            f"{spell(func)} would take the content out of a {kind}; use .reveal(), which gives a SharedTensor's value "
+            f"to the querying party, and torch.where to choose by a secret"
         )
     if not secrets:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
+    if func in COMPOSED and (made := COMPOSED[func](*args, **kwargs)) is not NotImplemented:
+        return made
     args, kwargs = as_sizes(func, args, kwargs)
     context = _context(secrets)
+    whole = any(isinstance(leaf, ComplexShared) for leaf in secrets)
+    secrets = [part for leaf in secrets for part in (leaf.parts if isinstance(leaf, ComplexShared) else (leaf,))]
     shared = any(isinstance(leaf, SharedTensor) for leaf in secrets)
     if kwargs.pop("out", None) is not None:
         raise UnsupportedOpError(f"{spell(func)} with out= would write a secret into given memory; leave it out")
@@ -116,6 +120,11 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
         secrets, shared = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, SecretTensor)], True
     if shared and func not in ROW_OF:
         raise UnsupportedOpError(unsupported(func, args, kwargs))
+    if whole and func not in COMPLEX:
+        _in_place_target(func, args)
+        raise UnsupportedOpError(
+            f"{spell(func)} of a complex secret tensor is not supported; compute with x.real and x.imag, or x.abs()"
+        )
     if func in BEFORE:
         BEFORE[func](*args, **kwargs)
     if func in CONVERSIONS:
@@ -124,10 +133,12 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     if not shared:
         return owner.call(context, func, args, kwargs, meta)
     target = _in_place_target(func, args)
+    complex_too = whole or any(isinstance(m, torch.Tensor) and m.is_complex() for m in pytree.tree_leaves(meta))
+    handler = COMPLEX.get(func, HANDLER[func]) if complex_too else HANDLER[func]
     before = [(x, x.shares, x.scale_bits, x.bound) for x in secrets if isinstance(x, SharedTensor)]
-    depth = _DEPTH.set(_DEPTH.get() + 1)
+    depth = DEPTH.set(DEPTH.get() + 1)
     try:
-        result, raised = _handled(context, func, args, kwargs)
+        result, raised = _handled(context, func, handler, args, kwargs)
         written = [x for x, shares, _, _ in before if x.shares is not shares]
         returned = secrets if ROW_OF[func].view or ROW_OF[func].name in _RETURNS_ARGUMENT else written
         wrapped = _flagged(_wrap(context, ROW_OF[func], result, meta, secrets, returned), secrets, raised)
@@ -136,16 +147,17 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
             x.shares, x.scale_bits, x.bound = shares, scale_bits, bound
         raise
     finally:
-        _DEPTH.reset(depth)
+        DEPTH.reset(depth)
     if ROW_OF[func].view:
         _mark_aliased(args, wrapped)
     return wrapped if target is None else _replace(target, wrapped)
 
 
-def _handled(context: Context, func: Callable, args: tuple, kwargs: dict) -> tuple[Any, tuple[Value, ...]]:
+def _handled(
+    context: Context, func: Callable, handler: Callable, args: tuple, kwargs: dict
+) -> tuple[Any, tuple[Value, ...]]:
     """Run the handler as one call: its result, and the flags that it raised. What it does not expect is a refusal."""
-    handler = HANDLER[func]
-    args, kwargs = positional(func, args, kwargs)
+    args, kwargs = positional(func, handler, args, kwargs)
     known = parameters(handler) or ()
     at = known.index("inplace") if "inplace" in known else len(args)
     if at < len(args) and not isinstance(args[at], bool):  # torch.elu_ has a number there
@@ -196,7 +208,11 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list, retur
         if not isinstance(meta, torch.Tensor) or result.shares.shape != meta.shape:
             shape = getattr(meta, "shape", None)
             raise ShapeError(f"internal error: '{row.name}' gave shape {tuple(result.shares.shape)}, torch {shape}")
-        if meta.dtype.is_complex or (not meta.dtype.is_floating_point and result.scale_bits):
+        if meta.dtype.is_complex:
+            raise UnsupportedOpError(
+                f"'{row.name}' with a complex result is not supported on secret tensors; compute its parts"
+            )
+        if not meta.dtype.is_floating_point and result.scale_bits:
             raise UnsupportedOpError(
                 f"'{row.name}': rounding a secret number to {meta.dtype} is not supported; compare it, or reveal it"
             )
@@ -204,19 +220,22 @@ def _wrap(context: Context, row: Row, result: Any, meta: Any, given: list, retur
             same = isinstance(x, SharedTensor) and x.shares is result.shares and x.scale_bits == result.scale_bits
             if same and plain_dtype(x) == meta.dtype:
                 if x.bound is None:  # written by a handler with `inplace=True` that did not say
-                    x.bound = bound_of(context, row, x.scale_bits, meta.dtype, given, _DEPTH.get() == 1)
+                    x.bound = bound_of(context, row, x.scale_bits, meta.dtype, given, DEPTH.get() == 1)
                 return x
         shares, scale_bits, bound = result.shares, result.scale_bits, result.bound
-        bound = bound_of(context, row, scale_bits, meta.dtype, given, _DEPTH.get() == 1) if bound is None else bound
+        bound = bound_of(context, row, scale_bits, meta.dtype, given, DEPTH.get() == 1) if bound is None else bound
         if meta.dtype.is_floating_point and scale_bits < context.frac_bits:
             bits = context.frac_bits - scale_bits
             with context.session.operation(context.party):
                 shares, scale_bits = shares << bits, context.frac_bits
                 bound = None if bound is None else bound * 2.0**bits
-        check_bound(context, row, bound, _DEPTH.get() == 1)
+        check_bound(context, row, bound, DEPTH.get() == 1)
         made = context.tensor(shares, scale_bits, bound, meta.dtype)
         made.whole_bits = result.whole_bits + scale_bits - result.scale_bits
         return made
+    if isinstance(result, ComplexShared):
+        like = torch.empty(meta.shape, dtype=meta.dtype.to_real(), device="meta")
+        return ComplexShared(*(_wrap(context, row, part, like, given, returned) for part in result.parts))
     if isinstance(result, SecretTensor):
         raise UnsupportedOpError(f"'{row.name}' of a private tensor is not supported on secret tensors")
     if isinstance(result, (list, tuple)):
@@ -232,20 +251,30 @@ def _flagged(wrapped: Any, given: list[SecretTensor], raised: tuple[Value, ...])
     flags = dict.fromkeys(f for x in given if isinstance(x, SharedTensor) for f in x.flags)
     flags.update(dict.fromkeys(raised))
     if flags:
-        for leaf in pytree.tree_leaves(wrapped):
-            if isinstance(leaf, SharedTensor):
-                leaf.flags = tuple(flags)
+        for leaf in _parts(wrapped):
+            leaf.flags = tuple(flags)
     return wrapped
 
 
-def _in_place_target(func: Callable, args: tuple) -> SharedTensor | None:
+def _parts(tree: Any) -> list[SharedTensor]:
+    """The shared tensors of a tree, and those that its complex ones consist of."""
+    leaves = pytree.tree_leaves(tree)
+    found = [part for leaf in leaves for part in (leaf.parts if isinstance(leaf, ComplexShared) else (leaf,))]
+    return [leaf for leaf in found if isinstance(leaf, SharedTensor)]
+
+
+def _in_place_target(func: Callable, args: tuple) -> Any:
     if func not in IN_PLACE:
         return None
     target = args[0]
+    if isinstance(target, ComplexShared) and func is _T.__setitem__ and not any(x.aliased for x in target.parts):
+        return target
+    if isinstance(target, ComplexShared):
+        raise UnsupportedOpError(f"{spell(func)} would change a complex secret tensor in place; write it out of place")
     if not isinstance(target, SharedTensor):
         raise UnsupportedOpError(
-            f"{spell(func)} would write a secret into a plain tensor; write it out of place (torch.cat, torch.where, "
-            f"index_copy), or into a secret one, such as x.new_zeros(shape) + 0 * x"
+            f"{spell(func)} would write a secret into a plain tensor, where it cannot stay secret; write it out of "
+            f"place (out[i] = out[i] + x, torch.cat, torch.where), or into a tensor that a forward made"
         )
     if target.aliased:
         raise UnsupportedOpError(
@@ -262,7 +291,10 @@ def _in_place_target(func: Callable, args: tuple) -> SharedTensor | None:
     return target
 
 
-def _replace(target: SharedTensor, result: SharedTensor) -> SharedTensor:
+def _replace(target: Any, result: Any) -> Any:
+    if isinstance(target, ComplexShared):
+        target.parts = result.parts
+        return target
     if result.shares.shape != target.shares.shape:
         raise ShapeError(
             f"output with shape {list(target.shares.shape)} doesn't match the broadcast shape "
@@ -274,9 +306,8 @@ def _replace(target: SharedTensor, result: SharedTensor) -> SharedTensor:
 
 
 def _mark_aliased(args: Any, result: Any) -> None:
-    for leaf in pytree.tree_leaves((args, result)):
-        if isinstance(leaf, SharedTensor):
-            leaf.aliased = True
+    for leaf in _parts((args, result)):
+        leaf.aliased = True
 
 
 set_dispatch(call)

@@ -18,9 +18,11 @@ _T = torch.Tensor
 LARGEST = 1 << 40
 """Entries of a tensor, of which no machine holds the shares."""
 
-READS_CONTENT = {_T.__getitem__, torch.masked_select, _T.masked_select, torch.repeat_interleave, _T.repeat_interleave}
+READS_CONTENT = {_T.__getitem__, torch.masked_select, _T.masked_select, torch.repeat_interleave, _T.repeat_interleave,
+                 torch.istft, _T.istft}  # fmt: skip
 """Operations whose result shape depends on what a public index holds."""
 
+ISTFT = {torch.istft, _T.istft}
 MASKED_SELECT = {torch.masked_select, _T.masked_select}
 MASKED_FILL = {torch.masked_fill, _T.masked_fill, _T.masked_fill_}
 
@@ -100,10 +102,20 @@ def result_on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
     return result
 
 
+def _istft_on_meta(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """torch looks at the window's content, which stands for ones where there is none."""
+    content = lambda x: torch.ones(x.shape, dtype=x.dtype) if isinstance(x, torch.Tensor) and x.is_meta else x
+    args, kwargs = pytree.tree_map(content, (args, kwargs))
+    found = torch.istft(torch.zeros(input.shape, dtype=input.dtype), *args, **kwargs)
+    return torch.empty(found.shape, dtype=found.dtype, device="meta")
+
+
 def torch_on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
     """torch's own result on meta tensors; what it refuses is a typed error in its words."""
     try:
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            if func in ISTFT:
+                return _istft_on_meta(*args, **kwargs)
             return func(*args, **kwargs)
     except Exception as error:
         raise typed(func, error) from None

@@ -100,7 +100,9 @@ def _wrapped(
     """Each result knows what it is a view of, and whose memory torch lets it share."""
     parent = leaves[at[0]]
     row = ROW_OF.get(func)
-    viewed = row is not None and row.view and len(at) == 1
+    # Masked forms are views of a real tensor's: between real and complex numbers there is no view of them.
+    complex_too = any(x.dtype.is_complex for x in (parent, *outputs))
+    viewed = row is not None and row.view and len(at) == 1 and not complex_too
     families = [None] if func in _COPIES else _families([leaves[i] for i in at], run, len(outputs), viewed)
     results = []
     for i, ((value, derived), out) in enumerate(zip(made, outputs, strict=True)):

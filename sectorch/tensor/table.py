@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -211,8 +213,9 @@ SMOOTH = frozenset((
     "normalize", "poisson_nll_loss", "pow", "reciprocal", "rms_norm", "rnn_tanh", "rnn_tanh_cell", "rsqrt",
     "scaled_dot_product_attention", "selu", "sigmoid", "silu", "sin", "sinh", "soft_margin_loss", "softmax",
     "softmin", "softplus", "softsign", "sqrt", "std", "tanh", "tanhshrink",
-    "addcdiv", "cdist", "dist", "floor_divide", "fmod", "hypot", "logaddexp", "logaddexp2", "logcumsumexp",
-    "logit", "ndtr", "pairwise_distance", "pdist", "remainder", "std_mean", "xlog1py",
+    "addcdiv", "angle", "cdist", "cholesky", "dist", "floor_divide", "fmod", "hypot", "logaddexp", "logaddexp2",
+    "logcumsumexp", "logit", "ndtr", "pairwise_distance", "pdist", "polar", "remainder", "cholesky_solve", "det",
+    "inv", "slogdet", "solve", "solve_triangular", "std_mean", "xlog1py",
 ))  # fmt: skip
 """Operations that go through a series, for some arguments at least: `div` by a shared divisor, `pow` by a fraction.
 
@@ -221,6 +224,45 @@ All others are exact functions of their operands' ring elements. What Q's draws 
 
 TABLE, ROW_OF, HANDLER, IN_PLACE = SHARES.rows, SHARES.row_of, SHARES.handler, SHARES.in_place
 implements, nearest, unsupported = SHARES.implements, SHARES.nearest, SHARES.unsupported
+DEPTH: ContextVar[int] = ContextVar("handlers that are running", default=0)
+
+
+def stepwise(handler: Callable) -> Callable:
+    """A handler of many operations, each of which is held to the ring as if it had been called by itself.
+
+    In other handlers what an operation gives without a bound counts as vouched for, and nothing checks what is made of
+    it: that is for handlers that know how large their values are.
+    """
+
+    @functools.wraps(handler)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        depth = DEPTH.set(0)
+        try:
+            return handler(*args, **kwargs)
+        finally:
+            DEPTH.reset(depth)
+
+    return run
+
+
+COMPLEX: dict[Any, Callable] = {}
+"""What computes a torch function of the table where an operand or the result is complex."""
+
+
+def of_complex(*keys: Any) -> Callable:
+    """Register a handler for complex operands or results of functions that have a row."""
+
+    def register(handler: Callable) -> Callable:
+        COMPLEX.update(dict.fromkeys(keys, stepwise(handler)))
+        return handler
+
+    return register
+
+
+COMPOSED: dict[Any, Callable] = {}
+"""What is made of other torch functions where it is called, in a recording too, so that its public results are seen to
+be public; NotImplemented for a form that has a handler."""
+
 BEFORE: dict[Any, Callable] = {}
 """Checks of a call's form that come before torch's own, where torch's words would not help."""
 

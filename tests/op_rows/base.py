@@ -30,7 +30,8 @@ class Data:
     """One tensor argument: its shape, its domain, and whose it is (shared, private to A, or public).
 
     Kinds: `number` (float32; uniform, or multiples of 1/8), `whole` (int64 in low .. high - 1), `flags` (bool), `signs`
-    (float32, -1 or 1), `distinct` (float32 multiples of 1/8, no two alike).
+    (float32, -1 or 1), `distinct` (float32 multiples of 1/8, no two alike), `complex` (complex64; parts as number),
+    `definite` (float32; M M^T / n + 2 in eighths, for a matrix M of numbers).
     """
 
     shape: tuple[int, ...]
@@ -59,6 +60,12 @@ class Data:
         if self.kind == "distinct":
             count = torch.Size(self.shape).numel()
             return ((torch.randperm(count, generator=generator) - count // 2) / 8.0).view(self.shape)
+        if self.kind == "definite":
+            factor = replace(self, kind="number").make(seed, grid)
+            return (factor @ factor.mT / self.shape[-1] + 2 * torch.eye(self.shape[-1])).mul(8).round() / 8
+        if self.kind == "complex":
+            parts = replace(self, kind="number", shape=(*self.shape, 2))
+            return torch.view_as_complex(parts.make(seed, grid))
         uniform = torch.rand(self.shape, generator=generator) * (self.high - self.low) + self.low
         return (uniform * 8).round() / 8 if grid else uniform
 
@@ -74,6 +81,15 @@ def whole_numbers(data: Data, plain: torch.Tensor) -> torch.Tensor:
 
 def number(*shape: int, low: float = -BOUND, high: float = BOUND) -> Data:
     return Data(shape, "number", low, high)
+
+
+def complex_number(*shape: int, low: float = -BOUND, high: float = BOUND) -> Data:
+    return Data(shape, "complex", low, high)
+
+
+def definite(*shape: int, low: float = -2.0, high: float = 2.0) -> Data:
+    """Symmetric matrices with eigenvalues from 1 to 3 + n max(low^2, high^2)."""
+    return Data(shape, "definite", low, high)
 
 
 def whole(*shape: int, low: int = -4, high: int = 5) -> Data:

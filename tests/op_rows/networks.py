@@ -36,6 +36,12 @@ def cell(name: str, gates: int, factor: int):
     return op(name, call(n(2, 3), hidden, *weights(gates)), ulps=factor * GATE, why=GATE_WHY)
 
 
+def projected(options: tuple):
+    """An LSTM whose state of 2 is projected to 1."""
+    own = [h(8, 3).private, h(8, 1).private, h(8).private, h(8).private, h(1, 2).private]
+    return call(n(2, 2, 3), (h(1, 2, 1), h(1, 2, 2)), own, True, 1, *options, False, False)
+
+
 def layers(name: str, gates: int, factor: int):
     def state(copies: int):
         return (h(copies, 2, 2), h(copies, 2, 2)) if name == "lstm" else h(copies, 2, 2)
@@ -47,6 +53,8 @@ def layers(name: str, gates: int, factor: int):
         call(n(2, 2, 3), state(2), weights(gates, copies=2), True, 1, *options, True, True),
         call(n(2, 2, 3), state(2), weights(gates) + weights(gates, 2), True, 2, *options, False, False),
         call(n(2, 2, 3), state(1), weights(gates)[:2], False, 1, *options, False, False),
+        call(n(4, 3), torch.tensor([2, 1, 1]), state(2), weights(gates, copies=2), True, 1, *options, True),
+        *([projected(options)] if name == "lstm" else []),
         ulps=6 * factor * GATE,
         why=GATE_WHY + "; at most 6 steps follow one another",
         errors=(

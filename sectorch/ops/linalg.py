@@ -1,0 +1,175 @@
+"""Factorisations of small secret matrices, and what is solved by them.
+
+Elimination chooses the largest pivot of a column, and nobody learns which: the rows change places in a product with a
+secret row of zeros and a one. A pivot below 2^-10 of the largest entry, or of 1, is as good as zero at 20 fraction
+bits; torch would say that the matrix is singular: the result is withheld, with `RangeExceededError` at Q.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..tensor import SharedTensor
+from ..tensor.table import Context, implements, stepwise
+from .common import is_secret, refuse, require
+
+T = torch.Tensor
+LARGEST = 32
+"""Rows of a matrix: every one is some rounds."""
+SMALLEST = 2.0**-10
+DOMAIN = "n <= 32; pivots from 2^-10 max(1, |A|) on, else a range error"
+ERROR = "error 4e-6 n |x| times the condition number"
+
+
+def _square(a: Any) -> Any:
+    if a.shape[-1] > LARGEST:
+        refuse(f"a factorisation of a matrix of {a.shape[-1]} rows", f"it is for at most {LARGEST}; cut it into blocks")
+    return a
+
+
+def _least(a: Any) -> Any:
+    """What a pivot has to be at least."""
+    return a.abs().amax((-2, -1)).clamp(min=1.0) * SMALLEST
+
+
+def _checked(context: Context, pivot: Any, least: Any) -> Any:
+    if isinstance(pivot, SharedTensor):
+        require(context, pivot.abs() - least, low=0.0)
+    return pivot
+
+
+def _eliminated(context: Context, a: Any, b: Any = None) -> tuple[list[Any], list[Any]]:
+    """Gauss with partial pivoting: the rows of the upper triangle, each from its pivot on and with its right side, and
+    for each but the last 1 where rows changed places and 0 elsewhere."""
+    least, rest = _least(_square(a)), a if b is None else torch.cat((a, b), -1)
+    rows, moved = [], []
+    for size in range(a.shape[-1], 0, -1):
+        row = rest[..., 0, :]
+        if size > 1:
+            chosen = F.one_hot(rest[..., 0].abs().argmax(-1), size)
+            first = torch.tensor([1] + [0] * (size - 1))
+            moved.append(1 - chosen[..., 0])
+            pivot_row = torch.matmul(chosen.to(rest.dtype).unsqueeze(-2), rest).squeeze(-2)
+            rest = rest + (chosen - first).to(rest.dtype).unsqueeze(-1) * (row - pivot_row).unsqueeze(-2)
+            row = pivot_row
+        pivot = _checked(context, row[..., :1], least.unsqueeze(-1))
+        rows.append(row)
+        if size > 1:
+            below = rest[..., 1:, :]
+            rest = below[..., 1:] - below[..., :1] / pivot.unsqueeze(-1) * row[..., 1:].unsqueeze(-2)
+    return rows, moved
+
+
+def _substituted(rows: list[Any], n: int) -> Any:
+    """The solution of an upper triangle, whose rows stand from their pivots on, with the right side after them."""
+    found: list[Any] = []
+    for k in range(n - 1, -1, -1):
+        row, width = rows[k], n - k
+        right = row[..., width:]
+        if found:
+            right = right - torch.matmul(row[..., 1:width].unsqueeze(-2), torch.stack(found, -2)).squeeze(-2)
+        found.insert(0, right / row[..., :1])
+    return torch.stack(found, -2)
+
+
+def _batched(a: Any, b: Any) -> tuple[Any, Any]:
+    shape = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return a.expand((*shape, *a.shape[-2:])), b.expand((*shape, *b.shape[-2:]))
+
+
+def _solution(context: Context, a: Any, b: Any) -> Any:
+    if not is_secret(a):
+        return torch.matmul(torch.linalg.inv(a.to(torch.float64)).to(b.dtype), b)
+    if not isinstance(a, SharedTensor):
+        return torch.matmul(torch.linalg.inv(a), b)
+    a, b = _batched(a, b)
+    return _substituted(_eliminated(context, a, b)[0], a.shape[-1])
+
+
+@implements("solve", torch.linalg.solve, note=f"{DOMAIN}; {ERROR}")
+@stepwise
+def solve(context: Context, A: Any, B: Any, *, left: bool = True) -> Any:
+    vector = B.dim() == 1 or (A.dim() - 1 == B.dim() and B.shape == A.shape[:-1])
+    if vector:
+        return _solution(context, A, B.unsqueeze(-1)).squeeze(-1)
+    if left:
+        return _solution(context, A, B)
+    return _solution(context, A.mT, B.mT).mT
+
+
+@implements("inv", torch.linalg.inv, torch.inverse, T.inverse, note=f"as solve of the identity; {DOMAIN}")
+@stepwise
+def inv(context: Context, A: Any) -> Any:
+    return _solution(context, A, torch.eye(A.shape[-1], dtype=A.dtype))
+
+
+@implements("det", torch.linalg.det, torch.det, T.det,
+            note=f"products of pivots < 2^16, with error 4e-6 n of the largest; {DOMAIN}")  # fmt: skip
+@stepwise
+def det(context: Context, A: Any) -> Any:
+    sign, pivots = _diagonal(context, A)
+    return sign * torch.prod(pivots, -1)
+
+
+@implements("slogdet", torch.linalg.slogdet, torch.slogdet, T.slogdet, note=f"{DOMAIN}; error 1e-5 n and of the pivots")
+@stepwise
+def slogdet(context: Context, A: Any) -> tuple[Any, Any]:
+    sign, pivots = _diagonal(context, A)
+    return sign * torch.prod(torch.sign(pivots), -1), torch.log(pivots.abs()).sum(-1)
+
+
+def _diagonal(context: Context, a: Any) -> tuple[Any, Any]:
+    """The sign of the change of places, and the pivots."""
+    rows, moved = _eliminated(context, a)
+    pivots = torch.stack([row[..., 0] for row in rows], -1)
+    if not moved:
+        return 1, pivots
+    return torch.prod((1 - 2 * torch.stack(moved, -1)).to(a.dtype), -1), pivots
+
+
+@implements("cholesky", torch.linalg.cholesky,
+            note=f"positive definite; {DOMAIN}; error 8e-6 n |A| times the condition number's root")  # fmt: skip
+@stepwise
+def cholesky(context: Context, A: Any, upper: bool = False) -> Any:
+    n, least = _square(A).shape[-1], _least(torch.tril(A))
+    rest, columns = A.mT if upper else A, []
+    for k in range(n):
+        pivot = rest[..., 0, 0]
+        require(context, pivot - least, low=0.0)
+        column = rest[..., :, 0] * torch.rsqrt(pivot).unsqueeze(-1)
+        columns.append(F.pad(column, (k, 0)))
+        if k + 1 < n:
+            tail = column[..., 1:]
+            rest = rest[..., 1:, 1:] - tail.unsqueeze(-1) * tail.unsqueeze(-2)
+    return torch.stack(columns, -2 if upper else -1)
+
+
+@implements("solve_triangular", torch.linalg.solve_triangular, note=f"{DOMAIN}; {ERROR}")
+@stepwise
+def solve_triangular(
+    context: Context, A: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Any:
+    if not left:
+        return solve_triangular(context, A.mT, B.mT, upper=not upper, unitriangular=unitriangular).mT
+    n = _square(A).shape[-1]
+    if unitriangular:
+        A = A.triu(1) + torch.eye(n, dtype=A.dtype) if upper else A.tril(-1) + torch.eye(n, dtype=A.dtype)
+    if not isinstance(A, SharedTensor):
+        return _solution(context, A.triu() if upper else A.tril(), B)
+    A, B = _batched(A, B)
+    if not upper:  # the lower triangle from its end is an upper one
+        A, B = A.flip(-1, -2), B.flip(-2)
+    _checked(context, torch.diagonal(A, dim1=-2, dim2=-1), _least(A.triu()).unsqueeze(-1))
+    found = _substituted([torch.cat((A[..., k, k:], B[..., k, :]), -1) for k in range(n)], n)
+    return found if upper else found.flip(-2)
+
+
+@implements("cholesky_solve", torch.cholesky_solve, T.cholesky_solve, note="as solve_triangular, twice")
+@stepwise
+def cholesky_solve(context: Context, B: Any, L: Any, upper: bool = False) -> Any:
+    L = L.mT if upper else L
+    half = torch.linalg.solve_triangular(L, B, upper=False)
+    return torch.linalg.solve_triangular(L.mT, half, upper=True)
