@@ -14,9 +14,9 @@ transformers = pytest.importorskip("transformers")
 WORDS = 40
 SMALL = {
     "GPT2": dict(vocab_size=WORDS, n_positions=32, n_embd=16, n_layer=2, n_head=2),
-    "Llama": dict(vocab_size=WORDS, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+    "Llama": dict(vocab_size=WORDS, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4,
                   num_key_value_heads=2, max_position_embeddings=32),
-    "Bloom": dict(vocab_size=WORDS, hidden_size=16, n_layer=2, n_head=2),
+    "Bloom": dict(vocab_size=WORDS, hidden_size=16, n_layer=1, n_head=2),
 }  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def test_sampling_follows_the_softmax():
     assert scipy.chisquare(counts.numpy(), expected.numpy(), sum_check=False).pvalue > 1e-6
 
 
-@pytest.mark.parametrize("beams", [2, 4])
+@pytest.mark.parametrize("beams", [3])
 def test_the_text_of_a_beam_search_is_that_of_the_plain_model(gpt2, secured, beams):
     ids, mask = prompts()
     options = dict(max_new_tokens=6, do_sample=False, pad_token_id=0)
