@@ -21,7 +21,7 @@ WORDS, TOKENS, NAME = 30, 4, "hospital-b"
 
 @pytest.fixture(scope="module")
 def model():
-    torch.manual_seed(0)
+    torch.manual_seed(8)
     config = transformers.GPT2Config(
         vocab_size=WORDS, n_positions=16, n_embd=8, n_layer=1, n_head=2, bos_token_id=None, eos_token_id=None,
         tie_word_embeddings=False,
