@@ -22,11 +22,11 @@ from torch.utils import _pytree as pytree
 from ..errors import ProgramError, SectorchError
 from ..tensor.table import IN_PLACE, ROW_OF, spell
 from . import bounds
-from .nodes import name_of
 from .choice import Texts
 from .forms import DTYPES, PUBLIC_DTYPES, Reader
 from .held import Held
 from .inputs import Inputs, Public
+from .nodes import name_of
 from .served import Rows, Served, ServedCall, Weight
 from .trace import CONSTANT, OutOfPlace, Trace
 

@@ -91,8 +91,8 @@ def on_cpu(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     for value in (*args[1:], *kwargs.values()):
         if isinstance(value, (str, torch.device)) and torch.device(value).type != args[0].device.type:
             raise UnsupportedOpError(
-                f"moving a secret tensor to {value} is not supported: it lives where its session does, on "
-                f"{args[0].device}"
+                f"moving a secret tensor to {value} is not supported; it stays where its session is, on "
+                f"{args[0].device}: leave the call out, or use x.device"
             )
     keep = lambda v: not isinstance(v, (str, torch.device))
     first, args = args[0], (args[0], *(v for v in args[1:] if keep(v)))
