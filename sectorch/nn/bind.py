@@ -100,8 +100,8 @@ def private_weight(
             if not _is_mask(x):
                 raise
             raise type(error)(
-                f"{label} holds what stands for minus infinity, as an attention mask does, and no weight is that large; "
-                f"keep the mask as a buffer of torch.bool, and use x.masked_fill(~mask, float('-inf'))"
+                f"{label} holds what stands for minus infinity, as an attention mask does, and no weight is so large; "
+                f"keep the mask as a buffer of torch.bool, for x.masked_fill(~mask, float('-inf'))"
             ) from None
     made.lasting = True
     return made
