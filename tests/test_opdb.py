@@ -39,6 +39,8 @@ SATURATE = {
 }
 """Operators whose results leave the range, and the results between which they do not."""
 
+UNINITIALISED = ("empty_like", "new_empty", "empty_permuted", "empty_strided", "new_empty_strided", "empty")
+
 RIGHT, REFUSED, WRONG, FOREIGN, OUT_OF_RANGE, INVALID = (
     "right", "refused", "wrong", "foreign error", "out of range", "invalid",
 )  # fmt: skip
@@ -153,6 +155,8 @@ def runs_of(info, few: int | None) -> Iterator[Run]:
 
 def outcome(info, run: Run) -> tuple[str, str]:
     """How one call went, and what is to be said about it."""
+    if info.name in UNINITIALISED:
+        return INVALID, "its content is anybody's guess"
     function, args, kwargs = run.function, run.args, run.kwargs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -78,7 +78,8 @@ def as_sizes(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
     def number(leaf: Any) -> Any:
         public = isinstance(leaf, torch.Tensor) and not isinstance(leaf, SecretTensor) and not leaf.is_meta
-        return int(leaf) if public and leaf.dim() == 0 and not leaf.is_floating_point() else leaf
+        whole = public and leaf.dim() == 0 and not leaf.is_floating_point() and leaf.dtype != torch.bool
+        return int(leaf) if whole else leaf
 
     return pytree.tree_map(number, (args, kwargs))
 
