@@ -17,6 +17,14 @@ from sectorch.tensor import ComplexShared
 T = torch.Tensor
 Z, W = complex_number(3, 4).make("z", True), complex_number(3, 4).make("w", True)
 X = number(3, 4).make("x", True)
+
+
+def _written(z: T, w: T) -> T:
+    z[1] = w[0]
+    z[:, 0] = 2.0
+    return z
+
+
 FUNCTIONS = {
     "sum of both": lambda z, w: z + w,
     "with a number": lambda z, w: 1j - (2 + z) + (3j + w) * 2 - 1,
@@ -40,6 +48,7 @@ FUNCTIONS = {
     "padded": lambda z, w: torch.nn.functional.pad(z, (1, 2)),
     "rows": lambda z, w: torch.stack(list(z)),
     "constants": lambda z, w: z + torch.ones_like(w) + w.new_zeros(3, 4),
+    "written": lambda z, w: _written(z * 1, w),
     "made complex": lambda z, w: z.real.to(torch.complex64) * 1j,
 }
 
@@ -62,6 +71,7 @@ def test_functions_of_complex_tensors_are_torchs(name: str):
     [
         ("of a complex secret tensor is not supported", torch.tanh),
         ("in place", lambda z: z.mul_(2)),
+        ("views of", lambda z: (z.real, z.__setitem__(0, 1))),
         ("conj", lambda z: 1 / z),
         ("x.real", lambda z: z.to(torch.float32)),
         ("other than 1 to 4", lambda z: z**0.5),

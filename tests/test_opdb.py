@@ -39,6 +39,8 @@ SATURATE = {
 }
 """Operators whose results leave the range, and the results between which they do not."""
 
+UNINITIALISED = ("empty_like", "new_empty", "empty_permuted", "empty_strided", "new_empty_strided", "empty")
+
 RIGHT, REFUSED, WRONG, FOREIGN, OUT_OF_RANGE, INVALID = (
     "right", "refused", "wrong", "foreign error", "out of range", "invalid",
 )  # fmt: skip
@@ -153,6 +155,8 @@ def runs_of(info, few: int | None) -> Iterator[Run]:
 
 def outcome(info, run: Run) -> tuple[str, str]:
     """How one call went, and what is to be said about it."""
+    if info.name in UNINITIALISED:
+        return INVALID, "its content is anybody's guess"
     function, args, kwargs = run.function, run.args, run.kwargs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -165,20 +169,26 @@ def outcome(info, run: Run) -> tuple[str, str]:
         try:
             secret = shared((args, kwargs), run.dtype, run.which, run.at())
             result = function(*secret[0], **secret[1])
-            outputs = [revealed(leaf) for leaf in pytree.tree_leaves(_listed(result))]
+            outputs = [_in_parts(revealed(leaf)) for leaf in pytree.tree_leaves(_listed(result))]
         except SectorchError as error:
             return REFUSED, f"{type(error).__name__}: {error}"
         except Exception as error:
             return FOREIGN, f"{type(error).__name__}: {error}"
     if result is NotImplemented:
         return REFUSED, "NotImplemented, which Python makes a TypeError"
-    wanted = pytree.tree_leaves(_listed(expected))
+    wanted = [_in_parts(leaf) for leaf in pytree.tree_leaves(_listed(expected))]
     low, high = SATURATE.get(info.name, (-math.inf, math.inf))
     if any(_out_of_range(leaf) for leaf in (*wanted, *pytree.tree_leaves((args, kwargs)))):
         return OUT_OF_RANGE, "torch's result, or an operand, is not a number of the fixed-point range"
     if any(bool(((leaf < low) | (leaf > high)).any()) for leaf in wanted if isinstance(leaf, torch.Tensor)):
         return OUT_OF_RANGE, "the result leaves the range"
     return _compared(result, outputs, wanted)
+
+
+def _in_parts(leaf: Any) -> Any:
+    """A complex tensor as its real and imaginary parts; anything else as it is."""
+    complex_too = isinstance(leaf, torch.Tensor) and leaf.is_complex()
+    return torch.view_as_real(leaf.resolve_conj()) if complex_too else leaf
 
 
 def _listed(result: Any) -> Any:

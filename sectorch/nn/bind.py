@@ -11,10 +11,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..choreography import Party, Phase
-from ..errors import ArgumentError
+from ..errors import ArgumentError, FixedPointRangeError, NonFiniteError
 from ..ring import check_encodable
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, private_tensor
+from ..tensor.owner import INFINITE
 from .trace import CONSTANT, Trace
 
 
@@ -93,9 +94,22 @@ def private_weight(
         owned = session.setup(party).own(party, x, Phase.SETUP, label)
         made = PrivateTensor(owned, session, party, scheme, dtype, label)
     else:
-        made = private_tensor(x, session, party, scheme, label, dtype)
+        try:
+            made = private_tensor(x, session, party, scheme, label, dtype)
+        except (NonFiniteError, FixedPointRangeError) as error:
+            if not _is_mask(x):
+                raise
+            raise type(error)(
+                f"{label} holds what stands for minus infinity, as an attention mask does, and no weight is so large; "
+                f"keep the mask as a buffer of torch.bool, for x.masked_fill(~mask, float('-inf'))"
+            ) from None
     made.lasting = True
     return made
+
+
+def _is_mask(x: torch.Tensor) -> bool:
+    """Whether it consists of numbers of minus infinity's size and of small ones."""
+    return bool(((x <= -INFINITE) | (x.abs() < 2.0**16)).all())
 
 
 class Weights:

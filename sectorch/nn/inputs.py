@@ -193,7 +193,13 @@ class Inputs:
         given = lambda leaf: secret[leaf.name] if isinstance(leaf, Secret) else known.get(id(leaf), leaf)
         leaves = [given(leaf) for leaf in self.form.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.form.spec)
-        return f(*args, **kwargs)
+        try:
+            return f(*args, **kwargs)
+        except StopIteration as error:
+            raise ArgumentError(
+                "the forward takes next() of what has no more, as next(module.parameters()) is of a module without "
+                "parameters; name the dtype or the device, or take those of the input"
+            ) from error
 
     @property
     def _secrets(self) -> list[Secret]:

@@ -15,7 +15,8 @@ from ..errors import KeyAgreementError, MaterialError, NetworkError, SectorchErr
 
 _TORCH = Path(torch.__file__).parent
 _CALL = str(_TORCH / "nn" / "modules" / "module.py")
-_SKIPPED = (str(_TORCH), str(Path(__file__)), str(Path(__file__).with_name("capture.py")), "<")
+_OWN = ("capture.py", "eager.py", "written.py")
+_SKIPPED = (str(_TORCH), str(Path(__file__)), *(str(Path(__file__).with_name(name)) for name in _OWN), "<")
 
 
 @dataclass(frozen=True)

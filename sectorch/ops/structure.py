@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import DtypeError
 from ..tensor import PrivateTensor, SharedTensor
-from ..tensor.table import Context, implements
+from ..tensor.table import COMPOSED, Context, implements
 from .common import encoded_public, is_secret, local, refuse
 from .lookup import gathered, indexed, selected, taken_along
 
@@ -282,8 +282,17 @@ def to(context: Context, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Te
                 return x != 0
             refuse("rounding a secret number to an integer", "compare it, or reveal it first")
         if isinstance(value, (str, torch.device)) and torch.device(value).type != x.device.type:
-            refuse(f"moving a secret tensor to {value}", f"it lives where its session does, on {x.device}")
+            refuse(f"moving a secret tensor to {value}", f"it stays where its session is, on {x.device}: leave it out")
     return x
+
+
+def _to_cuda(x: Any, *_args: Any, **_how: Any) -> Any:
+    if x.device.type != "cuda":
+        refuse("moving a secret tensor to a GPU", f"it stays where its session is, on {x.device}: leave .cuda() out")
+    return x
+
+
+COMPOSED[T.cuda] = _to_cuda
 
 
 @implements("requires_grad_", T.requires_grad_, note="only False")

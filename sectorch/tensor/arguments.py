@@ -78,7 +78,8 @@ def as_sizes(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
     def number(leaf: Any) -> Any:
         public = isinstance(leaf, torch.Tensor) and not isinstance(leaf, SecretTensor) and not leaf.is_meta
-        return int(leaf) if public and leaf.dim() == 0 and not leaf.is_floating_point() else leaf
+        whole = public and leaf.dim() == 0 and not leaf.is_floating_point() and leaf.dtype != torch.bool
+        return int(leaf) if whole else leaf
 
     return pytree.tree_map(number, (args, kwargs))
 
@@ -91,8 +92,8 @@ def on_cpu(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     for value in (*args[1:], *kwargs.values()):
         if isinstance(value, (str, torch.device)) and torch.device(value).type != args[0].device.type:
             raise UnsupportedOpError(
-                f"moving a secret tensor to {value} is not supported: it lives where its session does, on "
-                f"{args[0].device}"
+                f"moving a secret tensor to {value} is not supported; it stays where its session is, on "
+                f"{args[0].device}: leave the call out, or use x.device"
             )
     keep = lambda v: not isinstance(v, (str, torch.device))
     first, args = args[0], (args[0], *(v for v in args[1:] if keep(v)))

@@ -270,7 +270,10 @@ def _in_place_target(func: Callable, args: tuple) -> Any:
     if isinstance(target, ComplexShared) and func is _T.__setitem__ and not any(x.aliased for x in target.parts):
         return target
     if isinstance(target, ComplexShared):
-        raise UnsupportedOpError(f"{spell(func)} would change a complex secret tensor in place; write it out of place")
+        raise UnsupportedOpError(
+            f"{spell(func)} would change a complex secret tensor in place, or one that others are views of; write it "
+            f"out of place"
+        )
     if not isinstance(target, SharedTensor):
         raise UnsupportedOpError(
             f"{spell(func)} would write a secret into a plain tensor, where it cannot stay secret; write it out of "
