@@ -168,7 +168,8 @@ MAMBA = dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_s
 case("decoder", "MambaForCausalLM", MAMBA, tokens)
 case("decoder", "FalconMambaForCausalLM", MAMBA, tokens)
 case("decoder", "Mamba2ForCausalLM", MAMBA | dict(num_heads=4, head_dim=16, n_groups=1, chunk_size=4), tokens)
-case("decoder", "RwkvForCausalLM", dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, context_length=16),
+case("decoder", "RwkvForCausalLM",
+     dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, context_length=16, use_cache=False),
      lambda: {"input_ids": token_ids()})  # fmt: skip
 
 case("encoder-decoder", "T5EncoderModel", T5, tokens)
