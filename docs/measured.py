@@ -144,8 +144,8 @@ def huggingface() -> str:
     own = sum("error" not in row and "defect" in row for row in rows.values())
     refused = len(rows) - ran - differ - own
     counts = (
-        f"Of {len(rows)}, {ran} are right, {refused} refused by a typed error of ours, {own} by the model's own while its",
-        f"code is told that it is compiled, and {differ} differ.",
+        f"Of {len(rows)}, {ran} are right, {refused} refused by a typed error of ours, {own} by the model's own while",
+        f"its code is told that it is compiled, and {differ} differ.",
     )
     sections = [" ".join(counts)]
     head = ("class", "support", "error", "first call, s", "second call, s", "MB", "rounds")
