@@ -77,6 +77,7 @@ def _running(sign: int):
     def handler(context: Context, x: SharedTensor, dim: int) -> Any:
         """By doubling: log2 n rounds of comparisons. Of equals the last wins, as with torch."""
         if not x.dim():
+            torch.zeros(()).cummax(dim)  # raises what torch does for such a dimension, which shapes alone do not
             return x, x.like(context.backend.each(torch.zeros_like, x.shares), 0, dtype=torch.int64)
         backend = context.backend
         values = backend.each(torch.movedim, x.shares, dim, 0) * sign
