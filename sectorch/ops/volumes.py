@@ -158,6 +158,8 @@ def _sampled(x: torch.Tensor, grid: Any, sample: Callable) -> torch.Tensor:
     """x [b, c, ...] at the places of a public grid: each result is a public sum of entries, read off torch itself."""
     if is_secret(grid):
         refuse("grid_sample at secret places", "give a public grid")
+    if not x.is_floating_point():
+        refuse("grid_sample of whole numbers", "sample x.float()")
     count = math.prod(x.shape[2:])
     one = torch.eye(count, dtype=torch.float64).reshape(1, count, *x.shape[2:])
     matrix = sample(one.expand(x.shape[0], *one.shape[1:]), grid.to(torch.float64))

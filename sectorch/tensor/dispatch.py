@@ -120,10 +120,11 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
         secrets, shared = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, SecretTensor)], True
     if shared and func not in ROW_OF:
         raise UnsupportedOpError(unsupported(func, args, kwargs))
-    if whole and func not in COMPLEX:
+    if func not in COMPLEX and (whole or any(_is_complex(leaf) for leaf in flat)):
         _in_place_target(func, args)
+        which = "a complex secret tensor" if whole else "a secret and a complex tensor"
         raise UnsupportedOpError(
-            f"{spell(func)} of a complex secret tensor is not supported; compute with x.real and x.imag, or x.abs()"
+            f"{spell(func)} of {which} is not supported; compute with x.real and x.imag, or x.abs()"
         )
     if func in BEFORE:
         BEFORE[func](*args, **kwargs)
@@ -261,6 +262,11 @@ def _parts(tree: Any) -> list[SharedTensor]:
     leaves = pytree.tree_leaves(tree)
     found = [part for leaf in leaves for part in (leaf.parts if isinstance(leaf, ComplexShared) else (leaf,))]
     return [leaf for leaf in found if isinstance(leaf, SharedTensor)]
+
+
+def _is_complex(x: torch.Tensor) -> bool:
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.dtype.is_complex
 
 
 def _in_place_target(func: Callable, args: tuple) -> Any:
