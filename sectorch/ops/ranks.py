@@ -58,14 +58,14 @@ def quantile(
     if not line.shape[0]:
         raise ArgumentError("the quantile of no elements is not a number")
     values = torch.sort(line, 0)[0]
-    ranks = given * (line.shape[0] - 1)
+    ranks = given.double() * (line.shape[0] - 1)  # as torch has it: 0.7 of float32 is below 0.7
     if interpolation in ("lower", "higher", "nearest"):
         ranks = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}[interpolation](ranks)
     below, above = ranks.floor().long(), ranks.ceil().long()
     low = values[below]
     if not bool((below == above).all()):
         part = torch.full_like(ranks, 0.5) if interpolation == "midpoint" else ranks - below
-        part = torch.where(below == above, 0.0, part)
+        part = torch.where(below == above, 0.0, part).to(given.dtype)
         low = low + (values[above] - low) * part.reshape(part.shape + (1,) * (line.dim() - 1))
     if keepdim and x.dim():
         kept = [1 if dim is None or d == dim % x.dim() else n for d, n in enumerate(x.shape)]

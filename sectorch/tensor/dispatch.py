@@ -94,7 +94,8 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     if func in METADATA:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-    flat = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor)]
+    leaves = pytree.arg_tree_leaves(*args, **kwargs)
+    flat = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     secrets = [leaf for leaf in flat if isinstance(leaf, SecretTensor)]
     if func in SECRETS:
         kind = "PrivateTensor" if isinstance(secrets[0], PrivateTensor) else "SharedTensor"
@@ -120,9 +121,9 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
         secrets, shared = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, SecretTensor)], True
     if shared and func not in ROW_OF:
         raise UnsupportedOpError(unsupported(func, args, kwargs))
-    if func not in COMPLEX and (whole or any(_is_complex(leaf) for leaf in flat)):
+    if func not in COMPLEX and (whole or any(map(_is_complex, leaves))):
         _in_place_target(func, args)
-        which = "a complex secret tensor" if whole else "a secret and a complex tensor"
+        which = "a complex secret tensor" if whole else "a secret and something complex"
         raise UnsupportedOpError(
             f"{spell(func)} of {which} is not supported; compute with x.real and x.imag, or x.abs()"
         )
@@ -264,9 +265,9 @@ def _parts(tree: Any) -> list[SharedTensor]:
     return [leaf for leaf in found if isinstance(leaf, SharedTensor)]
 
 
-def _is_complex(x: torch.Tensor) -> bool:
+def _is_complex(x: Any) -> bool:
     with torch._C.DisableTorchFunctionSubclass():
-        return x.dtype.is_complex
+        return x.dtype.is_complex if isinstance(x, torch.Tensor) else isinstance(x, complex)
 
 
 def _in_place_target(func: Callable, args: tuple) -> Any:
