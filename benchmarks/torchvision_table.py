@@ -28,6 +28,7 @@ import torch
 import torchvision
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import sectorch
 from sectorch import Scheme
@@ -86,7 +87,8 @@ def above(size: float) -> float:
 def reaches(model: nn.Module, x: torch.Tensor) -> float:
     """The largest magnitude of any layer's output."""
     found = [0.0]
-    note = lambda _module, _inputs, y: found.append(float(y.abs().max()))
+    tensors = lambda y: [v for v in pytree.tree_leaves(y) if isinstance(v, torch.Tensor) and v.numel()]
+    note = lambda _module, _inputs, y: found.extend(float(v.abs().max()) for v in tensors(y))
     hooks = [m.register_forward_hook(note) for m in model.modules() if not any(m.children())]
     model(x)
     for hook in hooks:

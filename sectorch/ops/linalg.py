@@ -152,6 +152,8 @@ def cholesky(context: Context, A: Any, upper: bool = False) -> Any:
 def solve_triangular(
     context: Context, A: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Any:
+    if not (A.is_floating_point() and B.is_floating_point()):
+        refuse("solve_triangular of whole numbers", "A.float() and B.float()")
     if not left:
         return solve_triangular(context, A.mT, B.mT, upper=not upper, unitriangular=unitriangular).mT
     n = _square(A).shape[-1]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ShapeError
 from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
 from .common import is_secret, refuse
@@ -17,6 +17,8 @@ T = torch.Tensor
 
 def _at_place(context: Context, x: SharedTensor, k: int, dim: int, keepdim: bool) -> tuple[SharedTensor, SharedTensor]:
     """The k-th smallest along a dimension, counted from 0, and where it stood."""
+    if x.dtype == torch.bool:
+        refuse("where the k-th of yes and no stands", "sort x.long()")
     if not x.dim():
         return x, x.like(context.backend.each(torch.zeros_like, x.shares), 0, dtype=torch.int64)
     found = sort(context, x, dim)
@@ -119,6 +121,8 @@ def _passed(x: Any, bounds: Any, right: bool) -> torch.Tensor:
 def bucketize(
     context: Context, x: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False
 ) -> torch.Tensor:
+    if boundaries.dim() != 1:
+        raise ShapeError(f"bucketize: boundaries have one dimension, got shape {list(boundaries.shape)}")
     return _passed(x if isinstance(x, torch.Tensor) else torch.tensor(x), boundaries, right)
 
 

@@ -83,6 +83,8 @@ def interpolate(
     align_corners: bool | None = None, recompute_scale_factor: Any = None, antialias: bool = False,
 ) -> SharedTensor:  # fmt: skip
     """Every mode acts on one dimension after the other; each is a public matrix, read off torch itself."""
+    if isinstance(scale_factor, torch.Tensor):
+        refuse("interpolate by a tensor", "give scale_factor as a number")
     spatial = x.dim() - 2
     sizes = [size] * spatial if isinstance(size, int) else size
     factors = [scale_factor] * spatial if isinstance(scale_factor, (int, float)) else scale_factor

@@ -34,6 +34,8 @@ def conv3d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any 
     if x.dim() == 4:
         return torch.conv3d(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
     stride, dilation, kernel = _three(stride), _three(dilation), weight.shape[2:]
+    if min(*stride, *dilation) < 1:
+        raise ShapeError(f"stride and dilation are 1 or more, got {stride} and {dilation}")
     if isinstance(padding, str):
         both = [0 if padding == "valid" else d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
         widths = [side for b in reversed(both) for side in (b // 2, b - b // 2)]

@@ -73,8 +73,8 @@ SIZED = {
 
 def as_sizes(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """A public tensor of one whole number is that number, where it stands for a size."""
-    alone = func is F.adaptive_avg_pool2d and isinstance((*args, *kwargs.values())[-1], torch.Tensor)
-    if func not in SIZED or alone:  # which takes such tensors in a pair only
+    alone = func in (F.adaptive_avg_pool2d, F.interpolate) and isinstance((*args, *kwargs.values())[-1], torch.Tensor)
+    if func not in SIZED or alone:  # which take such tensors in a pair only
         return args, kwargs
 
     def number(leaf: Any) -> Any:
