@@ -106,8 +106,10 @@ def _changed_plain(draw: random.Random, leaf: Any) -> Any:
 
 def _changed_tensor(draw: random.Random, leaf: Tensor) -> Any:
     plain, role = leaf.plain, leaf.role
-    if leaf.distinct:
-        plain = plain * 8  # whole numbers stay distinct: among equals the order is anybody's
+    other = plain
+    if leaf.distinct:  # among equals the order is anybody's
+        plain = plain * 8  # whole numbers stay distinct
+        other = plain + (2 * float(plain.abs().max()) + 1 if plain.numel() else 0)
     way = draw.randrange(11)
     if way <= 2:
         return Tensor(_to(plain, draw.choice(DTYPES)), role)
@@ -125,9 +127,9 @@ def _changed_tensor(draw: random.Random, leaf: Tensor) -> Any:
         lambda: plain.unsqueeze(draw.randrange(plain.dim() + 1)),
         lambda: plain[0] if plain.dim() and plain.shape[0] else plain,
         lambda: plain.transpose(0, -1) if plain.dim() else plain,
-        lambda: torch.cat([plain, plain]) if plain.dim() else plain,
+        lambda: torch.cat([plain, other]) if plain.dim() else plain,
         lambda: plain.flatten(),
-        lambda: plain.reshape(*plain.shape, 1).expand(*plain.shape, 2),
+        lambda: torch.stack([plain, other], -1),
     )
     return Tensor(draw.choice(shapes)().contiguous(), role)
 

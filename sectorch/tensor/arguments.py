@@ -73,7 +73,9 @@ SIZED = {
 
 def as_sizes(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """A public tensor of one whole number is that number, where it stands for a size."""
-    alone = func in (F.adaptive_avg_pool2d, F.interpolate) and isinstance((*args, *kwargs.values())[-1], torch.Tensor)
+    named = {F.adaptive_avg_pool2d: "output_size", F.interpolate: "scale_factor"}.get(func, "")
+    given = kwargs.get(named, args[1] if len(args) > 1 and func is F.adaptive_avg_pool2d else None)
+    alone = isinstance(given, torch.Tensor)
     if func not in SIZED or alone:  # which take such tensors in a pair only
         return args, kwargs
 
