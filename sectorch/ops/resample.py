@@ -120,6 +120,31 @@ def unfold(
     return local(context, _patches, x, _pair(kernel_size), _pair(stride), _pair(padding), _pair(dilation))
 
 
+@implements("fold", F.fold, note="local; sums of at most kernel size entries")
+def fold(
+    context: Context, x: SharedTensor, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0,
+    stride: Any = 1,
+) -> SharedTensor:  # fmt: skip
+    """Each entry of a patch is added where it stands in the image (Chellapilla et al. 2006, the other way)."""
+    not_negative(padding)
+    kernel, (up, left), size = _pair(kernel_size), _pair(padding), _pair(output_size)
+    whole = size[0] + 2 * up, size[1] + 2 * left
+    numbers = torch.arange(whole[0] * whole[1], dtype=torch.float64).reshape(1, 1, *whole)
+    places = F.unfold(numbers, kernel, _pair(dilation), 0, _pair(stride)).long()[0]
+    batch = x if x.dim() == 3 else x.unsqueeze(0)
+    channels, over = divmod(batch.shape[1], kernel[0] * kernel[1])
+    if over or batch.shape[2] != places.shape[1]:
+        raise ShapeError(
+            f"fold of {kernel} into {size} takes a multiple of {kernel[0] * kernel[1]} channels and {places.shape[1]} "
+            f"patches, got {list(batch.shape[1:])}"
+        )
+    entries = batch.reshape(len(batch), channels, -1)
+    start = torch.zeros(len(batch), channels, whole[0] * whole[1], dtype=x.dtype)
+    image = torch.index_add(start, 2, places.flatten(), entries).reshape(len(batch), channels, *whole)
+    image = image[:, :, up : up + size[0], left : left + size[1]]
+    return image if x.dim() == 3 else image.squeeze(0)
+
+
 def _patches(v: torch.Tensor, kernel: tuple, stride: tuple, padding: tuple, dilation: tuple) -> torch.Tensor:
     batch = v if v.dim() == 4 else v.unsqueeze(0)
     windows = products.windows_of(batch, kernel, stride, padding, dilation)

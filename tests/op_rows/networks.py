@@ -178,4 +178,12 @@ ROWS = (
         ulps=0.5,
         why="entries keep their encoding",
     ),
+    op(
+        "fold",
+        call(number(2, 12, 9), (4, 4), 2),
+        call(number(12, 9), (4, 4), 2),
+        call(number(2, 27, 16), 8, 3, padding=1, stride=2),
+        ulps=5,
+        why="at most 9 entries, each rounded",
+    ),
 )
