@@ -50,7 +50,7 @@ def watched():
 
     def look(wrapped, given, flags):
         result = flagged(wrapped, given, flags)
-        if dispatch._DEPTH.get() == 1:
+        if dispatch.DEPTH.get() == 1:
             for leaf in pytree.tree_leaves(result):
                 if isinstance(leaf, SharedTensor):
                     hold(leaf, str(given))

@@ -59,12 +59,12 @@ def described(row: list, *calls: tuple, dtype: str = "torch.float32", before: tu
     for name, args, kwargs in calls:
         nodes.append({"name": name, "args": placed(args), "kwargs": kwargs})
     program = {
-        "inputs": [{"name": "x", "shape": [2, *row], "dtype": dtype}],
-        "call": {"tuple": [{"tuple": [{"input": 0}]}, {"dict": []}]}, "rows": 1, "nodes": nodes,
+        "inputs": [{"name": "x", "shape": [2, *row], "dtype": dtype, "held": None}],
+        "call": {"tuple": [{"tuple": [{"input": 0}]}, {"dict": []}]}, "learned": None, "rows": 1, "nodes": nodes,
         "result": {"node": len(nodes) - 1},
     }  # fmt: skip
     return {
-        "version": 2, "dtype": "torch.float32", "programs": [program],
+        "version": 2, "dtype": "torch.float32", "programs": [program], "texts": None,
         "weights": [entry for entry in before if "name" in entry],
         "constants": [entry for entry in before if "name" not in entry],
     }  # fmt: skip

@@ -209,10 +209,11 @@ def claiming(header: dict, data: bytes = b"") -> bytes:
 def large(shape: list[int], offsets: list[int], dtype: str = "F32") -> bytes:
     weight = {"name": "w", "shape": shape, "dtype": "torch.float32", "statistic": False}
     call = {"tuple": [{"tuple": [{"input": 0}]}, {"dict": []}]}
-    inputs = [{"name": "x", "shape": [2, 3], "dtype": "torch.float32"}]
-    program = {"inputs": inputs, "call": call, "rows": 1, "nodes": [], "result": {"input": 0}}
+    inputs = [{"name": "x", "shape": [2, 3], "dtype": "torch.float32", "held": None}]
+    program = {"inputs": inputs, "call": call, "learned": None, "rows": 1, "nodes": [], "result": {"input": 0}}
     description = {
         "version": 2, "dtype": "torch.float32", "weights": [weight], "constants": [], "programs": [program],
+        "texts": None,
     }  # fmt: skip
     metadata = {KEY: json.dumps(description)}
     return claiming({"__metadata__": metadata, "w": {"dtype": dtype, "shape": shape, "data_offsets": offsets}})
