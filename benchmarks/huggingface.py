@@ -137,7 +137,7 @@ def measure(case: Case, limit: float) -> dict[str, Any]:
 
 def text_of(error: Exception) -> str:
     """Its kind and words; files by their path inside the packages."""
-    inside = re.sub(r"/\S*/(?=(?:transformers|torch|sectorch)/)", "", str(error))
+    inside = re.sub(r"/\S*/(?=(?:transformers|timm|torch|sectorch)/)", "", str(error))
     return f"{type(error).__name__}: {inside}"
 
 

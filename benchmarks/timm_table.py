@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface import text_of
 from rich.console import Console
 from torch import nn
 from torchvision_table import above, estimate_statistics, reaches
@@ -117,7 +118,7 @@ def measured(name: str) -> dict[str, Any]:
             found = secured(x)
         row["secure_s"] = time.process_time() - start
     except SectorchError as error:
-        return row | {"refused": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+        return row | {"refused": " ".join(text_of(error).split())}
     row |= {
         "error": float((found - expected).abs().max() / expected.abs().max()), "bytes": spent.bytes,
         "rounds": spent.rounds, "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -147,7 +148,7 @@ def verdict(row: dict[str, Any]) -> str:
     """right, differs, refused, or stopped."""
     if "error" not in row:
         return "refused" if "refused" in row else "stopped"
-    return "right" if row["error"] < WRONG and row["apart"] > 10 * WRONG else "differs"
+    return "right" if row["error"] <= WRONG and row["apart"] > 10 * WRONG else "differs"
 
 
 def page(rows: dict[str, dict]) -> str:
