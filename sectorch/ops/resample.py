@@ -124,7 +124,7 @@ def unfold(
 def fold(
     context: Context, x: SharedTensor, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0,
     stride: Any = 1,
-) -> SharedTensor:  # fmt: skip
+) -> torch.Tensor:  # fmt: skip
     """Each entry of a patch is added where it stands in the image (Chellapilla et al. 2006, the other way)."""
     not_negative(padding)
     kernel, (up, left), size = _pair(kernel_size), _pair(padding), _pair(output_size)
