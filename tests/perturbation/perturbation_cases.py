@@ -22,6 +22,7 @@ NETS = {
     "mlp7": (lambda: mlp(7, 12, 4, 16), (12,)),
     "resnet20": (lambda: ResNet(20, 4, width=8), (3, 8, 8)),
     "resnet20 without norms": (lambda: ResNet(20, 4, norm=False, width=8), (3, 8, 8)),
+    "resnet20 with LeakyReLU": (lambda: ResNet(20, 4, norm=False, width=8, slope=0.3), (3, 8, 8)),
     "densenet": (lambda: DenseNet(4, growth=4), (3, 8, 8)),
     "densenet without norms": (lambda: DenseNet(4, growth=4, norm=False), (3, 8, 8)),
     "resnet32": (lambda: ResNet(32, 4, width=8), (3, 8, 8)),

@@ -18,11 +18,16 @@ def mlp(layers: int, inputs: int, outputs: int, width: int = 64) -> nn.Sequentia
     return nn.Sequential(*parts[:-1])
 
 
+def _activation(x: torch.Tensor, slope: float) -> torch.Tensor:
+    return F.leaky_relu(x, slope) if slope else F.relu(x)
+
+
 class _Block(nn.Module):
     """Two 3x3 convolutions and the sum with a shortcut, which is 1x1 where the size changes."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, norm: bool):
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: bool, slope: float):
         super().__init__()
+        self.slope = slope
         make = (lambda: nn.BatchNorm2d(outputs)) if norm else nn.Identity
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=not norm)
         self.norm1 = make()
@@ -34,15 +39,22 @@ class _Block(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
-        return F.relu(out + self.shortcut(x))
+        out = self.norm2(self.conv2(_activation(self.norm1(self.conv1(x)), self.slope)))
+        return _activation(out + self.shortcut(x), self.slope)
 
 
 class ResNet(nn.Module):
-    """ResNet-20, 32, 56 of He et al. for small images: 6n + 2 layers, 16, 32 and 64 channels."""
+    """ResNet-20, 32, 56 of He et al. for small images: 6n + 2 layers, 16, 32 and 64 channels.
 
-    def __init__(self, depth: int, classes: int, channels: int = 3, norm: bool = True, width: int = 16):
+    Args:
+        slope: of the activations below zero; 0 is ReLU.
+    """
+
+    def __init__(
+        self, depth: int, classes: int, channels: int = 3, norm: bool = True, width: int = 16, slope: float = 0.0
+    ):
         super().__init__()
+        self.slope = slope
         self.stem = nn.Conv2d(channels, width, 3, 1, 1, bias=not norm)
         self.norm = nn.BatchNorm2d(width) if norm else nn.Identity()
         blocks: list[nn.Module] = []
@@ -50,14 +62,14 @@ class ResNet(nn.Module):
         for stage in range(3):
             for index in range((depth - 2) // 6):
                 outputs = width << stage
-                blocks.append(_Block(inputs, outputs, 2 if stage and not index else 1, norm))
+                blocks.append(_Block(inputs, outputs, 2 if stage and not index else 1, norm, slope))
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.head = nn.Linear(inputs, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.blocks(F.relu(self.norm(self.stem(x))))
+        x = self.blocks(_activation(self.norm(self.stem(x)), self.slope))
         return self.head(torch.flatten(self.pool(x), 1))
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from ...dp.renyi import epsilon_of, gaussian_curve
 from .settings import Settings
 
@@ -19,9 +21,14 @@ def change(classes: int) -> float:
     return math.sqrt(2) + 2 * math.sqrt(classes) * (1e-5 + 2e-6 * math.sqrt(classes))
 
 
+def curve(how: Settings, classes: int, queries: int) -> np.ndarray:
+    """The Renyi cost of so many sums with noise of `sigma` to a party that answered all of them."""
+    return queries * gaussian_curve(how.sigma, change(classes))
+
+
 def epsilon(how: Settings, classes: int, queries: int) -> float:
-    """What so many sums with noise of `sigma` say about a party that answered all of them; delta is the settings'."""
-    return epsilon_of(queries * gaussian_curve(how.sigma, change(classes)), how.delta)
+    """`curve` as an epsilon at the settings' delta."""
+    return epsilon_of(curve(how, classes, queries), how.delta)
 
 
 def spent(records: dict[str, list[dict]], how: Settings, classes: int) -> dict[str, float]:
