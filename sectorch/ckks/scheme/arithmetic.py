@@ -136,7 +136,10 @@ def integer_constants(c: Cipher, numbers: Sequence[float]) -> list[int]:
     point: no encoding.
     """
     scale = c.scale / c.multiplier
-    return [round(float(v) * scale) for v in numbers]
+    wanted = [float(v) * scale for v in numbers]
+    if not all(map(math.isfinite, wanted)):
+        raise ScaleError("a number is beyond floating point beside the public factor of what it is added to")
+    return [round(v) for v in wanted]
 
 
 def add_numbers(c: Cipher, numbers: Sequence[float]) -> Cipher:

@@ -59,14 +59,9 @@ def evaluate(c: Cipher, coefficients: Sequence[float]) -> Cipher:
     if not len(coefficients) or degree < 1:
         raise ArgumentError("a polynomial needs at least a linear term")
     # The public factor f of x goes into the coefficients: c_k f^k of the bare x.
-    scaled = [_seen(float(a) * c.factor**k) for k, a in enumerate(coefficients[: degree + 1])]
+    scaled = [float(a) * c.factor**k for k, a in enumerate(coefficients[: degree + 1])]
     powers = {1: replace(c, factor=1.0)}
     return _evaluate(scaled, powers)
-
-
-def _seen(coefficient: float) -> float:
-    """A coefficient below 2^-400 is zero: no term of it can be seen, and what is divided by it would overflow."""
-    return coefficient if abs(coefficient) >= 2.0**-400 else 0.0
 
 
 def _power(powers: dict[int, Cipher], k: int) -> Cipher:
