@@ -97,6 +97,15 @@ def test_what_leaves_the_range_is_no_result(name: str):
         CALLS[name]().reveal()
 
 
+@pytest.mark.parametrize("keys", [256, 512])
+def test_weights_over_a_power_of_two_of_keys_are_products_like_others(keys: int):
+    """What truncation adds to the weights' bound was left out, and took the product's just beyond the ring."""
+    scores, values = torch.linspace(-3, 3, keys)[None].double(), torch.linspace(1, 5, keys)[:, None].double()
+    with watched():
+        found = (share(scores).softmax(-1) @ (share(values) * share(torch.ones_like(values)))).reveal()
+    assert torch.allclose(found, scores.softmax(-1) @ values, rtol=1e-4)
+
+
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 def test_an_even_kernel_with_padding_same_is_checked_like_others():
     model = nn.Conv2d(1, 1, 2, padding="same", bias=False).eval()

@@ -95,7 +95,10 @@ def _shares_of_range(
         return None, None
     f, limit = context.frac_bits, context.scheme.activation_limit
     scales = [v.scale_bits if v.scale_bits <= f + SLACK_BITS else f for v in (x, y)]
-    sizes = [min(most / 2.0**v.scale_bits, limit) for v, most in ((x, x.bound), (y, y.bound))]
+    # What is truncated may grow by an element, or two in two steps.
+    grown = [2.0 ** (1 - scale) if v.scale_bits != scale else 0.0 for v, scale in zip((x, y), scales, strict=True)]
+    bounds = (x.bound / 2.0**x.scale_bits, y.bound / 2.0**y.scale_bits)
+    sizes = [min(most + more, limit) for most, more in zip(bounds, grown, strict=True)]
     product = CAPACITY / terms / 2.0 ** sum(scales)
     if sizes[0] * sizes[1] <= product:
         return None, None
