@@ -51,6 +51,8 @@ class Tensor:
 
 CRASHES = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Rows for which torch itself ends the process on empty states."""
+ENDLESS = ((torch.matrix_power, torch.Tensor.matrix_power, torch.linalg.matrix_power), -(1 << 63))
+"""Calls with this number, of which torch itself never returns, on shapes neither."""
 KEYS: list[tuple[OpRow, Callable]] = [
     (ROWS[name], key)
     for name in TABLE
@@ -74,6 +76,9 @@ def call_of(draw: random.Random, row: OpRow, key: Callable) -> tuple[tuple, dict
     args, kwargs = pytree.tree_map(made, (sample.args, dict(sample.kwargs)))
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         args, kwargs = _changed(draw, args, kwargs)
+    keys, endless = ENDLESS
+    if key in keys and endless in [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, int)]:
+        return call_of(draw, row, key)
     return args, kwargs
 
 

@@ -47,12 +47,19 @@ def add(context: Context, x: Any, y: Any, *, alpha: float = 1) -> torch.Tensor:
 
 @implements("sub", torch.sub, torch.subtract, T.sub, T.subtract, T.__sub__, in_place=(T.sub_, T.__isub__), note="local")
 def sub(context: Context, x: Any, y: Any, *, alpha: float = 1) -> SharedTensor:
+    _check_not_logical(x, y)
     return total(context, x, _times(y, alpha), -1)
 
 
 @implements("rsub", torch.rsub, T.__rsub__, note="local")
 def rsub(context: Context, x: Any, y: Any, *, alpha: float = 1) -> SharedTensor:
+    _check_not_logical(x, y)
     return total(context, y, _times(x, alpha), -1)
+
+
+def _check_not_logical(*operands: Any) -> None:
+    if all(isinstance(v, bool) or (isinstance(v, torch.Tensor) and v.dtype == torch.bool) for v in operands):
+        raise DtypeError("a difference of two bool values is not supported; use ^ or logical_xor")
 
 
 def _times(value: Any, alpha: float) -> Any:

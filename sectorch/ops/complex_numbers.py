@@ -42,7 +42,10 @@ def split(value: Any) -> tuple[Any, Any]:
 
 def joined(context: Context, re: Any, im: Any) -> ComplexShared:
     """The complex tensor of two parts, of which one is shared and another may be missing."""
-    dtype = next(v.dtype for v in (re, im) if isinstance(v, torch.Tensor))
+    types = [v.dtype for v in (re, im) if isinstance(v, torch.Tensor)]
+    if torch.bfloat16 in types:
+        raise DtypeError("complex numbers have parts of torch.float16, float32 or float64, not of bfloat16")
+    dtype = types[0]
     shape = torch.broadcast_shapes(*(v.shape for v in (re, im) if isinstance(v, torch.Tensor)))
     parts = [torch.zeros((), dtype=dtype) if v is None else v for v in (re, im)]
     parts = [v if isinstance(v, torch.Tensor) else torch.tensor(float(v), dtype=dtype) for v in parts]

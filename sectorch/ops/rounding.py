@@ -71,11 +71,16 @@ def frac(context: Context, x: SharedTensor) -> SharedTensor:
     return total(context, x, trunc(context, x), -1)
 
 
+MOST_DECIMALS = 18
+
+
 @implements("round", torch.round, T.round, torch.special.round, in_place=(T.round_, torch.round_),
             note="exact, half to even; decimals >= 0")  # fmt: skip
 def round_(context: Context, x: SharedTensor, *, decimals: int = 0) -> torch.Tensor:
     if decimals < 0:
         refuse("rounding to tens or hundreds", "divide, round and multiply")
+    if decimals > MOST_DECIMALS:
+        refuse(f"rounding to {decimals} decimals", f"take at most {MOST_DECIMALS}, the ring has no more")
     if decimals:
         return torch.round(x * 10**decimals) / 10**decimals
     if not x.scale_bits:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..tensor import SharedTensor
+from ..tensor import SecretTensor, SharedTensor
 from ..tensor.table import Context, implements
 from .common import refuse
 
@@ -60,7 +60,12 @@ def _log_where(x: Any, y: torch.Tensor) -> torch.Tensor:
 @implements("xlog1py", torch.special.xlog1py, note="as log1p, times x; 0 where x is 0")
 def xlog1py(context: Context, x: Any, y: Any) -> torch.Tensor:
     y = y if isinstance(y, torch.Tensor) else torch.tensor(float(y))
-    return x * _log_where(x, y + 1)
+    if isinstance(y, SecretTensor):
+        return x * _log_where(x, y + 1)
+    logs = torch.log1p(y)
+    finite = logs.isfinite()
+    result = x * logs.where(finite, 0)
+    return result if finite.all() else result + x * _log_where(x, (y + 1).where(~finite, 1))
 
 
 @implements("ndtr", torch.special.ndtr, note="everywhere; error 4e-6")

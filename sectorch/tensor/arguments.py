@@ -71,6 +71,9 @@ SIZED = {
 """Operations that take sizes, for which torch takes a tensor of one whole number too."""
 
 
+WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
 def as_sizes(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """A public tensor of one whole number is that number, where it stands for a size."""
     named = {F.adaptive_avg_pool2d: "output_size", F.interpolate: "scale_factor"}.get(func, "")
@@ -81,7 +84,7 @@ def as_sizes(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
     def number(leaf: Any) -> Any:
         public = isinstance(leaf, torch.Tensor) and not isinstance(leaf, SecretTensor) and not leaf.is_meta
-        whole = public and leaf.dim() == 0 and not leaf.is_floating_point() and leaf.dtype != torch.bool
+        whole = public and leaf.dim() == 0 and leaf.dtype in WHOLE
         return int(leaf) if whole else leaf
 
     return pytree.tree_map(number, (args, kwargs))
