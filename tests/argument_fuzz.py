@@ -51,8 +51,10 @@ class Tensor:
 
 CRASHES = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Rows for which torch itself ends the process on empty states."""
-ENDLESS = ((torch.matrix_power, torch.Tensor.matrix_power, torch.linalg.matrix_power), -(1 << 63))
-"""Calls with this number, of which torch itself never returns, on shapes neither."""
+ENDLESS = dict.fromkeys((torch.matrix_power, torch.Tensor.matrix_power, torch.linalg.matrix_power), -(1 << 63)) | {
+    torch.combinations: 1 << 40
+}
+"""Calls with this number, from which torch itself never returns, on shapes neither, or takes all memory first."""
 KEYS: list[tuple[OpRow, Callable]] = [
     (ROWS[name], key)
     for name in TABLE
@@ -76,8 +78,9 @@ def call_of(draw: random.Random, row: OpRow, key: Callable) -> tuple[tuple, dict
     args, kwargs = pytree.tree_map(made, (sample.args, dict(sample.kwargs)))
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         args, kwargs = _changed(draw, args, kwargs)
-    keys, endless = ENDLESS
-    if key in keys and endless in [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, int)]:
+    if key in ENDLESS and any(
+        isinstance(leaf, int) and leaf == ENDLESS[key] for leaf in pytree.tree_leaves((args, kwargs))
+    ):
         return call_of(draw, row, key)
     return args, kwargs
 
@@ -152,7 +155,7 @@ def described(key: Callable, args: tuple, kwargs: dict) -> str:
 HOUSE = str(Path(sectorch.__file__).parent)
 OTHER_VALUES = {
     "argsort": "among equals the order is anybody's", "sort": "as above", "topk": "as above", "argmax": "as above",
-    "argmin": "as above", "max": "as above", "min": "as above",
+    "argmin": "as above", "max": "as above", "min": "as above", "median": "as above", "kthvalue": "as above",
     "celu": "of a negative alpha", "cosine_similarity": "of a large eps", "normalize": "of a large eps",
     "batch_norm": "of a variance of zero", "dropout": "of a weight, at its owner: it is random",
     "pow": "a negative base has no logarithm", "binary_cross_entropy": "nor have zero and one their losses",

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.fx import traceback
 
 _FLAGS = ("_is_compiling_flag", "_is_exporting_flag")
 _LOCK = threading.Lock()
 _inside = 0
+_noting = False
 _before: list[bool] = []
 
 
@@ -21,11 +23,16 @@ def compiling() -> Iterator[None]:
     Code that looks at a tensor's values to save work (whether a mask hides anything, say) asks that, and then takes the
     way that looks at nothing. torch.export's own tracing sets the same flags, of the process. The last of several
     threads sets them back.
+
+    Under these flags torch notes in a dict of the process, under "custom", what it would leave out of an export. It
+    makes and deletes that entry call by call, which fails where two threads do so at once; here it stays meanwhile.
     """
-    global _inside
+    global _inside, _noting
     with _LOCK:
         if not _inside:
             _before[:] = [getattr(torch.compiler, flag, False) for flag in _FLAGS]
+            _noting = "custom" in traceback.current_meta
+            traceback.current_meta.setdefault("custom", {})
         _inside += 1
         for flag in _FLAGS:
             setattr(torch.compiler, flag, True)
@@ -37,3 +44,5 @@ def compiling() -> Iterator[None]:
             if not _inside:
                 for flag, value in zip(_FLAGS, _before, strict=True):
                     setattr(torch.compiler, flag, value)
+                if not _noting:
+                    traceback.current_meta.pop("custom", None)

@@ -119,6 +119,7 @@ def cross_entropy(
 ) -> SharedTensor:  # fmt: skip
     _plain_options(size_average, reduce, weight)
     dim = 1 if x.dim() > 1 else 0
+    label_smoothing = max(label_smoothing, 0.0)  # as torch has it
     logs = F.log_softmax(x, dim)
     if target.is_floating_point():
         if label_smoothing:

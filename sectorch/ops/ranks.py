@@ -133,6 +133,8 @@ def searchsorted(
 ) -> torch.Tensor:  # fmt: skip
     if sorter is not None:
         refuse("searchsorted with a sorter", "sort the sequence first")
+    if side not in (None, "left", "right"):
+        raise ArgumentError(f"searchsorted: side can only be 'left' or 'right', got {side!r}")
     if side == "left" and right:
         raise ArgumentError("searchsorted: side and right are opposites")
     x = x if isinstance(x, torch.Tensor) else torch.tensor(x)
