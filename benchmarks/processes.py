@@ -3,10 +3,10 @@
     python benchmarks/processes.py                    # all that the results lack; benchmarks/results/processes.json
     python benchmarks/processes.py --only BertModel   # one, measured anew
 
-Models of `transformers` as in benchmarks/huggingface.py (small, of random weights, with real padding), and plain ones
-of torch. Each is saved as a model file and answered by `sectorch answer` in a process of its own, through a `sectorch
-server` in another; this process asks, twice: the first question sends the masked weights. The results are the rows of a
-table in docs/your-model.md.
+Models of `transformers` as in benchmarks/huggingface.py (small, of random weights, with real padding), networks of timm
+as in benchmarks/timm_table.py (`pip install timm`), and plain ones of torch. Each is saved as a model file and answered
+by `sectorch answer` in a process of its own, through a `sectorch server` in another; this process asks, twice: the
+first question sends the masked weights. The results are the rows of a table in docs/your-model.md.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import transformers
 from huggingface import drawn
 from huggingface_models import CASES
 from rich.console import Console
+from timm_table import built
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -43,6 +44,8 @@ FAMILIES = (
     "SwinForImageClassification", "ConvNextForImageClassification", "ResNetForImageClassification",
     "SegformerForImageClassification", "Wav2Vec2ForCTC", "PatchTSTForPrediction", "CLIPModel", "LiltModel",
 )  # fmt: skip
+NETWORKS = ("test_resnet", "test_vit", "test_convnext", "mobilenetv3_small_050", "levit_128s")
+"""Of timm."""
 Made = tuple[nn.Module, sectorch.Inputs]
 
 
@@ -72,6 +75,11 @@ def of_transformers(name: str) -> Made:
     return model, sectorch.Inputs(**CASES[name].inputs())
 
 
+def of_timm(name: str) -> Made:
+    model, images = built(name)
+    return model, sectorch.Inputs(images[:1])
+
+
 MODELS: dict[str, Callable[[], Made]] = {
     **{name: lambda name=name: of_zoo(name) for name in ("mlp", "lenet", "resnet8")},
     "LSTM": lambda: (nn.LSTM(8, 16, num_layers=2, batch_first=True), sectorch.Inputs(torch.randn(2, 6, 8))),
@@ -84,6 +92,7 @@ MODELS: dict[str, Callable[[], Made]] = {
         sectorch.Inputs(torch.randn(2, 5, 16)),
     ),
     **{name: lambda name=name: of_transformers(name) for name in FAMILIES if name in CASES},
+    **{f"timm {name}": lambda name=name: of_timm(name) for name in NETWORKS},
 }  # fmt: skip
 
 

@@ -10,10 +10,14 @@ def write(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Write a file of so many permissions at most, in place of what is there. Raises OSError."""
     partial = path.with_name(path.name + ".part")
     handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
-    with open(handle, "wb") as file:
-        os.fchmod(handle, os.fstat(handle).st_mode & mode)
-        file.write(data)
-    move(partial, path)
+    try:
+        with open(handle, "wb") as file:
+            os.fchmod(handle, os.fstat(handle).st_mode & mode)
+            file.write(data)
+        move(partial, path)
+    except BaseException:  # a full disk, say
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def move(partial: Path, path: Path) -> None:

@@ -28,6 +28,10 @@ BAD = {
     "convert": [
         (["none.pt2", "new.safetensors"], "cannot load none.pt2"),
         (["none.pt2", "new.safetensors", "--trust"], "cannot load none.pt2"),
+        (["no.such.module:model", "new.safetensors"], "was not called: if you trust that code"),
+        (["no.such.module:model", "new.safetensors", "--trust"], "cannot call no.such.module:model"),
+        (["torch:there_is_none", "new.safetensors", "--trust"], "cannot call torch:there_is_none"),
+        (["os:getcwd", "new.safetensors", "--trust"], "gives str, expected (model, example inputs)"),
     ],
     "query": [
         (["b", "none.npy", "--ca", "none.pem", *FILES], "cannot read none.npy"),

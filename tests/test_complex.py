@@ -157,6 +157,15 @@ class Spectral(nn.Module):
         return torch.fft.irfft(nn.functional.pad(low, (0, 2)), n=x.shape[-1])
 
 
+class Rotary(nn.Module):
+    """The positions of a language model as angles, which the forward makes itself, in complex64."""
+
+    def forward(self, x):
+        angles = torch.outer(torch.arange(3.0), 10.0 ** -torch.arange(4.0))
+        turned = torch.view_as_complex(x.reshape(*x.shape[:-1], 4, 2)) * torch.polar(torch.ones_like(angles), angles)
+        return torch.view_as_real(turned).flatten(-2)
+
+
 @pytest.mark.parametrize(
     ("model", "shape"),
     [
@@ -165,6 +174,7 @@ class Spectral(nn.Module):
         (LogMel, (2, 96)),
         (Correlation, (2, 3, 8)),
         (Spectral, (2, 3, 10)),
+        (Rotary, (2, 3, 8)),
     ],
 )
 def test_models_that_transform_give_what_they_give(model: type[nn.Module], shape: tuple[int, ...]):

@@ -6,7 +6,7 @@ from torch import nn
 
 import sectorch
 from sectorch.choreography.steps import Read
-from sectorch.errors import ArgumentError, DtypeError, RangeExceededError, ShapeError
+from sectorch.errors import ArgumentError, DimensionError, DtypeError, RangeExceededError, ShapeError
 from sectorch.nn.choice import Choice
 
 transformers = pytest.importorskip("transformers")
@@ -155,7 +155,27 @@ def test_of_a_step_q_reads_the_token_and_the_others_their_own_shares(secured, un
         ({"input_ids": torch.ones(3, dtype=torch.long)}, ShapeError, r"\[rows, positions\]"),
         ({"attention_mask": torch.ones(1, 2, dtype=torch.long)}, ShapeError, "attention_mask"),
         ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0]] * 2)}, ArgumentError, "padding_side"),
-        ({"max_new_tokens": 0}, ArgumentError, "at least 1"),
+        ({"input_ids": torch.ones(1, 3, dtype=torch.bool)}, DtypeError, "whole numbers"),
+        ({"max_new_tokens": 0}, ArgumentError, "1 or more"),
+        ({"max_new_tokens": True}, ArgumentError, "1 or more"),
+        ({"max_new_tokens": 1.5}, ArgumentError, "1 or more"),
+        ({"max_new_tokens": None}, ArgumentError, "1 or more"),
+        ({"top_k": 2.5, "do_sample": True}, ArgumentError, "1 or more"),
+        ({"streamer": 3}, ArgumentError, "streamer is called"),
+        ({"input_ids": torch.ones(2, 5, dtype=torch.complex64)}, DtypeError, "whole numbers"),
+        ({"input_ids": torch.ones(2, 5, dtype=torch.long).to_sparse()}, DtypeError, "whole numbers"),
+        ({"input_ids": torch.full((2, 5), WORDS)}, DimensionError, f"10 of 10 tokens .* 0 to {WORDS - 1}"),
+        ({"input_ids": torch.full((2, 5), -1), "num_beams": 2}, DimensionError, "10 of 10"),
+        ({"max_new_tokens": 29}, ArgumentError, "fewer places than 5 tokens"),
+        ({"max_new_tokens": 29, "num_beams": 2}, ArgumentError, "fewer places than 5 tokens"),
+        ({"max_new_tokens": 10**9}, ArgumentError, "fewer places than 5 tokens"),
+        ({"eos_token_id": 1.5}, ArgumentError, "eos_token_id"),
+        ({"eos_token_id": [1.5]}, ArgumentError, "eos_token_id"),
+        ({"eos_token_id": "a"}, ArgumentError, "eos_token_id"),
+        ({"eos_token_id": 1, "pad_token_id": WORDS}, ArgumentError, "pad_token_id"),
+        ({"eos_token_id": 1, "pad_token_id": "a"}, ArgumentError, "pad_token_id"),
+        ({"temperature": "a", "do_sample": True}, ArgumentError, "temperature"),
+        ({"generator": 5, "do_sample": True}, ArgumentError, "generator"),
         ({"temperature": 0.0, "do_sample": True}, ArgumentError, "temperature"),
         ({"top_k": 2}, ArgumentError, "do_sample=True"),
         ({"num_beams": 0}, ArgumentError, "2 or more"),

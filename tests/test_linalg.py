@@ -6,7 +6,7 @@ import pytest
 import torch
 from op_stage import reference_stage, stage
 
-from sectorch.errors import RangeExceededError
+from sectorch.errors import RangeExceededError, UnsupportedOpError
 
 EYE = torch.eye(4)
 SWAPS = EYE[[2, 0, 3, 1]]
@@ -17,25 +17,55 @@ def grid(x: torch.Tensor) -> torch.Tensor:
     return (x * 2**20).round() / 2**20
 
 
+def pivots(a: torch.Tensor) -> list[float]:
+    """Those of Gauss with partial pivoting."""
+    return torch.linalg.lu_factor(a.double())[0].diagonal().abs().tolist()
+
+
 def matrices(n: int, size: float) -> torch.Tensor:
     generator = torch.Generator().manual_seed(n)
     return grid(torch.randn(6, n, n, generator=generator) * size)
 
 
-@pytest.mark.parametrize(("n", "size"), [(1, 1.0), (2, 30.0), (4, 1.0), (9, 5.0), (16, 1.0)])
+def condition(a: torch.Tensor) -> torch.Tensor:
+    """max(1, |A|) |A^-1|: entries have an absolute error, so that a matrix of small ones is known less well."""
+    size, of_inverse = (torch.linalg.matrix_norm(x, float("inf")) for x in (a.double(), torch.linalg.inv(a.double())))
+    return size.clamp(min=1) * of_inverse
+
+
+@pytest.mark.parametrize(("n", "size"), [(1, 1.0), (1, 300.0), (2, 30.0), (4, 1.0), (6, 0.02), (9, 5.0), (16, 1.0)])
 def test_a_solution_errs_by_its_condition_number(n: int, size: float):
-    """4e-6 n |x| times the condition number, of matrices of any order of rows."""
+    """4e-6 n k max(1, |x|), and 1e-5 n k of the logarithm, of matrices of any order of rows."""
     a = matrices(n, size)
+    a = a[[min(pivots(x)) > 2**-10 * max(1, float(x.abs().max())) for x in a]]
     well = torch.linalg.cond(a.double(), float("inf")) < 500
     a, b = a[well], matrices(n, 1.0)[: int(well.sum()), :, :1]
     wanted = torch.linalg.solve(a.double(), b.double())
     found = torch.linalg.solve(SECRET(a), SECRET(b)).reveal()
-    room = 4e-6 * n * torch.linalg.cond(a.double(), float("inf")) * wanted.abs().amax((1, 2)).clamp(min=1)
+    room = 4e-6 * n * condition(a) * wanted.abs().amax((1, 2)).clamp(min=1)
     assert bool(((found - wanted).abs().amax((1, 2)) <= room).all())
     sign, size_of = torch.linalg.slogdet(SECRET(a))
     exact = torch.linalg.slogdet(a.double())
     assert torch.equal(sign.reveal().double(), exact.sign)
-    assert float((size_of.reveal() - exact.logabsdet).abs().max()) < 1e-3
+    assert bool(((size_of.reveal() - exact.logabsdet).abs() <= 1e-5 * n * condition(a)).all())
+
+
+@pytest.mark.parametrize(("n", "size"), [(1, 12.0), (4, 1.0), (5, 0.2), (8, 8.0)])
+def test_a_root_errs_by_that_of_the_condition_number(n: int, size: float):
+    a = matrices(n, size)
+    a = grid(a @ a.mT + torch.eye(n) * size**2)
+    a = (a + a.mT) / 2
+    wanted = torch.linalg.cholesky(a.double())
+    room = 8e-6 * n * torch.linalg.matrix_norm(a, float("inf")).clamp(min=1) * condition(a).sqrt()
+    assert bool(((torch.linalg.cholesky(SECRET(a)).reveal() - wanted).abs().amax((1, 2)) <= room).all())
+
+
+def test_no_matrices_and_matrices_without_rows():
+    assert torch.linalg.inv(SECRET(torch.ones(0, 3, 3))).shape == (0, 3, 3)
+    assert torch.amax(SECRET(torch.ones(2, 0, 3, 3)), (-2, -1)).shape == (2, 0)
+    for of in (torch.linalg.inv, torch.linalg.det, torch.linalg.slogdet, torch.linalg.cholesky):
+        with pytest.raises(UnsupportedOpError, match="without rows"):
+            of(SECRET(torch.ones(2, 0, 0)))
 
 
 def test_rows_change_places_in_secret():

@@ -30,7 +30,7 @@ from sectorch.tensor.table import row_of
 TOLERANCE = 2e-3
 """Relative to max(1, |reference|). PyTorch draws from [-9, 9] and sums up to a few hundred products: 2^-20 9 500."""
 
-FEW = 8
+FEW = 4
 """Samples of an operator in the default profile: the first ones, and then every so many-th."""
 
 GROW = ("exp", "exp2", "expm1", "sinh", "cosh", "pow", "float_power", "__rpow__")

@@ -24,7 +24,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "secure inference over three parties": {
         "server": ("network.commands.serve:server", "run the server S, which learns nothing"),
         "answer": ("network.commands.serve:answer", "answer queries with your model, which nobody sees"),
-        "convert": ("network.convert:convert", "make a model file of a .pt2 that you trust"),
+        "convert": ("network.convert:convert", "make a model file of a .pt2 or a function that you trust"),
         "query": ("network.commands.ask:query", "ask a model; you alone learn the result"),
         "models": ("network.commands.ask:models", "list the models that can be asked"),
         "keys": ("network.identity.keys:keys", "identity keys, certificates, and a small CA for trying it out"),
@@ -108,7 +108,8 @@ def main() -> None:
     Raises:
         SystemExit: always, with the exit status; see `command.py`.
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its notes on connections that end would stand between our lines
+    # gRPC's notes on connections that end would stand between our lines; at the server they name refused handshakes.
+    os.environ.setdefault("GRPC_VERBOSITY", "INFO" if "server" in sys.argv[1:3] else "ERROR")
     try:
         status = run(sys.argv[1:])
     except KeyboardInterrupt:  # while modules are loaded

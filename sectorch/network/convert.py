@@ -1,9 +1,12 @@
-"""`sectorch convert`: a .pt2 of one's own becomes a model file, which can be read without trusting it."""
+"""`sectorch convert`: a .pt2 or a function of one's own becomes a model file, which can be read without trusting it."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,30 +16,66 @@ from rich.console import Console
 from ..cli.command import Parser, ended, print_json
 from ..errors import ArgumentError
 from ..nn.describe import describe
-from ..nn.exported import module_of
 from ..nn.inputs import Inputs
 from ..nn.model_file import write_model
+
+_FUNCTION = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 
 
 def convert(arguments: Sequence[str] | None = None) -> int:
     """`sectorch convert`."""
     p = Parser(
         "convert",
-        "Convert a .pt2 file, which can run code when it is read, to a model file, which cannot.",
-        ["sectorch convert model.pt2 model.safetensors --trust"],
+        "Make a model file, which cannot run code when it is read, of a .pt2 file or a function, which can.",
+        [
+            "sectorch convert model.pt2 model.safetensors --trust",
+            "sectorch convert my_models:lenet model.safetensors --trust",
+        ],
     )
-    p.add_argument("source", type=Path, help="a .pt2 file made by torch.export.save")
+    p.add_argument(
+        "source", help="a .pt2 file made by torch.export.save, or MODULE:FUNCTION, which gives (model, example inputs)"
+    )
     p.add_argument("target", type=Path, help="the model file to write, for `sectorch answer`")
-    p.add_argument("--trust", action="store_true", help="read the .pt2 although that can run code that is in it")
+    p.add_argument("--trust", action="store_true", help="read the .pt2, or call the function, although that runs code")
     p.takes_json("what was written")
     return ended(p, arguments, _convert)
 
 
 def _convert(options: argparse.Namespace, console: Console) -> None:
-    source, target = options.source, options.target
+    target = options.target
+    if named := _FUNCTION.fullmatch(options.source):
+        if not options.trust:
+            raise ArgumentError(f"{options.source} was not called: if you trust that code, add --trust")
+        description, weights = describe(*_called(*named.groups()))
+    else:
+        description, weights = _read(Path(options.source), target, options.trust)
+    write_model(description, weights, target)
+    made = {"model": str(target), "bytes": target.stat().st_size, "weights": len(weights)}
+    if options.json:
+        print_json(made)
+    else:
+        console.print(f"{target}: {len(weights)} weights, {made['bytes']} bytes", highlight=False, soft_wrap=True)
+
+
+def _called(module: str, function: str) -> tuple:
+    """What a function of this folder, or of an installed module, gives: the model, and what it is called with."""
+    sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module), function)()
+    except (ImportError, AttributeError) as error:
+        raise ArgumentError(f"cannot call {module}:{function}: {error}") from error
+    finally:
+        sys.path.remove("")
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise ArgumentError(f"{module}:{function} gives {type(found).__name__}, expected (model, example inputs)")
+    return found
+
+
+def _read(source: Path, target: Path, trust: bool) -> tuple[dict, dict[str, torch.Tensor]]:
+    """The description and weights of a .pt2."""
     if not source.is_file():
         raise ArgumentError(f"cannot load {source}: it is not there, or is not a file")
-    if not options.trust:
+    if not trust:
         raise ArgumentError(
             f"{source} was not read: reading a .pt2 can run code that is in it; if you made it, or trust who did, "
             f"add --trust"
@@ -52,10 +91,4 @@ def _convert(options: argparse.Namespace, console: Console) -> None:
     if exported.example_inputs is None:
         raise ArgumentError(f"{source} has no example inputs, whose shapes are needed: export the model anew")
     args, named = exported.example_inputs
-    description, weights = describe(module_of(exported), Inputs(*args, **named))
-    write_model(description, weights, target)
-    made = {"model": str(target), "bytes": target.stat().st_size, "weights": len(weights)}
-    if options.json:
-        print_json(made)
-    else:
-        console.print(f"{target}: {len(weights)} weights, {made['bytes']} bytes", highlight=False, soft_wrap=True)
+    return describe(exported, Inputs(*args, **named))

@@ -20,6 +20,11 @@ def refuse_training(model: nn.Module) -> None:
     """Raise `TrainingModeError`, naming layers, unless the module is in evaluation mode."""
     training = [name or type(model).__name__ for name, layer in model.named_modules() if layer.training]
     if training:
+        if "eval" in vars(model):
+            raise TrainingModeError(
+                "what torch.export's module() gives has no evaluation mode: give the module that was exported, after "
+                "model.eval(); secure, save_model and answer take an export that was made so"
+            )
         shown = ", ".join(training[:3]) + (", ..." if len(training) > 3 else "")
         raise TrainingModeError(f"the model is in training mode ({shown}); call model.eval() first")
 
@@ -49,13 +54,20 @@ def check_model(model: Any, device: torch.device) -> None:
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A copy of the model, of its own memory.
+    """A copy of the model in float64, of its own memory, without gradients.
 
     Raises:
         ArgumentError: it holds a tensor that torch cannot copy.
     """
+    # Each tensor is copied and converted at once: a copy of the whole model in its own dtype would be freed in pieces
+    # between others, and the C library does not give such memory back.
+    memo: dict[int, Any] = {}
+    for t in (*model.parameters(), *model.buffers()):
+        if t.is_leaf and t.is_floating_point() and type(t) in (nn.Parameter, torch.Tensor):
+            value = t.detach().to(torch.float64, copy=True)
+            memo[id(t)] = nn.Parameter(value, requires_grad=False) if isinstance(t, nn.Parameter) else value
     try:
-        return copy.deepcopy(model)
+        return copy.deepcopy(model, memo).double().requires_grad_(False)
     except RuntimeError as error:
         raise ArgumentError(
             "the model holds a tensor that is part of a graph of gradients, which cannot be copied: run it inside "

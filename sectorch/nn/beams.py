@@ -14,10 +14,10 @@ from torch import nn
 
 from ..errors import ArgumentError
 from .choice import Choice
-from .generation import Continuing, prompt_of
+from .generation import Continuing, check_words, prompt_of
 from .inputs import Inputs
 from .module import SecureModule
-from .step import Cache, Scoring, check_window, last, texts_of
+from .step import Cache, Scoring, check_places, check_window, last, texts_of
 
 
 class BeamStep(Scoring):
@@ -108,6 +108,8 @@ class Beams(Continuing):
         if given:
             raise ArgumentError(f"num_beams goes without {', '.join(given)}")
         ids, mask = prompt_of(input_ids, attention_mask)
+        check_words(ids, self.texts.words)
+        check_places(self.secure, ids, mask, self.texts.max_new_tokens)
         chosen, sums, past = self.secure.in_shares(Inputs(**self._prompt(ids, mask)).staying(1))
         texts = (chosen % self.texts.words)[..., None]
         mask = None if mask is None else mask.repeat_interleave(self._beams, 0)

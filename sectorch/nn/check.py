@@ -30,13 +30,13 @@ NARROW_ROUNDING = 2.0**-23
 """Of constants that the forward makes in float32, where the check computes them in float64. (bfloat16 and float16 are
 made by no forward that is checked: a model of such weights is brought to float64 whole.)"""
 SLACK = 64.0
-_NARROW = (torch.float32, torch.float16, torch.bfloat16)
-_T = torch.Tensor
-_CASTS = {_T.float: _T.double, _T.half: _T.double, _T.bfloat16: _T.double}
+_NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32)
+_T: Any = torch.Tensor
+_CASTS = {_T.float: _T.double, _T.half: _T.double, _T.bfloat16: _T.double, _T.cfloat: _T.cdouble}
 
 
 class Widened(TorchFunctionMode):
-    """Every floating-point number inside is float64, whatever dtype the code names."""
+    """Every number inside is float64, or complex128, whatever dtype the code names; whole numbers stay."""
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -52,21 +52,27 @@ class Widened(TorchFunctionMode):
 
 def _wide(value: Any) -> Any:
     if isinstance(value, torch.dtype):
-        return torch.float64 if value in _NARROW else value
+        return torch.promote_types(value, torch.float64) if value in _NARROW else value
     if isinstance(value, torch.Tensor) and value.dtype in _NARROW:
-        return value.double()
+        return _doubled(value)
     return value
+
+
+def _doubled(value: torch.Tensor) -> torch.Tensor:
+    """In float64, or in complex numbers of two such parts."""
+    return value.to(torch.promote_types(value.dtype, torch.float64))
 
 
 def plain(program: Trace, inputs: Inputs, change: Callable | None = None, step: Callable | None = None) -> Any:
     """The program on plain numbers, in float64.
 
     Args:
-        change: applied to every floating-point weight and constant; gives float64.
+        change: applied to every floating-point or complex weight and constant; gives float64 or complex128.
         step: as in `run`.
     """
-    change = change or torch.Tensor.double
-    values = {name: change(value) if value.is_floating_point() else value for name, value in program.values.items()}
+    change = change or _doubled
+    moved = lambda v: v.is_floating_point() or v.is_complex()
+    values = {name: change(value) if moved(value) else value for name, value in program.values.items()}
     with torch.no_grad(), Widened():
         return run(program, values, [x.clone() for x in inputs.tensors], step)
 
@@ -155,7 +161,7 @@ class _Reached:
 
             def nudge(v: torch.Tensor) -> torch.Tensor:
                 size = NARROW_ROUNDING if v.dtype in _NARROW else ROUNDING
-                return v.double() * (1 + size * (2 * torch.rand(v.shape, generator=draw, dtype=torch.float64) - 1))
+                return _doubled(v) * (1 + size * (2 * torch.rand(v.shape, generator=draw, dtype=torch.float64) - 1))
 
             moved = self.inputs.having([nudge(x) if x.is_floating_point() else x for x in self.inputs.tensors])
             pairs = zip(

@@ -26,12 +26,12 @@ class Choice:
     top_k: int | None = None
 
     def __post_init__(self):
-        if not self.temperature > 0:
+        if type(self.temperature) not in (int, float) or not self.temperature > 0:
             raise ArgumentError(
-                f"temperature must be above 0, got {self.temperature}; do_sample=False takes the largest"
+                f"temperature must be a number above 0, got {self.temperature!r:.40}; do_sample=False takes the largest"
             )
-        if self.top_k is not None and self.top_k < 1:
-            raise ArgumentError(f"top_k must be at least 1, got {self.top_k}")
+        if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 1):
+            raise ArgumentError(f"top_k must be a whole number of 1 or more, got {self.top_k!r}")
         if not self.do_sample and (self.temperature != 1.0 or self.top_k is not None):
             raise ArgumentError("temperature and top_k are for do_sample=True")
 
@@ -40,6 +40,8 @@ class Choice:
         if not self.do_sample:
             return None
         shape = rows, min(self.top_k or words, words)
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise ArgumentError(f"generator must be a torch.Generator, got {type(generator).__name__}")
         if generator is not None:
             uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
         else:

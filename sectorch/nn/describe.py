@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.export import ExportedProgram
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
@@ -26,6 +27,7 @@ from . import bounds
 from .accept import device_of, dtype_of, refuse_training
 from .bind import is_normalising
 from .check import Widened
+from .exported import taken
 from .forms import PLAIN, written
 from .inputs import Inputs, Public, Secret
 from .module import SecureModule
@@ -39,11 +41,13 @@ DERIVED = "derived "
 """How the names begin of weights that A computes of others by functions that are not in the list."""
 
 
-def describe(model: nn.Module, inputs: Example | Sequence[Example]) -> tuple[dict, dict[str, torch.Tensor]]:
+def describe(
+    model: nn.Module | ExportedProgram, inputs: Example | Sequence[Example]
+) -> tuple[dict, dict[str, torch.Tensor]]:
     """The public description of a module, and its weights by name.
 
     Args:
-        model: in evaluation mode, on the CPU.
+        model: in evaluation mode, on the CPU; or exported so.
         inputs: what it is called with: a tensor, or `Inputs(input_ids=ids, attention_mask=mask)`; or several of these
             in a list, and it is served for each. Of secret tensors only shapes and dtypes enter; a tensor that is
             marked by `sectorch.public` is a part of the program with its content. Where the module does the same with
@@ -57,13 +61,14 @@ def describe(model: nn.Module, inputs: Example | Sequence[Example]) -> tuple[dic
         SectorchError: what `secure` raises for such a call, with layer and line.
         ProgramError: its calls differ from one to the next, or it has what a description does not hold.
     """
-    refuse_training(model)
+    module = taken(model)
+    refuse_training(module)
     given = [Inputs.of(x).meta() for x in (inputs if isinstance(inputs, (list, tuple)) else [inputs])]
     if not given:
         raise ArgumentError("name inputs that the model is called with")
-    if device_of(model).type != "cpu":
+    if device_of(module).type != "cpu":
         raise ArgumentError("a description is made of a model on the CPU: model.to('cpu')")
-    return _Writer(model).described(given)
+    return _Writer(module).described(given)
 
 
 class _Writer:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx
+from torch import fx, nn
 
 from ..errors import TrainingModeError
 from .nodes import function_of
@@ -52,16 +53,25 @@ _SPECIAL: dict[str, Callable] = {
 """ATen operations of which torch has no function of the same name and arguments."""
 
 
-def module_of(exported: torch.export.ExportedProgram) -> fx.GraphModule:
-    """An exported program as a module of torch functions, which takes what the exported one takes.
+def taken(model: nn.Module | torch.export.ExportedProgram) -> nn.Module:
+    """The module itself; of what torch.export made, one of torch functions. Raises TrainingModeError.
+
+    What `ExportedProgram.module()` gives has no evaluation mode to be put into, by which it is known.
+    """
+    exported = isinstance(model, torch.export.ExportedProgram)
+    return module_of(model) if exported or (isinstance(model, fx.GraphModule) and "eval" in vars(model)) else model
+
+
+def module_of(exported: torch.export.ExportedProgram | nn.Module) -> fx.GraphModule:
+    """An exported program, or what its `module()` gives, as a module of torch functions, which takes what that takes.
 
     The guards of an export, which check what torch assumed of its inputs, are left out: shapes are checked anew.
 
     Raises:
         TrainingModeError: it was exported in training mode.
     """
-    made = exported.module()
-    graph = made.graph
+    made: Any = exported.module() if isinstance(exported, torch.export.ExportedProgram) else exported
+    graph = copy.deepcopy(made.graph)
     for node in reversed(list(graph.nodes)):
         if node.op == "call_module" and not node.users:
             graph.erase_node(node)

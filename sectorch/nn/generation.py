@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 
 from ..choreography.program.trace import Program
-from ..errors import ArgumentError, DtypeError, ShapeError
+from ..errors import ArgumentError, DimensionError, DtypeError, ShapeError
 from .choice import Choice, Texts
 from .held import as_shared
 from .inputs import Inputs
 from .module import SecureModule
-from .step import Cache, Step, check_window, texts_of
+from .step import Cache, Step, check_places, check_window, texts_of
 
 
 class Continuing:
@@ -46,15 +46,19 @@ class Continuing:
         """Prompts and what follows them, [rows, positions + new tokens]; see `generate`.
 
         Raises:
-            ArgumentError: more tokens than there is room for.
+            ArgumentError: more tokens than there is room for, or a streamer that cannot be called.
+            DimensionError: a prompt with tokens that the model does not have.
         """
         ids, mask = prompt_of(input_ids, attention_mask)
         most = self.texts.max_new_tokens if max_new_tokens is None else max_new_tokens
-        if not 1 <= most <= self.texts.max_new_tokens:
+        if type(most) is not int or not 1 <= most <= self.texts.max_new_tokens:
             raise ArgumentError(f"there is room for {self.texts.max_new_tokens} new tokens, {most} were asked for")
+        if streamer is not None and not callable(streamer):
+            raise ArgumentError(f"streamer is called with the token of each row, got {type(streamer).__name__}")
+        check_words(ids, self.texts.words)
         taken: list[Any] = []
         ended = torch.zeros(len(ids), dtype=torch.bool)
-        token, past = self._call(self._first(ids, mask, generator))
+        token, past = self._call(self._first(ids, mask, generator), most - 1)
         while True:
             if not self.texts.until_end:
                 token[ended] = self.texts.pad
@@ -70,8 +74,8 @@ class Continuing:
             return torch.cat((ids, together.reveal()), 1)
         return torch.cat((ids, *taken), 1)
 
-    def _call(self, inputs: Inputs) -> tuple[Any, Cache]:
-        """One step: the token, and the cache in shares."""
+    def _call(self, inputs: Inputs, later: int = 0) -> tuple[Any, Cache]:
+        """One step: the token, and the cache in shares. Of the first one it is known how many may follow."""
         raise NotImplementedError
 
     @property
@@ -152,8 +156,12 @@ class Generation(Continuing):
             check_window(step)
         self.secure = model.over(step)
 
-    def _call(self, inputs: Inputs) -> tuple[Any, Cache]:
+    def _call(self, inputs: Inputs, later: int = 0) -> tuple[Any, Cache]:
         return self.secure.in_shares(inputs)
+
+    def _first(self, ids: torch.Tensor, mask: torch.Tensor | None, generator: torch.Generator | None) -> Inputs:
+        check_places(self.secure, ids, mask, self.texts.max_new_tokens)
+        return super()._first(ids, mask, generator)
 
     def preprocess(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, steps: int | None = None
@@ -189,6 +197,16 @@ class Generation(Continuing):
         return first, self._next(token, mask, past, 1, None)
 
 
+def check_words(ids: torch.Tensor, words: int) -> None:
+    """Raise `DimensionError` where a prompt holds what is no token: nobody then sees a question that ends midway."""
+    if not ids.is_meta and bool(((ids < 0) | (ids >= words)).any()):
+        wrong = int(((ids < 0) | (ids >= words)).sum())
+        raise DimensionError(
+            f"index out of range: {wrong} of {ids.numel()} tokens of input_ids are not among 0 to {words - 1}, which "
+            f"the model has"
+        )
+
+
 def prompt_of(ids: Any, mask: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Prompts and mask as they are used.
 
@@ -196,8 +214,10 @@ def prompt_of(ids: Any, mask: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         DtypeError: no tensor of whole numbers. ShapeError: not [rows, positions], or the mask is not.
     """
     for name, x in (("input_ids", ids), ("attention_mask", mask)):
-        if x is not None and (not isinstance(x, torch.Tensor) or x.is_floating_point()):
-            said = f"{x.dtype}" if isinstance(x, torch.Tensor) else type(x).__name__
+        dense = isinstance(x, torch.Tensor) and x.layout == torch.strided
+        whole = dense and not (x.is_floating_point() or x.is_complex()) and (x.dtype != torch.bool or x is mask)
+        if x is not None and not whole:
+            said = f"{x.dtype} {x.layout}" if isinstance(x, torch.Tensor) else type(x).__name__
             raise DtypeError(f"{name} must be a tensor of whole numbers, got {said}; a tokenizer's return_tensors='pt'")
     if ids is None or ids.dim() != 2 or 0 in ids.shape:
         raise ShapeError(f"input_ids must be [rows, positions], got {[] if ids is None else list(ids.shape)}")

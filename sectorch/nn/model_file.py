@@ -17,6 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
+from torch.export import ExportedProgram
 
 from ..errors import ArgumentError, ProgramError
 from .describe import Example, describe, to_json
@@ -30,11 +31,12 @@ _KINDS = {"F32": "torch.float32", "F64": "torch.float64"}
 _CAN_RUN_CODE = (".pt2", ".pt", ".pth", ".pkl", ".ckpt", ".bin")
 
 
-def save_model(model: nn.Module, inputs: Example | Sequence[Example], path: str | Path) -> None:
+def save_model(model: nn.Module | ExportedProgram, inputs: Example | Sequence[Example], path: str | Path) -> None:
     """Write a model for `sectorch answer`.
 
     Args:
-        model: in evaluation mode: whatever `sectorch.secure` takes. Its weights keep their precision.
+        model: in evaluation mode: whatever `sectorch.secure` takes, or what torch.export made of it. Its weights keep
+            their precision.
         inputs: what it is called with: a tensor, or `sectorch.Inputs(input_ids=ids, attention_mask=mask)`; or several
             of these in a list, and it is served for each. Of secret tensors only shapes and dtypes enter the file, and
             of what `sectorch.public` marks the content. Where the model does the same with other numbers of rows it is

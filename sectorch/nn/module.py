@@ -80,7 +80,7 @@ class SecureModule(nn.Module):
         else:
             check_model(model, session.device if session.present(party) else torch.device("meta"))
             self.dtype = dtype or dtype_of(model)
-            plain = model if dtype else copied(model).double().requires_grad_(False)
+            plain = model if dtype else copied(model)
             suited(plain)
             traces = Traces(plain, scheme, self.dtype, session.on_shapes(), party)
         # What holds weights stays out of nn.Module's registry: it is nobody's to train, to list or to save.

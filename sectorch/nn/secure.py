@@ -15,6 +15,7 @@ from ..session import Session, default_session
 from ..tensor import Scheme
 from .accept import check_model, device_of, refuse_unused
 from .calibrate import calibrate as calibrated
+from .exported import taken
 from .module import SecureModule
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @overload
 def secure(
-    model: nn.Module,
+    model: nn.Module | torch.export.ExportedProgram,
     scheme: Scheme | str | None = None,
     *,
     session: Session | None = None,
@@ -38,7 +39,7 @@ def secure(
 
 @overload
 def secure(
-    model: nn.Module,
+    model: nn.Module | torch.export.ExportedProgram,
     scheme: None = None,
     *,
     session: Session | None = None,
@@ -49,7 +50,7 @@ def secure(
 
 
 def secure(
-    model: nn.Module,
+    model: nn.Module | torch.export.ExportedProgram,
     scheme: Scheme | str | None = None,
     *,
     session: Session | None = None,
@@ -64,7 +65,7 @@ def secure(
 
     Args:
         model: any nn.Module made of supported operations (`sectorch.supported_ops()`), in evaluation mode, on the CPU
-            or a CUDA device, where the session then computes as well.
+            or a CUDA device, where the session then computes as well; or what torch.export.export made of one.
         scheme: the number format, the range, and which protocols compute (`sectorch.Scheme`); 20 fraction bits, exact
             ReLU, fewest bytes and checked ranges unless named. All parties learn it.
         session: where it runs; the process's default session on the model's device unless named, with all parties in
@@ -87,6 +88,7 @@ def secure(
         LeakyProtocolWarning: for Scheme(relu="privhfl").
         DeprecationWarning: for fields of the scheme as keywords.
     """
+    model = taken(model)
     if backend not in ("shares", "ckks"):
         raise ArgumentError(f"backend must be 'shares' or 'ckks', got {backend!r}")
     if backend == "ckks":

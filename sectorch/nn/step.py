@@ -11,6 +11,7 @@ from torch import nn
 
 from ..errors import ArgumentError, SectorchError, UnsupportedOpError
 from .choice import Choice, Texts
+from .module import SecureModule
 
 Cache = list[tuple[Any, Any]]
 """Keys and values of each layer."""
@@ -91,6 +92,27 @@ def check_window(step: Scoring) -> None:
     raise ArgumentError(f"generate() cannot continue texts of {type(model).__name__}: {reason}")
 
 
+def check_places(module: SecureModule, ids: torch.Tensor, mask: torch.Tensor | None, tokens: int) -> None:
+    """Where the model is: whether it has places for all tokens of a text, those to come included.
+
+    Raises:
+        ArgumentError: a table of positions that ends before.
+    """
+    if not module.session.present(module.party):
+        return
+    step: Any = module.plain
+    length = ids.shape[1] if mask is None or mask.is_meta else int(mask.sum(1).max())
+    last_place = torch.tensor([[length + tokens - 2]])
+    try:
+        with torch.no_grad():
+            step.scores(torch.zeros(1, 1, dtype=torch.int64), None, last_place, [])
+    except IndexError:
+        raise ArgumentError(
+            f"{type(step.model).__name__} has fewer places than {length} tokens of a prompt and {tokens} new ones: "
+            f"shorten the prompt, or ask for fewer max_new_tokens"
+        ) from None
+
+
 def _configured(model: nn.Module, name: str) -> Any:
     named = getattr(getattr(model, "generation_config", None), name, None)
     return named if named is not None else getattr(getattr(model, "config", None), name, None)
@@ -107,7 +129,7 @@ def texts_of(
     """How a causal language model continues texts.
 
     Raises:
-        ArgumentError: it is none, or no token is asked for.
+        ArgumentError: it is none, no token is asked for, or an end or a padding that is no token.
     """
     config: Any = getattr(plain, "config", None)
     if config is None or getattr(config, "is_encoder_decoder", False) or not hasattr(config, "vocab_size"):
@@ -115,10 +137,17 @@ def texts_of(
             f"generate() takes causal language models of transformers (AutoModelForCausalLM), got "
             f"{type(plain).__name__}; call the secure model in a loop of your own"
         )
-    if max_new_tokens < 1:
-        raise ArgumentError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
-    ends = eos_token_id if eos_token_id is not None else _configured(plain, "eos_token_id")
-    ends = (ends,) if isinstance(ends, int) else tuple(ends or ())
+    if type(max_new_tokens) is not int or max_new_tokens < 1:
+        raise ArgumentError(f"max_new_tokens must be a whole number of 1 or more, got {max_new_tokens!r}")
+    words = int(config.vocab_size)
+    named = eos_token_id if eos_token_id is not None else _configured(plain, "eos_token_id")
+    named = tuple(named) if isinstance(named, (list, tuple)) else () if named is None else (named,)
+    if not all(type(end) is int for end in named):
+        raise ArgumentError(f"eos_token_id must be a whole number or a list of such, got {eos_token_id!r:.80}")
+    ends = tuple(end for end in named if 0 <= end < words)  # others are never chosen
+    known = lambda token: type(token) is int and 0 <= token < words
+    if pad_token_id is not None and not known(pad_token_id):  # it is an input of the steps after an end
+        raise ArgumentError(f"pad_token_id must be a token of the model, 0 to {words - 1}, got {pad_token_id!r:.40}")
     pad = pad_token_id if pad_token_id is not None else _configured(plain, "pad_token_id")
-    pad = pad if isinstance(pad, int) else (ends[0] if ends else 0)
-    return Texts(max_new_tokens, int(config.vocab_size), choice, ends, pad, until_end=until_end)
+    pad = pad if known(pad) else ends[0] if ends else 0
+    return Texts(max_new_tokens, words, choice, ends, pad, until_end=until_end)

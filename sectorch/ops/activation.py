@@ -75,8 +75,6 @@ def absolute(context: Context, x: SharedTensor) -> SharedTensor:
 
 def _clamped(context: Context, x: SharedTensor, low: float | None, high: float | None) -> SharedTensor:
     """low + ReLU(x - low) - ReLU(x - high), both comparisons from one opening."""
-    if not all(bound is None or isinstance(bound, (int, float)) for bound in (low, high)):
-        refuse("clamp with tensor bounds", "use torch.maximum and torch.minimum")
     low, high = (None if b is not None and b == inf else b for b, inf in ((low, -math.inf), (high, math.inf)))
     if any(isinstance(b, float) and math.isnan(b) for b in (low, high)):
         raise NonFiniteError("clamp has a bound of NaN")
@@ -118,19 +116,22 @@ def _lifted(context: Context, x: SharedTensor, constant: float) -> SharedTensor:
 
 
 @implements("clamp", torch.clamp, torch.clip, T.clamp, T.clip, in_place=(T.clamp_, T.clip_, torch.clamp_),
-            note="exact; public bounds")  # fmt: skip
-def clamp(context: Context, x: SharedTensor, min: float | None = None, max: float | None = None) -> SharedTensor:
-    return _clamped(context, x, min, max)
+            note="exact; between tensors the maximum, then the minimum")  # fmt: skip
+def clamp(context: Context, x: Any, min: Any = None, max: Any = None) -> Any:
+    if not any(isinstance(bound, torch.Tensor) for bound in (min, max)):
+        return _clamped(context, x, min, max)
+    x = x if min is None else torch.maximum(x, min)
+    return x if max is None else torch.minimum(x, max)
 
 
 @implements("clamp_min", torch.clamp_min, T.clamp_min, in_place=(T.clamp_min_, torch.clamp_min_), note="exact")
-def clamp_min(context: Context, x: SharedTensor, min: float) -> SharedTensor:
-    return _clamped(context, x, min, None)
+def clamp_min(context: Context, x: Any, min: Any) -> SharedTensor:
+    return clamp(context, x, min=min)
 
 
 @implements("clamp_max", torch.clamp_max, T.clamp_max, in_place=(T.clamp_max_, torch.clamp_max_), note="exact")
-def clamp_max(context: Context, x: SharedTensor, max: float) -> SharedTensor:
-    return _clamped(context, x, None, max)
+def clamp_max(context: Context, x: Any, max: Any) -> SharedTensor:
+    return clamp(context, x, max=max)
 
 
 @implements("relu6", F.relu6, note="exact")

@@ -21,10 +21,12 @@ LARGEST = 32
 """Rows of a matrix: every one is some rounds."""
 SMALLEST = 2.0**-10
 DOMAIN = "n <= 32; pivots from 2^-10 max(1, |A|) on, else a range error"
-ERROR = "error 4e-6 n |x| times the condition number"
+ERROR = "error 4e-6 n k max(1, |x|), k = max(1, |A|) |A^-1|"
 
 
 def _square(a: Any) -> Any:
+    if not a.shape[-1]:
+        refuse("a factorisation of a matrix without rows", "leave it out")
     if a.shape[-1] > LARGEST:
         refuse(f"a factorisation of a matrix of {a.shape[-1]} rows", f"it is for at most {LARGEST}; cut it into blocks")
     return a
@@ -114,7 +116,9 @@ def det(context: Context, A: Any) -> Any:
     return sign * torch.prod(pivots, -1)
 
 
-@implements("slogdet", torch.linalg.slogdet, torch.slogdet, T.slogdet, note=f"{DOMAIN}; error 1e-5 n and of the pivots")
+@implements(
+    "slogdet", torch.linalg.slogdet, torch.slogdet, T.slogdet, note=f"{DOMAIN}; error 1e-5 n k, with the k of solve"
+)
 @stepwise
 def slogdet(context: Context, A: Any) -> tuple[Any, Any]:
     sign, pivots = _diagonal(context, A)
@@ -131,7 +135,7 @@ def _diagonal(context: Context, a: Any) -> tuple[Any, Any]:
 
 
 @implements("cholesky", torch.linalg.cholesky,
-            note=f"positive definite; {DOMAIN}; error 8e-6 n |A| times the condition number's root")  # fmt: skip
+            note=f"positive definite; {DOMAIN}; error 8e-6 n max(1, |A|) sqrt(k), with the k of solve")  # fmt: skip
 @stepwise
 def cholesky(context: Context, A: Any, upper: bool = False) -> Any:
     n, least = _square(A).shape[-1], _least(torch.tril(A))

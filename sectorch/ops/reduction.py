@@ -116,7 +116,7 @@ def cumsum(context: Context, x: SharedTensor, dim: int, *, dtype: Any = None) ->
 
 def _to_first(v: torch.Tensor, dims: list[int], rest: list[int]) -> torch.Tensor:
     """Some dimensions as one, which comes first."""
-    return v.permute(*dims, *rest).reshape(-1, *(v.shape[d] for d in rest))
+    return v.permute(*dims, *rest).flatten(0, len(dims) - 1)
 
 
 def _extreme(context: Context, x: SharedTensor, dim: Any, keepdim: bool, sign: int) -> SharedTensor:

@@ -6,12 +6,14 @@ error is below 1/2, and set right by the sign of what it leaves, which is exact.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from ..backend import MAX_SHIFT
-from ..errors import ArgumentError
+from ..errors import ArgumentError, FixedPointRangeError
+from ..ring import encode
 from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
 from .bilinear import bilinear
@@ -98,24 +100,86 @@ def round_(context: Context, x: SharedTensor, *, decimals: int = 0) -> torch.Ten
 def divided(context: Context, x: Any, y: Any) -> tuple[SharedTensor, SharedTensor]:
     """floor(x / y) and x - floor(x / y) y, of the operands as they are encoded.
 
+    What is left is checked where nothing proves it: unless its magnitude is below that of y, there is no result.
+
     Raises:
         ArgumentError: division by a public zero.
+        UnsupportedOpError: of fractions, at so few fraction bits that no plain quotient is near.
     """
     whole = not any(v.dtype.is_floating_point if isinstance(v, torch.Tensor) else isinstance(v, float) for v in (x, y))
     x = summand(context, x)
     y = summand(context, y) if is_secret(y) else y
     _no_public_zero(y)
+    if whole and not isinstance(y, SharedTensor) and torch.as_tensor(y).numel() == 1:
+        return _by_whole_number(context, x, y)
     quotient, rest = _step(context, x, y, whole)
     most = CAPACITY / (2.0 if whole else 2.0 ** (context.frac_bits + 1))
     quotient = quotient.bounded(most) if quotient.bound is None else fitted(context, quotient, most)
-    if not isinstance(y, SharedTensor):  # of a secret divisor the plain quotient is below 2^16
+    for _ in range(_further_steps(context, isinstance(y, SharedTensor))):
         more, rest = _step(context, rest, y, whole)
         quotient = total(context, quotient, more)
         require(context, more, -LARGEST, LARGEST)
-    sign = sign_of(context, y) if isinstance(y, SharedTensor) else torch.as_tensor(y).sign().to(torch.int64)
-    below = complement(context, not_negative(context, signed(context, rest, sign))).bounded(1.0)
-    back = bilinear(context, torch.mul, below, y)
-    return total(context, quotient, below, -1), total(context, rest, back)
+    if isinstance(y, SharedTensor):
+        sign = sign_of(context, y)
+        size = signed(context, y, sign)
+    else:
+        sign, size = _exact(y).sign().to(torch.int64), _exact(y).abs()
+    left = signed(context, rest, sign)
+    require(context, total(context, left, size), 0.0)
+    require(context, total(context, left, size, -1), None, 0.0)
+    below = complement(context, not_negative(context, left)).bounded(1.0)
+    quotient = total(context, quotient, below, -1)
+    quotient = quotient.bounded(most) if quotient.bound is None else fitted(context, quotient, most)
+    return quotient, total(context, rest, _times(context, below, y))
+
+
+def _further_steps(context: Context, secret: bool) -> int:
+    """A public divisor's plain quotient errs by 2^(1 - f) of itself: after these, by less than 1/4 of one below 2^34.
+
+    A secret one's errs by some 2^-f of x: by less than 1/4 at 18 fraction bits, and with fewer mostly after one more.
+    """
+    if secret:
+        return int(context.frac_bits < 18)
+    if context.frac_bits < 4:
+        refuse(
+            f"rounding the quotient of fractions, or of a tensor of divisors, at {context.frac_bits} fraction bits",
+            "divide whole numbers by one whole number, or use 4 fraction bits or more",
+        )
+    return max(1, math.ceil(36 / (context.frac_bits - 1)) - 1)
+
+
+def _by_whole_number(context: Context, x: SharedTensor, y: Any) -> tuple[SharedTensor, SharedTensor]:
+    """The same for whole numbers and a public one: exact for all x that the ring holds, at any number of fraction bits.
+
+    The 30 uppermost bits of x times those of 1 / |y|, and again of what that leaves, until the error is below 1/4.
+    """
+    _size_of(y)
+    divisor = int(y)
+    size, sign = abs(divisor), 1 if divisor > 0 else -1
+    deep = 30 + size.bit_length()
+    factor = (1 << deep) // size
+    rest = x.like(x.shares * sign, 0, x.bound)
+    quotient = x.like(x.shares * 0, 0, 0.0)
+    last = size == 1
+    if last:
+        quotient, rest = rest, quotient
+    while not last and (rest.bound is None or rest.bound >= size):
+        bits = math.frexp(CAPACITY if rest.bound is None else rest.bound)[1]
+        shift = max(0, bits - 30)
+        error = ((1 << shift if shift else 0) + 2.0 ** (bits - 30)) / size
+        last = error <= 1 / 4
+        upper = floored(context, x.like(rest.shares, shift, rest.bound))
+        half = 1 << (deep - shift - 1) if last else 0
+        plain = x.like(upper.shares * factor + half, deep - shift, 2.0 ** min(bits, 30) * factor + half)
+        found = floored(context, plain)
+        quotient = x.like(quotient.shares + found.shares, 0, CAPACITY / size)
+        rest = x.like(rest.shares - found.shares * size, 0, size * (error + (1 / 2 if last else 1)))
+    below = complement(context, not_negative(context, rest)).bounded(1.0)
+    quotient, rest = (
+        total(context, quotient, below, -1),
+        total(context, rest, x.like(below.shares * size, 0, 1.0 * size)),
+    )
+    return quotient, x.like(rest.shares * sign, 0, float(size))
 
 
 def _no_public_zero(y: Any) -> None:
@@ -127,8 +191,38 @@ def _step(context: Context, x: SharedTensor, y: Any, whole: bool) -> tuple[Share
     """The plain quotient rounded to a whole number, and what it leaves."""
     plain = torch.div(typed(x, torch.int64 if whole else torch.float32), y)
     found = floored(context, total(context, plain, 0.5))
-    product = bilinear(context, torch.mul, found, y)
-    return found, total(context, x, product, -1)
+    return found, total(context, x, _times(context, found, y), -1)
+
+
+def _exact(y: Any) -> torch.Tensor:
+    """A public divisor as a tensor, which torch makes of a number in float32."""
+    return torch.tensor(y, dtype=torch.float64) if isinstance(y, float) else torch.as_tensor(y)
+
+
+def _size_of(y: Any) -> float:
+    """The largest magnitude of a public divisor.
+
+    Raises:
+        FixedPointRangeError: it is beyond the ring.
+    """
+    y = torch.as_tensor(y) if not isinstance(y, int) else y
+    largest = float(abs(y)) if isinstance(y, int) else float(y.double().abs().max()) if y.numel() else 1.0
+    if not largest < CAPACITY:
+        raise FixedPointRangeError(f"a divisor of {largest:.3g} is beyond the number range; scale both operands down")
+    return largest
+
+
+def _times(context: Context, x: SharedTensor, y: Any) -> SharedTensor:
+    """A whole number times a divisor as it is encoded, exactly."""
+    if isinstance(y, SharedTensor):
+        return bilinear(context, torch.mul, x, y)
+    y = _exact(y)
+    scale = context.frac_bits if y.is_floating_point() else 0
+    largest = _size_of(y) * 2.0**scale
+    factor = encode(y, scale)
+    x = fitted(context, x, CAPACITY / max(1.0, largest))
+    bound = None if x.bound is None else x.bound * largest
+    return x.like(context.backend.moved(torch.mul, x.shares, factor), scale, bound)
 
 
 def _reflected(func: Any) -> Any:
@@ -143,7 +237,7 @@ def floor_divide(context: Context, x: Any, y: Any) -> SharedTensor:
 
 
 @implements("remainder", torch.remainder, T.remainder, T.__mod__, in_place=(T.remainder_, T.__imod__),
-            note="as floor_divide; by a public fraction error 2^-21 |quotient|")  # fmt: skip
+            note="as floor_divide")  # fmt: skip
 def remainder(context: Context, x: Any, y: Any) -> SharedTensor:
     return divided(context, x, y)[1]
 

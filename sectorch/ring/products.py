@@ -29,6 +29,7 @@ TILE = 64
 _CHUNK_ELEMENTS = 1 << 19  # 4 MiB of unfolded columns at a time: they stay in the second-level caches
 _LIMB_ELEMENTS = 1 << 24  # unfolded columns at a time on a device: 128 MiB, and as much again in digits
 _SMALL = 1 << 15  # products below this many multiplications gain nothing from tiling
+_LARGE = 1 << 24  # a weight of so many elements, a vocabulary, is kept in tiles for few rows only (24 bytes each)
 _UNIT = 1 << 18  # nor those below this many from the matrix unit
 _scratch = threading.local()
 
@@ -189,7 +190,7 @@ class Linear(Tiled):
 
     def tiled(self, x: torch.Size, weight: torch.Size) -> bool:
         rows = math.prod(x[:-1])
-        return 2 <= rows < 2 * TILE <= weight[0]
+        return 2 <= rows < (2 * TILE if math.prod(weight) < _LARGE else TILE // 4) and weight[0] >= 2 * TILE
 
     def prepare(self, weight: torch.Tensor) -> torch.Tensor:
         return _prepared(weight)

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from sectorch import errors
 from sectorch.network import Pins, Server, Store, connect
 from sectorch.network.identity.identity import fingerprint_of
 from sectorch.network.parties.answer import Answering
@@ -93,7 +94,7 @@ class Trio:
             try:
                 party.register("hospital-b")
                 break
-            except PermissionError:
+            except errors.BusyError:
                 party.close()
                 if time.monotonic() > deadline:
                     raise

@@ -62,9 +62,9 @@ def ended(monkeypatch):
     answering = sys.modules["sectorch.network.parties.answer"]  # the package's `answer` is the function
     reason = answering.reason
 
-    def kept(error):
+    def kept(error, who):
         found.append(type(error))
-        return reason(error)
+        return reason(error, who)
 
     monkeypatch.setattr(answering, "reason", kept)
     return found

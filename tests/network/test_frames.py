@@ -15,6 +15,7 @@ from sectorch.choreography.run.frames import Frame, Kind, pack, parts_of, unpack
 from sectorch.choreography.run.party import PartyRuntime
 from sectorch.errors import FrameError, NetworkError, PeerLostError
 from sectorch.network.wire.channel import TOGETHER, Channel
+from sectorch.network.wire.deadline import Deadline
 from sectorch.network.wire.link import Link
 from sectorch.session import A, Q, S
 
@@ -153,7 +154,7 @@ class Taken:
 def test_frames_that_nobody_waits_for_travel_together():
     """Dealt frames are held until there are enough, something else goes, the party waits, or the call is over."""
     link = Taken()
-    channel = Channel(link, SESSION, patience=0.01)
+    channel = Channel(link, SESSION, Deadline("S", 0.01))
     runtime = PartyRuntime(A, SESSION, {S: channel})
     dealt, small = replace(LINE, phase=Phase.OFFLINE), VALUE[:, :1].contiguous()
     dealt, online = (replace(line, shape=small.shape) for line in (dealt, LINE))

@@ -21,7 +21,7 @@ from torch import nn
 import sectorch
 from sectorch import Inputs
 from sectorch.cli.main import run
-from sectorch.errors import ArgumentError, ProgramError
+from sectorch.errors import ArgumentError, ProgramError, TrainingModeError
 from sectorch.network import save_model
 from sectorch.nn.describe import describe, to_json
 from sectorch.nn.model_file import KEY, MAX_HEADER, read_model, write_model
@@ -171,6 +171,56 @@ def test_a_pt2_of_several_inputs_is_converted(tmp_path, capsys):
     assert run(["convert", str(tmp_path / "m.pt2"), str(tmp_path / "m.safetensors"), "--trust"]) == 0
     got = in_one_process(read_model(tmp_path / "m.safetensors"), Inputs(*given))
     assert (got["sum"] - sum(given)).abs().max() < 1e-5 and (got["kept"] - given[0][:, 1:]).abs().max() < 1e-5
+
+
+def test_a_function_of_ones_own_becomes_a_model_file(tmp_path, monkeypatch, capsys):
+    """It is called with --trust only, and what it does not give is said in a line."""
+    (tmp_path / "own_models.py").write_text(
+        "import torch\n"
+        "def lenet():\n"
+        "    from sectorch.nn.models import ZOO\n"
+        "    torch.manual_seed(0)\n"
+        "    return ZOO['lenet'][0]().eval(), torch.zeros(1, *ZOO['lenet'][1])\n"
+        "def alone():\n"
+        "    return torch.nn.Linear(2, 2)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert run(["convert", "own_models:lenet", "m.safetensors"]) == 1
+    assert "add --trust" in capsys.readouterr().err and "own_models" not in sys.modules
+    for name, said in (("own_models:none", "no attribute 'none'"), ("own_models:alone", "expected (model, example"),
+                       ("no_such_module:f", "No module named 'no_such_module'")):  # fmt: skip
+        assert run(["convert", name, "m.safetensors", "--trust"]) == 1
+        shown = capsys.readouterr().err
+        assert one_line(shown) and said in shown
+    assert run(["convert", "own_models:lenet", "m.safetensors", "--trust", "--json"]) == 0
+    torch.manual_seed(0)
+    model, x = ZOO["lenet"][0]().eval().requires_grad_(False), torch.randn(2, *ZOO["lenet"][1])
+    expected = sectorch.secure(model, session=sectorch.Session())(x)
+    assert torch.equal(in_one_process(read_model(tmp_path / "m.safetensors"), Inputs(x)), expected)
+
+
+def test_what_torch_exported_is_saved_as_it_is(tmp_path):
+    """The program, and its module, which has no evaluation mode and is not changed."""
+    torch.manual_seed(0)
+    model, x = (
+        nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU()).eval().requires_grad_(False),
+        torch.ones(2, 4),
+    )
+    program = torch.export.export(model, (x,))
+    module = program.module()
+    before = str(module.graph)
+    for made in (program, module):
+        save_model(made, x, tmp_path / "m.safetensors")
+        got = in_one_process(read_model(tmp_path / "m.safetensors"), Inputs(x))
+        assert (got - model(x)).abs().max() < 1e-4
+    assert str(module.graph) == before
+    trained = torch.export.export(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), (x,))
+    with pytest.raises(TrainingModeError):
+        save_model(trained.module(), x, tmp_path / "m.safetensors")
+    for made in (program, module):
+        assert (sectorch.secure(made, session=sectorch.Session())(x) - model(x)).abs().max() < 1e-4
+    with pytest.raises(TrainingModeError, match="give the module that was exported"):
+        sectorch.reference(module)(x)
 
 
 def test_convert_writes_over_no_source(tmp_path, capsys):

@@ -145,7 +145,7 @@ def test_a_certificate_with_another_kind_of_name_opens_nothing(star, pki, names,
     with pytest.raises(errors.IdentityError, match=f"the common name of a client's certificate {RULE}"):
         connect(address, posing, patience=5)
     welcomed = []
-    monkeypatch.setattr(Server, "_welcome", lambda self, name: welcomed.append(name))
+    monkeypatch.setattr(Server, "_welcome", lambda self, name, certificate: welcomed.append(name))
     unchecked = Careless(posing.certificate, posing.key, posing.authority, posing.identity)
     with pytest.raises(errors.IdentityError, match="the common name of a client's certificate is 1 to 64"):
         connect(address, unchecked, patience=5)

@@ -130,7 +130,7 @@ def test_pins_that_the_answering_party_requires(trio, small_model, caplog):
     assert str(told.value).startswith("the other party answers to keys that it has pinned, and 'alice' is not among")
     assert f"its key is {key}" in str(told.value) and str(trio.folder) not in str(told.value)
     command = f"sectorch keys pin alice {key} --pins {pins.path}"
-    assert until(lambda: any(record.getMessage().endswith(f": {command}") for record in caplog.records), 30)
+    assert until(lambda: any(command in record.getMessage() for record in caplog.records), 30)
     pins.pin("alice", key)
     assert (trio.connection.model("hospital-b")(X) - small_model(X)).abs().max() < 1e-4
 

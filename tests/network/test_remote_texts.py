@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sectorch.errors import ArgumentError, DtypeError, ProgramError, ShapeError
-from sectorch.network import Connection, Server
+from sectorch.network import Connection, Server, Store
 from sectorch.network.parties.answer import Answering
 from sectorch.network.parties.texts import RemoteTexts
 from sectorch.nn.describe import to_json
@@ -39,13 +39,18 @@ def described(model):
 
 
 @pytest.fixture(scope="module")
-def starting(pki):
+def address(pki):
+    _, made = pki
+    server = Server("localhost:0", made["server"])
+    yield f"localhost:{server.port}"
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def starting(pki, address):
     """Serves a description, and gives it as Q has it."""
     _, made = pki
     with contextlib.ExitStack() as stack:
-        server = Server("localhost:0", made["server"])
-        stack.callback(server.stop)
-        address = f"localhost:{server.port}"
         connection = stack.enter_context(Connection(address, made["alice"]))
         names = iter((NAME, "bob"))
 
@@ -93,6 +98,21 @@ def test_prepared_steps_are_used(model, remote):
     assert sum(remote.prepared().values()) == TOKENS - 1
     assert torch.equal(remote.generate(ids, attention_mask=mask), plain(model, ids, mask))
     assert not remote.prepared()
+
+
+def test_material_of_a_former_session_is_used_for_a_whole_text_only(pki, address, remote, model, tmp_path):
+    """A session that is taken up makes prepared calls only: a text that began there would end midway."""
+    _, made = pki
+    ids, _ = prompts()
+    expected = plain(model, ids, torch.ones_like(ids))
+    with Connection(address, made["bob"], store=Store(tmp_path)) as connection:
+        RemoteTexts(connection.model(NAME)).prepare(ids, steps=TOKENS - 2)
+    with Connection(address, made["bob"], store=Store(tmp_path)) as connection:
+        again = connection.model(NAME)
+        assert torch.equal(again.generate(ids), expected)
+        assert sum(again.prepared().values()) == TOKENS - 1
+        assert torch.equal(again.generate(ids, TOKENS - 1), expected[:, :-1])
+        assert not again.prepared()
 
 
 def test_two_texts_at_once_are_refused_and_not_mixed(remote):

@@ -113,7 +113,7 @@ def test_one_name_cannot_answer_as_another(star):
     address, made, model = star
     with pytest.raises(errors.IdentityError, match="cannot answer as 'hospital-c'"):
         answer(address, made["alice"], model, X, name="hospital-c")
-    with pytest.raises(errors.IdentityError, match="answering already"):
+    with pytest.raises(errors.BusyError, match="answering already"):
         answer(address, made["hospital-b"], model, X)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from sectorch.errors import NonFiniteError, ShapeError, UnsupportedOpError
+from sectorch.errors import NonFiniteError, ShapeError
 
 from .base import call, number, op, refused, whole
 
@@ -57,9 +57,11 @@ ROWS = (
         call(X, 2.0, -1.0),
         call(whole(2, 3), -1, 2),
         call(X, 1.0, 1.0),
+        call(X, number(low=-1, high=0).private, number(low=0, high=1).private),
+        call(X, max=number(3, low=-1, high=1)),
+        call(X, number(low=-1, high=0).public, number(low=0, high=1).public),
         ulps=0.5,
         why=EXACT,
-        errors=(refused(UnsupportedOpError, "tensor bounds", X, X, X),),
     ),
     op(
         "clamp_min",

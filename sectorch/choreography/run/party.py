@@ -76,6 +76,10 @@ class PartyRuntime:
         for key in self._keys.values():
             key.forget(call)
 
+    def close(self) -> None:
+        """Let go of the pair keys."""
+        self._keys.clear()
+
     def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor:
         if self._alive is not None:
             self._alive()

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -15,19 +16,22 @@ from rich.console import Console
 from ...choreography.ledger import Profile
 from ...cli.command import Parser, bars, ended, print_json, writable
 from ...errors import ArgumentError, RangeExceededError, StoreInUseError
+from ...nn.inputs import Inputs
 from ...ring.scheme import Scheme, limit_bits_of
 from ..identity.certificates import Credentials
 from ..parties.client import connect
 from ..parties.query import RemoteModel
 from ..store.store import Store
 from .arrays import Given, batches, by_name, check_kind, in_json, joined, read, write
+from .kept import Kept, digest
 from .options import (
     add_client,
+    add_log,
     add_patience,
     add_pins,
+    begin_log,
     console,
     known_pins,
-    log_to_stderr,
     positive,
 )
 
@@ -55,15 +59,22 @@ def query(arguments: Sequence[str] | None = None) -> int:
     )
     p.add_argument("--no-range-check", action="store_true", help="trust model and inputs to stay below it")
     add_pins(p)
+    p.add_argument("--model-version", metavar="VERSION", help="ask this version of the model only; --json shows it")
     p.add_argument("--store", type=Path, help="folder for prepared material")
     add_patience(p)
+    add_log(p)
     p.takes_json("figures, and the predictions unless --out takes them,")
     p.parse_args = p.parse_intermixed_args  # the optional file of inputs may come after options
-    return ended(p, arguments, _query, "stopped; the other parties were told, and what was prepared is kept")
+    return ended(
+        p,
+        arguments,
+        _query,
+        "stopped; the other parties were told, what was prepared is kept, and --out goes on where it was",
+    )
 
 
 def _query(options: argparse.Namespace, _: Console) -> None:
-    log_to_stderr(logging.WARNING)
+    begin_log(options, logging.WARNING)
     if options.prepare < 0 or (options.inputs is None and not options.prepare):
         raise ArgumentError("name a file of inputs, or rows to --prepare")
     if options.batch < 1:
@@ -79,7 +90,9 @@ def _query(options: argparse.Namespace, _: Console) -> None:
     kept = _own_store(folder, needed=options.prepare > 0)
     patience = positive(options.patience)
     with connect(options.server, credentials, pins=known, store=kept, silence=patience) as connection:
-        model, figures = connection.model(options.name, scheme), {}
+        model = connection.model(options.name, scheme, version=options.model_version)
+        model.only = model.version  # all rows of a job are answered by one
+        figures: dict[str, Any] = {"version": model.version}
         if options.prepare:
             _prepare(model, options.prepare, options.batch)
             figures["prepared_rows"] = options.prepare
@@ -124,15 +137,15 @@ def _ask(model: RemoteModel, given: Given, options: argparse.Namespace) -> dict:
     """
     pieces = [model.check(piece) for piece in batches(model.served, given, options.batch)]
     results, withheld, start, at = [], [], time.perf_counter(), 0
+    kept = None if options.out is None else Kept(options.out, _about(model, options))
     ahead, total = sum(model.prepared().values()), sum(piece.rows or 1 for piece in pieces)
     with Profile() as profile, bars(console) as progress:
         task = progress.add_task("asking", total=total)
-        for piece in pieces:
+        for number, piece in enumerate(pieces):
             count = piece.rows or 1
-            try:
-                results.append(model.ask(piece))
-            except RangeExceededError:
-                results.append(None)
+            result = _result(model, piece) if kept is None else kept.result(number, lambda p=piece: _result(model, p))
+            results.append(result)
+            if result is None:
                 withheld.append(f"{at} to {at + count - 1}")
             at += count
             progress.advance(task, count)
@@ -141,8 +154,9 @@ def _ask(model: RemoteModel, given: Given, options: argparse.Namespace) -> dict:
     del figures["online_seconds"], figures["offline_seconds"]  # of this process's own arithmetic, which is little
     figures["withheld"] = withheld
     predictions = joined(results, [piece.rows or 1 for piece in pieces])
-    if options.out is not None:
+    if kept is not None and options.out is not None:
         write(predictions, options.out)
+        kept.done()
     else:
         figures["predictions"] = in_json(predictions)
     if options.json:
@@ -156,6 +170,22 @@ def _ask(model: RemoteModel, given: Given, options: argparse.Namespace) -> dict:
             shown = np.array2string(values.numpy(), precision=4, threshold=200)
             print(f"{name}: {shown}" if name else shown)
     return figures
+
+
+def _result(model: RemoteModel, piece: Inputs) -> Any:
+    """The result of a batch, or None where it has none."""
+    try:
+        return model.ask(piece)
+    except RangeExceededError:
+        return None
+
+
+def _about(model: RemoteModel, options: argparse.Namespace) -> dict:
+    """What is asked, so that results of another question are not taken for those of this one."""
+    return {
+        "inputs": digest(options.inputs), "model": options.name, "version": model.version, "batch": options.batch,
+        "network": options.network, "limit": options.activation_limit, "checked": not options.no_range_check,
+    }  # fmt: skip
 
 
 def models(arguments: Sequence[str] | None = None) -> int:

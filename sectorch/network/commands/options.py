@@ -11,6 +11,7 @@ from rich.console import Console
 from ...cli.command import Parser
 from ...errors import ArgumentError
 from ..identity.identity import Pins
+from ..log import begin
 from ..store.store import BUDGET
 
 console = Console(stderr=True)
@@ -55,11 +56,23 @@ def add_store(p: Parser) -> None:
     p.add_argument("--store-budget", type=float, default=BUDGET / 1e9, help="GB of prepared material at most")
 
 
-def positive(seconds: float) -> float:
+def positive(seconds: float, option: str = "--patience") -> float:
     if not seconds > 0:
-        raise ArgumentError(f"--patience is above 0 seconds, got {seconds}")
+        raise ArgumentError(f"{option} is above 0 seconds, got {seconds}")
     return seconds
 
 
-def log_to_stderr(level: int = logging.INFO) -> None:
-    logging.basicConfig(level=level, format="%(asctime)s %(message)s")
+def add_drain(p: Parser) -> None:
+    p.add_argument("--drain", type=float, default=30.0, help="seconds that SIGTERM leaves running calls to end")
+
+
+def add_log(p: Parser) -> None:
+    p.add_argument("--log", type=Path, metavar="FILE", help="add the log's lines to a file, one for each query too")
+
+
+def begin_log(options: argparse.Namespace, level: int = logging.INFO) -> None:
+    """Raises ArgumentError."""
+    try:
+        begin(options.log, level)
+    except OSError as error:
+        raise ArgumentError(f"cannot write the log {options.log}: {error.strerror}") from None

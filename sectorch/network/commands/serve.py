@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import resource
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -19,15 +20,18 @@ from ..identity.certificates import Credentials
 from ..parties.answer import Answering
 from ..parties.server import RUNNING, Server
 from ..store.store import Store
+from ..wire.deadline import CALL
 from .options import (
     add_certificate,
     add_client,
+    add_drain,
+    add_log,
     add_patience,
     add_pins,
     add_store,
+    begin_log,
     console,
     known_pins,
-    log_to_stderr,
     positive,
 )
 
@@ -46,21 +50,28 @@ def server(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--clients-ca", type=Path, required=True, help="CA of the clients' certificates (PEM)")
     p.add_argument("--listen", default="0.0.0.0:7100", help="host:port to listen on")
     p.add_argument("--running", type=int, default=RUNNING, help="calls that run at the same time")
+    p.add_argument(
+        "--call-limit", type=float, default=CALL, help="seconds, and one for each MiB, that a party may hold up a call"
+    )
     add_store(p)
     add_patience(p)
+    add_drain(p)
+    add_log(p)
     return ended(p, arguments, _server)
 
 
 def _server(options: argparse.Namespace, _: Console) -> None:
-    log_to_stderr()
+    begin_log(options)
     _few_arenas()
+    _many_files()
     if options.running < 1:
         raise ArgumentError(f"--running is at least 1, got {options.running}")
     kept = Store(options.store, options.store_key, _bytes(options.store_budget))
     credentials = Credentials.read(options.cert, options.key, options.clients_ca)
-    running = Server(options.listen, credentials, options.running, kept, positive(options.patience))
+    waits = positive(options.patience), positive(options.call_limit, "--call-limit")
+    running = Server(options.listen, credentials, options.running, kept, *waits)
     console.print(f"listening on port {running.port}; Ctrl-C stops")
-    _until_stopped(running.wait, running.stop)
+    _until_stopped(running.wait, running.drain, running.stop, options.drain)
 
 
 def answer(arguments: Sequence[str] | None = None) -> int:
@@ -79,11 +90,13 @@ def answer(arguments: Sequence[str] | None = None) -> int:
     add_pins(p)
     add_store(p)
     add_patience(p)
+    add_drain(p)
+    add_log(p)
     return ended(p, arguments, _answer)
 
 
 def _answer(options: argparse.Namespace, _: Console) -> None:
-    log_to_stderr()
+    begin_log(options)
     (description, weights), name = read_model(options.model), options.name
     credentials = Credentials.read(options.cert, options.key, options.ca, options.identity)
     kept = Store(options.store, options.store_key, _bytes(options.store_budget))
@@ -92,30 +105,37 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
     party = Answering(options.server, credentials, description, weights, known, kept, patience, unchecked)
     stopped = threading.Event()
 
-    def serve() -> None:
-        party.register(name)
-        console.print(f"'{name}' answers through {options.server}; Ctrl-C stops")
-        while not stopped.is_set():
-            try:
-                party.wait()
-            except NetworkError as error:
-                console.print(f"{error}; trying again until it is back", highlight=False)
-            while not stopped.wait(RETRY):
-                try:
-                    party.reconnect(name)
-                    console.print(f"'{name}' answers again")
-                    break
-                except IdentityError as error:
-                    if "answering already" not in str(error):
-                        raise
-                except NetworkError:
-                    continue
+    def drain(seconds: float) -> bool:
+        stopped.set()
+        return party.drain(seconds)
 
     def stop() -> None:
         stopped.set()
         party.close()
 
-    _until_stopped(serve, stop)
+    _until_stopped(lambda: keep_answering(party, name, stopped, options.server), drain, stop, options.drain)
+
+
+def keep_answering(party: Answering, name: str, stopped: threading.Event, server: str, retry: float = RETRY) -> None:
+    """Answer until stopped: where the server is not there, or goes away, dial again; a line says so once.
+
+    Raises:
+        IdentityError: this party, or the server, is not who the other expects: waiting does not help.
+    """
+    told = ""
+    while not stopped.is_set():
+        try:
+            party.register(name)
+            told = ""
+            console.print(f"'{name}' answers through {server}; Ctrl-C stops", highlight=False)
+            party.wait()
+        except IdentityError:
+            raise
+        except NetworkError as error:
+            if str(error) != told and not stopped.is_set():
+                told = str(error)
+                console.print(f"{told}; dialling again every {retry:g} s until it is there", highlight=False)
+        stopped.wait(retry)
 
 
 def _bytes(gigabytes: float) -> int:
@@ -130,10 +150,36 @@ def _few_arenas() -> None:
         ctypes.CDLL(None).mallopt(-8, 2)  # M_ARENA_MAX
 
 
-def _until_stopped(wait: Callable[[], None], stop: Callable[[], None]) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+def _many_files() -> None:
+    """As many file descriptors as the system lets this process have: each connection takes one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class _Terminated(BaseException):
+    """SIGTERM came."""
+
+
+def _until_stopped(
+    wait: Callable[[], None], drain: Callable[[float], bool], stop: Callable[[], None], seconds: float
+) -> None:
+    """SIGTERM lets running calls end first, for so many seconds; Ctrl-C, or a second SIGTERM, does not. SIGHUP, as of
+    a terminal that is closed, changes nothing."""
+
+    def on(sign: signal.Signals, error: type[BaseException]) -> None:
+        signal.signal(sign, lambda *_: (_ for _ in ()).throw(error()))
+
+    on(signal.SIGTERM, _Terminated)
+    signal.signal(signal.SIGHUP, lambda *_: console.print("SIGHUP: going on; SIGTERM stops"))
     try:
-        wait()
+        try:
+            wait()
+        except _Terminated:
+            on(signal.SIGTERM, KeyboardInterrupt)
+            console.print(f"stopping; running calls have {seconds:g} s to end, and no more are begun", highlight=False)
+            if not drain(seconds):
+                console.print("stopping although calls are running")
     except KeyboardInterrupt:
         console.print("stopping")
     finally:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 from cryptography.x509.oid import NameOID
 
@@ -122,6 +123,11 @@ def peer_name(pem: bytes) -> str:
         IdentityError: its common name is none.
     """
     return Credentials(pem, b"", b"").name
+
+
+def certificate_print(pem: bytes) -> str:
+    """A certificate's fingerprint, in hexadecimal digits as `openssl x509 -fingerprint -sha256` shows it."""
+    return x509.load_pem_x509_certificate(pem).fingerprint(hashes.SHA256()).hex()
 
 
 def public_pem(key) -> bytes:

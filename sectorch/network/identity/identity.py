@@ -231,6 +231,9 @@ class PinnedIdentities(Identities):
     """The names, this client's key and the context of one session; the other's key is checked against the pins."""
 
     pins: Pins = field(default_factory=Pins)
+    proved: str = ""
+    """The fingerprint of the other's key, once it is trusted."""
 
     def trust(self, name: str, public: bytes) -> None:
         self.pins.check(name, public)
+        self.proved = fingerprint(public)

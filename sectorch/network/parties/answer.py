@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from ...choreography.run.frames import raw
 from ...errors import (
@@ -24,9 +25,11 @@ from ...nn.program import load_program
 from ...session import A, S
 from ..identity.certificates import Credentials
 from ..identity.identity import PinnedIdentities, Pins, context
+from ..log import write
 from ..names import LONGEST, name_of, readable
-from ..store.store import Store, fingerprint
+from ..store.store import Store, fingerprint, version
 from ..wire.channel import Channel, again
+from ..wire.turns import Turns
 from .client import Connection
 from .said import in_full, join, reason, scheme_of, session_of
 from .session import Part, PartySession
@@ -64,39 +67,51 @@ class Answering:
         self._edition = self.store.edition(_digest(weights))
         self._fingerprint = fingerprint(description)
         self._threads: list[threading.Thread] = []
-        self.connection = self._connect()
+        self._turns = Turns(SESSIONS, SESSIONS, SESSIONS)  # all run at once here: the server has them wait
+        self._connection: Connection | None = None
         self.answered = 0
 
-    def _connect(self) -> Connection:
-        return Connection(
-            self._address, self._credentials, on_serve=self._serve, silence=self._patience, pins=self._pins
-        )
-
-    def register(self, name: str) -> None:
-        """Be known to the server under `name`, which the certificate must carry.
+    @property
+    def connection(self) -> Connection:
+        """To the server; it may have ended since.
 
         Raises:
-            ArgumentError: what is no name; nothing was sent.
+            PeerLostError: there was none yet.
+        """
+        if self._connection is None:
+            raise PeerLostError("this answering party has not registered with the server yet")
+        return self._connection
+
+    def register(self, name: str) -> None:
+        """Be known to the server under `name`, which the certificate must carry; dials where there is no connection.
+
+        Raises:
+            ArgumentError: what is no name; nothing was sent. BusyError: another connection answers under it.
+            PeerLostError: the server is not there. IdentityError: a certificate was refused.
         """
         name_of(name, "an answering party's name")
+        if self._connection is None or self._connection.link.closed is not None:
+            self._hang_up()
+            self._connection = Connection(
+                self._address, self._credentials, on_serve=self._serve, silence=self._patience, pins=self._pins
+            )
         request = {"do": "register", "name": name, "description": self._description, "edition": self._edition}
         there = set(self.connection.ask(request)["sessions"])
         for shelf in self.store.shelves():
             if shelf.session.hex() not in there or shelf.binding.get("edition") != self._edition:
                 shelf.drop()
 
-    def reconnect(self, name: str) -> None:
-        """Once the connection has ended: dial and register again.
+    def drain(self, seconds: float) -> bool:
+        """Begin no more calls and sessions; whether those that run were done in that time."""
+        why = f"'{self._credentials.name}' is stopping; ask again when it is back"
+        return self._turns.drain(why, seconds)
 
-        Raises:
-            PeerLostError: the server is not there yet.
-        """
-        self.connection.close()
-        self.connection = self._connect()
-        self.register(name)
+    def _hang_up(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
 
     def close(self) -> None:
-        self.connection.close()
+        self._hang_up()
         join(self._threads)
         self.store.close()
 
@@ -112,8 +127,10 @@ class Answering:
     def _serve(self, request: dict) -> None:
         """Open this party's end at once, so that no frame is missed, and run the session beside."""
         channel = self.connection.link.open(session_of(request))
-        if self.connection.link.sessions > SESSIONS:
-            channel.abort("BusyError: this answering party has as many sessions as it takes on; ask again later")
+        full = self.connection.link.sessions > SESSIONS
+        if full or self._turns.closed:
+            many = "this answering party has as many sessions as it takes on; ask again later"
+            channel.abort(f"BusyError: {many if full else self._turns.closed}")
             channel.close()
             return
         thread = threading.Thread(target=self._session, args=(channel, request), daemon=True, name="answering")
@@ -127,15 +144,16 @@ class Answering:
                 session = session_of({"session": request["resume"]})
             party = self._party(session, channel, request)
             while (asked := channel.request()).get("do") != "close":
-                stored = party.follow(asked)
+                with self._turns.turn(str(request.get("for")), channel.beat):
+                    stored = party.follow(asked)
                 if stored is not None:
                     channel.tell(stored)
                 self.answered += asked.get("do") in ("predict", "aggregate")
         except Exception as error:
-            said = reason(error)
+            said = reason(error, f"'{self.connection.name}'")
             # Whom the pins refuse, and the command that pins it, is for this party's own user.
             own = error if isinstance(error, IdentityError) else in_full(error)
-            log.info("session for %s ended: %s", readable(str(request.get("for")), LONGEST), own)
+            write(log, "session ended", client=readable(str(request.get("for")), LONGEST), why=own)
             if not isinstance(error, NetworkError):
                 log.debug("in detail", exc_info=error)
         finally:
@@ -153,19 +171,23 @@ class Answering:
             raise MaterialError("a place among the answering parties that does not exist")
         if not (self._unchecked or scheme.range_check):
             raise RefusedError(f"'{self.connection.name}' answers with range checks only: leave range_check=False out")
-        binding = {
-            "client": client, "fingerprint": self._fingerprint, "edition": self._edition, "scheme": repr(scheme),
-        }  # fmt: skip
-        if resume is not None:
-            self.store.shelf(session, None)
-            self.store.shelf(session, binding).keep(request.get("calls"))
-            channel.tell({"do": "ready"})
         names = {"Q": client, "A": self.connection.name}
         agreed = context(self._description, self._edition, scheme, place, of)
         identities = PinnedIdentities(names, self.connection.identity, agreed, self._pins)
+        who = lambda: {"client": client, "key": identities.proved}
+        binding = lambda: {
+            **who(), "fingerprint": self._fingerprint, "edition": self._edition, "scheme": repr(scheme),
+        }  # fmt: skip
+        if resume is not None:
+            identities.proved = self._pins.known().get(client, "")  # that key has dealt what is here, or it is void
+            self.store.shelf(session, None)
+            self.store.shelf(session, binding()).keep(request.get("calls"))
+            channel.tell({"do": "ready"})
+        model = {"model": self.connection.name, "version": version(self._description, self._edition)}
         return PartySession(
             A, session, {S: channel}, [Part(self._description, identities, self._weights)], scheme,
-            lambda: self.store.shelf(session, binding), place=place, of=of, fresh=resume is None,
+            lambda: self.store.shelf(session, binding()), place=place, of=of, fresh=resume is None,
+            facts=lambda: {**who(), **model},
         )  # fmt: skip
 
 
@@ -184,7 +206,7 @@ def _digest(weights: dict[str, torch.Tensor]) -> bytes:
 def answer(
     address: str,
     credentials: Credentials,
-    model: nn.Module,
+    model: nn.Module | ExportedProgram,
     inputs: Example | Sequence[Example],
     name: str | None = None,
     *,
@@ -196,7 +218,7 @@ def answer(
     """Answer queries with `model`.
 
     Args:
-        model: in evaluation mode: whatever `sectorch.secure` takes.
+        model: in evaluation mode: whatever `sectorch.secure` takes, or what torch.export made of it.
         inputs: what it is called with; see `save_model`.
         name: the certificate's common name, which is the default.
         pins, store, unchecked: see `Answering`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import threading
 import weakref
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from ..wire.transport import dial, refusal
 from .group import RemoteGroup
 from .query import RemoteModel
 
+log = logging.getLogger("sectorch.client")
 CLOSING = 3.0
 """Seconds for a last word to reach the server."""
 
@@ -70,24 +72,39 @@ class Connection:
         self.pins = pins or Pins()
         self._store = store
         self._on_serve = on_serve
+        self._dialled = address, credentials, silence, patience
+        self._dialling, self._left = threading.Lock(), False
         self._asked: weakref.WeakSet[RemoteModel] = weakref.WeakSet()
         self._numbers = itertools.count()
         self._replies: dict[int, dict | None] = {}
         self._arrived = threading.Condition()
-        self.ended = threading.Event()
-        self.link = Link(f"the server at {address}", self._request, silence)
-        self._channel = dial(address, credentials, self.link, patience, self._lost)
-        try:  # a server that does not accept the certificate says so only now
-            self.ask({"do": "hello"}, patience)
-        except NetworkError as error:
-            self.close()
-            raise refusal(address, str(error)) from None
+        self._dial()
 
     def __enter__(self) -> Connection:
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+    def _dial(self) -> None:
+        address, credentials, silence, patience = self._dialled
+        ended, link = threading.Event(), Link(f"the server at {address}", self._request, silence)
+        self._channel = dial(address, credentials, link, patience, lambda: self._lost(ended))
+        self.ended, self.link = ended, link
+        try:  # a server that does not accept the certificate says so only now
+            self._ask(link, {"do": "hello"}, patience)
+        except NetworkError as error:
+            self._hang_up()
+            raise refusal(address, str(error)) from None
+
+    def there(self) -> Link:
+        """The link; a client dials again where it was lost. An answering party registers anew, and does so itself."""
+        with self._dialling:
+            if self.link.closed is not None and not self._left and self._on_serve is None:
+                self._channel.close()
+                self._dial()
+                log.warning("the server was away; connected again")
+            return self.link
 
     @property
     def store(self) -> Store:
@@ -100,38 +117,47 @@ class Connection:
         """Leave; sessions that are open end at the other parties."""
         for model in list(self._asked):
             model.close()
-        self.link.leave()
-        self.ended.wait(CLOSING)
-        self._channel.close()
-        self._lost()
+        with self._dialling:
+            self._left = True
+            self._hang_up()
         if self._store is not None:
             self._store.close()
 
-    def _lost(self) -> None:
-        self.ended.set()
+    def _hang_up(self) -> None:
+        self.link.leave()
+        self.ended.wait(CLOSING)
+        self._channel.close()
+        self._lost(self.ended)
+
+    def _lost(self, ended: threading.Event) -> None:
+        ended.set()
         with self._arrived:
             self._arrived.notify_all()
 
     def ask(self, request: dict, patience: float = 30.0) -> dict:
-        """Send a request that belongs to no session and wait for the reply.
+        """Send a request that belongs to no session and wait for the reply; dial again first where the server was lost.
 
         Raises:
             SectorchError: what the server names, as its type here.
-            PeerLostError: no answer came.
+            PeerLostError: no answer came, or nobody answers there.
+            IdentityError: a certificate was refused.
         """
+        return self._ask(self.there(), request, patience)
+
+    def _ask(self, link: Link, request: dict, patience: float) -> dict:
         number = next(self._numbers)
         with self._arrived:
             self._replies[number] = None
         try:
-            self.link.tell({**request, "number": number})
+            link.tell({**request, "number": number})
             with self._arrived:
-                self._arrived.wait_for(lambda: self._replies[number] or self.link.closed, patience)
+                self._arrived.wait_for(lambda: self._replies[number] or link.closed, patience)
                 reply = self._replies[number]
         finally:
             with self._arrived:
                 self._replies.pop(number, None)
         if reply is None:
-            closed = self.link.closed
+            closed = link.closed
             raise again(closed) if closed else PeerLostError(f"the server has not replied for {patience:.0f} s")
         if "error" in reply:
             kind = getattr(errors, str(reply["error"]), None)
@@ -164,19 +190,23 @@ class Connection:
         self,
         name: str,
         scheme: Scheme | None = None,
+        *,
+        version: str | None = None,
         **old: Any,
     ) -> RemoteModel:
         """The model of the answering party of that name.
 
         Args:
             scheme: see `sectorch.secure`; exact ReLU. A and S learn it.
+            version: ask this one only (`RemoteModel.version`); any one unless named, and a change is a warning.
             old: its fields as keywords, for this release.
 
         Raises:
-            ArgumentError: what is no name, or no number format. RefusedError: A does not answer without range checks.
+            ArgumentError: what is no name, or no number format.
+            RefusedError: A does not answer without range checks, or has another version.
             UnknownModelError: it is not connected; the text lists those that are.
         """
-        model = RemoteModel(self, name, _answerable(named_scheme("model", scheme, old)))
+        model = RemoteModel(self, name, _answerable(named_scheme("model", scheme, old)), version)
         self._asked.add(model)
         return model
 

@@ -67,6 +67,10 @@ class RemoteGroup:
             self._opened = None
 
     def _open(self) -> Opened:
+        if self._opened is not None and self._opened.channel.ended:
+            self._opened.party.close()
+            self._opened.channel.close()
+            self._opened = None
         if self._opened is None:
             self._opened = open_session(self.connection, self.names, self._scheme)
         return self._opened

@@ -15,7 +15,7 @@ from ...session import Q, S
 from ...tensor import Scheme, SharedTensor
 from ..identity.identity import PinnedIdentities, Pins, context
 from ..names import name_of
-from ..store.store import Shelf, Store, fingerprint
+from ..store.store import Shelf, Store, fingerprint, version
 from ..wire.channel import Channel
 from ..wire.link import Link
 from .said import reason, scheme_in
@@ -30,6 +30,7 @@ class Opened:
     channel: Channel
     party: PartySession
     binding: dict
+    version: str
 
 
 class Asker(Protocol):
@@ -39,10 +40,11 @@ class Asker(Protocol):
     authority: str
     identity: Any
     pins: Pins
-    link: Link
 
     @property
     def store(self) -> Store: ...
+
+    def there(self) -> Link: ...
 
     def ask(self, request: dict, patience: float = 30.0) -> dict: ...
 
@@ -63,7 +65,7 @@ def open_session(connection: Asker, names: list[str], scheme: Scheme, shelf: She
     request["lasting"] = connection.store.lasting
     if shelf is not None:
         request |= {"resume": session.hex(), "calls": list(shelf.calls())}
-    channel = connection.link.open(wire)
+    channel = connection.there().open(wire)
     try:
         replied = connection.ask(request).get("parts")
         if not isinstance(replied, list) or len(replied) != len(names) or not all(map(_is_part, replied)):
@@ -75,21 +77,24 @@ def open_session(connection: Asker, names: list[str], scheme: Scheme, shelf: She
         if shelf is not None:
             if shelf.binding != binding:
                 raise MaterialError(f"'{names[0]}' has another model now, or was started again without its store")
-            if channel.request(channel.patience).get("do") != "ready":
+            if channel.request(channel.deadline.silence).get("do") != "ready":
                 raise FrameError("the server does not say whether the material is there")
         parts = [
             Part(part.get("description"), _other(connection, part, scheme, names, place))
             for place, part in enumerate(replied)
         ]
+        versions = ",".join(version(part["description"], part["edition"]) for part in replied)
+        facts = {"client": connection.name, "model": ",".join(names), "version": versions}
         party = PartySession(
             Q, session, {S: channel}, parts, scheme,
             lambda: connection.store.shelf(session, binding), of=len(names), fresh=shelf is None,
+            facts=lambda: facts,
         )  # fmt: skip
     except BaseException as error:
-        channel.abort(reason(error))
+        channel.abort(reason(error, f"'{connection.name}'"))
         channel.close()
         raise
-    return Opened(session, channel, party, binding)
+    return Opened(session, channel, party, binding, versions)
 
 
 def _is_part(part: object) -> bool:
@@ -114,17 +119,18 @@ def run(opened: Opened, what: str, inputs: Inputs, work: Callable[[], Any], **mo
     """
     try:
         number, rows = opened.party.served.find(inputs)
-        opened.channel.begin()
-        opened.channel.tell({"do": what, "program": number, "rows": rows, **more})
-        opened.party.expect(inputs)
         result, beyond = None, None
         try:
-            result = work()
+            with opened.party.noted(what, inputs):
+                opened.channel.begin()
+                opened.channel.tell({"do": what, "program": number, "rows": rows, **more})
+                opened.party.expect(inputs)
+                result = work()
         except RangeExceededError as error:
             beyond = error  # the others have done their part, and do not hear of it
         opened.channel.rest()
     except BaseException as error:
-        opened.channel.abort(reason(error))
+        opened.channel.abort(reason(error, f"'{opened.binding['client']}'"))
         opened.channel.close()
         raise
     if beyond is not None:

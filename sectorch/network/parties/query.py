@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +16,7 @@ from ...errors import (
     FrameError,
     MaterialError,
     RangeExceededError,
+    RefusedError,
     SectorchError,
     StoreFullError,
 )
@@ -23,9 +25,12 @@ from ...nn.calls import Like, called, like
 from ...nn.inputs import Inputs
 from ...nn.served import Kind
 from ...tensor import Scheme, SharedTensor
+from ..log import write
 from ..store.store import Shelf
 from .opened import Asker, Opened, check_values, open_session, run
 from .texts import RemoteTexts
+
+log = logging.getLogger("sectorch.client")
 
 
 class RemoteModel:
@@ -39,19 +44,31 @@ class RemoteModel:
         NonFiniteError, FixedPointRangeError: a bad input; nothing was sent.
         BusyError: too many calls wait at the server. MaterialError: a prepared call that is void; it is dropped.
         RangeExceededError: a value between input and result left its range: no result, and A and S do not know.
-        RefusedError: a weight of A's does not fit the number format.
-        NetworkError and its kinds: the query ended; nothing of it was revealed, and the next call opens a new session.
+        RefusedError: a weight of A's does not fit the number format, or A has another version than `only`.
+        NetworkError and its kinds: the query ended; nothing of it was revealed, and the next call opens a new session,
+        and dials again first where the server was lost.
     """
 
-    def __init__(self, connection: Asker, name: str, scheme: Scheme):
+    def __init__(self, connection: Asker, name: str, scheme: Scheme, only: str | None = None):
         self.connection, self.name = connection, name
         self._scheme = scheme
         self._lock = threading.Lock()
         self._opened: dict[bytes, Opened] = {}
         self._live: Opened | None = None
+        self._version = ""
+        self.only = only
+        """The version that is asked; any one where it is None."""
         shelves = self._shelves()
         first = self._take_up(shelves[0]) if shelves else self._fresh()
         self.served = first.party.served
+
+    @property
+    def version(self) -> str:
+        """A name for what was answered with last: a digest of the architecture and of A's own name for its weights.
+
+        Where A has a lasting store, the name changes only with the model; another one has a new key at each start.
+        """
+        return self._version
 
     def __repr__(self) -> str:
         return f"RemoteModel('{self.name}', {'; or '.join(call.said for call in self.served.calls)})"
@@ -69,6 +86,7 @@ class RemoteModel:
     def ask(self, inputs: Inputs) -> Any:
         """The same for inputs that `check` has given."""
         with self._lock:
+            self._forget_lost()
             opened, calls, then = self._prepared_for(inputs)
             opened = opened or self._fresh()
             work = lambda: opened.party.predict(inputs, calls, then)
@@ -94,11 +112,15 @@ class RemoteModel:
         run = RemoteTexts(self)
         return run(input_ids, attention_mask, max_new_tokens=max_new_tokens, generator=generator, streamer=streamer)
 
-    def in_shares(self, inputs: Inputs) -> Any:
+    def in_shares(self, inputs: Inputs, later: Sequence[Inputs] = ()) -> Any:
         """The result of a call that is described as one whose results stay in shares: SharedTensors, of which A and S
         keep a share each, and what this party learns of them.
 
         A later call takes all tensors in shares of the call before it, in their order.
+
+        Args:
+            later: the calls that may follow on these results. They are of the same session, and one that is taken up
+                for its prepared calls makes no others: its material is used if it has all of them.
 
         Raises:
             ArgumentError: tensors in shares that are not those of the last such call; nothing was sent.
@@ -106,7 +128,10 @@ class RemoteModel:
         given = [x for x in inputs.tensors if isinstance(x, SharedTensor)]
         check_values(inputs, self._scheme)
         with self._lock:
-            opened, calls = self._going_on(inputs, given) if given else self._prepared_for(inputs)[:2]
+            if not given:
+                self._forget_lost()
+            following = [self.served.find(call) for call in later]
+            opened, calls = self._going_on(inputs, given) if given else self._prepared_for(inputs, following)[:2]
             opened = opened or self._fresh()
             after = opened.party.stayed
             work = lambda: opened.party.predict(inputs, calls)
@@ -144,6 +169,7 @@ class RemoteModel:
         inputs = like(self.served, inputs)
         for left in range(count - 1, -1, -1):
             with self._lock:
+                self._forget_lost()
                 opened = self._fresh()
                 reply = self._run(opened, "prepare", inputs, lambda: self._prepare(opened, inputs))
             if progress is not None:
@@ -159,7 +185,7 @@ class RemoteModel:
         kept = opened.party.prepare(inputs)
         shelf = self.connection.store.shelf(opened.name, opened.binding)
         try:
-            reply = opened.channel.request(opened.channel.patience)
+            reply = opened.channel.request(opened.channel.deadline.silence)
             if reply.get("do") != "stored" or type(reply.get("more")) is not int:
                 raise FrameError("the server does not say whether the material is stored")
         except BaseException:
@@ -196,10 +222,13 @@ class RemoteModel:
     def close(self) -> None:
         """End the sessions. Unused material stays in a lasting store, and is dropped on all sides from another."""
         for opened in list(self._opened.values()):
-            with suppress(SectorchError):
-                opened.channel.tell({"do": "close"})
-            self._forget(opened)
-            opened.channel.close()
+            self._end(opened)
+
+    def _end(self, opened: Opened) -> None:
+        with suppress(SectorchError):
+            opened.channel.tell({"do": "close"})
+        self._forget(opened)
+        opened.channel.close()
 
     def _shelves(self) -> list[Shelf]:
         """This client's material of the model, the oldest sessions' first."""
@@ -210,7 +239,7 @@ class RemoteModel:
         reading = {name for name, opened in self._opened.items() if opened.party.coming()}
         return [s for s in self.connection.store.shelves(**wanted) if len(s) or s.session in reading]
 
-    def _prepared_for(self, inputs: Inputs) -> tuple[Opened | None, list[int], list[int]]:
+    def _prepared_for(self, inputs: Inputs, later: Sequence[Kind] = ()) -> tuple[Opened | None, list[int], list[int]]:
         """A session with prepared calls for each piece of the batch; the calls, and those of a next such batch."""
         for shelf in self._shelves():
             at_hand = dict(shelf.calls())
@@ -222,8 +251,9 @@ class RemoteModel:
             opened = opened or self._take_up(shelf)
             pieces = opened.party.pieces(inputs)
             calls = _chosen(pieces, at_hand)
-            if calls:
-                return opened, calls, _chosen(pieces, {c: s for c, s in at_hand.items() if c not in calls})
+            left = {call: kind for call, kind in at_hand.items() if call not in calls}
+            if calls and (opened.party.fresh or not later or _chosen(later, left)):
+                return opened, calls, _chosen(pieces, left)
         return None, [], []
 
     def _take_up(self, shelf: Shelf) -> Opened:
@@ -236,14 +266,37 @@ class RemoteModel:
                 f"{count} prepared calls of '{self.name}' are void and were dropped, none was used: {error}; "
                 f"asking again works without them"
             ) from None
-        self._opened[opened.name] = opened
-        return opened
+        return self._met(opened)
 
     def _fresh(self) -> Opened:
         if self._live is None:
-            self._live = open_session(self.connection, [self.name], self._scheme)
-            self._opened[self._live.name] = self._live
+            self._live = self._met(open_session(self.connection, [self.name], self._scheme))
         return self._live
+
+    def _met(self, opened: Opened) -> Opened:
+        """A session that was opened, of the version that is asked.
+
+        Raises:
+            RefusedError: it is of another one, and nothing was asked.
+        """
+        if self.only not in (None, opened.version):
+            self._end(opened)
+            raise RefusedError(
+                f"'{self.name}' answers with version {opened.version} now, and only {self.only} is asked for"
+            )
+        if self._version not in ("", opened.version):
+            facts = {"model": self.name, "version": opened.version, "before": self._version}
+            write(log, "another version answers", logging.WARNING, **facts)
+            self.served = opened.party.served
+        self._version = opened.version
+        self._opened[opened.name] = opened
+        return opened
+
+    def _forget_lost(self) -> None:
+        """Let go of sessions that have ended, as when the server was started anew: others are opened in their place."""
+        for opened in [opened for opened in self._opened.values() if opened.channel.ended]:
+            self._forget(opened)
+            opened.channel.close()
 
     def _run(self, opened: Opened, what: str, inputs: Inputs, work: Callable[[], Any], **more: Any) -> Any:
         try:
@@ -263,7 +316,7 @@ class RemoteModel:
             self.connection.store.forget(opened.name)
 
 
-def _chosen(pieces: list[Kind], at_hand: dict[int, Kind]) -> list[int]:
+def _chosen(pieces: Sequence[Kind], at_hand: dict[int, Kind]) -> list[int]:
     """A prepared call for each piece, the first ones first, or none at all."""
     left, calls = dict(sorted(at_hand.items())), []
     for piece in pieces:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import threading
 import time
 
-from ...errors import FixedPointRangeError, FrameError, KeyAgreementError, MaterialError, NetworkError, SectorchError
+from ...errors import (
+    FixedPointRangeError,
+    FrameError,
+    KeyAgreementError,
+    MaterialError,
+    NetworkError,
+    SectorchError,
+    StoreFullError,
+)
 from ...tensor import Scheme
 
 UNFIT = (
@@ -68,12 +76,18 @@ def in_full(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def reason(error: BaseException) -> str:
-    """What the other parties are told of an error: its type, and the text of our own kinds, which hold no secret."""
+def reason(error: BaseException, who: str) -> str:
+    """What the other parties are told of an error: its type, and the text of our own kinds, which hold no secret.
+
+    Args:
+        who: this party, in words: of an error of another kind, and of a full disk, the others learn where it arose.
+    """
     if isinstance(error, KeyboardInterrupt):
         return "AbortedError: stopped by its user"
     if isinstance(error, FixedPointRangeError):
         return f"RefusedError: {UNFIT}"
     known = isinstance(error, (NetworkError, MaterialError, KeyAgreementError))
     said = getattr(error, "told", None) or error
-    return f"{type(error).__name__}: {said if known else 'see its own log'}"
+    if isinstance(error, StoreFullError):
+        said = f"at {who}: {error}"
+    return f"{type(error).__name__}: {said if known else f'at {who}, whose own log says more'}"

@@ -23,9 +23,11 @@ from ...nn.program import load_program
 from ...session import Q, S
 from ...tensor import Scheme
 from ..identity.certificates import Credentials
+from ..log import write
 from ..names import name_of
-from ..store.store import Store, fingerprint
+from ..store.store import Store, fingerprint, version
 from ..wire.channel import Channel
+from ..wire.deadline import CALL
 from ..wire.link import Link
 from ..wire.transport import listen
 from ..wire.turns import Turns
@@ -64,6 +66,7 @@ class Server:
         running: calls that run at the same time.
         store: where prepared material is kept; a temporary one unless given.
         patience: seconds without a word after which a party counts as hanging.
+        call: seconds that one party may keep a call waiting in all, and one more for each MiB that it sends or takes.
     """
 
     def __init__(
@@ -73,9 +76,10 @@ class Server:
         running: int = RUNNING,
         store: Store | None = None,
         patience: float | None = None,
+        call: float = CALL,
     ):
         self.store = store or Store()
-        self._patience = patience
+        self._waits = patience, call
         self._models: dict[str, _Model] = {}
         self._links: set[Link] = set()
         self._sessions: dict[bytes, tuple[str, int]] = {}
@@ -94,6 +98,10 @@ class Server:
         join(self._threads)
         self.store.close()
 
+    def drain(self, seconds: float) -> bool:
+        """Begin no more calls and sessions; whether those that run were done in that time."""
+        return self._turns.drain("the server is stopping; ask again when it is back", seconds)
+
     def wait(self) -> None:
         """Until stopped."""
         self._grpc.wait_for_termination()
@@ -108,9 +116,8 @@ class Server:
         """How many sessions are open."""
         return len(self._sessions)
 
-    def _welcome(self, name: str) -> Link:
-        log.info("%s connected", name)
-        link = Link(name, self._request, self._patience)
+    def _welcome(self, name: str, certificate: str) -> Link:
+        link = Link(name, self._request, *self._waits, certificate=certificate)
         with self._lock:
             self._links = {known for known in self._links if known.closed is None} | {link}
             self._models = {n: m for n, m in self._models.items() if m.link.closed is None}
@@ -146,18 +153,20 @@ class Server:
         with self._lock:
             held = self._models.get(name)
             if held is not None and held.link.closed is None and held.link is not link:
-                return {"error": "IdentityError", "text": f"'{name}' is answering already"}
+                raise BusyError(f"'{name}' is answering already")
             self._models[name] = _Model(link, description, edition)
         kept = self.store.shelves(model=name)
         current = {"edition": edition, "fingerprint": fingerprint(description)}
         for shelf in kept:
             if any(shelf.binding[k] != v for k, v in current.items()):
-                log.info("%d prepared calls of %s are dropped: it has another model now", len(shelf), name)
+                write(log, "dropped", calls=len(shelf), model=name, why="it has another model now")
                 shelf.drop()
-        log.info("%s answers", name)
+        write(log, "answers", model=name, version=version(description, edition))
         return {"sessions": [shelf.session.hex() for shelf in self.store.shelves(model=name)]}
 
     def _open(self, link: Link, request: dict) -> dict:
+        if self._turns.closed:
+            raise BusyError(self._turns.closed)
         asked, resume = request.get("models"), request.get("resume")
         if not isinstance(asked, list) or not 0 < len(asked) <= MOST_MODELS:
             raise FrameError(f"a session has 1 to {MOST_MODELS} different models")
@@ -187,12 +196,13 @@ class Server:
             channels[Q] = link.open(wire)
             for party, model in zip(answering, models, strict=True):
                 channels[party] = model.link.open(wire)
+            self._tie(list(channels.values()))
             shared = {k: request[k] for k in ("resume", "calls", "lasting") if k in request} | scheme_in(scheme)
             for place, (party, model) in enumerate(zip(answering, models, strict=True)):
                 serve = {"do": "serve", "session": wire.hex(), "for": link.peer, "place": place, "of": len(models)}
                 channels[party].link.tell({**serve, "edition": model.edition, **shared})
         except BaseException as error:
-            self._part(channels, reason(error))
+            self._part(channels, reason(error, "the server"))
             with self._lock:
                 self._sessions.pop(wire, None)
             raise
@@ -203,6 +213,14 @@ class Server:
         return {
             "parts": [{"description": model.description, "edition": model.edition} for model in models],
         }
+
+    def _tie(self, channels: list[Channel]) -> None:
+        """What one party says of the session's end is heard while S waits for another one, or for its turn."""
+        for channel in channels:
+            channel.on_failure(self._turns.wake)
+            for other in channels:
+                if other is not channel:
+                    channel.on_failure(other.fail)
 
     def _admit(self, wire: bytes, client: str, weight_bytes: int) -> None:
         with self._lock:
@@ -237,9 +255,14 @@ class Server:
         try:
             identities = Identities({"Q": channels[Q].link.peer, "A": ""})
             binding = self._binding(channels[Q].link.peer, names[0], models[0], scheme)
+            facts = {
+                "client": channels[Q].link.peer, "certificate": channels[Q].link.certificate, "model": ",".join(names),
+                "version": ",".join(version(model.description, model.edition) for model in models),
+            }  # fmt: skip
             party = PartySession(
                 S, session, channels, [Part(model.description, identities) for model in models], scheme,
                 lambda: self.store.shelf(session, binding), of=len(models), fresh=fresh, alive=_beats(channels),
+                facts=lambda: facts,
             )  # fmt: skip
             if not fresh:
                 self._ready(session, channels)
@@ -249,8 +272,8 @@ class Server:
             for channel in _answering(channels):
                 channel.tell(asked)
         except Exception as error:
-            said = reason(error)
-            log.info("session of %s ended: %s", channels[Q].link.peer, in_full(error))
+            said = reason(error, "the server")
+            write(log, "session ended", client=channels[Q].link.peer, why=in_full(error))
             log.debug("in detail", exc_info=error)
         finally:
             self._part(channels, said)
@@ -266,7 +289,7 @@ class Server:
             channel.tell(asked)
         stored = party.follow(asked)
         if stored is not None:
-            theirs = [channel.request(channel.patience) for channel in _answering(channels)]
+            theirs = [channel.request(channel.deadline.silence) for channel in _answering(channels)]
             rooms = [int(t.get("room", 0)) // max(1, int(t.get("bytes", 1))) for t in (stored, *theirs)]
             channels[Q].tell({**stored, "more": min(rooms)})
 
@@ -274,7 +297,7 @@ class Server:
         """Whether the answering party still has its half of the material."""
         try:
             for channel in _answering(channels):
-                channel.request(channel.patience)
+                channel.request(channel.deadline.silence)
         except MaterialError:
             self.store.shelf(session).drop()
             raise

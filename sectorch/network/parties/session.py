@@ -10,12 +10,11 @@ j + n, j + 2n, ..., so that each party can count its own.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +39,7 @@ from ...nn.served import Kind
 from ...session import Q, Session
 from ...tensor import Scheme, SharedTensor
 from ...tensor.aggregation import aggregate
+from ..log import learned, query
 from ..store.store import Shelf
 from ..wire.channel import Channel
 
@@ -97,6 +97,7 @@ class PartySession:
         channels: to each party that this one has an edge to.
         shelf: where prepared material is kept.
         place, of: at an answering party, which of how many it is.
+        facts: who asks what, for the log's line of each query.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class PartySession:
         of: int = 1,
         fresh: bool = True,
         alive: Callable[[], None] | None = None,
+        facts: Callable[[], dict] = dict,
     ):
         served = [load_program(part.description, part.weights) for part in parts]
         self.served, self.fresh, self.grouped = served[0], fresh, of > 1
@@ -120,11 +122,12 @@ class PartySession:
             said = "; ".join(dict.fromkeys(model.said for model in served))
             raise ShapeError(f"models of one question take one kind of input, and these differ: {said}")
         wire = next(iter(channels.values())).session
-        runtime = PartyRuntime(me, session, channels, alive, wire)
-        self.session = RemoteSession(runtime, [part.identities for part in parts], place, of, fresh)
+        self._runtime = PartyRuntime(me, session, channels, alive, wire)
+        self.session = RemoteSession(self._runtime, [part.identities for part in parts], place, of, fresh)
         self._me, self._channels = me, channels
         self._scheme = scheme
         self._shelf = shelf
+        self._of, self._facts = of, facts
         self.staying: list[SharedTensor] = []
         """What stayed in shares of the last such call; the next one may take it."""
         self.stayed = 0
@@ -223,8 +226,13 @@ class PartySession:
                 with suppress(MaterialError):  # another session's material may have taken the room
                     self._shelf().put(coming.result(), kind)
         self._coming.clear()
+        # What refers to itself lives on until it is collected, and to ask for that at each session's end takes long. So
+        # the secrets are let go of one by one: the weights, what stayed in shares, the pair keys.
+        for module in self._modules:
+            module.discard()
         self._modules.clear()
-        gc.collect()  # traced graphs refer to themselves, and would keep their weights for a long time
+        self.staying.clear()
+        self._runtime.close()
 
     def prepare(self, inputs: Inputs) -> list[tuple[int, Kind, int]]:
         """Make the offline material of one later call; what is kept of it: call, kind and bytes of each piece.
@@ -263,12 +271,18 @@ class PartySession:
                 raise FrameError("a request that does not name its prepared calls by number")
         for channel in self._channels.values():
             channel.begin()
-        self.expect(inputs)
         try:
-            return self._take_part(str(what), inputs, use, then)
+            with self.noted(str(what)[:40], inputs):
+                self.expect(inputs)
+                return self._take_part(str(what), inputs, use, then)
         finally:
             for channel in self._channels.values():
                 channel.rest()
+
+    def noted(self, what: str, inputs: Inputs) -> AbstractContextManager[None]:
+        """The log's line of a query that is asked in the block."""
+        known = learned(what, self._of, inputs.in_shares)
+        return query(**self._facts(), asked=what, rows=inputs.rows, learned=known)
 
     def _asked(self, request: dict) -> Inputs:
         """The inputs that a request is for, without content."""

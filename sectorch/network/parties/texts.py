@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +19,7 @@ class Steps(Protocol):
 
     served: Served
 
-    def in_shares(self, inputs: Inputs) -> Any: ...
+    def in_shares(self, inputs: Inputs, later: Sequence[Inputs] = ()) -> Any: ...
     def prepare(self, inputs: Inputs, count: int = 1, progress: Callable[[], None] | None = None) -> None: ...
 
 
@@ -37,8 +37,9 @@ class RemoteTexts(Continuing):
             )
         self.texts, self._model = model.served.texts, model
 
-    def _call(self, inputs: Inputs) -> tuple[Any, Cache]:
-        return self._model.in_shares(inputs)
+    def _call(self, inputs: Inputs, later: int = 0) -> tuple[Any, Cache]:
+        following = [self._form(inputs.tensors[0])] * later if later else []
+        return self._model.in_shares(inputs, following)
 
     def _first(self, ids: torch.Tensor, mask: torch.Tensor | None, generator: torch.Generator | None) -> Inputs:
         return super()._first(ids, self._mask(ids, mask), generator)

@@ -12,6 +12,7 @@ handed out: a crash loses a piece and never brings it back.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import io
@@ -19,16 +20,14 @@ import json
 import os
 import re
 import shutil
-import struct
 import tempfile
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ... import files
 from ...choreography.program.material import Material
@@ -40,10 +39,9 @@ from ...errors import (
     StoreInUseError,
 )
 from .pieces import read_piece, write_piece
+from .sealing import NONCE_BYTES, SEGMENT, TAG_BYTES, opened, sealed
 
 BUDGET = 4 << 30
-SEGMENT = 4 << 20
-NONCE_BYTES, TAG_BYTES = 32, 16
 _NAME = re.compile(r"(\d{10})-(\d+x\d+)\.piece")
 
 
@@ -100,7 +98,7 @@ class Store:
             try:
                 session = bytes.fromhex(folder.name)
                 sealed = (folder / "binding.sealed").read_bytes()
-                binding = json.loads(_opened(self.key, io.BytesIO(sealed), len(sealed), b"binding" + session))
+                binding = json.loads(opened(self.key, io.BytesIO(sealed), len(sealed), b"binding" + session))
                 self._shelves[session] = Shelf(self, session, binding)
             except (ValueError, OSError, InvalidTag):
                 shutil.rmtree(folder)
@@ -131,11 +129,12 @@ class Store:
             shelf = self._shelves.get(session)
             if shelf is None and binding is not None:
                 folder = self.folder / session.hex()
-                folder.mkdir(mode=0o700)
-                sealed = b"".join(_sealed(self.key, [json.dumps(binding).encode()], b"binding" + session))
-                self._write(folder / "binding.sealed", sealed)
-                if self.lasting:
-                    files.settle(self.folder)
+                content = b"".join(sealed(self.key, [json.dumps(binding).encode()], b"binding" + session))
+                with _kept_whole(folder):
+                    folder.mkdir(mode=0o700)
+                    self._write(folder / "binding.sealed", content)
+                    if self.lasting:
+                        files.settle(self.folder)
                 shelf = self._shelves[session] = Shelf(self, session, binding)
         if shelf is None:
             raise MaterialError(
@@ -216,14 +215,15 @@ class Shelf:
             )
         path = self._path(material.call, kind)
         partial = path.with_suffix(".part")
-        with open(partial, "wb") as file:
-            for part in _sealed(self.store.key, parts, self._about(material.call, kind)):
-                file.write(part)
-            size = file.tell()
-        if self.store.lasting:
-            files.move(partial, path)
-        else:
-            os.replace(partial, path)
+        with _kept_whole(partial):
+            with open(partial, "wb") as file:
+                for part in sealed(self.store.key, parts, self._about(material.call, kind)):
+                    file.write(part)
+                size = file.tell()
+            if self.store.lasting:
+                files.move(partial, path)
+            else:
+                os.replace(partial, path)
         with self._lock:
             self._pieces[material.call] = kind, size
         return size
@@ -248,7 +248,7 @@ class Shelf:
                 if self.store.lasting:
                     files.settle(self.folder)
                 size = os.fstat(sealed.fileno()).st_size
-                material = read_piece(_opened(self.store.key, sealed, size, self._about(call, kind)))
+                material = read_piece(opened(self.store.key, sealed, size, self._about(call, kind)))
         except OSError as error:
             raise MaterialError(
                 f"the material of call {call} cannot be read ({error.strerror}); it is dropped"
@@ -283,9 +283,32 @@ class Shelf:
         return json.dumps(about, sort_keys=True).encode()
 
 
+@contextmanager
+def _kept_whole(partial: Path) -> Iterator[None]:
+    """What is written in the block is there whole, or `partial` is removed.
+
+    Raises:
+        StoreFullError: the disk is full. MaterialError: it cannot be written for another reason.
+    """
+    try:
+        yield
+    except BaseException as error:
+        shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        kind = StoreFullError if full else MaterialError
+        raise kind(f"prepared material cannot be kept: {error.strerror}; nothing of this call is kept") from None
+
+
 def fingerprint(*things: object) -> str:
     """A name for public descriptions: SHA-256 of their JSON."""
     return hashlib.sha256(json.dumps(things, sort_keys=True).encode()).hexdigest()
+
+
+def version(description: dict, edition: object) -> str:
+    """A name for a model as it is now: another architecture or other weights are another version."""
+    return fingerprint(description, edition)[:32]
 
 
 def _key(path: Path) -> bytes:
@@ -295,39 +318,3 @@ def _key(path: Path) -> bytes:
     if len(key) != 32:
         raise ArgumentError(f"{path} does not hold a store's key (32 bytes)")
     return key
-
-
-def _sealed(key: bytes, parts: list, about: bytes) -> Iterator[bytes]:
-    """A nonce, then segments; the last one is marked, so that a cut file does not open."""
-    nonce = os.urandom(NONCE_BYTES)
-    cipher = AESGCM(derive(key, nonce, "piece", 32))
-    yield nonce
-    held, number = bytearray(), 0
-    for part in parts:
-        view = memoryview(part).cast("B")
-        at = 0
-        while at < len(view):
-            count = min(SEGMENT - len(held), len(view) - at)
-            held += view[at : at + count]
-            at += count
-            if len(held) == SEGMENT:
-                yield cipher.encrypt(struct.pack(">IQ", 0, number), held, about)
-                held, number = bytearray(), number + 1
-    yield cipher.encrypt(struct.pack(">IQ", 1, number), held, about)
-
-
-def _opened(key: bytes, sealed: BinaryIO, size: int, about: bytes) -> bytearray:
-    """Raises InvalidTag where a segment is not what was sealed, in that place, for that use."""
-    count = -(-(size - NONCE_BYTES) // (SEGMENT + TAG_BYTES))
-    length = size - NONCE_BYTES - count * TAG_BYTES
-    if length < 0 or count < 1:
-        raise InvalidTag
-    cipher = AESGCM(derive(key, sealed.read(NONCE_BYTES), "piece", 32))
-    out, at = bytearray(length), 0
-    for number in range(count):
-        part = cipher.decrypt(
-            struct.pack(">IQ", int(number == count - 1), number), sealed.read(SEGMENT + TAG_BYTES), about
-        )
-        out[at : at + len(part)] = part
-        at += len(part)
-    return out

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -27,6 +26,7 @@ from ...errors import (
     SectorchError,
 )
 from ..names import readable
+from .deadline import Deadline
 
 WINDOW = 16 << 20
 """Bytes of unused messages beyond which no further one is begun."""
@@ -45,8 +45,6 @@ TOGETHER = 32 << 10
 REQUESTS = 64
 REQUEST_BYTES = 1 << 20
 """How many requests of a session may wait to be answered, and their bytes together."""
-PATIENCE = 60.0
-"""Seconds without a word after which a party counts as hanging."""
 
 RELAYED = " (as the server relays it)"
 _KINDS = (
@@ -93,13 +91,13 @@ class Channel:
     """One session's frames to and from one peer.
 
     Raises from every wait:
-        PeerLostError: the connection ended, or the peer said nothing for `patience` seconds.
+        PeerLostError: the connection ended, or the peer kept this party waiting for too long (`Deadline`).
         AbortedError, or the error that the peer named: it gave the session up.
     """
 
-    def __init__(self, link: Peer, session: bytes, patience: float | None = None):
+    def __init__(self, link: Peer, session: bytes, deadline: Deadline | None = None):
         self.link, self.session = link, session
-        self.patience = PATIENCE if patience is None else patience
+        self.deadline = deadline or Deadline(link.peer)
         # Each counter has one writer: the link's pump those of what came, this session's thread the others.
         self._frames: SimpleQueue[Frame | None] = SimpleQueue()
         self._came = self._used = self._credited = 0
@@ -111,8 +109,8 @@ class Channel:
         self._request_bytes = 0
         # Calls that this side has begun, those for which the peer is ready, and where it waits for that.
         self._begun = self._ready = self._ready_at = 0
-        self._heard = time.monotonic()
         self._failure: SectorchError | None = None
+        self._on_failure: list[Callable[[SectorchError], None]] = []
         self._changed = threading.Condition()
 
     # What came.
@@ -123,7 +121,7 @@ class Channel:
         Raises:
             FrameError: the peer sends more than it may.
         """
-        self._heard = time.monotonic()
+        self.deadline.heard(beat=frame.kind == Kind.CREDIT and not frame.number)
         if frame.kind == Kind.DATA:
             self._keep(frame)
             return
@@ -131,7 +129,10 @@ class Channel:
             if frame.kind == Kind.CONTROL:
                 self._asked(frame, read)
             elif frame.kind == Kind.CREDIT:
+                if frame.number > self._sent - self._credit_got:
+                    raise FrameError(f"{self.link.peer} has used more than it was sent")
                 self._credit_got += frame.number
+                self.deadline.moved(frame.number)
             self._changed.notify_all()
         if frame.kind == Kind.ABORT:
             self.fail(error_of(bytes(frame.payload[:600]).decode(errors="replace")))
@@ -146,6 +147,7 @@ class Channel:
         if 2 * len(frame.payload) < memoryview(memoryview(frame.payload).obj).nbytes:
             frame = replace(frame, payload=bytes(frame.payload))  # it would keep what came together with it
         self._came += size
+        self.deadline.moved(size)
         self._frames.put(frame)
         if room is None:
             self.link.check_idle()
@@ -180,6 +182,7 @@ class Channel:
     def rest(self) -> None:
         """The call is over."""
         self._room = None
+        self.deadline.rest()
 
     def fail(self, failure: SectorchError) -> None:
         with self._changed:
@@ -187,31 +190,44 @@ class Channel:
             self._changed.notify_all()
         if known is None:
             self._frames.put(None)
+            for heard in list(self._on_failure):
+                heard(failure)
+
+    def on_failure(self, heard: Callable[[SectorchError], None]) -> None:
+        """Call this when the session fails here, or at once where it has: whoever waits for another one hears it."""
+        with self._changed:
+            self._on_failure.append(heard)
+            failure = self._failure
+        if failure is not None:
+            heard(failure)
 
     def receive(self) -> Frame:
         """The next frame."""
-        start = time.monotonic()
-        while True:
-            try:
-                frame = self._frames.get(timeout=max(0.001, max(start, self._heard) + self.patience - time.monotonic()))
-            except Empty:
-                if time.monotonic() >= max(start, self._heard) + self.patience:
-                    raise self._silent(self.patience) from None
-                continue
-            if frame is None:
-                self._frames.put(None)  # whoever asks again gets the same answer
-                raise again(self._failure or PeerLostError("the session was closed"))
-            break
+        with self.deadline.waiting(self.deadline.silence) as wait:
+            while True:
+                try:
+                    frame = self._frames.get(timeout=wait.left())
+                    break
+                except Empty:
+                    continue  # a word of the peer's may have come meanwhile
+        if frame is None:
+            self._frames.put(None)  # whoever asks again gets the same answer
+            raise again(self._failure or PeerLostError("the session was closed"))
         self._used += frame.size + FRAME
         if self._used - self._credited >= CREDIT:
             count, self._credited = self._used - self._credited, self._used
             self._credit(count)
         return frame
 
-    def request(self, patience: float | None = None) -> dict:
-        """The next request of this session; without `patience` it may be long in coming."""
+    @property
+    def ended(self) -> bool:
+        """Whether the session was ended, by anybody, or the connection was lost."""
+        return self._failure is not None
+
+    def request(self, silence: float | None = None) -> dict:
+        """The next request of this session; without `silence` it may be long in coming."""
         with self._changed:
-            self._wait(lambda: self._requests, patience)
+            self._wait(lambda: self._requests, silence)
             request = self._requests.popleft()
             self._request_bytes -= len(request)
         return json.loads(request)
@@ -227,12 +243,12 @@ class Channel:
         if self._sent - self._credit_got > WINDOW:
             self.flush()
             with self._changed:
-                self._wait(lambda: self._sent - self._credit_got <= WINDOW, self.patience)
+                self._wait(lambda: self._sent - self._credit_got <= WINDOW, self.deadline.silence)
         for part in parts:
             if self._too_early():
                 self.flush()
                 with self._changed:
-                    self._wait(lambda: not self._too_early(), self.patience)
+                    self._wait(lambda: not self._too_early(), self.deadline.silence)
             if self._failure is not None:
                 raise again(self._failure)
             self._sent += len(part) + FRAME
@@ -259,10 +275,13 @@ class Channel:
     def begin(self) -> None:
         """A call begins: only `AHEAD` bytes of it are sent until the peer has said that it is ready (`expect`)."""
         self._begun += 1
+        self.deadline.begin()
         self._ready_at = self._sent + AHEAD
 
     def beat(self) -> None:
-        """Tell the peer that this side is alive, though it has nothing to send."""
+        """Tell the peer that this side is alive, though it has nothing to send. Raises what the session failed with."""
+        if self._failure is not None:
+            raise again(self._failure)
         self._credit(0)
 
     def _credit(self, count: int) -> None:
@@ -289,18 +308,10 @@ class Channel:
             while True:
                 self._frames.get_nowait()
 
-    def _wait(self, ready: Callable[[], object], patience: float | None) -> None:
-        """Called with the condition held. A word of any kind from the peer counts as a sign of life."""
-        start = time.monotonic()
-        while not ready():
-            if self._failure is not None:
-                raise again(self._failure)
-            left = None
-            if patience is not None:
-                left = max(start, self._heard) + patience - time.monotonic()
-                if left <= 0:
-                    raise self._silent(patience)
-            self._changed.wait(left)
-
-    def _silent(self, patience: float) -> PeerLostError:
-        return PeerLostError(f"{self.link.peer} has said nothing for {patience:.0f} s; it may hang")
+    def _wait(self, ready: Callable[[], object], silence: float | None) -> None:
+        """Called with the condition held."""
+        with self.deadline.waiting(silence) as wait:
+            while not ready():
+                if self._failure is not None:
+                    raise again(self._failure)
+                self._changed.wait(wait.left())

@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from ...choreography.run.frames import Frame, Kind, pack, unpack
 from ...errors import FrameError, PeerLostError, SectorchError
 from .channel import Channel, again
+from .deadline import Deadline
 
 OUTBOX_BYTES = 16 << 20
 TOGETHER_BYTES = 256 << 10
@@ -35,12 +36,21 @@ class Link:
 
     Args:
         on_request: called with requests that belong to no session.
+        silence, call: of the deadlines of its sessions; see `Deadline`.
+        certificate: the fingerprint of the peer's, where this end knows it.
     """
 
-    def __init__(self, peer: str, on_request: Callable[[Link, dict], None], patience: float | None = None):
-        self.peer = peer
+    def __init__(
+        self,
+        peer: str,
+        on_request: Callable[[Link, dict], None],
+        silence: float | None = None,
+        call: float | None = None,
+        certificate: str = "",
+    ):
+        self.peer, self.certificate = peer, certificate
         self._on_request = on_request
-        self._patience = patience
+        self._waits = silence, call
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._queued = 0
         self._taken = 0
@@ -61,7 +71,7 @@ class Link:
                 raise again(self.closed)
             if session in self._channels:
                 raise FrameError("that session is open already")
-            channel = self._channels[session] = Channel(self, session, self._patience)
+            channel = self._channels[session] = Channel(self, session, Deadline(self.peer, *self._waits))
         return channel
 
     @property

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import resource
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import grpc
@@ -14,9 +17,11 @@ from ...errors import (
     NetworkError,
     PeerLostError,
 )
-from ..identity.certificates import Credentials, peer_name
+from ..identity.certificates import Credentials, certificate_print, peer_name
+from ..log import write
 from .link import Link
 
+log = logging.getLogger("sectorch.server")
 METHOD = "/sectorch.Star/Connect"
 _KEEPALIVE = [
     ("grpc.keepalive_time_ms", 1500),
@@ -32,13 +37,31 @@ _SERVER = [
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", 1),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 10_000),
 ]
+STREAMS = 64
+STREAMS_EACH = 16
+"""Connections that are served at once: of all certificates together, and of one."""
+CONNECTIONS = 4096
+"""Connections that may be open at once, also those that have not shown a certificate yet."""
+RESERVED = 256
+"""File descriptors that stay for everything else: stores, logs, torch."""
 
 
-def listen(
-    address: str, credentials: Credentials, welcome: Callable[[str], Link], workers: int = 64
-) -> tuple[grpc.Server, int]:
-    """Start serving. `welcome` is called with the name in each client's certificate; one without a name is refused.
+def connections() -> int:
+    """How many connections this process may hold: `CONNECTIONS`, or what its limit of file descriptors leaves."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS if soft == resource.RLIM_INFINITY else max(STREAMS, min(CONNECTIONS, soft - RESERVED))
+
+
+def listen(address: str, credentials: Credentials, welcome: Callable[[str, str], Link]) -> tuple[grpc.Server, int]:
+    """Start serving. `welcome` is called with the name in each client's certificate and its fingerprint; one without a
+    name is refused.
+
+    There are bounds on connections of all certificates, of one, and of those that show none; who comes beyond them is
+    refused.
 
     Raises:
         PeerLostError: the address cannot be bound. IdentityError: the certificate is not valid now.
@@ -46,21 +69,37 @@ def listen(
     from concurrent.futures import ThreadPoolExecutor
 
     credentials.check_dates()
+    served: Counter[str] = Counter()
+    lock = threading.Lock()
 
     def handle(incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
-            certificate, *_ = context.auth_context().get("x509_pem_cert") or [b""]
-            name = peer_name(certificate if isinstance(certificate, bytes) else b"")
+            shown, *_ = context.auth_context().get("x509_pem_cert") or [b""]
+            certificate = shown if isinstance(shown, bytes) else b""
+            name = peer_name(certificate)
         except IdentityError as error:
+            write(log, "refused", by=context.peer(), why=error)
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
-        link = welcome(name)
-        context.add_callback(lambda: link.close(PeerLostError(f"the connection to {link.peer} was closed")))
-        threading.Thread(target=link.pump, args=(incoming,), daemon=True, name=f"from {link.peer}").start()
-        yield from link.outgoing()
+        with lock:
+            full = served[name] >= STREAMS_EACH
+            served[name] += not full
+        if full:
+            write(log, "refused", by=context.peer(), client=name, why=FULL)
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{FULL}: {STREAMS_EACH} of '{name}'")
+        try:
+            link = welcome(name, certificate_print(certificate))
+            write(log, "connected", client=name, by=context.peer(), certificate=link.certificate)
+            context.add_callback(lambda: link.close(PeerLostError(f"the connection to {link.peer} was closed")))
+            threading.Thread(target=link.pump, args=(incoming,), daemon=True, name=f"from {link.peer}").start()
+            yield from link.outgoing()
+        finally:
+            with lock:
+                served[name] -= 1
         if isinstance(link.closed, FrameError):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"FrameError: {link.closed}"[:400])
 
-    server = grpc.server(ThreadPoolExecutor(workers), options=_SERVER, maximum_concurrent_rpcs=workers)
+    options = [*_SERVER, ("grpc.max_allowed_incoming_connections", connections())]
+    server = grpc.server(ThreadPoolExecutor(STREAMS), options=options, maximum_concurrent_rpcs=STREAMS)
     method = grpc.stream_stream_rpc_method_handler(handle)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("sectorch.Star", {"Connect": method})])
     tls = grpc.ssl_server_credentials(
@@ -106,7 +145,13 @@ def dial(
     return channel
 
 
+FULL = "too many connections of one certificate"
 _REFUSALS = {
+    FULL: (BusyError, "the server has as many connections of this certificate as it takes on; close some"),
+    "RPC limit": (BusyError, "the server has as many clients as it takes on; ask again later"),
+    "Handshake read failed": (PeerLostError, "the connection was closed while it was being made"),
+    "broke (Socket closed": (PeerLostError, "the connection was closed as soon as it was made"),
+    "reset by peer": (PeerLostError, "the connection was reset"),
     "certificate has expired": (IdentityError, "the server's certificate has expired"),
     "certificate purpose": (IdentityError, "its certificate is not a server's: a client may be posing as the server"),
     "Hostname Verification": (IdentityError, "the server's certificate is for another host name"),
@@ -117,10 +162,10 @@ _REFUSALS = {
         IdentityError,
         "the server closed the connection: probably it does not accept this party's certificate",
     ),
-    "RPC limit": (BusyError, "the server has as many clients as it takes on; ask again later"),
     "Connection refused": (PeerLostError, "nobody listens there"),
 }
-"""What gRPC says when no connection comes about, and what it means."""
+"""What gRPC says when no connection comes about, and what it means; the first that fits. A server that refuses a
+certificate closes the connection after its own half of the handshake is over, and not within it."""
 
 
 def refusal(address: str, detail: str) -> NetworkError:

@@ -1,0 +1,93 @@
+"""What one certificate, and who shows none, can take of the server's connections."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import socket
+from contextlib import ExitStack
+
+import pytest
+from network_world import until
+
+from sectorch import errors
+from sectorch.network import Server, connect
+from sectorch.network.commands import serve
+from sectorch.network.wire import transport
+
+
+@pytest.fixture
+def server(pki, monkeypatch):
+    monkeypatch.setattr(transport, "STREAMS_EACH", 2)
+    monkeypatch.setattr(transport, "connections", lambda: 8)
+    server = Server("localhost:0", pki[1]["server"])
+    yield server
+    server.stop()
+
+
+def test_one_certificate_has_so_many_connections_and_others_have_theirs(server, pki):
+    made, address = pki[1], f"localhost:{server.port}"
+    with ExitStack() as opened:
+        first = [opened.enter_context(connect(address, made["alice"])) for _ in range(2)]
+        with pytest.raises(errors.BusyError, match="as many connections of this certificate"):
+            connect(address, made["alice"])
+        assert opened.enter_context(connect(address, made["bob"])).models() == []
+        first[0].close()
+
+        def again() -> bool:
+            try:
+                opened.enter_context(connect(address, made["alice"]))
+            except errors.BusyError:
+                return False
+            return True
+
+        assert until(again, 30)
+
+
+def test_connections_that_show_no_certificate_have_a_bound(server, pki):
+    """Who is connected stays so, what is beyond the bound is closed at once, and those that go make room."""
+    made, address = pki[1], f"localhost:{server.port}"
+    with connect(address, made["alice"]) as connection, ExitStack() as opened:
+        strangers = [opened.enter_context(socket.create_connection(("localhost", server.port))) for _ in range(20)]
+        for stranger in strangers:
+            stranger.settimeout(0.5)
+
+        def closed(stranger: socket.socket) -> bool:
+            try:
+                return stranger.recv(1) == b""
+            except TimeoutError:
+                return False
+            except ConnectionError:
+                return True
+
+        left = [stranger for stranger in strangers[8:] if not closed(stranger)]
+        assert left == [] and connection.models() == []
+        opened.close()
+        with connect(address, made["bob"]) as another:
+            assert another.models() == []
+
+
+def test_a_stranger_has_seconds_for_its_handshake_and_an_idle_connection_ends():
+    options = dict(transport._SERVER)
+    assert options["grpc.server_handshake_timeout_ms"] <= 10_000 >= options["grpc.max_connection_idle_ms"]
+
+
+def test_the_limit_of_file_descriptors_is_raised_and_leaves_some(monkeypatch):
+    set_to = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 20_000))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, to: set_to.append(to))
+    serve._many_files()
+    assert set_to == [(20_000, 20_000)]
+    assert transport.connections() == 1024 - transport.RESERVED
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (20_000, 20_000))
+    assert transport.connections() == transport.CONNECTIONS
+
+
+def test_who_is_refused_is_written_down(server, pki, caplog):
+    caplog.set_level(logging.INFO, "sectorch.server")
+    made, address = pki[1], f"localhost:{server.port}"
+    with connect(address, made["alice"]), connect(address, made["alice"]), pytest.raises(errors.BusyError):
+        connect(address, made["alice"])
+    said = [record.getMessage() for record in caplog.records]
+    assert sum(line.startswith("connected client=alice by=") for line in said) == 2
+    assert any(line.startswith("refused by=") and "client=alice" in line for line in said)
