@@ -1,6 +1,10 @@
 """A protocol with roles of its own: three hospitals and a collector, who learns their sum and nothing else.
 
     python examples/secure_sum.py
+    sectorch run examples/secure_sum.py:program --input H1=a.npy --input H2=b.npy --input H3=c.npy
+
+The second command simulates all parties; with `--federation FILE --as NAME` the same program runs as one of them, with
+its own vector, and the others are elsewhere (docs/federation.md).
 
 Each pair of hospitals shares a stream; of each pair one adds what it draws to its vector and the other subtracts it, so
 that the masks cancel in the sum (Bonawitz et al., CCS 2017, of whom nobody drops out). The collector sees uniform bits
@@ -14,6 +18,7 @@ import torch
 
 import sectorch
 from sectorch.choreography import Located, Message, Net, Roles, protocol
+from sectorch.federated.parties import Parties
 from sectorch.ring import decode, encode
 
 HOSPITALS = ("H1", "H2", "H3")
@@ -38,6 +43,14 @@ def total(net: Net) -> torch.Tensor:
     """What the collector reads of the hospitals' vectors of four ring elements."""
     vectors = (net.own(getattr(net, name), torch.empty(4, dtype=torch.int64), name=name) for name in HOSPITALS)
     return net.read(secure_sum(net, *vectors), net.C)
+
+
+def program(parties: Parties) -> dict[str, torch.Tensor]:
+    """The sum of the hospitals' vectors of four numbers, at the collector."""
+    own = {name: encode(x, 20) for name, x in parties.inputs.items()}
+    with parties.session(ROLES, label="secure sum") as session:
+        found = session.run(session.trace(total), own)
+    return {} if found.is_meta else {"sum": decode(found, 20)}
 
 
 if __name__ == "__main__":

@@ -29,6 +29,13 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "models": ("network.commands.ask:models", "list the models that can be asked"),
         "keys": ("network.identity.keys:keys", "identity keys, certificates, and a small CA for trying it out"),
     },
+    "any program among parties": {
+        "run": ("network.commands.together:run", "run a program: simulated, or as one party of a federation"),
+        "federation": (
+            "network.federation.command:federation",
+            "write and check the file that says who the parties are",
+        ),
+    },
     "the papers, all parties in one process": {
         "privhfl": ("protocols.privhfl.cli:main", "clients with models of their own teach each other (PrivHFL)"),
         "capc": ("protocols.capc.cli:main", "labels by noisy vote, within a privacy budget (CaPC)"),

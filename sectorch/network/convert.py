@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import logging
-import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,8 +15,7 @@ from ..errors import ArgumentError
 from ..nn.describe import describe
 from ..nn.inputs import Inputs
 from ..nn.model_file import write_model
-
-_FUNCTION = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
+from .code import function_of, is_function
 
 
 def convert(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +29,8 @@ def convert(arguments: Sequence[str] | None = None) -> int:
         ],
     )
     p.add_argument(
-        "source", help="a .pt2 file made by torch.export.save, or MODULE:FUNCTION, which gives (model, example inputs)"
+        "source",
+        help="a .pt2 of torch.export.save; or MODULE:FUNCTION or FILE.py:FUNCTION, which gives (model, example inputs)",
     )
     p.add_argument("target", type=Path, help="the model file to write, for `sectorch answer`")
     p.add_argument("--trust", action="store_true", help="read the .pt2, or call the function, although that runs code")
@@ -43,10 +40,10 @@ def convert(arguments: Sequence[str] | None = None) -> int:
 
 def _convert(options: argparse.Namespace, console: Console) -> None:
     target = options.target
-    if named := _FUNCTION.fullmatch(options.source):
+    if is_function(options.source):
         if not options.trust:
             raise ArgumentError(f"{options.source} was not called: if you trust that code, add --trust")
-        description, weights = describe(*_called(*named.groups()))
+        description, weights = describe(*_called(options.source))
     else:
         description, weights = _read(Path(options.source), target, options.trust)
     write_model(description, weights, target)
@@ -57,17 +54,11 @@ def _convert(options: argparse.Namespace, console: Console) -> None:
         console.print(f"{target}: {len(weights)} weights, {made['bytes']} bytes", highlight=False, soft_wrap=True)
 
 
-def _called(module: str, function: str) -> tuple:
-    """What a function of this folder, or of an installed module, gives: the model, and what it is called with."""
-    sys.path.insert(0, "")
-    try:
-        found = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError) as error:
-        raise ArgumentError(f"cannot call {module}:{function}: {error}") from error
-    finally:
-        sys.path.remove("")
+def _called(source: str) -> tuple:
+    """What a function gives: the model, and what it is called with."""
+    found = function_of(source)()
     if not isinstance(found, tuple) or len(found) != 2:
-        raise ArgumentError(f"{module}:{function} gives {type(found).__name__}, expected (model, example inputs)")
+        raise ArgumentError(f"{source} gives {type(found).__name__}, expected (model, example inputs)")
     return found
 
 

@@ -22,6 +22,7 @@ from ...mpc.star.seed import Identities
 from ...nn.program import load_program
 from ...session import Q, S
 from ...tensor import Scheme
+from ..federation.meetings import Meetings
 from ..identity.certificates import Credentials
 from ..log import write
 from ..names import name_of
@@ -86,6 +87,7 @@ class Server:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._turns = Turns(running)
+        self._meetings = Meetings()
         self._grpc, self.port = listen(address, credentials, self._welcome)
 
     def stop(self) -> None:
@@ -133,6 +135,8 @@ class Server:
                 answer = {"models": self.models()}
             elif what == "open":
                 answer = self._open(link, request)
+            elif what in ("meet", "unmeet", "done"):
+                answer = getattr(self._meetings, what)(link, request)
             elif what == "hello":
                 answer = {}
             else:

@@ -259,6 +259,11 @@ class Channel:
         if not later:
             self.flush()
 
+    @property
+    def crowded(self) -> bool:
+        """Whether the peer has not used half a window of what it was sent."""
+        return self._sent - self._credit_got > WINDOW // 2
+
     def flush(self) -> None:
         """Send what was held back."""
         if self._held:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from queue import SimpleQueue
 
 from ...choreography.run.frames import Frame, Kind, pack, unpack
@@ -56,12 +57,16 @@ class Link:
         self._taken = 0
         self._lock = threading.Lock()
         self._channels: dict[bytes, Channel] = {}
+        self._onward: dict[bytes, tuple[Link, threading.Event]] = {}
         self._refused: OrderedDict[bytes, None] = OrderedDict()
         self.closed: SectorchError | None = None
         self._leaving = False
 
-    def open(self, session: bytes) -> Channel:
+    def open(self, session: bytes, kind: type[Channel] = Channel, peer: str = "") -> Channel:
         """This end of a session.
+
+        Args:
+            kind: of channel. peer: who is at its other end, where that is somebody beyond this link's.
 
         Raises:
             FrameError: it is open already.
@@ -71,8 +76,22 @@ class Link:
                 raise again(self.closed)
             if session in self._channels:
                 raise FrameError("that session is open already")
-            channel = self._channels[session] = Channel(self, session, Deadline(self.peer, *self._waits))
+            deadline = Deadline(f"'{peer}'" if peer else self.peer, *self._waits)
+            channel = self._channels[session] = kind(self, session, deadline)
         return channel
+
+    def forward(self, session: bytes, to: Link, ready: threading.Event) -> None:
+        """Frames of this session go to another link as they come, once it is ready; see `part`."""
+        with self._lock:
+            self._onward[session] = to, ready
+
+    def part(self, session: bytes) -> None:
+        """A session is over here: it is not forwarded any more, and its channel is closed."""
+        with self._lock:
+            self._onward.pop(session, None)
+            channel = self._channels.get(session)
+        if channel is not None:
+            channel.close()
 
     @property
     def sessions(self) -> int:
@@ -172,8 +191,11 @@ class Link:
             self._on_request(self, _request(frame))
             return
         channel = self._channels.get(frame.session)
+        onward = self._onward.get(frame.session)
         if channel is not None:
             channel.take(frame, _request)
+        elif onward is not None:
+            _hand_on(frame, *onward)
         elif frame.kind in (Kind.DATA, Kind.CONTROL):
             self._foreign(frame.session)
 
@@ -200,6 +222,13 @@ class Link:
         self._outbox.put(None)
         for channel in channels:
             channel.fail(reason)
+
+
+def _hand_on(frame: Frame, to: Link, ready: threading.Event) -> None:
+    """Waits while too much is queued for the other link; what comes for one that is closed is dropped."""
+    ready.wait()
+    with suppress(PeerLostError):
+        to.send(pack(frame), urgent=frame.kind in (Kind.CREDIT, Kind.ABORT))
 
 
 def _request(frame: Frame) -> dict:

@@ -1,0 +1,73 @@
+"""Who takes part in a program: all parties in this process, or one of them, whose others are elsewhere.
+
+A program among parties is a function of `Parties`. It opens sessions by their roles, brings in what the parties that
+are here have, and returns what they learned. The same function runs as a simulation (`Simulation`) and as one party of
+a federation (`sectorch.network.federation.party.Federation`), with the same results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from ..choreography import Roles
+from ..errors import ArgumentError
+from ..session import Session
+
+
+class Parties(Protocol):
+    """What a program among parties is given.
+
+    `inputs` are the tensors that the parties that are here bring, by name.
+    """
+
+    inputs: Mapping[str, torch.Tensor]
+
+    def present(self, party: str) -> bool:
+        """Whether that party's values are in this process."""
+        ...
+
+    def session(
+        self, roles: Roles, names: Mapping[str, str] | None = None, *, label: str = ..., agreed: str = ...
+    ) -> AbstractContextManager[Session]:
+        """A session of these roles, which ends with the block.
+
+        Args:
+            names: of the parties that play them, by role; they go by their roles' names unless given.
+            label: of two sessions of the same parties at the same time, each has its own.
+            agreed: settings, or a program's digest, that must be the same at all parties.
+        """
+        ...
+
+
+class Simulation:
+    """All parties in this process: for development and as the oracle of tests. It protects nothing."""
+
+    def __init__(self, inputs: Mapping[str, torch.Tensor] | None = None):
+        self.inputs: Mapping[str, torch.Tensor] = dict(inputs or {})
+
+    def present(self, party: str) -> bool:
+        return True
+
+    @contextmanager
+    def session(
+        self, roles: Roles, names: Mapping[str, str] | None = None, *, label: str = "session", agreed: str = ""
+    ) -> Iterator[Session]:
+        yield Session(roles=roles, names=names)
+
+
+def tensors(result: Any) -> dict[str, torch.Tensor]:
+    """What a program returned, by name: a tensor, a mapping of tensors, or nothing. What others learned is left out.
+
+    Raises:
+        ArgumentError: something else.
+    """
+    if result is None:
+        return {}
+    named = {"result": result} if isinstance(result, torch.Tensor) else result
+    if not isinstance(named, Mapping) or not all(isinstance(value, torch.Tensor) for value in named.values()):
+        raise ArgumentError(f"a program returns a tensor, tensors by name, or nothing, got a {type(result).__name__}")
+    return {str(name): value for name, value in named.items() if not value.is_meta}

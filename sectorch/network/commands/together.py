@@ -1,0 +1,100 @@
+"""`sectorch run`: a program among parties, simulated in this process or as one party of a federation."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from ...choreography.ledger import Profile
+from ...cli.command import Parser, ended, print_json, writable
+from ...errors import ArgumentError
+from ...federated.parties import Simulation, tensors
+from ..code import function_of
+from ..federation.party import Federation
+from . import arrays
+from .options import add_log, begin_log, console, positive
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """`sectorch run`."""
+    p = Parser(
+        "run",
+        "Run a program among parties: all of them in this process, or as one party of a federation.",
+        [
+            "sectorch run examples/secure_sum.py:program                  all parties in this process",
+            "sectorch run examples/secure_sum.py:program --federation federation.toml --as north --input H1=x.npy",
+        ],
+    )
+    p.add_argument("program", help="MODULE:FUNCTION or FILE.py:FUNCTION, of a `sectorch.federated.parties.Parties`")
+    p.add_argument("--federation", type=Path, help="the federation file; a simulation without it")
+    p.add_argument("--as", dest="name", help="which of its parties this process is")
+    p.add_argument("--folder", type=Path, help="where this party's certificate and keys are; that of the file")
+    p.add_argument("--input", action="append", default=[], metavar="NAME=FILE", help="a tensor that the program takes")
+    p.add_argument("--out", type=Path, help="file for what this party learns: .npy, .npz or .safetensors")
+    p.add_argument("--wait", type=float, default=600.0, help="seconds to wait for the other parties")
+    add_log(p)
+    p.takes_json("what this party learned and sent")
+    return ended(p, arguments, _run)
+
+
+def _run(options: argparse.Namespace, screen: Console) -> None:
+    begin_log(options)
+    logging.getLogger("sectorch.federation").setLevel(logging.INFO)
+    if (options.federation is None) != (options.name is None):
+        raise ArgumentError("--federation and --as go together: the file, and which of its parties this process is")
+    if options.out is not None:
+        arrays.check_kind(options.out)
+        writable(options.out.parent)
+    positive(options.wait, "--wait")
+    program, inputs = function_of(options.program), _inputs(options.input)
+    with Profile() as cost:
+        if options.federation is None:
+            found = program(Simulation(inputs))
+        else:
+            with Federation(options.federation, options.name, options.folder, inputs, wait=options.wait) as federation:
+                console.print(f"{federation.name} is connected to {federation.file.server}", highlight=False)
+                found = program(federation)
+    learned = tensors(found)
+    if options.out is not None and learned:
+        arrays.write(learned if len(learned) > 1 else next(iter(learned.values())), options.out)
+    if options.json:
+        values = {key: value.tolist() for key, value in learned.items()}
+        print_json({"party": options.name, "learned": values, "cost": cost.as_dict()})
+    else:
+        _show(learned, options.name, screen)
+        screen.print(cost.learned())
+        said = (
+            f"{cost.rounds} rounds online, {cost.online_bytes} bytes online and {cost.offline_bytes} ahead, all parties"
+        )
+        screen.print(f"{cost.seconds:.1f} s; {said}", highlight=False)
+
+
+def _inputs(given: list[str]) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for entry in given:
+        name, equals, path = entry.partition("=")
+        if not equals or name in found:
+            raise ArgumentError(f"--input is NAME=FILE, each name once; got {entry[:80]!r}")
+        read = arrays.read(Path(path))
+        if not isinstance(read, torch.Tensor):
+            raise ArgumentError(f"{path} holds several arrays; --input {name} takes one: a .npy")
+        found[name] = read
+    return found
+
+
+def _show(learned: dict[str, torch.Tensor], name: str | None, screen: Console) -> None:
+    table = Table(title=f"What {'the parties' if name is None else name} learned")
+    for column in ("name", "shape", "values"):
+        table.add_column(column)
+    for key, value in learned.items():
+        first = ", ".join(f"{x:.6g}" for x in value.reshape(-1)[:6].tolist())
+        table.add_row(key, str(list(value.shape)), first + (", ..." if value.numel() > 6 else ""))
+    if not learned:
+        table.add_row("nothing", "", "")
+    screen.print(table)

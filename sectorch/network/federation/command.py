@@ -1,0 +1,143 @@
+"""`sectorch federation`: write the file that says who the parties are, check it, and set one up to try it out."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from ... import files
+from ...cli.command import Parser, ended, print_json
+from ...errors import ArgumentError
+from ..identity.authority import issue, make_authority, make_request
+from ..identity.identity import fingerprint_of, new_identity
+from .file import Federated, credentials, parse, read, text
+
+Made = tuple[dict, str]
+"""What was made or found, for JSON and in words."""
+
+
+def federation(arguments: Sequence[str] | None = None) -> int:
+    """`sectorch federation ACTION`."""
+    p = Parser(
+        "federation",
+        "Write the file that says who the parties of a federation are, check it, or set one up to try it out.",
+        (
+            "sectorch federation init sum.toml --server cloud.example:7100 --party north H1 SHA256:...   each party",
+            "sectorch federation check sum.toml --as north      whether this party's own files fit",
+            "sectorch federation try here north=H1 south=H2     a CA, keys and a file, all in one folder",
+        ),
+    )
+    actions = p.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Action)
+
+    def named(line: str, run: Callable[[argparse.Namespace], Made], example: str) -> Parser:
+        return actions.add_parser(example.split()[0], help=line, line=line, run=run, example=example)
+
+    action = named("write a federation file", _init, "init sum.toml --server cloud.example:7100 --party ...")
+    action.add_argument("file", type=Path, help="the file to write")
+    action.add_argument("--server", required=True, help="host:port where all parties meet")
+    action.add_argument(
+        "--party", nargs=3, action="append", default=[], metavar=("NAME", "ROLE", "FINGERPRINT"),
+        help="a party, its role and what `sectorch keys show` printed there; once for each",
+    )  # fmt: skip
+    action = named("check a federation file, and a party's own files", _check, "check sum.toml --as north")
+    action.add_argument("file", type=Path, help="the federation file")
+    action.add_argument("--as", dest="name", help="the party whose files are checked too")
+    action.add_argument("--folder", type=Path, help="where they are; that of the file")
+    action = named("a CA, keys and a file in one folder, to try it out", _try, "try here north=H1 south=H2")
+    action.add_argument("folder", type=Path, help="the folder to make")
+    action.add_argument("parties", nargs="+", metavar="NAME=ROLE", help="the parties and their roles")
+    action.add_argument("--server", default="localhost:7100", help="host:port where all parties meet")
+    return ended(p, arguments, _run)
+
+
+class _Action(Parser):
+    """The parser of one action; all of them take `--json`."""
+
+    def __init__(self, prog: str, line: str, run: Callable[[argparse.Namespace], Made], example: str):
+        described = f"{line[0].upper()}{line[1:]}."
+        super().__init__(prog.removeprefix("sectorch "), described, [f"sectorch federation {example}"])
+        self.set_defaults(run=run)
+        self.takes_json("what was made or found")
+
+
+def _run(options: argparse.Namespace, _: Console) -> None:
+    made, words = options.run(options)
+    if options.json:
+        print_json(made)
+    else:
+        print(words)
+
+
+def _described(federated: Federated) -> dict:
+    members = {m.name: {"role": m.role, "identity": m.identity} for m in federated.members}
+    return {"name": federated.name, "server": federated.server, "parties": members, "digest": federated.digest}
+
+
+def _init(options: argparse.Namespace) -> Made:
+    if options.file.exists():
+        raise ArgumentError(f"{options.file} is there already; name another, or remove it")
+    parties: dict[str, dict[str, str]] = {}
+    for name, role, identity in options.party:
+        if name in parties:
+            raise ArgumentError(f"--party names '{name}' twice")
+        parties[name] = {"role": role, "identity": identity}
+    said = {"federation": {"name": options.file.stem, "server": options.server}, "parties": parties}
+    federated = parse(said)
+    _write(options.file, federated)
+    words = (
+        f"{options.file}: {len(parties)} parties, digest {federated.digest[:16]}\n"
+        f"Give it to all of them as it is. Each checks its own entry (`sectorch federation check {options.file} --as "
+        f"NAME`), and compares the others' fingerprints with them by telephone."
+    )
+    return _described(federated), words
+
+
+def _check(options: argparse.Namespace) -> Made:
+    federated = read(options.file)
+    words = f"{options.file}: '{federated.name}', digest {federated.digest[:16]}, meets at {federated.server}"
+    for member in federated.members:
+        words += f"\n  {member.name} plays {member.role or 'nothing by itself'}, {member.identity}"
+    if options.name is not None:
+        credentials(federated, options.name, options.folder or options.file.parent)
+        words += f"\n'{options.name}' has its certificate and keys, and they fit"
+    return _described(federated), words
+
+
+def _try(options: argparse.Namespace) -> Made:
+    folder = options.folder
+    roles: dict[str, str] = {}
+    for entry in options.parties:
+        name, _, role = entry.partition("=")
+        if name in roles:
+            raise ArgumentError(f"'{name}' is named twice")
+        roles[name] = role
+    if (folder / "ca.pem").exists():
+        raise ArgumentError(f"{folder} holds a CA already; name another folder")
+    host = options.server.rsplit(":", 1)[0].strip("[]")
+    made = {name: new_identity() for name in roles}
+    parties = {name: {"role": role, "identity": fingerprint_of(made[name])} for name, role in roles.items()}
+    head = {"name": folder.resolve().name, "server": options.server}
+    federated = parse({"federation": head, "parties": parties})  # before anything is made
+    make_authority(folder)
+    issue(folder, make_request(folder, "server", server=True).read_bytes(), hosts=(host,))
+    for name, identity in made.items():
+        files.write(folder / f"{name}-identity.pem", identity, 0o600)
+        issue(folder, make_request(folder, name).read_bytes())
+    _write(folder / "federation.toml", federated)
+    server = (
+        f"sectorch server --listen {options.server} --cert {folder}/server.pem --key {folder}/server-key.pem "
+        f"--clients-ca {folder}/ca.pem"
+    )
+    words = (
+        f"{folder}/federation.toml: {', '.join(roles)}; all keys are in one folder, which is for trying it out only\n"
+        f"the server: {server}\n"
+        f"each party: sectorch run PROGRAM --federation {folder}/federation.toml --as NAME"
+    )
+    return _described(federated) | {"server_command": server}, words
+
+
+def _write(path: Path, federated: Federated) -> None:
+    files.write(path, text(federated).encode())

@@ -1,0 +1,212 @@
+"""The server's side of a federation's sessions: it brings parties together and relays what it cannot read.
+
+Parties ask to meet under a label; when all that were named are there, each is told, and from then on frames of a pair
+go from one end's connection to the other's as they came. What the parties are about to do is none of the server's
+business: it compares the digest that each says, so that a difference has a clear error before anything runs, and the
+parties compare it once more past the server (`secured.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ...errors import BusyError, FrameError, IdentityError, RefusedError, SectorchError
+from ..log import write
+from ..names import name_of, readable
+from ..wire.link import Link
+
+log = logging.getLogger("sectorch.server")
+PARTIES = 128
+"""Parties of one session at most."""
+WAITING_EACH, MEETINGS_EACH = 64, 256
+"""What one party may wait for, and take part in, at once."""
+CLOCKS = 300.0
+"""Seconds by which a party's clock may differ from the server's: certificates and logs go by clocks."""
+
+
+def wire_of(run: bytes, one: str, other: str) -> bytes:
+    """The name on the way of the pair's frames."""
+    low, high = sorted((one, other))
+    return hashlib.sha256(run + low.encode() + b"|" + high.encode()).digest()[:16]
+
+
+@dataclass
+class _Gathering:
+    """Parties that wait for others."""
+
+    digest: str
+    links: dict[str, Link] = field(default_factory=dict)
+
+
+@dataclass
+class _Running:
+    """A session in which all parties are."""
+
+    run: bytes
+    label: str
+    links: dict[str, Link]
+    over: set[str] = field(default_factory=set)
+
+
+class Meetings:
+    """All of a server's. Its methods are called by the threads that read the clients' connections."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._waiting: dict[tuple[str, tuple[str, ...]], _Gathering] = {}
+        self._running: dict[bytes, _Running] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def meet(self, link: Link, request: dict) -> dict:
+        """A party asks to meet others; who is still missing is the reply.
+
+        Raises:
+            FrameError: what is no such request. IdentityError: it is not among those it names.
+            RefusedError: another one waits for them with another program; or its clock is far off.
+            BusyError: it waits for them already, or for too many.
+        """
+        label, digest, names = _asked(request)
+        if link.peer not in names:
+            raise IdentityError(f"the certificate is for '{link.peer}', which is not among {', '.join(names)}")
+        _check_clock(link.peer, request.get("time"))
+        with self._lock:
+            self._forget_lost()
+            gathering = self._waiting.get((label, names))
+            if gathering is None:
+                if sum(link.peer in g.links for g in self._waiting.values()) >= WAITING_EACH:
+                    raise BusyError(f"'{link.peer}' waits for {WAITING_EACH} sessions already")
+                gathering = self._waiting[label, names] = _Gathering(digest)
+            elif gathering.digest != digest:
+                self._dissolve((label, names), link.peer)
+            if link.peer in gathering.links:
+                raise BusyError(f"'{link.peer}' waits for '{readable(label)}' already; one of the two has to stop")
+            if sum(link.peer in r.links for r in self._running.values()) >= MEETINGS_EACH:
+                raise BusyError(f"'{link.peer}' takes part in {MEETINGS_EACH} sessions already")
+            gathering.links[link.peer] = link
+            missing = [name for name in names if name not in gathering.links]
+            if missing:
+                return {"missing": missing}
+            del self._waiting[label, names]
+            running = _Running(os.urandom(16), label, gathering.links)
+            self._running[running.run] = running
+        self._begin(running)
+        return {"missing": []}
+
+    def unmeet(self, link: Link, request: dict) -> dict:
+        """A party does not wait any more."""
+        label, _, names = _asked({**request, "digest": ""})
+        with self._lock:
+            gathering = self._waiting.get((label, names))
+            if gathering is not None and gathering.links.get(link.peer) is link:
+                del gathering.links[link.peer]
+            self._forget_lost()
+        return {}
+
+    def done(self, link: Link, request: dict) -> dict:
+        """A party has done its part of a session: it may leave without the others' session ending."""
+        with self._lock:
+            running = self._running.get(_run_of(request))
+            if running is not None and running.links.get(link.peer) is link:
+                running.over.add(link.peer)
+                if running.over == set(running.links):
+                    self._end(running)
+        return {}
+
+    def _dissolve(self, key: tuple[str, tuple[str, ...]], late: str) -> None:
+        """One party came with another digest than those that wait: they, and it, are told, and nobody waits."""
+        label, names = key
+        gathering = self._waiting.pop(key)
+        there = ", ".join(sorted(gathering.links))
+        text = (
+            f"{there} would run something else as '{readable(label)}' than '{late}': all parties need the same "
+            f"federation file, program, settings and version of sectorch"
+        )
+        for link in gathering.links.values():
+            with suppress(SectorchError):
+                link.tell({"do": "serve", "label": label, "parties": names, "refused": text})
+        raise RefusedError(text)
+
+    def _forget_lost(self) -> None:
+        for key, gathering in list(self._waiting.items()):
+            gathering.links = {name: link for name, link in gathering.links.items() if link.closed is None}
+            if not gathering.links:
+                del self._waiting[key]
+
+    def _begin(self, running: _Running) -> None:
+        names = sorted(running.links)
+        told = threading.Event()
+        for name, link in running.links.items():
+            for other, there in running.links.items():
+                if other != name:
+                    link.forward(wire_of(running.run, name, other), there, told)
+        begin = {"do": "serve", "meeting": running.run.hex(), "label": running.label, "parties": names}
+        try:
+            for name, link in running.links.items():
+                control = link.open(running.run)
+                control.on_failure(lambda failure, name=name: self._lost(running, name, failure))
+                link.tell(begin)
+        except SectorchError as error:
+            self._lost(running, "", error)
+        finally:
+            told.set()
+        write(log, "session began", session=running.run.hex(), label=readable(running.label), parties=",".join(names))
+
+    def _lost(self, running: _Running, name: str, failure: SectorchError) -> None:
+        """A party left, or gave the session up: the others hear of it, unless it had done its part."""
+        with self._lock:
+            if running.run not in self._running or (name in running.over and name):
+                return
+            self._end(running)
+        who = f"'{name}' gave up or is lost: " if name else ""
+        text = f"{type(failure).__name__}: {who}{failure}"
+        write(log, "session ended", session=running.run.hex(), by=name or None, why=text)
+        for other, link in running.links.items():
+            if other != name:
+                link.refuse(running.run, text)
+
+    def _end(self, running: _Running) -> None:
+        """Called with the lock held."""
+        del self._running[running.run]
+        for name, link in running.links.items():
+            link.part(running.run)
+            for other in running.links:
+                if other != name:
+                    link.part(wire_of(running.run, name, other))
+
+
+def _asked(request: dict) -> tuple[str, str, tuple[str, ...]]:
+    label, digest, parties = (request.get(key) for key in ("label", "digest", "parties"))
+    texts = isinstance(label, str) and len(label) <= 200 and isinstance(digest, str) and len(digest) <= 64
+    if not texts or not isinstance(parties, list) or not 2 <= len(parties) <= PARTIES:
+        raise FrameError(f"parties meet under a label with a digest, 2 to {PARTIES} of them")
+    names = tuple(sorted(name_of(name, "a party's name in a request", FrameError) for name in parties))
+    if len(set(names)) < len(names):
+        raise FrameError("parties that meet have different names")
+    return str(label), str(digest), names
+
+
+def _run_of(request: dict) -> bytes:
+    try:
+        return bytes.fromhex(str(request.get("meeting")))
+    except ValueError:
+        raise FrameError("a request that names no session") from None
+
+
+def _check_clock(name: str, said: object) -> None:
+    if not isinstance(said, (int, float)) or not math.isfinite(said):
+        raise FrameError("a request to meet that does not say the time")
+    apart = abs(said - time.time())
+    if apart > CLOCKS:
+        raise RefusedError(
+            f"the clock of '{name}' and the server's are {apart:.0f} s apart, at most {CLOCKS:.0f} are let pass: "
+            f"set the clock (NTP)"
+        )

@@ -1,0 +1,64 @@
+"""A federation on this machine: a server, a folder of keys for each party, and the file that all of them have."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sectorch.network import Server
+from sectorch.network.federation.party import Federation
+from sectorch.network.identity.authority import make_authority
+from sectorch.network.identity.identity import fingerprint_of
+from sectorch.network.parties.stage import enrol
+
+
+class World:
+    """A CA, a server, and parties by name with their roles."""
+
+    def __init__(self, folder: Path, roles: dict[str, str]):
+        self.folder, self.roles = folder, roles
+        make_authority(folder)
+        self.credentials = {"server": enrol(folder, "server", hosts=("localhost",))}
+        for name in roles:
+            self.credentials[name] = enrol(folder, name)
+        self.server = Server("localhost:0", self.credentials["server"])
+        self.path = self.written()
+
+    def written(self, file: str = "federation.toml", **changed: str) -> Path:
+        """The federation file; `changed` are the fingerprints of parties that it is to name."""
+        lines = ["[federation]", 'name = "tests"', f'server = "localhost:{self.server.port}"']
+        for name, role in self.roles.items():
+            identity = changed.get(name) or fingerprint_of(self.credentials[name].identity or b"")
+            lines += [f"[parties.{name}]", f'role = "{role}"', f'identity = "{identity}"']
+        path = self.folder / file
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def party(self, name: str, path: Path | None = None) -> Federation:
+        return Federation(path or self.path, name)
+
+    def close(self) -> None:
+        self.server.stop()
+
+
+def each(names: Iterable[str], work: Callable[[str], Any], seconds: float = 120) -> dict[str, Any]:
+    """What work(name) gives, or raises, in a thread of each."""
+    found: dict[str, Any] = {}
+
+    def run(name: str) -> None:
+        torch.set_num_threads(1)
+        try:
+            found[name] = work(name)
+        except BaseException as error:
+            found[name] = error
+
+    threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+    return found
