@@ -40,7 +40,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "privhfl": ("protocols.privhfl.cli:main", "clients with models of their own teach each other (PrivHFL)"),
         "capc": ("protocols.capc.cli:main", "labels by noisy vote, within a privacy budget (CaPC)"),
         "capride": ("protocols.capride.cli:main", "distillation on encrypted data (CaPriDe)"),
-        "perturbed-fl": ("protocols.perturbation.cli:main", "clients train on a noised model, the server recovers"),
+        "perturbed-fl": (
+            "network.commands.papers:perturbed_fl",
+            "clients train on a noised model, the server recovers",
+        ),
         "shapley": ("protocols.secsv.cli:main", "what each client contributed (SecSV)"),
     },
     "tools": {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -19,11 +21,18 @@ from .estimate import Estimate, agree
 from .options import Options, add_options, chosen, declared, sweeps
 from .outcome import Outcome
 from .parallel import KINDS, Workers
+from .parties import Parties, Simulation
 from .study import Study
 from .watch import Screen, Watch
 
 F = TypeVar("F", bound=Options)
 S = TypeVar("S", bound=Options)
+
+
+class Join(Protocol):
+    """Makes this process one party of a federation."""
+
+    def __call__(self, path: Path, as_: str, folder: Path | None) -> AbstractContextManager[Parties]: ...
 
 
 class Run(Protocol):
@@ -45,12 +54,14 @@ class Place:
         shared: a folder for what several runs of one command have in common.
         workers: that work beside each other.
         root: where data sets lie.
+        parties: who is here; all of them unless given.
     """
 
     out: Path
     shared: Path
     workers: Workers
     root: Path | None = None
+    parties: Parties = field(default_factory=Simulation)
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,7 @@ class Command(Generic[F, S]):
     base: Callable[[F], S]
     controls: Mapping[str, Callable[[S], S]] = field(default_factory=dict)
 
-    def parser(self) -> Parser:
+    def parser(self, join: Join | None = None) -> Parser:
         """The options: the federation's, the settings', and those of all papers' commands."""
         p = Parser(self.name, self.about, tuple(self.examples))
         p.add_argument("--data-root", type=Path, help=ROOT_HELP)
@@ -91,19 +102,40 @@ class Command(Generic[F, S]):
             choices=KINDS,
             help="processes of this machine, or a Ray cluster",
         )
+        if join is not None:
+            p.add_argument("--federation", type=Path, help="run as one party of this federation (docs/federation.md)")
+            p.add_argument("--as", dest="party", help="which of its parties this process is")
+            p.add_argument("--folder", type=Path, help="where that party's certificate and keys are; the file's folder")
         p.add_argument("--yes", action="store_true", help="agree to a run of a day or of a terabyte")
         p.writes_results(f"runs/{self.name}")
         return p
 
-    def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Run, and return the exit status: see `sectorch.cli.command`."""
-        return ended(self.parser(), arguments, self._run, GOES_ON)
+    def main(self, arguments: Sequence[str] | None = None, join: Join | None = None) -> int:
+        """Run, and return the exit status: see `sectorch.cli.command`.
 
-    def _run(self, options: argparse.Namespace, console: Console) -> None:
+        Args:
+            join: makes this process one party of a federation, where `--federation` and `--as` ask for it.
+        """
+        return ended(self.parser(join), arguments, functools.partial(self._joined, join=join), GOES_ON)
+
+    def _joined(self, options: argparse.Namespace, console: Console, join: Join | None) -> None:
+        file, party = getattr(options, "federation", None), getattr(options, "party", None)
+        if (file is None) != (party is None):
+            raise FederationError("--federation and --as go together: the file, and which of its parties this one is")
+        if join is None or file is None or party is None:
+            self._run(options, console, Simulation())
+            return
+        with join(file, party, options.folder) as parties:
+            console.print(f"{party} is connected", highlight=False)
+            self._run(options, console, parties)
+
+    def _run(self, options: argparse.Namespace, console: Console, parties: Parties) -> None:
         writable(options.out)
         drawn = plotting(options, console)
         trials = list(self._trials(options))
-        runs = [(c, seed, out, self._prepared(options, f, s, out)) for c, seed, out, f, s in trials]
+        if len(trials) > 1 and not isinstance(parties, Simulation):
+            raise FederationError("a federation makes one run at a time: one seed, one value, no controls")
+        runs = [(c, seed, out, self._prepared(options, f, s, out, parties)) for c, seed, out, f, s in trials]
         expected = [found for *_, run in runs if (found := run.estimate()) is not None]
         if expected:
             agree(sum(expected[1:], expected[0]), console, options.yes)
@@ -147,9 +179,10 @@ class Command(Generic[F, S]):
             place = f"{re.sub('[^a-z0-9]+', '-', condition.lower())}-seed-{seed}"
             yield condition, seed, options.out / place if len(found) > 1 else options.out, federation, settings
 
-    def _prepared(self, options: argparse.Namespace, federation: F, settings: S, out: Path) -> Run:
+    def _prepared(self, options: argparse.Namespace, federation: F, settings: S, out: Path, parties: Parties) -> Run:
         workers = Workers(options.worker_count, options.worker_kind)
-        return self.prepare(federation, settings, Place(out, options.out / "shared", workers, options.data_root))
+        place = Place(out, options.out / "shared", workers, options.data_root, parties)
+        return self.prepare(federation, settings, place)
 
     def _across(self, options: argparse.Namespace) -> str:
         names = [n for n in sweeps(options, type(self.federation), type(self.settings)) if n != "seed"]

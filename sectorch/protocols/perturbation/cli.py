@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from torch import nn
 from ...federated.command import Command, Place
 from ...federated.errors import FederationError
 from ...federated.options import Options, option
+from ...federated.parties import Simulation
 from .data import NAMES, Data, load
 from .federated import PerturbedFL, Settings
 from .models import DenseNet, ResNet, mlp
@@ -56,17 +58,22 @@ def _prepare(how: Trained, settings: Settings, place: Place) -> PerturbedFL:
     data = load(how.data, str(place.root) if place.root else None, dtype)
     name = how.model or ("cnn" if len(data.shape) == 3 else "mlp3")
     torch.manual_seed(settings.seed)
-    return PerturbedFL(data, build(name, data, dtype, how.seed), settings, out=place.out)
+    # Among parties apart the server's first model is its own to draw: the clients know the seed.
+    drawn = how.seed if isinstance(place.parties, Simulation) else int.from_bytes(os.urandom(7), "big")
+    model = build(name, data, dtype, drawn)
+    return PerturbedFL(data, model, settings, out=place.out, parties=place.parties)
 
 
 COMMAND = Command(
     "perturbed-fl",
-    "Federated learning on perturbed models, all parties in this process. docs/perturbation.md says what the\n"
-    "noise hides and what it does not. A run that was stopped goes on when started again.",
+    "Federated learning on perturbed models: all parties in this process, or one of a federation.\n"
+    "docs/perturbation.md says what the noise hides and what it does not. A run that was stopped goes on when started\n"
+    "again.",
     (
         "sectorch perturbed-fl --data digits --clients 5 --rounds 20 --controls fedavg",
         "sectorch perturbed-fl --data diabetes --rounds 200 --out runs/diabetes",
         "sectorch perturbed-fl --exchange paper --partitions 2 --rounds 10",
+        "sectorch perturbed-fl --clients 2 --federation federation.toml --as north",
     ),
     Trained(),
     Settings(learning_rate=0.05),

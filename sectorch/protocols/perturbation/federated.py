@@ -1,15 +1,19 @@
-"""A plain loop over rounds in one process, FedAvg or perturbed, from the same seed: what the command and tests run.
+"""A plain loop over rounds, FedAvg or perturbed, from the same seed: what the command and tests run.
 
-One round is one server step on the weighted mean gradient of the clients' current batches (Eq. 3); momentum and weight
-decay act at the server. Both methods draw the same batches, so their curves can be compared step by step.
+All parties are in this process, or it is one of a federation: each client then has its own samples, the server the
+model. One round is one server step on the weighted mean gradient of the clients' current batches (Eq. 3); momentum and
+weight decay act at the server. Both methods draw the same batches, so their curves can be compared step by step.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import json
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -22,9 +26,10 @@ from ...choreography.steps import Sent
 from ...federated.errors import CheckpointError, FederationError
 from ...federated.estimate import Estimate
 from ...federated.folder import RunFolder, digest
+from ...federated.parties import Parties, Simulation
 from ...federated.watch import Watch
 from .data import Data
-from .edges import SERVER
+from .edges import SERVER, roles_of
 from .errors import WeightError
 from .recover import Recovered
 from .report import History
@@ -70,14 +75,29 @@ class PerturbedFL:
         model: the first global model; it keeps its weights.
         settings: see `Settings`.
         out: a folder; a run that was stopped goes on there, a twentieth of its rounds back at most. None keeps nothing.
+        parties: who is here, of Server, C0, C1, ...; all of them unless given. Where the server is elsewhere the model
+            stays as it is given, where a client is elsewhere the training loss is not known.
 
     Raises:
-        FederationError, WeightError: settings that do not fit the model or the data.
+        FederationError, WeightError: settings that do not fit the model or the data; FedAvg among parties apart.
         CheckpointError: `out` holds another run.
     """
 
-    def __init__(self, data: Data, model: nn.Module, settings: Settings, *, out: str | Path | None = None):
+    def __init__(
+        self,
+        data: Data,
+        model: nn.Module,
+        settings: Settings,
+        *,
+        out: str | Path | None = None,
+        parties: Parties | None = None,
+    ):
         self.data, self.settings = data, settings
+        self._parties = parties or Simulation()
+        self._here = [self._parties.present(f"C{client}") for client in range(settings.clients)]
+        self._serves = self._parties.present(SERVER.name)
+        if settings.method != "perturbed" and not (self._serves and all(self._here)):
+            raise FederationError("FedAvg is the control of a simulation: it protects nothing among parties apart")
         if data.regression and settings.loss != "mse":
             raise FederationError(f"{data.name} is a regression; use --loss mse")
         self._given = model
@@ -90,12 +110,9 @@ class PerturbedFL:
         )
         self.parts = shards(len(data.train[0]), settings.clients, settings.seed)
         self.weights = [len(part) for part in self.parts]
-        self.federation = None
-        if settings.method == "perturbed":
-            self.federation = Federation(
-                self.scheme, settings.clients, masked=settings.masked, degree=settings.degree
-            )  # fmt: skip
+        self.federation: Federation | None = None
         self.history = History(model=self.model, settings=settings, regression=data.regression)
+        self.history.apart = not (self._serves and all(self._here))
         self.folder = RunFolder(out)
         first = digest(*self.model.state_dict().values(), *data.train)
         self.folder.claim({**settings.as_dict(), "data": data.name, "first": first})
@@ -105,14 +122,17 @@ class PerturbedFL:
         losses = self.history.losses
         return f"{self.settings.method}: loss {losses[-1]:.5f} after {len(losses)} rounds" if losses else ""
 
-    def estimate(self) -> Estimate:
-        """What is left, from the second of two rounds."""
+    def estimate(self) -> Estimate | None:
+        """What is left, from the second of two rounds; None among parties apart, who do not try it out."""
+        if not isinstance(self._parties, Simulation):
+            return None
         times, two = [], self.settings.but(rounds=2)
         tried = PerturbedFL(self.data, self._given, two)
-        for number in range(2):
-            start = time.perf_counter()
-            tried._round(number)
-            times.append(time.perf_counter() - start)
+        with tried._joined():
+            for number in range(2):
+                start = time.perf_counter()
+                tried._round(number)
+                times.append(time.perf_counter() - start)
         size = (tried.history.down_bytes + tried.history.up_bytes) / 2
         left = self.settings.rounds - (self.folder.record("state") or {"done": 0})["done"]
         return Estimate(times[1], size) * left
@@ -125,21 +145,39 @@ class PerturbedFL:
         done = self._resumed()
         for number in range(done):
             watch.finished(f"round {number + 1}", self.history.losses[number])
-        for number in range(done, how.rounds):
-            self._round(number)
-            watch.finished(f"round {number + 1}", self.history.losses[number])
-            if (number + 1) % every == 0:
-                self._keep(number + 1)
-        self.history.score = score_of(self.model, self.data)
+        with self._joined():
+            for number in range(done, how.rounds):
+                self._round(number)
+                watch.finished(f"round {number + 1}", self.history.losses[number])
+                if (number + 1) % every == 0:
+                    self._keep(number + 1)
+        if self._serves:
+            self.history.score = score_of(self.model, self.data)
         return self.history
+
+    @contextmanager
+    def _joined(self) -> Iterator[None]:
+        """The parties have their keys inside; FedAvg needs none."""
+        how = self.settings
+        if how.method != "perturbed":
+            yield
+            return
+        said = json.dumps([how.as_dict(), self.data.name, self.weights, str(self.model)], sort_keys=True)
+        with self._parties.session(roles_of(how.clients), label="perturbed-fl", agreed=said) as session:
+            self.federation = Federation(
+                self.scheme, how.clients, masked=how.masked, degree=how.degree, session=session
+            )  # fmt: skip
+            yield
 
     def _round(self, number: int) -> None:
         how, history = self.settings, self.history
         batches = [self._batches(client, part, number) for client, part in enumerate(self.parts)]
-        history.losses.append(_mean_loss(self.model, self.scheme, batches, self.weights))
+        known = self._serves and all(self._here)
+        history.losses.append(_mean_loss(self.model, self.scheme, batches, self.weights) if known else math.nan)
         if self.federation is not None:
             with _Meter(history):
-                recovered = self.federation.round(self.model.state_dict(), batches, self.weights)
+                state = self.model.state_dict() if self._serves else None
+                recovered = self.federation.round(state, batches, self.weights)
         else:
             recovered = _plain_round(
                 self.scheme, self.model, batches, self.weights, history, how.gradient_variance
@@ -156,7 +194,8 @@ class PerturbedFL:
             batch_of(part, client, number * how.local_batches + b, how.batch_size, how.seed)
             for b in range(how.local_batches)
         ]
-        return [(images[index], self.data.targets(targets[index], how.loss, dtype)) for index in chosen]
+        found = [(images[index], self.data.targets(targets[index], how.loss, dtype)) for index in chosen]
+        return found if self._here[client] else [(x.to("meta"), y.to("meta")) for x, y in found]
 
     def _keep(self, done: int) -> None:
         shown = self.history.as_dict()

@@ -29,6 +29,8 @@ class History(Outcome):
     model: nn.Module | None = field(default=None, repr=False)
     settings: Settings = field(default_factory=Settings)
     regression: bool = False
+    apart: bool = False
+    """Whether other parties were elsewhere; the training loss is nobody's to know then."""
 
     def headline(self) -> dict[str, float]:
         name = "test MSE" if self.regression else "test accuracy"
@@ -54,15 +56,20 @@ class History(Outcome):
         seen = "the sum of the clients' masked updates" if self.settings.masked else "each client's update (no masks)"
         return [
             f"Clients saw a noised model, the server {seen}; docs/perturbation.md says what the noise hides.",
-            "All parties ran in one process, which therefore protected nothing: this is a simulation.",
+            "All parties ran in one process, which therefore protected nothing: this is a simulation."
+            if not self.apart
+            else "This process was one party; what the others have never left them.",
         ]
 
     def as_dict(self) -> dict[str, Any]:
         kept = ("losses", "score", "client_seconds", "server_seconds", "down_bytes", "up_bytes")
-        return {"settings": self.settings.as_dict(), **{name: getattr(self, name) for name in kept}}
+        found = {"settings": self.settings.as_dict(), **{name: getattr(self, name) for name in kept}}
+        return found | {"losses": [None if loss != loss else loss for loss in self.losses]} if self.apart else found
 
     def rows(self) -> dict[str, list[dict]]:
-        return {"losses": [dict(round=t, loss=loss) for t, loss in enumerate(self.losses)]}
+        return {"losses": [dict(round=t, loss=loss) for t, loss in enumerate(self.losses) if loss == loss]}
 
     def plots(self) -> list[Plot]:
+        if self.apart:
+            return []
         return [Plot("curve", "round", "training loss", {self.settings.method: dict(enumerate(self.losses))})]

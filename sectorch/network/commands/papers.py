@@ -1,0 +1,13 @@
+"""The papers' commands whose parties may be processes apart: with `--federation FILE --as NAME` each is one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...protocols.perturbation import cli as perturbation
+from ..federation.party import Federation
+
+
+def perturbed_fl(arguments: Sequence[str] | None = None) -> int:
+    """`sectorch perturbed-fl`."""
+    return perturbation.COMMAND.main(arguments, join=Federation)

@@ -1,0 +1,80 @@
+"""The papers' parties apart: each with its own connection, over real TLS, and the same results as in one process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from federation_world import World, each
+from network_world import until
+
+from sectorch.choreography.ledger import Profile
+from sectorch.federated.errors import FederationError
+from sectorch.protocols.perturbation import noise
+from sectorch.protocols.perturbation.cli import build
+from sectorch.protocols.perturbation.data import load
+from sectorch.protocols.perturbation.federated import PerturbedFL
+from sectorch.protocols.perturbation.settings import Settings
+
+CLIENTS = {"server-party": "Server", "north": "C0", "south": "C1", "west": "C2"}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    world = World(tmp_path_factory.mktemp("papers"), CLIENTS)
+    yield world
+    world.close()
+
+
+class Seeded:
+    """The system's randomness, for the server's noise, which nobody else draws: the same in every run."""
+
+    def __init__(self):
+        self._bits = np.random.default_rng(0)
+
+    def urandom(self, count: int) -> bytes:
+        return self._bits.bytes(count)
+
+
+def lines(profile: Profile) -> set[tuple]:
+    return {(m.path, m.label, m.src.role, m.dst.role, tuple(m.shape), m.dtype, m.round, m.call) for m in profile.ledger}
+
+
+@pytest.mark.parametrize("exchange", ["shift", "paper"])
+def test_perturbed_models_are_trained_by_parties_apart_as_by_one_process(world, monkeypatch, tmp_path, exchange):
+    """The server's model, bit for bit, or to rounding where clients draw numbers that cancel; the messages that each party
+    sees are those of the program in one process.
+    """
+    how = Settings(clients=3, rounds=4, batch_size=8, exchange=exchange, learning_rate=0.05)
+    data = load("digits", None, torch.float64)
+    model = build("mlp3", data, torch.float64, 0)
+    monkeypatch.setattr(noise, "os", Seeded())
+    with Profile() as whole:
+        expected = PerturbedFL(data, model, how).run()
+    monkeypatch.setattr(noise, "os", Seeded())
+
+    def work(name: str):
+        start = model if name == "server-party" else build("mlp3", data, torch.float64, 7)
+        with Profile() as profile, world.party(name) as federation:
+            return PerturbedFL(data, start, how, out=tmp_path / name, parties=federation).run(), profile
+
+    found = each(CLIENTS, work)
+    history = {name: result[0] for name, result in found.items()}
+    for key, value in expected.model.state_dict().items():
+        found_here = history["server-party"].model.state_dict()[key]
+        if exchange == "shift":
+            assert torch.equal(found_here, value), key
+        torch.testing.assert_close(found_here, value, rtol=1e-5, atol=1e-6)
+        assert not torch.equal(history["north"].model.state_dict()[key], value), "a client has no model"
+    assert history["server-party"].score == expected.score
+    assert all(loss != loss for loss in history["server-party"].losses), "the training loss is nobody's to know"
+    assert lines(found["server-party"][1]) == lines(whole)
+    assert until(lambda: len(world.server._meetings) == 0, 30)
+
+
+def test_fedavg_is_no_program_of_parties_apart(world):
+    data = load("digits", None, torch.float64)
+    with world.party("north") as federation, pytest.raises(FederationError, match="the control of a simulation"):
+        PerturbedFL(
+            data, build("mlp3", data, torch.float64, 0), Settings(clients=3, method="fedavg"), parties=federation
+        )
