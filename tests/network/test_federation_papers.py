@@ -42,7 +42,7 @@ def lines(profile: Profile) -> set[tuple]:
 
 @pytest.mark.parametrize("exchange", ["shift", "paper"])
 def test_perturbed_models_are_trained_by_parties_apart_as_by_one_process(world, monkeypatch, tmp_path, exchange):
-    """The server's model, bit for bit, or to rounding where clients draw numbers that cancel; the messages that each party
+    """The server's model, bit for bit, or to rounding where clients draw numbers that cancel; the messages that a party
     sees are those of the program in one process.
     """
     how = Settings(clients=3, rounds=4, batch_size=8, exchange=exchange, learning_rate=0.05)

@@ -37,7 +37,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--folder", type=Path, help="where this party's certificate and keys are; that of the file")
     p.add_argument("--input", action="append", default=[], metavar="NAME=FILE", help="a tensor that the program takes")
     p.add_argument("--out", type=Path, help="file for what this party learns: .npy, .npz or .safetensors")
-    p.add_argument("--wait", type=float, default=600.0, help="seconds to wait for the other parties")
+    p.add_argument("--wait", type=float, default=600.0, help="seconds to wait for the server and the other parties")
     add_log(p)
     p.takes_json("what this party learned and sent")
     return ended(p, arguments, _run)
@@ -53,11 +53,12 @@ def _run(options: argparse.Namespace, screen: Console) -> None:
         writable(options.out.parent)
     positive(options.wait, "--wait")
     program, inputs = function_of(options.program), _inputs(options.input)
+    waits = dict(patience=options.wait, wait=options.wait)
     with Profile() as cost:
         if options.federation is None:
             found = program(Simulation(inputs))
         else:
-            with Federation(options.federation, options.name, options.folder, inputs, wait=options.wait) as federation:
+            with Federation(options.federation, options.name, options.folder, inputs, **waits) as federation:
                 console.print(f"{federation.name} is connected to {federation.file.server}", highlight=False)
                 found = program(federation)
     learned = tensors(found)

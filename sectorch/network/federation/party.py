@@ -19,6 +19,7 @@ from ...choreography.roles import STAR
 from ...choreography.run.party import PartyRuntime
 from ...errors import ArgumentError, FrameError, PeerLostError, RefusedError, SectorchError
 from ...session import Session
+from ..identity.certificates import Credentials
 from ..names import readable
 from ..parties.client import Connection
 from ..parties.said import reason, session_of
@@ -30,6 +31,8 @@ from .secured import Ends, Relayed, Secured, digest_of
 log = logging.getLogger("sectorch.federation")
 BEAT = 2.0
 """Seconds between words to the others, so that a long computation is no silence."""
+RETRY = 1.0
+"""Seconds between attempts to reach the server."""
 SILENCE = 30.0
 """Seconds without a word after which another party counts as hanging; a connection that breaks is noticed at once."""
 
@@ -170,7 +173,23 @@ class Federation:
         self.name = as_
         own = credentials(self.file, as_, Path(path).parent if folder is None else Path(folder))
         self._called = _Called()
-        self._connection = Connection(self.file.server, own, on_serve=self._serve, patience=patience, silence=SILENCE)
+        self._connection = self._dialled(own, patience)
+
+    def _dialled(self, own: Credentials, patience: float) -> Connection:
+        end, told = time.monotonic() + patience, False
+        while True:
+            left = max(1.0, end - time.monotonic())
+            try:
+                return Connection(
+                    self.file.server, own, on_serve=self._serve, patience=min(5.0, left), silence=SILENCE
+                )  # fmt: skip
+            except PeerLostError as error:
+                if time.monotonic() + RETRY > end:
+                    raise
+                if not told:
+                    log.info("%s; dialling again for %.0f s", error, left)
+                told = True
+                time.sleep(RETRY)
 
     def __enter__(self) -> Federation:
         return self
