@@ -33,7 +33,7 @@ def function_of(text: str) -> Callable[..., Any]:
     try:
         found = getattr(_file(Path(module)) if module.endswith(".py") else _module(module), function)
     except (ImportError, AttributeError, OSError) as error:
-        raise ArgumentError(f"cannot find {text}: {error}") from error
+        raise ArgumentError(f"cannot call {text}: {error}") from error
     if not callable(found):
         raise ArgumentError(f"{text} is a {type(found).__name__} and no function")
     return found
