@@ -113,7 +113,9 @@ def read(path: str | Path) -> Federated:
         said = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ArgumentError(f"cannot read the federation file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise ArgumentError(f"{path} is not TOML of a federation: it is nested too deeply") from None
+    except ValueError as error:  # not TOML, not text, or a number of thousands of digits
         raise ArgumentError(f"{path} is not TOML: {error}") from None
     try:
         return parse(said)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import os
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...errors import BusyError, FrameError, IdentityError, RefusedError, SectorchError
 from ..log import write
@@ -27,6 +27,8 @@ PARTIES = 128
 """Parties of one session at most."""
 WAITING_EACH, MEETINGS_EACH = 64, 256
 """What one party may wait for, and take part in, at once."""
+LATEST = 1e12
+"""Seconds since 1970 beyond which a number is no time."""
 CLOCKS = 300.0
 """Seconds by which a party's clock may differ from the server's: certificates and logs go by clocks."""
 
@@ -80,26 +82,38 @@ class Meetings:
         _check_clock(link.peer, request.get("time"))
         with self._lock:
             self._forget_lost()
-            gathering = self._waiting.get((label, names))
-            if gathering is None:
-                if sum(link.peer in g.links for g in self._waiting.values()) >= WAITING_EACH:
-                    raise BusyError(f"'{link.peer}' waits for {WAITING_EACH} sessions already")
-                gathering = self._waiting[label, names] = _Gathering(digest)
-            elif gathering.digest != digest:
-                self._dissolve((label, names), link.peer)
-            if link.peer in gathering.links:
-                raise BusyError(f"'{link.peer}' waits for '{readable(label)}' already; one of the two has to stop")
-            if sum(link.peer in r.links for r in self._running.values()) >= MEETINGS_EACH:
-                raise BusyError(f"'{link.peer}' takes part in {MEETINGS_EACH} sessions already")
-            gathering.links[link.peer] = link
-            missing = [name for name in names if name not in gathering.links]
-            if missing:
-                return {"missing": missing}
-            del self._waiting[label, names]
-            running = _Running(os.urandom(16), label, gathering.links)
-            self._running[running.run] = running
-        self._begin(running)
-        return {"missing": []}
+            found = self._waiting.get((label, names))
+            if found is not None and found.digest != digest:
+                del self._waiting[label, names]
+                running, missing = None, []
+            else:
+                running, missing = self._join(link, label, names, found or _Gathering(digest))
+        if running is not None:
+            self._begin(running)
+        elif not missing and found is not None:
+            self._dissolve(found, label, names, link.peer)
+        return {"missing": missing}
+
+    def _join(
+        self, link: Link, label: str, names: tuple[str, ...], gathering: _Gathering
+    ) -> tuple[_Running | None, list[str]]:
+        """The session, once all are there, and who is missing. Called with the lock held."""
+        name = link.peer
+        if name in gathering.links:
+            raise BusyError(f"'{name}' waits for '{readable(label)}' already; one of the two has to stop")
+        if sum(name in g.links for g in self._waiting.values()) >= WAITING_EACH:
+            raise BusyError(f"'{name}' waits for {WAITING_EACH} sessions already")
+        if sum(name in r.links for r in self._running.values()) >= MEETINGS_EACH:
+            raise BusyError(f"'{name}' takes part in {MEETINGS_EACH} sessions already")
+        gathering.links[name] = link
+        missing = [other for other in names if other not in gathering.links]
+        if missing:
+            self._waiting[label, names] = gathering
+            return None, missing
+        self._waiting.pop((label, names), None)
+        running = _Running(os.urandom(16), label, gathering.links)
+        self._running[running.run] = running
+        return running, []
 
     def unmeet(self, link: Link, request: dict) -> dict:
         """A party does not wait any more."""
@@ -121,10 +135,11 @@ class Meetings:
                     self._end(running)
         return {}
 
-    def _dissolve(self, key: tuple[str, tuple[str, ...]], late: str) -> None:
-        """One party came with another digest than those that wait: they, and it, are told, and nobody waits."""
-        label, names = key
-        gathering = self._waiting.pop(key)
+    def _dissolve(self, gathering: _Gathering, label: str, names: tuple[str, ...], late: str) -> None:
+        """One party came with another digest than those that wait: they, and it, are told, and nobody waits.
+
+        Called without the lock, so that one that takes nothing of what it is told holds up nobody.
+        """
         there = ", ".join(sorted(gathering.links))
         text = (
             f"{there} would run something else as '{readable(label)}' than '{late}': all parties need the same "
@@ -132,7 +147,7 @@ class Meetings:
         )
         for link in gathering.links.values():
             with suppress(SectorchError):
-                link.tell({"do": "serve", "label": label, "parties": names, "refused": text})
+                link.tell({"do": "serve", "label": label, "parties": names, "refused": text}, urgent=True)
         raise RefusedError(text)
 
     def _forget_lost(self) -> None:
@@ -149,15 +164,22 @@ class Meetings:
                 if other != name:
                     link.forward(wire_of(running.run, name, other), there, told)
         begin = {"do": "serve", "meeting": running.run.hex(), "label": running.label, "parties": names}
-        try:
-            for name, link in running.links.items():
+        for name, link in running.links.items():
+            try:
                 control = link.open(running.run)
                 control.on_failure(lambda failure, name=name: self._lost(running, name, failure))
-                link.tell(begin)
-        except SectorchError as error:
-            self._lost(running, "", error)
-        finally:
-            told.set()
+                link.tell(begin, urgent=True)
+            except SectorchError as error:
+                self._lost(running, name, error)
+        told.set()
+        with self._lock:
+            ended = running.run not in self._running
+            if ended:
+                self._clear(running)
+        if ended:  # who was told of the session only after its end hears once more that it is over
+            for link in running.links.values():
+                link.refuse(running.run, "PeerLostError: a party left as the session began, or gave it up")
+            return
         write(log, "session began", session=running.run.hex(), label=readable(running.label), parties=",".join(names))
 
     def _lost(self, running: _Running, name: str, failure: SectorchError) -> None:
@@ -176,6 +198,9 @@ class Meetings:
     def _end(self, running: _Running) -> None:
         """Called with the lock held."""
         del self._running[running.run]
+        self._clear(running)
+
+    def _clear(self, running: _Running) -> None:
         for name, link in running.links.items():
             link.part(running.run)
             for other in running.links:
@@ -201,8 +226,8 @@ def _run_of(request: dict) -> bytes:
         raise FrameError("a request that names no session") from None
 
 
-def _check_clock(name: str, said: object) -> None:
-    if not isinstance(said, (int, float)) or not math.isfinite(said):
+def _check_clock(name: str, said: Any) -> None:
+    if type(said) not in (int, float) or not abs(said) < LATEST:
         raise FrameError("a request to meet that does not say the time")
     apart = abs(said - time.time())
     if apart > CLOCKS:

@@ -57,20 +57,23 @@ class _Called:
     def forget(self, key: Key) -> None:
         with self._changed:
             meeting = self._expected.pop(key, None)
-        if isinstance(meeting, Meeting):
-            meeting.close()
+        if isinstance(meeting, Meeting):  # it began as this party stopped waiting: the others need not wait for it
+            meeting.give_up(PeerLostError("it does not wait any more"))
 
     def refuse(self, key: Key, text: str) -> None:
         with self._changed:
-            if key in self._expected:
+            if key in self._expected and self._expected[key] is None:
                 self._expected[key] = RefusedError(text)
                 self._changed.notify_all()
 
-    def came(self, key: Key, open_: Callable[[], Meeting]) -> None:
+    def came(self, key: Key, open_: Callable[[], Meeting]) -> bool:
+        """Whether this party waited for it, and takes part."""
         with self._changed:
             if key in self._expected and self._expected[key] is None:
                 self._expected[key] = open_()
                 self._changed.notify_all()
+                return True
+        return False
 
     def wait(self, key: Key, connection: Connection, seconds: float | None) -> Meeting:
         end = None if seconds is None else time.monotonic() + seconds
@@ -296,7 +299,8 @@ class Federation:
             self._called.refuse(key, readable(str(request["refused"])))
             return
         run = session_of({"session": request.get("meeting")})
-        self._called.came(key, lambda: Meeting(self._connection, run, key[1]))
+        if not self._called.came(key, lambda: Meeting(self._connection, run, key[1])):
+            self._connection.link.refuse(run, "PeerLostError: it does not wait any more")
 
     def _secure(
         self, meeting: Meeting, who: Mapping[Party, str], mine: Party, roles: Roles, digest: bytes

@@ -121,7 +121,7 @@ class Channel:
         Raises:
             FrameError: the peer sends more than it may.
         """
-        self.deadline.heard(beat=frame.kind == Kind.CREDIT and not frame.number)
+        self._heard(frame)
         if frame.kind == Kind.DATA:
             self._keep(frame)
             return
@@ -136,6 +136,10 @@ class Channel:
             self._changed.notify_all()
         if frame.kind == Kind.ABORT:
             self.fail(error_of(bytes(frame.payload[:600]).decode(errors="replace")))
+
+    def _heard(self, frame: Frame) -> None:
+        """What came may count as a word of the peer's."""
+        self.deadline.heard(beat=frame.kind == Kind.CREDIT and not frame.number)
 
     def _keep(self, frame: Frame) -> None:
         room, size = self._room, frame.size + FRAME

@@ -13,10 +13,9 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from queue import SimpleQueue
 
-from ...choreography.run.frames import Frame, Kind, pack, unpack
+from ...choreography.run.frames import PART_BYTES, Frame, Kind, pack, unpack
 from ...errors import FrameError, PeerLostError, SectorchError
 from .channel import Channel, again
 from .deadline import Deadline
@@ -26,6 +25,8 @@ TOGETHER_BYTES = 256 << 10
 """Small frames that wait for the connection go as one message of up to this size."""
 IDLE_BYTES = 128 << 20
 """What may wait in all sessions of a link together in which this party expects nothing."""
+RELAYED_BYTES = PART_BYTES + (1 << 18)
+"""The largest frame that is handed on: one part of a message, sealed, and names."""
 URGENT_BYTES = 4 << 20
 """Refusals and credits that may wait beyond the outbox for a peer that takes nothing."""
 STUCK = 20.0
@@ -119,13 +120,19 @@ class Link:
         """
         if urgent and self._queued - self._taken > OUTBOX_BYTES + URGENT_BYTES:
             self.close(PeerLostError(f"{self.peer} takes nothing of what it is told"))
-        if not urgent and self._queued - self._taken > OUTBOX_BYTES:
+        while not self._queue(data, urgent):
             self._wait_for_room()
-        if self.closed is not None:
-            raise again(self.closed)
+
+    def _queue(self, data: bytes, urgent: bool) -> bool:
+        """Whether there was room; of many that wait for it at the same time, each finds what the others left."""
         with self._lock:
+            if self.closed is not None:
+                raise again(self.closed)
+            if not urgent and self._queued - self._taken > OUTBOX_BYTES:
+                return False
             self._queued += len(data)
-        self._outbox.put(data)
+            self._outbox.put(data)
+        return True
 
     def _wait_for_room(self) -> None:
         taken, since = self._taken, time.monotonic()
@@ -136,10 +143,10 @@ class Link:
             elif time.monotonic() - since > STUCK:
                 raise PeerLostError(f"{self.peer} has taken nothing for {STUCK:.0f} s; it may hang")
 
-    def tell(self, request: dict, session: bytes = bytes(16)) -> None:
-        """Send a request, of a session or of none."""
+    def tell(self, request: dict, session: bytes = bytes(16), urgent: bool = False) -> None:
+        """Send a request, of a session or of none; see `send`."""
         payload = json.dumps(request).encode()
-        self.send(pack(Frame(Kind.CONTROL, session, label="request", payload=payload)))
+        self.send(pack(Frame(Kind.CONTROL, session, label="request", payload=payload)), urgent)
 
     def refuse(self, session: bytes, reason: str) -> None:
         """Tell the peer that a session is over here."""
@@ -225,10 +232,21 @@ class Link:
 
 
 def _hand_on(frame: Frame, to: Link, ready: threading.Event) -> None:
-    """Waits while too much is queued for the other link; what comes for one that is closed is dropped."""
+    """Waits while too much is queued for the other link; what comes for one that is closed is dropped.
+
+    Nothing of a client's is urgent to another one, whose connection it would end. One that takes nothing is lost: it
+    would hold up whoever sends to it, at each frame.
+
+    Raises:
+        FrameError: a frame larger than the parts in which messages go.
+    """
+    if frame.size > RELAYED_BYTES:
+        raise FrameError(f"a frame of {frame.size} bytes for another party; at most {RELAYED_BYTES}")
     ready.wait()
-    with suppress(PeerLostError):
-        to.send(pack(frame), urgent=frame.kind in (Kind.CREDIT, Kind.ABORT))
+    try:
+        to.send(pack(frame))
+    except PeerLostError as error:
+        to.close(error)
 
 
 def _request(frame: Frame) -> dict:
