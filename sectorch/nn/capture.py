@@ -48,7 +48,7 @@ from .inputs import Inputs, flattened, refuse_complex
 from .nodes import name_of
 from .state import state_of
 from .trace import CONSTANT, OutOfPlace, Trace, functional_form
-from .where import Place, located
+from .where import Place, raise_located
 from .written import Written
 
 _T = torch.Tensor
@@ -135,7 +135,7 @@ class Recorder(TorchFunctionMode):
                     return made
             return self._secret(func, types, args, kwargs, secrets)
         except SectorchError as error:
-            raise located(error, Place.now(self.layers).text(name_of(func))) from error
+            raise_located(error, Place.now(self.layers).text(name_of(func)))
 
     def _secret(self, func: Callable, types: Any, args: tuple, kwargs: dict, secrets: list[SecretTensor]) -> Any:
         args, kwargs = as_sizes(func, args, kwargs)

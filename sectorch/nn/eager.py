@@ -14,7 +14,7 @@ from .compiling import compiling
 from .huggingface import without_caches
 from .inputs import Inputs
 from .nodes import name_of
-from .where import Place, located
+from .where import Place, raise_located
 from .written import Written
 
 
@@ -34,7 +34,7 @@ class Watched(TorchFunctionMode):
             args = self.written.taken(func, args)
             return self.written.made(func, func(*args, **kwargs))
         except SectorchError as error:
-            raise located(error, Place.now(self._layers).text(name_of(func))) from error
+            raise_located(error, Place.now(self._layers).text(name_of(func)))
 
 
 def watched(module: nn.Module, inputs: Inputs) -> Any:

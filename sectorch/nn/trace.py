@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import SectorchError
 from ..tensor.table import HANDLER, row_of
-from .where import located, place_of
+from .where import place_of, raise_located
 
 CONSTANT, FOLDED = "constant ", "folded "
 """How the names of public constants and of weights that a pass made begin."""
@@ -85,7 +85,7 @@ def run(program: Trace, values: Mapping[str, Any], inputs: Sequence[Any], step: 
                 compute = node.target
                 made[node] = compute(*args, **kwargs) if step is None else step(node, compute, args, kwargs)
         except SectorchError as error:
-            raise located(error, place_of(node)) from error
+            raise_located(error, place_of(node))
         for used in node.all_input_nodes:
             uses[used] -= 1
             if not uses[used]:

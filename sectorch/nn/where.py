@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import fx
@@ -72,13 +73,16 @@ def place_of(node: fx.Node) -> str:
     return Place().text(node.name) if where is None else where.text(node.name)
 
 
-def located(error: SectorchError, place: str) -> SectorchError:
-    """The same error with the place before its text; as it is where it has a place, or belongs to none."""
+def raise_located(error: SectorchError, place: str) -> NoReturn:
+    """Raise the error with the place before its text; as it is where it has a place, or belongs to none.
+
+    No error is its own cause: it would keep itself alive, and with it the frames that hold the shares.
+    """
     if not place or error.layer or isinstance(error, (NetworkError, KeyAgreementError, MaterialError)):
-        return error
+        raise error
     named = type(error)(f"{place}: {error}")
     named.layer = place
-    return named
+    raise named from error
 
 
 @contextmanager
@@ -89,4 +93,4 @@ def placed() -> Iterator[None]:
     except SectorchError as error:
         if not error.place:
             raise
-        raise located(error, error.place) from error
+        raise_located(error, error.place)

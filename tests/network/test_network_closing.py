@@ -11,6 +11,7 @@ from network_world import Trio, until
 from sectorch import errors
 from sectorch.choreography.streams import PairKey
 from sectorch.network.parties.session import PartySession
+from sectorch.nn.where import placed
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 
@@ -63,3 +64,13 @@ def test_a_session_that_ends_lets_go_of_its_secrets_at_once(
     assert until(trio.idle, 30)
     assert until(lambda: secrets() == 0, 30)
     assert uncollected == []
+
+
+@pytest.mark.parametrize("error", [errors.PeerLostError("lost"), errors.ShapeError("ragged")])
+def test_an_error_with_a_place_does_not_keep_itself_alive(error):
+    """Its frames hold shares: where it were its own cause, they would stay until the next collection."""
+    error.place = "layer '0' (Linear)"
+    with pytest.raises(type(error)) as caught, placed():
+        raise error
+    assert caught.value.__cause__ is not caught.value
+    assert caught.value.__context__ is not caught.value
