@@ -36,10 +36,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "write and check the file that says who the parties are",
         ),
     },
-    "the papers, all parties in one process": {
+    "the papers": {
         "privhfl": ("protocols.privhfl.cli:main", "clients with models of their own teach each other (PrivHFL)"),
         "capc": ("protocols.capc.cli:main", "labels by noisy vote, within a privacy budget (CaPC)"),
-        "capride": ("protocols.capride.cli:main", "distillation on encrypted data (CaPriDe)"),
+        "capride": ("network.commands.papers:capride", "distillation on encrypted data (CaPriDe)"),
         "perturbed-fl": (
             "network.commands.papers:perturbed_fl",
             "clients train on a noised model, the server recovers",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,6 +19,7 @@ from ..cli.command import GOES_ON, Parser, ended, plotting, print_json, watched,
 from ..data.datasets import ROOT_HELP
 from .errors import FederationError
 from .estimate import Estimate, agree
+from .folder import RunFolder
 from .options import Options, add_options, chosen, declared, sweeps
 from .outcome import Outcome
 from .parallel import KINDS, Workers
@@ -62,6 +64,21 @@ class Place:
     workers: Workers
     root: Path | None = None
     parties: Parties = field(default_factory=Simulation)
+
+    def own(self, seed: int) -> int:
+        """The seed of what a party draws for itself, its first weights and its batches.
+
+        Where all parties are here it is that of the command line. Parties apart all know that one: each draws its own
+        from the operating system, once for a run folder.
+        """
+        if isinstance(self.parties, Simulation):
+            return seed
+        folder = RunFolder(self.out)
+        kept = folder.record("own")
+        if kept is None:
+            kept = {"seed": int.from_bytes(os.urandom(7), "big")}
+            folder.keep("own", record=kept)
+        return int(kept["seed"])
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,12 @@ AGAIN = "remove it and the files of its name, and that part is done again"
 
 
 def digest(*tensors: torch.Tensor) -> str:
-    """A name for contents, dtypes and shapes."""
+    """A name for contents, dtypes and shapes; a tensor on the meta device has no content."""
     found = hashlib.sha256()
     for tensor in tensors:
         found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        if tensor.is_meta:
+            continue
         found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return found.hexdigest()[:32]
 
@@ -82,10 +84,10 @@ class RunFolder:
         if record is not None:
             save_json(self._file(f"{name}.json"), record)
 
-    def drop(self, pattern: str, but: str) -> None:
-        """Remove the files that a glob pattern finds, but for the one of a name."""
+    def drop(self, pattern: str, *but: str) -> None:
+        """Remove the files that a glob pattern finds, but for those of these names."""
         for old in self.path.glob(pattern) if self.path else ():
-            if old.name != but:
+            if old.name not in but:
                 old.unlink()
 
     def lines(self, name: str) -> list[dict]:

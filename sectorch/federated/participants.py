@@ -21,8 +21,9 @@ Samples = tuple[torch.Tensor, torch.Tensor]
 class Participant:
     """A private data set and a local model.
 
-    `images` [N, C, H, W] float32, `labels` [N] int64. The model is copied and never changed. `architecture` is a name
-    for tables.
+    `images` [N, C, H, W] float32, `labels` [N] int64; on the meta device those of a participant elsewhere, of whom
+    shapes and the model's architecture are known. The model is copied and never changed. `architecture` is a name for
+    tables.
     """
 
     name: str
@@ -63,6 +64,8 @@ def check_samples(whose: str, samples: Samples, classes: int) -> None:
         raise FederationError(
             f"{whose}: labels must be int64 [{len(images)}], got {labels.dtype} of shape {tuple(labels.shape)}"
         )
+    if images.is_meta:  # of a participant elsewhere its shapes are known
+        return
     if not bool(images.isfinite().all()):
         raise FederationError(f"{whose}: images hold NaN or infinity")
     low, high = int(labels.min()), int(labels.max())

@@ -120,7 +120,7 @@ def test_epsilon_is_the_accountant_s(made):
     louder = {
         name: [{**r, "sigma": 40.0} if "sigma" in r else r for r in found] for name, found in result.records.items()
     }
-    assert epsilon(result.parties, louder, how) < result.epsilon
+    assert epsilon(louder, how) < result.epsilon
 
 
 def test_the_three_splits():

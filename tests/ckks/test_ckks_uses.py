@@ -6,6 +6,7 @@ import math
 import pickle
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from sectorch.ckks.convert import mask_bits
 from sectorch.ckks.module import parts
 from sectorch.ckks.scheme import flood, levels, modular, ntt, seal
 from sectorch.ckks.scheme.flood import coefficient_error, flood_cost
+from sectorch.ckks.tensor.table import observed
 from sectorch.errors import ArgumentError, RangeExceededError, TrainingModeError
 from sectorch.nn.fhe import Polynomial, fhe_friendly, fine_tune
 from sectorch.nn.models import lenet
@@ -531,3 +533,14 @@ def test_cryptonets_on_digits():
     model, x = cryptonets().eval(), torch.rand(64, 1, 28, 28)
     with torch.no_grad():
         assert float((ckks.CKKSModule(model)(x) - model(x)).abs().max()) < 1e-2
+
+
+def test_an_explanation_is_of_its_own_thread_s_operations():
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), torch.zeros(1, 4)
+    expected = len(ckks.explain(model, x).steps)
+    found: list[int] = []
+    with observed(lambda *_: found.append(-1)):
+        thread = threading.Thread(target=lambda: found.append(len(ckks.explain(model, x).steps)))
+        thread.start()
+        thread.join()
+    assert found == [expected]

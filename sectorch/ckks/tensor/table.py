@@ -12,6 +12,7 @@ import numbers
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import FrameType
 from typing import Any
 
@@ -34,7 +35,7 @@ CIPHERTEXTS = OpTable(
 """The operations of CKKSTensors. Handlers are f(*args, **kwargs) -> CKKSTensor, or a list or tuple of them."""
 
 implements = CIPHERTEXTS.implements
-_observers: list[Callable] = []
+_OBSERVERS: ContextVar[tuple[Callable, ...]] = ContextVar("sectorch_ckks_observers", default=())
 
 
 def supported_ops() -> list[str]:
@@ -44,12 +45,12 @@ def supported_ops() -> list[str]:
 
 @contextmanager
 def observed(observer: Callable) -> Iterator[None]:
-    """Within, observer(name, layer, result) is called after every operation of this process's CKKSTensors."""
-    _observers.append(observer)
+    """Within, observer(name, layer, result) is called after every operation of this thread's CKKSTensors."""
+    token = _OBSERVERS.set((*_OBSERVERS.get(), observer))
     try:
         yield
     finally:
-        _observers.remove(observer)
+        _OBSERVERS.reset(token)
 
 
 def call(func: Callable, args: tuple, kwargs: dict) -> Any:
@@ -73,7 +74,7 @@ def call(func: Callable, args: tuple, kwargs: dict) -> Any:
         raise located(error) from error.__cause__
     except Exception as error:
         raise located(typed(func, error)) from None
-    for observer in _observers:
+    for observer in _OBSERVERS.get():
         observer(spell(func), layer_here(), result)
     return result
 

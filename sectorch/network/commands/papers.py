@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...protocols.capride import cli as capride_cli
 from ...protocols.perturbation import cli as perturbation
 from ..federation.party import Federation
 
@@ -11,3 +12,8 @@ from ..federation.party import Federation
 def perturbed_fl(arguments: Sequence[str] | None = None) -> int:
     """`sectorch perturbed-fl`."""
     return perturbation.COMMAND.main(arguments, join=Federation)
+
+
+def capride(arguments: Sequence[str] | None = None) -> int:
+    """`sectorch capride`."""
+    return capride_cli.COMMAND.main(arguments, join=Federation)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,9 +17,11 @@ from ...federated.errors import CheckpointError, FederationError
 from ...federated.estimate import Estimate
 from ...federated.folder import RunFolder, digest
 from ...federated.participants import Samples
-from ...federated.training import optimiser_of, predict, seconds_of
+from ...federated.parties import Parties, Simulation
+from ...federated.training import predict, seconds_of
 from ...federated.watch import Watch
 from . import losses
+from .apart import Sessions, joined, slowest
 from .baselines import average
 from .directions import Directions
 from .exchange import Exchange, Simulated
@@ -28,38 +30,13 @@ from .meter import Meter
 from .question import Question
 from .report import Result, rounds_table
 from .settings import WEIGHT_OF_A_PEER, Party, Settings, chain, check
+from .state import State
 from .traffic import Traffic
 from .training import distillation, in_the_clear, mutual, own_view, scores, train_party
 from .update import Update
 
 FEW = 8
 """Encrypted answers that are not worth an estimate."""
-
-
-class _State:
-    """A party's models and their optimisers, small first."""
-
-    def __init__(self, party: Party, how: Settings):
-        kept = [party.model] if party.large is None else [party.model, party.large]
-        self.models = [copy.deepcopy(model).eval() for model in kept]
-        self.steps = [optimiser_of(model, how.local) for model in self.models]
-
-    def tensors(self) -> list:
-        return [[m.state_dict(), o.state_dict()] for m, o in zip(self.models, self.steps, strict=True)]
-
-    def load(self, tensors: list) -> None:
-        for model, steps, (weights, moments) in zip(self.models, self.steps, tensors, strict=True):
-            model.load_state_dict(weights)
-            steps.load_state_dict(moments)
-
-    def copied(self, party: Party, how: Settings) -> _State:
-        new = _State(party, how)
-        new.load(copy.deepcopy(self.tensors()))
-        return new
-
-    @property
-    def small(self) -> nn.Module:
-        return self.models[0]
 
 
 class CaPriDe:
@@ -71,14 +48,19 @@ class CaPriDe:
         classes: how many.
         settings: see `Settings`.
         out: a folder for the run; a run that was killed goes on from there. None keeps nothing.
+        together: who is here, by the parties' names; all of them unless given. Of the others the name, the number and
+            shape of samples and the architecture are used, nothing else.
+        own: seed of what a party draws and nobody else needs to know, batches and directions; `settings.seed` unless
+            given. Apart, it is each party's own secret.
 
-    `run()` gives a `Result` with the trained models. All parties are in this process; each one's keys, data and model
-    are used in its own `Owner` and `Peer` only. A round is kept when all of it went well, and an error leaves every
-    model as the round found it; what was released stays counted.
+    `run()` gives a `Result` with the trained models of the parties that are here; each one's keys, data and model are
+    used in its own `Owner` and `Peer` only. A round is kept when all of it went well, and an error leaves every model
+    as the round found it; what was released stays counted. Parties apart go on from the last round that all have kept.
 
     Raises, before any training or encryption:
         FederationError, ModelError: naming the party, what came, and the way out.
         SecurityLevelError: the models are too deep for 128-bit security.
+        FederationError: a method that protects nothing, among parties apart.
         CheckpointError: `out` holds another run.
     """
 
@@ -90,12 +72,21 @@ class CaPriDe:
         settings: Settings | None = None,
         *,
         out: str | Path | None = None,
+        together: Parties | None = None,
+        own: int | None = None,
     ):
-        self.parties, self.test, self.classes = list(parties), test, classes
+        self.together = together or Simulation()
+        here = {party.name: self.together.present(party.name) for party in parties}
+        self.parties = [party if here[party.name] else party.elsewhere() for party in parties]
+        self.here = [party for party in parties if here[party.name]]
+        self.apart = len(self.here) < len(self.parties)
+        self.test, self.classes = test, classes
         how = settings or Settings()
         if how.weight is None:
             how = replace(how, weight=WEIGHT_OF_A_PEER * (len(self.parties) - 1))
-        self.settings = how
+        self.settings, self._own = how, how.seed if own is None else own
+        if self.apart and not (how.asks and how.encrypted):
+            raise FederationError(f"{how.method} in the clear is a control of a simulation: it protects nothing")
         check(self.parties, test, classes, how)
         self.parameters = chain(self.parties, how) if how.asks else None
         self.folder = RunFolder(out)
@@ -103,12 +94,12 @@ class CaPriDe:
         self.folder.claim({**how.as_dict(), "parties": people, "test": digest(*test)})
         kept = self.folder.record("ledger") or {}
         self.traffic = Traffic(kept.get("messages", ()))
-        self.guards = {p.name: Guard(p.name, kept.get("released"), self._keep_ledger) for p in self.parties}
+        self.guards = {p.name: Guard(p.name, kept.get("released"), self._keep_ledger) for p in self.here}
         known = self.folder.tensors("meters") or {}
         self.meters = {pair: Meter.of(pair.split(">")[0], *tensors) for pair, tensors in known.items()}
         self.exchange: Exchange | None = None
-        self.states = {party.name: _State(party, how) for party in self.parties}
-        self.records: dict[str, list[dict]] = {party.name: [] for party in self.parties}
+        self.states = {party.name: State(party, how) for party in self.here}
+        self.records: dict[str, list[dict]] = {party.name: [] for party in self.here}
 
     def run(self, watch: Watch | None = None) -> Result:
         """The whole of Algorithm 1, or the part of it that is not in `out` yet.
@@ -120,28 +111,48 @@ class CaPriDe:
         watch, how = watch or Watch(), self.settings
         watch.begins(1 + how.rounds)
         kept = self.folder.record("state")
-        if kept is not None:
-            done, self.records = kept["round"], kept["records"]
-            tensors = self.folder.tensors(f"round-{done}")
-            if tensors is None:
-                raise CheckpointError(
-                    f"{self.folder.path}/round-{done}.pt is missing; remove the folder and start again"
-                )
-            for name, state in self.states.items():
-                state.load(tensors[name])
-            for t in range(done + 1):
-                watch.finished(f"round {t}", self.records)
-        else:
+        if kept is None:
             self._local(watch)
             done = 0
-        if how.asks:
-            self.connect(watch)
-        for t in range(done + 1, how.rounds + 1):
-            self.round(t, watch)
+        else:
+            done = kept["round"]
+            self._go_back(kept, done)
+            for t in range(done + 1):
+                watch.finished(f"round {t}", self.records)
+        if self.apart:
+            self._run_apart(done, watch)
+        else:
+            if how.asks:
+                self.connect(watch)
+            for t in range(done + 1, how.rounds + 1):
+                self.round(t, watch)
         return Result(
-            self.parties, self.classes, how, self.records, {n: s.models for n, s in self.states.items()},
+            self.here, self.classes, how, self.records, {n: s.models for n, s in self.states.items()},
             self.traffic.rows, self.released, self.parameters, dict(self.exchange.seconds) if self.exchange else {},
         )  # fmt: skip
+
+    def _go_back(self, kept: dict, done: int) -> None:
+        """To the end of a round that is in the folder."""
+        tensors = self.folder.tensors(f"round-{done}")
+        if tensors is None:
+            raise CheckpointError(f"{self.folder.path}/round-{done}.pt is missing; remove the folder and start again")
+        for name, state in self.states.items():
+            state.load(tensors[name])
+        self.records = {name: found[: done + 1] for name, found in kept["records"].items()}
+
+    def _run_apart(self, done: int, watch: Watch) -> None:
+        """The rounds that not all parties have finished; each begins when all have kept the one before."""
+        known = [[p.name, len(p.labels), p.shape, str(p.model)] for p in self.parties]
+        said = json.dumps([self.settings.as_dict(), known, self.classes, str(self.parameters)])
+        with joined(self.parties, self.together, said) as sessions:
+            self.connect(watch, sessions)
+            kept = slowest(sessions, done)
+            if kept < done:  # somebody was stopped before it had kept that round
+                self._go_back(self.folder.record("state") or {}, kept)
+            for t in range(kept + 1, self.settings.rounds + 1):
+                self.round(t, watch)
+                if slowest(sessions, t) != t:
+                    raise FederationError(f"another party has not finished round {t}, and takes part in what follows")
 
     def so_far(self) -> Table:
         """The mean accuracies of the last finished rounds."""
@@ -149,8 +160,10 @@ class CaPriDe:
         return rounds_table(f"{how.method} ({how.update})" if how.asks else how.method, self.records)
 
     def estimate(self) -> Estimate | None:
-        """Training, and encrypted answers as one of them takes; None where too few are asked to try one."""
+        """Training, and encrypted answers as one of them takes; None where too few are asked, or parties are apart."""
         how, size = self.settings, len(self.parties)
+        if self.apart:
+            return None
         kept = self.folder.record("state")
         left = how.rounds - (kept["round"] if kept else 0)
         total = Estimate(0.0)
@@ -167,7 +180,7 @@ class CaPriDe:
         tried._ask(1, tried.parties[0], {p.name: p.model.eval() for p in tried.parties}, Watch())
         return total + Estimate(time.perf_counter() - start, tried.traffic.bytes) * asks
 
-    def connect(self, watch: Watch | None = None) -> Exchange:
+    def connect(self, watch: Watch | None = None, sessions: Sessions | None = None) -> Exchange:
         """The exchange of a run: new keys, and the counts of what was released before."""
         if self.parameters is None:
             raise FederationError(f"method {self.settings.method!r} asks nobody, so there is no exchange to make")
@@ -180,6 +193,7 @@ class CaPriDe:
             guards=self.guards,
             traffic=self.traffic,
             watch=watch,
+            sessions=sessions,
         )
         return self.exchange
 
@@ -192,18 +206,19 @@ class CaPriDe:
         self.folder.keep("ledger", record={"messages": self.traffic.rows, "released": self.released})
 
     def round(self, t: int, watch: Watch | None = None) -> None:
-        """One round of all parties, on the models that the round before left."""
+        """One round of all parties, on the models that the round before left: first all ask, then each trains."""
         watch, how = watch or Watch(), self.settings
-        models = {name: state.small for name, state in self.states.items()}
+        models = {p.name: self.states[p.name].small if p.name in self.states else p.model for p in self.parties}
+        asked = {p.name: self._ask(t, p, models, watch) for p in self.parties} if how.asks else {}
         logits = {p.name: self._plain_logits(p, models) for p in self.parties} if how.method in ("dml", "l2") else {}
         new, records = {}, {}
-        for party in self.parties:
+        for party in self.here:
             start, record, extra = time.perf_counter(), {}, None
             state = self.states[party.name].copied(party, how)
             for group in (group for steps in state.steps for group in steps.param_groups):
                 group["lr"] = how.rate_in(t)
-            if how.asks:
-                update, record = self._ask(t, party, models, watch)
+            if found := asked.get(party.name):
+                update, record = found
                 extra = distillation(state.small, party, update, how)
             elif how.method in ("dml", "l2"):
                 extra = in_the_clear(logits[party.name], how)
@@ -214,7 +229,10 @@ class CaPriDe:
                 mutual(
                     state.small, state.steps[0], state.models[1], state.steps[1], party, how, (t, "mutual")
                 )  # fmt: skip
-            new[party.name], records[party.name] = state, dict(record, seconds=time.perf_counter() - start)
+            new[party.name], records[party.name] = (
+                state,
+                dict(record, seconds=record.get("seconds", 0.0) + time.perf_counter() - start),
+            )
         if how.method.startswith("fedavg"):
             average({n: s.small for n, s in new.items()}, self.parties, how, t)
         self._commit(t, new, records, watch)
@@ -223,7 +241,7 @@ class CaPriDe:
         """Algorithm 1's first loop: every party alone."""
         how, new, records = self.settings, {}, {}
         alone = how.local.lasting(how.warmup)
-        for party in self.parties:
+        for party in self.here:
             start = time.perf_counter()
             state = self.states[party.name].copied(party, how)
             tick = watch.step(f"{party.name}: local training", how.warmup * len(state.models))
@@ -233,10 +251,10 @@ class CaPriDe:
         self._commit(0, new, records, watch)
 
     def _seed(self, party: Party, *use: object) -> int:
-        return derive(self.settings.seed, party.name, *use)
+        return derive(self._own, party.name, *use)
 
-    def _commit(self, t: int, new: dict[str, _State], records: dict[str, dict], watch: Watch) -> None:
-        for party in self.parties:
+    def _commit(self, t: int, new: dict[str, State], records: dict[str, dict], watch: Watch) -> None:
+        for party in self.here:
             models = new[party.name].models
             measured = scores(models[-1], *self.test, self.classes)
             if len(models) > 1:
@@ -245,7 +263,7 @@ class CaPriDe:
         together = {name: [*found, records[name]] for name, found in self.records.items()}
         self.folder.keep(f"round-{t}", {name: state.tensors() for name, state in new.items()})
         self.folder.keep("state", record={"round": t, "records": together})
-        self.folder.drop("round-*.pt", but=f"round-{t}.pt")
+        self.folder.drop("round-*.pt", f"round-{t}.pt", f"round-{t - 1 if self.apart else t}.pt")
         self._keep_ledger()
         self.states, self.records = new, together
         watch.finished(f"round {t}", self.records)
@@ -266,11 +284,17 @@ class CaPriDe:
         order = torch.randperm(len(party.labels), generator=generator(self.settings.seed, party.name, t, "subset"))
         return order[: self.settings.subset(len(party.labels))].sort().values
 
-    def _ask(self, t: int, party: Party, models: dict[str, nn.Module], watch: Watch) -> tuple[Update, dict]:
-        """The inner loop of Algorithm 1 for one party: publish, be answered, decrypt, and make the update of it."""
-        how, model, chosen = self.settings, models[party.name], self.subset(t, party)
-        question = Question(party, model, chosen, how, generator(how.seed, party.name, t, "directions"))
+    def _ask(self, t: int, party: Party, models: dict[str, nn.Module], watch: Watch) -> tuple[Update, dict] | None:
+        """The inner loop of Algorithm 1 for one party: publish, be answered, decrypt, and make the update of it.
+
+        Of a party elsewhere its questions are answered, if it asks one that is here.
+        """
+        start, how, model, chosen = time.perf_counter(), self.settings, models[party.name], self.subset(t, party)
         peers, exchange = self.asked(t, party), self.exchange or self.connect(watch)
+        if party.name not in self.states:
+            exchange.ask(t, party, None, 0, {name: models[name] for name in peers})
+            return None
+        question = Question(party, model, chosen, how, generator(self._own, party.name, t, "directions"))
         published = question.published(len(party.labels))
         sigma, leakage = self._measured(t, party, model, published, peers, exchange)
         answers = exchange.ask(
@@ -299,6 +323,7 @@ class CaPriDe:
             sigma=sigma,
             leakage=leakage,
             distillation_loss=uncertainty - update.loss,
+            seconds=time.perf_counter() - start,
         )
         return update, record
 

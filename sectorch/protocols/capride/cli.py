@@ -13,7 +13,8 @@ from .settings import METHODS, Settings
 
 
 def _prepare(how: Parties, settings: Settings, place: Place) -> CaPriDe:
-    return CaPriDe(*divided(dataset_of(how.data, place.root), how), settings, out=place.out)
+    made = divided(dataset_of(how.data, place.root), how, place.own(how.seed))
+    return CaPriDe(*made, settings, out=place.out, together=place.parties, own=place.own(settings.seed))
 
 
 def _by(settings: Settings, method: str) -> Settings:
@@ -22,12 +23,13 @@ def _by(settings: Settings, method: str) -> Settings:
 
 COMMAND = Command(
     "capride",
-    "Decentralised learning on encrypted data (CaPriDe), all parties in this process. A run that was\n"
-    "stopped goes on when started again.",
+    "Decentralised learning on encrypted data (CaPriDe): all parties in this process, or one of a federation, whose\n"
+    "roles are P1, P2, .... A run that was stopped goes on when started again.",
     (
         "sectorch capride --data digits --parties 3 --split no-overlap --rounds 20 --update head",
         "sectorch capride --simulate --controls local fedavg fedavg-dp dml l2       in the clear, with baselines",
         "sectorch capride --large resnet8 --update forward                          two models a party",
+        "sectorch capride --parties 2 --federation federation.toml --as north",
     ),
     Parties(),
     Settings(),

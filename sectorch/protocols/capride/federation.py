@@ -165,15 +165,20 @@ def federation(
     return divided(dataset_of(data, root), Parties(parties=parties, split=split, **known))
 
 
-def divided(dataset: Dataset, how: Parties) -> tuple[list[Party], Samples, int]:
-    """The same, by `Parties`."""
+def divided(dataset: Dataset, how: Parties, own: int | None = None) -> tuple[list[Party], Samples, int]:
+    """The same, by `Parties`.
+
+    Args:
+        own: seed of the first weights; that of `how` unless given.
+    """
+    drawn = how.seed if own is None else own
     shape, name, made = dataset.shape, how.network or USUAL.get(dataset.name, "mlp"), []
     hands = divide(
         dataset.train.labels, how.parties, how.split, samples=how.samples, alpha=how.alpha, seed=how.seed
     )  # fmt: skip
     for k, part in enumerate(hands):
         who = f"P{k + 1}"
-        small = build(name, shape, dataset.classes, derive(how.seed, who, "weights"), how.activation)
-        big = build(how.large, shape, dataset.classes, derive(how.seed, who, "large weights")) if how.large else None
+        small = build(name, shape, dataset.classes, derive(drawn, who, "weights"), how.activation)
+        big = build(how.large, shape, dataset.classes, derive(drawn, who, "large weights")) if how.large else None
         made.append(Party(who, small, *dataset.train.take(part), architecture=name, large=big))
     return made, dataset.test.take(slice(how.test_samples)), dataset.classes

@@ -13,12 +13,11 @@ It is a statement on P_l's logits, not on P_l's training data. The flooding of `
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from .settings import Party, Settings
+from .settings import Settings
 
 
-def epsilon(parties: Sequence[Party], records: dict[str, list[dict]], how: Settings) -> float | None:
+def epsilon(records: dict[str, list[dict]], how: Settings) -> float | None:
     """The largest epsilon of any party asked about any of its peers, over all rounds; None without noise."""
     asked = [r["sigma"] for found in records.values() for r in found if "sigma" in r]
     if not asked or min(asked) == 0:
@@ -28,9 +27,9 @@ def epsilon(parties: Sequence[Party], records: dict[str, list[dict]], how: Setti
 
     change = how.logit_change / how.temperature
     worst = 0.0
-    for party in parties:
-        for peer in parties:
-            asked = [r for r in records[party.name] if peer.name in r.get("asked", ())]
+    for found in records.values():
+        for peer in {name for r in found for name in r.get("asked", ())}:
+            asked = [r for r in found if peer in r.get("asked", ())]
             curves = [gaussian_curve(r["sigma"], change * math.sqrt(r["released"])) for r in asked]
             worst = max(worst, epsilon_of(sum(curves[1:], curves[0]), how.delta)) if asked else worst
     return worst

@@ -59,7 +59,7 @@ class Result(Outcome):
     @property
     def epsilon(self) -> float | None:
         """See `privacy.py`; None without noise."""
-        return epsilon(self.parties, self.records, self.settings)
+        return epsilon(self.records, self.settings)
 
     @property
     def leakage(self) -> dict[str, float]:

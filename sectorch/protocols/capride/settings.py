@@ -35,7 +35,23 @@ class Party(Participant):
 
     large: nn.Module | None = field(default=None, repr=False)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of an image, without its batch."""
+        return tuple(self.images.shape[1:])
+
+    def elsewhere(self) -> Party:
+        """What others know of it: its name, how many samples it has, and the architecture of its models."""
+        images, labels = self.images.to("meta"), self.labels.to("meta")
+        return Party(self.name, self.model, images, labels, architecture=self.architecture, large=self.large)
+
+    def few(self, count: int) -> torch.Tensor:
+        """The first images; black ones of a party elsewhere."""
+        return torch.zeros(count, *self.shape) if self.images.is_meta else self.images[:count]
+
     def fingerprint(self) -> str:
+        if self.images.is_meta:
+            return digest(self.images, self.labels)
         return digest(
             self.images, self.labels, *self.model.state_dict().values(),
             *(self.large or nn.Identity()).state_dict().values(),
@@ -165,7 +181,7 @@ def _check_model(party: Party, model: nn.Module, classes: int) -> None:
     training = model.training
     try:
         with torch.no_grad():
-            _, logits = features_and_logits(model.eval(), party.images[:2])
+            _, logits = features_and_logits(model.eval(), party.few(2))
     except (RuntimeError, ValueError, TypeError) as error:
         if isinstance(error, SectorchError):
             raise
@@ -189,7 +205,7 @@ def chain(parties: Sequence[Party], how: Settings) -> ckks.Parameters:
     depths: dict[str, int] = {}
     for party in parties:
         # A peer's values are not bounded by what could be said of its weights before they are trained.
-        report = ckks.explain(folded(party.model), party.images[:1], bound=float("nan"))
+        report = ckks.explain(folded(party.model), party.few(1), bound=float("nan"))
         if report.depth is None:
             raise ModelError(
                 f"{party.name}'s model is not FHE-friendly: {report.problem} Layers that are not: "
@@ -229,7 +245,7 @@ def unfriendly(party: Party) -> list[str]:
     hooks = [m.register_forward_hook(note(n)) for n, m in leaves]
     try:
         with torch.no_grad():
-            copied(party.images[:2])
+            copied(party.few(2))
     finally:
         for hook in hooks:
             hook.remove()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 
@@ -12,7 +11,6 @@ from torch import nn
 from ...federated.command import Command, Place
 from ...federated.errors import FederationError
 from ...federated.options import Options, option
-from ...federated.parties import Simulation
 from .data import NAMES, Data, load
 from .federated import PerturbedFL, Settings
 from .models import DenseNet, ResNet, mlp
@@ -59,8 +57,7 @@ def _prepare(how: Trained, settings: Settings, place: Place) -> PerturbedFL:
     name = how.model or ("cnn" if len(data.shape) == 3 else "mlp3")
     torch.manual_seed(settings.seed)
     # Among parties apart the server's first model is its own to draw: the clients know the seed.
-    drawn = how.seed if isinstance(place.parties, Simulation) else int.from_bytes(os.urandom(7), "big")
-    model = build(name, data, dtype, drawn)
+    model = build(name, data, dtype, place.own(how.seed))
     return PerturbedFL(data, model, settings, out=place.out, parties=place.parties)
 
 

@@ -202,7 +202,7 @@ class PerturbedFL:
         del shown["settings"], shown["score"]
         self.folder.keep(f"round-{done}", {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
         self.folder.keep("state", record={"done": done, **shown})
-        self.folder.drop("round-*.pt", but=f"round-{done}.pt")
+        self.folder.drop("round-*.pt", f"round-{done}.pt")
 
     def _resumed(self) -> int:
         kept = self.folder.record("state")
