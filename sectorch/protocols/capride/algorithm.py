@@ -78,8 +78,8 @@ class CaPriDe:
         self.together = together or Simulation()
         here = {party.name: self.together.present(party.name) for party in parties}
         self.parties = [party if here[party.name] else party.elsewhere() for party in parties]
-        self.here = [party for party in parties if here[party.name]]
-        self.apart = len(self.here) < len(self.parties)
+        self.mine = [party for party in parties if here[party.name]]
+        self.apart = len(self.mine) < len(self.parties)
         self.test, self.classes = test, classes
         how = settings or Settings()
         if how.weight is None:
@@ -94,12 +94,12 @@ class CaPriDe:
         self.folder.claim({**how.as_dict(), "parties": people, "test": digest(*test)})
         kept = self.folder.record("ledger") or {}
         self.traffic = Traffic(kept.get("messages", ()))
-        self.guards = {p.name: Guard(p.name, kept.get("released"), self._keep_ledger) for p in self.here}
+        self.guards = {p.name: Guard(p.name, kept.get("released"), self._keep_ledger) for p in self.mine}
         known = self.folder.tensors("meters") or {}
         self.meters = {pair: Meter.of(pair.split(">")[0], *tensors) for pair, tensors in known.items()}
         self.exchange: Exchange | None = None
-        self.states = {party.name: State(party, how) for party in self.here}
-        self.records: dict[str, list[dict]] = {party.name: [] for party in self.here}
+        self.states = {party.name: State(party, how) for party in self.mine}
+        self.records: dict[str, list[dict]] = {party.name: [] for party in self.mine}
 
     def run(self, watch: Watch | None = None) -> Result:
         """The whole of Algorithm 1, or the part of it that is not in `out` yet.
@@ -127,7 +127,7 @@ class CaPriDe:
             for t in range(done + 1, how.rounds + 1):
                 self.round(t, watch)
         return Result(
-            self.here, self.classes, how, self.records, {n: s.models for n, s in self.states.items()},
+            self.mine, self.classes, how, self.records, {n: s.models for n, s in self.states.items()},
             self.traffic.rows, self.released, self.parameters, dict(self.exchange.seconds) if self.exchange else {},
         )  # fmt: skip
 
@@ -212,7 +212,7 @@ class CaPriDe:
         asked = {p.name: self._ask(t, p, models, watch) for p in self.parties} if how.asks else {}
         logits = {p.name: self._plain_logits(p, models) for p in self.parties} if how.method in ("dml", "l2") else {}
         new, records = {}, {}
-        for party in self.here:
+        for party in self.mine:
             start, record, extra = time.perf_counter(), {}, None
             state = self.states[party.name].copied(party, how)
             for group in (group for steps in state.steps for group in steps.param_groups):
@@ -229,10 +229,8 @@ class CaPriDe:
                 mutual(
                     state.small, state.steps[0], state.models[1], state.steps[1], party, how, (t, "mutual")
                 )  # fmt: skip
-            new[party.name], records[party.name] = (
-                state,
-                dict(record, seconds=record.get("seconds", 0.0) + time.perf_counter() - start),
-            )
+            record["seconds"] = record.get("seconds", 0.0) + time.perf_counter() - start
+            new[party.name], records[party.name] = state, record
         if how.method.startswith("fedavg"):
             average({n: s.small for n, s in new.items()}, self.parties, how, t)
         self._commit(t, new, records, watch)
@@ -241,7 +239,7 @@ class CaPriDe:
         """Algorithm 1's first loop: every party alone."""
         how, new, records = self.settings, {}, {}
         alone = how.local.lasting(how.warmup)
-        for party in self.here:
+        for party in self.mine:
             start = time.perf_counter()
             state = self.states[party.name].copied(party, how)
             tick = watch.step(f"{party.name}: local training", how.warmup * len(state.models))
@@ -254,7 +252,7 @@ class CaPriDe:
         return derive(self._own, party.name, *use)
 
     def _commit(self, t: int, new: dict[str, State], records: dict[str, dict], watch: Watch) -> None:
-        for party in self.here:
+        for party in self.mine:
             models = new[party.name].models
             measured = scores(models[-1], *self.test, self.classes)
             if len(models) > 1:
