@@ -7,15 +7,21 @@ a federation (`sectorch.network.federation.party.Federation`), with the same res
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
 
-from ..choreography import Roles
+from ..choreography import Party, Roles
+from ..choreography.roles import STAR
+from ..choreography.run.local import LocalRuntime
+from ..choreography.steps import Runtime
 from ..errors import ArgumentError
 from ..session import Session
+
+Names = Mapping[str, str | Sequence[str]]
+"""Of the parties that play each role; several in a list."""
 
 
 class Parties(Protocol):
@@ -31,14 +37,25 @@ class Parties(Protocol):
         ...
 
     def session(
-        self, roles: Roles, names: Mapping[str, str] | None = None, *, label: str = ..., agreed: str = ...
+        self, roles: Roles, names: Names | None = None, *, label: str = ..., agreed: str = ...
     ) -> AbstractContextManager[Session]:
         """A session of these roles, which ends with the block.
 
         Args:
-            names: of the parties that play them, by role; they go by their roles' names unless given.
+            names: of the parties that play them, by role; they go by their roles' names unless given. In secure
+                inference (`STAR`) A may be several, in a list: they are the session's `answering`, in that order.
             label: of two sessions of the same parties at the same time, each has its own.
             agreed: settings, or a program's digest, that must be the same at all parties.
+        """
+        ...
+
+    def runtime(
+        self, roles: Roles, parties: Mapping[Party, str], *, label: str = ..., agreed: str = ...
+    ) -> AbstractContextManager[Runtime]:
+        """What a session runs on: for protocols in which several parties play one role, on nets of their own.
+
+        Args:
+            parties: everyone, with the name that it goes by among the parties.
         """
         ...
 
@@ -54,9 +71,19 @@ class Simulation:
 
     @contextmanager
     def session(
-        self, roles: Roles, names: Mapping[str, str] | None = None, *, label: str = "session", agreed: str = ""
+        self, roles: Roles, names: Names | None = None, *, label: str = "session", agreed: str = ""
     ) -> Iterator[Session]:
-        yield Session(roles=roles, names=names)
+        if roles is STAR:
+            answering = (names or {}).get("A", "A")
+            yield Session(answering=1 if isinstance(answering, str) else len(answering))
+        else:
+            yield Session(roles=roles, names={role: str(name) for role, name in (names or {}).items()})
+
+    @contextmanager
+    def runtime(
+        self, roles: Roles, parties: Mapping[Party, str], *, label: str = "session", agreed: str = ""
+    ) -> Iterator[Runtime]:
+        yield LocalRuntime(frozenset(parties))
 
 
 def tensors(result: Any) -> dict[str, torch.Tensor]:

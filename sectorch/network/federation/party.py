@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -17,133 +16,24 @@ import torch
 from ...choreography import Party, Roles
 from ...choreography.roles import STAR
 from ...choreography.run.party import PartyRuntime
-from ...errors import ArgumentError, FrameError, PeerLostError, RefusedError, SectorchError
-from ...session import Session
+from ...errors import ArgumentError, FrameError, PeerLostError, SectorchError
+from ...federated.parties import Names
+from ...session import Q, Session
 from ..identity.certificates import Credentials
 from ..names import readable
 from ..parties.client import Connection
-from ..parties.said import reason, session_of
-from ..wire.channel import Channel, again
+from ..parties.said import session_of
+from ..parties.session import RemoteSession
 from .file import Federated, credentials, read
-from .meetings import wire_of
-from .secured import Ends, Relayed, Secured, digest_of
+from .meeting import Called, Meeting, beating
+from .secured import Ends, Secured, digest_of
+from .star import Named, star_of
 
 log = logging.getLogger("sectorch.federation")
-BEAT = 2.0
-"""Seconds between words to the others, so that a long computation is no silence."""
 RETRY = 1.0
 """Seconds between attempts to reach the server."""
 SILENCE = 30.0
 """Seconds without a word after which another party counts as hanging; a connection that breaks is noticed at once."""
-
-
-Key = tuple[str, tuple[str, ...]]
-"""A label, and the names of the parties that meet under it."""
-
-
-class _Called:
-    """What the server says of the sessions that come about."""
-
-    def __init__(self):
-        self._changed = threading.Condition()
-        self._expected: dict[Key, Meeting | SectorchError | None] = {}
-
-    def expect(self, key: Key) -> None:
-        with self._changed:
-            if key in self._expected:
-                raise ArgumentError(f"this party waits for '{key[0]}' with the same parties already")
-            self._expected[key] = None
-
-    def forget(self, key: Key) -> None:
-        with self._changed:
-            meeting = self._expected.pop(key, None)
-        if isinstance(meeting, Meeting):  # it began as this party stopped waiting: the others need not wait for it
-            meeting.give_up(PeerLostError("it does not wait any more"))
-
-    def refuse(self, key: Key, text: str) -> None:
-        with self._changed:
-            if key in self._expected and self._expected[key] is None:
-                self._expected[key] = RefusedError(text)
-                self._changed.notify_all()
-
-    def came(self, key: Key, open_: Callable[[], Meeting]) -> bool:
-        """Whether this party waited for it, and takes part."""
-        with self._changed:
-            if key in self._expected and self._expected[key] is None:
-                self._expected[key] = open_()
-                self._changed.notify_all()
-                return True
-        return False
-
-    def wait(self, key: Key, connection: Connection, seconds: float | None) -> Meeting:
-        end = None if seconds is None else time.monotonic() + seconds
-        with self._changed:
-            while (meeting := self._expected.get(key)) is None:
-                left = 1.0 if end is None else min(1.0, end - time.monotonic())
-                if connection.link.closed is not None:
-                    raise again(connection.link.closed)
-                if left <= 0:
-                    raise PeerLostError(f"not all of {', '.join(key[1])} came for '{key[0]}' in {seconds:.0f} s")
-                self._changed.wait(left)
-            del self._expected[key]
-        if isinstance(meeting, SectorchError):
-            raise meeting
-        return meeting
-
-
-class Meeting:
-    """This party's ends of a session that the server has named: one channel to the server, one to each other party."""
-
-    def __init__(self, connection: Connection, run: bytes, names: tuple[str, ...]):
-        link = connection.link
-        self.run, self._connection = run, connection
-        self._control = link.open(run)
-        self.channels: dict[str, Channel] = {
-            name: link.open(wire_of(run, connection.name, name), Relayed, name)
-            for name in names
-            if name != connection.name
-        }
-        self._control.on_failure(self._failed)
-
-    def _failed(self, failure: SectorchError) -> None:
-        for channel in self.channels.values():
-            channel.fail(failure)
-
-    def give_up(self, error: BaseException) -> None:
-        """The others' session ends with the reason, which holds no secret."""
-        self._control.abort(reason(error, f"'{self._connection.name}'"))
-        self.close()
-
-    def done(self) -> None:
-        """This party has done its part."""
-        try:
-            self._connection.ask({"do": "done", "meeting": self.run.hex()})
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        for channel in (*self.channels.values(), self._control):
-            channel.close()
-
-
-@contextmanager
-def _beating(edges: list[Secured]) -> Iterator[None]:
-    """Beside the block, the others hear now and then that this party is alive."""
-    over = threading.Event()
-
-    def beat() -> None:
-        while not over.wait(BEAT):
-            for edge in edges:
-                with suppress(SectorchError):  # the session's own thread meets it too
-                    edge.beat()
-
-    thread = threading.Thread(target=beat, daemon=True, name="beats")
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 class Federation:
@@ -175,7 +65,7 @@ class Federation:
         self.file: Federated = read(path)
         self.name = as_
         own = credentials(self.file, as_, Path(path).parent if folder is None else Path(folder))
-        self._called = _Called()
+        self._called = Called()
         self._connection = self._dialled(own, patience)
 
     def _dialled(self, own: Credentials, patience: float) -> Connection:
@@ -211,7 +101,7 @@ class Federation:
     def session(
         self,
         roles: Roles,
-        names: Mapping[str, str] | None = None,
+        names: Names | None = None,
         *,
         label: str = "session",
         agreed: str = "",
@@ -224,7 +114,8 @@ class Federation:
 
         Args:
             names: that the parties go by in the session, by role, each a party's name or its role in the federation
-                file; the roles themselves unless given.
+                file; the roles themselves unless given. In secure inference (`STAR`) A may be several, in a list: they
+                are the session's `answering`, in that order.
             label: under which they meet; two sessions of the same parties at the same time have different ones.
             agreed: what they have to agree on beside roles and names: settings, a program's digest.
 
@@ -234,22 +125,47 @@ class Federation:
             PeerLostError: somebody did not come, or was lost. AbortedError: somebody gave up.
             KeyAgreementError, IdentityError: somebody is not who the file names, or agrees on something else.
         """
-        called = {role: role for role in roles.names} if names is None else dict(names)
-        cast = self._cast(roles, called)
-        pairs = [sorted(map(sorted, pairs)) for pairs in (roles.edges, roles.streams)]
-        digest = digest_of(json.dumps({
-            "federation": self.file.digest, "roles": pairs, "called": called, "cast": cast, "agreed": agreed,
-            "label": label, "version": metadata.version("sectorch"),
-        }, sort_keys=True))  # fmt: skip
-        who = {Party(called[role], role): cast[role] for role in roles.names}
-        mine = next(party for party, name in who.items() if name == self.name)
+        called = dict(names or {})
+        if roles is STAR:
+            cast = self._cast(roles, star_of(called))
+            digest = self._digest(roles, cast, label, agreed)
+            identities = [
+                Named({"Q": cast[Q], "A": name}, self._connection.identity, digest, self.file)
+                for party, name in cast.items()
+                if party.role == "A"
+            ]
+            with self.runtime(roles, cast, label=label, agreed=agreed) as runtime:
+                yield RemoteSession(runtime, identities, 0, len(identities), True)
+            return
+        called = called or {role: role for role in roles.names}
+        if set(called) != set(roles.names) or not all(isinstance(name, str) for name in called.values()):
+            raise ArgumentError(f"names are one for each of {roles}; got {called}")
+        single = {role: str(called[role]) for role in roles.names}
+        with self.runtime(
+            roles, {Party(name, role): name for role, name in single.items()}, label=label, agreed=agreed
+        ) as runtime:
+            yield Session(roles=roles, names=single, runtime=runtime)
+
+    @contextmanager
+    def runtime(
+        self, roles: Roles, parties: Mapping[Party, str], *, label: str = "session", agreed: str = ""
+    ) -> Iterator[PartyRuntime]:
+        """What `session` runs on: for protocols in which several parties play one role, on nets of their own.
+
+        Args:
+            parties: everyone, with whom in the federation file it is, by name or role there.
+            label, agreed: as of `session`, and so is what is raised.
+        """
+        cast = self._cast(roles, parties)
+        digest = self._digest(roles, cast, label, agreed)
+        mine = next(party for party, name in cast.items() if name == self.name)
         meeting = self._meet(label, tuple(sorted(cast.values())), digest)
         try:
-            edges = self._secure(meeting, who, mine, roles, digest)
+            edges = self._secure(meeting, cast, mine, roles, digest)
             runtime = PartyRuntime(mine, meeting.run, edges)
             try:
-                with _beating(list(edges.values())):
-                    yield Session(roles=roles, names=called, runtime=runtime)
+                with beating(list(edges.values())):
+                    yield runtime
             finally:
                 runtime.close()
         except BaseException as error:
@@ -261,18 +177,22 @@ class Federation:
         """Whether a party, named as in the federation file or by its role there, is this one."""
         return self.file.named(party).name == self.name
 
-    def _cast(self, roles: Roles, called: Mapping[str, str]) -> dict[str, str]:
-        """The names in the federation file of those that play the roles."""
-        if roles is STAR:
-            raise ArgumentError("secure inference has parties of its own: `sectorch answer` and `sectorch query`")
-        if set(called) != set(roles.names):
-            raise ArgumentError(f"names are one for each of {roles}; got {dict(called)}")
-        cast = {role: self.file.named(name).name for role, name in called.items()}
+    def _cast(self, roles: Roles, parties: Mapping[Party, str]) -> dict[Party, str]:
+        """The names in the federation file of those that take part."""
+        cast = {party: self.file.named(name).name for party, name in parties.items()}
         if len(set(cast.values())) < len(cast):
-            raise ArgumentError(f"each role of {roles} is played by another party; got {cast}")
+            raise ArgumentError(f"each role of {roles} is played by another party; got {_said(cast)}")
         if self.name not in cast.values():
-            raise ArgumentError(f"'{self.name}' plays no role of {roles}; its parties are {cast}")
+            raise ArgumentError(f"'{self.name}' plays no role of {roles}; its parties are {_said(cast)}")
         return cast
+
+    def _digest(self, roles: Roles, cast: Mapping[Party, str], label: str, agreed: str) -> bytes:
+        """What all that take part have to be about to do."""
+        return digest_of(json.dumps({
+            "federation": self.file.digest, "roles": [sorted(map(sorted, p)) for p in (roles.edges, roles.streams)],
+            "cast": sorted((party.role, party.name, name) for party, name in cast.items()), "agreed": agreed,
+            "label": label, "version": metadata.version("sectorch"),
+        }, sort_keys=True))  # fmt: skip
 
     def _meet(self, label: str, names: tuple[str, ...], digest: bytes) -> Meeting:
         key = label, names
@@ -316,3 +236,7 @@ class Federation:
             for edge in edges.values():
                 step(edge)
         return edges
+
+
+def _said(cast: Mapping[Party, str]) -> dict[str, str]:
+    return {party.name: name for party, name in cast.items()}

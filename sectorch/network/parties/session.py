@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class RemoteSession(Session):
         fresh: whether it begins now; else it is taken up for its prepared material.
     """
 
-    def __init__(self, runtime: PartyRuntime, identities: list[Identities], place: int, of: int, fresh: bool):
+    def __init__(self, runtime: PartyRuntime, identities: Sequence[Identities], place: int, of: int, fresh: bool):
         self._begin(STAR, parties(len(identities)), Q)
         self.device = torch.device("cpu")
         self.runtime = runtime

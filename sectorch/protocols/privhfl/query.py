@@ -44,12 +44,13 @@ def secure_query(
     sigma: float = 0.0,
     chunk: int | None = None,
     tick: Callable[[], None] = lambda: None,
+    session: Session | None = None,
 ) -> tuple[torch.Tensor, Steps]:
     """The sum of the answering parties' logits, which Q learns, and no single party's.
 
     Args:
-        queries: Q's [B, C, H, W]; finite and below 2^(62 - 2 frac_bits).
-        models: one of each answering party, in evaluation mode.
+        queries: Q's [B, C, H, W]; finite and below 2^(62 - 2 frac_bits). On the meta device where Q is elsewhere.
+        models: one of each answering party, in evaluation mode; on the meta device that of a party elsewhere.
         frac_bits: fraction bits of the shares.
         relu: "exact", or the paper's leaky "privhfl".
         normalise: sum the softmax of the logits instead, computed on shares (appendix B.3, Figure 13).
@@ -57,10 +58,11 @@ def secure_query(
         chunk: queries that go at once; by memory unless named. Shares of a chunk are dropped before the next one
             starts; what stays is one masked model at a time, and shares of the logits.
         tick: called after each chunk of each answering party.
+        session: of these parties; one of its own, with all of them in this process, unless given.
 
     Returns:
-        [B, classes] float64: the sum, with an error of the order of 2^-frac_bits for each layer and party; and the
-        seconds of the steps.
+        [B, classes] float64: the sum, with an error of the order of 2^-frac_bits for each layer and party, a shape only
+        where Q is elsewhere; and the seconds of the steps.
 
     Rounds and bytes: those of `secure` for each chunk and party, and 2 rounds for the sum of a chunk. A and S receive
     uniform bits. With a single answering party the sum is its own logits, and Q learns them.
@@ -70,7 +72,7 @@ def secure_query(
     """
     if not models:
         raise FederationError("a query needs at least one answering party, got none")
-    session = Session(answering=len(models))
+    session = session or Session(answering=len(models))
     steps = Steps()
     answers: list[list[SharedTensor]] = []
     with torch.no_grad():
