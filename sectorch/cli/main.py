@@ -37,7 +37,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         ),
     },
     "the papers": {
-        "privhfl": ("protocols.privhfl.cli:main", "clients with models of their own teach each other (PrivHFL)"),
+        "privhfl": ("network.commands.papers:privhfl", "clients with models of their own teach each other (PrivHFL)"),
         "capc": ("protocols.capc.cli:main", "labels by noisy vote, within a privacy budget (CaPC)"),
         "capride": ("network.commands.papers:capride", "distillation on encrypted data (CaPriDe)"),
         "perturbed-fl": (

@@ -42,7 +42,13 @@ def dataset_of(data: str | Dataset, root: str | Path | None = None) -> Dataset:
 
 
 def participants(
-    dataset: Dataset, how: Federation, samples: int | None, names: Sequence[str], build: Build, prefix: str = "c"
+    dataset: Dataset,
+    how: Federation,
+    samples: int | None,
+    names: Sequence[str],
+    build: Build,
+    prefix: str = "c",
+    own: int | None = None,
 ) -> tuple[list[Participant], Samples, int]:
     """Participants c1, c2, ..., the test set and the number of classes.
 
@@ -50,6 +56,7 @@ def participants(
         samples: of each; the training split divided evenly unless named.
         names: of architectures; participant i has number i modulo their count, so three are used by n/3 each.
         build: makes a network; its seed depends on the federation's seed and the participant.
+        own: seed of the first weights, in place of the federation's.
 
     Raises:
         ArchitectureError, DataError, PartitionError: as they are raised by those who make the parts.
@@ -61,7 +68,9 @@ def participants(
     made = []
     for i, part in enumerate(parts):
         name, architecture = f"{prefix}{i + 1}", names[i % len(names)]
-        model = build(architecture, dataset.shape, dataset.classes, derive(how.seed, name, "weights"))
+        model = build(
+            architecture, dataset.shape, dataset.classes, derive(how.seed if own is None else own, name, "weights")
+        )
         made.append(Participant(name, model, *dataset.train.take(part), architecture=architecture))
     return made, dataset.test.take(slice(how.test_samples)), dataset.classes
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -15,6 +16,8 @@ from .folder import digest
 NAME = re.compile(r"[\w-]{1,64}")
 Samples = tuple[torch.Tensor, torch.Tensor]
 """Images [N, C, H, W] float32 and labels [N] int64."""
+
+P = TypeVar("P", bound="Participant")
 
 
 @dataclass
@@ -32,8 +35,19 @@ class Participant:
     labels: torch.Tensor = field(repr=False)
     architecture: str = ""
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of an image, without its batch."""
+        return tuple(self.images.shape[1:])
+
+    def elsewhere(self: P) -> P:
+        """What others know of it: its name, how many samples it has, and the architecture of its model."""
+        return replace(self, images=self.images.to("meta"), labels=self.labels.to("meta"))
+
     def fingerprint(self) -> str:
-        """What a run folder recognises it by: its data and its model's first weights."""
+        """What a run folder recognises it by: its data and its model's first weights, where they are here."""
+        if self.images.is_meta:
+            return digest(self.images, self.labels)
         return digest(self.images, self.labels, *self.model.state_dict().values())
 
 

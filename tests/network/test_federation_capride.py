@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -62,7 +63,7 @@ def test_parties_apart_learn_what_they_learn_in_one_process(world, made, tmp_pat
     alone = CaPriDe(*made, replace(QUICK, method="local")).run()
 
     def work(name: str, watch: Watch):
-        mine = [p if p.name == ROLES[name] else p.elsewhere() for p in made[0]]
+        mine = [p if p.name == ROLES[name] else p.elsewhere() for p in copy.deepcopy(made[0])]
         with Profile() as profile, world.party(name) as party:
             return CaPriDe(mine, *made[1:], QUICK, out=tmp_path / name, together=party).run(watch), profile
 
@@ -71,6 +72,7 @@ def test_parties_apart_learn_what_they_learn_in_one_process(world, made, tmp_pat
     assert all(isinstance(found[name], NetworkError) for name in ("north", "west")), found
     assert until(lambda: len(world.server._meetings) == 0, 30)
     found = each(ROLES, lambda name: work(name, Watch()))
+    assert not any(isinstance(result, BaseException) for result in found.values()), found
     seen: set[tuple] = set()
     for name, (result, profile) in found.items():
         role = ROLES[name]

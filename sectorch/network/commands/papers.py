@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ...protocols.capride import cli as capride_cli
 from ...protocols.perturbation import cli as perturbation
+from ...protocols.privhfl import cli as privhfl_cli
 from ..federation.party import Federation
 
 
@@ -17,3 +18,8 @@ def perturbed_fl(arguments: Sequence[str] | None = None) -> int:
 def capride(arguments: Sequence[str] | None = None) -> int:
     """`sectorch capride`."""
     return capride_cli.COMMAND.main(arguments, join=Federation)
+
+
+def privhfl(arguments: Sequence[str] | None = None) -> int:
+    """`sectorch privhfl`."""
+    return privhfl_cli.COMMAND.main(arguments, join=Federation)

@@ -35,16 +35,6 @@ class Party(Participant):
 
     large: nn.Module | None = field(default=None, repr=False)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of an image, without its batch."""
-        return tuple(self.images.shape[1:])
-
-    def elsewhere(self) -> Party:
-        """What others know of it: its name, how many samples it has, and the architecture of its models."""
-        images, labels = self.images.to("meta"), self.labels.to("meta")
-        return Party(self.name, self.model, images, labels, architecture=self.architecture, large=self.large)
-
     def few(self, count: int) -> torch.Tensor:
         """The first images; black ones of a party elsewhere."""
         return torch.zeros(count, *self.shape) if self.images.is_meta else self.images[:count]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -13,21 +15,22 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import nn
 
+from ...choreography.roles import STAR
 from ...data.expansion import expand
 from ...data.seeds import derive, generator
 from ...data.selection import NEEDS, select
-from ...errors import FixedPointRangeError
+from ...federated.errors import FederationError
 from ...federated.estimate import Estimate
 from ...federated.folder import RunFolder, digest, named
 from ...federated.parallel import Workers
 from ...federated.participants import Participant, Samples
+from ...federated.parties import Parties, Simulation
 from ...federated.received import Received
 from ...federated.training import accuracy, features, predict, seconds_of, train
 from ...federated.watch import Watch
-from ...nn.calibrate import ranges, recorded
-from ...nn.inputs import Inputs
-from ...ring.scheme import Scheme
-from .query import plain_query, secure_query, soft_labels
+from ...session import S
+from .apart import Turns, joined
+from .query import check_range, plain_query, secure_query, soft_labels
 from .report import Result, accuracies
 from .settings import Settings, check
 
@@ -46,11 +49,17 @@ class PrivHFL:
         out: a folder for checkpoints; a run that was killed goes on from there. None keeps nothing.
         local: a folder for the local training alone, which several runs may share; inside `out` unless named.
         workers: that train and ask for several clients at once, through `out`.
+        together: who is here, of the clients by their names and the server S; all of them unless given. Of a client
+            elsewhere the name, the number and shape of samples and the architecture are used, nothing else.
+        own: seed of what a client draws and nobody else needs to know, its pool, choices and batches; `settings.seed`
+            unless given. Apart, it is each client's own secret.
 
-    `run()` gives a `Result`, with the trained models. All parties are in this process: it is a simulation.
+    `run()` gives a `Result`, with the trained models of the clients that are here. With all parties in this process it
+    is a simulation. Apart, a run in which one is lost ends for all, and goes on where each was when all start again.
 
     Raises, before any training starts:
         FederationError, ArchitectureError: naming the client, what came, and the way out.
+        FederationError: what protects nothing, among parties apart: controls, and queries in the clear.
         CheckpointError: `out` holds another run.
     """
 
@@ -64,9 +73,21 @@ class PrivHFL:
         out: str | Path | None = None,
         local: str | Path | None = None,
         workers: Workers | None = None,
+        together: Parties | None = None,
+        own: int | None = None,
     ):
-        self.clients, self.test, self.classes = list(clients), test, classes
+        self.together = together or Simulation()
+        mine = {client.name: self.together.present(client.name) for client in clients}
+        self.apart = not (all(mine.values()) and self.together.present(S.name))
+        self.clients = [client if mine[client.name] else client.elsewhere() for client in clients]
+        self.mine = [client for client in clients if mine[client.name]]
+        self.test, self.classes = test, classes
         self.settings, self.workers = settings or Settings(), workers or Workers()
+        self._own = self.settings.seed if own is None else own
+        if self.apart and not (self.settings.asks and self.settings.secure):
+            raise FederationError("controls, and queries in the clear, are for a simulation: they protect nothing")
+        if self.apart and self.workers.count > 1:
+            raise FederationError("one party of a federation works in one process; leave --processes out")
         self.query = check(self.clients, test, classes, self.settings)
         people = {c.name: c.fingerprint() for c in self.clients}
         known = self.settings.as_dict()
@@ -85,27 +106,57 @@ class PrivHFL:
             FixedPointRangeError: a trained model leaves the range of the number format on its owner's own data.
         """
         watch, rounds = watch or Watch(), range(1, self.settings.iterations + 1)
-        watch.begins(len(self.clients) * (1 + len(rounds)))
+        watch.begins(len(self.mine) * (1 + len(rounds)))
         self.workers.ahead(self._left("local"), self._local_training, self.local)
-        for client in self.clients:  # 1
+        for client in self.mine:  # 1
             self.records[client.name] = [self._local_training(client, self.local, watch)]  # 2
             watch.finished(client.name, self.records[client.name])
-        for t in rounds:  # 4
-            answering = self.models if self.settings.sequential else dict(self.models)
-            if not self.settings.sequential:
-                ask = functools.partial(self._iteration_ahead, t, answering)
-                self.workers.ahead(self._left(f"round-{t}"), ask, self.folder)
-            for client in self.clients:  # 5
+        with self._joined() as turns:
+            for t in rounds:  # 4
+                self._round(t, turns, watch)
+        return Result(
+            self.mine, self.classes, self.settings, self.records, self.models, len(self.clients), self.apart
+        )  # fmt: skip
+
+    @contextmanager
+    def _joined(self) -> Iterator[Turns | None]:
+        """With all parties here there is nobody to meet."""
+        if not self.apart:
+            yield None
+            return
+        known = [[c.name, len(c.images), c.shape, str(c.model)] for c in self.clients]
+        said = json.dumps([self.settings.as_dict(), known, self.classes])
+        with joined([client.name for client in self.clients], self.together, said) as turns:
+            yield turns
+
+    def _round(self, t: int, turns: Turns | None, watch: Watch) -> None:
+        answering = self.models if self.settings.sequential else dict(self.models)
+        if not self.settings.sequential:
+            ask = functools.partial(self._iteration_ahead, t, answering)
+            self.workers.ahead(self._left(f"round-{t}"), ask, self.folder)
+        for client in self.clients:  # 5
+            here = client.name in self.records
+            asks = turns is not None and turns.asks(client.name, self._wants(t, client) if here else None)
+            if here:
                 self.records[client.name].append(self._iteration(t, client, answering, self.folder, watch))  # 6-14
                 watch.finished(client.name, self.records[client.name])
-        return Result(self.clients, self.classes, self.settings, self.records, self.models)
+            elif asks:
+                count, _ = self.settings.budget(len(client.images))
+                self._total(t, client, torch.empty((count, *client.shape), device="meta"), answering, watch)
+
+    def _wants(self, t: int, client: Participant) -> bool:
+        """Whether the answers of this round are not on disk."""
+        return all(self.folder.record(f"round-{t}/{client.name}{kind}") is None for kind in ("", ".labels"))
 
     def so_far(self) -> Table:
         """Each client's accuracies as far as the run has come."""
         return accuracies(self.clients, self.records, self.settings.iterations)
 
-    def estimate(self) -> Estimate:
-        """What is left: training, from a few batches of each client; asking, from a query to each architecture."""
+    def estimate(self) -> Estimate | None:
+        """What is left: training, from a few batches of each client; asking, from a query to each architecture. None
+        among parties apart."""
+        if self.apart:
+            return None
         how, total = self.settings, Estimate(0.0)
         share = how.answering(len(self.clients)) / max(1, len(self.clients) - 1)
         for client in self._left("local"):
@@ -124,7 +175,7 @@ class PrivHFL:
     def _left(self, stage: str) -> list[Participant]:
         """The clients whose part of a stage is not on disk."""
         where = self.local.record if stage == "local" else lambda name: self.folder.record(f"{stage}/{name}")
-        return [client for client in self.clients if where(client.name) is None]
+        return [client for client in self.mine if where(client.name) is None]
 
     def _local_training(self, client: Participant, folder: RunFolder, watch: Watch | None = None) -> dict:
         """Line 2: the stand-alone baseline."""
@@ -182,7 +233,7 @@ class PrivHFL:
 
     def _expanded(self, t: int, client: Participant, values: torch.Tensor, size: int) -> torch.Tensor:
         """The client's images, or its labels in the same way, as a pool."""
-        how, draw = self.settings, generator(self.settings.seed, client.name, t, "pool")
+        how, draw = self.settings, generator(self._own, client.name, t, "pool")
         return expand(values, size, how.expansion, lambdas=how.lambdas, generator=draw)
 
     def _control(self, t: int, client: Participant) -> Work:
@@ -212,34 +263,48 @@ class PrivHFL:
         watch: Watch,
     ) -> tuple[torch.Tensor, dict]:  # fmt: skip
         """Lines 8 to 13: soft labels of the queries, and what it took to get them."""
-        how, name = self.settings, f"round-{t}/{client.name}.labels"
+        name = f"round-{t}/{client.name}.labels"
         kept = folder.record(name)
         if kept is not None:
             return folder.tensors(name), kept
-        answering = self._answering(t, client)  # the set C
-        asked = [models[name] for name in answering]
-        record: dict = dict(answering=answering, queries=len(queries))
-        if how.secure:
-            for answers, model in zip(answering, asked, strict=True):
-                self._check_range(answers, model)
-            tick = watch.step(f"{client.name}: asking {len(asked)} parties, round {t}", None)
-            with Received() as received:
-                total, steps = secure_query(
-                    queries,
-                    asked,
-                    frac_bits=how.frac_bits,
-                    relu=how.relu,
-                    normalise=how.normalise,
-                    sigma=how.sigma,
-                    chunk=how.chunk,
-                    tick=tick,
-                )  # 8-13
-            record.update(vars(steps), received=received.rows())
-        else:
-            total = plain_query(queries, asked, how.normalise, how.sigma, how.frac_bits)
-        labels = self._labels(total, len(asked))  # 13, Figure 5
+        total, record = self._total(t, client, queries, models, watch)  # 8-13
+        labels = self._labels(total, len(record["answering"]))  # 13, Figure 5
         folder.keep(name, labels, record)
         return labels, record
+
+    def _total(
+        self, t: int, client: Participant, queries: torch.Tensor, models: dict[str, nn.Module], watch: Watch
+    ) -> tuple[torch.Tensor, dict]:
+        """The sum of what others answer to a client, who may be elsewhere; who is not in it does nothing."""
+        how, answering = self.settings, self._answering(t, client)  # the set C
+        record: dict = dict(answering=answering, queries=len(queries))
+        if not how.secure:
+            asked = [models[name] for name in answering]
+            return plain_query(queries, asked, how.normalise, how.sigma, how.frac_bits), record
+        if not any(self.together.present(name) for name in (client.name, *answering, S.name)):
+            return queries, record
+        for other in self.mine:
+            if other.name in answering:
+                check_range(other.name, models[other.name], other.images[:64], how.frac_bits)
+        cast = {"Q": client.name, "A": answering, "S": S.name}
+        tick = watch.step(f"{client.name}: asking {len(answering)} parties, round {t}", None)
+        with Received() as received, self.together.session(STAR, cast, label=f"privhfl {t} {client.name}") as session:
+            total, steps = secure_query(
+                queries,
+                [models[name] if name in models else self._shapes(name) for name in answering],
+                frac_bits=how.frac_bits,
+                relu=how.relu,
+                normalise=how.normalise,
+                sigma=how.sigma,
+                chunk=how.chunk,
+                tick=tick,
+                session=session,
+            )
+        return total, {**record, **vars(steps), "received": received.rows()}
+
+    def _shapes(self, name: str) -> nn.Module:
+        """The architecture of a client elsewhere."""
+        return copy.deepcopy(next(c.model for c in self.clients if c.name == name)).to("meta").eval()
 
     def _labels(self, total: torch.Tensor, parties: int) -> torch.Tensor:
         """Soft labels of a sum over so many parties."""
@@ -253,20 +318,6 @@ class PrivHFL:
         draw = generator(self.settings.seed, client.name, t, "answering")
         chosen = torch.randperm(len(others), generator=draw)[: self.settings.answering(len(self.clients))]
         return [others[i] for i in sorted(chosen.tolist())]
-
-    def _check_range(self, name: str, model: nn.Module) -> None:
-        """An answering party looks, on its own data, whether its activations fit the number format."""
-        own = Inputs(next(client.images for client in self.clients if client.name == name)[:64])
-        program = recorded(model, own)
-        if program is None:
-            return
-        largest, where = ranges(program, own)
-        limit = Scheme(self.settings.frac_bits).activation_limit
-        if 2 * largest >= limit:
-            raise FixedPointRangeError(
-                f"{name}'s model reaches {largest:.4g} at {where}, too close to the limit {limit:.0f} of "
-                f"{self.settings.frac_bits} fraction bits; choose fewer fraction bits"
-            )
 
     def _retrain(self, t: int, client: Participant, model: nn.Module, work: Work, watch: Watch) -> None:
         """Line 14: on the private data set and the labelled queries."""
@@ -288,4 +339,4 @@ class PrivHFL:
         return record
 
     def _seed(self, client: Participant, *use: object) -> int:
-        return derive(self.settings.seed, client.name, *use)
+        return derive(self._own, client.name, *use)

@@ -16,7 +16,10 @@ import torch
 from torch import nn
 
 from ...dp.noise import on_grid
+from ...errors import FixedPointRangeError
 from ...federated.errors import FederationError
+from ...nn.calibrate import ranges, recorded
+from ...nn.inputs import Inputs
 from ...nn.secure import secure
 from ...ring.scheme import Scheme
 from ...session import Session
@@ -99,6 +102,25 @@ def secure_query(
         total = torch.cat([aggregate(terms, noise).double() for terms in zip(*answers, strict=True)])
         steps.aggregate = time.perf_counter() - start
     return total, steps
+
+
+def check_range(name: str, model: nn.Module, images: torch.Tensor, frac_bits: int) -> None:
+    """An answering party looks, on its own images, whether its activations fit the number format.
+
+    Raises:
+        FixedPointRangeError: they reach half of the limit.
+    """
+    own = Inputs(images)
+    program = recorded(model, own)
+    if program is None:
+        return
+    largest, where = ranges(program, own)
+    limit = Scheme(frac_bits).activation_limit
+    if 2 * largest >= limit:
+        raise FixedPointRangeError(
+            f"{name}'s model reaches {largest:.4g} at {where}, too close to the limit {limit:.0f} of {frac_bits} "
+            f"fraction bits; choose fewer fraction bits"
+        )
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,13 +24,20 @@ STEPS = ("share", "predict", "aggregate", "retraining")
 
 @dataclass
 class Result(Outcome):
-    """A finished run. `records` holds for each client the record of local training and one for each round."""
+    """A finished run.
+
+    Attributes:
+        clients: those that were here, of `parties` in all; with some elsewhere it was `apart`.
+        records: for each of them the record of local training and one for each round.
+    """
 
     clients: Sequence[Participant]
     classes: int
     settings: Settings
     records: dict[str, list[dict]]
     models: dict[str, nn.Module] = field(repr=False)
+    parties: int
+    apart: bool = False
 
     @property
     def architectures(self) -> list[str]:
@@ -44,7 +52,7 @@ class Result(Outcome):
     def mean(self, stage: int, architecture: str | None = None) -> float:
         """The mean accuracy over clients."""
         values = self.accuracies(stage, architecture)
-        return sum(values) / len(values)
+        return sum(values) / len(values) if values else math.nan
 
     def headline(self) -> dict[str, float]:
         return {"alone": self.mean(0), "after": self.mean(-1)}
@@ -75,7 +83,7 @@ class Result(Outcome):
     @property
     def statement(self) -> list[str]:
         """Who learned what; see `statement`."""
-        return statement(self.received, self.settings, len(self.clients), self.epsilon)
+        return statement(self.received, self.settings, self.parties, self.epsilon, self.apart)
 
     @property
     def epsilon(self) -> dict[str, float]:
@@ -134,7 +142,9 @@ class Result(Outcome):
         ]
 
 
-def statement(rows: list[dict], how: Settings, clients: int, epsilon: dict[str, float]) -> list[str]:
+def statement(
+    rows: list[dict], how: Settings, clients: int, epsilon: dict[str, float], apart: bool = False
+) -> list[str]:
     """The privacy statement in words. What a role learns comes from the ledger's rows; the rest no ledger can see.
 
     Args:
@@ -165,7 +175,9 @@ def statement(rows: list[dict], how: Settings, clients: int, epsilon: dict[str, 
         "Public: architectures, shapes, who asks whom, how many queries, the number format.",
         f"Not covered: {'' if how.noised else 'what the sum itself says about the models (no noise was added), '}"
         "the server colluding with a client, parties that cheat.",
-        "All parties ran in one process, which therefore protected nothing: this is a simulation.",
+        "Each party ran in a process of its own."
+        if apart
+        else "All parties ran in one process, which therefore protected nothing: this is a simulation.",
     ]
 
 

@@ -159,11 +159,13 @@ def federation(
     return divided(dataset, dividing.Federation(clients=clients, **known))
 
 
-def divided(dataset: Dataset, how: dividing.Federation) -> tuple[list[Participant], Samples, int]:
-    """The same, by a `Federation`."""
+def divided(
+    dataset: Dataset, how: dividing.Federation, own: int | None = None
+) -> tuple[list[Participant], Samples, int]:
+    """The same, by a `Federation`; `own` is the seed of the first weights, in place of the federation's."""
     names = how.architectures or FAMILIES.get(dataset.name, FAMILIES["digits"])
     samples = how.samples or PRESETS.get(dataset.name, PRESETS["digits"]).samples
-    return dividing.participants(dataset, how, samples, names, build)
+    return dividing.participants(dataset, how, samples, names, build, own=own)
 
 
 def check(
@@ -180,7 +182,8 @@ def check(
     """
     check_federation([(c.name, (c.images, c.labels)) for c in clients], test, classes, "clients")
     for client in clients:
-        _check_client(client, how)
+        if not client.images.is_meta:
+            _check_client(client, how)
     found: dict[str, tuple[Estimate, Estimate]] = {}
     for client in clients:
         if (key := str(client.model)) not in found:

@@ -1,0 +1,95 @@
+"""PrivHFL by parties apart: each client asks in its turn and answers the others, through a server that adds up."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from federation_world import World, each
+from network_world import until
+
+from sectorch.errors import NetworkError, SectorchError
+from sectorch.federated.errors import FederationError
+from sectorch.federated.training import Training
+from sectorch.federated.watch import Watch
+from sectorch.protocols.privhfl import PrivHFL, Settings, federation
+
+ROLES = {"north": "c1", "south": "c2", "west": "c3", "hub": "S"}
+SHORT = Training(epochs=2, batch=16)
+QUICK = Settings(queries=12, iterations=2, local=SHORT, retraining=SHORT)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    world = World(tmp_path_factory.mktemp("privhfl"), ROLES)
+    yield world
+    world.close()
+
+
+@pytest.fixture(scope="module")
+def made():
+    return federation("digits", 3, samples=60, test_samples=200)
+
+
+class Stopped(Watch):
+    """Ends the run when a client has finished so many rounds."""
+
+    def __init__(self, client: str, rounds: int):
+        self._at = client, rounds + 1
+
+    def finished(self, name, record):
+        if (name, len(record)) == self._at:
+            raise FederationError("stopped by the test")
+
+
+def others_elsewhere(made, role: str):
+    clients, test, classes = copy.deepcopy(made)
+    return [c if c.name == role else c.elsewhere() for c in clients], test, classes
+
+
+def test_clients_apart_end_where_they_end_in_one_process(world, made, tmp_path):
+    """The labels' probabilities are rounded, so the models are equal bit for bit. One client is stopped in the middle,
+    all start again, and nothing that was answered is asked again.
+    """
+    torch.manual_seed(0)
+    together = PrivHFL(*made, QUICK).run()
+
+    def work(name: str, watch: Watch):
+        with world.party(name) as party:
+            run = PrivHFL(*others_elsewhere(made, ROLES[name]), QUICK, out=tmp_path / name, together=party)
+            return run.run(watch)
+
+    found = each(ROLES, lambda name: work(name, Stopped("c2", 1) if name == "south" else Watch()))
+    assert isinstance(found["south"], FederationError), found
+    assert all(isinstance(found[name], NetworkError) for name in ("north", "west", "hub")), found
+    kept = {name: (tmp_path / name / "round-1" / f"{ROLES[name]}.labels.pt").read_bytes() for name in ("north", "south")}
+    assert until(lambda: len(world.server._meetings) == 0, 30)
+    found = each(ROLES, lambda name: work(name, Watch()))
+    assert not any(isinstance(result, BaseException) for result in found.values()), found
+    for name, content in kept.items():
+        assert (tmp_path / name / "round-1" / f"{ROLES[name]}.labels.pt").read_bytes() == content
+    for name, role in ROLES.items():
+        result = found[name]
+        assert list(result.models) == list(result.records) == ([role] if role != "S" else [])
+        if role != "S":
+            assert [r["accuracy"] for r in result.records[role]] == [r["accuracy"] for r in together.records[role]]
+            for key, value in together.models[role].state_dict().items():
+                assert torch.equal(result.models[role].state_dict()[key], value), (role, key)
+    assert until(lambda: len(world.server._meetings) == 0, 30)
+
+
+def test_other_settings_are_refused_before_anybody_asks(world, made):
+    def work(name: str):
+        how = QUICK.but(frac_bits=16) if name == "west" else QUICK
+        with world.party(name) as party:
+            return PrivHFL(*others_elsewhere(made, ROLES[name]), how, together=party).run()
+
+    assert all(isinstance(error, SectorchError) for error in each(ROLES, work).values())
+
+
+def test_what_protects_nothing_is_no_program_of_parties_apart(world, made):
+    with world.party("north") as party:
+        for how in (QUICK.but(secure=False), QUICK.but(control="longer")):
+            with pytest.raises(FederationError, match="they protect nothing"):
+                PrivHFL(*made, how, together=party)
