@@ -8,6 +8,7 @@ import pytest
 import torch
 from federation_world import World, each
 from network_world import until
+from torch import nn
 
 from sectorch.errors import NetworkError, SectorchError
 from sectorch.federated.errors import FederationError
@@ -29,7 +30,13 @@ def world(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made():
-    return federation("digits", 3, samples=60, test_samples=200)
+    clients, test, classes = federation("digits", 3, samples=60, test_samples=200)
+    generator = torch.Generator().manual_seed(0)
+    for number, client in enumerate(clients):
+        client.model = nn.Sequential(nn.Flatten(), nn.Linear(64, 6 + number), nn.ReLU(), nn.Linear(6 + number, 10))
+        for parameter in client.model.parameters():
+            nn.init.normal_(parameter, std=0.1, generator=generator)
+    return clients, test, classes
 
 
 class Stopped(Watch):
@@ -49,10 +56,10 @@ def others_elsewhere(made, role: str):
 
 
 def test_clients_apart_end_where_they_end_in_one_process(world, made, tmp_path):
-    """The labels' probabilities are rounded, so the models are equal bit for bit. One client is stopped in the middle,
-    all start again, and nothing that was answered is asked again.
+    """Shares are fresh in every run: sums differ by some 2^-20, a rounded label by a unit, and models as little.
+    One client is stopped in the middle, all start again, and nothing that was answered is asked again.
     """
-    torch.manual_seed(0)
+    first = {client.name: copy.deepcopy(client.model.state_dict()) for client in made[0]}
     together = PrivHFL(*made, QUICK).run()
 
     def work(name: str, watch: Watch):
@@ -63,19 +70,20 @@ def test_clients_apart_end_where_they_end_in_one_process(world, made, tmp_path):
     found = each(ROLES, lambda name: work(name, Stopped("c2", 1) if name == "south" else Watch()))
     assert isinstance(found["south"], FederationError), found
     assert all(isinstance(found[name], NetworkError) for name in ("north", "west", "hub")), found
-    kept = {name: (tmp_path / name / "round-1" / f"{ROLES[name]}.labels.pt").read_bytes() for name in ("north", "south")}
+    labels = lambda name: (tmp_path / name / "round-1" / f"{ROLES[name]}.labels.pt").read_bytes()
+    kept = {name: labels(name) for name in ("north", "south")}
     assert until(lambda: len(world.server._meetings) == 0, 30)
     found = each(ROLES, lambda name: work(name, Watch()))
     assert not any(isinstance(result, BaseException) for result in found.values()), found
     for name, content in kept.items():
-        assert (tmp_path / name / "round-1" / f"{ROLES[name]}.labels.pt").read_bytes() == content
+        assert labels(name) == content
     for name, role in ROLES.items():
         result = found[name]
         assert list(result.models) == list(result.records) == ([role] if role != "S" else [])
         if role != "S":
-            assert [r["accuracy"] for r in result.records[role]] == [r["accuracy"] for r in together.records[role]]
             for key, value in together.models[role].state_dict().items():
-                assert torch.equal(result.models[role].state_dict()[key], value), (role, key)
+                torch.testing.assert_close(result.models[role].state_dict()[key], value, rtol=0, atol=1e-4)
+                assert (value - first[role][key]).abs().max() > 2e-3, "training moves weights by much more"
     assert until(lambda: len(world.server._meetings) == 0, 30)
 
 

@@ -55,13 +55,16 @@ class Called:
                 return True
         return False
 
-    def wait(self, key: Key, connection: Connection, seconds: float | None) -> Meeting:
+    def wait(self, key: Key, connection: Connection, seconds: float | None, others: list[Meeting]) -> Meeting:
+        """The session, when all have come; that one of the `others`, which this party is in, fails ends the wait."""
         end = None if seconds is None else time.monotonic() + seconds
         with self._changed:
             while (meeting := self._expected.get(key)) is None:
                 left = 1.0 if end is None else min(1.0, end - time.monotonic())
                 if connection.link.closed is not None:
                     raise again(connection.link.closed)
+                for other in others:
+                    other.alive()
                 if left <= 0:
                     raise PeerLostError(f"not all of {', '.join(key[1])} came for '{key[0]}' in {seconds:.0f} s")
                 self._changed.wait(left)
@@ -88,6 +91,10 @@ class Meeting:
     def _failed(self, failure: SectorchError) -> None:
         for channel in self.channels.values():
             channel.fail(failure)
+
+    def alive(self) -> None:
+        """Raises what the session failed with."""
+        self._control.beat()
 
     def give_up(self, error: BaseException) -> None:
         """The others' session ends with the reason, which holds no secret."""

@@ -65,7 +65,7 @@ class Federation:
         self.file: Federated = read(path)
         self.name = as_
         own = credentials(self.file, as_, Path(path).parent if folder is None else Path(folder))
-        self._called = Called()
+        self._called, self._open = Called(), list[Meeting]()
         self._connection = self._dialled(own, patience)
 
     def _dialled(self, own: Credentials, patience: float) -> Connection:
@@ -160,6 +160,7 @@ class Federation:
         digest = self._digest(roles, cast, label, agreed)
         mine = next(party for party, name in cast.items() if name == self.name)
         meeting = self._meet(label, tuple(sorted(cast.values())), digest)
+        self._open.append(meeting)
         try:
             edges = self._secure(meeting, cast, mine, roles, digest)
             runtime = PartyRuntime(mine, meeting.run, edges)
@@ -171,6 +172,8 @@ class Federation:
         except BaseException as error:
             meeting.give_up(error)
             raise
+        finally:
+            self._open.remove(meeting)
         meeting.done()
 
     def present(self, party: str) -> bool:
@@ -202,7 +205,7 @@ class Federation:
             missing = self._connection.ask(request).get("missing")
             if missing:
                 log.info("'%s' waits for %s", self.name, ", ".join(map(str, missing)))
-            return self._called.wait(key, self._connection, self._wait)
+            return self._called.wait(key, self._connection, self._wait, self._open)
         except BaseException:
             self._called.forget(key)
             with suppress(SectorchError):
