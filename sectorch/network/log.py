@@ -35,7 +35,7 @@ def _shown(value: object) -> str:
 
 @contextmanager
 def query(receipts: Receipts | None = None, session: str = "", call: int = 0, **facts: Any) -> Iterator[None]:
-    """What is asked in the block has a line at its end, whichever way it ends; and its receipts, if there are to be any.
+    """What is asked in the block has a line at its end, whichever way it ends, and its receipts, if any are kept.
 
     Args:
         session, call: which query it is, for the receipts; all parties name it so.

@@ -70,7 +70,7 @@ class Server:
         store: where prepared material is kept; a temporary one unless given.
         patience: seconds without a word after which a party counts as hanging.
         call: seconds that one party may keep a call waiting in all, and one more for each MiB that it sends or takes.
-        receipts: a file in which each query is signed for before it is served, with the identity key of the credentials.
+        receipts: a file in which each query is signed for, with the credentials' identity key, before it is served.
 
     Raises:
         ReceiptError, ReceiptsInUseError, IdentityError: receipts cannot be written there, or not signed.

@@ -146,7 +146,7 @@ def _lines(path: Path) -> Iterator[bytes]:
             number = 0
             while line := file.readline(lines.LONGEST + 1):
                 if not line.endswith(b"\n"):
-                    time.sleep(0.2)  # a party may be writing it just now
+                    time.sleep(0.05)  # a party may be writing it just now
                     line += file.readline(lines.LONGEST + 1)
                 if not line.endswith(b"\n"):
                     raise ReceiptError(

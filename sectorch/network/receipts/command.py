@@ -26,7 +26,7 @@ def audit(arguments: Sequence[str] | None = None) -> int:
     """`sectorch audit`."""
     p = Parser(
         "audit",
-        "Check every line of a party's receipts, and show who learned what, and when. A file that is not whole is an error.",
+        "Check every line of a party's receipts, and show who learned what, and when. A changed file is an error.",
         (
             "sectorch audit receipts.jsonl --key SHA256:...",
             "sectorch audit receipts.jsonl --key SHA256:... --head 5c1d...   lines cut off since the head was noted",
@@ -37,7 +37,7 @@ def audit(arguments: Sequence[str] | None = None) -> int:
     p.add_argument(
         "--key",
         metavar="KEY",
-        help="who has to have signed: a fingerprint, or a PEM file with an Ed25519 identity key, public key or certificate",
+        help="who has to have signed: a fingerprint, or a PEM file (Ed25519 identity key, public key or certificate)",
     )
     p.add_argument("--head", metavar="HASH", help="the head of an earlier audit, or `receipt` of a line of the log")
     p.add_argument("--against", type=Path, metavar="FILE", help="another party's receipts of the same queries")
@@ -114,9 +114,7 @@ def _show(console: Console, found: Audit, known: bool) -> None:
 
 def _show_comparison(console: Console, found: Audit, other: Audit, compared: Comparison) -> None:
     say = lambda text: console.print(readable(text), markup=False, highlight=False, soft_wrap=True)
-    say(
-        f"against {other.path}, of '{other.party}' as {other.role}, signed by {other.key}: {compared.same} agree"
-    )
+    say(f"against {other.path}, of '{other.party}' as {other.role}, signed by {other.key}: {compared.same} agree")
     for entries, audit in ((compared.missing, found), (compared.beyond, other)):
         if entries:
             console.print(_table(f"in {audit.path} alone", entries))

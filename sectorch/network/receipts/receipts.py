@@ -60,6 +60,7 @@ class Receipts:
         try:
             self._lock_file()
             begins, half = self._last({k: own[k] for k in ("party", "role", "public")})
+            os.fchmod(self._handle, os.fstat(self._handle).st_mode & _MODE)
             self._write({"event": "began", **own, **begins}, over=half)
             files.settle(self.path.parent)
         except BaseException as error:
@@ -117,7 +118,6 @@ class Receipts:
             raise ReceiptsInUseError(
                 f"the receipts {self.path} are in use by another process; name another file, one for each party"
             ) from None
-        os.fchmod(self._handle, os.fstat(self._handle).st_mode & _MODE)
 
     def _last(self, own: dict[str, str]) -> tuple[dict[str, object], bytes]:
         """Go to the end of what is there: the entries on a half-written last line, and that line.
@@ -213,7 +213,7 @@ def _identity(credentials: Credentials) -> Ed25519PrivateKey:
         raise ArgumentError(f"receipts are signed by a party's Credentials, got {type(credentials).__name__}")
     if credentials.identity is None:
         raise IdentityError(
-            f"'{credentials.called}' has no identity key to sign receipts with: `sectorch keys identity FILE` makes one;"
-            f" keep it as NAME-identity.pem beside the certificate NAME.pem, or name it with --identity"
+            f"'{credentials.called}' has no identity key to sign receipts: `sectorch keys identity FILE` makes one; "
+            f"keep it as NAME-identity.pem beside the certificate NAME.pem, or name it with --identity"
         )
     return read_identity(credentials.identity)
