@@ -97,7 +97,7 @@ class Audit:
 
 
 def audit(path: str | Path, key: str | None = None, head: str | None = None) -> Audit:
-    """Check every line of a file of receipts: form, number, chain and signature. About 0.1 ms a line.
+    """Check every line of a file of receipts: form, number, chain and signature. A fraction of a millisecond a line.
 
     Args:
         key: the fingerprint of the key that has to have signed. Without one the file is checked against the key that
