@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import logging
 import os
 import signal
 import stat
@@ -24,6 +25,7 @@ from sectorch.cli.main import run
 from sectorch.network import answer, connect, save_model
 from sectorch.network.identity.certificates import certificate_print
 from sectorch.network.identity.identity import fingerprint_of, new_identity, read_identity
+from sectorch.network.log import QUERIES
 from sectorch.network.parties.session import PartySession
 from sectorch.network.parties.stage import Stage
 from sectorch.network.receipts import lines
@@ -338,7 +340,8 @@ def audits(trio: Trio, queries: int = 0) -> dict:
     return {who: audit(path, fingerprint_of(trio.made[key[who]].identity)) for who, path in trio.receipts.items()}
 
 
-def test_each_party_signs_for_each_query_and_they_agree(trio):
+def test_each_party_signs_for_each_query_and_they_agree(trio, caplog):
+    caplog.set_level(logging.INFO)
     remote = trio.connection.model("hospital-b")
     remote.prepare(2)
     remote(X)
@@ -356,6 +359,9 @@ def test_each_party_signs_for_each_query_and_they_agree(trio):
     alice = trio.made["alice"]
     assert {e.key for e in found["A"].queries} == {fingerprint_of(alice.identity)}
     assert {e.certificate for e in found["S"].queries} == {certificate_print(alice.certificate)}
+    noted = [r.getMessage().partition("receipt=")[2] for r in caplog.records if r.name == QUERIES.name]
+    heads = [of.heads[e.line + 1] for of in found.values() for e in of.queries]
+    assert sorted(noted) == sorted(heads), "the log notes the head after each query"
     for one in found.values():
         for other in found.values():
             compared = compare(one, other)
@@ -427,6 +433,23 @@ def test_a_result_whose_end_has_no_receipt_is_not_given_out(trio, monkeypatch):
     with pytest.raises(errors.ReceiptError, match="full"):
         remote(X)
     assert [e.outcome for e in audit(trio.receipts["Q"]).queries] == [NOT_RECORDED]
+
+
+def test_that_a_result_is_withheld_is_in_the_receipts_of_the_querying_party_alone(made, tmp_path):
+    model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(2)), nn.ReLU()).eval().requires_grad_(False)
+    for layer in model[:2]:
+        layer.weight.fill_(100.0)
+    trio = Trio(made, model, torch.ones(1, 1), tmp_path, receipts=True)
+    try:
+        with pytest.raises(errors.RangeExceededError):
+            trio.connection.model("hospital-b")(torch.ones(1, 1))
+        found = audits(trio, 1)
+        assert {who: found[who].queries[0].outcome for who in found} == {
+            "S": "done", "A": "done", "Q": "RangeExceededError",
+        }  # fmt: skip
+        assert compare(found["A"], found["Q"]).agree, "outcomes are not compared"
+    finally:
+        trio.close()
 
 
 def test_a_sum_of_several_parties_is_one_query_of_all(made, tmp_path, small_model):

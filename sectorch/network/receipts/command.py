@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -97,23 +97,33 @@ def _key(named: str | None) -> str | None:
 
 
 def _show(console: Console, found: Audit, known: bool) -> None:
-    console.print(_table("", found.queries), soft_wrap=False)
+    say = _said_on(console)
+    console.print(_table("", found.queries))
     totals = Table("client", "model", "queries", "done", "rows", "rows done", title="totals")
     for total in found.totals():
         totals.add_row(*(Text(readable(str(value))) for value in total.values()))
     console.print(totals)
-    say = lambda text: console.print(readable(text), markup=False, highlight=False, soft_wrap=True)
-    signed = found.key + ("" if known else ", which is for you to compare with what its owner told you (--key)")
-    say(f"{found.path}: {len(found.heads)} lines are whole, of '{found.party}' as {found.role}")
-    say(f"signed by {signed}")
+    firsts: dict[str, int] = {}
+    for entry in found.queries:
+        by = entry.key or (f"certificate {entry.certificate}" if entry.certificate else "")
+        models = [f"'{model}' answered with version {version}" for model, version in entry.models.items()]
+        for words in ([f"'{entry.client}' was known by {by}"] if by else []) + models:
+            firsts.setdefault(words, entry.line)
+    for words, line in firsts.items():
+        say(f"{words}, first in line {line + 1}")
     if found.cut:
         at = ", ".join(str(number + 1) for number in found.cut)
         say(f"a half-written line was cut off before line {at}: a process had been ended in the middle")
+    say(f"{found.path}: {len(found.heads)} lines are whole, of '{found.party}' as {found.role}")
+    say(
+        f"signed by {found.key}"
+        + ("" if known else ", which is for you to compare with what its owner told you (--key)")
+    )
     say(f"head: {found.head}")
 
 
 def _show_comparison(console: Console, found: Audit, other: Audit, compared: Comparison) -> None:
-    say = lambda text: console.print(readable(text), markup=False, highlight=False, soft_wrap=True)
+    say = _said_on(console)
     say(f"against {other.path}, of '{other.party}' as {other.role}, signed by {other.key}: {compared.same} agree")
     for entries, audit in ((compared.missing, found), (compared.beyond, other)):
         if entries:
@@ -122,22 +132,18 @@ def _show_comparison(console: Console, found: Audit, other: Audit, compared: Com
         say(f"line {one.line + 1} and line {theirs.line + 1} there are of one query and differ in {', '.join(names)}")
 
 
+def _said_on(console: Console) -> Callable[[str], None]:
+    """Words of a file that others may have written, as a line."""
+    return lambda text: console.print(readable(text), markup=False, highlight=False, soft_wrap=True)
+
+
 def _table(title: str, entries: Sequence[Entry]) -> Table:
-    table = Table("time", "client", "known by", "asked", "rows", "model", "version", "learned", "outcome")
+    table = Table("line", "time (UTC)", "client", "asked", "rows", "model", "learned", "outcome", box=None)
+    table.columns[1].no_wrap = True
     table.title = Text(readable(title)) if title else None
     for e in entries:
-        by = e.key or (f"certificate {e.certificate}" if e.certificate else "")
         learned = e.learned if e.done or e.learned == "nothing" else f"{e.learned} at most"
-        cells = (
-            e.time,
-            e.client,
-            by,
-            e.asked,
-            "" if e.rows is None else str(e.rows),
-            e.model,
-            e.version,
-            learned,
-            e.outcome,
-        )
+        time, rows = e.time[:19].replace("T", " "), "" if e.rows is None else str(e.rows)
+        cells = (str(e.line + 1), time, e.client, e.asked, rows, e.model, learned, e.outcome)
         table.add_row(*(Text(readable(cell), overflow="fold") for cell in cells))
     return table

@@ -84,7 +84,7 @@ class Receipts:
         Raises:
             ReceiptError: there is no receipt, so the query must not be served.
         """
-        return self._add({"event": "asked", "role": self._role, **{k: v for k, v in facts.items() if v is not None}})
+        return self._add({"event": "asked", "role": self._role, **{k: v for k, v in facts.items() if v is not None}})[0]
 
     def ended(self, number: int, outcome: str) -> str:
         """The query of that line has ended; the file's head after it.
@@ -92,8 +92,7 @@ class Receipts:
         Raises:
             ReceiptError: the file does not say so.
         """
-        self._add({"event": "ended", "of": number, "outcome": outcome})
-        return self._previous
+        return self._add({"event": "ended", "of": number, "outcome": outcome})[1]
 
     def close(self) -> None:
         """Let go of the file; nothing can be served with it any more."""
@@ -159,7 +158,8 @@ class Receipts:
         self._number, self._previous = ending["number"] + 1, lines.hash_of(last)
         return begins, half
 
-    def _add(self, record: dict[str, object]) -> int:
+    def _add(self, record: dict[str, object]) -> tuple[int, str]:
+        """Add a line; its number and its hash."""
         with self._lock:
             try:
                 return self._write(record)
@@ -170,7 +170,7 @@ class Receipts:
         log.error("no receipt can be written to %s: %s", self.path, why)
         raise ReceiptError(f"no receipt can be written ({why}), and what has none is not served")
 
-    def _write(self, record: dict[str, object], over: bytes = b"") -> int:
+    def _write(self, record: dict[str, object], over: bytes = b"") -> tuple[int, str]:
         """Add a line, in the place of `over`, which is what is half written at the end."""
         if self._broken:
             raise ReceiptError(self._broken)
@@ -193,7 +193,7 @@ class Receipts:
         os.fsync(self._handle)
         self._broken = ""
         self._number, self._previous, self._size = number + 1, lines.hash_of(line), self._size + len(line) + 1
-        return number
+        return number, self._previous
 
     def _put(self, data: bytes) -> None:
         at, left = self._size, memoryview(data)
