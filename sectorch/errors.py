@@ -58,6 +58,14 @@ class StoreInUseError(MaterialError):
     """Another process has the folder in which offline material is kept."""
 
 
+class ReceiptError(SectorchError, RuntimeError):
+    """A receipt that cannot be written, and what it is for is not served; or a file of receipts that is not whole."""
+
+
+class ReceiptsInUseError(ReceiptError):
+    """Another process has the file of receipts."""
+
+
 class KeyAgreementError(SectorchError, RuntimeError):
     """The pair keys of a session could not be agreed."""
 

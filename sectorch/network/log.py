@@ -16,6 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..errors import ReceiptError
+from .receipts.receipts import Receipts
+
 QUERIES = logging.getLogger("sectorch.query")
 _WORD = re.compile(r"[A-Za-z0-9_.@:+/,-]+")
 
@@ -31,16 +34,32 @@ def _shown(value: object) -> str:
 
 
 @contextmanager
-def query(**facts: Any) -> Iterator[None]:
-    """What is asked in the block has a line at its end, whichever way it ends."""
-    outcome = "done"
+def query(receipts: Receipts | None = None, session: str = "", call: int = 0, **facts: Any) -> Iterator[None]:
+    """What is asked in the block has a line at its end, whichever way it ends, and its receipts, if any are kept.
+
+    Args:
+        session, call: which query it is, for the receipts; all parties name it so.
+
+    Raises:
+        ReceiptError: there can be no receipt. The block is not entered, or what came of it must not be used.
+    """
+    outcome, number, head, failed = "done", None, None, None
     try:
+        if receipts is not None:
+            number = receipts.asked(session=session, call=call, **facts)
         yield
     except BaseException as error:
         outcome = type(error).__name__
         raise
     finally:
-        write(QUERIES, "query", **facts, outcome=outcome)
+        if receipts is not None and number is not None:
+            try:
+                head = receipts.ended(number, outcome)
+            except ReceiptError as error:
+                failed, outcome = error, outcome if outcome != "done" else type(error).__name__
+        write(QUERIES, "query", **facts, outcome=outcome, receipt=head)
+    if failed is not None:
+        raise failed
 
 
 def learned(what: object, of: int, in_shares: bool) -> str:

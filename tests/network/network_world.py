@@ -57,8 +57,17 @@ class Trio:
     `kill(party)` is what a process that dies looks like to the others.
     """
 
-    def __init__(self, made: dict, model: nn.Module, x: torch.Tensor, folder: Path, patience: float = 60.0):
+    def __init__(
+        self,
+        made: dict,
+        model: nn.Module,
+        x: torch.Tensor,
+        folder: Path,
+        patience: float = 60.0,
+        receipts: bool = False,
+    ):
         self.made, self.folder, self.patience = made, folder, patience
+        self.receipts = {who: folder / f"{who}.jsonl" for who in "SAQ"} if receipts else {}
         self.described = described(model, x)
         self.server = self.party = self.connection = None
         self.pins = known(folder / "pins", made)
@@ -71,7 +80,10 @@ class Trio:
         deadline = time.monotonic() + 30
         while True:
             try:
-                self.server = Server(f"localhost:{self.port}", self.made["server"], store=store, patience=self.patience)
+                self.server = Server(
+                    f"localhost:{self.port}", self.made["server"], store=store, patience=self.patience,
+                    receipts=self.receipts.get("S"),
+                )  # fmt: skip
                 break
             except OSError:  # the port of the one that died is not free yet
                 if time.monotonic() > deadline:
@@ -89,7 +101,7 @@ class Trio:
         while True:  # the server may not have noticed yet that the one before died
             party = Answering(
                 self.address, self.made["hospital-b"], description, weights, self.pins, store,
-                self.patience,
+                self.patience, receipts=self.receipts.get("A"),
             )  # fmt: skip
             try:
                 party.register("hospital-b")
@@ -102,7 +114,10 @@ class Trio:
         self.party = party
 
     def start_querying(self, store: Store | None = None, name: str = "alice") -> None:
-        self.connection = connect(self.address, self.made[name], pins=self.pins, store=store, silence=self.patience)
+        self.connection = connect(
+            self.address, self.made[name], pins=self.pins, store=store, silence=self.patience,
+            receipts=self.receipts.get("Q"),
+        )  # fmt: skip
 
     def links(self, who: str) -> list:
         """The links over which a party sends."""

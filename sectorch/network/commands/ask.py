@@ -29,6 +29,7 @@ from .options import (
     add_log,
     add_patience,
     add_pins,
+    add_receipts,
     begin_log,
     console,
     known_pins,
@@ -63,6 +64,7 @@ def query(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--store", type=Path, help="folder for prepared material")
     add_patience(p)
     add_log(p)
+    add_receipts(p)
     p.takes_json("figures, and the predictions unless --out takes them,")
     p.parse_args = p.parse_intermixed_args  # the optional file of inputs may come after options
     return ended(
@@ -89,7 +91,8 @@ def _query(options: argparse.Namespace, _: Console) -> None:
     folder, known = options.store or _own_folder(credentials.name), known_pins(options)
     kept = _own_store(folder, needed=options.prepare > 0)
     patience = positive(options.patience)
-    with connect(options.server, credentials, pins=known, store=kept, silence=patience) as connection:
+    at, kept_in = options.server, options.receipts
+    with connect(at, credentials, pins=known, store=kept, silence=patience, receipts=kept_in) as connection:
         model = connection.model(options.name, scheme, version=options.model_version)
         model.only = model.version  # all rows of a job are answered by one
         figures: dict[str, Any] = {"version": model.version}

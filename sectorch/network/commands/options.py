@@ -70,6 +70,12 @@ def add_log(p: Parser) -> None:
     p.add_argument("--log", type=Path, metavar="FILE", help="add the log's lines to a file, one for each query too")
 
 
+def add_receipts(p: Parser) -> None:
+    p.add_argument(
+        "--receipts", type=Path, metavar="FILE", help="sign for each query here first; `sectorch audit` reads it"
+    )
+
+
 def begin_log(options: argparse.Namespace, level: int = logging.INFO) -> None:
     """Raises ArgumentError."""
     try:

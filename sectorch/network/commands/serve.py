@@ -28,6 +28,7 @@ from .options import (
     add_log,
     add_patience,
     add_pins,
+    add_receipts,
     add_store,
     begin_log,
     console,
@@ -48,6 +49,9 @@ def server(arguments: Sequence[str] | None = None) -> int:
     )
     add_certificate(p)
     p.add_argument("--clients-ca", type=Path, required=True, help="CA of the clients' certificates (PEM)")
+    p.add_argument(
+        "--identity", type=Path, help="identity key, for --receipts; NAME-identity.pem beside the certificate"
+    )
     p.add_argument("--listen", default="0.0.0.0:7100", help="host:port to listen on")
     p.add_argument("--running", type=int, default=RUNNING, help="calls that run at the same time")
     p.add_argument(
@@ -57,6 +61,7 @@ def server(arguments: Sequence[str] | None = None) -> int:
     add_patience(p)
     add_drain(p)
     add_log(p)
+    add_receipts(p)
     return ended(p, arguments, _server)
 
 
@@ -67,9 +72,9 @@ def _server(options: argparse.Namespace, _: Console) -> None:
     if options.running < 1:
         raise ArgumentError(f"--running is at least 1, got {options.running}")
     kept = Store(options.store, options.store_key, _bytes(options.store_budget))
-    credentials = Credentials.read(options.cert, options.key, options.clients_ca)
+    credentials = Credentials.read(options.cert, options.key, options.clients_ca, options.identity)
     waits = positive(options.patience), positive(options.call_limit, "--call-limit")
-    running = Server(options.listen, credentials, options.running, kept, *waits)
+    running = Server(options.listen, credentials, options.running, kept, *waits, receipts=options.receipts)
     console.print(f"listening on port {running.port}; Ctrl-C stops")
     _until_stopped(running.wait, running.drain, running.stop, options.drain)
 
@@ -92,6 +97,7 @@ def answer(arguments: Sequence[str] | None = None) -> int:
     add_patience(p)
     add_drain(p)
     add_log(p)
+    add_receipts(p)
     return ended(p, arguments, _answer)
 
 
@@ -101,8 +107,10 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
     credentials = Credentials.read(options.cert, options.key, options.ca, options.identity)
     kept = Store(options.store, options.store_key, _bytes(options.store_budget))
     known, patience = known_pins(options), positive(options.patience)
-    unchecked = options.answer_unchecked
-    party = Answering(options.server, credentials, description, weights, known, kept, patience, unchecked)
+    party = Answering(
+        options.server, credentials, description, weights, known, kept, patience, options.answer_unchecked,
+        options.receipts,
+    )  # fmt: skip
     stopped = threading.Event()
 
     def drain(seconds: float) -> bool:

@@ -32,7 +32,7 @@ class Credentials:
     identity: bytes | None = None
 
     def __repr__(self) -> str:
-        return f"Credentials({self._called})"
+        return f"Credentials({self.called})"
 
     @property
     def name(self) -> str:
@@ -44,7 +44,7 @@ class Credentials:
         return name_of(common_name(self._certificate), "the common name of a client's certificate", IdentityError)
 
     @property
-    def _called(self) -> str:
+    def called(self) -> str:
         """The common name for people; a server's may be any, or none."""
         return readable(common_name(self._certificate), 64)
 
@@ -65,7 +65,7 @@ class Credentials:
         if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
             first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
             raise IdentityError(
-                f"the certificate of '{self._called}' is valid from {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} "
+                f"the certificate of '{self.called}' is valid from {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} "
                 f"UTC, and it is {now:%Y-%m-%d %H:%M}; issue a new one"
             )
 

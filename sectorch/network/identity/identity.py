@@ -31,7 +31,7 @@ from ...tensor import Scheme
 from ..names import NAME, name_of
 
 log = logging.getLogger("sectorch.identity")
-_PRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
+PRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 _BLANK = " \t\r"
 
 
@@ -143,7 +143,7 @@ class Pins:
             ArgumentError: not a name, or not a fingerprint.
         """
         name_of(name, "a party's name")
-        if not isinstance(print_, str) or not _PRINT.fullmatch(print_):
+        if not isinstance(print_, str) or not PRINT.fullmatch(print_):
             raise ArgumentError(f"a fingerprint is SHA256: and 43 characters, got {ascii(print_)[:60]}")
         with self._locked():
             self._write(name, print_)
@@ -169,7 +169,7 @@ class Pins:
             if not line.strip(_BLANK) or line.startswith("#"):
                 continue
             name, print_ = _parts(line)
-            if not NAME.fullmatch(name) or not _PRINT.fullmatch(print_) or pins.setdefault(name, print_) != print_:
+            if not NAME.fullmatch(name) or not PRINT.fullmatch(print_) or pins.setdefault(name, print_) != print_:
                 broken.setdefault(name, number)
         return {name: print_ for name, print_ in pins.items() if name not in broken}, broken
 

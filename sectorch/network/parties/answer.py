@@ -6,6 +6,7 @@ import hashlib
 import logging
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -27,6 +28,7 @@ from ..identity.certificates import Credentials
 from ..identity.identity import PinnedIdentities, Pins, context
 from ..log import write
 from ..names import LONGEST, name_of, readable
+from ..receipts.receipts import Receipts
 from ..store.store import Store, fingerprint, version
 from ..wire.channel import Channel, again
 from ..wire.turns import Turns
@@ -45,6 +47,10 @@ class Answering:
         pins: the clients that are known; the file in the user's settings unless given.
         store: where prepared material is kept; a temporary one unless given.
         unchecked: whether questions with range_check=False are answered too.
+        receipts: a file in which each query is signed for before it is answered.
+
+    Raises:
+        ReceiptError, ReceiptsInUseError, IdentityError: receipts cannot be written there, or not signed.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class Answering:
         store: Store | None = None,
         patience: float | None = None,
         unchecked: bool = False,
+        receipts: str | Path | None = None,
     ):
         load_program(description, weights)
         self._address, self._credentials, self._patience = address, credentials, patience
@@ -70,6 +77,7 @@ class Answering:
         self._turns = Turns(SESSIONS, SESSIONS, SESSIONS)  # all run at once here: the server has them wait
         self._connection: Connection | None = None
         self.answered = 0
+        self._receipts = None if receipts is None else Receipts(receipts, credentials, "A")
 
     @property
     def connection(self) -> Connection:
@@ -114,6 +122,8 @@ class Answering:
         self._hang_up()
         join(self._threads)
         self.store.close()
+        if self._receipts is not None:
+            self._receipts.close()
 
     def wait(self) -> None:
         """Until the connection ends.
@@ -187,7 +197,7 @@ class Answering:
         return PartySession(
             A, session, {S: channel}, [Part(self._description, identities, self._weights)], scheme,
             lambda: self.store.shelf(session, binding()), place=place, of=of, fresh=resume is None,
-            facts=lambda: {**who(), **model},
+            facts=lambda: {**who(), **model}, receipts=self._receipts,
         )  # fmt: skip
 
 
@@ -214,6 +224,7 @@ def answer(
     store: Store | None = None,
     patience: float | None = None,
     unchecked: bool = False,
+    receipts: str | Path | None = None,
 ) -> Answering:
     """Answer queries with `model`.
 
@@ -221,16 +232,17 @@ def answer(
         model: in evaluation mode: whatever `sectorch.secure` takes, or what torch.export made of it.
         inputs: what it is called with; see `save_model`.
         name: the certificate's common name, which is the default.
-        pins, store, unchecked: see `Answering`.
+        pins, store, unchecked, receipts: see `Answering`.
         patience: seconds without a word after which a party counts as hanging; 60 unless named.
 
     Raises:
         SectorchError: what `secure` raises for such a call. ProgramError: it cannot be described.
         ArgumentError: what is no name. IdentityError: the name or the certificate is refused.
+        ReceiptError: see `Answering`.
     """
     name = name_of(name or credentials.name, "an answering party's name")  # before a recording, which takes its time
     description, weights = describe(model, inputs)
-    running = Answering(address, credentials, description, weights, pins, store, patience, unchecked)
+    running = Answering(address, credentials, description, weights, pins, store, patience, unchecked, receipts)
     try:
         running.register(name)
     except BaseException:

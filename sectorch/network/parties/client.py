@@ -8,6 +8,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ... import errors
@@ -23,6 +24,7 @@ from ...ring.scheme import Scheme, named_scheme
 from ..identity.certificates import Credentials
 from ..identity.identity import Pins, read_identity
 from ..names import name_of, readable
+from ..receipts.receipts import Receipts
 from ..store.store import Store
 from ..wire.channel import again, relayed
 from ..wire.link import Link
@@ -44,9 +46,11 @@ class Connection:
         store: where this client's part of prepared material is kept; a temporary one unless given. It is closed
             with the connection.
         silence: seconds without a word after which the server counts as hanging; 60 unless named.
+        receipts: a file in which each query is signed for before anything of it is sent.
 
     Raises:
         IdentityError: a certificate was refused, or there is no identity key.
+        ReceiptError: receipts cannot be written there; ReceiptsInUseError: another process does.
         PeerLostError: nobody answers.
     """
 
@@ -60,6 +64,7 @@ class Connection:
         pins: Pins | None = None,
         store: Store | None = None,
         silence: float | None = None,
+        receipts: str | Path | None = None,
     ):
         self.name = credentials.name
         if credentials.identity is None:
@@ -78,7 +83,12 @@ class Connection:
         self._numbers = itertools.count()
         self._replies: dict[int, dict | None] = {}
         self._arrived = threading.Condition()
-        self._dial()
+        self.receipts = None if receipts is None else Receipts(receipts, credentials, "Q")
+        try:
+            self._dial()
+        except BaseException:
+            self._keep_no_more()
+            raise
 
     def __enter__(self) -> Connection:
         return self
@@ -122,6 +132,11 @@ class Connection:
             self._hang_up()
         if self._store is not None:
             self._store.close()
+        self._keep_no_more()
+
+    def _keep_no_more(self) -> None:
+        if self.receipts is not None:
+            self.receipts.close()
 
     def _hang_up(self) -> None:
         self.link.leave()
@@ -243,15 +258,18 @@ def connect(
     pins: Pins | None = None,
     store: Store | None = None,
     silence: float | None = None,
+    receipts: str | Path | None = None,
 ) -> Connection:
     """Connect to a server as a client.
 
     Args:
         patience: seconds to wait for the connection.
-        pins, store, silence: see `Connection`.
+        pins, store, silence, receipts: see `Connection`.
 
     Raises:
-        IdentityError: a certificate was refused.
+        IdentityError: a certificate was refused. ReceiptError: see `Connection`.
         PeerLostError: nobody answers there.
     """
-    return Connection(address, credentials, patience=patience, pins=pins, store=store, silence=silence)
+    return Connection(
+        address, credentials, patience=patience, pins=pins, store=store, silence=silence, receipts=receipts
+    )

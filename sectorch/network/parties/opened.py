@@ -15,6 +15,7 @@ from ...session import Q, S
 from ...tensor import Scheme, SharedTensor
 from ..identity.identity import PinnedIdentities, Pins, context
 from ..names import name_of
+from ..receipts.receipts import Receipts
 from ..store.store import Shelf, Store, fingerprint, version
 from ..wire.channel import Channel
 from ..wire.link import Link
@@ -40,6 +41,7 @@ class Asker(Protocol):
     authority: str
     identity: Any
     pins: Pins
+    receipts: Receipts | None
 
     @property
     def store(self) -> Store: ...
@@ -88,7 +90,7 @@ def open_session(connection: Asker, names: list[str], scheme: Scheme, shelf: She
         party = PartySession(
             Q, session, {S: channel}, parts, scheme,
             lambda: connection.store.shelf(session, binding), of=len(names), fresh=shelf is None,
-            facts=lambda: facts,
+            facts=lambda: facts, receipts=connection.receipts,
         )  # fmt: skip
     except BaseException as error:
         channel.abort(reason(error, f"'{connection.name}'"))

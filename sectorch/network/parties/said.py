@@ -11,6 +11,7 @@ from ...errors import (
     KeyAgreementError,
     MaterialError,
     NetworkError,
+    ReceiptError,
     SectorchError,
     StoreFullError,
 )
@@ -86,8 +87,8 @@ def reason(error: BaseException, who: str) -> str:
         return "AbortedError: stopped by its user"
     if isinstance(error, FixedPointRangeError):
         return f"RefusedError: {UNFIT}"
-    known = isinstance(error, (NetworkError, MaterialError, KeyAgreementError))
+    known = isinstance(error, (NetworkError, MaterialError, KeyAgreementError, ReceiptError))
     said = getattr(error, "told", None) or error
-    if isinstance(error, StoreFullError):
+    if isinstance(error, (StoreFullError, ReceiptError)):
         said = f"at {who}: {error}"
     return f"{type(error).__name__}: {said if known else f'at {who}, whose own log says more'}"

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from ...choreography import Party
 from ...errors import (
@@ -26,6 +27,7 @@ from ..federation.meetings import Meetings
 from ..identity.certificates import Credentials
 from ..log import write
 from ..names import name_of
+from ..receipts.receipts import Receipts
 from ..store.store import Store, fingerprint, version
 from ..wire.channel import Channel
 from ..wire.deadline import CALL
@@ -68,6 +70,10 @@ class Server:
         store: where prepared material is kept; a temporary one unless given.
         patience: seconds without a word after which a party counts as hanging.
         call: seconds that one party may keep a call waiting in all, and one more for each MiB that it sends or takes.
+        receipts: a file in which each query is signed for, with the credentials' identity key, before it is served.
+
+    Raises:
+        ReceiptError, ReceiptsInUseError, IdentityError: receipts cannot be written there, or not signed.
     """
 
     def __init__(
@@ -78,6 +84,7 @@ class Server:
         store: Store | None = None,
         patience: float | None = None,
         call: float = CALL,
+        receipts: str | Path | None = None,
     ):
         self.store = store or Store()
         self._waits = patience, call
@@ -88,7 +95,12 @@ class Server:
         self._lock = threading.Lock()
         self._turns = Turns(running)
         self._meetings = Meetings()
-        self._grpc, self.port = listen(address, credentials, self._welcome)
+        self._receipts = None if receipts is None else Receipts(receipts, credentials, "S")
+        try:
+            self._grpc, self.port = listen(address, credentials, self._welcome)
+        except BaseException:
+            self._keep_no_more()
+            raise
 
     def stop(self) -> None:
         """Stop serving; running sessions fail at the clients with a typed error."""
@@ -99,6 +111,11 @@ class Server:
         self._grpc.stop(grace=0.5).wait(timeout=5)
         join(self._threads)
         self.store.close()
+        self._keep_no_more()
+
+    def _keep_no_more(self) -> None:
+        if self._receipts is not None:
+            self._receipts.close()
 
     def drain(self, seconds: float) -> bool:
         """Begin no more calls and sessions; whether those that run were done in that time."""
@@ -266,7 +283,7 @@ class Server:
             party = PartySession(
                 S, session, channels, [Part(model.description, identities) for model in models], scheme,
                 lambda: self.store.shelf(session, binding), of=len(models), fresh=fresh, alive=_beats(channels),
-                facts=lambda: facts,
+                facts=lambda: facts, receipts=self._receipts,
             )  # fmt: skip
             if not fresh:
                 self._ready(session, channels)

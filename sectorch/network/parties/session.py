@@ -40,6 +40,7 @@ from ...session import Q, Session
 from ...tensor import Scheme, SharedTensor
 from ...tensor.aggregation import aggregate
 from ..log import learned, query
+from ..receipts.receipts import Receipts
 from ..store.store import Shelf
 from ..wire.channel import Channel
 
@@ -98,6 +99,7 @@ class PartySession:
         shelf: where prepared material is kept.
         place, of: at an answering party, which of how many it is.
         facts: who asks what, for the log's line of each query.
+        receipts: where each query is written down before it is answered or asked.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class PartySession:
         fresh: bool = True,
         alive: Callable[[], None] | None = None,
         facts: Callable[[], dict] = dict,
+        receipts: Receipts | None = None,
     ):
         served = [load_program(part.description, part.weights) for part in parts]
         self.served, self.fresh, self.grouped = served[0], fresh, of > 1
@@ -128,6 +131,7 @@ class PartySession:
         self._scheme = scheme
         self._shelf = shelf
         self._of, self._facts = of, facts
+        self._receipts, self._wire, self._asked_for = receipts, wire.hex(), 0
         self.staying: list[SharedTensor] = []
         """What stayed in shares of the last such call; the next one may take it."""
         self.stayed = 0
@@ -280,9 +284,11 @@ class PartySession:
                 channel.rest()
 
     def noted(self, what: str, inputs: Inputs) -> AbstractContextManager[None]:
-        """The log's line of a query that is asked in the block."""
+        """The log's line of a query that is asked in the block, and its receipts."""
+        self._asked_for += 1
+        facts = {**self._facts(), "asked": what, "rows": inputs.rows}
         known = learned(what, self._of, inputs.in_shares)
-        return query(**self._facts(), asked=what, rows=inputs.rows, learned=known)
+        return query(self._receipts, self._wire, self._asked_for, **facts, learned=known)
 
     def _asked(self, request: dict) -> Inputs:
         """The inputs that a request is for, without content."""

@@ -1,0 +1,219 @@
+"""Writing receipts: one file, one party, one process at a time; what cannot be written is not served.
+
+A query has a line before anything of it is done and one when it has ended, each on the disk (fsync) before the party
+goes on. A process that is killed in between leaves a query without an end, which an audit says, and at most a half
+written last line, which the next opening cuts off and says so in the line that it writes in its place.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import hashlib
+import logging
+import os
+import stat
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ... import files
+from ...errors import ArgumentError, IdentityError, ReceiptError, ReceiptsInUseError
+from ..identity.certificates import Credentials, certificate_print
+from ..identity.identity import read_identity
+from . import lines
+
+log = logging.getLogger("sectorch.receipts")
+_MODE = 0o600
+
+
+class Receipts:
+    """The receipts of one party, open for writing. `close` lets go of the file.
+
+    Args:
+        path: the file; made (mode 600) if it is not there, and added to if it is this party's own.
+        credentials: of the party; its identity key signs.
+        role: S, A or Q.
+
+    Raises:
+        IdentityError: the party has no identity key.
+        ReceiptsInUseError: another process, or another party of this one, has the file.
+        ReceiptError: it is not a file of this party's receipts, its last line is not whole, or it cannot be written.
+    """
+
+    def __init__(self, path: str | Path, credentials: Credentials, role: str):
+        self.path, self._role = Path(path), role
+        self._key = _identity(credentials)
+        self._lock = threading.Lock()
+        self._broken = ""
+        self._number, self._previous, self._size = 0, lines.NOTHING, 0
+        self._handle = self._opened()
+        self._unlock = weakref.finalize(self, os.close, self._handle)
+        public = self._key.public_key().public_bytes_raw().hex()
+        own = {
+            "format": lines.FORMAT, "party": credentials.called, "role": role,
+            "certificate": certificate_print(credentials.certificate), "public": public,
+        }  # fmt: skip
+        try:
+            self._lock_file()
+            begins, half = self._last({k: own[k] for k in ("party", "role", "public")})
+            os.fchmod(self._handle, os.fstat(self._handle).st_mode & _MODE)
+            self._write({"event": "began", **own, **begins}, over=half)
+            files.settle(self.path.parent)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise ReceiptError(f"cannot use the receipts {self.path}: {error.strerror}") from None
+            raise
+        log.info("receipts of %s go on at line %d of %s; its head is %s", role, self._number, self.path, self.head)
+
+    def __repr__(self) -> str:
+        return f"Receipts({self.path}, {self._number} lines)"
+
+    @property
+    def head(self) -> str:
+        """The hash of the last line: whoever notes it elsewhere finds out when the file is cut before it."""
+        return self._previous
+
+    def asked(self, **facts: Any) -> int:
+        """A query is about to begin; the number of its line. Facts that are None are left out.
+
+        Raises:
+            ReceiptError: there is no receipt, so the query must not be served.
+        """
+        return self._add({"event": "asked", "role": self._role, **{k: v for k, v in facts.items() if v is not None}})[0]
+
+    def ended(self, number: int, outcome: str) -> str:
+        """The query of that line has ended; the file's head after it.
+
+        Raises:
+            ReceiptError: the file does not say so.
+        """
+        return self._add({"event": "ended", "of": number, "outcome": outcome})[1]
+
+    def close(self) -> None:
+        """Let go of the file; nothing can be served with it any more."""
+        with self._lock:
+            self._broken = self._broken or "the party was closed"
+            self._unlock()
+
+    def _opened(self) -> int:
+        try:
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, _MODE)
+        except OSError as error:
+            raise ReceiptError(f"cannot open the receipts {self.path}: {error.strerror}") from None
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise ReceiptError(f"{self.path} is not a plain file, and receipts are kept in one")
+        return handle
+
+    def _lock_file(self) -> None:
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ReceiptsInUseError(
+                f"the receipts {self.path} are in use by another process; name another file, one for each party"
+            ) from None
+
+    def _last(self, own: dict[str, str]) -> tuple[dict[str, object], bytes]:
+        """Go to the end of what is there: the entries on a half-written last line, and that line.
+
+        The first and the last line are checked, which is what this party goes on from; `sectorch audit` checks all.
+        """
+        self._size = os.fstat(self._handle).st_size
+        if not self._size:
+            return {}, b""
+        tail_at = max(0, self._size - 2 * lines.LONGEST - 2)
+        tail = os.pread(self._handle, self._size - tail_at, tail_at)
+        whole, _, half = tail.rpartition(b"\n")
+        begins: dict[str, object] = {}
+        if half:
+            if len(half) > lines.LONGEST or not (whole or _begins_one(half)):
+                raise ReceiptError(f"{self.path} is not a file of receipts; it is left as it is")
+            log.warning(
+                "the last line of %s was half written (%d bytes): a process was ended in the middle; it is cut off, "
+                "and the file says so", self.path, len(half),
+            )  # fmt: skip
+            begins = {"cut_bytes": len(half), "cut_hash": hashlib.sha256(half).hexdigest()}
+            self._size -= len(half)
+        if not self._size:
+            return begins, half
+        first = os.pread(self._handle, lines.LONGEST + 1, 0).partition(b"\n")[0]
+        last = whole.rpartition(b"\n")[2]
+        try:
+            begun, ending = lines.parsed(first), lines.parsed(last)
+            if begun["event"] != "began" or begun["number"] or begun["previous"] != lines.NOTHING:
+                raise ReceiptError("the first line does not begin one")
+            lines.check_signature(begun, lines.public_key(begun))
+            if others := [k for k, v in own.items() if begun[k] != v]:
+                raise ReceiptError(f"it is of another {' and '.join(others)}; name another file")
+            lines.check_signature(ending, self._key.public_key())
+        except ReceiptError as error:
+            raise ReceiptError(
+                f"cannot go on with the receipts {self.path}: {error}; `sectorch audit` says more; name another"
+            ) from None
+        self._number, self._previous = ending["number"] + 1, lines.hash_of(last)
+        return begins, half
+
+    def _add(self, record: dict[str, object]) -> tuple[int, str]:
+        """Add a line; its number and its hash."""
+        with self._lock:
+            try:
+                return self._write(record)
+            except OSError as error:
+                why = error.strerror
+            except ReceiptError as error:
+                why = str(error)
+        log.error("no receipt can be written to %s: %s", self.path, why)
+        raise ReceiptError(f"no receipt can be written ({why}), and what has none is not served")
+
+    def _write(self, record: dict[str, object], over: bytes = b"") -> tuple[int, str]:
+        """Add a line, in the place of `over`, which is what is half written at the end."""
+        if self._broken:
+            raise ReceiptError(self._broken)
+        state = os.fstat(self._handle)
+        if state.st_size != self._size + len(over) or not state.st_nlink:
+            raise ReceiptError("another program has changed or removed the file")
+        time = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        number = self._number
+        line = lines.signed({"number": number, "time": time, "previous": self._previous, **record}, self._key)
+        self._broken = "an earlier line may not be on the disk; start again"
+        try:
+            self._put(line + b"\n")
+        except OSError:
+            if not over:  # nothing of a line stays on a full disk, which may have room again later
+                os.ftruncate(self._handle, self._size)
+                self._broken = ""
+            raise
+        if len(over) > len(line) + 1:
+            os.ftruncate(self._handle, self._size + len(line) + 1)
+        os.fsync(self._handle)
+        self._broken = ""
+        self._number, self._previous, self._size = number + 1, lines.hash_of(line), self._size + len(line) + 1
+        return number, self._previous
+
+    def _put(self, data: bytes) -> None:
+        at, left = self._size, memoryview(data)
+        while left:
+            count = os.pwrite(self._handle, left, at)
+            at, left = at + count, left[count:]
+
+
+def _begins_one(half: bytes) -> bool:
+    """Whether this can be the beginning of a file's first line, as far as it was written."""
+    begin = b'{"certificate":"'
+    return half[: len(begin)] == begin[: len(half)]
+
+
+def _identity(credentials: Credentials) -> Ed25519PrivateKey:
+    if not isinstance(credentials, Credentials):
+        raise ArgumentError(f"receipts are signed by a party's Credentials, got {type(credentials).__name__}")
+    if credentials.identity is None:
+        raise IdentityError(
+            f"'{credentials.called}' has no identity key to sign receipts: `sectorch keys identity FILE` makes one; "
+            f"keep it as NAME-identity.pem beside the certificate NAME.pem, or name it with --identity"
+        )
+    return read_identity(credentials.identity)
