@@ -12,9 +12,11 @@ from torch import nn
 
 from sectorch.choreography.ledger import Profile
 from sectorch.choreography.roles import STAR
+from sectorch.dp import GNMax
 from sectorch.errors import ArgumentError, IdentityError, KeyAgreementError, SectorchError
 from sectorch.federated.parties import Simulation
 from sectorch.mpc.star import seed as seeding
+from sectorch.protocols.capc.ask import Panel, Voter
 from sectorch.protocols.privhfl.query import plain_query, secure_query
 from sectorch.session import Session
 
@@ -99,3 +101,25 @@ def test_a_cast_that_is_none_is_refused(world, names):
 def test_a_simulation_has_as_many_that_answer():
     with Simulation().session(STAR, NAMES) as session:
         assert isinstance(session, Session) and len(session.answering) == 2
+
+
+@pytest.mark.parametrize("argmax", ["shares", "yao"])
+def test_labels_by_noisy_vote_of_parties_apart(world, argmax):
+    """CaPC, steps 1 to 3: Q alone learns labels, which are those of the votes where the noise is next to none."""
+    x = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(2))
+    made = models()
+    plain = sum(nn.functional.one_hot(model(x).argmax(1), 3) for model in made.values())
+    quiet = GNMax(0.01)
+
+    def work(name: str):
+        role = PARTIES[name]
+        voters = [Voter(n, m if n == role else copy.deepcopy(m).to("meta")) for n, m in made.items()]
+        with world.party(name) as party, party.session(STAR, NAMES) as session:
+            panel = Panel(voters, 3, argmax=argmax, session=session)
+            return panel.ask(x if role == "C1" else x.to("meta"), quiet)
+
+    found = each(PARTIES, work)
+    assert not any(isinstance(result, BaseException) for result in found.values()), found
+    labels = found["north"].labels
+    assert all(int(votes[label]) == int(votes.max()) for votes, label in zip(plain, labels, strict=True))
+    assert all(found[name].labels.is_meta for name in ("south", "west", "hub"))

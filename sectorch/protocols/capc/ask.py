@@ -94,6 +94,9 @@ class Panel:
         frac_bits: fraction bits of the secure inference.
         sample: one image, for its shape; "ckks" needs it.
         batch: the most queries that are asked at once; "ckks" makes its keys for it.
+        session: of Q, S and the voters in their order; one of its own, with all of them in this process, unless given.
+            Of a voter elsewhere the model is on the meta device, and so are queries where Q is elsewhere; there the
+            inference is "mpc".
 
     Raises:
         FederationError: a choice that does not exist, a model that the inference cannot take.
@@ -110,6 +113,7 @@ class Panel:
         frac_bits: int = 20,
         sample: torch.Tensor | None = None,
         batch: int = 64,
+        session: Session | None = None,
     ):
         if inference not in ("mpc", "ckks", "open") or argmax not in ("yao", "shares"):
             raise FederationError(
@@ -123,9 +127,11 @@ class Panel:
                     f"{voter.name}'s {type(voter.model).__name__} cannot be evaluated on secrets; use inference='open'"
                     f", which shows the queries to the answering party"
                 )
+        self.session = session or Session(answering=len(voters))
+        if not self.session.complete and inference != "mpc":
+            raise FederationError(f"among parties apart the inference is mpc, got {inference!r}")
         self.classes, self.inference, self.argmax = classes, inference, argmax
         self.scheme = Scheme(frac_bits)
-        self.session = Session(answering=len(voters))
         self.members = dict(zip(self.session.answering, voters, strict=True))
         self.lost: list[str] = []
         self._pairs: dict[Party, Any] = {}
