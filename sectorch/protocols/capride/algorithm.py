@@ -129,6 +129,7 @@ class CaPriDe:
         return Result(
             self.mine, self.classes, how, self.records, {n: s.models for n, s in self.states.items()},
             self.traffic.rows, self.released, self.parameters, dict(self.exchange.seconds) if self.exchange else {},
+            self.apart,
         )  # fmt: skip
 
     def _go_back(self, kept: dict, done: int) -> None:

@@ -35,7 +35,9 @@ def epsilon(records: dict[str, list[dict]], how: Settings) -> float | None:
     return worst
 
 
-def statement(size: int, numbers: int, how: Settings, eps: float | None, leakage: float) -> list[str]:
+def statement(
+    size: int, numbers: int, how: Settings, eps: float | None, leakage: float, apart: bool = False
+) -> list[str]:
     """What each party got to know, in words.
 
     Args:
@@ -72,5 +74,7 @@ def statement(size: int, numbers: int, how: Settings, eps: float | None, leakage
         *out,
         "Public: shapes, architectures' depths, who asks whom, which samples (by number) a round is over.",
         "Not covered: parties that cheat, what the trained models show, and pairs of models unlike the meter's prior.",
-        "All parties ran in one process, which therefore protected nothing: this is a simulation of the parties.",
+        "Each party ran in a process of its own."
+        if apart
+        else "All parties ran in one process, which therefore protected nothing: this is a simulation of the parties.",
     ]

@@ -22,7 +22,8 @@ class Result(Outcome):
     """A finished run.
 
     Attributes:
-        records: for each party the record of local training and one for each round.
+        parties: those that were here; with others elsewhere it was `apart`.
+        records: for each of them the record of local training and one for each round.
         messages: what was sent, by protocol, message and ends, as the core's observers saw it (`traffic.py`).
         released: the guards' counts; see `Guard.released`.
     """
@@ -36,6 +37,7 @@ class Result(Outcome):
     released: dict[str, list[int]] = field(repr=False)
     parameters: ckks.Parameters | None
     seconds: dict[str, float]
+    apart: bool = False
 
     @property
     def label(self) -> str:
@@ -75,7 +77,9 @@ class Result(Outcome):
     def statement(self) -> list[str]:
         """What was released to whom, in words."""
         size, numbers = sum(row["bytes"] for row in self.messages), sum(count for count, _ in self.released.values())
-        return statement(size, numbers, self.settings, self.epsilon, max(self.leakage.values(), default=0.0))
+        return statement(
+            size, numbers, self.settings, self.epsilon, max(self.leakage.values(), default=0.0), self.apart
+        )
 
     def table(self) -> Table:
         """Accuracy of each party before and after, and of each class."""

@@ -155,6 +155,8 @@ def statement(
     if not how.secure:
         return ["This run was in the clear (secure=False): every query, model and prediction was open. An ablation."]
     out = []
+    if apart and not rows:
+        return ["What each role received stands in the results of those that asked."]
     for role, who in (("A", "Answering parties"), ("S", "The server"), ("Q", "Querying parties")):
         mine = [row for row in rows if row["role"] == role]
         size = sum(row["bytes"] for row in mine) / 1e6
