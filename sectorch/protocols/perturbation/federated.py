@@ -142,10 +142,11 @@ class PerturbedFL:
         watch, how = watch or Watch(), self.settings
         watch.begins(how.rounds)
         every = max(1, how.rounds // 20)
-        done = self._resumed()
-        for number in range(done):
+        kept = self._resumed()
+        for number in range(kept):
             watch.finished(f"round {number + 1}", self.history.losses[number])
         with self._joined():
+            done = self._gone_on(kept)
             for number in range(done, how.rounds):
                 self._round(number)
                 watch.finished(f"round {number + 1}", self.history.losses[number])
@@ -168,6 +169,15 @@ class PerturbedFL:
                 self.scheme, how.clients, masked=how.masked, degree=how.degree, session=session
             )  # fmt: skip
             yield
+
+    def _gone_on(self, kept: int) -> int:
+        """How many rounds are finished: apart, as the server has kept them; a client has no model of its own."""
+        if self.federation is None or not self.history.apart:
+            return kept
+        done = self.federation.begin(kept)
+        losses = self.history.losses
+        self.history.losses = [*losses[:done], *[math.nan] * (done - len(losses))]
+        return done
 
     def _round(self, number: int) -> None:
         how, history = self.settings, self.history
