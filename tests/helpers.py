@@ -42,7 +42,10 @@ LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 SHAPES = [(), (0,), (1,), (63,), (64,), (65,), (3, 0, 2), (2, 3), (5, 13), (2, 64), (129,)]
 """Nothing, one element, one word of packed bits, one more and one less, and several dimensions."""
 
-OWN_TESTS = ("ckks", "capc", "capride", "garbled", "argmax", "perturbation", "shapley", "hesv", "secsv", "secretsv")
+OWN_TESTS = (
+    "ckks", "capc", "capride", "garbled", "argmax", "perturbation", "shapley", "hesv", "secsv", "secretsv",
+    "privhfl_turn", "privhfl_told",
+)  # fmt: skip
 SHIPPED = {name: spec for name, spec in PROTOCOLS.items() if not any(part in name for part in OWN_TESTS)}
 """The protocols of the package itself, before a test or an example in the documentation adds one."""
 
