@@ -82,10 +82,12 @@ def test_a_folder_keeps_and_a_missing_one_does_not(tmp_path: Path):
     (tmp_path / "lines.jsonl").write_bytes(b"no json\n")
     with pytest.raises(CheckpointError, match=r"lines.jsonl cannot be read; remove it"):
         folder.lines("lines")
-    for n in (1, 2):
+    for n in (1, 2, 3):
         folder.keep(f"round-{n}", torch.ones(1))
-    folder.drop("round-*.pt", but="round-2.pt")
-    assert [p.name for p in tmp_path.glob("round-*")] == ["round-2.pt"]
+    folder.drop("round-*.pt", "round-2.pt", "round-3.pt")
+    assert sorted(p.name for p in tmp_path.glob("round-*")) == ["round-2.pt", "round-3.pt"]
+    folder.drop("round-*.pt")
+    assert not list(tmp_path.glob("round-*"))
 
 
 # Estimates -----------------------------------------------------------------------------------------------------------
