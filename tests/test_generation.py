@@ -213,10 +213,8 @@ class Shifted(nn.Module):
         super().__init__()
         self.model, self.config = model, model.config
 
-    def forward(self, input_ids, attention_mask=None, past_key_values=None, use_cache=None):
-        return self.model(
-            input_ids, attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache
-        )
+    def forward(self, input_ids, attention_mask=None, use_cache=None, **cache):
+        return self.model(input_ids, attention_mask=attention_mask, use_cache=use_cache, **cache)
 
 
 def test_a_model_that_takes_places_from_the_cache_is_refused(gpt2):

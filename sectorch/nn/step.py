@@ -25,6 +25,8 @@ class Scoring(nn.Module):
         self.model = model
         taken = inspect.signature(model.forward).parameters
         self._placed, self._last = "position_ids" in taken, "logits_to_keep" in taken
+        before = "cache" not in taken and "past_key_values" in taken  # as transformers called it until 5.23
+        self._cache = "past_key_values" if before else "cache"
 
     def scores(self, input_ids: Any, attention_mask: Any, position_ids: Any, past: Cache) -> tuple[Any, Cache]:
         """The scores of the next token, [rows, words], and the whole cache."""
@@ -35,10 +37,9 @@ class Scoring(nn.Module):
             cache.update(keys, values, layer)
         more = {"position_ids": position_ids} if self._placed else {}
         more |= {"logits_to_keep": 1} if self._last else {}
-        out = self.model(
-            input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True, **more
-        )
-        layers = getattr(out.past_key_values, "layers", None)
+        more |= {self._cache: cache}
+        out = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=True, **more)
+        layers = getattr(getattr(out, self._cache), "layers", None)
         if not layers or not all(isinstance(getattr(layer, "keys", None), torch.Tensor) for layer in layers):
             raise UnsupportedOpError(
                 f"{type(self.model).__name__} keeps no keys and values that generate() could pass on"
