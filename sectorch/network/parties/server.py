@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +33,7 @@ from ..wire.deadline import CALL
 from ..wire.link import Link
 from ..wire.transport import listen
 from ..wire.turns import Turns
-from .said import in_full, join, reason, scheme_in, scheme_of, session_of
+from .said import beats, in_full, join, reason, scheme_in, scheme_of, session_of
 from .session import Part, PartySession, parties
 
 log = logging.getLogger("sectorch.server")
@@ -45,7 +44,6 @@ SESSIONS, SESSIONS_EACH = 128, 32
 WEIGHT_MEMORY = 2 << 30
 """Bytes of masked weights that open sessions may hold together."""
 MOST_MODELS = 64
-BEAT = 5.0
 
 
 @dataclass
@@ -134,6 +132,20 @@ class Server:
     def sessions(self) -> int:
         """How many sessions are open."""
         return len(self._sessions)
+
+    def unready(self) -> str:
+        """Why no sessions are taken on now; empty while they are."""
+        return self._turns.closed
+
+    def figures(self) -> dict[str, float]:
+        """What there is at this moment, by the names of `observe.metrics.GAUGES`."""
+        with self._lock:
+            weights = sum(size for _, size in self._sessions.values())
+            open_ = sum(link.closed is None for link in self._links)
+        return {
+            "sessions": self.sessions, "connections": open_, "models": len(self.models()),
+            "masked_weight_bytes": weights, **self._turns.figures(), **self.store.figures(),
+        }  # fmt: skip
 
     def _welcome(self, name: str, certificate: str) -> Link:
         link = Link(name, self._request, *self._waits, certificate=certificate)
@@ -282,7 +294,7 @@ class Server:
             }  # fmt: skip
             party = PartySession(
                 S, session, channels, [Part(model.description, identities) for model in models], scheme,
-                lambda: self.store.shelf(session, binding), of=len(models), fresh=fresh, alive=_beats(channels),
+                lambda: self.store.shelf(session, binding), of=len(models), fresh=fresh, alive=beats(channels),
                 facts=lambda: facts, receipts=self._receipts,
             )  # fmt: skip
             if not fresh:
@@ -333,17 +345,3 @@ class Server:
 
 def _answering(channels: dict[Party, Channel]) -> list[Channel]:
     return [channel for party, channel in channels.items() if party.role == "A"]
-
-
-def _beats(channels: dict[Party, Channel]):
-    """Called often: tells the clients now and then that S is alive, though it waits for another one."""
-    last = time.monotonic()
-
-    def alive() -> None:
-        nonlocal last
-        if time.monotonic() - last > BEAT:
-            last = time.monotonic()
-            for channel in channels.values():
-                channel.beat()
-
-    return alive
