@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
 
-from ...choreography import Party
 from ...errors import (
     FixedPointRangeError,
     FrameError,
@@ -18,7 +16,6 @@ from ...errors import (
     StoreFullError,
 )
 from ...tensor import Scheme
-from ..wire.channel import Channel
 
 UNFIT = (
     "the model does not fit the number format of the question (fraction bits, activation limit): name a smaller "
@@ -26,7 +23,6 @@ UNFIT = (
 )
 """What the others are told of weights that are too large: not which, nor by how much."""
 ENDING = 5.0
-BEAT = 5.0
 
 
 def scheme_in(scheme: Scheme) -> dict:
@@ -96,17 +92,3 @@ def reason(error: BaseException, who: str) -> str:
     if isinstance(error, (StoreFullError, ReceiptError)):
         said = f"at {who}: {error}"
     return f"{type(error).__name__}: {said if known else f'at {who}, whose own log says more'}"
-
-
-def beats(channels: Mapping[Party, Channel]) -> Callable[[], None]:
-    """Called often: tells the clients now and then that S is alive, though it waits for another one."""
-    last = time.monotonic()
-
-    def alive() -> None:
-        nonlocal last
-        if time.monotonic() - last > BEAT:
-            last = time.monotonic()
-            for channel in channels.values():
-                channel.beat()
-
-    return alive
