@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 import shutil
+import ssl
 import time
 
 import pytest
+import torch
+from network_world import Trio
 
 from sectorch import errors
-from sectorch.network import Credentials
+from sectorch.network import Credentials, connect
 from sectorch.network.identity import renewal
 from sectorch.network.identity.authority import make_authority
+from sectorch.network.identity.certificates import certificate_print
 from sectorch.network.identity.renewal import Renewal, ending
 from sectorch.network.parties.stage import enrol
 
@@ -184,3 +188,62 @@ def test_it_looks_at_once_when_it_is_told_to(pki):
         assert used == [files(pki)]
     finally:
         looking.close()
+
+
+# A server and an answering party that go on.
+
+X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
+
+
+def shown_by(port: int) -> bytes:
+    """The certificate that the server shows to whoever connects."""
+    return ssl.get_server_certificate(("localhost", port), timeout=30).encode()
+
+
+def test_a_server_shows_its_new_certificate_and_sessions_go_on(tmp_path, small_model):
+    """Also of another CA: who comes with a certificate of the new one is let in, and of the old one no more."""
+    made, other = tmp_path / "made", tmp_path / "other"
+    pki = {}
+    for folder in (made, other):
+        make_authority(folder)
+        names = {"hospital-b": (), "alice": (), "server": ("localhost",)}
+        pki[folder] = {name: enrol(folder, name, hosts=hosts) for name, hosts in names.items()}
+    trio = Trio(pki[made], small_model, X, tmp_path)
+    try:
+        remote = trio.connection.model("hospital-b")
+        first, before = remote(X), shown_by(trio.port)
+        renewed = enrol(made, "server", hosts=("localhost",), days=30)
+        trio.server.renew(renewed)
+        assert shown_by(trio.port) == renewed.certificate != before
+        assert torch.equal(remote(X), first) and trio.server.sessions == 1, "the session is the same"
+        connect(trio.address, pki[made]["alice"]).close()
+        trio.server.renew(pki[other]["server"])
+        assert shown_by(trio.port) == pki[other]["server"].certificate
+        assert torch.equal(remote(X), first)
+        with pytest.raises(errors.IdentityError):
+            connect(trio.address, pki[made]["alice"], patience=2.0)
+        connect(trio.address, pki[other]["alice"]).close()
+    finally:
+        trio.close()
+
+
+def test_an_answering_party_dials_with_its_new_certificate(tmp_path, small_model, caplog):
+    make_authority(tmp_path)
+    names = {"hospital-b": (), "alice": (), "server": ("localhost",)}
+    trio = Trio({name: enrol(tmp_path, name, hosts=hosts) for name, hosts in names.items()}, small_model, X, tmp_path)
+    caplog.set_level(logging.INFO, "sectorch.server")
+    try:
+        renewed = enrol(tmp_path, "hospital-b", days=30)
+        trio.party.renew(renewed)
+        assert trio.party.unready() == "", "the connection goes on"
+        trio.party.connection.close()
+        while True:  # the server may not have noticed yet that the connection ended
+            try:
+                trio.party.register("hospital-b")
+                break
+            except errors.BusyError:
+                time.sleep(0.05)
+        assert f"certificate={certificate_print(renewed.certificate)}" in caplog.text
+        assert trio.connection.model("hospital-b")(X).shape == (2, 4)
+    finally:
+        trio.close()
