@@ -12,12 +12,13 @@ a party sends is there before (`receive`), and what it is sent goes out after (`
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from ...errors import SectorchError
+from ..ledger import Observer, alone, observers
 from ..located import Party
 from ..steps import Compute, Move, Runtime, Sent
 from .nodes import Slot
@@ -51,6 +52,9 @@ class Taking:
         self.part, self.runtime, self.call, self.own = part, runtime, call, own
         self.values: dict[Slot, Any] = {**settled, **given(part.brought, inputs)}
         self.error: BaseException | None = None
+        self.failed: Callable[[], None] = lambda: None
+        """Called when the call has failed: nobody takes it any more, and its other parties wait for a word."""
+        self._watching = observers()
         self._ahead: deque[torch.Tensor] = deque()
         self._left: list[tuple[Sent, torch.Tensor]] = []
 
@@ -84,24 +88,33 @@ class Taking:
 
     def move(self, line: Line, value: Any) -> Any:
         """Take a message of this call's, unless others wait for it, too."""
-        header = line.step.header  # type: ignore[union-attr]
+        header, here = line.step.header, self.part.here  # type: ignore[union-attr]
         if header.src in self.own:
             return self._ahead.popleft()
+        sent = self.sent(line)
         if header.dst in self.own:
-            self._left.append((self.sent(line), value))
-        elif header.src in self.part.here:
-            self.runtime.post(self.sent(line), value)
-        elif header.dst in self.part.here:
-            return self.runtime.transfer(self.sent(line), value)
+            self._left.append((sent, value))
+            return value
+        if header.src in here:
+            self.runtime.post(sent, value)
+        elif header.dst in here:
+            value = self.runtime.transfer(sent, value)
+        for observer in self._watching:
+            observer.message(sent, value)
         return value
 
 
 @torch.inference_mode()
 def take_together(calls: Sequence[Taking]) -> None:
     """Take all steps of these calls, which are of one part of a program; see `Taking.finish`, and `error` of each."""
-    part, alive = calls[0].part, list(calls)
-    for line in part.lines:
-        if isinstance(line.step, Move) and _waits(line, calls[0]):
+    with alone(Observer()):  # each call's observers are told by `move`
+        _take_all(list(calls))
+
+
+def _take_all(alive: list[Taking]) -> None:
+    first = alive[0]
+    for line in first.part.lines:
+        if isinstance(line.step, Move) and _waits(line, first):
             alive[0].runtime.flush_together([one.runtime for one in alive[1:]])
         for one in alive:
             try:
@@ -110,6 +123,7 @@ def take_together(calls: Sequence[Taking]) -> None:
                 one.error = error
                 if isinstance(error, SectorchError):
                     error.place = line.place
+                one.failed()
         if any(one.error is not None for one in alive):
             alive = [one for one in alive if one.error is None]
             if not alive:

@@ -47,6 +47,9 @@ class Joining:
     begin: Callable[[dict], None] = lambda others: None
     done: threading.Event = field(default_factory=threading.Event)
 
+    def __post_init__(self) -> None:
+        self.taking.failed = self.done.set
+
     @property
     def part(self) -> Part:
         return self.taking.part
@@ -160,6 +163,7 @@ class Gathering:
                 one.begin(others)
             except SectorchError as error:
                 one.taking.error = error
+                one.done.set()
         run(group)
 
 

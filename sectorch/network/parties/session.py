@@ -34,7 +34,7 @@ from ...nn.module import SecureModule
 from ...nn.served import Kind
 from ...tensor import Scheme, SharedTensor
 from ...tensor.aggregation import aggregate
-from ..log import learned, query
+from ..log import learned, query, step
 from ..receipts.receipts import Receipts
 from ..store.store import Shelf
 from ..wire.channel import Channel
@@ -120,12 +120,13 @@ class PartySession:
                 sees how far the model came.
         """
         inputs = inputs.meta()
-        for module in self._modules:
-            for piece in [inputs] if self.grouped else map(self.served.inputs, set(self.pieces(inputs))):
-                budget = module._check(piece).budget
-                if budget is not None:
-                    budget.check_call()
-            module.check_weights(inputs)
+        with step("dry run"):
+            for module in self._modules:
+                for piece in [inputs] if self.grouped else map(self.served.inputs, set(self.pieces(inputs))):
+                    budget = module._check(piece).budget
+                    if budget is not None:
+                        budget.check_call()
+                module.check_weights(inputs)
         for party, channel in self._channels.items():
             edge = (party.role, self._me.role)
             largest = max(module.largest.get(edge, 0) for module in self._modules)
@@ -155,7 +156,8 @@ class PartySession:
         elif not self.fresh:
             raise MaterialError("this session was taken up for prepared calls, and this call was not prepared")
         try:
-            return self._keeping(module, inputs) if inputs.in_shares else module(inputs)
+            with step("online", prepared=bool(use)):
+                return self._keeping(module, inputs) if inputs.in_shares else module(inputs)
         finally:
             module.discard()
 
@@ -209,7 +211,8 @@ class PartySession:
         (module,) = self._modules
         kept = []
         try:
-            module.preprocess(inputs)
+            with step("prepare"):
+                module.preprocess(inputs)
             for piece, made in module.ahead.all():
                 kind = self.served.find(piece)
                 kept.append((made.call, kind, self._shelf().put(made, kind)))
@@ -219,8 +222,9 @@ class PartySession:
 
     def aggregate(self, inputs: Inputs) -> torch.Tensor:
         """The sum of the models' results, which are one tensor each, at Q (PrivHFL, Figure 5)."""
-        shared = [module.share(inputs) for module in self._modules]
-        return aggregate([module(own) for module, own in zip(self._modules, shared, strict=True)])
+        with step("online", prepared=False):
+            shared = [module.share(inputs) for module in self._modules]
+            return aggregate([module(own) for module, own in zip(self._modules, shared, strict=True)])
 
     def joinable(self, request: dict) -> Program | None:
         """The program of a call that may be taken with those of other sessions; None of any other request.
@@ -242,7 +246,8 @@ class PartySession:
         (module,) = self._modules
         made = taking(self.session, module.choreography(inputs), module._brought(inputs), own)
         try:
-            join(made)
+            with step("online", prepared=False):
+                join(made)
         finally:
             self._runtime.forget(made.call)
 
@@ -271,7 +276,7 @@ class PartySession:
         for channel in self._channels.values():
             channel.begin()
         try:
-            with self.noted(str(what)[:40], inputs):
+            with self.noted(str(what)[:40], inputs, request.get("trace")):
                 self.expect(inputs, rooms)
                 if join is not None:
                     return self._joined(inputs, frozenset(rooms or ()), join)
@@ -280,12 +285,12 @@ class PartySession:
             for channel in self._channels.values():
                 channel.rest()
 
-    def noted(self, what: str, inputs: Inputs) -> AbstractContextManager[None]:
-        """The log's line of a query that is asked in the block, and its receipts."""
+    def noted(self, what: str, inputs: Inputs, trace: object = None) -> AbstractContextManager[None]:
+        """The log's line of a query that is asked in the block, and its receipts. `trace`: see `log.Watcher.step`."""
         self._asked_for += 1
         facts = {**self._facts(), "asked": what, "rows": inputs.rows}
         known = learned(what, self._of, inputs.in_shares)
-        return query(self._receipts, self._wire, self._asked_for, **facts, learned=known)
+        return query(self._me, self._receipts, self._wire, self._asked_for, trace, **facts, learned=known)
 
     def _asked(self, request: dict) -> Inputs:
         """The inputs that a request is for, without content."""
