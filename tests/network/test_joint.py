@@ -111,7 +111,7 @@ def test_calls_that_wait_are_taken_together_and_give_what_each_would_give(world,
     assert not wrong
     assert groups == [CLIENTS, CLIENTS], "once at S, once at A"
     assert all(torch.equal(found[i], expected[i]) for i in range(CLIENTS))
-    assert world.server._serving._gathering._kept == 0
+    assert until(lambda: world.server._serving._gathering._kept == 0, 30)
 
 
 def test_who_leaves_while_calls_wait_is_left_out(world, remotes, expected, groups):
@@ -124,7 +124,7 @@ def test_who_leaves_while_calls_wait_is_left_out(world, remotes, expected, group
     finished(threads)
     assert isinstance(wrong.pop(2), errors.PeerLostError) and not wrong
     assert all(torch.equal(found[i], expected[i]) for i in range(CLIENTS) if i != 2)
-    assert world.server._serving._gathering._kept == 0
+    assert until(lambda: world.server._serving._gathering._kept == 0, 30)
 
 
 def test_a_call_that_fails_at_a_in_the_middle_leaves_the_others(world, remotes, expected, groups, monkeypatch):
