@@ -39,7 +39,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "the papers": {
         "privhfl": ("network.commands.papers:privhfl", "clients with models of their own teach each other (PrivHFL)"),
-        "capc": ("protocols.capc.cli:main", "labels by noisy vote, within a privacy budget (CaPC)"),
+        "capc": ("network.commands.papers:capc", "labels by noisy vote, within a privacy budget (CaPC)"),
         "capride": ("network.commands.papers:capride", "distillation on encrypted data (CaPriDe)"),
         "perturbed-fl": (
             "network.commands.papers:perturbed_fl",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...protocols.capc import cli as capc_cli
 from ...protocols.capride import cli as capride_cli
 from ...protocols.perturbation import cli as perturbation
 from ...protocols.privhfl import cli as privhfl_cli
@@ -18,6 +19,11 @@ def perturbed_fl(arguments: Sequence[str] | None = None) -> int:
 def capride(arguments: Sequence[str] | None = None) -> int:
     """`sectorch capride`."""
     return capride_cli.COMMAND.main(arguments, join=Federation)
+
+
+def capc(arguments: Sequence[str] | None = None) -> int:
+    """`sectorch capc`."""
+    return capc_cli.COMMAND.main(arguments, join=Federation)
 
 
 def privhfl(arguments: Sequence[str] | None = None) -> int:
