@@ -45,7 +45,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "network.commands.papers:perturbed_fl",
             "clients train on a noised model, the server recovers",
         ),
-        "shapley": ("protocols.secsv.cli:main", "what each client contributed (SecSV)"),
+        "shapley": ("network.commands.papers:shapley", "what each client contributed (SecSV)"),
     },
     "tools": {
         "ops": ("cli.main:ops", "the torch operations that work on secret tensors"),

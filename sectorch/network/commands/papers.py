@@ -8,6 +8,7 @@ from ...protocols.capc import cli as capc_cli
 from ...protocols.capride import cli as capride_cli
 from ...protocols.perturbation import cli as perturbation
 from ...protocols.privhfl import cli as privhfl_cli
+from ...protocols.secsv import cli as secsv_cli
 from ..federation.party import Federation
 
 
@@ -29,3 +30,8 @@ def capc(arguments: Sequence[str] | None = None) -> int:
 def privhfl(arguments: Sequence[str] | None = None) -> int:
     """`sectorch privhfl`."""
     return privhfl_cli.COMMAND.main(arguments, join=Federation)
+
+
+def shapley(arguments: Sequence[str] | None = None) -> int:
+    """`sectorch shapley`."""
+    return secsv_cli.COMMAND.main(arguments, join=Federation)
