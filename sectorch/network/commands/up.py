@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -18,12 +19,12 @@ from ..federation.listed import Listed
 from ..federation.own import Own, credentials, read_own, server_credentials
 from ..federation.policy import Accepted, Policy
 from ..federation.up import Up
-from ..log import begin
 from ..parties.answer import Answering
 from ..parties.server import Server
 from ..store.store import Store
-from .options import console
+from .options import add_log, begin_log, console
 from .serve import few_arenas, keep_answering, many_files, until_stopped
+from .watching import add_watch, watched
 
 
 class Service(Protocol):
@@ -32,6 +33,10 @@ class Service(Protocol):
     def drain(self, seconds: float) -> bool: ...
 
     def stop(self) -> None: ...
+
+    def unready(self) -> str: ...
+
+    def figures(self) -> dict[str, float]: ...
 
 
 def up(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +54,8 @@ def up(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--as", dest="name", required=True, help="which party this process is, or the server")
     p.add_argument("--folder", type=Path, help="where its certificate and keys are, whatever its own file says")
     p.add_argument("--drain", type=float, help="seconds that SIGTERM leaves to what runs, whatever its own file says")
-    p.add_argument("--log", type=Path, metavar="FILE", help="add the log's lines to a file, whatever its own file says")
+    add_log(p)
+    add_watch(p)
     return ended(p, arguments, _up)
 
 
@@ -58,38 +64,56 @@ def _up(options: argparse.Namespace, _: Console) -> None:
     if name not in federated.servers:
         federated.member(name)
     own = read_own(options.file, name, options.folder)
-    _begin_log(options.log or own.files.get("log"))
+    options.log = options.log or own.files.get("log")
+    begin_log(options)
     stopped, over = threading.Event(), _Over()
-    services: list[Service] = []
-    try:
+    seconds = own.limits.drain_seconds if options.drain is None else options.drain
+    with watched(options) as watching, _Services() as services:
         for make in (_taking_part, _answered, _served):  # the port opens when all else was found right
-            services += make(options.file, federated, name, own, stopped, over)
-        if not services:
+            services.those += make(options.file, federated, name, own, stopped, over)
+        if not services.those:
             raise ArgumentError(
                 f"'{name}' is no server and accepts nothing yet: `sectorch federation accept {options.file} PROGRAM "
                 f"--as {name}` writes what it accepts into {own.path}"
             )
+        watching.party = services
         for work in over.works:
             work.start()
-    except BaseException:
-        for service in services:
-            service.stop()
-        raise
-    seconds = own.limits.drain_seconds if options.drain is None else options.drain
 
-    def stop() -> None:
-        stopped.set()
-        for service in reversed(services):
-            service.stop()
+        def drain(seconds: float) -> bool:
+            stopped.set()
+            return services.drain(seconds)
 
-    def drain(seconds: float) -> bool:
-        stopped.set()
-        drained = [service.drain(seconds) for service in reversed(services)]
-        return all(drained)
-
-    until_stopped(over.wait, drain, stop, seconds)
+        until_stopped(over.wait, drain, stopped.set, seconds)
     if over.error is not None:
         raise over.error
+
+
+class _Services:
+    """What one process is; all of it is stopped at the block's end, the server last."""
+
+    def __init__(self):
+        self.those: list[Service] = []
+
+    def __enter__(self) -> _Services:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for service in self.those:
+            service.stop()
+
+    def drain(self, seconds: float) -> bool:
+        drained = [service.drain(seconds) for service in self.those]
+        return all(drained)
+
+    def unready(self) -> str:
+        return next((why for service in self.those if (why := service.unready())), "")
+
+    def figures(self) -> dict[str, float]:
+        found: Counter[str] = Counter()
+        for service in self.those:
+            found.update(service.figures())
+        return dict(found)
 
 
 class _Over:
@@ -156,6 +180,7 @@ def _answered(
 class _Closing:
     def __init__(self, party: Answering):
         self.drain, self.stop = party.drain, party.close
+        self.unready, self.figures = party.unready, party.figures
 
 
 def _taking_part(
@@ -201,10 +226,3 @@ def _everywhere(address: str) -> str:
     """Where a server listens that others reach at this address: at a loopback address there, and else everywhere."""
     host, _, port = address.rpartition(":")
     return address if host in ("localhost", "127.0.0.1", "[::1]") else f"0.0.0.0:{port}"
-
-
-def _begin_log(file: Path | None) -> None:
-    try:
-        begin(file)
-    except OSError as error:
-        raise ArgumentError(f"cannot write the log {file}: {error.strerror}") from None

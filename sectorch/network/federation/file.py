@@ -274,7 +274,7 @@ def only(said: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
     """Raises ArgumentError: there is a key that is not known."""
     strange = sorted(set(said) - set(known))
     if strange:
-        raise ArgumentError(f"{where} has no '{short(strange[0])}'; it has {', '.join(known)}")
+        raise ArgumentError(f"{where} has no {short(strange[0])}; it has {', '.join(known)}")
 
 
 def short(value: object) -> str:

@@ -152,9 +152,12 @@ def _used(path: Path, content: bytes) -> Iterator[Path]:
                     yield file
 
 
-def _imported(path: Path, content: bytes) -> set[str]:
+@functools.lru_cache(256)
+def _imported(path: Path, content: bytes) -> frozenset[str]:
+    """The packages that a file imports, but for those of Python and this one."""
     try:
-        tree = ast.parse(content, str(path))
+        with _LOADING:  # Python 3.11 takes it amiss when two threads parse
+            tree = ast.parse(content, str(path))
     except (SyntaxError, ValueError, RecursionError) as error:
         raise ArgumentError(f"{path} is no Python: {error}") from None
     found = set()
@@ -163,7 +166,7 @@ def _imported(path: Path, content: bytes) -> set[str]:
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
             found.add(node.module.split(".")[0])
-    return found - {"sectorch"} - sys.stdlib_module_names
+    return frozenset(found - {"sectorch"} - sys.stdlib_module_names)
 
 
 def _is_installed(path: Path) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ... import files
+from ...choreography import Party
 from ...choreography.ledger import Profile
 from ...errors import PeerLostError, SectorchError
 from ...federated.parties import tensors
@@ -40,6 +41,8 @@ class Run:
         self.agreed, self.folder, self._own, self._receipts = agreed, folder, own, receipts
         bound = f"{agreed.proposal.nonce} {agreed.proposal.digest}"
         self._parties, self._file = federation.taking({}, bound), federation.file
+        role = self._file.member(federation.name).role or federation.name
+        self._me = Party(role, role)  # as a program's sessions name it, unless they have names of their own
 
     def give_up(self, error: SectorchError) -> None:
         """End it, at all parties."""
@@ -64,7 +67,7 @@ class Run:
         timer.start()
         began, cost = time.perf_counter(), Profile()
         try:
-            with query(self._receipts, session=proposal.nonce, **self._facts()), cost:
+            with query(self._me, self._receipts, session=proposal.nonce, **self._facts()), cost:
                 learned = self._paper() if proposal.kind == "paper" else self._program()
         except BaseException as error:
             self._keep({**record, "outcome": in_full(error), "seconds": time.perf_counter() - began})

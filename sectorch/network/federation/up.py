@@ -125,6 +125,17 @@ class Up:
         if self.receipts is not None:
             self.receipts.close()
 
+    def unready(self) -> str:
+        """Why nothing would be taken part in now; empty where it would."""
+        if self._turns.closed:
+            return self._turns.closed
+        there = self._federation is not None and self._federation.connection.link.closed is None
+        return "" if there else f"'{self.name}' has no connection to the server"
+
+    def figures(self) -> dict[str, float]:
+        """What is watched."""
+        return self._turns.figures()
+
     def _take(self, request: dict) -> None:
         """In the thread that reads the connection."""
         try:
@@ -173,6 +184,9 @@ class Up:
             said = {"yes": False, "why": f"{type(error).__name__}: {error}"[:600]}
             own = None if error.__cause__ is None else in_full(error.__cause__)
             write(log, "refused", run=body["run"], by=body["by"], why=error, own=own)
+        except Exception as error:
+            said = {"yes": False, "why": f"RefusedError: '{self.name}' cannot run it: its own log says why"}
+            write(log, "refused", logging.ERROR, run=body["run"], by=body["by"], own=in_full(error))
         else:
             write(log, "accepted", run=proposal.nonce, by=proposal.by, program=proposal.name)
         digest = "" if not said["yes"] else proposal_of(body).digest
