@@ -19,6 +19,7 @@ from ..federation.listed import Listed
 from ..federation.own import Own, credentials, read_own, server_credentials
 from ..federation.policy import Accepted, Policy
 from ..federation.up import Up
+from ..identity.certificates import Credentials
 from ..parties.answer import Answering
 from ..parties.server import Server
 from ..store.store import Store
@@ -35,6 +36,8 @@ class Service(Protocol):
     def stop(self) -> None: ...
 
     def unready(self) -> str: ...
+
+    def renew(self, credentials: Credentials) -> None: ...
 
     def figures(self) -> dict[str, float]: ...
 
@@ -76,7 +79,12 @@ def _up(options: argparse.Namespace, _: Console) -> None:
                 f"'{name}' is no server and accepts nothing yet: `sectorch federation accept {options.file} PROGRAM "
                 f"--as {name}` writes what it accepts into {own.path}"
             )
-        watching.party = services
+        read_again = (
+            (lambda: server_credentials(name, own.folder))
+            if name in federated.servers
+            else (lambda: credentials(federated, name, own.folder))
+        )
+        watching.begin(services, read_again(), read_again)
         for work in over.works:
             work.start()
 
@@ -84,7 +92,7 @@ def _up(options: argparse.Namespace, _: Console) -> None:
             stopped.set()
             return services.drain(seconds)
 
-        until_stopped(over.wait, drain, stopped.set, seconds)
+        until_stopped(over.wait, drain, stopped.set, seconds, watching.look)
     if over.error is not None:
         raise over.error
 
@@ -108,6 +116,11 @@ class _Services:
 
     def unready(self) -> str:
         return next((why for service in self.those if (why := service.unready())), "")
+
+    def renew(self, credentials: Credentials) -> None:
+        """Of the server, where this process is one; of what it is else. A party reads its own when it dials again."""
+        for service in [s for s in self.those if isinstance(s, Server)] or self.those:
+            service.renew(credentials)
 
     def figures(self) -> dict[str, float]:
         found: Counter[str] = Counter()
@@ -180,7 +193,7 @@ def _answered(
 class _Closing:
     def __init__(self, party: Answering):
         self.drain, self.stop = party.drain, party.close
-        self.unready, self.figures = party.unready, party.figures
+        self.unready, self.figures, self.renew = party.unready, party.figures, party.renew
 
 
 def _taking_part(

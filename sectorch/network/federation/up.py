@@ -132,6 +132,9 @@ class Up:
         there = self._federation is not None and self._federation.connection.link.closed is None
         return "" if there else f"'{self.name}' has no connection to the server"
 
+    def renew(self, credentials: Credentials) -> None:
+        """Nothing to do: the files are read whenever it dials."""
+
     def figures(self) -> dict[str, float]:
         """What is watched."""
         return self._turns.figures()

@@ -117,6 +117,10 @@ class Answering:
         why = f"'{self._credentials.name}' is stopping; ask again when it is back"
         return self._turns.drain(why, seconds)
 
+    def renew(self, credentials: Credentials) -> None:
+        """From now on, this party dials with these; the connection that there is goes on."""
+        self._credentials = credentials
+
     def unready(self) -> str:
         """Why nothing is answered now; empty while this party is registered with its server."""
         there = self._known is not None and self._known.closed is None

@@ -82,6 +82,7 @@ class Server:
         call: float = CALL,
         receipts: str | Path | None = None,
     ):
+        self._credentials = credentials
         self.store = store or Store()
         self._waits = patience, call
         self._models: dict[str, _Model] = {}
@@ -94,7 +95,7 @@ class Server:
         self._receipts = None if receipts is None else Receipts(receipts, credentials, "S")
         self._serving = Serving(self._turns, self.store, self._receipts)
         try:
-            self._grpc, self.port = listen(address, credentials, self._welcome)
+            self._grpc, self.port = listen(address, lambda: self._credentials, self._welcome)
         except BaseException:
             self._keep_no_more()
             raise
@@ -131,6 +132,10 @@ class Server:
     def sessions(self) -> int:
         """How many sessions are open."""
         return len(self._sessions)
+
+    def renew(self, credentials: Credentials) -> None:
+        """New handshakes are made with these from now on; connections that are open go on."""
+        self._credentials = credentials
 
     def unready(self) -> str:
         """Why no sessions are taken on now; empty while they are."""
