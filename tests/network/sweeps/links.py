@@ -72,9 +72,12 @@ class Proxy:
             for one in ready:
                 self._accept() if one is self._server else self._read(one)
             for way in list(self._ways):
-                if way.target in room:
+                if way.target in room and way.queue:
                     self._write(way)
-            self.passed.write_text(f"{self._counts[True]} {self._counts[False]}") if self.mode == "none" else None
+            if self.mode == "none":
+                beside = self.passed.with_suffix(".part")
+                beside.write_text(f"{self._counts[True]} {self._counts[False]}")
+                beside.replace(self.passed)
 
     def _deaf(self, way: Way) -> bool:
         return way.failing and self.mode == "halfopen"
