@@ -105,9 +105,9 @@ def test_a_mask_that_is_used_twice_is_found(tmp_path):
     cases = {"fresh": [s + draw() for s in secret], "reused": [s + mask for s in secret], "again": [mask, mask]}
     for name, messages in cases.items():
         recorded(tmp_path / name / "alice", *messages)
-    assert across(tmp_path / "fresh", ["alice"]) == ""
-    assert "differ by what is not uniform" in across(tmp_path / "reused", ["alice"])
-    assert "the same in most bytes" in across(tmp_path / "again", ["alice"])
+    assert across(tmp_path / "fresh", ["alice"]) == set()
+    assert "differ by what is not uniform" in str(across(tmp_path / "reused", ["alice"]))
+    assert "the same in most bytes" in str(across(tmp_path / "again", ["alice"]))
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sweeps import inference, leaks
+from sweeps import inference
 from sweeps.links import MODES
 from sweeps.papers import IN_TIME, WHOLE, Federated
 from sweeps.sweep import Cases, Reference
@@ -132,7 +132,7 @@ def _then(world: Federated, reference: Reference, run: Path, row: dict[str, Any]
         yield from (f"{p.name} ended with {p.status} again: {p.last}" for p in again if p.status != 0)
     if differs := reference.differs(world, run):
         yield differs
-    if leak := leaks.across(run, list(world.paper.parties)):
+    if leak := reference.leaked(world, run):
         yield leak
 
 

@@ -180,16 +180,16 @@ class Whole:
             if star.running["alice"].wait(WHOLE) != 0:
                 raise RuntimeError(star.running["alice"].said + str(star.lines()))
             results = star.results()
-            why = star.audited()
+            why, view = star.audited(), leaks.seen(star.run, list(PARTIES))
             star.close()
             if why or any(line["result"] != results[0]["result"] or line["far"] > 1e-3 for line in results):
                 raise RuntimeError(why or "results differ")
             events = {name: (star.folder / f"{name}.events").read_text() for name in PARTIES}
-            path.write_text(json.dumps({"result": results[0]["result"], "events": events}))
+            path.write_text(json.dumps({"result": results[0]["result"], "events": events, "view": view}))
         for name in PARTIES:
             warm(star.folder / f"{name}.events.modules")
         said = json.loads(path.read_text())
-        self.result, self.events = said["result"], said["events"]
+        self.result, self.events, self.view = said["result"], said["events"], said["view"]
 
 
 def kills(star: Star, whole: Whole, cases: Cases, count: int, only: str = "") -> None:
@@ -238,5 +238,7 @@ def ended(star: Star, whole: Whole, at: float, victim: str = "none") -> dict[str
         why.append(f"{len(wrong)} wrong results, {wrong[0]['far']:.2g} off")
     if any("Traceback" in process.said for process in star.running.values()):
         why.append("a traceback")
-    why += [text for text in (star.audited(victim), leaks.across(star.run, list(PARTIES))) if text]
+    if strange := [e["text"] for e in errors if "own log says more" in e["text"] and "Error: at" in e["text"]]:
+        why.append(f"an error that is none of sectorch's: {strange[0]}")
+    why += filter(None, [star.audited(victim), leaks.beyond(whole.view, star.run, list(PARTIES))])
     return found | {"ok": not why, "why": "; ".join(why)}

@@ -87,6 +87,7 @@ class Reference:
         self.charges = world.charges(self.runs[0])
         self.seconds = min(float((run / "done").read_text()) for run in self.runs)
         names = world.paper.parties
+        self.view = leaks.seen(self.runs[0], list(names))
         self.events = {name: (self.runs[0] / name / "events").read_text() for name in names}
         self.events["server"] = (self.runs[0] / "server.events").read_text()
 
@@ -105,6 +106,11 @@ class Reference:
             if not self.charges.get(key, 0) <= charges.get(key, 0) <= self.charges.get(key, 0) + more
         ]
         return f"charged otherwise: {'; '.join(wrong[:3])}" if wrong else ""
+
+    def leaked(self, world: Federated, run: Path) -> str:
+        """What the run's traffic, of all attempts, tells somebody beyond an undisturbed one's; empty if nothing."""
+        names = list(world.paper.parties)
+        return leaks.beyond(self.view, run, names)
 
 
 def kills(world: Federated, reference: Reference, cases: Cases, count: int, only: str = "") -> None:
@@ -145,7 +151,7 @@ def _killed(world: Federated, reference: Reference, victim: str, among: str, num
             return row
         again = world.whole(run) if row["outcome"] != "went on" else []
         bad = [f"{p.name} ended with {p.status}: {p.last}" for p in again if p.status != 0]
-        why = "; ".join(bad) or reference.differs(world, run) or leaks.across(run, list(world.paper.parties))
+        why = "; ".join(bad) or reference.differs(world, run) or reference.leaked(world, run)
         return row | {"ok": not why, "why": why}
     finally:
         for process in parties.values():
