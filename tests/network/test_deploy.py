@@ -80,6 +80,16 @@ def parsed(command: list[str], monkeypatch) -> argparse.Namespace:
 
 
 COMMANDS_HERE = commands()
+
+
+def places(options: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
+    """The paths that options of these names have."""
+    values = (getattr(options, name, None) for name in names)
+    return [
+        str(one) for value in values if value is not None for one in (value if isinstance(value, list) else [value])
+    ]
+
+
 RUNNING = {where: command for where, command in COMMANDS_HERE.items() if command[0] in ("server", "answer")}
 
 
@@ -94,12 +104,8 @@ def test_every_command_line_is_understood_and_its_paths_have_a_place(where, monk
     options = parsed(COMMANDS_HERE[where], monkeypatch)
     if COMMANDS_HERE[where][0] not in ("server", "answer", "query"):
         return
-    for name in READ:
-        value = getattr(options, name, None)
-        assert value is None or str(value).startswith((FILES, "/models/")), f"{name} {value}"
-    for name in WRITTEN:
-        value = getattr(options, name, None)
-        assert value is None or str(value).startswith(STATE), f"{name} {value}"
+    assert [path for path in places(options, READ) if not path.startswith((FILES, "/models/"))] == []
+    assert [path for path in places(options, WRITTEN) if not path.startswith(STATE)] == []
     assert options.receipts is not None and options.store is not None, "an operator wants both"
 
 
@@ -156,8 +162,8 @@ def test_services_have_no_rights_and_their_own_files(name, tmp_path, monkeypatch
     (keys,) = (command for where, command in COMMANDS_HERE.items() if command[0] == "keys")
     assert run(keys) == 0
     options = parsed(service["command"], monkeypatch)
-    for path in (getattr(options, option, None) for option in READ):
-        if path is not None and Path(path).name not in ("model.safetensors", "inputs.npy"):
+    for path in places(options, READ):
+        if Path(path).name not in ("model.safetensors", "inputs.npy"):
             assert (tmp_path / "deploy" / "trial" / name / Path(path).name).exists(), path
 
 
@@ -221,8 +227,7 @@ def test_pods_have_no_rights_and_only_their_own_files(kind, monkeypatch):
     assert secret["defaultMode"] == 0o400 and {item["mode"] for item in secret["items"]} == {0o400}
     there = {FILES + item["path"] for item in secret["items"]} | {"/models/model.safetensors"}
     options = parsed(container["args"], monkeypatch)
-    named = {str(getattr(options, name)) for name in READ if getattr(options, name, None) is not None}
-    assert named <= there and str(options.cert).replace(".pem", "-identity.pem") in there
+    assert set(places(options, READ)) <= there and str(options.cert).replace(".pem", "-identity.pem") in there
     mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
     claimed = {claim["metadata"]["name"] for claim in stateful(kind)["spec"]["volumeClaimTemplates"]}
     assert {mount["name"] for mount in mounts.values()} == {*volumes, *claimed}
