@@ -83,6 +83,6 @@ GALLERY = [
             [Given("P1", **_ANY), Given("P2", **_ANY)], lambda x, y: x * y, ["P0 tells", "z"],
             options={"roles": THREE}),
     Exhibit("an average that shows one party", "published as each comes", latecomer, together,
-            [Given(h, **_ANY) for h in ("H1", "H2", "H3")], lambda x, y, z: x + y + z, ["C tells", "H3"],
-            options={"roles": SUM}),
+            [Given(h, **_ANY) for h in ("H1", "H2", "H3")], lambda x, y, z: x + y + z,
+            ["C tells", "masked_H1", "masked_H2"], options={"roles": SUM}),
 ]  # fmt: skip

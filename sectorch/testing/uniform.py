@@ -53,11 +53,19 @@ def told_apart(first: np.ndarray, second: np.ndarray) -> str:
     places = histogram(first), histogram(second)
     for i, (a, b) in enumerate(zip(*places, strict=True)):
         used = (a + b) > 0
-        if used.sum() > 1 and stats.chi2_contingency(np.stack([a, b])[:, used]).pvalue < P_VALUE:
+        if used.sum() > 1 and _contingency(np.stack([a, b])[:, used]) < P_VALUE:
             return f"byte {i} tells them apart"
         if used.sum() == 1 and a.sum() and b.sum() and int(a.argmax()) != int(b.argmax()):
             return f"byte {i} is another constant"
-    samples = (v[: 1 << 17].astype(np.float64) for v in (first, second))
-    if stats.ks_2samp(*samples, method="asymp").pvalue < P_VALUE:
+    if apart_in_size(first[: 1 << 17].astype(np.float64), second[: 1 << 17].astype(np.float64)) < P_VALUE:
         return "its size tells them apart"
     return ""
+
+
+def _contingency(counts: np.ndarray) -> float:
+    return float(np.asarray(stats.chi2_contingency(counts)[1]))
+
+
+def apart_in_size(first: np.ndarray, second: np.ndarray) -> float:
+    """The p-value of a two-sample Kolmogorov-Smirnov test."""
+    return float(np.asarray(stats.ks_2samp(first, second, method="asymp"))[1])

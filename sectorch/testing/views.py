@@ -18,10 +18,14 @@ from .uniform import SIGMAS, not_uniform, told_apart
 
 SAMPLES = 1 << 14
 """Elements of each message, at least, in all runs of one secret together."""
+MOST_RUNS = 128
+"""Runs of one secret, where each run is one experiment."""
 PAIRS = 4
 ALL_PLANES = 1500
 """Bits of a view up to which all planes are taken; of larger ones those in which carries do not hide relations."""
 LIMIT = 3000
+SPARE = 128
+"""Elements beyond the bits of a view: of so many fewer random bits some sum is constant with probability 2^-128."""
 MOST_SUMS = 200
 """Pairs of values whose sum and difference are looked at."""
 PRODUCTS = 40
@@ -54,7 +58,9 @@ class Views:
         self._random = np.random.default_rng((seed, 1))
         self._names = ["x"] if len(protocol.given) == 1 else [f"x{i}" for i in range(len(protocol.given))]
         self.tests = 0
-        self._runs = max(1, SAMPLES // protocol.n) if outcomes.elementwise else max(64, 2 * SAMPLES // protocol.n)
+        self._runs = (
+            max(1, SAMPLES // protocol.n) if outcomes.elementwise else min(MOST_RUNS, 2 * SAMPLES // protocol.n + 1)
+        )
         self._played: dict[Values, list[Played]] = {}
         self._pairs = {party.name: self._pairs_of(party.name) for party in protocol.parties}
 
@@ -67,8 +73,7 @@ class Views:
     def seconds_needed(self) -> float:
         """About so long `check` takes, by the runs that were made."""
         secrets = {values for pairs in self._pairs.values() for pair in pairs for values in pair}
-        each = self._outcomes.took / max(1, self._outcomes.runs)
-        return each * self._runs * len(secrets) * 2
+        return self._outcomes.took * self._runs * len(secrets) * 2
 
     @property
     def looked(self) -> tuple[str, str]:
@@ -261,9 +266,10 @@ class Views:
                 found.append(row)
                 names.append(said)
         order = sorted(range(len(found)), key=lambda i: plane_of(names[i]))
-        found, names = [found[i] for i in order][:LIMIT], [names[i] for i in order][:LIMIT]
+        most = min(LIMIT, max(0, self._protocol.n - SPARE))
+        found, names = [found[i] for i in order][:most], [names[i] for i in order][:most]
         if products:
-            if len(found) > PRODUCTS:
+            if len(found) > PRODUCTS or len(found) * (len(found) + 1) // 2 > most:
                 return np.empty((0, 0), np.uint8), []
             for i, j in itertools.combinations(range(len(names)), 2):
                 found.append(found[i] & found[j])
