@@ -25,6 +25,7 @@ from ..mpc.star.shares import Shares
 from ..session import Session
 
 SHARED = "shared"
+"""The party of an input of which A and S have half each."""
 _TYPES = {torch.int64: "int64", torch.int32: "int32", torch.uint8: "bytes"}
 REVEALED = "reveal"
 """The path of the message by which results in shares are opened; it is the test's own."""
