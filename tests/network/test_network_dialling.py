@@ -12,7 +12,7 @@ from network_world import described, until
 
 from sectorch import errors
 from sectorch.network import Server, connect
-from sectorch.network.commands.serve import keep_answering
+from sectorch.network.commands.everywhere import keep_answering
 from sectorch.network.parties.answer import Answering
 from sectorch.network.parties.stage import free_port
 from sectorch.network.wire.transport import refusal

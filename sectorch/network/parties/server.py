@@ -32,6 +32,7 @@ from ..wire.deadline import CALL
 from ..wire.link import Link
 from ..wire.transport import listen
 from ..wire.turns import Turns
+from .place import Place
 from .remote import parties
 from .said import join, reason, scheme_in, scheme_of, session_of
 from .serving import Model, Serving, Told, binding, part
@@ -67,6 +68,7 @@ class Server:
         patience: seconds without a word after which a party counts as hanging.
         call: seconds that one party may keep a call waiting in all, and one more for each MiB that it sends or takes.
         receipts: a file in which each query is signed for, with the credentials' identity key, before it is served.
+        place: which of several workers or replicas it is.
 
     Raises:
         ReceiptError, ReceiptsInUseError, IdentityError: receipts cannot be written there, or not signed.
@@ -81,7 +83,9 @@ class Server:
         patience: float | None = None,
         call: float = CALL,
         receipts: str | Path | None = None,
+        place: Place | None = None,
     ):
+        self._place = place or Place()
         self._credentials = credentials
         self.store = store or Store()
         self._waits = patience, call
@@ -95,7 +99,9 @@ class Server:
         self._receipts = None if receipts is None else Receipts(receipts, credentials, "S")
         self._serving = Serving(self._turns, self.store, self._receipts)
         try:
-            self._grpc, self.port = listen(address, lambda: self._credentials, self._welcome)
+            self._grpc, self.port = listen(
+                address, lambda: self._credentials, self._welcome, shared=self._place.workers > 1
+            )
         except BaseException:
             self._keep_no_more()
             raise
@@ -169,9 +175,10 @@ class Server:
             elif what == "open":
                 answer = self._open(link, request)
             elif what in ("meet", "unmeet", "done"):
+                self._place.check_first()
                 answer = getattr(self._meetings, what)(link, request)
             elif what == "hello":
-                answer = {}
+                answer = self._place.said()
             else:
                 answer = {"error": "FrameError", "text": "an unknown request"}
         except SectorchError as error:
@@ -204,6 +211,7 @@ class Server:
     def _open(self, link: Link, request: dict) -> dict:
         if self._turns.closed:
             raise BusyError(self._turns.closed)
+        self._place.check(link.peer)
         asked, resume = request.get("models"), request.get("resume")
         if not isinstance(asked, list) or not 0 < len(asked) <= MOST_MODELS:
             raise FrameError(f"a session has 1 to {MOST_MODELS} different models")

@@ -36,7 +36,6 @@ _SERVER = [
     *_KEEPALIVE,
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", 1),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 10_000),
@@ -57,10 +56,12 @@ def connections() -> int:
 
 
 def listen(
-    address: str, current: Callable[[], Credentials], welcome: Callable[[str, str], Link]
+    address: str, current: Callable[[], Credentials], welcome: Callable[[str, str], Link], shared: bool = False
 ) -> tuple[grpc.Server, int]:
     """Start serving. `current` gives the credentials of each new handshake. `welcome` is called with the name in each
     client's certificate and its fingerprint; one without a name is refused.
+
+    Others may listen there too where it is `shared`: each connection is somebody's.
 
     There are bounds on connections of all certificates, of one, and of those that show none; who comes beyond them is
     refused.
@@ -100,7 +101,7 @@ def listen(
         if isinstance(link.closed, FrameError):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"FrameError: {link.closed}"[:400])
 
-    options = [*_SERVER, ("grpc.max_allowed_incoming_connections", connections())]
+    options = [*_SERVER, ("grpc.so_reuseport", int(shared)), ("grpc.max_allowed_incoming_connections", connections())]
     server = grpc.server(ThreadPoolExecutor(STREAMS), options=options, maximum_concurrent_rpcs=STREAMS)
     method = grpc.stream_stream_rpc_method_handler(handle)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("sectorch.Star", {"Connect": method})])
