@@ -76,8 +76,8 @@ def _server(options: argparse.Namespace, given: list[str]) -> int:
         return supervise("server", options, given)
     in_worker(options)
     begin_log(options)
-    _few_arenas()
-    _many_files()
+    few_arenas()
+    many_files()
     if options.running < 1:
         raise ArgumentError(f"--running is at least 1, got {options.running}")
     waits = positive(options.patience), positive(options.call_limit, "--call-limit")
@@ -92,7 +92,7 @@ def _server(options: argparse.Namespace, given: list[str]) -> int:
         watching.begin(running, credentials, read_own)
         which = "" if options.worker is None else f"worker {options.worker}: "
         console.print(f"{which}listening on port {running.port}; Ctrl-C stops")
-        _until_stopped(running.wait, running.drain, running.stop, options.drain, watching.look)
+        until_stopped(running.wait, running.drain, running.stop, options.drain, watching.look)
     return 0
 
 
@@ -145,7 +145,7 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
             everywhere.close()
             party.close()
 
-        _until_stopped(everywhere.run, drain, stop, options.drain, watching.look)
+        until_stopped(everywhere.run, drain, stop, options.drain, watching.look)
 
 
 def _bytes(gigabytes: float) -> int:
@@ -154,13 +154,13 @@ def _bytes(gigabytes: float) -> int:
     return int(gigabytes * 1e9)
 
 
-def _few_arenas() -> None:
+def few_arenas() -> None:
     """Two malloc arenas: glibc's default of eight a core lets each session's thread keep freed memory of its own."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(-8, 2)  # M_ARENA_MAX
 
 
-def _many_files() -> None:
+def many_files() -> None:
     """As many file descriptors as the system lets this process have: each connection takes one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
@@ -171,7 +171,7 @@ class _Terminated(BaseException):
     """SIGTERM came."""
 
 
-def _until_stopped(
+def until_stopped(
     wait: Callable[[], None],
     drain: Callable[[float], bool],
     stop: Callable[[], None],

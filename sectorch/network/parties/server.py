@@ -174,9 +174,9 @@ class Server:
                 answer = {"models": self.models()}
             elif what == "open":
                 answer = self._open(link, request)
-            elif what in ("meet", "unmeet", "done"):
+            elif what in self._meetings.requests:
                 self._place.check_first()
-                answer = getattr(self._meetings, what)(link, request)
+                answer = self._meetings.requests[str(what)](link, request)
             elif what == "hello":
                 answer = self._place.said()
             else:
