@@ -110,7 +110,7 @@ def test_one_that_leaves_as_the_session_begins_is_heard_of_by_all():
     meetings.meet(north, asked())
     meetings.meet(south, asked())
     south.close(errors.PeerLostError("over"))
-    kinds = [frame.kind for data in south.outgoing() for frame in unpack(data)]
+    kinds = [frame.kind for frame in unpack(south.outbox.take() or b"")]
     assert Kind.CONTROL in kinds and kinds[-1] == Kind.ABORT
     assert not len(meetings) and not south.sessions and not south._onward
 

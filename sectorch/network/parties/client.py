@@ -27,8 +27,8 @@ from ..names import name_of, readable
 from ..receipts.receipts import Receipts
 from ..store.store import Store
 from ..wire.channel import again, relayed
+from ..wire.dial import dial, refusal
 from ..wire.link import Link
-from ..wire.transport import dial, refusal
 from .group import RemoteGroup
 from .query import RemoteModel
 
@@ -99,19 +99,19 @@ class Connection:
     def _dial(self) -> None:
         address, credentials, silence, patience = self._dialled
         ended, link = threading.Event(), Link(f"the server at {address}", self._request, silence)
-        self._channel = dial(address, credentials, link, patience, lambda: self._lost(ended))
+        self._stream = dial(address, credentials, link, patience, lambda: self._lost(ended))
         self.ended, self.link = ended, link
         try:  # a server that does not accept the certificate says so only now
             self._ask(link, {"do": "hello"}, patience)
         except NetworkError as error:
             self._hang_up()
-            raise refusal(address, str(error)) from None
+            raise refusal(address, error) from None
 
     def there(self) -> Link:
         """The link; a client dials again where it was lost. An answering party registers anew, and does so itself."""
         with self._dialling:
             if self.link.closed is not None and not self._left and self._on_serve is None:
-                self._channel.close()
+                self._stream.close()
                 self._dial()
                 log.warning("the server was away; connected again")
             return self.link
@@ -141,7 +141,7 @@ class Connection:
     def _hang_up(self) -> None:
         self.link.leave()
         self.ended.wait(CLOSING)
-        self._channel.close()
+        self._stream.close()
         self._lost(self.ended)
 
     def _lost(self, ended: threading.Event) -> None:

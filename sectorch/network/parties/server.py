@@ -32,7 +32,7 @@ from ..store.store import Store, fingerprint, version
 from ..wire.channel import Channel
 from ..wire.deadline import CALL
 from ..wire.link import Link
-from ..wire.transport import listen
+from ..wire.listen import Listener
 from ..wire.turns import Turns
 from .said import in_full, join, reason, scheme_in, scheme_of, session_of
 from .session import Part, PartySession, parties
@@ -97,10 +97,15 @@ class Server:
         self._meetings = Meetings()
         self._receipts = None if receipts is None else Receipts(receipts, credentials, "S")
         try:
-            self._grpc, self.port = listen(address, credentials, self._welcome)
+            self.listener = Listener(address, credentials, self._welcome)
         except BaseException:
             self._keep_no_more()
             raise
+
+    @property
+    def port(self) -> int:
+        """On which it listens."""
+        return self.listener.port
 
     def stop(self) -> None:
         """Stop serving; running sessions fail at the clients with a typed error."""
@@ -108,7 +113,7 @@ class Server:
             links = list(self._links)
         for link in links:
             link.close(PeerLostError("the server was stopped"))
-        self._grpc.stop(grace=0.5).wait(timeout=5)
+        self.listener.stop()
         join(self._threads)
         self.store.close()
         self._keep_no_more()
@@ -123,7 +128,7 @@ class Server:
 
     def wait(self) -> None:
         """Until stopped."""
-        self._grpc.wait_for_termination()
+        self.listener.wait()
 
     def models(self) -> list[str]:
         """Names of the answering parties that are connected."""
