@@ -52,6 +52,7 @@ BENCHMARKS: dict[str, str] = {
     "network": "network.py --nets lenet --batches 1 --repeats 3 --json {work}/figures.json",
     "network-floor": "floor.py --repeats 5",
     "network-many": "at_once.py --nets lenet cryptonets --queries 4 --clients 2",
+    "network-serve": "serve.py --clients 1 2 --cores 2 --seconds 2 --warm 1 --json {work}/figures.json",
     "network-soak": "soak.py --queries 20 --json {work}/figures.json",
     "ckks-linear": "ckks.py linear --repeats 1 --json {work}/figures.json",
     "ckks-cryptonets": "ckks.py cryptonets --repeats 1 --json {work}/figures.json",

@@ -35,6 +35,7 @@ from .options import (
     known_pins,
     positive,
 )
+from .watching import add_watch, watched
 
 RETRY = 2.0
 """Seconds between attempts of an answering party to reach the server again."""
@@ -62,6 +63,7 @@ def server(arguments: Sequence[str] | None = None) -> int:
     add_drain(p)
     add_log(p)
     add_receipts(p)
+    add_watch(p)
     return ended(p, arguments, _server)
 
 
@@ -71,12 +73,15 @@ def _server(options: argparse.Namespace, _: Console) -> None:
     _many_files()
     if options.running < 1:
         raise ArgumentError(f"--running is at least 1, got {options.running}")
-    kept = Store(options.store, options.store_key, _bytes(options.store_budget))
-    credentials = Credentials.read(options.cert, options.key, options.clients_ca, options.identity)
     waits = positive(options.patience), positive(options.call_limit, "--call-limit")
-    running = Server(options.listen, credentials, options.running, kept, *waits, receipts=options.receipts)
-    console.print(f"listening on port {running.port}; Ctrl-C stops")
-    _until_stopped(running.wait, running.drain, running.stop, options.drain)
+    read_own = lambda: Credentials.read(options.cert, options.key, options.clients_ca, options.identity)
+    credentials = read_own()
+    with watched(options) as watching:
+        kept = Store(options.store, options.store_key, _bytes(options.store_budget))
+        running = Server(options.listen, credentials, options.running, kept, *waits, receipts=options.receipts)
+        watching.begin(running, credentials, read_own)
+        console.print(f"listening on port {running.port}; Ctrl-C stops")
+        _until_stopped(running.wait, running.drain, running.stop, options.drain, watching.look)
 
 
 def answer(arguments: Sequence[str] | None = None) -> int:
@@ -98,30 +103,35 @@ def answer(arguments: Sequence[str] | None = None) -> int:
     add_drain(p)
     add_log(p)
     add_receipts(p)
+    add_watch(p)
     return ended(p, arguments, _answer)
 
 
 def _answer(options: argparse.Namespace, _: Console) -> None:
     begin_log(options)
-    (description, weights), name = read_model(options.model), options.name
-    credentials = Credentials.read(options.cert, options.key, options.ca, options.identity)
-    kept = Store(options.store, options.store_key, _bytes(options.store_budget))
-    known, patience = known_pins(options), positive(options.patience)
-    party = Answering(
-        options.server, credentials, description, weights, known, kept, patience, options.answer_unchecked,
-        options.receipts,
-    )  # fmt: skip
-    stopped = threading.Event()
+    with watched(options) as watching:
+        (description, weights), name = read_model(options.model), options.name
+        read_own = lambda: Credentials.read(options.cert, options.key, options.ca, options.identity)
+        credentials = read_own()
+        kept = Store(options.store, options.store_key, _bytes(options.store_budget))
+        known, patience = known_pins(options), positive(options.patience)
+        party = Answering(
+            options.server, credentials, description, weights, known, kept, patience, options.answer_unchecked,
+            options.receipts,
+        )  # fmt: skip
+        watching.begin(party, credentials, read_own)
+        stopped = threading.Event()
 
-    def drain(seconds: float) -> bool:
-        stopped.set()
-        return party.drain(seconds)
+        def drain(seconds: float) -> bool:
+            stopped.set()
+            return party.drain(seconds)
 
-    def stop() -> None:
-        stopped.set()
-        party.close()
+        def stop() -> None:
+            stopped.set()
+            party.close()
 
-    _until_stopped(lambda: keep_answering(party, name, stopped, options.server), drain, stop, options.drain)
+        going_on = lambda: keep_answering(party, name, stopped, options.server)
+        _until_stopped(going_on, drain, stop, options.drain, watching.look)
 
 
 def keep_answering(party: Answering, name: str, stopped: threading.Event, server: str, retry: float = RETRY) -> None:
@@ -170,16 +180,24 @@ class _Terminated(BaseException):
 
 
 def _until_stopped(
-    wait: Callable[[], None], drain: Callable[[float], bool], stop: Callable[[], None], seconds: float
+    wait: Callable[[], None],
+    drain: Callable[[float], bool],
+    stop: Callable[[], None],
+    seconds: float,
+    look: Callable[[], None] = lambda: None,
 ) -> None:
     """SIGTERM lets running calls end first, for so many seconds; Ctrl-C, or a second SIGTERM, does not. SIGHUP, as of
-    a terminal that is closed, changes nothing."""
+    a terminal that is closed, ends nothing; it has the files of the certificate looked at."""
+
+    def hung_up(*_: object) -> None:
+        console.print("SIGHUP: going on, and looking for a new certificate; SIGTERM stops")
+        look()
 
     def on(sign: signal.Signals, error: type[BaseException]) -> None:
         signal.signal(sign, lambda *_: (_ for _ in ()).throw(error()))
 
     on(signal.SIGTERM, _Terminated)
-    signal.signal(signal.SIGHUP, lambda *_: console.print("SIGHUP: going on; SIGTERM stops"))
+    signal.signal(signal.SIGHUP, hung_up)
     try:
         try:
             wait()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from ...choreography.program.together import Taking
 from ...choreography.run.frames import raw
 from ...errors import (
     FrameError,
@@ -31,10 +32,14 @@ from ..names import LONGEST, name_of, readable
 from ..receipts.receipts import Receipts
 from ..store.store import Store, fingerprint, version
 from ..wire.channel import Channel, again
+from ..wire.link import Link
 from ..wire.turns import Turns
 from .client import Connection
+from .joint import Joining, Joint
+from .known import Known
+from .remote import Part
 from .said import in_full, join, reason, scheme_of, session_of
-from .session import Part, PartySession
+from .session import PartySession
 
 log = logging.getLogger("sectorch.answer")
 SESSIONS = 128
@@ -76,6 +81,8 @@ class Answering:
         self._threads: list[threading.Thread] = []
         self._turns = Turns(SESSIONS, SESSIONS, SESSIONS)  # all run at once here: the server has them wait
         self._connection: Connection | None = None
+        self._programs, self._joint = Known(), Joint()
+        self._known: Link | None = None
         self.answered = 0
         self._receipts = None if receipts is None else Receipts(receipts, credentials, "A")
 
@@ -105,6 +112,7 @@ class Answering:
             )
         request = {"do": "register", "name": name, "description": self._description, "edition": self._edition}
         there = set(self.connection.ask(request)["sessions"])
+        self._known = self.connection.link
         for shelf in self.store.shelves():
             if shelf.session.hex() not in there or shelf.binding.get("edition") != self._edition:
                 shelf.drop()
@@ -113,6 +121,22 @@ class Answering:
         """Begin no more calls and sessions; whether those that run were done in that time."""
         why = f"'{self._credentials.name}' is stopping; ask again when it is back"
         return self._turns.drain(why, seconds)
+
+    def renew(self, credentials: Credentials) -> None:
+        """From now on, this party dials with these; the connection that there is goes on."""
+        self._credentials = credentials
+
+    def unready(self) -> str:
+        """Why nothing is answered now; empty while this party is registered with its server."""
+        there = self._known is not None and self._known.closed is None
+        return self._turns.closed or ("" if there else "not registered with the server")
+
+    def figures(self) -> dict[str, float]:
+        """What there is at this moment, by the names of `observe.metrics.GAUGES`."""
+        link = self._known
+        there = link is not None and link.closed is None
+        sessions = link.sessions if there and link is not None else 0
+        return {"sessions": sessions, "connections": there, **self._turns.figures(), **self.store.figures()}
 
     def _hang_up(self) -> None:
         if self._connection is not None:
@@ -154,8 +178,9 @@ class Answering:
                 session = session_of({"session": request["resume"]})
             party = self._party(session, channel, request)
             while (asked := channel.request()).get("do") != "close":
+                join = self._joins(party, asked)
                 with self._turns.turn(str(request.get("for")), channel.beat):
-                    stored = party.follow(asked)
+                    stored = party.follow(asked, join)
                 if stored is not None:
                     channel.tell(stored)
                 self.answered += asked.get("do") in ("predict", "aggregate")
@@ -173,6 +198,12 @@ class Answering:
                 party.close()
             if not request.get("lasting"):
                 self.store.forget(session)
+
+    def _joins(self, party: PartySession, asked: dict) -> Callable[[Taking], None] | None:
+        """How a call is taken that S takes with others; None of any other."""
+        if asked.get("joint") is None or party.joinable(asked) is None:
+            return None
+        return lambda taking: self._joint.take(Joining(taking), asked)
 
     def _party(self, session: bytes, channel: Channel, request: dict) -> PartySession:
         client, scheme = _client(request), scheme_of(request)
@@ -197,7 +228,7 @@ class Answering:
         return PartySession(
             A, session, {S: channel}, [Part(self._description, identities, self._weights)], scheme,
             lambda: self.store.shelf(session, binding()), place=place, of=of, fresh=resume is None,
-            facts=lambda: {**who(), **model}, receipts=self._receipts,
+            facts=lambda: {**who(), **model}, receipts=self._receipts, known=self._programs,
         )  # fmt: skip
 
 

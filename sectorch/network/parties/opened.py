@@ -14,13 +14,15 @@ from ...ring.scheme import check_limit
 from ...session import Q, S
 from ...tensor import Scheme, SharedTensor
 from ..identity.identity import PinnedIdentities, Pins, context
+from ..log import carried
 from ..names import name_of
 from ..receipts.receipts import Receipts
 from ..store.store import Shelf, Store, fingerprint, version
 from ..wire.channel import Channel
 from ..wire.link import Link
+from .remote import Part
 from .said import reason, scheme_in
-from .session import Part, PartySession
+from .session import PartySession
 
 
 @dataclass
@@ -125,7 +127,7 @@ def run(opened: Opened, what: str, inputs: Inputs, work: Callable[[], Any], **mo
         try:
             with opened.party.noted(what, inputs):
                 opened.channel.begin()
-                opened.channel.tell({"do": what, "program": number, "rows": rows, **more})
+                opened.channel.tell({"do": what, "program": number, "rows": rows, **more, **carried()})
                 opened.party.expect(inputs)
                 result = work()
         except RangeExceededError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +18,8 @@ from ...errors import (
     SectorchError,
     UnknownModelError,
 )
-from ...mpc.star.seed import Identities
 from ...nn.program import load_program
-from ...session import Q, S
+from ...session import Q
 from ...tensor import Scheme
 from ..federation.meetings import Meetings
 from ..identity.certificates import Credentials
@@ -34,8 +32,9 @@ from ..wire.deadline import CALL
 from ..wire.link import Link
 from ..wire.listen import Listener
 from ..wire.turns import Turns
-from .said import in_full, join, reason, scheme_in, scheme_of, session_of
-from .session import Part, PartySession, parties
+from .remote import parties
+from .said import join, reason, scheme_in, scheme_of, session_of
+from .serving import Model, Serving, Told, binding, part
 
 log = logging.getLogger("sectorch.server")
 RUNNING = 2
@@ -45,16 +44,13 @@ SESSIONS, SESSIONS_EACH = 128, 32
 WEIGHT_MEMORY = 2 << 30
 """Bytes of masked weights that open sessions may hold together."""
 MOST_MODELS = 64
-BEAT = 5.0
 
 
 @dataclass
-class _Model:
+class _Model(Model):
     """An answering party that is connected."""
 
     link: Link
-    description: dict
-    edition: str
 
     @property
     def weight_bytes(self) -> int:
@@ -96,6 +92,7 @@ class Server:
         self._turns = Turns(running)
         self._meetings = Meetings()
         self._receipts = None if receipts is None else Receipts(receipts, credentials, "S")
+        self._serving = Serving(self._turns, self.store, self._receipts)
         try:
             self.listener = Listener(address, credentials, self._welcome)
         except BaseException:
@@ -140,6 +137,28 @@ class Server:
         """How many sessions are open."""
         return len(self._sessions)
 
+    def renew(self, credentials: Credentials) -> None:
+        """New handshakes are made with these from now on; connections that are open go on.
+
+        Raises:
+            IdentityError: they cannot be used; those before stay.
+        """
+        self.listener.use(credentials)
+
+    def unready(self) -> str:
+        """Why no sessions are taken on now; empty while they are."""
+        return self._turns.closed
+
+    def figures(self) -> dict[str, float]:
+        """What there is at this moment, by the names of `observe.metrics.GAUGES`."""
+        with self._lock:
+            weights = sum(size for _, size in self._sessions.values())
+            open_ = sum(link.closed is None for link in self._links)
+        return {
+            "sessions": self.sessions, "connections": open_, "models": len(self.models()),
+            "masked_weight_bytes": weights, **self._turns.figures(), **self.store.figures(),
+        }  # fmt: skip
+
     def _welcome(self, name: str, certificate: str) -> Link:
         link = Link(name, self._request, *self._waits, certificate=certificate)
         with self._lock:
@@ -180,7 +199,7 @@ class Server:
             held = self._models.get(name)
             if held is not None and held.link.closed is None and held.link is not link:
                 raise BusyError(f"'{name}' is answering already")
-            self._models[name] = _Model(link, description, edition)
+            self._models[name] = _Model(description, edition, link)
         kept = self.store.shelves(model=name)
         current = {"edition": edition, "fingerprint": fingerprint(description)}
         for shelf in kept:
@@ -228,11 +247,12 @@ class Server:
                 serve = {"do": "serve", "session": wire.hex(), "for": link.peer, "place": place, "of": len(models)}
                 channels[party].link.tell({**serve, "edition": model.edition, **shared})
         except BaseException as error:
-            self._part(channels, reason(error, "the server"))
+            part(channels, reason(error, "the server"))
             with self._lock:
                 self._sessions.pop(wire, None)
             raise
-        run = (session, channels, names, models, scheme, request)
+        told = Told(session, link.peer, link.certificate, names, list(models), scheme, request)
+        run = (told, channels)
         thread = threading.Thread(target=self._serve, args=run, daemon=True, name=f"session of {link.peer}")
         thread.start()
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
@@ -260,95 +280,18 @@ class Server:
                 raise BusyError(f"open sessions hold {held >> 20} MiB of masked weights; ask again later")
             self._sessions[wire] = client, weight_bytes
 
-    def _binding(self, client: str, name: str, model: _Model, scheme: Scheme) -> dict:
-        return {
-            "client": client, "model": name, "fingerprint": fingerprint(model.description), "edition": model.edition,
-            "scheme": repr(scheme),
-        }  # fmt: skip
-
     def _kept(self, link: Link, request: dict, name: str, model: _Model, scheme: Scheme) -> bytes:
         """The session whose material Q wants to use, if it is its own, of this model, and still here."""
         session = session_of({"session": request.get("resume")})
         shelf = self.store.shelf(session)
-        if shelf.binding != self._binding(link.peer, name, model, scheme):
+        if shelf.binding != binding(link.peer, name, model, scheme):
             raise MaterialError("that material was prepared for another client, model or number format; prepare again")
         shelf.keep(request.get("calls"))
         return session
 
-    def _serve(self, session, channels, names, models, scheme, request) -> None:
-        """S's side of one session, to its end."""
-        fresh, said, party = request.get("resume") is None, "that session is over", None
+    def _serve(self, told: Told, channels: dict[Party, Channel]) -> None:
         try:
-            identities = Identities({"Q": channels[Q].link.peer, "A": ""})
-            binding = self._binding(channels[Q].link.peer, names[0], models[0], scheme)
-            facts = {
-                "client": channels[Q].link.peer, "certificate": channels[Q].link.certificate, "model": ",".join(names),
-                "version": ",".join(version(model.description, model.edition) for model in models),
-            }  # fmt: skip
-            party = PartySession(
-                S, session, channels, [Part(model.description, identities) for model in models], scheme,
-                lambda: self.store.shelf(session, binding), of=len(models), fresh=fresh, alive=_beats(channels),
-                facts=lambda: facts, receipts=self._receipts,
-            )  # fmt: skip
-            if not fresh:
-                self._ready(session, channels)
-            while (asked := channels[Q].request()).get("do") != "close":
-                with self._turns.turn(channels[Q].link.peer, channels[Q].beat):
-                    self._call(party, channels, asked)
-            for channel in _answering(channels):
-                channel.tell(asked)
-        except Exception as error:
-            said = reason(error, "the server")
-            write(log, "session ended", client=channels[Q].link.peer, why=in_full(error))
-            log.debug("in detail", exc_info=error)
+            self._serving.serve(told, channels)
         finally:
-            self._part(channels, said)
-            if party is not None:
-                party.close()
-            if not request.get("lasting"):
-                self.store.forget(session)
             with self._lock:
                 self._sessions.pop(channels[Q].session, None)
-
-    def _call(self, party: PartySession, channels: dict[Party, Channel], asked: dict) -> None:
-        for channel in _answering(channels):
-            channel.tell(asked)
-        stored = party.follow(asked)
-        if stored is not None:
-            theirs = [channel.request(channel.deadline.silence) for channel in _answering(channels)]
-            rooms = [int(t.get("room", 0)) // max(1, int(t.get("bytes", 1))) for t in (stored, *theirs)]
-            channels[Q].tell({**stored, "more": min(rooms)})
-
-    def _ready(self, session: bytes, channels: dict[Party, Channel]) -> None:
-        """Whether the answering party still has its half of the material."""
-        try:
-            for channel in _answering(channels):
-                channel.request(channel.deadline.silence)
-        except MaterialError:
-            self.store.shelf(session).drop()
-            raise
-        channels[Q].tell({"do": "ready"})
-
-    @staticmethod
-    def _part(channels: dict[Party, Channel], said: str) -> None:
-        for channel in channels.values():
-            channel.close()
-            channel.abort(said)
-
-
-def _answering(channels: dict[Party, Channel]) -> list[Channel]:
-    return [channel for party, channel in channels.items() if party.role == "A"]
-
-
-def _beats(channels: dict[Party, Channel]):
-    """Called often: tells the clients now and then that S is alive, though it waits for another one."""
-    last = time.monotonic()
-
-    def alive() -> None:
-        nonlocal last
-        if time.monotonic() - last > BEAT:
-            last = time.monotonic()
-            for channel in channels.values():
-                channel.beat()
-
-    return alive

@@ -126,7 +126,7 @@ class Link:
         except SectorchError:
             return
 
-    def pump(self, incoming: Iterable[bytes]) -> None:
+    def pump(self, incoming: Iterable[bytes | memoryview]) -> None:
         """Sort what comes until it ends; then every session of the link fails with the reason.
 
         After `leave`, what comes is dropped until the peer ends the connection.

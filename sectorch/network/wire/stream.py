@@ -169,7 +169,7 @@ class Stream:
                         at = end
                     elif _HEAD.size + size > SMALL:
                         # Memory that is not touched before something comes for it.
-                        large = memoryview(np.empty(size, np.uint8))
+                        large = np.empty(size, np.uint8).data
                         done = have - at - _HEAD.size
                         large[:done] = plain[at + _HEAD.size : have]
                         at = have

@@ -134,8 +134,8 @@ _WRONG = {
     _ADDRESS: "the {}'s certificate is for another host name",
 }
 _ALERTS = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED", "DECRYPT_ERROR")
-"""What the other side's alerts have in their names where it does not accept this party's certificate; the last one where
-a CA of the right name has not signed it."""
+"""What the other side's alerts have in their names where it does not accept this party's certificate; the last one
+where a CA of the right name has not signed it."""
 
 
 def why(error: ssl.SSLError, other: str = "server") -> NetworkError:

@@ -1,0 +1,181 @@
+"""S's side of one session, to its end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...choreography import Party
+from ...choreography.program.part import part_of
+from ...choreography.program.together import Taking
+from ...errors import MaterialError
+from ...mpc.star.seed import Identities
+from ...session import Q, S
+from ...tensor import Scheme
+from ..log import write
+from ..receipts.receipts import Receipts
+from ..store.store import Store, fingerprint, version
+from ..wire.channel import Channel
+from ..wire.turns import Turns
+from .joint import Gathering, Joining
+from .known import Known
+from .remote import Part
+from .said import in_full, reason
+from .session import PartySession
+
+log = logging.getLogger("sectorch.server")
+BEAT = 5.0
+
+
+@dataclass
+class Model:
+    """What an answering party said of its model."""
+
+    description: dict
+    edition: str
+
+
+@dataclass
+class Told:
+    """What a session is about, as it was opened.
+
+    Attributes:
+        session: its name, by which its material is known. client: who asks. certificate: its fingerprint.
+        names, models: of the answering parties, in their order.
+        request: Q's.
+    """
+
+    session: bytes
+    client: str
+    certificate: str
+    names: list[str]
+    models: Sequence[Model]
+    scheme: Scheme
+    request: dict[str, Any]
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """For the log's line of each query."""
+        versions = ",".join(version(model.description, model.edition) for model in self.models)
+        names = ",".join(self.names)
+        return {"client": self.client, "certificate": self.certificate, "model": names, "version": versions}
+
+
+def binding(client: str, name: str, model: Model, scheme: Scheme) -> dict:
+    """Whose material it is."""
+    return {
+        "client": client, "model": name, "fingerprint": fingerprint(model.description), "edition": model.edition,
+        "scheme": repr(scheme),
+    }  # fmt: skip
+
+
+class Serving:
+    """The sessions of one process of S's.
+
+    Args:
+        turns: of the calls. store: of prepared material. receipts: if any are kept.
+    """
+
+    def __init__(self, turns: Turns, store: Store, receipts: Receipts | None):
+        self._turns, self._store, self._receipts = turns, store, receipts
+        self._known, self._gathering = Known(), Gathering(turns)
+
+    def serve(self, told: Told, channels: dict[Party, Channel]) -> None:
+        """One session."""
+        request, session = told.request, told.session
+        fresh, said, party = request.get("resume") is None, "that session is over", None
+        try:
+            identities = Identities({"Q": told.client, "A": ""})
+            bound, facts = binding(told.client, told.names[0], told.models[0], told.scheme), told.facts
+            party = PartySession(
+                S, session, channels, [Part(model.description, identities) for model in told.models], told.scheme,
+                lambda: self._store.shelf(session, bound), of=len(told.models), fresh=fresh, alive=beats(channels),
+                facts=lambda: facts, receipts=self._receipts, known=self._known,
+            )  # fmt: skip
+            if not fresh:
+                self._ready(session, channels)
+            while (asked := channels[Q].request()).get("do") != "close":
+                self._ask(party, told.client, channels, asked)
+            for channel in answering(channels):
+                channel.tell(asked)
+        except Exception as error:
+            said = reason(error, "the server")
+            write(log, "session ended", client=told.client, why=in_full(error))
+            log.debug("in detail", exc_info=error)
+        finally:
+            part(channels, said)
+            if party is not None:
+                party.close()
+            if not request.get("lasting"):
+                self._store.forget(session)
+
+    def _ask(self, party: PartySession, client: str, channels: dict[Party, Channel], asked: dict) -> None:
+        """What is asked, with the calls of other sessions where that can be, and else in a turn of its own."""
+        program = party.joinable(asked)
+        part = None if program is None else part_of(program, frozenset({S}))
+        room = None if part is None else self._gathering.room(part, Q)
+        if room is None:
+            with self._turns.turn(client, channels[Q].beat):
+                self._call(party, channels, asked)
+            return
+
+        def begin(others: dict) -> None:
+            for channel in answering(channels):
+                channel.tell({**asked, **others})
+
+        def join(taking: Taking) -> None:
+            taking.receive()
+            self._gathering.take(Joining(taking, begin), client, channels[Q].beat)
+
+        try:
+            party.follow(asked, join, {Q: room})
+        finally:
+            self._gathering.leave(room)
+
+    def _call(self, party: PartySession, channels: dict[Party, Channel], asked: dict) -> None:
+        for channel in answering(channels):
+            channel.tell(asked)
+        stored = party.follow(asked)
+        if stored is not None:
+            theirs = [channel.request(channel.deadline.silence) for channel in answering(channels)]
+            rooms = [int(t.get("room", 0)) // max(1, int(t.get("bytes", 1))) for t in (stored, *theirs)]
+            channels[Q].tell({**stored, "more": min(rooms)})
+
+    def _ready(self, session: bytes, channels: dict[Party, Channel]) -> None:
+        """Whether the answering party still has its half of the material."""
+        try:
+            for channel in answering(channels):
+                channel.request(channel.deadline.silence)
+        except MaterialError:
+            self._store.shelf(session).drop()
+            raise
+        channels[Q].tell({"do": "ready"})
+
+
+def answering(channels: dict[Party, Channel]) -> list[Channel]:
+    """The channels to answering parties."""
+    return [channel for party, channel in channels.items() if party.role == "A"]
+
+
+def part(channels: dict[Party, Channel], said: str) -> None:
+    """Close all channels of a session, and tell their other ends why."""
+    for channel in channels.values():
+        channel.close()
+        channel.abort(said)
+
+
+def beats(channels: dict[Party, Channel]) -> Callable[[], None]:
+    """Called often: tells the clients now and then that S is alive, though it waits for another one."""
+    last = time.monotonic()
+
+    def alive() -> None:
+        nonlocal last
+        if time.monotonic() - last > BEAT:
+            last = time.monotonic()
+            for channel in channels.values():
+                channel.beat()
+
+    return alive
