@@ -26,6 +26,8 @@ from .tls import Tls, why
 
 PING = 1.0
 SILENT = 4
+WAIT = struct.pack("ll", 1, 0)
+"""`PING` as a socket takes it: a read that waits gives up after it."""
 LARGEST = 8 << 20
 """Bytes of frames that go together at most."""
 SMALL = 32 << 10
@@ -60,7 +62,7 @@ class Stream:
         self._written = threading.Event()
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(PING), 0))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, WAIT)
 
     def start(self) -> None:
         """Carry the link, in threads of its own."""
