@@ -89,7 +89,7 @@ def test_the_limit_of_file_descriptors_is_raised_and_leaves_some(monkeypatch):
     set_to = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 20_000))
     monkeypatch.setattr(resource, "setrlimit", lambda _, to: set_to.append(to))
-    serve._many_files()
+    serve.many_files()
     assert set_to == [(20_000, 20_000)]
     assert listen.connections() == 1024 - listen.RESERVED
     monkeypatch.setattr(resource, "getrlimit", lambda _: (20_000, 20_000))

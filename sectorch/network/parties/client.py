@@ -31,6 +31,7 @@ from ..wire.dial import dial, refusal
 from ..wire.link import Link
 from .group import RemoteGroup
 from .query import RemoteModel
+from .said import load
 
 log = logging.getLogger("sectorch.client")
 CLOSING = 3.0
@@ -98,6 +99,7 @@ class Connection:
 
     def _dial(self) -> None:
         address, credentials, silence, patience = self._dialled
+        load()
         ended, link = threading.Event(), Link(f"the server at {address}", self._request, silence)
         self._stream = dial(address, credentials, link, patience, lambda: self._lost(ended))
         self.ended, self.link = ended, link

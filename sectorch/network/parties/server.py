@@ -33,7 +33,7 @@ from ..wire.link import Link
 from ..wire.listen import Listener
 from ..wire.turns import Turns
 from .remote import parties
-from .said import join, reason, scheme_in, scheme_of, session_of
+from .said import join, load, reason, scheme_in, scheme_of, session_of
 from .serving import Model, Serving, Told, binding, part
 
 log = logging.getLogger("sectorch.server")
@@ -82,6 +82,7 @@ class Server:
         call: float = CALL,
         receipts: str | Path | None = None,
     ):
+        load()
         self.store = store or Store()
         self._waits = patience, call
         self._models: dict[str, _Model] = {}

@@ -24,9 +24,9 @@ from ...errors import FrameError, PeerLostError, SectorchError
 from .link import Link
 from .tls import Tls, why
 
-PING = 1.0
-SILENT = 4
-WAIT = struct.pack("ll", 1, 0)
+PING = 0.9
+SILENT = 5
+WAIT = struct.pack("ll", 0, 900_000)
 """`PING` as a socket takes it: a read that waits gives up after it."""
 LARGEST = 8 << 20
 """Bytes of frames that go together at most."""
