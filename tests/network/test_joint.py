@@ -118,7 +118,7 @@ def test_who_leaves_while_calls_wait_is_left_out(world, remotes, expected, group
     held, wrong = Held(world), {}
     found, threads = asked(remotes, wrong)
     assert held.ready(CLIENTS)
-    remotes[2].connection._channel.close()
+    remotes[2].connection._stream.close()
     assert until(lambda: 2 in wrong, 30)
     held.go()
     finished(threads)

@@ -28,11 +28,12 @@ from ..names import name_of, readable, worker_of
 from ..receipts.receipts import Receipts
 from ..store.store import Store
 from ..wire.channel import again, relayed
+from ..wire.dial import dial, refusal
 from ..wire.link import Link
-from ..wire.transport import dial, refusal
 from .group import RemoteGroup
 from .place import Place
 from .query import RemoteModel
+from .said import load
 
 log = logging.getLogger("sectorch.client")
 REACHING = 10.0
@@ -119,14 +120,15 @@ class Connection:
     def _dial_once(self) -> bool:
         """Whether it is that worker."""
         address, credentials, silence, patience = self._dialled
+        load()
         ended, link = threading.Event(), Link(f"the server at {address}", self._request, silence)
-        self._channel = dial(address, credentials, link, patience, lambda: self._lost(ended))
+        self._stream = dial(address, credentials, link, patience, lambda: self._lost(ended))
         self.ended, self.link = ended, link
         try:  # a server that does not accept the certificate says so only now
             self.place = Place.read(self._ask(link, {"do": "hello"}, patience))
         except NetworkError as error:
             self._hang_up()
-            raise refusal(address, str(error)) from None
+            raise refusal(address, error) from None
         if self.place.worker != self._wanted(self.place) < self.place.workers:
             self._hang_up()
             return False
@@ -136,7 +138,7 @@ class Connection:
         """The link; a client dials again where it was lost. An answering party registers anew, and does so itself."""
         with self._dialling:
             if self.link.closed is not None and not self._left and self._on_serve is None:
-                self._channel.close()
+                self._stream.close()
                 self._dial()
                 log.warning("the server was away; connected again")
             return self.link
@@ -166,7 +168,7 @@ class Connection:
     def _hang_up(self) -> None:
         self.link.leave()
         self.ended.wait(CLOSING)
-        self._channel.close()
+        self._stream.close()
         self._lost(self.ended)
 
     def _lost(self, ended: threading.Event) -> None:

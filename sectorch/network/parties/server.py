@@ -30,11 +30,11 @@ from ..store.store import Store, fingerprint, version
 from ..wire.channel import Channel
 from ..wire.deadline import CALL
 from ..wire.link import Link
-from ..wire.transport import listen
+from ..wire.listen import Listener
 from ..wire.turns import Turns
 from .place import Place
 from .remote import parties
-from .said import join, reason, scheme_in, scheme_of, session_of
+from .said import join, load, reason, scheme_in, scheme_of, session_of
 from .serving import Model, Serving, Told, binding, part
 
 log = logging.getLogger("sectorch.server")
@@ -85,8 +85,8 @@ class Server:
         receipts: str | Path | None = None,
         place: Place | None = None,
     ):
+        load()
         self._place = place or Place()
-        self._credentials = credentials
         self.store = store or Store()
         self._waits = patience, call
         self._models: dict[str, _Model] = {}
@@ -99,12 +99,15 @@ class Server:
         self._receipts = None if receipts is None else Receipts(receipts, credentials, "S")
         self._serving = Serving(self._turns, self.store, self._receipts)
         try:
-            self._grpc, self.port = listen(
-                address, lambda: self._credentials, self._welcome, shared=self._place.workers > 1
-            )
+            self.listener = Listener(address, credentials, self._welcome, shared=self._place.workers > 1)
         except BaseException:
             self._keep_no_more()
             raise
+
+    @property
+    def port(self) -> int:
+        """On which it listens."""
+        return self.listener.port
 
     def stop(self) -> None:
         """Stop serving; running sessions fail at the clients with a typed error."""
@@ -112,7 +115,7 @@ class Server:
             links = list(self._links)
         for link in links:
             link.close(PeerLostError("the server was stopped"))
-        self._grpc.stop(grace=0.5).wait(timeout=5)
+        self.listener.stop()
         join(self._threads)
         self.store.close()
         self._keep_no_more()
@@ -127,7 +130,7 @@ class Server:
 
     def wait(self) -> None:
         """Until stopped."""
-        self._grpc.wait_for_termination()
+        self.listener.wait()
 
     def models(self) -> list[str]:
         """Names of the answering parties that are connected."""
@@ -140,8 +143,12 @@ class Server:
         return len(self._sessions)
 
     def renew(self, credentials: Credentials) -> None:
-        """New handshakes are made with these from now on; connections that are open go on."""
-        self._credentials = credentials
+        """New handshakes are made with these from now on; connections that are open go on.
+
+        Raises:
+            IdentityError: they cannot be used; those before stay.
+        """
+        self.listener.use(credentials)
 
     def unready(self) -> str:
         """Why no sessions are taken on now; empty while they are."""
