@@ -6,6 +6,7 @@ import hashlib
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ from ...nn.program import load_program
 from ...session import A, S
 from ..identity.certificates import Credentials
 from ..identity.identity import PinnedIdentities, Pins, context
+from ..limits.quotas import Quotas
 from ..log import write
 from ..names import LONGEST, name_of, readable
 from ..receipts.receipts import Receipts
@@ -48,8 +50,10 @@ class Answering:
         store: where prepared material is kept; a temporary one unless given.
         unchecked: whether questions with range_check=False are answered too.
         receipts: a file in which each query is signed for before it is answered.
+        limits: a file of what each client may ask (`limits.file`).
 
     Raises:
+        ArgumentError: that is no file of limits. QuotaFileError: what is used of them cannot be kept.
         ReceiptError, ReceiptsInUseError, IdentityError: receipts cannot be written there, or not signed.
     """
 
@@ -64,6 +68,7 @@ class Answering:
         patience: float | None = None,
         unchecked: bool = False,
         receipts: str | Path | None = None,
+        limits: str | Path | None = None,
     ):
         load_program(description, weights)
         self._address, self._credentials, self._patience = address, credentials, patience
@@ -78,6 +83,11 @@ class Answering:
         self._connection: Connection | None = None
         self.answered = 0
         self._receipts = None if receipts is None else Receipts(receipts, credentials, "A")
+        try:
+            self._quotas = None if limits is None else Quotas(limits, credentials.name, "A")
+        except BaseException:
+            self._keep_no_more()
+            raise
 
     @property
     def connection(self) -> Connection:
@@ -122,6 +132,11 @@ class Answering:
         self._hang_up()
         join(self._threads)
         self.store.close()
+        if self._quotas is not None:
+            self._quotas.close()
+        self._keep_no_more()
+
+    def _keep_no_more(self) -> None:
         if self._receipts is not None:
             self._receipts.close()
 
@@ -153,9 +168,13 @@ class Answering:
             if request.get("resume") is not None:
                 session = session_of({"session": request["resume"]})
             party = self._party(session, channel, request)
+            if self._quotas is not None:
+                who = party.who
+                self._quotas.session(who["client"], who["key"], [who["model"]])
             while (asked := channel.request()).get("do") != "close":
                 with self._turns.turn(str(request.get("for")), channel.beat):
-                    stored = party.follow(asked)
+                    with self._charged(party, channel, asked):
+                        stored = party.follow(asked)
                 if stored is not None:
                     channel.tell(stored)
                 self.answered += asked.get("do") in ("predict", "aggregate")
@@ -173,6 +192,12 @@ class Answering:
                 party.close()
             if not request.get("lasting"):
                 self.store.forget(session)
+
+    def _charged(self, party: PartySession, channel: Channel, asked: dict) -> AbstractContextManager[None]:
+        if self._quotas is None:
+            return nullcontext()
+        rows, who = party.asked(asked).rows, party.who
+        return self._quotas.query(asked, rows, who["client"], who["key"], [who["model"]], [channel], [channel])
 
     def _party(self, session: bytes, channel: Channel, request: dict) -> PartySession:
         client, scheme = _client(request), scheme_of(request)
@@ -225,6 +250,7 @@ def answer(
     patience: float | None = None,
     unchecked: bool = False,
     receipts: str | Path | None = None,
+    limits: str | Path | None = None,
 ) -> Answering:
     """Answer queries with `model`.
 
@@ -232,7 +258,7 @@ def answer(
         model: in evaluation mode: whatever `sectorch.secure` takes, or what torch.export made of it.
         inputs: what it is called with; see `save_model`.
         name: the certificate's common name, which is the default.
-        pins, store, unchecked, receipts: see `Answering`.
+        pins, store, unchecked, receipts, limits: see `Answering`.
         patience: seconds without a word after which a party counts as hanging; 60 unless named.
 
     Raises:
@@ -242,7 +268,7 @@ def answer(
     """
     name = name_of(name or credentials.name, "an answering party's name")  # before a recording, which takes its time
     description, weights = describe(model, inputs)
-    running = Answering(address, credentials, description, weights, pins, store, patience, unchecked, receipts)
+    running = Answering(address, credentials, description, weights, pins, store, patience, unchecked, receipts, limits)
     try:
         running.register(name)
     except BaseException:

@@ -23,6 +23,7 @@ from ...session import Q
 from ...tensor import Scheme
 from ..federation.meetings import Meetings
 from ..identity.certificates import Credentials
+from ..limits.quotas import Quotas
 from ..log import write
 from ..names import name_of
 from ..receipts.receipts import Receipts
@@ -67,8 +68,10 @@ class Server:
         patience: seconds without a word after which a party counts as hanging.
         call: seconds that one party may keep a call waiting in all, and one more for each MiB that it sends or takes.
         receipts: a file in which each query is signed for, with the credentials' identity key, before it is served.
+        limits: a file of what each client may ask (`limits.file`).
 
     Raises:
+        ArgumentError: that is no file of limits. QuotaFileError: what is used of them cannot be kept.
         ReceiptError, ReceiptsInUseError, IdentityError: receipts cannot be written there, or not signed.
     """
 
@@ -81,6 +84,7 @@ class Server:
         patience: float | None = None,
         call: float = CALL,
         receipts: str | Path | None = None,
+        limits: str | Path | None = None,
     ):
         self.store = store or Store()
         self._waits = patience, call
@@ -92,8 +96,10 @@ class Server:
         self._turns = Turns(running)
         self._meetings = Meetings()
         self._receipts = None if receipts is None else Receipts(receipts, credentials, "S")
-        self._serving = Serving(self._turns, self.store, self._receipts)
+        self._quotas: Quotas | None = None
         try:
+            self._quotas = None if limits is None else Quotas(limits, credentials.called, "S")
+            self._serving = Serving(self._turns, self.store, self._receipts, self._quotas)
             self._grpc, self.port = listen(address, credentials, self._welcome)
         except BaseException:
             self._keep_no_more()
@@ -113,6 +119,8 @@ class Server:
     def _keep_no_more(self) -> None:
         if self._receipts is not None:
             self._receipts.close()
+        if self._quotas is not None:
+            self._quotas.close()
 
     def drain(self, seconds: float) -> bool:
         """Begin no more calls and sessions; whether those that run were done in that time."""
@@ -207,6 +215,8 @@ class Server:
         session = wire if resume is None else self._kept(link, request, names[0], models[0], scheme)
         if link.peer in names:
             raise FrameError("a party cannot ask its own model: the model would be its own to run")
+        if self._quotas is not None:
+            self._quotas.session(link.peer, "", names)
         self._admit(wire, link.peer, sum(model.weight_bytes for model in models))
         answering = parties(len(models))
         channels: dict[Party, Channel] = {}

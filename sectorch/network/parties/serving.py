@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from ...errors import MaterialError
 from ...mpc.star.seed import Identities
 from ...session import Q, S
 from ...tensor import Scheme
+from ..limits.quotas import Quotas
 from ..log import write
 from ..receipts.receipts import Receipts
 from ..store.store import Store, fingerprint, version
@@ -71,11 +73,11 @@ class Serving:
     """The sessions of one process of S's.
 
     Args:
-        turns: of the calls. store: of prepared material. receipts: if any are kept.
+        turns: of the calls. store: of prepared material. receipts, quotas: if any are kept.
     """
 
-    def __init__(self, turns: Turns, store: Store, receipts: Receipts | None):
-        self._turns, self._store, self._receipts = turns, store, receipts
+    def __init__(self, turns: Turns, store: Store, receipts: Receipts | None, quotas: Quotas | None = None):
+        self._turns, self._store, self._receipts, self._quotas = turns, store, receipts, quotas
 
     def serve(self, told: Told, channels: dict[Party, Channel]) -> None:
         """One session."""
@@ -93,7 +95,8 @@ class Serving:
                 self._ready(session, channels)
             while (asked := channels[Q].request()).get("do") != "close":
                 with self._turns.turn(told.client, channels[Q].beat):
-                    self._call(party, channels, asked)
+                    with self._charged(told, party, channels, asked):
+                        self._call(party, channels, asked)
             for channel in answering(channels):
                 channel.tell(asked)
         except Exception as error:
@@ -115,6 +118,15 @@ class Serving:
             theirs = [channel.request(channel.deadline.silence) for channel in answering(channels)]
             rooms = [int(t.get("room", 0)) // max(1, int(t.get("bytes", 1))) for t in (stored, *theirs)]
             channels[Q].tell({**stored, "more": min(rooms)})
+
+    def _charged(
+        self, told: Told, party: PartySession, channels: dict[Party, Channel], asked: dict
+    ) -> AbstractContextManager[None]:
+        """What is asked is charged, before the answering parties hear of it."""
+        if self._quotas is None:
+            return nullcontext()
+        rows = party.asked(asked).rows
+        return self._quotas.query(asked, rows, told.client, "", told.names, [channels[Q]], answering(channels))
 
     def _ready(self, session: bytes, channels: dict[Party, Channel]) -> None:
         """Whether the answering party still has its half of the material."""

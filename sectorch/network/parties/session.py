@@ -260,6 +260,11 @@ class PartySession:
         shared = [module.share(inputs) for module in self._modules]
         return aggregate([module(own) for module, own in zip(self._modules, shared, strict=True)])
 
+    @property
+    def who(self) -> dict[str, str]:
+        """Who asks what: the facts of each query."""
+        return self._facts()
+
     def follow(self, request: dict) -> dict | None:
         """Take part in what Q asked for, at A or S; what the party that asked is told then.
 
@@ -267,7 +272,7 @@ class PartySession:
             FrameError: a request that this version does not know, or of an impossible size.
         """
         what, use, then = request.get("do"), request.get("use", []), request.get("then", [])
-        inputs = self._asked(request)
+        inputs = self.asked(request)
         if request.get("after", self.stayed) != self.stayed:
             raise FrameError("a request that goes on from another call than the last one")
         for calls in (use, then):
@@ -290,7 +295,7 @@ class PartySession:
         known = learned(what, self._of, inputs.in_shares)
         return query(self._receipts, self._wire, self._asked_for, **facts, learned=known)
 
-    def _asked(self, request: dict) -> Inputs:
+    def asked(self, request: dict) -> Inputs:
         """The inputs that a request is for, without content."""
         number, rows = request.get("program"), request.get("rows")
         if not all(type(n) is int and 0 <= n < MAX_ELEMENTS for n in (number, rows)):

@@ -49,7 +49,7 @@ REQUEST_BYTES = 1 << 20
 RELAYED = " (as the server relays it)"
 _KINDS = (
     "BusyError", "MaterialError", "StoreFullError", "IdentityError", "KeyAgreementError", "UnknownModelError",
-    "RefusedError", "ReceiptError",
+    "RefusedError", "ReceiptError", "QuotaError", "QuotaFileError", "SessionOverError",
 )  # fmt: skip
 """Errors that keep their type on the way to another party; all others become an AbortedError."""
 
@@ -171,6 +171,16 @@ class Channel:
     def waiting(self) -> int:
         """Bytes that have come and that nobody has read."""
         return self._came - self._used
+
+    @property
+    def sent(self) -> int:
+        """Bytes of messages that this end has sent, or holds back."""
+        return self._sent
+
+    @property
+    def carried(self) -> int:
+        """Bytes of messages that came and went."""
+        return self._came + self._sent
 
     @property
     def idle(self) -> bool:
