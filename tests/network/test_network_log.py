@@ -61,7 +61,9 @@ def test_each_party_has_a_line_of_each_query_and_they_agree(trio, caplog):
         {"asked": "prepare", "learned": "nothing"}, {"asked": "predict", "learned": "result"},
     )]  # fmt: skip
     by_text = lambda found: sorted(json.dumps(line, sort_keys=True) for line in found)
-    assert by_text(queries(caplog)) == by_text(said)
+    found = [{k: v for k, v in line.items() if k not in ("seconds", "bytes")} for line in queries(caplog)]
+    assert by_text(found) == by_text(said)
+    assert all(float(line["seconds"]) >= 0 and int(line["bytes"]) > 0 for line in queries(caplog))
 
 
 def test_a_query_that_fails_has_a_line_that_says_so(trio, caplog, monkeypatch):

@@ -35,6 +35,7 @@ from .options import (
     known_pins,
     positive,
 )
+from .watching import add_traces, traced
 
 
 def query(arguments: Sequence[str] | None = None) -> int:
@@ -65,6 +66,7 @@ def query(arguments: Sequence[str] | None = None) -> int:
     add_patience(p)
     add_log(p)
     add_receipts(p)
+    add_traces(p)
     p.takes_json("figures, and the predictions unless --out takes them,")
     p.parse_args = p.parse_intermixed_args  # the optional file of inputs may come after options
     return ended(
@@ -92,7 +94,10 @@ def _query(options: argparse.Namespace, _: Console) -> None:
     kept = _own_store(folder, needed=options.prepare > 0)
     patience = positive(options.patience)
     at, kept_in = options.server, options.receipts
-    with connect(at, credentials, pins=known, store=kept, silence=patience, receipts=kept_in) as connection:
+    with (
+        traced(options),
+        connect(at, credentials, pins=known, store=kept, silence=patience, receipts=kept_in) as connection,
+    ):
         model = connection.model(options.name, scheme, version=options.model_version)
         model.only = model.version  # all rows of a job are answered by one
         figures: dict[str, Any] = {"version": model.version}

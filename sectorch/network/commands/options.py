@@ -11,7 +11,7 @@ from rich.console import Console
 from ...cli.command import Parser
 from ...errors import ArgumentError
 from ..identity.identity import Pins
-from ..log import begin
+from ..log import FORMATS, begin
 from ..store.store import BUDGET
 
 console = Console(stderr=True)
@@ -68,6 +68,7 @@ def add_drain(p: Parser) -> None:
 
 def add_log(p: Parser) -> None:
     p.add_argument("--log", type=Path, metavar="FILE", help="add the log's lines to a file, one for each query too")
+    p.add_argument("--log-format", choices=FORMATS, default="text", help="lines of NAME=VALUE, or JSON objects")
 
 
 def add_receipts(p: Parser) -> None:
@@ -79,6 +80,6 @@ def add_receipts(p: Parser) -> None:
 def begin_log(options: argparse.Namespace, level: int = logging.INFO) -> None:
     """Raises ArgumentError."""
     try:
-        begin(options.log, level)
+        begin(options.log, level, options.log_format)
     except OSError as error:
         raise ArgumentError(f"cannot write the log {options.log}: {error.strerror}") from None

@@ -35,6 +35,7 @@ from .options import (
     known_pins,
     positive,
 )
+from .watching import add_watch, watched
 
 RETRY = 2.0
 """Seconds between attempts of an answering party to reach the server again."""
@@ -62,6 +63,7 @@ def server(arguments: Sequence[str] | None = None) -> int:
     add_drain(p)
     add_log(p)
     add_receipts(p)
+    add_watch(p)
     return ended(p, arguments, _server)
 
 
@@ -71,12 +73,14 @@ def _server(options: argparse.Namespace, _: Console) -> None:
     _many_files()
     if options.running < 1:
         raise ArgumentError(f"--running is at least 1, got {options.running}")
-    kept = Store(options.store, options.store_key, _bytes(options.store_budget))
-    credentials = Credentials.read(options.cert, options.key, options.clients_ca, options.identity)
     waits = positive(options.patience), positive(options.call_limit, "--call-limit")
-    running = Server(options.listen, credentials, options.running, kept, *waits, receipts=options.receipts)
-    console.print(f"listening on port {running.port}; Ctrl-C stops")
-    _until_stopped(running.wait, running.drain, running.stop, options.drain)
+    credentials = Credentials.read(options.cert, options.key, options.clients_ca, options.identity)
+    with watched(options) as watching:
+        kept = Store(options.store, options.store_key, _bytes(options.store_budget))
+        running = Server(options.listen, credentials, options.running, kept, *waits, receipts=options.receipts)
+        watching.party = running
+        console.print(f"listening on port {running.port}; Ctrl-C stops")
+        _until_stopped(running.wait, running.drain, running.stop, options.drain)
 
 
 def answer(arguments: Sequence[str] | None = None) -> int:
@@ -98,30 +102,32 @@ def answer(arguments: Sequence[str] | None = None) -> int:
     add_drain(p)
     add_log(p)
     add_receipts(p)
+    add_watch(p)
     return ended(p, arguments, _answer)
 
 
 def _answer(options: argparse.Namespace, _: Console) -> None:
     begin_log(options)
-    (description, weights), name = read_model(options.model), options.name
-    credentials = Credentials.read(options.cert, options.key, options.ca, options.identity)
-    kept = Store(options.store, options.store_key, _bytes(options.store_budget))
-    known, patience = known_pins(options), positive(options.patience)
-    party = Answering(
-        options.server, credentials, description, weights, known, kept, patience, options.answer_unchecked,
-        options.receipts,
-    )  # fmt: skip
-    stopped = threading.Event()
+    with watched(options) as watching:
+        (description, weights), name = read_model(options.model), options.name
+        credentials = Credentials.read(options.cert, options.key, options.ca, options.identity)
+        kept = Store(options.store, options.store_key, _bytes(options.store_budget))
+        known, patience = known_pins(options), positive(options.patience)
+        party = Answering(
+            options.server, credentials, description, weights, known, kept, patience, options.answer_unchecked,
+            options.receipts,
+        )  # fmt: skip
+        watching.party, stopped = party, threading.Event()
 
-    def drain(seconds: float) -> bool:
-        stopped.set()
-        return party.drain(seconds)
+        def drain(seconds: float) -> bool:
+            stopped.set()
+            return party.drain(seconds)
 
-    def stop() -> None:
-        stopped.set()
-        party.close()
+        def stop() -> None:
+            stopped.set()
+            party.close()
 
-    _until_stopped(lambda: keep_answering(party, name, stopped, options.server), drain, stop, options.drain)
+        _until_stopped(lambda: keep_answering(party, name, stopped, options.server), drain, stop, options.drain)
 
 
 def keep_answering(party: Answering, name: str, stopped: threading.Event, server: str, retry: float = RETRY) -> None:

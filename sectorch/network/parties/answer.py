@@ -33,6 +33,7 @@ from ..names import LONGEST, name_of, readable
 from ..receipts.receipts import Receipts
 from ..store.store import Store, fingerprint, version
 from ..wire.channel import Channel, again
+from ..wire.link import Link
 from ..wire.turns import Turns
 from .client import Connection
 from .said import in_full, join, reason, scheme_of, session_of
@@ -81,6 +82,7 @@ class Answering:
         self._threads: list[threading.Thread] = []
         self._turns = Turns(SESSIONS, SESSIONS, SESSIONS)  # all run at once here: the server has them wait
         self._connection: Connection | None = None
+        self._known: Link | None = None
         self.answered = 0
         self._receipts = None if receipts is None else Receipts(receipts, credentials, "A")
         try:
@@ -115,6 +117,7 @@ class Answering:
             )
         request = {"do": "register", "name": name, "description": self._description, "edition": self._edition}
         there = set(self.connection.ask(request)["sessions"])
+        self._known = self.connection.link
         for shelf in self.store.shelves():
             if shelf.session.hex() not in there or shelf.binding.get("edition") != self._edition:
                 shelf.drop()
@@ -123,6 +126,18 @@ class Answering:
         """Begin no more calls and sessions; whether those that run were done in that time."""
         why = f"'{self._credentials.name}' is stopping; ask again when it is back"
         return self._turns.drain(why, seconds)
+
+    def unready(self) -> str:
+        """Why nothing is answered now; empty while this party is registered with its server."""
+        there = self._known is not None and self._known.closed is None
+        return self._turns.closed or ("" if there else "not registered with the server")
+
+    def figures(self) -> dict[str, float]:
+        """What there is at this moment, by the names of `observe.metrics.GAUGES`."""
+        link = self._known
+        there = link is not None and link.closed is None
+        sessions = link.sessions if there and link is not None else 0
+        return {"sessions": sessions, "connections": there, **self._turns.figures(), **self.store.figures()}
 
     def _hang_up(self) -> None:
         if self._connection is not None:

@@ -14,6 +14,7 @@ from ...ring.scheme import check_limit
 from ...session import Q, S
 from ...tensor import Scheme, SharedTensor
 from ..identity.identity import PinnedIdentities, Pins, context
+from ..log import carried
 from ..names import name_of
 from ..receipts.receipts import Receipts
 from ..store.store import Shelf, Store, fingerprint, version
@@ -125,7 +126,7 @@ def run(opened: Opened, what: str, inputs: Inputs, work: Callable[[], Any], **mo
         try:
             with opened.party.noted(what, inputs):
                 opened.channel.begin()
-                opened.channel.tell({"do": what, "program": number, "rows": rows, **more})
+                opened.channel.tell({"do": what, "program": number, "rows": rows, **more, **carried()})
                 opened.party.expect(inputs)
                 result = work()
         except RangeExceededError as error:

@@ -140,6 +140,20 @@ class Server:
         """How many sessions are open."""
         return len(self._sessions)
 
+    def unready(self) -> str:
+        """Why no sessions are taken on now; empty while they are."""
+        return self._turns.closed
+
+    def figures(self) -> dict[str, float]:
+        """What there is at this moment, by the names of `observe.metrics.GAUGES`."""
+        with self._lock:
+            weights = sum(size for _, size in self._sessions.values())
+            open_ = sum(link.closed is None for link in self._links)
+        return {
+            "sessions": self.sessions, "connections": open_, "models": len(self.models()),
+            "masked_weight_bytes": weights, **self._turns.figures(), **self.store.figures(),
+        }  # fmt: skip
+
     def _welcome(self, name: str, certificate: str) -> Link:
         link = Link(name, self._request, *self._waits, certificate=certificate)
         with self._lock:

@@ -39,7 +39,7 @@ from ...nn.served import Kind
 from ...session import Q, Session
 from ...tensor import Scheme, SharedTensor
 from ...tensor.aggregation import aggregate
-from ..log import learned, query
+from ..log import learned, query, step
 from ..receipts.receipts import Receipts
 from ..store.store import Shelf
 from ..wire.channel import Channel
@@ -159,12 +159,13 @@ class PartySession:
                 sees how far the model came.
         """
         inputs = inputs.meta()
-        for module in self._modules:
-            for piece in [inputs] if self.grouped else map(self.served.inputs, set(self.pieces(inputs))):
-                budget = module._check(piece).budget
-                if budget is not None:
-                    budget.check_call()
-            module.check_weights(inputs)
+        with step("dry run"):
+            for module in self._modules:
+                for piece in [inputs] if self.grouped else map(self.served.inputs, set(self.pieces(inputs))):
+                    budget = module._check(piece).budget
+                    if budget is not None:
+                        budget.check_call()
+                module.check_weights(inputs)
         for party, channel in self._channels.items():
             edge = (party.role, self._me.role)
             channel.expect(max(module.largest.get(edge, 0) for module in self._modules))
@@ -193,7 +194,8 @@ class PartySession:
         elif not self.fresh:
             raise MaterialError("this session was taken up for prepared calls, and this call was not prepared")
         try:
-            return self._keeping(module, inputs) if inputs.in_shares else module(inputs)
+            with step("online", prepared=bool(use)):
+                return self._keeping(module, inputs) if inputs.in_shares else module(inputs)
         finally:
             module.discard()
 
@@ -247,7 +249,8 @@ class PartySession:
         (module,) = self._modules
         kept = []
         try:
-            module.preprocess(inputs)
+            with step("prepare"):
+                module.preprocess(inputs)
             for piece, made in module.ahead.all():
                 kind = self.served.find(piece)
                 kept.append((made.call, kind, self._shelf().put(made, kind)))
@@ -257,8 +260,9 @@ class PartySession:
 
     def aggregate(self, inputs: Inputs) -> torch.Tensor:
         """The sum of the models' results, which are one tensor each, at Q (PrivHFL, Figure 5)."""
-        shared = [module.share(inputs) for module in self._modules]
-        return aggregate([module(own) for module, own in zip(self._modules, shared, strict=True)])
+        with step("online", prepared=False):
+            shared = [module.share(inputs) for module in self._modules]
+            return aggregate([module(own) for module, own in zip(self._modules, shared, strict=True)])
 
     @property
     def who(self) -> dict[str, str]:
@@ -281,19 +285,19 @@ class PartySession:
         for channel in self._channels.values():
             channel.begin()
         try:
-            with self.noted(str(what)[:40], inputs):
+            with self.noted(str(what)[:40], inputs, request.get("trace")):
                 self.expect(inputs)
                 return self._take_part(str(what), inputs, use, then)
         finally:
             for channel in self._channels.values():
                 channel.rest()
 
-    def noted(self, what: str, inputs: Inputs) -> AbstractContextManager[None]:
-        """The log's line of a query that is asked in the block, and its receipts."""
+    def noted(self, what: str, inputs: Inputs, trace: object = None) -> AbstractContextManager[None]:
+        """The log's line of a query that is asked in the block, and its receipts. `trace`: see `log.Watcher.step`."""
         self._asked_for += 1
         facts = {**self._facts(), "asked": what, "rows": inputs.rows}
         known = learned(what, self._of, inputs.in_shares)
-        return query(self._receipts, self._wire, self._asked_for, **facts, learned=known)
+        return query(self._me, self._receipts, self._wire, self._asked_for, trace, **facts, learned=known)
 
     def asked(self, request: dict) -> Inputs:
         """The inputs that a request is for, without content."""

@@ -108,6 +108,12 @@ class Store:
         """Bytes on disk."""
         return sum(shelf.bytes for shelf in self.shelves())
 
+    def figures(self) -> dict[str, float]:
+        """What is kept, and how much may be."""
+        shelves = self.shelves()
+        kept = {"store_bytes": sum(shelf.bytes for shelf in shelves), "calls_prepared": sum(map(len, shelves))}
+        return {**kept, "store_budget_bytes": self.budget}
+
     def shelves(self, **wanted: object) -> list[Shelf]:
         """The sessions whose binding has these entries."""
         with self._lock:

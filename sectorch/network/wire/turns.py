@@ -39,6 +39,11 @@ class Turns:
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not self._running, seconds)
 
+    def figures(self) -> dict[str, float]:
+        """How many calls run and wait now."""
+        with self._changed:
+            return {"calls_running": self._running.total(), "calls_waiting": len(self._waiting)}
+
     def wake(self, *_: object) -> None:
         """Have whoever waits call its `tick` now."""
         with self._changed:
