@@ -25,6 +25,7 @@ from .options import (
     add_certificate,
     add_client,
     add_drain,
+    add_limits,
     add_log,
     add_patience,
     add_pins,
@@ -63,6 +64,7 @@ def server(arguments: Sequence[str] | None = None) -> int:
     add_drain(p)
     add_log(p)
     add_receipts(p)
+    add_limits(p)
     add_watch(p)
     return ended(p, arguments, _server)
 
@@ -77,7 +79,10 @@ def _server(options: argparse.Namespace, _: Console) -> None:
     credentials = Credentials.read(options.cert, options.key, options.clients_ca, options.identity)
     with watched(options) as watching:
         kept = Store(options.store, options.store_key, _bytes(options.store_budget))
-        running = Server(options.listen, credentials, options.running, kept, *waits, receipts=options.receipts)
+        running = Server(
+            options.listen, credentials, options.running, kept, *waits, receipts=options.receipts,
+            limits=options.limits,
+        )  # fmt: skip
         watching.party = running
         console.print(f"listening on port {running.port}; Ctrl-C stops")
         _until_stopped(running.wait, running.drain, running.stop, options.drain)
@@ -102,6 +107,7 @@ def answer(arguments: Sequence[str] | None = None) -> int:
     add_drain(p)
     add_log(p)
     add_receipts(p)
+    add_limits(p)
     add_watch(p)
     return ended(p, arguments, _answer)
 
@@ -115,7 +121,7 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
         known, patience = known_pins(options), positive(options.patience)
         party = Answering(
             options.server, credentials, description, weights, known, kept, patience, options.answer_unchecked,
-            options.receipts,
+            options.receipts, options.limits,
         )  # fmt: skip
         watching.party, stopped = party, threading.Event()
 

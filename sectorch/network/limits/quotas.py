@@ -1,13 +1,13 @@
 """What a party charges of queries and sessions, and what it does not charge twice.
 
-A query is charged before this party does anything of it: one query, a row for each row of the batch (at least one), and
-of a language model a row for each text of each step, which is a row a token. Preparing is charged by its bytes alone, as
-nothing is learned from it; what was prepared is charged when it is asked. Bytes are counted when a query ends.
+A query is charged before this party does anything of it: one query, and a row for each row of the batch (one at least).
+A step of a language model is a query with a row for each text, which is a row a token. Preparing is charged by its
+bytes alone, as nothing is learned from it; what was prepared is charged when it is asked. Bytes are counted at the end.
 
-Nothing is given back, however a query ends, with one exception: it may be asked again, under the same name and as large,
-where this party had sent nothing of it, or where it ended because a process of this party or the server went away before
-this party had done its part. Who asks cannot bring that about; one that ended because its asker went away, or gave it up,
-is paid for.
+Nothing is given back, however a query ends, with one exception. It may be asked again, under the same name and as
+large, where this party had sent nothing of it, or where it ended because a process of this party or the server went
+away before this party had done its part. Who asks cannot bring that about: a query that ended because its asker went
+away, or gave it up, is paid for.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ limits in one transaction, so that two that come at once are not both the last o
     in_all    by account, model and thing, for good; `*` is all clients together
     asked     queries that may be asked again without a charge, by the name that the client gave them
 
-An account is a client's name, or the identity key that it proved: who has two names has one key, and who makes a new key
-keeps the name. Each counts for itself.
+An account is a client's name, or the identity key that it proved: who has two names has one key, and who makes a new
+key keeps the name. Each counts for itself.
 """
 
 from __future__ import annotations
@@ -82,9 +82,7 @@ class Usage:
         QuotaFileError: it is another party's, damaged, or cannot be used.
     """
 
-    def __init__(
-        self, path: Path, party: str, role: str, who: str, reading: Callable[[], Reading] = clocks.read
-    ):
+    def __init__(self, path: Path, party: str, role: str, who: str, reading: Callable[[], Reading] = clocks.read):
         self.path, self._who, self._reading = path, who, reading
         self._lock = threading.Lock()
         self._process = os.urandom(8).hex()
@@ -216,7 +214,9 @@ class Usage:
                 self._in_all(EVERYBODY, model, what, most, charge.counts.get(what, 0))
 
     def _daily(self, what: str, most: int, used: Mapping[int, int], wanted: int, now: float) -> str:
-        amount = (lambda n: f"{n / 1e6:g} MB") if what == "bytes" else (lambda n: f"{n} {what if n != 1 else what[:-1]}")
+        amount = (
+            (lambda n: f"{n / 1e6:g} MB") if what == "bytes" else (lambda n: f"{n} {what if n != 1 else what[:-1]}")
+        )
         said = f"{self._who} lets this client use {amount(most)} a day"
         if wanted > most:
             return f"{said}, and {amount(wanted)} were asked for at once; ask for fewer"
@@ -236,7 +236,9 @@ class Usage:
         if used + wanted <= most:
             return
         if account == EVERYBODY:
-            raise QuotaError(f"{self._who} has answered as much of '{model}' as it will, to whoever asks; ask its owner")
+            raise QuotaError(
+                f"{self._who} has answered as much of '{model}' as it will, to whoever asks; ask its owner"
+            )
         raise QuotaError(
             f"{self._who} lets this client ask '{model}' for {most} {what} in all; {used} are used, and {wanted} more "
             f"asked for; they do not become free again: ask its owner for more"

@@ -12,6 +12,7 @@ from ...nn.calls import called
 from ...tensor import Scheme
 from ..names import name_of
 from .opened import Asker, Opened, check_values, open_session, run
+from .unanswered import Unanswered
 
 
 class RemoteGroup:
@@ -32,6 +33,7 @@ class RemoteGroup:
         self.connection, self.names = connection, names
         self._scheme = scheme
         self._lock = threading.Lock()
+        self._unanswered = Unanswered()
         self._opened: Opened | None = None
         self.served = self._open().party.served
 
@@ -48,7 +50,9 @@ class RemoteGroup:
             at_once = opened.party.rows_at_once(inputs)
             for piece in inputs.split(at_once) if at_once else [inputs]:
                 try:
-                    sums.append(run(opened, "aggregate", piece, lambda piece=piece: opened.party.aggregate(piece)))
+                    with self._unanswered.name(piece) as query:
+                        work = lambda piece=piece: opened.party.aggregate(piece)
+                        sums.append(run(opened, "aggregate", piece, work, query=query))
                 except RangeExceededError as error:
                     beyond = error  # all pieces are asked for, so that nobody learns of it
                 except BaseException:

@@ -18,6 +18,7 @@ from ...errors import (
     RangeExceededError,
     RefusedError,
     SectorchError,
+    SessionOverError,
     StoreFullError,
 )
 from ...nn.ahead import shown
@@ -29,6 +30,7 @@ from ..log import write
 from ..store.store import Shelf
 from .opened import Asker, Opened, check_values, open_session, run
 from .texts import RemoteTexts
+from .unanswered import Unanswered
 
 log = logging.getLogger("sectorch.client")
 
@@ -42,7 +44,8 @@ class RemoteModel:
     its shape. Raises on a call:
         ArgumentError, DtypeError, ShapeError: arguments that the model does not take; nothing was sent.
         NonFiniteError, FixedPointRangeError: a bad input; nothing was sent.
-        BusyError: too many calls wait at the server. MaterialError: a prepared call that is void; it is dropped.
+        BusyError: too many calls wait at the server. QuotaError: as much was asked as a party allows.
+        MaterialError: a prepared call that is void; it is dropped.
         RangeExceededError: a value between input and result left its range: no result, and A and S do not know.
         RefusedError: a weight of A's does not fit the number format, or A has another version than `only`.
         NetworkError and its kinds: the query ended; nothing of it was revealed, and the next call opens a new session,
@@ -56,6 +59,7 @@ class RemoteModel:
         self._opened: dict[bytes, Opened] = {}
         self._live: Opened | None = None
         self._version = ""
+        self._unanswered = Unanswered()
         self.only = only
         """The version that is asked; any one where it is None."""
         shelves = self._shelves()
@@ -85,12 +89,18 @@ class RemoteModel:
 
     def ask(self, inputs: Inputs) -> Any:
         """The same for inputs that `check` has given."""
-        with self._lock:
-            self._forget_lost()
-            opened, calls, then = self._prepared_for(inputs)
-            opened = opened or self._fresh()
-            work = lambda: opened.party.predict(inputs, calls, then)
-            return self._run(opened, "predict", inputs, work, use=calls, then=then)
+        with self._lock, self._unanswered.name(inputs) as query:
+            try:
+                return self._asked(inputs, query)
+            except SessionOverError:  # between two calls: nothing of this one was done
+                return self._asked(inputs, query)
+
+    def _asked(self, inputs: Inputs, query: str) -> Any:
+        self._forget_lost()
+        opened, calls, then = self._prepared_for(inputs)
+        opened = opened or self._fresh()
+        work = lambda: opened.party.predict(inputs, calls, then)
+        return self._run(opened, "predict", inputs, work, use=calls, then=then, query=query)
 
     def generate(
         self,
