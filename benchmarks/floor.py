@@ -163,7 +163,7 @@ class Ours:
                 there.release()
                 return link
 
-            self._server, _ = listen(f"localhost:{port}", credentials, welcome)
+            self._server, _ = listen(f"localhost:{port}", lambda: credentials, welcome)
             there.acquire()
             there.acquire()
         else:

@@ -6,6 +6,7 @@ import argparse
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -16,6 +17,7 @@ from ..nn.describe import describe
 from ..nn.inputs import Inputs
 from ..nn.model_file import write_model
 from .code import function_of, is_function
+from .commands import arrays
 
 
 def convert(arguments: Sequence[str] | None = None) -> int:
@@ -34,24 +36,41 @@ def convert(arguments: Sequence[str] | None = None) -> int:
     )
     p.add_argument("target", type=Path, help="the model file to write, for `sectorch answer`")
     p.add_argument("--trust", action="store_true", help="read the .pt2, or call the function, although that runs code")
+    p.add_argument("--inputs", type=Path, help="write the function's example inputs too, to ask with: .npy or .npz")
     p.takes_json("what was written")
     return ended(p, arguments, _convert)
 
 
 def _convert(options: argparse.Namespace, console: Console) -> None:
     target = options.target
+    if options.inputs is not None:
+        if not is_function(options.source):
+            raise ArgumentError(f"--inputs are what a function gives; {options.source} is none")
+        arrays.check_kind(options.inputs)
+    example: Any = None
     if is_function(options.source):
         if not options.trust:
             raise ArgumentError(f"{options.source} was not called: if you trust that code, add --trust")
-        description, weights = describe(*_called(options.source))
+        model, example = _called(options.source)
+        description, weights = describe(model, example)
     else:
         description, weights = _read(Path(options.source), target, options.trust)
+    target.parent.mkdir(parents=True, exist_ok=True)
     write_model(description, weights, target)
+    if options.inputs is not None:
+        arrays.write(_tensors(example), options.inputs)
     made = {"model": str(target), "bytes": target.stat().st_size, "weights": len(weights)}
     if options.json:
         print_json(made)
     else:
         console.print(f"{target}: {len(weights)} weights, {made['bytes']} bytes", highlight=False, soft_wrap=True)
+
+
+def _tensors(example: Any) -> Any:
+    """A function's example inputs as arrays by name, or a single one."""
+    one = example[0] if isinstance(example, list) else example
+    inputs = one if isinstance(one, Inputs) else Inputs(one)
+    return inputs.tensors[0] if inputs.single else dict(zip(inputs.names, inputs.tensors, strict=True))
 
 
 def _called(source: str) -> tuple:

@@ -246,7 +246,7 @@ class Posing:
 
     def __init__(self, credentials):
         self.links: list[Link] = []
-        self.grpc, self.port = listen("localhost:0", credentials, self._welcome)
+        self.grpc, self.port = listen("localhost:0", lambda: credentials, self._welcome)
 
     def _welcome(self, name: str, certificate: str) -> Link:
         self.links.append(Link(name, self._request))

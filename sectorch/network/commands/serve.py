@@ -76,16 +76,17 @@ def _server(options: argparse.Namespace, _: Console) -> None:
     if options.running < 1:
         raise ArgumentError(f"--running is at least 1, got {options.running}")
     waits = positive(options.patience), positive(options.call_limit, "--call-limit")
-    credentials = Credentials.read(options.cert, options.key, options.clients_ca, options.identity)
+    read_own = lambda: Credentials.read(options.cert, options.key, options.clients_ca, options.identity)
+    credentials = read_own()
     with watched(options) as watching:
         kept = Store(options.store, options.store_key, _bytes(options.store_budget))
         running = Server(
             options.listen, credentials, options.running, kept, *waits, receipts=options.receipts,
             limits=options.limits,
         )  # fmt: skip
-        watching.party = running
+        watching.begin(running, credentials, read_own)
         console.print(f"listening on port {running.port}; Ctrl-C stops")
-        _until_stopped(running.wait, running.drain, running.stop, options.drain)
+        _until_stopped(running.wait, running.drain, running.stop, options.drain, both(watching.look, running.reload))
 
 
 def answer(arguments: Sequence[str] | None = None) -> int:
@@ -116,14 +117,16 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
     begin_log(options)
     with watched(options) as watching:
         (description, weights), name = read_model(options.model), options.name
-        credentials = Credentials.read(options.cert, options.key, options.ca, options.identity)
+        read_own = lambda: Credentials.read(options.cert, options.key, options.ca, options.identity)
+        credentials = read_own()
         kept = Store(options.store, options.store_key, _bytes(options.store_budget))
         known, patience = known_pins(options), positive(options.patience)
         party = Answering(
             options.server, credentials, description, weights, known, kept, patience, options.answer_unchecked,
             options.receipts, options.limits,
         )  # fmt: skip
-        watching.party, stopped = party, threading.Event()
+        watching.begin(party, credentials, read_own)
+        stopped = threading.Event()
 
         def drain(seconds: float) -> bool:
             stopped.set()
@@ -133,7 +136,8 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
             stopped.set()
             party.close()
 
-        _until_stopped(lambda: keep_answering(party, name, stopped, options.server), drain, stop, options.drain)
+        going_on = lambda: keep_answering(party, name, stopped, options.server)
+        _until_stopped(going_on, drain, stop, options.drain, both(watching.look, party.reload))
 
 
 def keep_answering(party: Answering, name: str, stopped: threading.Event, server: str, retry: float = RETRY) -> None:
@@ -156,6 +160,12 @@ def keep_answering(party: Answering, name: str, stopped: threading.Event, server
                 told = str(error)
                 console.print(f"{told}; dialling again every {retry:g} s until it is there", highlight=False)
         stopped.wait(retry)
+
+
+def both(one: Callable[[], None], other: Callable[[], None]) -> Callable[[], None]:
+    """What SIGHUP has a party do: in a thread, as a signal must not wait for locks that whoever it interrupts holds."""
+    one_after_another = lambda: (one(), other())
+    return lambda: threading.Thread(target=one_after_another, daemon=True, name="on SIGHUP").start()
 
 
 def _bytes(gigabytes: float) -> int:
@@ -182,16 +192,24 @@ class _Terminated(BaseException):
 
 
 def _until_stopped(
-    wait: Callable[[], None], drain: Callable[[float], bool], stop: Callable[[], None], seconds: float
+    wait: Callable[[], None],
+    drain: Callable[[float], bool],
+    stop: Callable[[], None],
+    seconds: float,
+    look: Callable[[], None] = lambda: None,
 ) -> None:
     """SIGTERM lets running calls end first, for so many seconds; Ctrl-C, or a second SIGTERM, does not. SIGHUP, as of
-    a terminal that is closed, changes nothing."""
+    a terminal that is closed, ends nothing; it has the files of the certificate looked at."""
+
+    def hung_up(*_: object) -> None:
+        console.print("SIGHUP: going on, and looking for a new certificate; SIGTERM stops")
+        look()
 
     def on(sign: signal.Signals, error: type[BaseException]) -> None:
         signal.signal(sign, lambda *_: (_ for _ in ()).throw(error()))
 
     on(signal.SIGTERM, _Terminated)
-    signal.signal(signal.SIGHUP, lambda *_: console.print("SIGHUP: going on; SIGTERM stops"))
+    signal.signal(signal.SIGHUP, hung_up)
     try:
         try:
             wait()

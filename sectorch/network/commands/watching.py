@@ -9,6 +9,8 @@ from typing import Protocol
 
 from ...cli.command import Parser
 from ...errors import ArgumentError
+from ..identity.certificates import Credentials
+from ..identity.renewal import Renewal
 from ..log import watch
 from ..observe.manage import Management, health
 from ..observe.metrics import Metrics
@@ -22,6 +24,8 @@ class Watched(Protocol):
     def unready(self) -> str: ...
 
     def figures(self) -> dict[str, float]: ...
+
+    def renew(self, credentials: Credentials) -> None: ...
 
 
 def add_watch(p: Parser) -> None:
@@ -40,13 +44,31 @@ def add_traces(p: Parser) -> None:
 class Watching:
     """What is watched, once it is there."""
 
-    party: Watched | None = None
+    def __init__(self):
+        self.party: Watched | None = None
+        self._renewal: Renewal | None = None
+
+    def begin(self, party: Watched, credentials: Credentials, read: Callable[[], Credentials]) -> None:
+        """This party is there; it began with these credentials, whose files are looked at from now on."""
+        self.party = party
+        self._renewal = Renewal(credentials, read, party.renew)
+        self._renewal.start()
+
+    def look(self) -> None:
+        """Look at the files of the certificate at once."""
+        if self._renewal is not None:
+            self._renewal.soon()
+
+    def close(self) -> None:
+        if self._renewal is not None:
+            self._renewal.close()
 
     def unready(self) -> str:
         return "starting" if self.party is None else self.party.unready()
 
     def figures(self) -> dict[str, float]:
-        return {"ready": not self.unready(), **({} if self.party is None else self.party.figures())}
+        party = {} if self.party is None else self.party.figures()
+        return {"ready": not self.unready(), **party, **({} if self._renewal is None else self._renewal.figures())}
 
 
 @contextmanager
@@ -61,6 +83,7 @@ def watched(options: argparse.Namespace) -> Iterator[Watching]:
     watching = Watching()
     with ExitStack() as stack:
         stack.enter_context(traced(options))
+        stack.callback(watching.close)
         if options.manage is not None:
             pages = health(watching.unready)
             if options.metrics:

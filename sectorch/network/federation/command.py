@@ -11,7 +11,7 @@ from rich.console import Console
 from ... import files
 from ...cli.command import Parser, ended, print_json
 from ...errors import ArgumentError
-from ..identity.authority import issue, make_authority, make_request
+from ..identity.authority import enrol, make_authority
 from ..identity.identity import fingerprint_of, new_identity
 from .file import Federated, credentials, parse, read, text
 
@@ -122,10 +122,10 @@ def _try(options: argparse.Namespace) -> Made:
     head = {"name": folder.resolve().name, "server": options.server}
     federated = parse({"federation": head, "parties": parties})  # before anything is made
     make_authority(folder)
-    issue(folder, make_request(folder, "server", server=True).read_bytes(), hosts=(host,))
+    enrol(folder, "server", hosts=(host,))
     for name, identity in made.items():
         files.write(folder / f"{name}-identity.pem", identity, 0o600)
-        issue(folder, make_request(folder, name).read_bytes())
+        enrol(folder, name)
     _write(folder / "federation.toml", federated)
     server = (
         f"sectorch server --listen {options.server} --cert {folder}/server.pem --key {folder}/server-key.pem "

@@ -31,7 +31,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from ... import files
 from ...errors import ArgumentError
 from ..names import name_of
-from .certificates import common_name, public_pem
+from .certificates import Credentials, common_name, public_pem
 from .identity import new_identity
 
 CURVES = (SECP256R1, SECP384R1, SECP521R1)
@@ -139,6 +139,27 @@ def issue(folder: str | Path, request: bytes, *, hosts: tuple[str, ...] = (), da
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     files.write(path, builder.sign(authority_key, SHA256()).public_bytes(Encoding.PEM))
     return path
+
+
+def enrol(
+    folder: str | Path, name: str, *, hosts: tuple[str, ...] = (), days: float = 90, pki: str | Path | None = None
+) -> Credentials:
+    """What a party and the CA do in turn, on one machine: keys and a request in the party's folder, and there the
+    certificate and the CA's. For trying it out.
+
+    Args:
+        pki: the CA's folder; the party's own unless named.
+
+    Raises:
+        ArgumentError: as of `make_request` and `issue`.
+    """
+    folder, authority = Path(folder), Path(folder if pki is None else pki)
+    request = make_request(folder, name, server=bool(hosts))
+    certificate = issue(authority, request.read_bytes(), hosts=hosts, days=days)
+    if authority != folder:
+        files.write(folder / certificate.name, certificate.read_bytes())
+        files.write(folder / "ca.pem", (authority / "ca.pem").read_bytes())
+    return Credentials.read(folder / certificate.name, folder / f"{name}-key.pem", folder / "ca.pem")
 
 
 def _read_request(pem: object) -> x509.CertificateSigningRequest:

@@ -14,10 +14,9 @@ from ...errors import ArgumentError
 from ..names import NAME
 from .authority import issue, make_authority, make_request
 from .identity import Pins, fingerprint_of, new_identity
+from .trial import Made, try_out
 
 LONGEST_DAYS = 36500
-Made = tuple[dict[str, str], str]
-"""What was made, for JSON and in words."""
 
 
 def keys(arguments: Sequence[str] | None = None) -> int:
@@ -26,6 +25,7 @@ def keys(arguments: Sequence[str] | None = None) -> int:
         "keys",
         "Identity keys, requests for certificates, and a small certificate authority for trying it out.",
         (
+            "sectorch keys try trial                               all of the following for a server and two hospitals",
             "sectorch keys init pki                                a CA in the folder pki",
             "sectorch keys request alice                           at alice: her keys, and a request for the CA",
             "sectorch keys issue pki alice.csr                     at the CA: a client's certificate",
@@ -39,6 +39,11 @@ def keys(arguments: Sequence[str] | None = None) -> int:
     def named(line: str, run: Callable[[argparse.Namespace], Made], example: str) -> Parser:
         return actions.add_parser(example.split()[0], help=line, line=line, run=run, example=example)
 
+    action = named("a CA and three parties' folders on one machine, to try it out", try_out, "try trial")
+    action.add_argument("folder", type=Path, help="the folder to make, with one for each party in it")
+    action.add_argument("--server", default="localhost:7100", help="host:port at which the server will be reached")
+    action.add_argument("--asking", default="hospital-a", help="name of the party that asks")
+    action.add_argument("--answering", default="hospital-b", help="name of the party that has a model")
     action = named("make a CA", _init, "init pki")
     action.add_argument("folder", type=Path, help="where the CA is made")
     action = named("make a party's keys, and a request for its certificate", _request, "request alice")

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...errors import QuotaError
+from ...errors import ArgumentError, QuotaError
 from ..log import write
 from ..wire.channel import Channel
 from .file import Limits, read
@@ -51,12 +51,13 @@ class Quotas:
         return f"Quotas({self.path}, {self.usage.path})"
 
     def reload(self) -> None:
-        """Read the limits anew; what is used stays where it is.
-
-        Raises:
-            ArgumentError: they are wrong, or count elsewhere; those that were read before hold.
-        """
-        limits = read(self.path)
+        """Read the limits anew; what is used stays where it is. Where they are wrong, those that were read hold."""
+        try:
+            limits = read(self.path)
+        except ArgumentError as error:
+            log.error("the limits stay as they were: %s", error)
+            return
+        log.info("the limits in %s hold now", self.path)
         self.limits = Limits(self.limits.usage, limits.default, limits.clients, limits.models)
 
     def session(self, client: str, key: str, models: Sequence[str]) -> None:

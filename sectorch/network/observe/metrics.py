@@ -35,6 +35,7 @@ GAUGES = {
     "masked_weight_bytes": "Bytes of masked weights of open sessions.",
     "models": "Answering parties that are connected.",
     "certificate_expiry_timestamp_seconds": "When this party's certificate expires, in seconds since 1970.",
+    "authority_expiry_timestamp_seconds": "When the CA of the other side expires, in seconds since 1970.",
 }
 """What a party's `figures` may name, and what it means."""
 
@@ -73,7 +74,9 @@ class Metrics(Watcher):
         self._rows = Counter("rows", "Rows that were asked about in queries that were done.", [*by, *who], **made)
         self._refused = Counter("refused", "Connections that were refused.", **made)
         self._ended = Counter("sessions_failed", "Sessions that ended with an error.", **made)
-        self._renewed = Counter("certificate_changes", "Files of a certificate that changed.", ["outcome"], **made)
+        self._renewed = Counter(
+            "certificate_changes", "Files of the certificate that changed: used, or not.", ["outcome"], **made
+        )
         ProcessCollector(registry=self.registry)
         self.registry.register(_Gauges(self._figures))  # pyright: ignore[reportArgumentType]
 

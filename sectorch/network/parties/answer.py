@@ -122,10 +122,19 @@ class Answering:
             if shelf.session.hex() not in there or shelf.binding.get("edition") != self._edition:
                 shelf.drop()
 
+    def reload(self) -> None:
+        """Read the limits anew."""
+        if self._quotas is not None:
+            self._quotas.reload()
+
     def drain(self, seconds: float) -> bool:
         """Begin no more calls and sessions; whether those that run were done in that time."""
         why = f"'{self._credentials.name}' is stopping; ask again when it is back"
         return self._turns.drain(why, seconds)
+
+    def renew(self, credentials: Credentials) -> None:
+        """From now on, this party dials with these; the connection that there is goes on."""
+        self._credentials = credentials
 
     def unready(self) -> str:
         """Why nothing is answered now; empty while this party is registered with its server."""

@@ -86,6 +86,7 @@ class Server:
         receipts: str | Path | None = None,
         limits: str | Path | None = None,
     ):
+        self._credentials = credentials
         self.store = store or Store()
         self._waits = patience, call
         self._models: dict[str, _Model] = {}
@@ -100,7 +101,7 @@ class Server:
         try:
             self._quotas = None if limits is None else Quotas(limits, credentials.called, "S")
             self._serving = Serving(self._turns, self.store, self._receipts, self._quotas)
-            self._grpc, self.port = listen(address, credentials, self._welcome)
+            self._grpc, self.port = listen(address, lambda: self._credentials, self._welcome)
         except BaseException:
             self._keep_no_more()
             raise
@@ -122,6 +123,11 @@ class Server:
         if self._quotas is not None:
             self._quotas.close()
 
+    def reload(self) -> None:
+        """Read the limits anew."""
+        if self._quotas is not None:
+            self._quotas.reload()
+
     def drain(self, seconds: float) -> bool:
         """Begin no more calls and sessions; whether those that run were done in that time."""
         return self._turns.drain("the server is stopping; ask again when it is back", seconds)
@@ -139,6 +145,10 @@ class Server:
     def sessions(self) -> int:
         """How many sessions are open."""
         return len(self._sessions)
+
+    def renew(self, credentials: Credentials) -> None:
+        """New handshakes are made with these from now on; connections that are open go on."""
+        self._credentials = credentials
 
     def unready(self) -> str:
         """Why no sessions are taken on now; empty while they are."""

@@ -17,7 +17,7 @@ from torch import nn
 from ...errors import ArgumentError, NetworkError, PeerLostError
 from ...nn.describe import Example
 from ...nn.model_file import save_model
-from ..identity.authority import issue, make_authority, make_request
+from ..identity.authority import enrol, make_authority
 from ..identity.certificates import Credentials
 from ..identity.identity import Pins, fingerprint_of
 from ..store.store import Store
@@ -37,13 +37,6 @@ class Network:
 
 NETWORKS = {"lan": Network(0.00025, 1e9), "wan": Network(0.02, 100e6)}
 """Round trips of 0.5 ms at 1 Gbit/s and of 40 ms at 100 Mbit/s."""
-
-
-def enrol(folder: Path, name: str, *, hosts: tuple[str, ...] = (), days: float = 90) -> Credentials:
-    """What a party and the CA do in turn, where one folder on one machine is both's: a request, and its certificate."""
-    request = make_request(folder, name, server=bool(hosts))
-    certificate = issue(folder, request.read_bytes(), hosts=hosts, days=days)
-    return Credentials.read(certificate, folder / f"{name}-key.pem", folder / "ca.pem")
 
 
 def free_port() -> int:

@@ -56,9 +56,11 @@ def connections() -> int:
     return CONNECTIONS if soft == resource.RLIM_INFINITY else max(STREAMS, min(CONNECTIONS, soft - RESERVED))
 
 
-def listen(address: str, credentials: Credentials, welcome: Callable[[str, str], Link]) -> tuple[grpc.Server, int]:
-    """Start serving. `welcome` is called with the name in each client's certificate and its fingerprint; one without a
-    name is refused.
+def listen(
+    address: str, current: Callable[[], Credentials], welcome: Callable[[str, str], Link]
+) -> tuple[grpc.Server, int]:
+    """Start serving. `current` gives the credentials of each new handshake. `welcome` is called with the name in each
+    client's certificate and its fingerprint; one without a name is refused.
 
     There are bounds on connections of all certificates, of one, and of those that show none; who comes beyond them is
     refused.
@@ -68,7 +70,7 @@ def listen(address: str, credentials: Credentials, welcome: Callable[[str, str],
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    credentials.check_dates()
+    current().check_dates()
     served: Counter[str] = Counter()
     lock = threading.Lock()
 
@@ -102,9 +104,7 @@ def listen(address: str, credentials: Credentials, welcome: Callable[[str, str],
     server = grpc.server(ThreadPoolExecutor(STREAMS), options=options, maximum_concurrent_rpcs=STREAMS)
     method = grpc.stream_stream_rpc_method_handler(handle)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("sectorch.Star", {"Connect": method})])
-    tls = grpc.ssl_server_credentials(
-        [(credentials.key, credentials.certificate)], credentials.authority, require_client_auth=True
-    )
+    tls = _tls(current)
     try:
         port = server.add_secure_port(address, tls)
     except RuntimeError:
@@ -113,6 +113,24 @@ def listen(address: str, credentials: Credentials, welcome: Callable[[str, str],
         raise PeerLostError(f"cannot listen on {address}: the address is in use or the certificate is not usable")
     server.start()
     return server, port
+
+
+def _tls(current: Callable[[], Credentials]) -> grpc.ServerCredentials:
+    """Mutual TLS with the credentials that there are at each handshake."""
+    used = current()
+
+    def configured(own: Credentials) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(own.key, own.certificate)], own.authority)
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
+        now = current()
+        if now is used:
+            return None
+        used = now
+        return configured(now)
+
+    return grpc.dynamic_ssl_server_credentials(configured(used), changed, True)  # pyright: ignore[reportArgumentType]
 
 
 def dial(
