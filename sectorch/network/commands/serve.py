@@ -199,10 +199,10 @@ def _until_stopped(
     look: Callable[[], None] = lambda: None,
 ) -> None:
     """SIGTERM lets running calls end first, for so many seconds; Ctrl-C, or a second SIGTERM, does not. SIGHUP, as of
-    a terminal that is closed, ends nothing; it has the files of the certificate looked at."""
+    a terminal that is closed, ends nothing; it has the files of the certificate and of limits looked at."""
 
     def hung_up(*_: object) -> None:
-        console.print("SIGHUP: going on, and looking for a new certificate; SIGTERM stops")
+        console.print("SIGHUP: going on, and looking for new files; SIGTERM stops")
         look()
 
     def on(sign: signal.Signals, error: type[BaseException]) -> None:
