@@ -48,6 +48,7 @@ class SecureModule(nn.Module):
         model: a module, or another party's as its description gives it: then its dry run is held to the bounds of
             `nn/bounds.py`.
         dtype: of the user's model, where this one is a copy of it in float64 already.
+        like: a module of another session, of the same description and scheme: what it works out on shapes is common.
 
     Raises on a call:
         DtypeError, NonFiniteError, FixedPointRangeError, ShapeError: a bad input; nothing was shared.
@@ -67,7 +68,7 @@ class SecureModule(nn.Module):
 
     def __init__(
         self, model: nn.Module | Served, session: Session, party: Party, scheme: Scheme, chunk: int | None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | None = None, like: SecureModule | None = None,
     ):  # fmt: skip
         super().__init__()
         party = session.answering_party(party)
@@ -76,7 +77,7 @@ class SecureModule(nn.Module):
         self.__dict__["_served"] = model if isinstance(model, Served) else None
         if isinstance(model, Served):
             self.dtype, plain = model.dtype, nn.Module()
-            traces = ServedTraces(model, session.on_shapes(), party)
+            traces = like.traces if like is not None else ServedTraces(model, session.on_shapes(), party)
         else:
             check_model(model, session.device if session.present(party) else torch.device("meta"))
             self.dtype = dtype or dtype_of(model)
@@ -89,12 +90,16 @@ class SecureModule(nn.Module):
         self._chunk = chunk
         bound, self.__dict__["_weights"] = self.bind(session, party)
         self.__dict__["_bound"] = bound
-        self.__dict__["_dry_weights"] = self.bind(self.traces.session, party)[1]
         self._checked: dict[Any, Checked] = {}
         self._rows: dict[Any, Trace] = {}
         """By shape of row, the program of a batch that was run on shapes and whose rows do not meet."""
         self.largest: dict[tuple[str, str], int] = {}
         """Bytes of the largest message of all shapes that were checked, by the roles of its ends."""
+        if like is None:
+            self.__dict__["_dry_weights"] = self.bind(self.traces.session, party)[1]
+        else:  # what was worked out on shapes is nobody's
+            shared = ("_dry_weights", "_checked", "_rows", "largest", "_lock")
+            self.__dict__.update({name: like.__dict__[name] for name in shared})
         self.ahead = Ahead()
         self._asked: dict[Any, Inputs] = {}
         """The inputs so far, without content, by row; the latest last."""

@@ -134,6 +134,16 @@ class Part:
     def __repr__(self) -> str:
         return f"Part({len(self._offline)} offline steps, {len(self._online)} online)"
 
+    @property
+    def lines(self) -> list[Line]:
+        """All steps of a call, in their order."""
+        return self._all
+
+    @property
+    def brought(self) -> list[Input]:
+        """What the parties bring into a call."""
+        return self._inputs[0]
+
     def call(self, runtime: Runtime, call: int, settled: Mapping[Slot, Any], inputs: Mapping[str, torch.Tensor]) -> Any:
         """The whole call.
 
@@ -142,7 +152,7 @@ class Part:
             settled: the values of the setup.
             inputs: by name.
         """
-        return self._learned(_take(self._all, runtime, call, {**settled, **given(self._inputs[0], inputs)}))
+        return self.learned(_take(self._all, runtime, call, {**settled, **given(self._inputs[0], inputs)}))
 
     def prepare(
         self, runtime: Runtime, call: int, settled: Mapping[Slot, Any], inputs: Mapping[str, torch.Tensor]
@@ -170,13 +180,13 @@ class Part:
         if len(kept) != len(self._kept):
             raise MaterialError("the material was prepared by another party")
         values = {**settled, **brought, **dict(zip(self._kept, kept, strict=True))}
-        return self._learned(_take(self._online, runtime, material.call, values))
+        return self.learned(_take(self._online, runtime, material.call, values))
 
     def known(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Those of the inputs that offline steps take."""
         return {one.name: inputs[one.name] for one in self._inputs[1]}
 
-    def _learned(self, values: dict[Slot, Any]) -> Any:
+    def learned(self, values: dict[Slot, Any]) -> Any:
         """The results: copies, which autograd may use and their reader may change."""
         leaves = [slot.value if type(slot) is Fixed else values[slot] for slot in self._results]
         leaves = [x.clone() if isinstance(x, torch.Tensor) else x for x in leaves]

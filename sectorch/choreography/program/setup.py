@@ -58,6 +58,10 @@ class Setup:
                 self._of[part] = self._settled(part, runtime, inputs)
             return self._of[part]
 
+    def made(self, part: Part) -> bool:
+        """Whether nothing of it is missing for a part of a program."""
+        return part in self._of
+
     def check(self, part: Part, runtime: Runtime, inputs: Mapping[str, torch.Tensor]) -> None:
         """What whoever is here works out of its own values alone, as `values` does first; nothing is drawn or sent.
 

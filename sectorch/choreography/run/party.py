@@ -7,8 +7,8 @@ shape and dtype. A party that diverges is an error and not garbage.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -91,15 +91,25 @@ class PartyRuntime:
             observer.message(line, value)
         return value
 
+    def post(self, line: Sent, value: torch.Tensor) -> None:
+        """Send a message with those that follow it, at the latest with `flush_together`."""
+        self._send(line, value, later=True)
+
+    def flush_together(self, others: Sequence[PartyRuntime]) -> None:
+        """Send what this party has posted here and in other sessions; what goes over one connection, in one piece."""
+        for party, channel in self._channels.items():
+            together: Any = channel  # of a link that several sessions go over (`network/wire/channel.py`)
+            together.flush_together([other._channels[party] for other in others])
+
     def computed(self, path: str, owners: frozenset[Party], phase: Phase, seconds: float) -> None:
         for observer in observers():
             observer.computed(path, owners, phase, seconds)
 
-    def _send(self, line: Sent, value: torch.Tensor) -> None:
+    def _send(self, line: Sent, value: torch.Tensor, later: bool = False) -> None:
         number = next(self._sent[line.dst])
         frame = Frame(Kind.DATA, self._wire, line.call, number, line.path, line.label)
         # Dealt material waits for company until this party itself waits: a small net deals dozens of small messages.
-        self._channels[line.dst].send(parts_of(frame, value), later=line.phase == Phase.OFFLINE)
+        self._channels[line.dst].send(parts_of(frame, value), later=later or line.phase == Phase.OFFLINE)
 
     def _flush(self) -> None:
         for channel in self._channels.values():

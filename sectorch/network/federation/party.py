@@ -22,8 +22,8 @@ from ...session import Q, Session
 from ..identity.certificates import Credentials
 from ..names import readable
 from ..parties.client import Connection
+from ..parties.remote import RemoteSession
 from ..parties.said import session_of
-from ..parties.session import RemoteSession
 from .file import Federated, credentials, read
 from .meeting import Called, Meeting, beating
 from .secured import Ends, Secured, digest_of

@@ -10,7 +10,7 @@ from ...federated.parties import Names
 from ...mpc.star.seed import Identities
 from ...session import Q, S
 from ..identity.identity import fingerprint
-from ..parties.session import parties as answering_parties
+from ..parties.remote import parties as answering_parties
 from .file import Federated
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from ...choreography.program.together import Taking
 from ...choreography.run.frames import raw
 from ...errors import (
     FrameError,
@@ -36,8 +37,11 @@ from ..wire.channel import Channel, again
 from ..wire.link import Link
 from ..wire.turns import Turns
 from .client import Connection
+from .joint import Joining, Joint
+from .known import Known
+from .remote import Part
 from .said import in_full, join, reason, scheme_of, session_of
-from .session import Part, PartySession
+from .session import PartySession
 
 log = logging.getLogger("sectorch.answer")
 SESSIONS = 128
@@ -82,6 +86,7 @@ class Answering:
         self._threads: list[threading.Thread] = []
         self._turns = Turns(SESSIONS, SESSIONS, SESSIONS)  # all run at once here: the server has them wait
         self._connection: Connection | None = None
+        self._programs, self._joint = Known(), Joint()
         self._known: Link | None = None
         self.answered = 0
         self._receipts = None if receipts is None else Receipts(receipts, credentials, "A")
@@ -196,9 +201,10 @@ class Answering:
                 who = party.who
                 self._quotas.session(who["client"], who["key"], [who["model"]])
             while (asked := channel.request()).get("do") != "close":
+                join = self._joins(party, asked)
                 with self._turns.turn(str(request.get("for")), channel.beat):
                     with self._charged(party, channel, asked):
-                        stored = party.follow(asked)
+                        stored = party.follow(asked, join)
                 if stored is not None:
                     channel.tell(stored)
                 self.answered += asked.get("do") in ("predict", "aggregate")
@@ -223,6 +229,12 @@ class Answering:
         rows, who = party.asked(asked).rows, party.who
         return self._quotas.query(asked, rows, who["client"], who["key"], [who["model"]], [channel], [channel])
 
+    def _joins(self, party: PartySession, asked: dict) -> Callable[[Taking], None] | None:
+        """How a call is taken that S takes with others; None of any other."""
+        if asked.get("joint") is None or party.joinable(asked) is None:
+            return None
+        return lambda taking: self._joint.take(Joining(taking), asked)
+
     def _party(self, session: bytes, channel: Channel, request: dict) -> PartySession:
         client, scheme = _client(request), scheme_of(request)
         place, of, resume = request.get("place", 0), request.get("of", 1), request.get("resume")
@@ -246,7 +258,7 @@ class Answering:
         return PartySession(
             A, session, {S: channel}, [Part(self._description, identities, self._weights)], scheme,
             lambda: self.store.shelf(session, binding()), place=place, of=of, fresh=resume is None,
-            facts=lambda: {**who(), **model}, receipts=self._receipts,
+            facts=lambda: {**who(), **model}, receipts=self._receipts, known=self._programs,
         )  # fmt: skip
 
 

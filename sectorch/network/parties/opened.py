@@ -20,8 +20,9 @@ from ..receipts.receipts import Receipts
 from ..store.store import Shelf, Store, fingerprint, version
 from ..wire.channel import Channel
 from ..wire.link import Link
+from .remote import Part
 from .said import reason, scheme_in
-from .session import Part, PartySession
+from .session import PartySession
 
 
 @dataclass

@@ -33,9 +33,9 @@ from ..wire.deadline import CALL
 from ..wire.link import Link
 from ..wire.transport import listen
 from ..wire.turns import Turns
+from .remote import parties
 from .said import join, reason, scheme_in, scheme_of, session_of
 from .serving import Model, Serving, Told, binding, part
-from .session import parties
 
 log = logging.getLogger("sectorch.server")
 RUNNING = 2

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...choreography import Party
+from ...choreography.program.part import part_of
+from ...choreography.program.together import Taking
 from ...errors import MaterialError
 from ...mpc.star.seed import Identities
 from ...session import Q, S
@@ -20,8 +22,11 @@ from ..receipts.receipts import Receipts
 from ..store.store import Store, fingerprint, version
 from ..wire.channel import Channel
 from ..wire.turns import Turns
+from .joint import Gathering, Joining
+from .known import Known
+from .remote import Part
 from .said import in_full, reason
-from .session import Part, PartySession
+from .session import PartySession
 
 log = logging.getLogger("sectorch.server")
 BEAT = 5.0
@@ -78,6 +83,7 @@ class Serving:
 
     def __init__(self, turns: Turns, store: Store, receipts: Receipts | None, quotas: Quotas | None = None):
         self._turns, self._store, self._receipts, self._quotas = turns, store, receipts, quotas
+        self._known, self._gathering = Known(), Gathering(turns)
 
     def serve(self, told: Told, channels: dict[Party, Channel]) -> None:
         """One session."""
@@ -89,14 +95,13 @@ class Serving:
             party = PartySession(
                 S, session, channels, [Part(model.description, identities) for model in told.models], told.scheme,
                 lambda: self._store.shelf(session, bound), of=len(told.models), fresh=fresh, alive=beats(channels),
-                facts=lambda: facts, receipts=self._receipts,
+                facts=lambda: facts, receipts=self._receipts, known=self._known,
             )  # fmt: skip
             if not fresh:
                 self._ready(session, channels)
             while (asked := channels[Q].request()).get("do") != "close":
-                with self._turns.turn(told.client, channels[Q].beat):
-                    with self._charged(told, party, channels, asked):
-                        self._call(party, channels, asked)
+                with self._charged(told, party, channels, asked):
+                    self._ask(party, told.client, channels, asked)
             for channel in answering(channels):
                 channel.tell(asked)
         except Exception as error:
@@ -109,6 +114,29 @@ class Serving:
                 party.close()
             if not request.get("lasting"):
                 self._store.forget(session)
+
+    def _ask(self, party: PartySession, client: str, channels: dict[Party, Channel], asked: dict) -> None:
+        """What is asked, with the calls of other sessions where that can be, and else in a turn of its own."""
+        program = party.joinable(asked)
+        part = None if program is None else part_of(program, frozenset({S}))
+        room = None if part is None else self._gathering.room(part, Q)
+        if room is None:
+            with self._turns.turn(client, channels[Q].beat):
+                self._call(party, channels, asked)
+            return
+
+        def begin(others: dict) -> None:
+            for channel in answering(channels):
+                channel.tell({**asked, **others})
+
+        def join(taking: Taking) -> None:
+            taking.receive()
+            self._gathering.take(Joining(taking, begin), client, channels[Q].beat)
+
+        try:
+            party.follow(asked, join, {Q: room})
+        finally:
+            self._gathering.leave(room)
 
     def _call(self, party: PartySession, channels: dict[Party, Channel], asked: dict) -> None:
         for channel in answering(channels):

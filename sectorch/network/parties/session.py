@@ -10,12 +10,10 @@ j + n, j + 2n, ..., so that each party can count its own.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,71 +21,28 @@ from torch.utils import _pytree as pytree
 
 from ...choreography import Party
 from ...choreography.program.material import Material
-from ...choreography.program.setup import Setup
-from ...choreography.roles import STAR
+from ...choreography.program.together import Taking
+from ...choreography.program.trace import Program
 from ...choreography.run.party import PartyRuntime
 from ...errors import (
     FrameError,
     MaterialError,
     ShapeError,
 )
-from ...mpc.star.seed import Identities, seed
 from ...nn.inputs import Inputs
 from ...nn.module import SecureModule
-from ...nn.program import load_program
 from ...nn.served import Kind
-from ...session import Q, Session
 from ...tensor import Scheme, SharedTensor
 from ...tensor.aggregation import aggregate
 from ..log import learned, query, step
 from ..receipts.receipts import Receipts
 from ..store.store import Shelf
 from ..wire.channel import Channel
+from .joint import settled, taking
+from .known import Known
+from .remote import Part, RemoteSession
 
 MAX_ELEMENTS = 1 << 28
-
-
-@dataclass
-class Part:
-    """One answering party of a session: its model's description, and how it and Q know each other."""
-
-    description: dict
-    identities: Identities
-    weights: dict[str, torch.Tensor] | None = None
-
-
-class RemoteSession(Session):
-    """A session whose other parties are elsewhere.
-
-    Args:
-        runtime: of this process's party.
-        identities: of Q and each answering party that this process knows of.
-        place, of: which of how many answering parties the first of them is.
-        fresh: whether it begins now; else it is taken up for its prepared material.
-    """
-
-    def __init__(self, runtime: PartyRuntime, identities: Sequence[Identities], place: int, of: int, fresh: bool):
-        self._begin(STAR, parties(len(identities)), Q)
-        self.device = torch.device("cpu")
-        self.runtime = runtime
-        several = max(of, len(identities))
-        self._numbers = {party: itertools.count(place + i, several) for i, party in enumerate(self.answering)}
-        self._fresh = fresh
-        self._open()
-        if fresh:
-            for i, party in enumerate(self.answering):
-                seed(self._setup[party], first=i == 0, identities=identities[i])
-
-    def _number(self, party: Party | None) -> int:
-        return next(self._numbers[self.answering_party(party)])
-
-    def _new_setup(self, party: Party | None) -> Setup:
-        return super()._new_setup(party) if self._fresh else Setup(None)
-
-
-def parties(count: int) -> tuple[Party, ...]:
-    """The answering parties of a session, as it calls them."""
-    return tuple(Party("A" if count == 1 else f"A{i + 1}", "A") for i in range(count))
 
 
 class PartySession:
@@ -100,6 +55,7 @@ class PartySession:
         place, of: at an answering party, which of how many it is.
         facts: who asks what, for the log's line of each query.
         receipts: where each query is written down before it is answered or asked.
+        known: what other sessions of this process have worked out.
     """
 
     def __init__(
@@ -117,8 +73,10 @@ class PartySession:
         alive: Callable[[], None] | None = None,
         facts: Callable[[], dict] = dict,
         receipts: Receipts | None = None,
+        known: Known | None = None,
     ):
-        served = [load_program(part.description, part.weights) for part in parts]
+        known = known or Known()
+        served, keys = zip(*(known.served(part.description, part.weights) for part in parts), strict=True)
         self.served, self.fresh, self.grouped = served[0], fresh, of > 1
         calls = [[(call.inputs.key, call.least) for call in model.calls] for model in served]
         if any(others != calls[0] for others in calls):
@@ -139,8 +97,8 @@ class PartySession:
         self._reader: ThreadPoolExecutor | None = None
         self._coming: dict[int, tuple[Kind, Future]] = {}
         self._modules = [
-            SecureModule(model, self.session, party, scheme, None)
-            for model, party in zip(served, self.session.answering, strict=True)
+            known.module(model, key, self.session, party, scheme)
+            for model, key, party in zip(served, keys, self.session.answering, strict=True)
         ]
 
     def pieces(self, inputs: Inputs) -> list[Kind]:
@@ -151,8 +109,11 @@ class PartySession:
         """Rows of a batch that all models take in one piece; 0 where its rows are not counted."""
         return min(module.pieces(inputs.meta())[0].rows or 0 for module in self._modules)
 
-    def expect(self, inputs: Inputs) -> None:
+    def expect(self, inputs: Inputs, rooms: Mapping[Party, int] | None = None) -> None:
         """A call on inputs of these shapes begins: work out its messages, and tell the others that there is room.
+
+        Args:
+            rooms: how much for what a party sends, where that is known.
 
         Raises:
             FixedPointRangeError: at the owner, a weight that does not fit. Nothing of the call was sent, so that nobody
@@ -168,7 +129,8 @@ class PartySession:
                 module.check_weights(inputs)
         for party, channel in self._channels.items():
             edge = (party.role, self._me.role)
-            channel.expect(max(module.largest.get(edge, 0) for module in self._modules))
+            largest = max(module.largest.get(edge, 0) for module in self._modules)
+            channel.expect(largest, (rooms or {}).get(party))
 
     def predict(
         self, inputs: Inputs, use: list[int] | tuple[int, ...] = (), then: list[int] | tuple[int, ...] = ()
@@ -269,8 +231,42 @@ class PartySession:
         """Who asks what: the facts of each query."""
         return self._facts()
 
-    def follow(self, request: dict) -> dict | None:
+    def joinable(self, request: dict) -> Program | None:
+        """The program of a call that may be taken with those of other sessions; None of any other request.
+
+        It is a prediction in one piece, of shapes that were asked for before, with nothing that was prepared.
+        """
+        if request.get("do") != "predict" or request.get("use") or request.get("after") is not None:
+            return None
+        if not self.fresh or self.grouped:
+            return None
+        inputs, (module,) = self.asked(request).meta(), self._modules
+        if inputs.in_shares or inputs.key not in module._checked or len(self.pieces(inputs)) > 1:
+            return None
+        program = module.choreography(inputs)
+        return program if settled(self.session, program) else None
+
+    def _joined(self, inputs: Inputs, own: frozenset[Party], join: Callable[[Taking], None]) -> None:
+        """A call that is taken with others."""
+        (module,) = self._modules
+        made = taking(self.session, module.choreography(inputs), module._brought(inputs), own)
+        try:
+            with step("online", prepared=False):
+                join(made)
+        finally:
+            self._runtime.forget(made.call)
+
+    def follow(
+        self,
+        request: dict,
+        join: Callable[[Taking], None] | None = None,
+        rooms: Mapping[Party, int] | None = None,
+    ) -> dict | None:
         """Take part in what Q asked for, at A or S; what the party that asked is told then.
+
+        Args:
+            join: takes the call, with others: see `joint.py`.
+            rooms: as of `expect`; those parties' messages are received before the call is taken.
 
         Raises:
             FrameError: a request that this version does not know, or of an impossible size.
@@ -286,7 +282,9 @@ class PartySession:
             channel.begin()
         try:
             with self.noted(str(what)[:40], inputs, request.get("trace")):
-                self.expect(inputs)
+                self.expect(inputs, rooms)
+                if join is not None:
+                    return self._joined(inputs, frozenset(rooms or ()), join)
                 return self._take_part(str(what), inputs, use, then)
         finally:
             for channel in self._channels.values():

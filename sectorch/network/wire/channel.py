@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
@@ -187,10 +187,15 @@ class Channel:
         """Whether this party expects nothing of a call now."""
         return self._room is None
 
-    def expect(self, largest: int) -> None:
-        """From now on, and until `rest`, there is room for a window and a message of so many bytes."""
+    def expect(self, largest: int, room: int | None = None) -> None:
+        """From now on, and until `rest`, there is room for a window and a message of so many bytes.
+
+        Args:
+            room: for so many bytes, where that is less: for all that the peer has to send.
+        """
         largest = min(largest, LARGEST)
-        self._room = WINDOW + largest + (largest // PART_BYTES + 2) * (FRAME + FRAME)
+        most = WINDOW + largest + (largest // PART_BYTES + 2) * (FRAME + FRAME)
+        self._room = most if room is None else max(IDLE, min(room, most))
         self.tell({"do": "go"})
 
     def rest(self) -> None:
@@ -283,6 +288,17 @@ class Channel:
         if self._held:
             held, self._held, self._held_bytes = self._held, [], 0
             self.link.send(held[0] if len(held) == 1 else b"".join(held))
+
+    def flush_together(self, others: Sequence[Channel]) -> None:
+        """The same for several channels: what goes over one link goes as one."""
+        held: dict[int, tuple[Peer, list[bytes]]] = {}
+        for channel in (self, *others):
+            if channel._held:
+                held.setdefault(id(channel.link), (channel.link, []))[1].extend(channel._held)
+                channel._held, channel._held_bytes = [], 0
+        for link, parts in held.values():
+            with suppress(PeerLostError):  # each session hears of it where it waits next
+                link.send(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def _too_early(self) -> bool:
         return self._ready < self._begun and self._sent >= self._ready_at
