@@ -21,6 +21,7 @@ from ..parties.answer import Answering
 from ..parties.server import RUNNING, Server
 from ..store.store import Store
 from ..wire.deadline import CALL
+from .offered import named, read_anew
 from .options import (
     add_certificate,
     add_client,
@@ -94,13 +95,19 @@ def answer(arguments: Sequence[str] | None = None) -> int:
     p = Parser(
         "answer",
         "Answer queries with a model of your own, which nobody sees. Ctrl-C stops it.",
-        ["sectorch answer model.safetensors --name clinic --cert clinic.pem --key clinic-key.pem --ca ca.pem"],
+        [
+            "sectorch answer model.safetensors --name clinic --cert clinic.pem --key clinic-key.pem --ca ca.pem",
+            "sectorch answer lenet=a.safetensors vgg=b.safetensors --name clinic ...   asked for as clinic/lenet",
+        ],
     )
-    p.add_argument("model", type=Path, help="a model file, of sectorch.network.save_model or `sectorch convert`")
+    p.add_argument(
+        "model", nargs="+", help="a model file, of save_model or `sectorch convert`; NAME=FILE for each of several"
+    )
     p.add_argument("--name", required=True, help="the name in this party's certificate")
     p.add_argument(
         "--answer-unchecked", action="store_true", help="answer questions that are asked with --no-range-check too"
     )
+    p.add_argument("--replica", action="store_true", help="others of this party answer too, with stores of their own")
     add_client(p)
     add_pins(p)
     add_store(p)
@@ -116,15 +123,19 @@ def answer(arguments: Sequence[str] | None = None) -> int:
 def _answer(options: argparse.Namespace, _: Console) -> None:
     begin_log(options)
     with watched(options) as watching:
-        (description, weights), name = read_model(options.model), options.name
+        files, name = named(options.model), options.name
+        (first, path), *others = files.items()
+        description, weights = read_model(path)
         read_own = lambda: Credentials.read(options.cert, options.key, options.ca, options.identity)
         credentials = read_own()
         kept = Store(options.store, options.store_key, _bytes(options.store_budget))
         known, patience = known_pins(options), positive(options.patience)
         party = Answering(
             options.server, credentials, description, weights, known, kept, patience, options.answer_unchecked,
-            options.receipts, options.limits,
+            options.receipts, options.limits, model=first, replica=options.replica,
         )  # fmt: skip
+        for model, path in others:
+            party.offer(*read_model(path), model)
         watching.begin(party, credentials, read_own)
         stopped = threading.Event()
 
@@ -136,8 +147,12 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
             stopped.set()
             party.close()
 
+        def anew() -> None:
+            party.reload()
+            read_anew(party, files)
+
         going_on = lambda: keep_answering(party, name, stopped, options.server)
-        _until_stopped(going_on, drain, stop, options.drain, both(watching.look, party.reload))
+        _until_stopped(going_on, drain, stop, options.drain, both(watching.look, anew))
 
 
 def keep_answering(party: Answering, name: str, stopped: threading.Event, server: str, retry: float = RETRY) -> None:

@@ -10,7 +10,7 @@ import torch
 from ...errors import ArgumentError, RangeExceededError
 from ...nn.calls import called
 from ...tensor import Scheme
-from ..names import name_of
+from ..names import model_name
 from .opened import Asker, Opened, check_values, open_session, run
 from .unanswered import Unanswered
 
@@ -25,7 +25,7 @@ class RemoteGroup:
     """
 
     def __init__(self, connection: Asker, names: list[str], scheme: Scheme):
-        names = [name_of(name, "an answering party's name") for name in names]
+        names = [model_name(name, "a model's name") for name in names]
         if len(names) < 2 or len(set(names)) < len(names):
             raise ArgumentError(
                 f"a sum is over two or more different models, got {names}; ask a single one by .model()"

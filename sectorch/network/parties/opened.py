@@ -15,7 +15,7 @@ from ...session import Q, S
 from ...tensor import Scheme, SharedTensor
 from ..identity.identity import PinnedIdentities, Pins, context
 from ..log import carried
-from ..names import name_of
+from ..names import model_name
 from ..receipts.receipts import Receipts
 from ..store.store import Shelf, Store, fingerprint, version
 from ..wire.channel import Channel
@@ -53,7 +53,9 @@ class Asker(Protocol):
     def ask(self, request: dict, patience: float = 30.0) -> dict: ...
 
 
-def open_session(connection: Asker, names: list[str], scheme: Scheme, shelf: Shelf | None = None) -> Opened:
+def open_session(
+    connection: Asker, names: list[str], scheme: Scheme, shelf: Shelf | None = None, only: str | None = None
+) -> Opened:
     """Open a session with the models of these names, or take up the one that a shelf's material belongs to.
 
     Raises:
@@ -62,11 +64,13 @@ def open_session(connection: Asker, names: list[str], scheme: Scheme, shelf: She
         MaterialError: the material is void.
     """
     for name in names:
-        name_of(name, "an answering party's name")
+        model_name(name, "a model's name")
     wire = os.urandom(16)
     session = wire if shelf is None else shelf.session
     request: dict[str, Any] = {"do": "open", "session": wire.hex(), "models": names, **scheme_in(scheme)}
     request["lasting"] = connection.store.lasting
+    if only is not None:
+        request["version"] = only
     if shelf is not None:
         request |= {"resume": session.hex(), "calls": list(shelf.calls())}
     channel = connection.there().open(wire)

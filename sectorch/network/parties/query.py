@@ -20,6 +20,7 @@ from ...errors import (
     SectorchError,
     SessionOverError,
     StoreFullError,
+    UnknownModelError,
 )
 from ...nn.ahead import shown
 from ...nn.calls import Like, called, like
@@ -33,6 +34,8 @@ from .texts import RemoteTexts
 from .unanswered import Unanswered
 
 log = logging.getLogger("sectorch.client")
+AGAIN = 2
+"""How often a call is asked again where its session is over: it was idle, or its model or its replica went."""
 
 
 class RemoteModel:
@@ -62,8 +65,7 @@ class RemoteModel:
         self._unanswered = Unanswered()
         self.only = only
         """The version that is asked; any one where it is None."""
-        shelves = self._shelves()
-        first = self._take_up(shelves[0]) if shelves else self._fresh()
+        first = next(filter(None, map(self._at_its_replica, self._shelves())), None) or self._fresh()
         self.served = first.party.served
 
     @property
@@ -90,10 +92,10 @@ class RemoteModel:
     def ask(self, inputs: Inputs) -> Any:
         """The same for inputs that `check` has given."""
         with self._lock, self._unanswered.name(inputs) as query:
-            try:
-                return self._asked(inputs, query)
-            except SessionOverError:  # between two calls: nothing of this one was done
-                return self._asked(inputs, query)
+            for _ in range(AGAIN):
+                with suppress(SessionOverError):
+                    return self._asked(inputs, query)
+            return self._asked(inputs, query)
 
     def _asked(self, inputs: Inputs, query: str) -> Any:
         self._forget_lost()
@@ -258,7 +260,9 @@ class RemoteModel:
                 at_hand |= opened.party.coming()
             if sum(max(1, rows) for _, rows in at_hand.values()) < (inputs.rows or 1):
                 continue
-            opened = opened or self._take_up(shelf)
+            opened = opened or self._at_its_replica(shelf)
+            if opened is None:
+                continue
             pieces = opened.party.pieces(inputs)
             calls = _chosen(pieces, at_hand)
             left = {call: kind for call, kind in at_hand.items() if call not in calls}
@@ -266,9 +270,16 @@ class RemoteModel:
                 return opened, calls, _chosen(pieces, left)
         return None, [], []
 
+    def _at_its_replica(self, shelf: Shelf) -> Opened | None:
+        """The session of that material; None while the replica that has the other half of it is away."""
+        try:
+            return self._take_up(shelf)
+        except UnknownModelError:
+            return None
+
     def _take_up(self, shelf: Shelf) -> Opened:
         try:
-            opened = open_session(self.connection, [self.name], self._scheme, shelf)
+            opened = open_session(self.connection, [self.name], self._scheme, shelf, self.only)
         except MaterialError as error:
             count = len(shelf)
             shelf.drop()
@@ -280,7 +291,7 @@ class RemoteModel:
 
     def _fresh(self) -> Opened:
         if self._live is None:
-            self._live = self._met(open_session(self.connection, [self.name], self._scheme))
+            self._live = self._met(open_session(self.connection, [self.name], self._scheme, only=self.only))
         return self._live
 
     def _met(self, opened: Opened) -> Opened:

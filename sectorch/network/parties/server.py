@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 from ...choreography import Party
@@ -16,7 +14,6 @@ from ...errors import (
     MaterialError,
     PeerLostError,
     SectorchError,
-    UnknownModelError,
 )
 from ...nn.program import load_program
 from ...session import Q
@@ -25,17 +22,18 @@ from ..federation.meetings import Meetings
 from ..identity.certificates import Credentials
 from ..limits.quotas import Quotas
 from ..log import write
-from ..names import name_of
+from ..names import model_name, party_of
 from ..receipts.receipts import Receipts
-from ..store.store import Store, fingerprint, version
+from ..store.store import Store
 from ..wire.channel import Channel
 from ..wire.deadline import CALL
 from ..wire.link import Link
 from ..wire.transport import listen
 from ..wire.turns import Turns
+from .registry import Offered, Registry, current
 from .remote import parties
 from .said import join, reason, scheme_in, scheme_of, session_of
-from .serving import Model, Serving, Told, binding, part
+from .serving import Serving, Told, binding, part
 
 log = logging.getLogger("sectorch.server")
 RUNNING = 2
@@ -45,17 +43,6 @@ SESSIONS, SESSIONS_EACH = 128, 32
 WEIGHT_MEMORY = 2 << 30
 """Bytes of masked weights that open sessions may hold together."""
 MOST_MODELS = 64
-
-
-@dataclass
-class _Model(Model):
-    """An answering party that is connected."""
-
-    link: Link
-
-    @property
-    def weight_bytes(self) -> int:
-        return sum(8 * math.prod(entry["shape"]) for entry in self.description["weights"])
 
 
 class Server:
@@ -89,7 +76,7 @@ class Server:
         self._credentials = credentials
         self.store = store or Store()
         self._waits = patience, call
-        self._models: dict[str, _Model] = {}
+        self._registry = Registry()
         self._links: set[Link] = set()
         self._sessions: dict[bytes, tuple[str, int]] = {}
         self._threads: list[threading.Thread] = []
@@ -100,7 +87,7 @@ class Server:
         self._quotas: Quotas | None = None
         try:
             self._quotas = None if limits is None else Quotas(limits, credentials.called, "S")
-            self._serving = Serving(self._turns, self.store, self._receipts, self._quotas)
+            self._serving = Serving(self._turns, self.store, self._receipts, self._quotas, self._registry.another)
             self._grpc, self.port = listen(address, lambda: self._credentials, self._welcome)
         except BaseException:
             self._keep_no_more()
@@ -137,9 +124,8 @@ class Server:
         self._grpc.wait_for_termination()
 
     def models(self) -> list[str]:
-        """Names of the answering parties that are connected."""
-        with self._lock:
-            return sorted(name for name, model in self._models.items() if model.link.closed is None)
+        """Names of the models whose answering parties are connected."""
+        return self._registry.names()
 
     @property
     def sessions(self) -> int:
@@ -168,7 +154,7 @@ class Server:
         link = Link(name, self._request, *self._waits, certificate=certificate)
         with self._lock:
             self._links = {known for known in self._links if known.closed is None} | {link}
-            self._models = {n: m for n, m in self._models.items() if m.link.closed is None}
+        self._registry.prune()
         return link
 
     def _request(self, link: Link, request: dict) -> None:
@@ -192,26 +178,25 @@ class Server:
         link.tell({"do": "reply", "number": number, **answer})
 
     def _register(self, link: Link, request: dict) -> dict:
-        name = name_of(request.get("name"), "an answering party's name", IdentityError)
-        edition = str(request.get("edition"))[:64]
-        if name != link.peer:
+        name = model_name(request.get("name"), "an answering party's name", IdentityError)
+        edition, keeper, made = str(request.get("edition"))[:64], request.get("keeper", ""), request.get("made", 0)
+        if not isinstance(keeper, str) or len(keeper) > 64 or type(made) is not int:
+            raise FrameError("a registration that does not say which store it has, or when its model was made")
+        if party_of(name) != link.peer:
             text = f"the certificate is for '{link.peer}' and cannot answer as '{name}'"
             return {"error": "IdentityError", "text": text}
         given = request.get("description")
         description = given if isinstance(given, dict) else {}
         load_program(description)
-        with self._lock:
-            held = self._models.get(name)
-            if held is not None and held.link.closed is None and held.link is not link:
-                raise BusyError(f"'{name}' is answering already")
-            self._models[name] = _Model(description, edition, link)
-        kept = self.store.shelves(model=name)
-        current = {"edition": edition, "fingerprint": fingerprint(description)}
-        for shelf in kept:
-            if any(shelf.binding[k] != v for k, v in current.items()):
+        offered = Offered(description, edition, keeper, link, made)
+        for replaced in self._registry.add(name, offered):
+            replaced.close(PeerLostError(f"'{name}' was started again"))
+        for shelf in self.store.shelves(model=name):
+            own = shelf.binding.get("keeper", "") in (keeper, "")
+            if own and any(shelf.binding[k] != v for k, v in current(offered).items()):
                 write(log, "dropped", calls=len(shelf), model=name, why="it has another model now")
                 shelf.drop()
-        write(log, "answers", model=name, version=version(description, edition))
+        write(log, "answers", model=name, version=offered.version)
         return {"sessions": [shelf.session.hex() for shelf in self.store.shelves(model=name)]}
 
     def _open(self, link: Link, request: dict) -> dict:
@@ -220,24 +205,19 @@ class Server:
         asked, resume = request.get("models"), request.get("resume")
         if not isinstance(asked, list) or not 0 < len(asked) <= MOST_MODELS:
             raise FrameError(f"a session has 1 to {MOST_MODELS} different models")
-        names = [name_of(name, "a model's name in a request", FrameError) for name in asked]
-        if len(set(names)) < len(names):
-            raise FrameError(f"a session has 1 to {MOST_MODELS} different models")
-        scheme = scheme_of(request)
-        with self._lock:
-            found = [self._models.get(name) for name in names]
-        models: list[_Model] = []
-        for name, model in zip(names, found, strict=True):
-            if model is None or model.link.closed is not None:
-                there = ", ".join(self.models()) or "none"
-                raise UnknownModelError(f"no model '{name}' is connected; there are: {there}")
-            models.append(model)
+        names = [model_name(name, "a model's name in a request", FrameError) for name in asked]
+        if len(set(map(party_of, names))) < len(names):
+            raise FrameError(f"a session has 1 to {MOST_MODELS} models of different parties")
+        scheme, keeper = scheme_of(request), None
+        if resume is not None:
+            keeper = self.store.shelf(session_of({"session": resume})).binding.get("keeper")
+        models = [self._registry.find(name, request.get("version"), keeper) for name in names]
         # Q names the session and has opened its end already, so that nothing that S says of it comes too early.
         wire = session_of(request)
         if wire in self._sessions or self.store.holds(wire):
             raise FrameError("that session is or was open; sessions are named afresh")
         session = wire if resume is None else self._kept(link, request, names[0], models[0], scheme)
-        if link.peer in names:
+        if link.peer in map(party_of, names):
             raise FrameError("a party cannot ask its own model: the model would be its own to run")
         if self._quotas is not None:
             self._quotas.session(link.peer, "", names)
@@ -252,7 +232,7 @@ class Server:
             shared = {k: request[k] for k in ("resume", "calls", "lasting") if k in request} | scheme_in(scheme)
             for place, (party, model) in enumerate(zip(answering, models, strict=True)):
                 serve = {"do": "serve", "session": wire.hex(), "for": link.peer, "place": place, "of": len(models)}
-                channels[party].link.tell({**serve, "edition": model.edition, **shared})
+                channels[party].link.tell({**serve, "model": names[place], "edition": model.edition, **shared})
         except BaseException as error:
             part(channels, reason(error, "the server"))
             with self._lock:
@@ -287,7 +267,7 @@ class Server:
                 raise BusyError(f"open sessions hold {held >> 20} MiB of masked weights; ask again later")
             self._sessions[wire] = client, weight_bytes
 
-    def _kept(self, link: Link, request: dict, name: str, model: _Model, scheme: Scheme) -> bytes:
+    def _kept(self, link: Link, request: dict, name: str, model: Offered, scheme: Scheme) -> bytes:
         """The session whose material Q wants to use, if it is its own, of this model, and still here."""
         session = session_of({"session": request.get("resume")})
         shelf = self.store.shelf(session)

@@ -12,7 +12,7 @@ from typing import Any
 from ...choreography import Party
 from ...choreography.program.part import part_of
 from ...choreography.program.together import Taking
-from ...errors import MaterialError
+from ...errors import MaterialError, NetworkError, SessionOverError
 from ...mpc.star.seed import Identities
 from ...session import Q, S
 from ...tensor import Scheme
@@ -34,10 +34,15 @@ BEAT = 5.0
 
 @dataclass
 class Model:
-    """What an answering party said of its model."""
+    """What an answering party said of its model.
+
+    Attributes:
+        edition: its name for the weights. keeper: for a replica, the name of its store.
+    """
 
     description: dict
     edition: str
+    keeper: str
 
 
 @dataclass
@@ -70,7 +75,7 @@ def binding(client: str, name: str, model: Model, scheme: Scheme) -> dict:
     """Whose material it is."""
     return {
         "client": client, "model": name, "fingerprint": fingerprint(model.description), "edition": model.edition,
-        "scheme": repr(scheme),
+        "scheme": repr(scheme), **({"keeper": model.keeper} if model.keeper else {}),
     }  # fmt: skip
 
 
@@ -79,9 +84,14 @@ class Serving:
 
     Args:
         turns: of the calls. store: of prepared material. receipts, quotas: if any are kept.
+        others: whether all models of a session can be asked over other connections than those that were lost.
     """
 
-    def __init__(self, turns: Turns, store: Store, receipts: Receipts | None, quotas: Quotas | None = None):
+    def __init__(
+        self, turns: Turns, store: Store, receipts: Receipts | None, quotas: Quotas | None = None,
+        others: Callable[[list[str], list[Any]], bool] = lambda names, lost: False,
+    ):  # fmt: skip
+        self._others = others
         self._turns, self._store, self._receipts, self._quotas = turns, store, receipts, quotas
         self._known, self._gathering = Known(), Gathering(turns)
 
@@ -105,6 +115,9 @@ class Serving:
             for channel in answering(channels):
                 channel.tell(asked)
         except Exception as error:
+            lost = [channel.link for channel in answering(channels) if channel.link.closed is not None]
+            if lost and isinstance(error, NetworkError) and self._others(told.names, lost):
+                error = SessionOverError(f"{error}; others answer as well, and asking again asks one of them")
             said = reason(error, "the server")
             write(log, "session ended", client=told.client, why=in_full(error))
             log.debug("in detail", exc_info=error)

@@ -31,7 +31,6 @@ from cryptography.exceptions import InvalidTag
 
 from ... import files
 from ...choreography.program.material import Material
-from ...choreography.streams import derive
 from ...errors import (
     ArgumentError,
     MaterialError,
@@ -157,9 +156,16 @@ class Store:
         else:
             path.write_bytes(data)
 
-    def edition(self, weights: bytes) -> str:
-        """A name for a model's weights that says nothing about them to whoever lacks this store's key."""
-        return derive(self.key, weights, "edition", 16).hex()
+    @property
+    def name(self) -> str:
+        """A name for this folder, which it keeps, though others may have the same key."""
+        path = self.folder / "store.name"
+        try:
+            if not path.exists():
+                self._write(path, os.urandom(16).hex().encode())
+            return path.read_text()
+        except (OSError, ValueError) as error:
+            raise ArgumentError(f"cannot read or write {path}: {error}") from None
 
     def forget(self, session: bytes) -> None:
         """Remove the material of a session, if there is any."""
