@@ -18,7 +18,6 @@ from ..store.store import fingerprint, version
 from ..wire.channel import Channel
 from .known import Known
 
-
 RESTING = 2.0
 """Seconds without a call after which a session of an older version is ended."""
 
