@@ -110,8 +110,8 @@ class Quotas:
 
 
 def _carried(channels: Sequence[Channel]) -> int:
-    return sum(channel.carried for channel in channels)
+    return sum(sum(channel.carried) for channel in channels)
 
 
 def _sent(channels: Iterable[Channel]) -> int:
-    return sum(channel.sent for channel in channels)
+    return sum(channel.carried[1] for channel in channels)

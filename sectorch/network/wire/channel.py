@@ -173,14 +173,9 @@ class Channel:
         return self._came - self._used
 
     @property
-    def sent(self) -> int:
-        """Bytes of messages that this end has sent, or holds back."""
-        return self._sent
-
-    @property
-    def carried(self) -> int:
-        """Bytes of messages that came and went."""
-        return self._came + self._sent
+    def carried(self) -> tuple[int, int]:
+        """Bytes of messages that came, and of those that this end has sent or holds back."""
+        return self._came, self._sent
 
     @property
     def idle(self) -> bool:
