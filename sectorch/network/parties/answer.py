@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -27,7 +27,7 @@ from ..limits.quotas import Quotas
 from ..log import write
 from ..names import LONGEST, name_of, readable
 from ..receipts.receipts import Receipts
-from ..store.store import Store
+from ..store.store import Shelf, Store
 from ..wire.channel import Channel, again
 from ..wire.link import Link
 from ..wire.turns import Turns
@@ -84,6 +84,7 @@ class Answering:
         self._pins = pins or Pins()
         self._unchecked = unchecked
         self.store = store or Store()
+        self.store.evicted = self._evicted
         if replica and not self.store.lasting:
             raise ArgumentError("a replica has a store of its own (--store FOLDER), by which the server knows it again")
         self._keeper = self.store.name if replica else ""
@@ -190,6 +191,11 @@ class Answering:
         sessions = link.sessions if there and link is not None else 0
         return {"sessions": sessions, "connections": there, **self._turns.figures(), **self.store.figures()}
 
+    def _evicted(self, shelf: Shelf) -> None:
+        """The server drops its half of what had to go here; Q hears of it when it comes back for it."""
+        with suppress(NetworkError):
+            self.connection.link.tell({"do": "void", "sessions": [shelf.session.hex()]})
+
     def _hang_up(self) -> None:
         if self._connection is not None:
             self._connection.close()
@@ -217,6 +223,11 @@ class Answering:
 
     def _serve(self, request: dict) -> None:
         """Open this party's end at once, so that no frame is missed, and run the session beside."""
+        if request.get("do") == "void":
+            for shelf in self.store.shelves():
+                if shelf.session.hex() in request.get("sessions", ()):
+                    shelf.drop()
+            return
         channel = self.connection.link.open(session_of(request))
         full = self.connection.link.sessions > SESSIONS
         if full or self._turns.closed:
@@ -294,8 +305,9 @@ class Answering:
         if resume is not None:
             identities.proved = self._pins.known().get(client, "")  # that key has dealt what is here, or it is void
             self.store.shelf(session, None)
-            self.store.shelf(session, binding()).keep(request.get("calls"))
-            channel.tell({"do": "ready"})
+            shelf = self.store.shelf(session, binding())
+            shelf.keep(request.get("calls"))
+            channel.tell({"do": "ready", "calls": list(shelf.calls())})
         model = {"model": offer.name, "version": offer.version}
         return PartySession(
             A, session, {S: channel}, [Part(offer.description, identities, offer.weights)], scheme,

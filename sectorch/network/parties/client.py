@@ -184,7 +184,7 @@ class Connection:
                 if type(number) is int and number in self._replies:
                     self._replies[number] = request
                     self._arrived.notify_all()
-        elif request.get("do") == "serve" and self._on_serve is not None:
+        elif request.get("do") in ("serve", "void") and self._on_serve is not None:
             self._on_serve(request)
 
     def models(self) -> list[str]:

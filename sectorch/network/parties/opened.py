@@ -85,8 +85,10 @@ def open_session(
         if shelf is not None:
             if shelf.binding != binding:
                 raise MaterialError(f"'{names[0]}' has another model now, or was started again without its store")
-            if channel.request(channel.deadline.silence).get("do") != "ready":
+            ready = channel.request(channel.deadline.silence)
+            if ready.get("do") != "ready" or not isinstance(ready.get("calls"), list):
                 raise FrameError("the server does not say whether the material is there")
+            shelf.keep(ready["calls"])  # a piece that another party has lost is void here too
         parts = [
             Part(part.get("description"), _other(connection, part, scheme, names, place))
             for place, part in enumerate(replied)

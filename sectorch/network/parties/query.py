@@ -31,11 +31,9 @@ from ..log import write
 from ..store.store import Shelf
 from .opened import Asker, Opened, check_values, open_session, run
 from .texts import RemoteTexts
-from .unanswered import Unanswered
+from .unanswered import AGAIN, Unanswered
 
 log = logging.getLogger("sectorch.client")
-AGAIN = 2
-"""How often a call is asked again where its session is over: it was idle, or its model or its replica went."""
 
 
 class RemoteModel:
@@ -260,9 +258,11 @@ class RemoteModel:
                 at_hand |= opened.party.coming()
             if sum(max(1, rows) for _, rows in at_hand.values()) < (inputs.rows or 1):
                 continue
-            opened = opened or self._at_its_replica(shelf)
             if opened is None:
-                continue
+                opened = self._at_its_replica(shelf)
+                if opened is None:
+                    continue
+                at_hand = dict(shelf.calls())
             pieces = opened.party.pieces(inputs)
             calls = _chosen(pieces, at_hand)
             left = {call: kind for call, kind in at_hand.items() if call not in calls}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from ...choreography import Party
@@ -24,7 +25,7 @@ from ..limits.quotas import Quotas
 from ..log import write
 from ..names import model_name, party_of
 from ..receipts.receipts import Receipts
-from ..store.store import Store
+from ..store.store import Shelf, Store
 from ..wire.channel import Channel
 from ..wire.deadline import CALL
 from ..wire.link import Link
@@ -75,6 +76,7 @@ class Server:
     ):
         self._credentials = credentials
         self.store = store or Store()
+        self.store.evicted = self._evicted
         self._waits = patience, call
         self._registry = Registry()
         self._links: set[Link] = set()
@@ -169,6 +171,8 @@ class Server:
                 answer = self._open(link, request)
             elif what in ("meet", "unmeet", "done"):
                 answer = getattr(self._meetings, what)(link, request)
+            elif what == "void":
+                answer = self._void(link, request)
             elif what == "hello":
                 answer = {}
             else:
@@ -274,7 +278,22 @@ class Server:
         if shelf.binding != binding(link.peer, name, model, scheme):
             raise MaterialError("that material was prepared for another client, model or number format; prepare again")
         shelf.keep(request.get("calls"))
+        request["calls"] = list(shelf.calls())
         return session
+
+    def _evicted(self, shelf: Shelf) -> None:
+        """The answering party drops its half of what had to go here; Q hears of it when it comes back for it."""
+        with suppress(SectorchError):
+            model = self._registry.find(shelf.binding["model"], keeper=shelf.binding.get("keeper"))
+            model.link.tell({"do": "void", "sessions": [shelf.session.hex()]})
+
+    def _void(self, link: Link, request: dict) -> dict:
+        """An answering party has no half any more of these sessions' material."""
+        sessions = request.get("sessions")
+        for shelf in self.store.shelves() if isinstance(sessions, list) else []:
+            if shelf.session.hex() in sessions and party_of(shelf.binding["model"]) == link.peer:
+                shelf.drop()
+        return {}
 
     def _serve(self, told: Told, channels: dict[Party, Channel]) -> None:
         try:

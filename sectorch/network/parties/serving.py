@@ -172,12 +172,13 @@ class Serving:
     def _ready(self, session: bytes, channels: dict[Party, Channel]) -> None:
         """Whether the answering party still has its half of the material."""
         try:
+            shelf = self._store.shelf(session)
             for channel in answering(channels):
-                channel.request(channel.deadline.silence)
+                shelf.keep(channel.request(channel.deadline.silence).get("calls"))
         except MaterialError:
-            self._store.shelf(session).drop()
+            self._store.forget(session)
             raise
-        channels[Q].tell({"do": "ready"})
+        channels[Q].tell({"do": "ready", "calls": list(shelf.calls())})
 
 
 def answering(channels: dict[Party, Channel]) -> list[Channel]:

@@ -317,8 +317,9 @@ class PartySession:
             self.aggregate(inputs)
         elif what == "prepare" and self.fresh and not self.grouped:
             kept = self.prepare(inputs)
-            store = self._shelf().store
-            return {"do": "stored", "bytes": sum(size for _, _, size in kept), "room": store.budget - store.used}
+            shelf = self._shelf()
+            room = shelf.store.room(shelf.binding.get("client"))
+            return {"do": "stored", "bytes": sum(size for _, _, size in kept), "room": room}
         else:
             raise FrameError(f"an unknown request {what[:40]!r}")
         return None

@@ -11,6 +11,8 @@ from ...choreography.run.frames import raw
 from ...errors import RangeExceededError
 from ...nn.inputs import Inputs
 
+AGAIN = 2
+"""How often a call is asked again where its session is over: it was idle, or its model or its replica went."""
 MOST = 64
 """How many of them are remembered."""
 

@@ -23,8 +23,8 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
@@ -38,6 +38,7 @@ from ...errors import (
     StoreInUseError,
 )
 from .pieces import read_piece, write_piece
+from .room import make, room
 from .sealing import NONCE_BYTES, SEGMENT, TAG_BYTES, opened, sealed
 
 BUDGET = 4 << 30
@@ -63,6 +64,8 @@ class Store:
         self.lasting = folder is not None
         self._lock = threading.Lock()
         self._shelves: dict[bytes, Shelf] = {}
+        self.evicted: Callable[[Shelf], None] = lambda shelf: None
+        """Told of a session whose material had to go for another client's."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock_folder()
@@ -167,6 +170,10 @@ class Store:
         except (OSError, ValueError) as error:
             raise ArgumentError(f"cannot read or write {path}: {error}") from None
 
+    def room(self, client: object) -> int:
+        """Bytes that a client's material can still take, in place of others' where it has less than its share."""
+        return room(self, client)
+
     def forget(self, session: bytes) -> None:
         """Remove the material of a session, if there is any."""
         with self._lock:
@@ -183,7 +190,12 @@ class Store:
     def _drop(self, shelf: Shelf) -> None:
         with self._lock:
             self._shelves.pop(shelf.session, None)
-        shutil.rmtree(shelf.folder, ignore_errors=True)
+        gone = shelf.folder.with_suffix(".dropped")  # whole or not at all: `_clean` removes what a crash leaves
+        with suppress(OSError):
+            os.replace(shelf.folder, gone)
+            if self.lasting:
+                files.settle(self.folder)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 class Shelf:
@@ -219,6 +231,7 @@ class Shelf:
         """
         parts, size = write_piece(material)
         size += (size // SEGMENT + 2) * TAG_BYTES + NONCE_BYTES
+        make(self.store, self.binding.get("client"), size)
         room = self.store.budget - self.store.used
         if size > room:
             raise StoreFullError(
