@@ -19,6 +19,7 @@ from ...nn.model_file import read_model
 from ..identity.certificates import Credentials
 from ..parties.answer import Answering
 from ..parties.server import RUNNING, Server
+from ..parties.serving import IDLE
 from ..store.store import Store
 from ..wire.deadline import CALL
 from .offered import named, read_anew
@@ -60,6 +61,7 @@ def server(arguments: Sequence[str] | None = None) -> int:
     p.add_argument(
         "--call-limit", type=float, default=CALL, help="seconds, and one for each MiB, that a party may hold up a call"
     )
+    p.add_argument("--idle", type=float, default=IDLE, help="seconds without a call after which a session ends")
     add_store(p)
     add_patience(p)
     add_drain(p)
@@ -83,7 +85,7 @@ def _server(options: argparse.Namespace, _: Console) -> None:
         kept = Store(options.store, options.store_key, _bytes(options.store_budget))
         running = Server(
             options.listen, credentials, options.running, kept, *waits, receipts=options.receipts,
-            limits=options.limits,
+            limits=options.limits, idle=positive(options.idle, "--idle"),
         )  # fmt: skip
         watching.begin(running, credentials, read_own)
         console.print(f"listening on port {running.port}; Ctrl-C stops")

@@ -225,7 +225,7 @@ class Answering:
         """Open this party's end at once, so that no frame is missed, and run the session beside."""
         if request.get("do") == "void":
             for shelf in self.store.shelves():
-                if shelf.session.hex() in request.get("sessions", ()):
+                if shelf.session.hex() in (request.get("sessions") or ()):
                     shelf.drop()
             return
         channel = self.connection.link.open(session_of(request))

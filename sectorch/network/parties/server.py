@@ -34,7 +34,7 @@ from ..wire.turns import Turns
 from .registry import Offered, Registry, current
 from .remote import parties
 from .said import join, reason, scheme_in, scheme_of, session_of
-from .serving import Serving, Told, binding, part
+from .serving import IDLE, Serving, Told, binding, part
 
 log = logging.getLogger("sectorch.server")
 RUNNING = 2
@@ -57,6 +57,7 @@ class Server:
         call: seconds that one party may keep a call waiting in all, and one more for each MiB that it sends or takes.
         receipts: a file in which each query is signed for, with the credentials' identity key, before it is served.
         limits: a file of what each client may ask (`limits.file`).
+        idle: seconds without a call after which a session ends; its client opens another one with its next call.
 
     Raises:
         ArgumentError: that is no file of limits. QuotaFileError: what is used of them cannot be kept.
@@ -73,6 +74,7 @@ class Server:
         call: float = CALL,
         receipts: str | Path | None = None,
         limits: str | Path | None = None,
+        idle: float = IDLE,
     ):
         self._credentials = credentials
         self.store = store or Store()
@@ -89,7 +91,7 @@ class Server:
         self._quotas: Quotas | None = None
         try:
             self._quotas = None if limits is None else Quotas(limits, credentials.called, "S")
-            self._serving = Serving(self._turns, self.store, self._receipts, self._quotas, self._registry.another)
+            self._serving = Serving(self._turns, self.store, self._receipts, self._quotas, self._registry.another, idle)
             self._grpc, self.port = listen(address, lambda: self._credentials, self._welcome)
         except BaseException:
             self._keep_no_more()
@@ -290,8 +292,9 @@ class Server:
     def _void(self, link: Link, request: dict) -> dict:
         """An answering party has no half any more of these sessions' material."""
         sessions = request.get("sessions")
-        for shelf in self.store.shelves() if isinstance(sessions, list) else []:
-            if shelf.session.hex() in sessions and party_of(shelf.binding["model"]) == link.peer:
+        gone = sessions if isinstance(sessions, list) else []
+        for shelf in self.store.shelves():
+            if shelf.session.hex() in gone and party_of(shelf.binding["model"]) == link.peer:
                 shelf.drop()
         return {}
 

@@ -12,7 +12,7 @@ from typing import Any
 from ...choreography import Party
 from ...choreography.program.part import part_of
 from ...choreography.program.together import Taking
-from ...errors import MaterialError, NetworkError, SessionOverError
+from ...errors import MaterialError, NetworkError, PeerLostError, SessionOverError
 from ...mpc.star.seed import Identities
 from ...session import Q, S
 from ...tensor import Scheme
@@ -30,6 +30,8 @@ from .session import PartySession
 
 log = logging.getLogger("sectorch.server")
 BEAT = 5.0
+IDLE = 600.0
+"""Seconds without a call after which a session ends: it holds memory, and a place among those of its client."""
 
 
 @dataclass
@@ -85,13 +87,14 @@ class Serving:
     Args:
         turns: of the calls. store: of prepared material. receipts, quotas: if any are kept.
         others: whether all models of a session can be asked over other connections than those that were lost.
+        idle: seconds without a call after which a session ends.
     """
 
     def __init__(
         self, turns: Turns, store: Store, receipts: Receipts | None, quotas: Quotas | None = None,
-        others: Callable[[list[str], list[Any]], bool] = lambda names, lost: False,
+        others: Callable[[list[str], list[Any]], bool] = lambda names, lost: False, idle: float = IDLE,
     ):  # fmt: skip
-        self._others = others
+        self._others, self._idle = others, idle
         self._turns, self._store, self._receipts, self._quotas = turns, store, receipts, quotas
         self._known, self._gathering = Known(), Gathering(turns)
 
@@ -109,7 +112,7 @@ class Serving:
             )  # fmt: skip
             if not fresh:
                 self._ready(session, channels)
-            while (asked := channels[Q].request()).get("do") != "close":
+            while (asked := self._next(told, party, channels[Q])).get("do") != "close":
                 with self._charged(told, party, channels, asked):
                     self._ask(party, told.client, channels, asked)
             for channel in answering(channels):
@@ -127,6 +130,25 @@ class Serving:
                 party.close()
             if not request.get("lasting"):
                 self._store.forget(session)
+
+    def _next(self, told: Told, party: PartySession, channel: Channel) -> dict:
+        """What is asked next.
+
+        Raises:
+            SessionOverError: nothing for so long that the session ends. One that would lose something by it goes on:
+                what stays in shares, and prepared material of a client that keeps none itself.
+        """
+        while True:
+            try:
+                return channel.request(self._idle)
+            except PeerLostError:
+                held = not told.request.get("lasting") and any(map(len, self._store.shelves(client=told.client)))
+                if channel.ended:
+                    raise
+                if not (held or party.staying):
+                    raise SessionOverError(
+                        f"nothing was asked for {self._idle:g} s, and the session is over; asking again opens another"
+                    ) from None
 
     def _ask(self, party: PartySession, client: str, channels: dict[Party, Channel], asked: dict) -> None:
         """What is asked, with the calls of other sessions where that can be, and else in a turn of its own."""

@@ -75,6 +75,7 @@ class Peer(Protocol):
     """What a channel needs of the link that carries it (`link.Link`)."""
 
     peer: str
+    closed: SectorchError | None
 
     def send(self, data: bytes, urgent: bool = False) -> None: ...
 
