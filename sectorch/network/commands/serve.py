@@ -6,6 +6,7 @@ import argparse
 import ctypes
 import resource
 import signal
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,14 +15,16 @@ from pathlib import Path
 from rich.console import Console
 
 from ...cli.command import Parser, ended
-from ...errors import ArgumentError, IdentityError, NetworkError
+from ...errors import ArgumentError
 from ...nn.model_file import read_model
 from ..identity.certificates import Credentials
 from ..parties.answer import Answering
+from ..parties.place import Place
 from ..parties.server import RUNNING, Server
 from ..parties.serving import IDLE
 from ..store.store import Store
 from ..wire.deadline import CALL
+from .everywhere import Everywhere, addresses
 from .offered import named, read_anew
 from .options import (
     add_certificate,
@@ -39,9 +42,7 @@ from .options import (
     positive,
 )
 from .watching import add_watch, watched
-
-RETRY = 2.0
-"""Seconds between attempts of an answering party to reach the server again."""
+from .workers import add_workers, checked, in_worker, supervise
 
 
 def server(arguments: Sequence[str] | None = None) -> int:
@@ -69,10 +70,16 @@ def server(arguments: Sequence[str] | None = None) -> int:
     add_receipts(p)
     add_limits(p)
     add_watch(p)
-    return ended(p, arguments, _server)
+    add_workers(p)
+    given = list(sys.argv[2:] if arguments is None else arguments)
+    return ended(p, arguments, lambda options, _: _server(options, given))
 
 
-def _server(options: argparse.Namespace, _: Console) -> None:
+def _server(options: argparse.Namespace, given: list[str]) -> int:
+    checked(options)
+    if options.workers > 1 and options.worker is None:
+        return supervise("server", options, given)
+    in_worker(options)
     begin_log(options)
     few_arenas()
     many_files()
@@ -83,13 +90,16 @@ def _server(options: argparse.Namespace, _: Console) -> None:
     credentials = read_own()
     with watched(options) as watching:
         kept = Store(options.store, options.store_key, _bytes(options.store_budget))
+        place = Place(options.worker or 0, options.workers, options.replica)
         running = Server(
             options.listen, credentials, options.running, kept, *waits, receipts=options.receipts,
-            limits=options.limits, idle=positive(options.idle, "--idle"),
+            limits=options.limits, idle=positive(options.idle, "--idle"), place=place,
         )  # fmt: skip
         watching.begin(running, credentials, read_own)
-        console.print(f"listening on port {running.port}; Ctrl-C stops")
+        which = "" if options.worker is None else f"worker {options.worker}: "
+        console.print(f"{which}listening on port {running.port}; Ctrl-C stops")
         until_stopped(running.wait, running.drain, running.stop, options.drain, both(watching.look, running.reload))
+    return 0
 
 
 def answer(arguments: Sequence[str] | None = None) -> int:
@@ -132,14 +142,16 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
         credentials = read_own()
         kept = Store(options.store, options.store_key, _bytes(options.store_budget))
         known, patience = known_pins(options), positive(options.patience)
+        servers = addresses(options.server)
         party = Answering(
-            options.server, credentials, description, weights, known, kept, patience, options.answer_unchecked,
+            servers[0], credentials, description, weights, known, kept, patience, options.answer_unchecked,
             options.receipts, options.limits, model=first, replica=options.replica,
         )  # fmt: skip
         for model, path in others:
             party.offer(*read_model(path), model)
         watching.begin(party, credentials, read_own)
         stopped = threading.Event()
+        everywhere = Everywhere(party, name, servers, stopped)
 
         def drain(seconds: float) -> bool:
             stopped.set()
@@ -147,36 +159,14 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
 
         def stop() -> None:
             stopped.set()
+            everywhere.close()
             party.close()
 
         def anew() -> None:
             party.reload()
             read_anew(party, files)
 
-        going_on = lambda: keep_answering(party, name, stopped, options.server)
-        until_stopped(going_on, drain, stop, options.drain, both(watching.look, anew))
-
-
-def keep_answering(party: Answering, name: str, stopped: threading.Event, server: str, retry: float = RETRY) -> None:
-    """Answer until stopped: where the server is not there, or goes away, dial again; a line says so once.
-
-    Raises:
-        IdentityError: this party, or the server, is not who the other expects: waiting does not help.
-    """
-    told = ""
-    while not stopped.is_set():
-        try:
-            party.register(name)
-            told = ""
-            console.print(f"'{name}' answers through {server}; Ctrl-C stops", highlight=False)
-            party.wait()
-        except IdentityError:
-            raise
-        except NetworkError as error:
-            if str(error) != told and not stopped.is_set():
-                told = str(error)
-                console.print(f"{told}; dialling again every {retry:g} s until it is there", highlight=False)
-        stopped.wait(retry)
+        until_stopped(everywhere.run, drain, stop, options.drain, both(watching.look, anew))
 
 
 def both(one: Callable[[], None], other: Callable[[], None]) -> Callable[[], None]:

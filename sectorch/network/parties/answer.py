@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 from collections.abc import Callable
@@ -81,6 +82,8 @@ class Answering:
         self._offers = Offers(credentials.name, read_identity(credentials.identity))
         self._offers.give(model, description, weights)
         self._address, self._credentials, self._patience = address, credentials, patience
+        self._worker, self._label = 0, ""
+        self._everywhere = [self]
         self._pins = pins or Pins()
         self._unchecked = unchecked
         self.store = store or Store()
@@ -125,14 +128,15 @@ class Answering:
         if self._connection is None or self._connection.link.closed is not None:
             self._hang_up()
             self._connection = Connection(
-                self._address, self._credentials, on_serve=self._serve, silence=self._patience, pins=self._pins
-            )
+                self._address, self._credentials, on_serve=self._serve, silence=self._patience, pins=self._pins,
+                worker=self._worker,
+            )  # fmt: skip
         offers, there = self._offers.all(), set()
         for offer in offers:
             there |= self._registered(offer)
-        self._known = self.connection.link
+        self._known, self._label = self.connection.link, self.connection.place.label
         editions = {offer.edition for offer in offers}
-        for shelf in self.store.shelves():
+        for shelf in self.store.shelves(replica=self._label) if self._label else self.store.shelves():
             if shelf.session.hex() not in there or shelf.binding.get("edition") not in editions:
                 shelf.drop()
 
@@ -158,8 +162,9 @@ class Answering:
         if now is None:
             return False
         try:
-            if self._known is not None and self._known.closed is None:
-                self._registered(now)  # else the server hears of it when this party dials again
+            for one in self._everywhere:
+                if not one.unready():  # else the server hears of it when this party dials again
+                    one._registered(now)
         finally:
             self._offers.retire()
         write(log, "offers", model=now.name, version=now.version)
@@ -170,6 +175,23 @@ class Answering:
         if self._quotas is not None:
             self._quotas.reload()
 
+    def beside(self, address: str, worker: int) -> Answering:
+        """The same party at another server, or at another of its workers: what it has is in common.
+
+        Args:
+            address: of the server. worker: which of those behind that address.
+        """
+        other = copy.copy(self)
+        other._address, other._worker, other._label = address, worker, ""
+        other._connection, other._known, other._threads = None, None, []
+        self._everywhere.append(other)
+        return other
+
+    def leave(self) -> None:
+        """End the connection, and the sessions over it; what is in common with others stays."""
+        self._hang_up()
+        join(self._threads)
+
     def drain(self, seconds: float) -> bool:
         """Begin no more calls and sessions; whether those that run were done in that time."""
         why = f"'{self._credentials.name}' is stopping; ask again when it is back"
@@ -177,7 +199,8 @@ class Answering:
 
     def renew(self, credentials: Credentials) -> None:
         """From now on, this party dials with these; the connection that there is goes on."""
-        self._credentials = credentials
+        for one in self._everywhere:
+            one._credentials = credentials
 
     def unready(self) -> str:
         """Why nothing is answered now; empty while this party is registered with its server."""
@@ -193,16 +216,16 @@ class Answering:
 
     def _evicted(self, shelf: Shelf) -> None:
         """The server drops its half of what had to go here; Q hears of it when it comes back for it."""
-        with suppress(NetworkError):
-            self.connection.link.tell({"do": "void", "sessions": [shelf.session.hex()]})
+        for one in self._everywhere:
+            with suppress(NetworkError):
+                one.connection.link.tell({"do": "void", "sessions": [shelf.session.hex()]})
 
     def _hang_up(self) -> None:
         if self._connection is not None:
             self._connection.close()
 
     def close(self) -> None:
-        self._hang_up()
-        join(self._threads)
+        self.leave()
         self.store.close()
         if self._quotas is not None:
             self._quotas.close()
@@ -299,8 +322,9 @@ class Answering:
         agreed = context(offer.description, offer.edition, scheme, place, of)
         identities = PinnedIdentities(names, self.connection.identity, agreed, self._pins)
         who = lambda: {"client": client, "key": identities.proved}
+        label = {"replica": self._label} if self._label else {}
         binding = lambda: {
-            **who(), "fingerprint": offer.fingerprint, "edition": offer.edition, "scheme": repr(scheme),
+            **who(), "fingerprint": offer.fingerprint, "edition": offer.edition, "scheme": repr(scheme), **label,
         }  # fmt: skip
         if resume is not None:
             identities.proved = self._pins.known().get(client, "")  # that key has dealt what is here, or it is void

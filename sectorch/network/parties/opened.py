@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...errors import FrameError, MaterialError, RangeExceededError
 from ...nn.inputs import Inputs
+from ...nn.served import Kind
 from ...ring import check_encodable
 from ...ring.scheme import check_limit
 from ...session import Q, S
@@ -20,6 +21,7 @@ from ..receipts.receipts import Receipts
 from ..store.store import Shelf, Store, fingerprint, version
 from ..wire.channel import Channel
 from ..wire.link import Link
+from .place import Place
 from .remote import Part
 from .said import reason, scheme_in
 from .session import PartySession
@@ -44,6 +46,7 @@ class Asker(Protocol):
     identity: Any
     pins: Pins
     receipts: Receipts | None
+    place: Place
 
     @property
     def store(self) -> Store: ...
@@ -81,6 +84,7 @@ def open_session(
         binding = {
             "client": connection.name, "model": names[0], "fingerprint": fingerprint(replied[0].get("description")),
             "edition": replied[0].get("edition"), "scheme": repr(scheme), "authority": connection.authority,
+            **({"replica": connection.place.label} if connection.place.label else {}),
         }  # fmt: skip
         if shelf is not None:
             if shelf.binding != binding:
@@ -155,3 +159,15 @@ def check_values(inputs: Inputs, scheme: Scheme) -> None:
             continue
         check_encodable(x, scheme.frac_bits, "the input" if inputs.single else f"the input '{name}'")
         check_limit(x, scheme)
+
+
+def chosen(pieces: Sequence[Kind], at_hand: dict[int, Kind]) -> list[int]:
+    """A prepared call for each piece, the first ones first, or none at all."""
+    left, calls = dict(sorted(at_hand.items())), []
+    for piece in pieces:
+        call = next((call for call, kind in left.items() if kind == piece), None)
+        if call is None:
+            return []
+        calls.append(call)
+        del left[call]
+    return calls

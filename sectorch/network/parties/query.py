@@ -29,7 +29,7 @@ from ...nn.served import Kind
 from ...tensor import Scheme, SharedTensor
 from ..log import write
 from ..store.store import Shelf
-from .opened import Asker, Opened, check_values, open_session, run
+from .opened import Asker, Opened, check_values, chosen, open_session, run
 from .texts import RemoteTexts
 from .unanswered import AGAIN, Unanswered
 
@@ -152,7 +152,7 @@ class RemoteModel:
         for opened in self._opened.values():
             there = opened.party.staying
             if len(there) == len(given) and all(x is y for x, y in zip(there, given, strict=True)):
-                return opened, _chosen([self.served.find(inputs)], self._calls(opened))
+                return opened, chosen([self.served.find(inputs)], self._calls(opened))
         raise ArgumentError("tensors in shares are those of the last call, whole and in their order; begin again")
 
     def _calls(self, opened: Opened) -> dict[int, Kind]:
@@ -246,6 +246,9 @@ class RemoteModel:
             "client": self.connection.name, "model": self.name, "scheme": repr(self._scheme),
             "authority": self.connection.authority,
         }  # fmt: skip
+        here = self.connection.place.label  # what was prepared at another of several servers waits there
+        if here:
+            wanted["replica"] = here
         reading = {name for name, opened in self._opened.items() if opened.party.coming()}
         return [s for s in self.connection.store.shelves(**wanted) if len(s) or s.session in reading]
 
@@ -264,10 +267,10 @@ class RemoteModel:
                     continue
                 at_hand = dict(shelf.calls())
             pieces = opened.party.pieces(inputs)
-            calls = _chosen(pieces, at_hand)
+            calls = chosen(pieces, at_hand)
             left = {call: kind for call, kind in at_hand.items() if call not in calls}
-            if calls and (opened.party.fresh or not later or _chosen(later, left)):
-                return opened, calls, _chosen(pieces, left)
+            if calls and (opened.party.fresh or not later or chosen(later, left)):
+                return opened, calls, chosen(pieces, left)
         return None, [], []
 
     def _at_its_replica(self, shelf: Shelf) -> Opened | None:
@@ -335,15 +338,3 @@ class RemoteModel:
             self._live = None
         if not self.connection.store.lasting:
             self.connection.store.forget(opened.name)
-
-
-def _chosen(pieces: Sequence[Kind], at_hand: dict[int, Kind]) -> list[int]:
-    """A prepared call for each piece, the first ones first, or none at all."""
-    left, calls = dict(sorted(at_hand.items())), []
-    for piece in pieces:
-        call = next((call for call, kind in left.items() if kind == piece), None)
-        if call is None:
-            return []
-        calls.append(call)
-        del left[call]
-    return calls
