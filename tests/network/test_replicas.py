@@ -131,7 +131,7 @@ def test_replicas_share_the_sessions_and_one_that_dies_is_not_missed(trio, small
         for remote in remotes:
             assert close(remote(X), small_model(X))
         assert until(lambda: [party.answered for party in parties] == [2, 2], 30)
-        parties[0].connection._channel.close()
+        parties[0].connection._stream.close()
         for remote in remotes:
             assert close(remote(X), small_model(X))
         assert until(lambda: parties[1].answered == 6, 30)
