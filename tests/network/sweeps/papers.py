@@ -89,7 +89,8 @@ PAPERS = {
         "privhfl", {"north": "c1", "south": "c2", "west": "c3", "hub": "S"}, _PRIVHFL, "round-*/c[0-9].pt", _answered
     ),
     "capc": Paper(
-        "capc", {"north": "p1", "south": "p2", "west": "p3", "hub": "S"}, _CAPC, "labels/*.pt", _budgets, learns=("north", "south")
+        "capc", {"north": "p1", "south": "p2", "west": "p3", "hub": "S"}, _CAPC, "labels/*.pt", _budgets,
+        learns=("north", "south"),
     ),
     "shapley": Paper(
         "shapley", {"north": "c1", "south": "c2", "west": "c3", "hub": "P", "helper": "X"}, _SHAPLEY, "results.json",
@@ -135,8 +136,8 @@ class Federated:
             out.mkdir(parents=True)
             (out / "own.json").write_text(json.dumps({"seed": 1 + sorted(self.paper.parties).index(name)}))
         argv = [
-            *self.paper.line.replace("OUT", str(out)).split(), "--federation", str(self.trial / "federation.toml"), "--as", name,
-            "--out", str(out), "--no-plots", "--json", "--yes",
+            *self.paper.line.replace("OUT", str(out)).split(), "--federation", str(self.trial / "federation.toml"),
+            "--as", name, "--out", str(out), "--no-plots", "--json", "--yes",
         ]  # fmt: skip
         job = {"argv": argv, "traffic": str(run / name / "traffic"), **job}
         return Process(name, job, run / name / "log", self.fresh)
