@@ -202,7 +202,7 @@ class Stream:
                 silent += 1
             if count := self._tls.read(into):
                 return count
-            if silent >= SILENT or time.monotonic() - since > SILENT * PING + 0.5:
+            if silent >= SILENT or time.monotonic() - since > SILENT * PING:
                 raise PeerLostError(f"{self.link.peer} has given no sign of life for {SILENT * PING:.0f} s")
             if self.link.closed is not None and time.monotonic() - since > LINGER:
                 raise EOFError
