@@ -25,7 +25,7 @@ from .link import Link
 from .tls import Tls, why
 
 PING = 0.9
-SILENT = 5
+SILENT = 4
 WAIT = struct.pack("ll", 0, 900_000)
 """`PING` as a socket takes it: a read that waits gives up after it."""
 LARGEST = 8 << 20
