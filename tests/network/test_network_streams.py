@@ -125,7 +125,7 @@ class Way:
     def __init__(self, port: int):
         self.listening, self.target = socket.create_server(("localhost", 0)), port
         self.passes = {"up": True, "down": True}
-        self.dribbles, self.open = False, [self.listening]
+        self.dribbles, self.pause, self.open = False, 0.05, [self.listening]
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -146,7 +146,7 @@ class Way:
                     if self.dribbles and data:
                         target.sendall(data[:1])
                         data = data[1:]
-                    time.sleep(0.05)
+                    time.sleep(self.pause)
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
 
