@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from ...errors import ArgumentError, PeerLostError, RefusedError, SectorchError
@@ -46,11 +46,11 @@ class Called:
                 self._expected[key] = RefusedError(text)
                 self._changed.notify_all()
 
-    def give_up(self, before: str, error: BaseException) -> None:
-        """This party does not wait any more for what it waits for under labels that begin so; see `wait`."""
+    def give_up(self, keys: Iterable[Key], error: BaseException) -> None:
+        """This party does not wait any more for what it waits for under these; see `wait`."""
         with self._changed:
-            for key in self._expected:
-                if key[0].startswith(before[:16]) and self._expected[key] is None:
+            for key in keys:
+                if key in self._expected and self._expected[key] is None:
                     self._expected[key] = PeerLostError(str(error))
             self._changed.notify_all()
 
