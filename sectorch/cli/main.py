@@ -43,13 +43,13 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "the papers": {
         "privhfl": ("network.commands.papers:privhfl", "clients with models of their own teach each other (PrivHFL)"),
-        "capc": ("protocols.capc.cli:main", "labels by noisy vote, within a privacy budget (CaPC)"),
+        "capc": ("network.commands.papers:capc", "labels by noisy vote, within a privacy budget (CaPC)"),
         "capride": ("network.commands.papers:capride", "distillation on encrypted data (CaPriDe)"),
         "perturbed-fl": (
             "network.commands.papers:perturbed_fl",
             "clients train on a noised model, the server recovers",
         ),
-        "shapley": ("protocols.secsv.cli:main", "what each client contributed (SecSV)"),
+        "shapley": ("network.commands.papers:shapley", "what each client contributed (SecSV)"),
     },
     "tools": {
         "ops": ("cli.main:ops", "the torch operations that work on secret tensors"),

@@ -95,9 +95,21 @@ class BudgetFile:
         """Whether a charge of that mark is in it."""
         return mark in self._marks
 
+    def paid(self, mark: str) -> int:
+        """For how many queries it was charged under that mark."""
+        return int(self._marks[mark]["queries"]) if mark in self._marks else 0
+
     def affords(self, curve: np.ndarray) -> bool:
         """Whether this could be charged."""
         return self.budget.affords(curve)
+
+    def affordable(self, most: int, curve: np.ndarray, mark: str) -> int:
+        """For how many queries, of `most`, there is room: those that were paid under that mark, or that still fit."""
+        if self.holds(mark):
+            return min(most, self.paid(mark))
+        while most and not self.affords(most * curve):
+            most -= 1
+        return most
 
     def check(self, curve: np.ndarray) -> None:
         """Whether this could be charged, or an error.

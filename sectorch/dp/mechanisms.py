@@ -29,6 +29,8 @@ from .noise import DiscreteGaussian, DiscreteLaplace, Noise, log_sum
 from .renyi import dependent_gaussian, dependent_pure, gaussian_curve, response_curve
 
 Votes = Sequence[int] | np.ndarray | torch.Tensor
+Drawn = tuple[torch.Tensor, ...]
+"""Noise as a mechanism draws it, int64: [N, classes]; of Confident-GNMax that of the checks, [N], first."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,17 @@ class NoisyMax(ABC):
         """RDP of so many queries, all of which are answered."""
         return asked * self.curve
 
+    def draw(self, count: int, classes: int) -> Drawn:
+        """All the noise of so many queries."""
+        return (self.noise.sample(count, classes),)
+
     def labels(self, votes: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         """The mechanism in the clear: votes [N, classes] -> labels [N]. With `noise`, its own is not drawn."""
         return (votes + (self.noise.sample(*votes.shape) if noise is None else noise)).argmax(1)
+
+    def labelled(self, votes: torch.Tensor, drawn: Drawn) -> torch.Tensor:
+        """`labels` with noise of `draw`."""
+        return self.labels(votes, *drawn)
 
 
 @dataclass(frozen=True)
@@ -198,7 +208,16 @@ class ConfidentGNMax:
 
     def labels(self, votes: torch.Tensor) -> torch.Tensor:
         """The mechanism in the clear: votes [N, classes] -> labels [N], -1 where the query is not answered."""
-        return torch.where(self.answered(votes), self.answer.labels(votes), -1)
+        return self.labelled(votes, self.draw(*votes.shape))
+
+    def draw(self, count: int, classes: int) -> Drawn:
+        """All the noise of so many queries: that of the checks, and that of the answers."""
+        return self.noise.sample(count), self.answer.noise.sample(count, classes)
+
+    def labelled(self, votes: torch.Tensor, drawn: Drawn) -> torch.Tensor:
+        """`labels` with noise of `draw`."""
+        check, answer = drawn
+        return torch.where(self.answered(votes, check), self.answer.labels(votes, answer), -1)
 
     def curve_of(self, votes: Votes, answered: bool) -> np.ndarray:
         """RDP of one query for these votes, which was answered or not. Not private itself."""

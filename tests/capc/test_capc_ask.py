@@ -13,12 +13,16 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
-from sectorch.choreography import Phase
+from sectorch.choreography import Party, Phase
 from sectorch.choreography.ledger import Profile, Transcript
 from sectorch.dp import ConfidentGNMax, GNMax, LNMax
 from sectorch.federated import FederationError
 from sectorch.federated.models import square
+from sectorch.federated.parties import Simulation
 from sectorch.protocols.capc import Panel, SimulatedPanel, TooFewVotersError, Voter
+from sectorch.protocols.capc.apart import TURN, Turns
+from sectorch.protocols.capc.spending import Question
+from sectorch.session import S
 
 IMAGES = torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(1))
 SMALL = dict(classes=CLASSES, sample=IMAGES[:1], batch=8)
@@ -245,6 +249,11 @@ def test_every_declared_message_is_sent_and_no_other():
         for inference in ("mpc", "open", "ckks"):
             found = models(2) if inference != "ckks" else [square(CLASSES, (1, 4, 4)).eval()]
             Panel(voters(found), inference=inference, argmax="shares", **SMALL).ask(IMAGES[:2], GNMax(1.0))
+        names = ["p1", "p2"]
+        with Simulation().runtime(TURN, {**{Party(name, "C"): name for name in names}, S: "S"}) as runtime:
+            turns, question = Turns(names, runtime), Question(3, "89" * 16, 4)
+            assert turns.next("p2", question, 9) == (question, 9)
+            assert turns.afforded({"p1": 2, "p2": 4}) == {"p1": 2, "p2": 4}
     sent = {(m.protocol, m.label, m.src.role, m.dst.role) for m in profile.ledger if m.protocol.startswith("capc")}
     specs = [spec for name, spec in PROTOCOLS.items() if name.startswith("capc")]
     assert sent == {(spec.name, m.label, m.src, m.dst) for spec in specs for m in spec.messages}

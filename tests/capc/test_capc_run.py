@@ -18,7 +18,7 @@ from sectorch.data import DataError, Dataset
 from sectorch.data.datasets import Split
 from sectorch.dp import Budget, ConfidentGNMax, GNMax, PrivacyError, epsilon_for, epsilon_of
 from sectorch.federated import ArchitectureError, CheckpointError, FederationError, Training, Watch, Workers
-from sectorch.protocols.capc import PRESETS, CaPC, Party, Settings, TooFewVotersError, algorithm, collaboration, plan
+from sectorch.protocols.capc import PRESETS, CaPC, Party, Settings, TooFewVotersError, asking, collaboration, plan
 from sectorch.protocols.capc.plan import best, moved_by, right, validated
 
 QUICK = Settings(inference="simulated", local=Training("adam", 1e-2, 32, 3), queries=10, chunk=4)
@@ -136,21 +136,24 @@ def test_resumes_and_never_forgets_a_charge(tmp_path):
         CaPC(*made, replace(QUICK, epsilon=31.0), out=tmp_path)
 
 
-def test_a_charge_without_an_answer_is_spent(tmp_path, monkeypatch):
-    """The process dies after the charge and before the answer: going on, it counts, and fewer queries are left."""
-    made, settings = small(), replace(QUICK, epsilon=20.0)
+def test_a_question_without_an_answer_is_paid_once(tmp_path, monkeypatch):
+    """The process dies after the charge and before the answer: going on, the same question is asked again, for no more
+    and with the noise that was drawn for it."""
+    made, settings, seen = small(), replace(QUICK, epsilon=20.0), []
 
-    def dies(*_):
+    def dies(self, queries, mechanism, least, drawn):
+        seen.append(drawn)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(algorithm.SimulatedPanel, "ask", dies)
-        with pytest.raises(KeyboardInterrupt):
-            CaPC(*made, settings, out=tmp_path).run()
+        patch.setattr(asking.SimulatedPanel, "ask", dies)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                CaPC(*made, settings, out=tmp_path).run()
+    assert torch.equal(seen[0][0], seen[1][0])
     record = CaPC(*made, settings, out=tmp_path).run().records["p1"]
-    assert len(record.asked) == 6 and "is spent" in record.stopped
-    unit = record.mechanism.curve
-    assert record.budget.spent == pytest.approx(epsilon_of((len(record.asked) + 4) * unit, 1e-5))
+    assert len(record.asked) == 10 and not record.stopped
+    assert record.budget.spent == pytest.approx(epsilon_for(record.mechanism, 10, 1e-5))
     assert record.spent[-1] == pytest.approx(record.budget.spent)
 
 

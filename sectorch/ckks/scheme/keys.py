@@ -22,7 +22,7 @@ from ..errors import KeyMismatchError, MissingKeyError
 from .container import read_container, write_container
 from .modular import times_
 from .parameters import INTEGER_BITS, Parameters, choose
-from .seal import Blob, Context, context_of, key_sizes, loaded, saved, unpack
+from .seal import Blob, Context, context_of, key_sizes, loaded, saved, secret_size, unpack
 
 
 def _parameters_of(meta: dict) -> Parameters:
@@ -189,6 +189,28 @@ class SecretKey:
         raise SecretAccessError("a secret key cannot be pickled or copied; secret.save(path) writes it, unencrypted")
 
     __deepcopy__ = __copy__ = __reduce_ex__
+
+    def message(self) -> torch.Tensor:
+        """The key for somebody who is to have the same one, uint8 [message_bytes]: for a secured channel alone."""
+        found = torch.empty(self.message_bytes(self.parameters), dtype=torch.uint8)
+        unpack(saved(self._key), found.numpy().data)
+        return found
+
+    @staticmethod
+    def message_bytes(parameters: Parameters) -> int:
+        """Bytes of a `message`: about 8 N (primes + 1), whatever the key is."""
+        return secret_size(parameters)
+
+    @classmethod
+    def from_message(cls, public: PublicKeys, message: torch.Tensor) -> SecretKey:
+        """The key that was sent, beside its public half.
+
+        Raises:
+            SerialisationError: SEAL does not accept it for these parameters.
+        """
+        context = context_of(public.parameters)
+        key = loaded(sealapi.SecretKey(), context, message.contiguous().numpy().data, "secret key")
+        return cls(public.parameters, public.identity, key)
 
     def save(self, path: str | PathLike) -> None:
         """Write the secret key, readable to the owner of the file alone. Whoever reads it can decrypt everything."""

@@ -84,6 +84,11 @@ def key_sizes(parameters: Parameters) -> tuple[int, int]:
     return one, _HEADER.size + 32 + 8 + 8 + pieces * one
 
 
+def secret_size(parameters: Parameters) -> int:
+    """Bytes of a secret key, unpacked."""
+    return 2 * _HEADER.size + 56 + 8 * (len(parameters.primes) + 1) * parameters.degree
+
+
 def loaded(thing: Any, context: Context, content: Blob, what: str) -> Any:
     """Load one of SEAL's objects, with SEAL's own validity check.
 

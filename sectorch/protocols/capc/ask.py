@@ -27,6 +27,7 @@ from ...ckks.scheme.leaving import residues
 from ...ckks.scheme.parameters import VALUE_BOUND
 from ...ckks.tensor.blank import blank
 from ...dp import ConfidentGNMax, Mechanism
+from ...dp.mechanisms import Drawn
 from ...errors import NetworkError
 from ...federated.batched import answer_of
 from ...federated.errors import FederationError
@@ -139,7 +140,7 @@ class Panel:
         self._sent: dict[Party, PublicKeys] = {}
         self._keys = self._keygen(voters, sample, batch) if inference == "ckks" else None
 
-    def ask(self, queries: torch.Tensor, mechanism: Mechanism, least: int = 1) -> Answer:
+    def ask(self, queries: torch.Tensor, mechanism: Mechanism, least: int = 1, drawn: Drawn | None = None) -> Answer:
         """Labels of the queries by noisy vote. Q learns the labels and nothing else, the others nothing.
 
         Args:
@@ -147,7 +148,9 @@ class Panel:
             mechanism: its noise is drawn by the privacy guardian alone, so that it does not depend on who votes. With
                 `ConfidentGNMax` Q learns for each query whether it is answered, and the label if it is.
             least: votes that an answer needs. A party that is lost before its share reaches the guardian does not vote,
-                in this batch and later ones; the guardian and Q leave it out of both sums.
+                in this batch and later ones; the guardian and Q leave it out of both sums. Among parties apart that
+                ends the session for all.
+            drawn: the guardian's noise, where it has drawn it for these queries before (`mechanism.draw`).
 
         Bytes: those of the inference, 16 per logit for step 1b, `argmax_onehot` per query and party, 8 per class for
         step 2, `argmax_noisy` (`argmax_confident`) per query. The label is that of the plain mechanism with the same
@@ -165,6 +168,8 @@ class Panel:
             try:
                 s, s_hat = self._vote(party, voter, queries, spent)
             except NetworkError:
+                if not self.session.complete:
+                    raise
                 self.lost.append(voter.name)
                 continue
             at_Q.append(s)
@@ -177,27 +182,40 @@ class Panel:
             )
         start = time.perf_counter()
         with self.session.call(nets[0]) as net:
-            label = self._label(net, mechanism, _sum(*at_S), _sum(*(s.at("Q") for s in at_Q)), len(at_Q))
+            drawn = drawn or self._drawn(mechanism, len(queries))
+            votes = _sum(*at_S), _sum(*(s.at("Q") for s in at_Q))
+            label = self._label(net, mechanism, *votes, len(at_Q), drawn)
             labels = net.read(label, net.Q)
         spent["argmax"] += time.perf_counter() - start
         return Answer(labels, len(at_Q), list(self.lost), spent)
 
-    def _label(self, net: Net, mechanism: Mechanism, votes_S: Located, votes_Q: Located, voters: int) -> Located:
+    def _drawn(self, mechanism: Mechanism, count: int) -> Drawn:
+        """Fresh noise at the guardian; elsewhere its shape."""
+        if self.session.present(self.session.S):
+            return mechanism.draw(count, self.classes)
+        shapes = (
+            ((count,), (count, self.classes)) if isinstance(mechanism, ConfidentGNMax) else ((count, self.classes),)
+        )
+        return tuple(torch.empty(shape, dtype=torch.int64, device="meta") for shape in shapes)
+
+    def _label(
+        self, net: Net, mechanism: Mechanism, votes_S: Located, votes_Q: Located, voters: int, drawn: Drawn
+    ) -> Located:
         """Steps 2 and 3: S adds the noise to its half of the counts, and Q gets the label."""
-        S, (count, classes) = self.session.S, votes_Q.shape
+        S = self.session.S
         # Room for every noise that is drawn but with probability e^-48; beyond, the sum would wrap around, which makes
         # another label and takes nothing from its privacy.
         if not isinstance(mechanism, ConfidentGNMax):
             bits = (mechanism.noise.span + voters).bit_length() + 1
-            total = _sum(net.own(S, mechanism.noise.sample(count, classes)), votes_S)
+            total = _sum(net.own(S, drawn[0]), votes_S)
             if self.argmax == "yao":
                 return argmax_noisy(net, self._pair(S), total, votes_Q, bits=bits)
             return argmax_noisy_shares(net, total, votes_Q, bits=bits)
         answer = mechanism.answer.noise
         bits = (max(answer.span, mechanism.noise.span + mechanism.threshold) + voters).bit_length() + 1
-        noise = (mechanism.noise.sample(count) - mechanism.threshold).unsqueeze(1).expand(count, classes)
+        noise = (drawn[0] - mechanism.threshold).unsqueeze(1).expand(votes_Q.shape)
         checked = _sum(net.own(S, noise), votes_S)
-        total = _sum(net.own(S, answer.sample(count, classes)), votes_S)
+        total = _sum(net.own(S, drawn[1]), votes_S)
         if self.argmax == "yao":
             return argmax_confident(net, self._pair(S), checked, total, votes_Q, bits=bits)
         return argmax_confident_shares(net, checked, total, votes_Q, bits=bits)
@@ -308,13 +326,13 @@ class SimulatedPanel(Panel):
             raise FederationError("a panel needs at least one voter, got none")
         self.classes, self.voters = classes, list(voters)
 
-    def ask(self, queries: torch.Tensor, mechanism: Mechanism, least: int = 1) -> Answer:
+    def ask(self, queries: torch.Tensor, mechanism: Mechanism, least: int = 1, drawn: Drawn | None = None) -> Answer:
         if len(self.voters) < least:
             raise TooFewVotersError(f"{len(self.voters)} answering parties, and an answer needs {least}")
         start = time.perf_counter()
         votes = self.votes(queries)
         inferred = time.perf_counter()
-        labels = mechanism.labels(votes)
+        labels = mechanism.labelled(votes, drawn or mechanism.draw(*votes.shape))
         seconds = {"infer": inferred - start, "onehot": 0.0, "argmax": time.perf_counter() - inferred}
         return Answer(labels, len(self.voters), [], seconds, votes.tolist())
 

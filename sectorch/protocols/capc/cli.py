@@ -12,8 +12,11 @@ from .settings import CONTROLS, PRESETS, Collaboration, Settings, controlled, di
 
 
 def _prepare(how: Collaboration, settings: Settings, place: Place) -> CaPC:
-    found = divided(dataset_of(how.data, place.root), how)
-    return CaPC(*found, settings, out=place.out, local=place.shared, workers=place.workers)
+    found = divided(dataset_of(how.data, place.root), how, place.own(how.seed))
+    return CaPC(
+        *found, settings, out=place.out, local=place.shared, workers=place.workers, together=place.parties,
+        own=place.own(settings.seed),
+    )  # fmt: skip
 
 
 def _base(how: Collaboration) -> Settings:
@@ -23,13 +26,15 @@ def _base(how: Collaboration) -> Settings:
 
 COMMAND = Command(
     "capc",
-    "Confidential and private collaborative learning (CaPC), all parties in this process: a simulation of\n"
-    "the real protocols. A run that was stopped goes on when started again.",
+    "Confidential and private collaborative learning (CaPC): all parties in this process, a simulation of the real\n"
+    "protocols, or one of a federation, whose roles are p1, p2, ... and S. A run that was stopped goes on when\n"
+    "started again.",
     (
         "sectorch capc --data digits --parties 50 --epsilon 10 --delta 1e-5 --noise gaussian --inference mpc",
         "sectorch capc --parties 20 50 100 --inference simulated --out runs/parties      gain per party count",
         "sectorch capc --parties 20 --plan --seed 0 1 2 3 4 --controls --inference simulated --out runs/gains",
         "sectorch capc --parties 60 --models-each 3 --skewed --selection entropy --pool 100 --queries 50",
+        "sectorch capc --parties 5 --querying 1 --epsilon 40 --federation federation.toml --as north",
     ),
     Collaboration(),
     Settings(),

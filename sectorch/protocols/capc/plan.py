@@ -199,19 +199,24 @@ def best(most: int, voters: int, classes: int, moved: int, how: Settings, own: f
     return max(found, key=lambda n: found[n])
 
 
-def validated(party: Party, how: Settings) -> float:
-    """The accuracy of the party's model by cross-validation on its own data: each fifth by a model of the others."""
+def validated(party: Party, how: Settings, own: int | None = None) -> float:
+    """The accuracy of the party's model by cross-validation on its own data: each fifth by a model of the others.
+
+    Args:
+        own: seed of the fifths and of the training; that of the settings unless given.
+    """
+    own = how.seed if own is None else own
     count = min(FOLDS, len(party.images))
     if count < 2:
         return 0.0
-    order = torch.randperm(len(party.images), generator=generator(how.seed, party.name, "folds"))
+    order = torch.randperm(len(party.images), generator=generator(own, party.name, "folds"))
     folds = [order[i::count] for i in range(count)]
     tasks = [
         Task(f"{party.name}-{i}", party.model, party.images[kept], party.labels[kept])
         for i in range(count)
         for kept in [torch.cat([fold for k, fold in enumerate(folds) if k != i])]
     ]
-    models = train_all(tasks, how.local, derive(how.seed, party.name, "validation"))
+    models = train_all(tasks, how.local, derive(own, party.name, "validation"))
     hits = [
         int((answer_of(models[task.name], party.images[fold]) == party.labels[fold]).sum())
         for task, fold in zip(tasks, folds, strict=True)

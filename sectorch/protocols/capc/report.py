@@ -24,7 +24,8 @@ SCALES = (0.5, 1.0, 2.0, 4.0, 7.0, 10.0, 15.0, 20.0, 40.0)
 
 @dataclass
 class Result(Outcome):
-    """A finished run. `lasting` are the organisations' own budgets after it, where there are such."""
+    """A finished run. `lasting` are the organisations' own budgets after it, where there are such; `apart`: with others
+    elsewhere, of whom there are no records."""
 
     parties: Sequence[Party]
     classes: int
@@ -32,6 +33,7 @@ class Result(Outcome):
     records: dict[str, Record]
     forecasts: dict[str, Forecast]
     lasting: dict[str, Budget] = field(default_factory=dict)
+    apart: bool = False
 
     def mean(self, what: str) -> float:
         """Over querying parties: "before", "after" or "gain" in accuracy; "balanced_gain"; "right"; "epsilon"."""
@@ -46,6 +48,8 @@ class Result(Outcome):
         return statistics.fmean(v for v in map(of, self.records.values()) if v is not None)
 
     def headline(self) -> dict[str, float]:
+        if not self.records:
+            return {}
         return {"before": self.mean("before"), "after": self.mean("after")}
 
     @property
@@ -88,7 +92,7 @@ class Result(Outcome):
             organisations=len({party.owner for party in self.parties}),
             samples=[len(party.images) for party in self.parties],
             querying=[r.as_dict(self.classes, self.forecasts[r.name]) for r in self.records.values()],
-            mean={name: self.mean(name) for name in ("before", "after", "gain", "balanced_gain", "epsilon")},
+            mean={n: self.mean(n) for n in ("before", "after", "gain", "balanced_gain", "epsilon") if self.records},
             epsilon_if_all_querying_parties_collude=self.epsilon_of_all,
             organisations_spent={o: dict(spent=b.spent, limit=b.limit, delta=b.delta) for o, b in self.lasting.items()},
             received=self.received,

@@ -52,7 +52,14 @@ class Party(Participant):
     def owner(self) -> str:
         return self.organisation or self.name
 
+    def elsewhere(self) -> Party:
+        """What others know of it: beside the architecture, how many samples and images to ask about it has."""
+        pool = None if self.pool is None else self.pool.to("meta")
+        return replace(super().elsewhere(), pool=pool, truth=None)
+
     def fingerprint(self) -> str:
+        if self.images.is_meta:
+            return digest(self.images, self.labels, self.questions)
         known = isinstance(self.model, nn.Module)
         # A scikit-learn model is recognised by its printed form.
         model = self.model.state_dict().values() if known else [torch.tensor(list(repr(self.model).encode()))]
@@ -194,8 +201,12 @@ def collaboration(
     return divided(dividing.dataset_of(data, root), Collaboration(parties=parties, **known))
 
 
-def divided(dataset: Dataset, how: Collaboration) -> tuple[list[Party], Samples, int]:
-    """The same, by a `Collaboration`."""
+def divided(dataset: Dataset, how: Collaboration, own: int | None = None) -> tuple[list[Party], Samples, int]:
+    """The same, by a `Collaboration`.
+
+    Args:
+        own: seed of the first weights, in place of the collaboration's.
+    """
     preset = PRESETS.get(dataset.name, PRESETS["digits"])
     count, pool = how.parties or preset.parties, how.pool or preset.pool
     asking = how.querying * how.models_each
@@ -217,13 +228,15 @@ def divided(dataset: Dataset, how: Collaboration) -> tuple[list[Party], Samples,
     names, made = how.architectures or preset.architectures, []
     for i, hand in enumerate(hands):
         name, architecture = f"p{i + 1}", names[i % len(names)]
-        model = build(architecture, dataset.shape, dataset.classes, derive(how.seed, name, "weights"))
-        own = truth = None
+        model = build(
+            architecture, dataset.shape, dataset.classes, derive(how.seed if own is None else own, name, "weights")
+        )
+        asked = truth = None
         turn, first = divmod(i, how.models_each)
         if not first and turn < how.querying:
-            own, truth = dataset.test.take(order[turn * pool : (turn + 1) * pool])
+            asked, truth = dataset.test.take(order[turn * pool : (turn + 1) * pool])
         organisation = f"o{turn + 1}" if how.models_each > 1 else None
-        made.append(Party(name, model, *dataset.train.take(hand), architecture, own, organisation, truth))
+        made.append(Party(name, model, *dataset.train.take(hand), architecture, asked, organisation, truth))
     return made, dataset.test.take(order[how.querying * pool :]), dataset.classes
 
 
@@ -250,6 +263,25 @@ def check(parties: Sequence[Party], test: Samples, classes: int, how: Settings) 
     for party in asking:
         if party.truth is None and how.control == "true-labels":
             raise FederationError(f"{party.name}'s pool has no true labels, which the control true-labels trains on")
+
+
+def check_apart(parties: Sequence[Party], how: Settings, processes: int) -> None:
+    """What parties in processes apart can do.
+
+    Raises:
+        FederationError: a control, an inference that protects nothing or needs all of them in one place, several
+            processes of one party, a budget that several parties would keep.
+    """
+    if how.control is not None or how.inference != "mpc":
+        raise FederationError(
+            "among parties apart the inference is mpc; controls, and queries that others see, are for a simulation"
+        )
+    if processes > 1:
+        raise FederationError("one party of a federation works in one process; leave --processes out")
+    owners = [party.owner for party in parties]
+    if how.budgets is not None and len(set(owners)) < len(owners):
+        raise FederationError("an organisation with several parties has one budget, which one of them could not keep "
+                              "for the others; give it one party, or leave --budgets out")  # fmt: skip
 
 
 def _check_model(party: Party, classes: int, how: Settings) -> None:

@@ -11,7 +11,9 @@ from .record import STEPS
 def sentences(result: Any) -> list[str]:
     """What a reader of the figures (a `report.Result`) must know beside them."""
     how, out = result.settings, []
-    if how.control is not None:
+    if not result.records:
+        out.append("This party asked nothing: what each role received stands in the results of those that asked.")
+    elif how.control is not None:
         out.append(f"Nobody was asked by the protocol: a control ({how.control}).")
     elif how.inference == "simulated":
         out.append(
@@ -40,7 +42,9 @@ def sentences(result: Any) -> list[str]:
         "Public: model architectures, shapes, who asks, how many queries, the classes, the scale of the noise.",
         f"Not covered: {repeated}, the guardian colluding with anybody,"
         " parties that cheat, the query choice of a party (a party's own data are not protected from itself).",
-        "All parties ran in one process, which therefore protected nothing: this is a simulation.",
+        "Each party ran in a process of its own."
+        if result.apart
+        else "All parties ran in one process, which therefore protected nothing: this is a simulation.",
     ]
 
 

@@ -12,6 +12,7 @@ from ...federated.errors import FederationError
 from ...federated.estimate import Estimate
 from ...federated.folder import RunFolder
 from ...federated.options import Options, option
+from ...federated.parties import Simulation
 from ...federated.watch import Watch
 from .data import DATA, federation, for_model
 from .evaluation import ShapleyEvaluation, digest_of
@@ -19,6 +20,7 @@ from .models import MODELS, build
 from .program import Program
 from .report import Result
 from .settings import Settings, feasible
+from .together import JointValuation
 from .training import RATES, Training, fedavg
 
 
@@ -88,6 +90,21 @@ class Valuation:
         return kept["models"], kept["weights"]
 
 
+def _joint(how: Trained, settings: Settings, place: Place) -> JointValuation:
+    """One party of a federation: a client has its own part of the data set, and a server none."""
+    found = for_model(
+        federation(how.data, how.clients, alpha=how.alpha, samples=how.samples, tests=how.tests, seed=how.seed,
+                   root=place.root), how.model,
+    )  # fmt: skip
+    model = build(how.model, found.shape, found.classes, hidden=how.hidden, seed=how.seed)
+    return JointValuation(
+        model, found.shape, list(found.train), {n: (found.train[n], found.test[n]) for n in found.train}, settings,
+        place.parties, rounds=how.rounds, training=Training(epochs=how.epochs, lr=RATES[how.model]),
+        attending=dict(_attendance(text, how.rounds, list(found.train)) for text in how.leave), out=place.out,
+        own=place.own(how.seed),
+    )  # fmt: skip
+
+
 def _taken(records) -> Estimate:
     seconds, size = (sum(sum(r.get(key, {}).values()) for r in records) for key in ("seconds", "bytes"))
     return Estimate(seconds, size)
@@ -104,21 +121,25 @@ def _attendance(text: str, rounds: int, names: list[str]) -> tuple[str, range]:
     return name, range(first - 1, last)
 
 
-def _prepare(how: Trained, settings: Settings, place: Place) -> Valuation:
+def _prepare(how: Trained, settings: Settings, place: Place) -> Valuation | JointValuation:
     workers = place.workers
     parallel = "ray" if workers.kind == "ray" else settings.parallel
-    return Valuation(how, settings.but(processes=workers.count, parallel=parallel), place)
+    settings = settings.but(processes=workers.count, parallel=parallel)
+    if isinstance(place.parties, Simulation):
+        return Valuation(how, settings, place)
+    return _joint(how, settings, place)
 
 
 COMMAND = Command(
     "shapley",
-    "Shapley values of the clients of a federated run, without showing models or test data (SecSV). All\n"
-    "parties are on this machine: a simulation, which protects nothing. A run that was stopped goes on when\n"
-    "started again, at the coalition where it stopped.",
+    "Shapley values of the clients of a federated run, without showing models or test data (SecSV): all parties on\n"
+    "this machine, a simulation, which protects nothing, or one of a federation, whose roles are c1, c2, ..., P and\n"
+    "X. A run that was stopped goes on when started again, at the coalition where it stopped.",
     (
         "sectorch shapley --data digits --clients 5 --rounds 10 --model logistic --skip",
         "sectorch shapley --model cnn --protocol hesv --rounds 1 --tests 100",
         "sectorch shapley --data bank --data-root ~/data --estimator kernel --budget 20",
+        "sectorch shapley --clients 4 --rounds 2 --federation federation.toml --as north",
     ),
     Trained(),
     Settings(),

@@ -119,12 +119,12 @@ class ShapleyEvaluation:
         watch = watch or Watch()
 
         def keep(record: dict) -> None:
-            self.folder.append(_name(t), record)
-            _tell(watch, t, record)
+            self.folder.append(round_name(t), record)
+            tell(watch, t, record)
 
         done = self._kept(t)
         for record in done:
-            _tell(watch, t, record)
+            tell(watch, t, record)
         self._of[t] = self._utilities(t, done, keep, lambda: self._nobody(t))
         return self._of[t]
 
@@ -190,13 +190,13 @@ class ShapleyEvaluation:
 
         def receive(record: dict) -> None:
             t = record.pop("round")
-            self.folder.append(_name(t), record)
+            self.folder.append(round_name(t), record)
             self._apart.setdefault(t, []).append(record)
-            _tell(watch, t, record)
+            tell(watch, t, record)
 
         for t in range(len(self.rounds)):
             for record in self._kept(t):
-                _tell(watch, t, record)
+                tell(watch, t, record)
         done = {t: self._kept(t) for t in wanted}
         if self.settings.parallel == "ray":
             _through_ray(self, wanted, done, receive)
@@ -211,7 +211,7 @@ class ShapleyEvaluation:
 
     def _kept(self, t: int) -> list[dict]:
         """The records of a round: in the folder or, where there is none, what other processes brought."""
-        return self.folder.lines(_name(t)) if self.folder.path else self._apart.get(t, [])
+        return self.folder.lines(round_name(t)) if self.folder.path else self._apart.get(t, [])
 
     def _complete(self, t: int) -> bool:
         tested = {record["coalition"] for record in self._kept(t)}
@@ -233,12 +233,12 @@ def digest_of(models: Mapping[str, State]) -> str:
     return digest(*(v for name in sorted(models) for _, v in sorted(models[name].items())))
 
 
-def _name(t: int) -> str:
+def round_name(t: int) -> str:
     """Of a round's lines: every tested coalition is on disk before the next is begun, so a kill loses one at most."""
     return f"round-{t + 1:03}"
 
 
-def _tell(watch: Watch, t: int, record: dict) -> None:
+def tell(watch: Watch, t: int, record: dict) -> None:
     """A coalition's utility is known; what a round's encryption cost is none."""
     if mask := record["coalition"]:
         watch.finished(f"round {t + 1}, clients {', '.join(str(i + 1) for i in members(mask))}", (t, mask))

@@ -37,6 +37,11 @@ def joint_keys() -> ckks.Keys:
     return ckks.keygen(2, degree=4096)
 
 
+def joint_parameters() -> ckks.Parameters:
+    """Of the clients' keys."""
+    return ckks.choose(2, degree=4096)
+
+
 def named_format(value_bits: int | None, frac_bits: int | None) -> Format | None:
     """A number format for outputs below 2^value_bits under the joint keys; None where the clients are to agree on it.
 
@@ -47,7 +52,7 @@ def named_format(value_bits: int | None, frac_bits: int | None) -> Format | None
 
 
 def _format(value_bits: int, frac_bits: int | None) -> Format:
-    parameters = ckks.choose(2, degree=4096)
+    parameters = joint_parameters()
     return Format.fitting(parameters.primes, parameters.scale_bits, value_bits, frac_bits)
 
 

@@ -1,4 +1,7 @@
-"""FedAvg (McMahan et al., 2017): the rounds whose local models are valued. In the clear; not a part of SecSV."""
+"""FedAvg (McMahan et al., 2017): the rounds whose local models are valued. In the clear, or apart (`apart.py`).
+
+Models are averaged in whole multiples of 2^-30, so that a sum of shares is the sum of the models bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from ...data.seeds import derive, generator
+from ...errors import FixedPointRangeError
 from .errors import FederationError
-from .testing import averaged
 
 State = dict[str, torch.Tensor]
+AVERAGED_BITS = 30
+"""Fraction bits of the models that are averaged."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +65,40 @@ def fedavg(
         there = [n for n in train if attending is None or t in attending.get(n, range(rounds))]
         if not there:
             raise FederationError(f"nobody attends round {t + 1}")
-        local = {n: _local(model, current, *train[n], how, derive(seed, n, t)) for n in there}
+        local = {n: local_model(model, current, *train[n], how, derive(seed, n, t)) for n in there}
         models.append(local)
         weights.append({n: float(len(train[n][1])) for n in there})
-        current = averaged([local[n] for n in there], [weights[-1][n] for n in there])
+        total = sum(weighted(local[n], len(train[n][1])) for n in there)
+        current = average(torch.as_tensor(total), sum(len(train[n][1]) for n in there), current)
     return models, weights
 
 
-def _local(model: nn.Module, start: State, x, y, how: Training, seed: int) -> State:
+def weighted(state: Mapping[str, torch.Tensor], weight: int) -> torch.Tensor:
+    """A model times its aggregation weight as whole numbers, int64 [parameters]: what is added up, or shared.
+
+    Raises:
+        FixedPointRangeError: a parameter times the weight of 2^32 and more.
+    """
+    flat = torch.cat([value.detach().double().flatten() for value in state.values()])
+    largest = float(flat.abs().max()) * weight
+    if not largest < 2.0 ** (62 - AVERAGED_BITS):
+        raise FixedPointRangeError(
+            f"a local model has a parameter which, times its weight of {weight}, is {largest:.3g}; averages take less "
+            f"than 2^{62 - AVERAGED_BITS}: train with a smaller rate"
+        )
+    return (flat * 2.0**AVERAGED_BITS).round().long() * weight
+
+
+def average(total: torch.Tensor, whole: int, like: Mapping[str, torch.Tensor]) -> State:
+    """The global model from the sum of `weighted` models, mod 2^64, and of their weights."""
+    flat, found = total.double() / (whole * 2.0**AVERAGED_BITS), {}
+    for name, value in like.items():
+        found[name], flat = flat[: value.numel()].view(value.shape).to(value.dtype), flat[value.numel() :]
+    return found
+
+
+def local_model(model: nn.Module, start: State, x, y, how: Training, seed: int) -> State:
+    """What a client makes of the global model in a round, on its own samples."""
     net = copy.deepcopy(model)
     net.load_state_dict(start)
     net.train()
