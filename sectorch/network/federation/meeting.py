@@ -107,6 +107,8 @@ class Meeting:
     def give_up(self, error: BaseException) -> None:
         """The others' session ends with the reason, which holds no secret."""
         self._control.abort(reason(error, f"'{self._connection.name}'"))
+        if isinstance(error, SectorchError):  # another thread of this party, which is in it, ends with the same
+            self._failed(error)
         self.close()
 
     def done(self) -> None:
