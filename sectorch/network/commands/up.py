@@ -165,7 +165,7 @@ def _served(
     many_files()
     given = server_credentials(name, own.folder)
     listen = own.listen or _everywhere(federated.servers[name])
-    limits, receipts = own.limits, _receipts(own, name, "S")
+    limits, receipts = own.limits, own.receipts(name, "S")
     server = Server(
         listen, given, limits.calls, _store(own, "S"), limits.patience_seconds, limits.call_seconds, receipts=receipts
     )
@@ -185,7 +185,7 @@ def _answered(
     address = federated.servers[federated.home(name)]
     party = Answering(
         address, credentials(federated, name, own.folder), description, weights, _clients(accepted, federated, own),
-        _store(own, "A"), own.limits.patience_seconds, accepted.unchecked, _receipts(own, name, "A"),
+        _store(own, "A"), own.limits.patience_seconds, accepted.unchecked, own.receipts(name, "A"),
     )  # fmt: skip
     over.beside(lambda: keep_answering(party, name, stopped, address))
     return [_Closing(party)]
@@ -223,17 +223,6 @@ def _clients(accepted: Accepted, federated: Federated, own: Own) -> Listed:
 def _store(own: Own, role: str) -> Store | None:
     folder = own.files.get("store")
     return None if folder is None else Store(folder / role, own.files.get("store_key"), int(own.limits.store_gb * 1e9))
-
-
-def _receipts(own: Own, name: str, role: str) -> Path | None:
-    folder = own.files.get("receipts")
-    if folder is None:
-        return None
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise ArgumentError(f"cannot make the folder of receipts {folder}: {error.strerror}") from None
-    return folder / f"{name}-{role}.receipts"
 
 
 def _everywhere(address: str) -> str:

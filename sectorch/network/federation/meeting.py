@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from ...errors import ArgumentError, PeerLostError, RefusedError, SectorchError
@@ -46,11 +46,11 @@ class Called:
                 self._expected[key] = RefusedError(text)
                 self._changed.notify_all()
 
-    def give_up(self, before: str, error: BaseException) -> None:
-        """This party does not wait any more for what it waits for under labels that begin so; see `wait`."""
+    def give_up(self, keys: Iterable[Key], error: BaseException) -> None:
+        """This party does not wait any more for what it waits for under these; see `wait`."""
         with self._changed:
-            for key in self._expected:
-                if key[0].startswith(before[:16]) and self._expected[key] is None:
+            for key in keys:
+                if key in self._expected and self._expected[key] is None:
                     self._expected[key] = PeerLostError(str(error))
             self._changed.notify_all()
 
@@ -107,6 +107,8 @@ class Meeting:
     def give_up(self, error: BaseException) -> None:
         """The others' session ends with the reason, which holds no secret."""
         self._control.abort(reason(error, f"'{self._connection.name}'"))
+        if isinstance(error, SectorchError):  # another thread of this party, which is in it, ends with the same
+            self._failed(error)
         self.close()
 
     def done(self) -> None:

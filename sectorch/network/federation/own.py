@@ -85,6 +85,20 @@ class Own:
         """A path that the file names: from its own folder."""
         return self.path.parent / path
 
+    def receipts(self, name: str, role: str) -> Path | None:
+        """The file of a party's receipts in a role, in a folder that is made; None if none are kept.
+
+        Raises:
+            ArgumentError: the folder cannot be made.
+        """
+        folder = self.files.get("receipts")
+        try:
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise ArgumentError(f"cannot make the folder of receipts {folder}: {error.strerror}") from None
+        return None if folder is None else folder / f"{name}-{role}.receipts"
+
 
 def beside(federation: Path, name: str) -> Path:
     """Where a party's own file is."""

@@ -26,7 +26,7 @@ from ..parties.client import Connection
 from ..parties.remote import RemoteSession
 from ..parties.said import session_of
 from .file import Federated, read
-from .meeting import Called, Meeting, beating
+from .meeting import Called, Key, Meeting, beating
 from .own import credentials
 from .programs import check_edges
 from .secured import Ends, Secured, digest_of
@@ -71,7 +71,7 @@ class Federation:
         self.name = as_
         own = credentials(self.file, as_, Path(path).parent if folder is None else Path(folder))
         self._called, self._open, self._on_note = Called(), list[Meeting](), on_note
-        self._bound, self._over = "", ""
+        self._bound, self._over, self._awaited = "", "", set[Key]()
         self._connection = self._dialled(own, patience)
 
     def _dialled(self, own: Credentials, patience: float) -> Connection:
@@ -120,13 +120,13 @@ class Federation:
             bound: the run's name and what was agreed on; all parties of its sessions have the same.
         """
         found = copy.copy(self)
-        found.inputs, found._open, found._bound = dict(inputs), [], bound
+        found.inputs, found._open, found._bound, found._awaited = dict(inputs), [], bound, set()
         return found
 
     def give_up(self, error: BaseException) -> None:
         """End the sessions that this party, or this run of it, is in, and waits for, at all parties."""
         self._over = str(error)
-        self._called.give_up(self._bound, error)
+        self._called.give_up(list(self._awaited), error)
         for meeting in list(self._open):
             meeting.give_up(error)
 
@@ -241,6 +241,7 @@ class Federation:
             raise PeerLostError(self._over)
         key = label, names
         self._called.expect(key)
+        self._awaited.add(key)
         try:
             request = {"do": "meet", "label": label, "digest": digest.hex(), "parties": names, "time": time.time()}
             missing = self._connection.ask(request).get("missing")
@@ -252,6 +253,8 @@ class Federation:
             with suppress(SectorchError):
                 self._connection.link.tell({"do": "unmeet", "label": label, "parties": names})
             raise
+        finally:
+            self._awaited.discard(key)
 
     def _serve(self, request: dict) -> None:
         """A session begins; in the thread that reads the connection, so that no frame is missed."""

@@ -71,8 +71,8 @@ class Up:
         self.name = credentials.name
         self.results = own.files.get("results", path.parent / f"{self.name}-results")
         _room(self.results)
-        kept = own.files.get("receipts")
-        self.receipts = None if kept is None else Receipts(kept / f"{self.name}-P.receipts", credentials, "P")
+        kept = own.receipts(self.name, "P")
+        self.receipts = None if kept is None else Receipts(kept, credentials, "P")
         self._seen, self._counts = _earlier(self.results)
         self._turns = Turns(own.limits.runs)
         self._notes: Queue[dict | None] = Queue(NOTES)

@@ -59,6 +59,7 @@ class RemoteModel:
         self._lock = threading.Lock()
         self._opened: dict[bytes, Opened] = {}
         self._live: Opened | None = None
+        self._asking: Opened | None = None
         self._version = ""
         self._unanswered = Unanswered()
         self.only = only
@@ -323,6 +324,7 @@ class RemoteModel:
             opened.channel.close()
 
     def _run(self, opened: Opened, what: str, inputs: Inputs, work: Callable[[], Any], **more: Any) -> Any:
+        self._asking = opened
         try:
             return run(opened, what, inputs, work, **more)
         except RangeExceededError:
@@ -330,6 +332,14 @@ class RemoteModel:
         except BaseException:
             self._forget(opened)
             raise
+        finally:
+            self._asking = None
+
+    def give_up(self, error: SectorchError) -> None:
+        """From another thread: what is being asked ends with this error, here and at the other parties."""
+        asking = self._asking
+        if asking is not None:
+            asking.channel.fail(error)
 
     def _forget(self, opened: Opened) -> None:
         self._opened.pop(opened.name, None)
