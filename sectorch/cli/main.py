@@ -31,7 +31,11 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "keys": ("network.identity.keys:keys", "identity keys, certificates, and a small CA for trying it out"),
     },
     "any program among parties": {
-        "run": ("network.commands.together:run", "run a program: simulated, or as one party of a federation"),
+        "run": (
+            "network.commands.together:run",
+            "run a program: simulated, as one party, or among parties that are up",
+        ),
+        "up": ("network.commands.up:up", "be a party of a federation until stopped: serve, answer, take part"),
         "federation": (
             "network.federation.command:federation",
             "write and check the file that says who the parties are",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import io
 import itertools
 import os
 import re
@@ -134,6 +135,19 @@ class Command(Generic[F, S]):
             join: makes this process one party of a federation, where `--federation` and `--as` ask for it.
         """
         return ended(self.parser(join), arguments, functools.partial(self._joined, join=join), GOES_ON)
+
+    def take_part(self, arguments: Sequence[str], parties: Parties, out: Path, root: Path | None = None) -> None:
+        """Run as one party, without a screen: what there is to say stands in the folder `out`.
+
+        Args:
+            arguments: of the command line, all parties' the same. root: where data sets lie.
+
+        Raises:
+            FederationError: more than one run. Whatever a run raises.
+        """
+        root_ = [] if root is None else ["--data-root", str(root)]
+        options = self.parser().parse_args([*arguments, *root_, "--out", str(out), "--no-plots", "--yes"])
+        self._run(options, Console(file=io.StringIO()), parties)
 
     def _joined(self, options: argparse.Namespace, console: Console, join: Join | None) -> None:
         file, party = getattr(options, "federation", None), getattr(options, "party", None)

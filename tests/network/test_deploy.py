@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import re
 import shlex
@@ -291,6 +292,38 @@ def until(what, seconds: float = 90) -> bool:
 def shown_by(port: int, authority: Path) -> bytes:
     """The certificate that the server shows to whoever connects."""
     return ssl.get_server_certificate(("localhost", port), ca_certs=str(authority), timeout=10).encode()
+
+
+@pytest.mark.long
+def test_six_commands_lead_from_nothing_to_a_prediction(tmp_path):
+    """As they stand in docs/deploying.md, in an empty folder, with another port; pip is left out: this is installed."""
+    text = (ROOT / "docs" / "deploying.md").read_text().partition("### One machine")[2].partition("### Three")[0]
+    listing, block = re.findall(r"```(?:python)?\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "mine.py").write_text(listing)
+    lines = block.replace("localhost:7100", f"localhost:{free_port()}").splitlines()
+    assert len(lines) == 6 and lines[0] == "pip install ."
+    commands_ = [[*PROGRAM, *shlex.split(line)[1:]] for line in lines[1:]]
+    here: dict = {"cwd": tmp_path, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    running: list[subprocess.Popen] = []
+    found: list[str] = []
+    try:
+        for command in commands_[:2]:
+            subprocess.run(command, check=True, timeout=120, **here)
+        for command in commands_[2:4]:
+            running.append(subprocess.Popen(command, stderr=subprocess.DEVNULL, **here))
+        ask = lambda: subprocess.run([*commands_[4], "--json"], capture_output=True, text=True, timeout=120, **here)
+        assert until(lambda: (asked := ask()).returncode == 0 and bool(found.append(asked.stdout) or True)), (
+            ask().stderr
+        )
+        space: dict = {}
+        exec(listing, space)
+        model, inputs = space["digits"]()
+        logits = torch.tensor(json.loads(found[0])["predictions"])
+        assert torch.allclose(logits, model(inputs), atol=1e-4)
+    finally:
+        for process in running:
+            process.terminate()
+            process.wait(60)
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import http.client
 import json
@@ -10,14 +11,17 @@ import re
 import socket
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from network_world import Trio, until
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+import sectorch
 from sectorch import errors
 from sectorch.cli.main import run
 from sectorch.network.identity.identity import fingerprint_of
@@ -357,3 +361,47 @@ def test_a_question_that_is_cut_off_leaves_the_server_as_it_was(managed):
         connection.putrequest("GET", "/ready")
         connection.close()
     assert get(managed[0], "/ready") == (200, "ready\n")
+
+
+# The page of whoever operates it.
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "operations.md").read_text()
+
+
+def test_the_page_names_every_metric_and_no_other(trio, metrics):
+    from prometheus_client.parser import text_string_to_metric_families
+
+    metrics = metrics(lambda: dict.fromkeys(GAUGES, 0.0))
+    found = {family.name for family in text_string_to_metric_families(metrics.page()[2].decode())}
+    rows = [line for line in PAGE.splitlines() if line.startswith(("| `sectorch_", "| `process_"))]
+    named = {name for line in rows for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+    plain = lambda names: {name.removesuffix("_total") for name in names}
+    assert {name for name in plain(named) if name.startswith("sectorch")} == {
+        name for name in found if name.startswith("sectorch")
+    }
+    assert plain(named) <= plain(found)
+    (rules,) = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
+    alerts = rules["groups"][0]["rules"]
+    used = {name for rule in alerts for name in re.findall(r"\b(?:sectorch|process)_\w+", rule["expr"])}
+    assert len(alerts) == 9 and used <= named
+    outcomes = {kind for rule in alerts for kind in re.findall(r"\b\w+Error\b", rule["expr"])}
+    assert all(issubclass(getattr(errors, kind), errors.SectorchError) for kind in outcomes)
+
+
+def test_the_page_names_every_event_of_the_server_and_the_answering_party():
+    """From the code: each `write(log, "event", ...)`, with its facts."""
+    written: dict[str, set[str]] = {"certificate expires": {"until", "days"}, "CA expires": {"until", "days"}}
+    for path in (Path(sectorch.__file__).parent / "network").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "write" and len(node.args) > 1:
+                event = node.args[1]
+                if isinstance(event, ast.Constant) and isinstance(event.value, str):
+                    written.setdefault(event.value, set()).update(k.arg for k in node.keywords if k.arg)
+    rows = [line.split("|") for line in PAGE.partition("## Logs")[2].partition("## Traces")[0].splitlines()]
+    named = {e: row[2] for row in rows if len(row) == 5 for e in re.findall(r"`([\w ]+)`", row[1])}
+    elsewhere = {"another version answers", "session began"}  # at Q, and of federations
+    assert set(written) - elsewhere == set(named)
+    for event, facts in named.items():
+        assert {f for f in written[event] if event != "session ended"} <= set(re.findall(r"`(\w+)`", facts)) | {
+            "client"
+        }

@@ -241,7 +241,7 @@ def test_the_commands_of_the_documents_make_three_parties_that_know_each_other(t
         assert keys(words[2:]) == 0, line
         printed = capsys.readouterr().out.strip()
         shown = printed if words[2] == "show" else shown
-    assert len(lines) == 15
+    assert len(lines) == 16
     of = lambda folder, name: Credentials.read(f"{folder}/{name}.pem", f"{folder}/{name}-key.pem", f"{folder}/ca.pem")
     a, b = of("a", "hospital-a"), of("b", "hospital-b")
     assert Pins("a/pins").known() == {"hospital-b": fingerprint_of(b.identity)}

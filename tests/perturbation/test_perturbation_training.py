@@ -119,6 +119,9 @@ def test_a_stopped_run_goes_on(tmp_path):
     assert json.loads((tmp_path / "state.json").read_text())["done"] == 6
     again = PerturbedFL(data, model, how, out=tmp_path).run()
     assert again.losses == whole.losses and again.score == whole.score
+    (tmp_path / "round-38.pt").touch()  # as a kill leaves it after the record of round 40
+    PerturbedFL(data, model, how, out=tmp_path).run()
+    assert [path.name for path in tmp_path.glob("round-*.pt")] == ["round-40.pt"]
     perturbed = how.but(method="perturbed")
     folder = tmp_path / "perturbed"
     with pytest.raises(KeyboardInterrupt):

@@ -69,8 +69,8 @@ def server(arguments: Sequence[str] | None = None) -> int:
 
 def _server(options: argparse.Namespace, _: Console) -> None:
     begin_log(options)
-    _few_arenas()
-    _many_files()
+    few_arenas()
+    many_files()
     if options.running < 1:
         raise ArgumentError(f"--running is at least 1, got {options.running}")
     waits = positive(options.patience), positive(options.call_limit, "--call-limit")
@@ -81,7 +81,7 @@ def _server(options: argparse.Namespace, _: Console) -> None:
         running = Server(options.listen, credentials, options.running, kept, *waits, receipts=options.receipts)
         watching.begin(running, credentials, read_own)
         console.print(f"listening on port {running.port}; Ctrl-C stops")
-        _until_stopped(running.wait, running.drain, running.stop, options.drain, watching.look)
+        until_stopped(running.wait, running.drain, running.stop, options.drain, watching.look)
 
 
 def answer(arguments: Sequence[str] | None = None) -> int:
@@ -131,7 +131,7 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
             party.close()
 
         going_on = lambda: keep_answering(party, name, stopped, options.server)
-        _until_stopped(going_on, drain, stop, options.drain, watching.look)
+        until_stopped(going_on, drain, stop, options.drain, watching.look)
 
 
 def keep_answering(party: Answering, name: str, stopped: threading.Event, server: str, retry: float = RETRY) -> None:
@@ -162,13 +162,13 @@ def _bytes(gigabytes: float) -> int:
     return int(gigabytes * 1e9)
 
 
-def _few_arenas() -> None:
+def few_arenas() -> None:
     """Two malloc arenas: glibc's default of eight a core lets each session's thread keep freed memory of its own."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(-8, 2)  # M_ARENA_MAX
 
 
-def _many_files() -> None:
+def many_files() -> None:
     """As many file descriptors as the system lets this process have: each connection takes one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
@@ -179,7 +179,7 @@ class _Terminated(BaseException):
     """SIGTERM came."""
 
 
-def _until_stopped(
+def until_stopped(
     wait: Callable[[], None],
     drain: Callable[[float], bool],
     stop: Callable[[], None],

@@ -18,6 +18,7 @@ from ...federated.parties import Simulation, tensors
 from ..code import function_of
 from ..federation.party import Federation
 from . import arrays
+from .among import start
 from .options import add_log, begin_log, console, positive
 
 
@@ -29,14 +30,24 @@ def run(arguments: Sequence[str] | None = None) -> int:
         [
             "sectorch run examples/secure_sum.py:program                  all parties in this process",
             "sectorch run examples/secure_sum.py:program --federation federation.toml --as north --input H1=x.npy",
+            "sectorch run federation.toml secure_sum.py:program --as north      among parties that are up",
+            "sectorch run federation.toml capride --as north -- --parties 3 --rounds 20",
         ],
     )
-    p.add_argument("program", help="MODULE:FUNCTION or FILE.py:FUNCTION, of a `sectorch.federated.parties.Parties`")
+    p.add_argument(
+        "program", nargs="+", metavar="[FEDERATION.toml] PROGRAM",
+        help="MODULE:FUNCTION or FILE.py:FUNCTION, of a `sectorch.federated.parties.Parties`; after a federation file "
+        "it is started among the parties that are up (`sectorch up`), or is a paper's name with its options after --",
+    )  # fmt: skip
     p.add_argument("--federation", type=Path, help="the federation file; a simulation without it")
     p.add_argument("--as", dest="name", help="which of its parties this process is")
     p.add_argument("--folder", type=Path, help="where this party's certificate and keys are; that of the file")
     p.add_argument("--input", action="append", default=[], metavar="NAME=FILE", help="a tensor that the program takes")
     p.add_argument("--out", type=Path, help="file for what this party learns: .npy, .npz or .safetensors")
+    p.add_argument(
+        "--among", nargs="+", default=[], metavar="NAME", help="of the parties that are up; all of the program"
+    )
+    p.add_argument("--job", default="1", help="which of several runs of a paper with the same settings to go on with")
     p.add_argument("--wait", type=float, default=600.0, help="seconds to wait for the server and the other parties")
     add_log(p)
     p.takes_json("what this party learned and sent")
@@ -46,20 +57,25 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace, screen: Console) -> None:
     begin_log(options)
     logging.getLogger("sectorch.federation").setLevel(logging.INFO)
+    positive(options.wait, "--wait")
+    if options.program[0].endswith(".toml"):
+        start(options, screen)
+        return
+    if len(options.program) > 1 or options.among:
+        raise ArgumentError("a program is one word, and options after -- and --among are for parties that are up")
     if (options.federation is None) != (options.name is None):
         raise ArgumentError("--federation and --as go together: the file, and which of its parties this process is")
     if options.out is not None:
         arrays.check_kind(options.out)
         writable(options.out.parent)
-    positive(options.wait, "--wait")
-    program, inputs = function_of(options.program), _inputs(options.input)
+    program, inputs = function_of(options.program[0]), _inputs(options.input)
     waits = dict(patience=options.wait, wait=options.wait)
     with Profile() as cost:
         if options.federation is None:
             found = program(Simulation(inputs))
         else:
             with Federation(options.federation, options.name, options.folder, inputs, **waits) as federation:
-                console.print(f"{federation.name} is connected to {federation.file.server}", highlight=False)
+                console.print(f"{federation.name} is connected to {federation.address}", highlight=False)
                 found = program(federation)
     learned = tensors(found)
     if options.out is not None and learned:

@@ -13,7 +13,10 @@ from ...cli.command import Parser, ended, print_json
 from ...errors import ArgumentError
 from ..identity.authority import enrol, make_authority
 from ..identity.identity import fingerprint_of, new_identity
-from .file import Federated, credentials, parse, read, text
+from .accepting import accept, add_accept
+from .file import Federated, parse, read, text
+from .own import credentials, read_own, server_credentials
+from .policy import Policy
 
 Made = tuple[dict, str]
 """What was made or found, for JSON and in words."""
@@ -27,6 +30,7 @@ def federation(arguments: Sequence[str] | None = None) -> int:
         (
             "sectorch federation init sum.toml --server cloud.example:7100 --party north H1 SHA256:...   each party",
             "sectorch federation check sum.toml --as north      whether this party's own files fit",
+            "sectorch federation accept sum.toml sum.py:program --as north --input H1=a.npy   north takes part",
             "sectorch federation try here north=H1 south=H2     a CA, keys and a file, all in one folder",
         ),
     )
@@ -46,6 +50,12 @@ def federation(arguments: Sequence[str] | None = None) -> int:
     action.add_argument("file", type=Path, help="the federation file")
     action.add_argument("--as", dest="name", help="the party whose files are checked too")
     action.add_argument("--folder", type=Path, help="where they are; that of the file")
+    action = named(
+        "show a program, paper or model, and write that a party accepts it",
+        accept,
+        "accept sum.toml sum.py:program ...",
+    )
+    add_accept(action)
     action = named("a CA, keys and a file in one folder, to try it out", _try, "try here north=H1 south=H2")
     action.add_argument("folder", type=Path, help="the folder to make")
     action.add_argument("parties", nargs="+", metavar="NAME=ROLE", help="the parties and their roles")
@@ -72,8 +82,11 @@ def _run(options: argparse.Namespace, _: Console) -> None:
 
 
 def _described(federated: Federated) -> dict:
-    members = {m.name: {"role": m.role, "identity": m.identity} for m in federated.members}
-    return {"name": federated.name, "server": federated.server, "parties": members, "digest": federated.digest}
+    members = {
+        m.name: {"role": m.role, "identity": m.identity, **({"address": m.address} if m.address else {})}
+        for m in federated.members
+    }
+    return {"name": federated.name, "servers": federated.servers, "parties": members, "digest": federated.digest}
 
 
 def _init(options: argparse.Namespace) -> Made:
@@ -97,13 +110,26 @@ def _init(options: argparse.Namespace) -> Made:
 
 def _check(options: argparse.Namespace) -> Made:
     federated = read(options.file)
-    words = f"{options.file}: '{federated.name}', digest {federated.digest[:16]}, meets at {federated.server}"
+    at = ", ".join(federated.servers.values())
+    words = f"{options.file}: '{federated.name}', digest {federated.digest[:16]}, meets at {at}"
     for member in federated.members:
         words += f"\n  {member.name} plays {member.role or 'nothing by itself'}, {member.identity}"
     if options.name is not None:
-        credentials(federated, options.name, options.folder or options.file.parent)
-        words += f"\n'{options.name}' has its certificate and keys, and they fit"
+        words += _check_own(federated, options)
     return _described(federated), words
+
+
+def _check_own(federated: Federated, options: argparse.Namespace) -> str:
+    own = read_own(options.file, options.name, options.folder)
+    words = ""
+    if options.name in federated.servers:
+        server_credentials(options.name, own.folder)
+        words += f"\n'{options.name}' has what it shows as a server"
+    if options.name in {member.name for member in federated.members if member.identity}:
+        credentials(federated, options.name, own.folder)
+        Policy(own, federated, options.name).check()
+        words += f"\n'{options.name}' has its certificate and keys, and they fit; it accepts {len(own.accept)} things"
+    return words
 
 
 def _try(options: argparse.Namespace) -> Made:
@@ -127,14 +153,13 @@ def _try(options: argparse.Namespace) -> Made:
         files.write(folder / f"{name}-identity.pem", identity, 0o600)
         enrol(folder, name)
     _write(folder / "federation.toml", federated)
-    server = (
-        f"sectorch server --listen {options.server} --cert {folder}/server.pem --key {folder}/server-key.pem "
-        f"--clients-ca {folder}/ca.pem"
-    )
+    server = f"sectorch up {folder}/federation.toml --as server"
     words = (
         f"{folder}/federation.toml: {', '.join(roles)}; all keys are in one folder, which is for trying it out only\n"
         f"the server: {server}\n"
-        f"each party: sectorch run PROGRAM --federation {folder}/federation.toml --as NAME"
+        f"each party: sectorch federation accept {folder}/federation.toml PROGRAM --as NAME, and sectorch up "
+        f"{folder}/federation.toml --as NAME\n"
+        f"then: sectorch run {folder}/federation.toml PROGRAM --as NAME"
     )
     return _described(federated) | {"server_command": server}, words
 

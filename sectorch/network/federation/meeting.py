@@ -46,6 +46,14 @@ class Called:
                 self._expected[key] = RefusedError(text)
                 self._changed.notify_all()
 
+    def give_up(self, before: str, error: BaseException) -> None:
+        """This party does not wait any more for what it waits for under labels that begin so; see `wait`."""
+        with self._changed:
+            for key in self._expected:
+                if key[0].startswith(before[:16]) and self._expected[key] is None:
+                    self._expected[key] = PeerLostError(str(error))
+            self._changed.notify_all()
+
     def came(self, key: Key, open_: Callable[[], Meeting]) -> bool:
         """Whether this party waited for it, and takes part."""
         with self._changed:

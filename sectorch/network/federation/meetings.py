@@ -12,25 +12,21 @@ import hashlib
 import logging
 import os
 import threading
-import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...errors import BusyError, FrameError, IdentityError, RefusedError, SectorchError
 from ..log import write
 from ..names import name_of, readable
 from ..wire.link import Link
+from .notes import Notes, check_clock
 
 log = logging.getLogger("sectorch.server")
 PARTIES = 128
 """Parties of one session at most."""
 WAITING_EACH, MEETINGS_EACH = 64, 256
 """What one party may wait for, and take part in, at once."""
-LATEST = 1e12
-"""Seconds since 1970 beyond which a number is no time."""
-CLOCKS = 300.0
-"""Seconds by which a party's clock may differ from the server's: certificates and logs go by clocks."""
 
 
 def wire_of(run: bytes, one: str, other: str) -> bytes:
@@ -61,12 +57,17 @@ class Meetings:
     """All of a server's. Its methods are called by the threads that read the clients' connections."""
 
     def __init__(self):
-        self._lock = threading.Lock()
+        self._lock, self.notes = threading.Lock(), Notes()
         self._waiting: dict[tuple[str, tuple[str, ...]], _Gathering] = {}
         self._running: dict[bytes, _Running] = {}
 
     def __len__(self) -> int:
         return len(self._running)
+
+    @property
+    def requests(self) -> dict[str, Callable[[Link, dict], dict]]:
+        """What a client may ask of a federation's, by its name in a request."""
+        return {"meet": self.meet, "unmeet": self.unmeet, "done": self.done, **self.notes.requests}
 
     def meet(self, link: Link, request: dict) -> dict:
         """A party asks to meet others; who is still missing is the reply.
@@ -79,7 +80,7 @@ class Meetings:
         label, digest, names = _asked(request)
         if link.peer not in names:
             raise IdentityError(f"the certificate is for '{link.peer}', which is not among {', '.join(names)}")
-        _check_clock(link.peer, request.get("time"))
+        check_clock(link.peer, request.get("time"))
         with self._lock:
             self._forget_lost()
             found = self._waiting.get((label, names))
@@ -224,14 +225,3 @@ def _run_of(request: dict) -> bytes:
         return bytes.fromhex(str(request.get("meeting")))
     except ValueError:
         raise FrameError("a request that names no session") from None
-
-
-def _check_clock(name: str, said: Any) -> None:
-    if type(said) not in (int, float) or not abs(said) < LATEST:
-        raise FrameError("a request to meet that does not say the time")
-    apart = abs(said - time.time())
-    if apart > CLOCKS:
-        raise RefusedError(
-            f"the clock of '{name}' and the server's are {apart:.0f} s apart, at most {CLOCKS:.0f} are let pass: "
-            f"set the clock (NTP)"
-        )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -24,8 +25,10 @@ from ..names import readable
 from ..parties.client import Connection
 from ..parties.remote import RemoteSession
 from ..parties.said import session_of
-from .file import Federated, credentials, read
+from .file import Federated, read
 from .meeting import Called, Meeting, beating
+from .own import credentials
+from .programs import check_edges
 from .secured import Ends, Secured, digest_of
 from .star import Named, star_of
 
@@ -44,6 +47,7 @@ class Federation:
         folder: where its certificate and keys are; that of the file unless named.
         inputs: what this party brings into programs, by name (`federated.parties.Parties`).
         patience: seconds to wait for the server. wait: seconds to wait for other parties; None for ever.
+        on_note: called with notes of other parties (`notes.py`), in the thread that reads the connection.
 
     Raises:
         ArgumentError, IdentityError: the file, or this party's own, are not right; nothing was sent.
@@ -59,13 +63,15 @@ class Federation:
         *,
         patience: float = 5.0,
         wait: float | None = 600.0,
+        on_note: Callable[[dict], None] | None = None,
     ):
         self.inputs: Mapping[str, torch.Tensor] = dict(inputs or {})
         self._wait = wait
         self.file: Federated = read(path)
         self.name = as_
         own = credentials(self.file, as_, Path(path).parent if folder is None else Path(folder))
-        self._called, self._open = Called(), list[Meeting]()
+        self._called, self._open, self._on_note = Called(), list[Meeting](), on_note
+        self._bound, self._over = "", ""
         self._connection = self._dialled(own, patience)
 
     def _dialled(self, own: Credentials, patience: float) -> Connection:
@@ -74,7 +80,7 @@ class Federation:
             left = max(1.0, end - time.monotonic())
             try:
                 return Connection(
-                    self.file.server, own, on_serve=self._serve, patience=min(5.0, left), silence=SILENCE
+                    self.address, own, on_serve=self._serve, patience=min(5.0, left), silence=SILENCE
                 )  # fmt: skip
             except PeerLostError as error:
                 if time.monotonic() + RETRY > end:
@@ -93,9 +99,36 @@ class Federation:
     def __repr__(self) -> str:
         return f"Federation({self.file.name}, as {self.name})"
 
+    @property
+    def address(self) -> str:
+        """Of the server at which this party meets the others."""
+        return self.file.servers[self.file.home(self.name)]
+
+    @property
+    def connection(self) -> Connection:
+        """To that server."""
+        return self._connection
+
     def close(self) -> None:
         """Leave; sessions that are open end at the others."""
         self._connection.close()
+
+    def taking(self, inputs: Mapping[str, torch.Tensor], bound: str) -> Federation:
+        """This party in one run of several: with inputs of its own, and sessions that are bound to the run.
+
+        Args:
+            bound: the run's name and what was agreed on; all parties of its sessions have the same.
+        """
+        found = copy.copy(self)
+        found.inputs, found._open, found._bound = dict(inputs), [], bound
+        return found
+
+    def give_up(self, error: BaseException) -> None:
+        """End the sessions that this party, or this run of it, is in, and waits for, at all parties."""
+        self._over = str(error)
+        self._called.give_up(self._bound, error)
+        for meeting in list(self._open):
+            meeting.give_up(error)
 
     @contextmanager
     def session(
@@ -128,7 +161,7 @@ class Federation:
         called = dict(names or {})
         if roles is STAR:
             cast = self._cast(roles, star_of(called))
-            digest = self._digest(roles, cast, label, agreed)
+            digest = self._digest(roles, cast, *self._within(label, agreed))
             identities = [
                 Named({"Q": cast[Q], "A": name}, self._connection.identity, digest, self.file)
                 for party, name in cast.items()
@@ -157,6 +190,7 @@ class Federation:
             label, agreed: as of `session`, and so is what is raised.
         """
         cast = self._cast(roles, parties)
+        label, agreed = self._within(label, agreed)
         digest = self._digest(roles, cast, label, agreed)
         mine = next(party for party, name in cast.items() if name == self.name)
         meeting = self._meet(label, tuple(sorted(cast.values())), digest)
@@ -180,6 +214,10 @@ class Federation:
         """Whether a party, named as in the federation file or by its role there, is this one."""
         return self.file.named(party).name == self.name
 
+    def _within(self, label: str, agreed: str) -> tuple[str, str]:
+        """Label and what is agreed, of this run alone."""
+        return (f"{self._bound[:16]} {label}", f"{agreed} {self._bound}") if self._bound else (label, agreed)
+
     def _cast(self, roles: Roles, parties: Mapping[Party, str]) -> dict[Party, str]:
         """The names in the federation file of those that take part."""
         cast = {party: self.file.named(name).name for party, name in parties.items()}
@@ -187,6 +225,7 @@ class Federation:
             raise ArgumentError(f"each role of {roles} is played by another party; got {_said(cast)}")
         if self.name not in cast.values():
             raise ArgumentError(f"'{self.name}' plays no role of {roles}; its parties are {_said(cast)}")
+        check_edges(self.file, roles, cast)
         return cast
 
     def _digest(self, roles: Roles, cast: Mapping[Party, str], label: str, agreed: str) -> bytes:
@@ -198,6 +237,8 @@ class Federation:
         }, sort_keys=True))  # fmt: skip
 
     def _meet(self, label: str, names: tuple[str, ...], digest: bytes) -> Meeting:
+        if self._over:
+            raise PeerLostError(self._over)
         key = label, names
         self._called.expect(key)
         try:
@@ -214,6 +255,10 @@ class Federation:
 
     def _serve(self, request: dict) -> None:
         """A session begins; in the thread that reads the connection, so that no frame is missed."""
+        if "note" in request:
+            if self._on_note is not None:
+                self._on_note(request)
+            return
         parties = request.get("parties")
         if not isinstance(parties, list):
             raise FrameError("the server begins a session of nobody")

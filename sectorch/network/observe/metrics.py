@@ -53,11 +53,18 @@ class Metrics(Watcher):
 
     def __init__(self, figures: Callable[[], dict[str, float]], clients: bool = False):
         try:
-            from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+            from prometheus_client import (
+                CollectorRegistry,
+                Counter,
+                Histogram,
+                ProcessCollector,
+                disable_created_metrics,
+            )
         except ImportError:
             raise ArgumentError(
-                "--metrics needs prometheus_client: pip install 'sectorch[metrics]', or leave it out"
+                "--metrics needs prometheus_client: pip install prometheus-client, or leave it out"
             ) from None
+        disable_created_metrics()  # when a series began: twice as many lines, which nobody reads
         self._figures, self._clients = figures, clients
         self._models, self._names = _Bounded(NAMES), _Bounded(NAMES)
         self.registry = CollectorRegistry()

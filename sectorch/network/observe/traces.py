@@ -40,7 +40,7 @@ class Traces(Watcher):
             self._provider = provider or _exporting()
         except ImportError:
             raise ArgumentError(
-                "--traces needs OpenTelemetry's SDK: pip install 'sectorch[traces]', or leave it out"
+                "--traces needs OpenTelemetry: pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
             ) from None
         self._api, self._propagator = trace, TraceContextTextMapPropagator()
         self._tracer = self._provider.get_tracer("sectorch")

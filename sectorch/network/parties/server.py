@@ -168,8 +168,8 @@ class Server:
                 answer = {"models": self.models()}
             elif what == "open":
                 answer = self._open(link, request)
-            elif what in ("meet", "unmeet", "done"):
-                answer = getattr(self._meetings, what)(link, request)
+            elif what in self._meetings.requests:
+                answer = self._meetings.requests[str(what)](link, request)
             elif what == "hello":
                 answer = {}
             else:

@@ -226,6 +226,7 @@ class PerturbedFL:
         self.optimizer.load_state_dict(tensors["optimizer"])
         for name, value in kept.items():
             setattr(self.history, name, value)
+        self.folder.drop("round-*.pt", f"round-{done}.pt")  # a kill may have come between the record and that
         return done
 
 

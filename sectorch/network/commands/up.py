@@ -1,0 +1,241 @@
+"""`sectorch up`: a party of a federation, whatever it is there, until it is stopped."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console
+
+from ...cli.command import Parser, ended
+from ...errors import ArgumentError
+from ...nn.model_file import read_model
+from ..federation.file import SERVER, Federated, read
+from ..federation.listed import Listed
+from ..federation.own import Own, credentials, read_own, server_credentials
+from ..federation.policy import Accepted, Policy
+from ..federation.up import Up
+from ..identity.certificates import Credentials
+from ..parties.answer import Answering
+from ..parties.server import Server
+from ..store.store import Store
+from .options import add_log, begin_log, console
+from .serve import few_arenas, keep_answering, many_files, until_stopped
+from .watching import add_watch, watched
+
+
+class Service(Protocol):
+    """Something that runs until it is stopped."""
+
+    def drain(self, seconds: float) -> bool: ...
+
+    def stop(self) -> None: ...
+
+    def unready(self) -> str: ...
+
+    def renew(self, credentials: Credentials) -> None: ...
+
+    def figures(self) -> dict[str, float]: ...
+
+
+def up(arguments: Sequence[str] | None = None) -> int:
+    """`sectorch up`: runs until Ctrl-C or SIGTERM, which is how it ends, with exit code 0."""
+    p = Parser(
+        "up",
+        "Be a party of a federation: serve as its server, answer with a model, and take part in programs, each only\n"
+        "if this party has accepted it (`sectorch federation accept`). Ctrl-C stops it.",
+        [
+            "sectorch up federation.toml --as north",
+            "sectorch up federation.toml --as server        where [federation] names the server's address",
+        ],
+    )
+    p.add_argument("file", type=Path, help="the federation file")
+    p.add_argument("--as", dest="name", required=True, help="which party this process is, or the server")
+    p.add_argument("--folder", type=Path, help="where its certificate and keys are, whatever its own file says")
+    p.add_argument("--drain", type=float, help="seconds that SIGTERM leaves to what runs, whatever its own file says")
+    add_log(p)
+    add_watch(p)
+    return ended(p, arguments, _up)
+
+
+def _up(options: argparse.Namespace, _: Console) -> None:
+    federated, name = read(options.file), options.name
+    if name not in federated.servers:
+        federated.member(name)
+    own = read_own(options.file, name, options.folder)
+    options.log = options.log or own.files.get("log")
+    begin_log(options)
+    stopped, over = threading.Event(), _Over()
+    seconds = own.limits.drain_seconds if options.drain is None else options.drain
+    with watched(options) as watching, _Services() as services:
+        for make in (_taking_part, _answered, _served):  # the port opens when all else was found right
+            services.those += make(options.file, federated, name, own, stopped, over)
+        if not services.those:
+            raise ArgumentError(
+                f"'{name}' is no server and accepts nothing yet: `sectorch federation accept {options.file} PROGRAM "
+                f"--as {name}` writes what it accepts into {own.path}"
+            )
+        read_again = (
+            (lambda: server_credentials(name, own.folder))
+            if name in federated.servers
+            else (lambda: credentials(federated, name, own.folder))
+        )
+        watching.begin(services, read_again(), read_again)
+        for work in over.works:
+            work.start()
+
+        def drain(seconds: float) -> bool:
+            stopped.set()
+            return services.drain(seconds)
+
+        until_stopped(over.wait, drain, stopped.set, seconds, watching.look)
+    if over.error is not None:
+        raise over.error
+
+
+class _Services:
+    """What one process is; all of it is stopped at the block's end, the server last."""
+
+    def __init__(self):
+        self.those: list[Service] = []
+
+    def __enter__(self) -> _Services:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for service in self.those:
+            service.stop()
+
+    def drain(self, seconds: float) -> bool:
+        drained = [service.drain(seconds) for service in self.those]
+        return all(drained)
+
+    def unready(self) -> str:
+        return next((why for service in self.those if (why := service.unready())), "")
+
+    def renew(self, credentials: Credentials) -> None:
+        """Of the server, where this process is one; of what it is else. A party reads its own when it dials again."""
+        for service in [s for s in self.those if isinstance(s, Server)] or self.those:
+            service.renew(credentials)
+
+    def figures(self) -> dict[str, float]:
+        found: Counter[str] = Counter()
+        for service in self.those:
+            found.update(service.figures())
+        return dict(found)
+
+
+class _Over:
+    """What goes on beside the main thread, and the error that ends it."""
+
+    def __init__(self):
+        self.error: BaseException | None = None
+        self._event = threading.Event()
+        self.works: list[threading.Thread] = []
+
+    def beside(self, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self.error = error
+                self._event.set()
+
+        self.works.append(threading.Thread(target=run, daemon=True))
+
+    def wait(self) -> None:
+        self._event.wait()
+
+
+def _say(words: str) -> None:
+    console.print(words, highlight=False, markup=False, soft_wrap=True)
+
+
+def _served(
+    path: Path, federated: Federated, name: str, own: Own, stopped: threading.Event, over: _Over
+) -> list[Service]:
+    if name not in federated.servers:
+        return []
+    few_arenas()
+    many_files()
+    given = server_credentials(name, own.folder)
+    listen = own.listen or _everywhere(federated.servers[name])
+    limits, receipts = own.limits, _receipts(own, name, "S")
+    server = Server(
+        listen, given, limits.calls, _store(own, "S"), limits.patience_seconds, limits.call_seconds, receipts=receipts
+    )
+    _say(f"'{name}' serves on port {server.port}; Ctrl-C stops")
+    return [server]
+
+
+def _answered(
+    path: Path, federated: Federated, name: str, own: Own, stopped: threading.Event, over: _Over
+) -> list[Service]:
+    accepted = _policy(own, federated, name).model
+    if accepted is None:
+        return []
+    if name not in {member.name for member in federated.members}:
+        raise ArgumentError(f"{own.path}: '{name}' is no party with an identity, and cannot answer with a model")
+    description, weights = read_model(own.within(accepted.what))
+    address = federated.servers[federated.home(name)]
+    party = Answering(
+        address, credentials(federated, name, own.folder), description, weights, _clients(accepted, federated, own),
+        _store(own, "A"), own.limits.patience_seconds, accepted.unchecked, _receipts(own, name, "A"),
+    )  # fmt: skip
+    over.beside(lambda: keep_answering(party, name, stopped, address))
+    return [_Closing(party)]
+
+
+class _Closing:
+    def __init__(self, party: Answering):
+        self.drain, self.stop = party.drain, party.close
+        self.unready, self.figures, self.renew = party.unready, party.figures, party.renew
+
+
+def _taking_part(
+    path: Path, federated: Federated, name: str, own: Own, stopped: threading.Event, over: _Over
+) -> list[Service]:
+    policy = _policy(own, federated, name)
+    if all(entry.kind == "model" for entry in policy.accepted):
+        return []
+    if name == SERVER and federated.server and name not in {member.name for member in federated.members}:
+        raise ArgumentError(f"{own.path}: the server is no party of the federation, and takes part in no program")
+    policy.check()
+    given = credentials(federated, name, own.folder)
+    running = Up(path, federated, own, policy, given)
+    over.beside(lambda: running.keep(stopped, _say))
+    return [running]
+
+
+def _policy(own: Own, federated: Federated, name: str) -> Policy:
+    return Policy(own, federated, name)
+
+
+def _clients(accepted: Accepted, federated: Federated, own: Own) -> Listed:
+    return Listed({name: federated.member(name).identity for name in accepted.starters}, str(own.path))
+
+
+def _store(own: Own, role: str) -> Store | None:
+    folder = own.files.get("store")
+    return None if folder is None else Store(folder / role, own.files.get("store_key"), int(own.limits.store_gb * 1e9))
+
+
+def _receipts(own: Own, name: str, role: str) -> Path | None:
+    folder = own.files.get("receipts")
+    if folder is None:
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ArgumentError(f"cannot make the folder of receipts {folder}: {error.strerror}") from None
+    return folder / f"{name}-{role}.receipts"
+
+
+def _everywhere(address: str) -> str:
+    """Where a server listens that others reach at this address: at a loopback address there, and else everywhere."""
+    host, _, port = address.rpartition(":")
+    return address if host in ("localhost", "127.0.0.1", "[::1]") else f"0.0.0.0:{port}"

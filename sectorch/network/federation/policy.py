@@ -1,0 +1,278 @@
+"""What a party has accepted before anything of its own is used: the tables [[accept]] of its own file.
+
+[[accept]]                              # a program on this party's disk, as it was when it was accepted
+program = "secure_sum.py:program"
+source = "9c7a..."                      # SHA-256 of the file, as sha256sum prints it
+traced = "86a5..."                      # and of what it does among the parties; left out where inputs decide that
+parties = ["north", "south", "west", "collector"]
+from = ["collector"]                    # who may start it
+inputs = { H1 = "a.npy" }               # of this party's own, read as a run begins
+runs = 10                               # at most, in all
+
+[[accept]]                              # a paper's command
+paper = "capride"
+settings = "1f03..."                    # digest of all its settings, but for those bounded by
+most = { rounds = 20 }
+parties = ["north", "south"]
+from = ["north", "south"]
+
+[[accept]]                              # any inference of a model
+model = "model.safetensors"
+clients = ["alice", "bob"]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import ArgumentError, RefusedError
+from ..commands import arrays
+from .file import Federated, in_file, only, short
+from .own import Own
+from .papers import command_of, settings_digest, settings_of
+from .programs import Source, rehearsed, source_of
+from .proposals import Proposal
+
+_HASH = re.compile("[0-9a-f]{64}")
+_COMMON = ("parties", "from", "runs")
+_KEYS = {
+    "program": ("program", "source", "traced", "inputs", *_COMMON),
+    "paper": ("paper", "settings", "most", "own", *_COMMON),
+    "model": ("model", "clients", "unchecked"),
+}
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """One table.
+
+    Args:
+        kind: "program", "paper" or "model". what: its path and function, or its name.
+        digest: of the program's source, or the paper's settings.
+        starters: who may start it, or ask the model. runs: at most in all; any number if 0.
+        most: largest values of some settings. own: options of a paper that this party adds for itself.
+    """
+
+    kind: str
+    what: str
+    digest: str = ""
+    traced: str = ""
+    parties: tuple[str, ...] = ()
+    starters: tuple[str, ...] = ()
+    runs: int = 0
+    inputs: Mapping[str, Path] = field(default_factory=dict)
+    most: Mapping[str, float] = field(default_factory=dict)
+    own: tuple[str, ...] = ()
+    unchecked: bool = False
+
+    @property
+    def key(self) -> str:
+        """Of its runs, for counting them."""
+        return f"{self.what} {self.digest}"
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What a party takes part in: the proposal, the table that accepts it, and the program's source on its own disk."""
+
+    proposal: Proposal
+    accepted: Accepted
+    source: Source | None = None
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Raises ArgumentError: one cannot be read."""
+        return {name: tensor_in(path, name) for name, path in self.accepted.inputs.items()}
+
+
+class Policy:
+    """All that a party accepts. Making it checks the tables; `check` their files too.
+
+    Raises:
+        ArgumentError: a table that is none, or of parties that are not in the federation.
+    """
+
+    def __init__(self, own: Own, federated: Federated, name: str):
+        self._own, self._file, self._name = own, federated, name
+        try:
+            self.accepted = tuple(_accepted(entry, own, federated) for entry in own.accept)
+        except ArgumentError as error:
+            raise in_file(error, own.path) from None
+        if sum(entry.kind == "model" for entry in self.accepted) > 1:
+            raise ArgumentError(f"{own.path}: a party answers with one model; its tables name several")
+
+    @property
+    def model(self) -> Accepted | None:
+        """The model that this party answers with."""
+        return next((entry for entry in self.accepted if entry.kind == "model"), None)
+
+    def check(self) -> None:
+        """Whether all that is accepted is there as it was then.
+
+        Raises:
+            ArgumentError: it is not, or a program needs a role or an edge that the federation has not.
+        """
+        for entry in self.accepted:
+            if entry.kind == "program":
+                source = self._source(entry)
+                found = rehearsed(source, self._file)
+                if found.traced != entry.traced:
+                    raise ArgumentError(
+                        f"{source.path} does something else than when it was accepted, with the same source (digest "
+                        f"{found.traced[:16] or 'none'}, accepted {entry.traced[:16] or 'none'}): sectorch, or what it "
+                        f"imports, is another version; accept it again"
+                    )
+                for input_, path in entry.inputs.items():
+                    tensor_in(path, input_)
+
+    def _source(self, entry: Accepted) -> Source:
+        source = source_of(entry.what, self._own.path.parent)
+        if source.digest != entry.digest:
+            raise ArgumentError(
+                f"{source.path} was changed since '{self._name}' accepted it (SHA-256 {source.digest[:16]}, accepted "
+                f"{entry.digest[:16]}): look at it, and accept it again with `sectorch federation accept`, or put the "
+                f"old one back"
+            )
+        return source
+
+    def agree(self, proposal: Proposal) -> Agreed:
+        """What accepts a proposal.
+
+        Raises:
+            RefusedError: nothing does; the first line that comes near says why, as the proposer is told.
+        """
+        me = self._name
+        if proposal.version != metadata.version("sectorch"):
+            raise RefusedError(
+                f"'{me}' has sectorch {metadata.version('sectorch')}, and the proposal is of {proposal.version}"
+            )
+        if me not in proposal.parties:
+            raise RefusedError(f"'{me}' is not among the parties of the proposal: {', '.join(proposal.parties)}")
+        near = [e for e in self.accepted if e.kind == proposal.kind and _name(e) == _proposed(proposal)]
+        if not near:
+            raise RefusedError(f"'{me}' has accepted no {proposal.kind} '{short(proposal.name)[1:-1]}'")
+        refusals = []
+        for entry in near:
+            try:
+                return self._matched(entry, proposal)
+            except (RefusedError, ArgumentError) as error:
+                # What is wrong with this party's own files is for its own log, where paths may stand.
+                own = isinstance(error, ArgumentError)
+                refusals.append(RefusedError(f"'{me}' cannot run it: its own log says why") if own else error)
+                refusals[-1].__cause__ = error if own else None
+        raise refusals[0]
+
+    def _matched(self, entry: Accepted, proposal: Proposal) -> Agreed:
+        me = self._name
+        if proposal.by not in entry.starters:
+            raise RefusedError(f"'{me}' does not let '{proposal.by}' start it, but {', '.join(entry.starters)}")
+        if set(proposal.parties) != set(entry.parties) or len(proposal.parties) != len(entry.parties):
+            raise RefusedError(
+                f"'{me}' has accepted it with {', '.join(entry.parties)}, and not with {', '.join(proposal.parties)}"
+            )
+        if entry.kind == "paper":
+            _check_settings(me, entry, proposal)
+            return Agreed(proposal, entry)
+        if proposal.source != entry.digest or proposal.traced != entry.traced:
+            raise RefusedError(
+                f"'{me}' has accepted {proposal.name} with source {entry.digest[:16]} and steps "
+                f"{entry.traced[:16] or 'none'}, and the proposal says {short(proposal.source[:16])[1:-1]} and "
+                f"{short(proposal.traced[:16])[1:-1] or 'none'}"
+            )
+        return Agreed(proposal, entry, self._source(entry))
+
+
+def _check_settings(me: str, entry: Accepted, proposal: Proposal) -> None:
+    try:
+        settings = settings_of(entry.what, proposal.arguments)
+    except Exception as error:  # what a settings class finds wrong is of several kinds
+        raise RefusedError(f"'{me}' cannot read the settings: {' '.join(str(error).split())}") from None
+    for name, most in entry.most.items():
+        value = settings.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value <= most:
+            raise RefusedError(f"'{me}' accepts {name} up to {most:g}, got {short(value)}")
+    digest = settings_digest(entry.what, settings, tuple(entry.most))
+    if digest != entry.digest:
+        raise RefusedError(f"'{me}' has accepted settings {entry.digest[:16]}, and the proposal's are {digest[:16]}")
+
+
+def _name(entry: Accepted) -> str:
+    return entry.what.rpartition(":")[2] if entry.kind == "program" else entry.what
+
+
+def _proposed(proposal: Proposal) -> str:
+    return proposal.function if proposal.kind == "program" else proposal.name
+
+
+def tensor_in(path: Path, name: str) -> torch.Tensor:
+    """The one array of a file. Raises ArgumentError."""
+    found = arrays.read(path)
+    if not isinstance(found, torch.Tensor):
+        raise ArgumentError(f"{path} holds several arrays; the input {name} takes one: a .npy")
+    return found
+
+
+def _accepted(said: Mapping[str, Any], own: Own, federated: Federated) -> Accepted:
+    kinds = [kind for kind in _KEYS if kind in said]
+    if len(kinds) != 1 or not isinstance(said[kinds[0]], str):
+        raise ArgumentError(f"a table [[accept]] names one of {', '.join(_KEYS)}, got {', '.join(said) or 'nothing'}")
+    kind = kinds[0]
+    only(said, _KEYS[kind], f"an [[accept]] of a {kind}")
+    what = said[kind]
+    if kind == "model":
+        unchecked = said.get("unchecked", False)
+        if type(unchecked) is not bool:
+            raise ArgumentError(f"unchecked in [[accept]] is true or false, got {short(unchecked)}")
+        return Accepted(kind, what, starters=_names(said, "clients", federated), unchecked=unchecked)
+    if kind == "paper":
+        command_of(what)
+    digest, traced = said.get("source" if kind == "program" else "settings"), said.get("traced", "")
+    if not isinstance(digest, str) or not _HASH.fullmatch(digest) or (traced and not _HASH.fullmatch(str(traced))):
+        raise ArgumentError(
+            f"the digests of {short(what)} in [[accept]] are of 64 digits; `federation accept` writes them"
+        )
+    runs = said.get("runs", 0)
+    if type(runs) is not int or runs < 0:
+        raise ArgumentError(f"runs in [[accept]] is a whole number, got {short(runs)}")
+    inputs, most, more = said.get("inputs", {}), said.get("most", {}), said.get("own", [])
+    if not isinstance(inputs, Mapping) or not all(isinstance(path, str) for path in inputs.values()):
+        raise ArgumentError('inputs in [[accept]] are files by name, as { H1 = "a.npy" }')
+    if not isinstance(most, Mapping) or not all(type(value) in (int, float) for value in most.values()):
+        raise ArgumentError("most in [[accept]] are numbers by the name of a setting, as { rounds = 20 }")
+    if not isinstance(more, list) or not all(isinstance(word, str) for word in more):
+        raise ArgumentError("own in [[accept]] is a list of words of a command line")
+    return Accepted(
+        kind, what, digest, str(traced), _names(said, "parties", federated), _names(said, "from", federated), runs,
+        {name: own.within(path) for name, path in inputs.items()}, dict(most), tuple(more),
+    )  # fmt: skip
+
+
+def _names(said: Mapping[str, Any], key: str, federated: Federated) -> tuple[str, ...]:
+    names = said.get(key)
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ArgumentError(f"{key} in [[accept]] is a list of names of parties, got {short(names)}")
+    return tuple(federated.member(name).name for name in names)
+
+
+def written(kind: str, what: str, facts: Iterable[tuple[str, Any]]) -> str:
+    """A table as text."""
+    return "\n".join(["[[accept]]", f"{kind} = {_toml(what)}", *(f"{k} = {_toml(v)}" for k, v in facts if v)]) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_toml(str(k))} = {_toml(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return repr(value)
+    escaped = "".join(c if c.isprintable() and c not in '"\\' else f"\\u{ord(c):04x}" for c in value)
+    return f'"{escaped}"'

@@ -1,0 +1,302 @@
+"""Programs on a party's own disk: by which digests the parties know that they mean the same, and what it would do.
+
+Nothing that is run comes over the network. A program is a file that a party has, and another party's proposal names it
+by the digest of its source, and by that of what it does among the parties, which a rehearsal finds out.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import json
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ...choreography import Party, Roles
+from ...choreography.ledger import Profile
+from ...choreography.program.trace import Program
+from ...choreography.roles import STAR
+from ...choreography.run.local import DryRuntime
+from ...choreography.steps import Read
+from ...errors import ArgumentError
+from ...federated.parties import Names
+from ...session import Session
+from ..code import FUNCTION
+from .file import Federated
+from .star import star_of
+
+_INSTALLED = tuple(Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+_OWN = Path(__file__).parents[2]
+_loaded: dict[Path, tuple[str, ModuleType]] = {}
+_LOADING = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Source:
+    """The source of a function.
+
+    Args:
+        path: of the file. function: its name there.
+        digest: SHA-256 of the file; where it imports files that are not installed, of all of them.
+        used: those files.
+    """
+
+    path: Path
+    function: str
+    digest: str
+    used: tuple[Path, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """For people: folders are a party's own matter."""
+        return f"{self.path.name}:{self.function}"
+
+    def load(self) -> Callable[..., Any]:
+        """The function, of the content that has the digest.
+
+        Raises:
+            ArgumentError: there is none, or this process has loaded the file with another content.
+        """
+        with _LOADING:
+            known, module = _loaded.get(self.path, ("", None))
+            if module is not None and known != self.digest:
+                raise ArgumentError(f"{self.path} was changed since this process loaded it; start it again")
+            if module is None:
+                module = self._module()
+                _loaded[self.path] = self.digest, module
+        found = getattr(module, self.function, None)
+        if not callable(found):
+            raise ArgumentError(f"there is no function {self.function} in {self.path}")
+        return found
+
+    def _module(self) -> ModuleType:
+        content = self.path.read_bytes()
+        if _digest(self.path, content, self.used) != self.digest:
+            raise ArgumentError(f"{self.path} was changed a moment ago; try again")
+        name = f"sectorch_program_{self.digest[:16]}"
+        module = sys.modules[name] = ModuleType(name)
+        module.__file__ = str(self.path)
+        sys.path.insert(0, "")
+        try:  # compiled from what was read, and not from a file beside it that Python keeps
+            exec(compile(content, str(self.path), "exec", dont_inherit=True), module.__dict__)
+        except Exception as error:
+            del sys.modules[name]
+            raise ArgumentError(f"cannot load {self.path}: {type(error).__name__}: {error}") from error
+        finally:
+            sys.path.remove("")
+        return module
+
+
+def source_of(program: str, folder: Path | None = None) -> Source:
+    """The source of FILE.py:FUNCTION or MODULE:FUNCTION; nothing of it is run.
+
+    Args:
+        folder: from which a file is named; this one unless given.
+
+    Raises:
+        ArgumentError: not written so, or the file is not there or is no Python.
+    """
+    named = FUNCTION.fullmatch(program)
+    if named is None:
+        raise ArgumentError(f"a program is FILE.py:FUNCTION, MODULE:FUNCTION or a paper's name, got {program[:80]!r}")
+    module, function = named.groups()
+    path = (folder or Path()) / module if module.endswith(".py") else _file_of(module)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ArgumentError(f"cannot read the program {path}: {error.strerror}") from None
+    used = tuple(_used(path, content))
+    return Source(path.resolve(), function, _digest(path, content, used), used)
+
+
+def _file_of(module: str) -> Path:
+    """The file of a module that is not imported for that."""
+    places = ["", *sys.path]
+    spec = None
+    for step in module.split("."):
+        name = step if spec is None else f"{spec.name}.{step}"
+        spec = PathFinder.find_spec(name, places)
+        if spec is None:
+            raise ArgumentError(f"there is no module {module}")
+        places = list(spec.submodule_search_locations or [])
+    if spec is None or spec.origin is None:
+        raise ArgumentError(f"the module {module} is no file")
+    return Path(spec.origin)
+
+
+def _used(path: Path, content: bytes) -> Iterator[Path]:
+    """Files beside the program that it imports: single modules, and packages whole."""
+    seen, ahead = {path.resolve()}, [(path, content)]
+    while ahead:
+        at, text = ahead.pop()
+        for name in _imported(at, text):
+            spec = PathFinder.find_spec(name, [*([str(at.parent)] if at != path else []), "", *sys.path])
+            origin = Path(spec.origin).resolve() if spec is not None and spec.origin else None
+            if origin is None or origin.suffix != ".py" or _is_installed(origin):
+                continue
+            for file in sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]:
+                if file not in seen:
+                    seen.add(file)
+                    ahead.append((file, file.read_bytes()))
+                    yield file
+
+
+@functools.lru_cache(256)
+def _imported(path: Path, content: bytes) -> frozenset[str]:
+    """The packages that a file imports, but for those of Python and this one."""
+    try:
+        with _LOADING:  # Python 3.11 takes it amiss when two threads parse
+            tree = ast.parse(content, str(path))
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise ArgumentError(f"{path} is no Python: {error}") from None
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            found.add(node.module.split(".")[0])
+    return frozenset(found - {"sectorch"} - sys.stdlib_module_names)
+
+
+def _is_installed(path: Path) -> bool:
+    return path.is_relative_to(_OWN) or any(path.is_relative_to(place) for place in _INSTALLED)
+
+
+def _digest(path: Path, content: bytes, used: tuple[Path, ...]) -> str:
+    """Of the file alone as sha256sum prints it; of several, of such lines of all of them."""
+    own = hashlib.sha256(content).hexdigest()
+    if not used:
+        return own
+    lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}" for file in used]
+    return hashlib.sha256("\n".join([own, *sorted(lines)]).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What a program does among the parties of a federation, on shapes.
+
+    Args:
+        traced: a digest of its sessions and of what each party does in them; empty where that depends on inputs.
+        parties: names of those that take part.
+        learned: who receives what that is not uniform bits, in words.
+        cost: rounds and bytes, all parties.
+    """
+
+    traced: str
+    parties: tuple[str, ...]
+    learned: tuple[str, ...] = ()
+    cost: Mapping[str, float] | None = None
+
+
+@functools.lru_cache(64)
+def rehearsed(source: Source, federated: Federated) -> Rehearsed:
+    """`rehearse` of a program on the disk. Raises ArgumentError."""
+    return rehearse(source.load(), federated)
+
+
+def rehearse(program: Callable[..., Any], federated: Federated) -> Rehearsed:
+    """A program without anybody's inputs, as far as it goes without.
+
+    Raises:
+        ArgumentError: it needs a role that nobody plays, or an edge that the federation has not.
+    """
+    rehearsal, whole = Rehearsal(federated), True
+    with Profile() as profile:
+        try:
+            program(rehearsal)
+        except ArgumentError:
+            if not rehearsal.parties:
+                raise
+            whole = False
+        except Exception:  # what it does with the values that are not here is its own matter
+            whole = False
+    digest = hashlib.sha256(json.dumps(rehearsal.steps).encode()).hexdigest() if whole and rehearsal.steps else ""
+    shown = [f"{m.dst.name} receives {m.label} of {m.protocol}: {m.shows}" for m in profile.ledger if m.shows]
+    rows = dict.fromkeys([*rehearsal.reads, *shown])
+    everybody = tuple(m.name for m in federated.members if m.role)
+    parties = tuple(sorted(rehearsal.parties)) or everybody
+    return Rehearsed(digest, parties, tuple(rows), profile.as_dict() if whole else None)
+
+
+class Rehearsal:
+    """`federated.parties.Parties` of whom nobody is here."""
+
+    inputs: Mapping[str, torch.Tensor] = {}
+
+    def __init__(self, federated: Federated):
+        self._file = federated
+        self.parties: set[str] = set()
+        self.steps: list[Any] = []
+        self.reads: list[str] = []
+
+    def name_of(self, party: Party) -> str:
+        """In the federation file."""
+        return self._file.named(party.name).name
+
+    def present(self, party: str) -> bool:
+        self._file.named(party)
+        return False
+
+    @contextmanager
+    def session(
+        self, roles: Roles, names: Names | None = None, *, label: str = "session", agreed: str = ""
+    ) -> Iterator[Session]:
+        called = dict(names or {})
+        if roles is STAR:
+            self._meet(roles, star_of(called), label, agreed)
+            answering = called["A"]
+            count = 1 if isinstance(answering, str) else len(answering)
+            yield Session(answering=count, dry=True)
+            return
+        single = {role: str(called.get(role, role)) for role in roles.names}
+        self._meet(roles, {Party(name, role): name for role, name in single.items()}, label, agreed)
+        yield _Noted(self, roles, single)
+
+    @contextmanager
+    def runtime(
+        self, roles: Roles, parties: Mapping[Party, str], *, label: str = "session", agreed: str = ""
+    ) -> Iterator[DryRuntime]:
+        self._meet(roles, parties, label, agreed)
+        yield DryRuntime()
+
+    def _meet(self, roles: Roles, parties: Mapping[Party, str], label: str, agreed: str) -> None:
+        cast = {party: self._file.named(name).name for party, name in parties.items()}
+        check_edges(self._file, roles, cast)
+        self.parties |= set(cast.values())
+        self.steps.append([label, agreed, sorted((p.role, p.name, name) for p, name in cast.items())])
+
+
+class _Noted(Session):
+    """A session on shapes that notes which programs it is given, and who reads what of them."""
+
+    def __init__(self, rehearsal: Rehearsal, roles: Roles, names: Mapping[str, str]):
+        self._rehearsal = rehearsal
+        super().__init__(roles=roles, names=names, dry=True)
+
+    def run(self, program: Program, inputs: Mapping[str, torch.Tensor], material: Any = None) -> Any:
+        self._rehearsal.steps.append(program.digest)
+        for node in program.nodes:
+            if isinstance(node.step, Read):
+                by = ", ".join(sorted(self._rehearsal.name_of(party) for party in node.step.owners))
+                self._rehearsal.reads.append(f"{by} reads a result")
+        return super().run(program, inputs, material)
+
+
+def check_edges(federated: Federated, roles: Roles, cast: Mapping[Party, str]) -> None:
+    """Whether the federation lets those exchange messages that have an edge in these roles. Raises ArgumentError."""
+    places = list(cast.items())
+    for at, (one, name) in enumerate(places):
+        for other, there in places[at + 1 :]:
+            if frozenset((one.role, other.role)) in roles.edges:
+                federated.check_edge(name, there)
