@@ -59,6 +59,11 @@ class Draws:
         self._lock = threading.Lock()
         self.count = 0
 
+    def anew(self, session: bytes) -> None:
+        """A session begins again in this process, after a trial of it, say."""
+        with self._lock:
+            self._streams = {who: stream for who, stream in self._streams.items() if who[0] != session.hex()}
+
     def bytes(self, count: int) -> bytes:
         who = WHO.get()
         if who is None:
@@ -95,7 +100,7 @@ def repeating() -> Iterator[Draws]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "urandom", draws.bytes)
         patch.setattr(streams, "X25519PrivateKey", Known(draws))
-        _sessions(patch)
+        _sessions(patch, draws)
         _steps(patch)
         _papers(patch, draws)
         yield draws
@@ -113,7 +118,7 @@ def _steps(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Compute, "run", drawing)
 
 
-def _sessions(patch: pytest.MonkeyPatch) -> None:
+def _sessions(patch: pytest.MonkeyPatch, draws: Draws) -> None:
     """A session's name comes from its label, in a simulation and among parties apart alike."""
     for kind, names in ((Simulation, ("session", "runtime")), (Federation, ("runtime",))):
         for name in names:
@@ -123,6 +128,7 @@ def _sessions(patch: pytest.MonkeyPatch) -> None:
     def of_all(self, *args, **kwargs):
         local(self, *args, **kwargs)
         self.session = session_of(LABEL.get())
+        draws.anew(self.session)
 
     def of_one(self, me, session, channels, alive=None, wire=None):
         apart(self, me, session_of(LABEL.get()), channels, alive, wire or session)
