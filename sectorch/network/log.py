@@ -14,6 +14,7 @@ import json
 import logging
 import logging.handlers
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -27,6 +28,10 @@ from .receipts.receipts import Receipts
 
 QUERIES = logging.getLogger("sectorch.query")
 FORMATS = ("text", "json")
+STRANGERS = ("refused",)
+"""Events that somebody without a certificate can cause, as often as they like."""
+MOST, PERIOD = 100, 60.0
+"""Lines of such an event in so many seconds; the next period's first line says how many had none (`unsaid`)."""
 _WORD = re.compile(r"[A-Za-z0-9_.@:+/,-]+")
 
 
@@ -80,11 +85,47 @@ def carried() -> dict[str, str]:
 
 
 def write(log: logging.Logger, event: str, level: int = logging.INFO, **facts: Any) -> None:
-    """Something happened: one line, and a word to those who watch; facts that are None are left out."""
-    text = " ".join([event, *(f"{k}={_shown(v)}" for k, v in facts.items() if v is not None)])
-    log.log(level, "%s", text, extra={"event": event, "facts": facts})
+    """Something happened: one line, and a word to those who watch; facts that are None are left out.
+
+    Of what strangers cause there are `MOST` lines in a `PERIOD`, so that nobody fills a disk; those who watch hear all.
+    """
+    if event in STRANGERS:
+        said, unsaid = _SELDOM.setdefault(event, _Seldom()).may()
+        facts = {**facts, "unsaid": unsaid or None}
+    else:
+        said = True
+    if said:
+        _line(log, event, level, facts)
     for watcher in _WATCHERS:
         watcher.happened(event, facts)
+
+
+def _line(log: logging.Logger, event: str, level: int, facts: dict[str, Any]) -> None:
+    text = " ".join([event, *(f"{k}={_shown(v)}" for k, v in facts.items() if v is not None)])
+    log.log(level, "%s", text, extra={"event": event, "facts": facts})
+
+
+class _Seldom:
+    """Whether one more line may be written, and how many had to be left out before it."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._since, self._lines, self._unsaid = -PERIOD, 0, 0
+
+    def may(self) -> tuple[bool, int]:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._since >= PERIOD:
+                self._since, self._lines = now, 0
+            if self._lines >= MOST:
+                self._unsaid += 1
+                return False, 0
+            self._lines += 1
+            unsaid, self._unsaid = self._unsaid, 0
+            return True, unsaid
+
+
+_SELDOM: dict[str, _Seldom] = {}
 
 
 def _shown(value: object) -> str:

@@ -20,6 +20,12 @@ def settings_of_the_tests(tmp_path_factory):
         yield
 
 
+@pytest.fixture(autouse=True)
+def no_line_is_left_out(monkeypatch):
+    """Each test begins a minute of its own, in which so many refused connections have a line."""
+    monkeypatch.setattr("sectorch.network.log._SELDOM", {})
+
+
 @pytest.fixture(scope="session")
 def small_model() -> nn.Module:
     torch.manual_seed(0)

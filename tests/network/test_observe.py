@@ -24,6 +24,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import sectorch
 from sectorch import errors
 from sectorch.cli.main import run
+from sectorch.network import log
 from sectorch.network.identity.identity import fingerprint_of
 from sectorch.network.log import JsonFormatter, Watcher, begin, step, watch, write
 from sectorch.network.observe import manage
@@ -353,6 +354,23 @@ def test_a_file_that_logrotate_moved_away_is_made_anew(form, tmp_path, monkeypat
         assert [json.loads(line)["rows"] for line in (*old, *new)] == [1, 2, 3]
     else:
         assert [line.partition("query ")[2] for line in (*old, *new)] == ["rows=1", "rows=2", "rows=3"]
+
+
+def test_strangers_do_not_fill_the_disk(metrics, monkeypatch, caplog):
+    """Ten thousand refused connections: a hundred lines a minute, all are counted, and the next line says how many."""
+    now = [1000.0]
+    monkeypatch.setattr(log.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(log, "_SELDOM", {})
+    caplog.set_level(logging.INFO)
+    metrics = metrics()
+    for i in range(10_000):
+        write(logging.getLogger("sectorch.server"), "refused", by=f"192.0.2.1:{i}", why="no certificate")
+    assert len(caplog.records) == log.MOST and values(metrics.page())["sectorch_refused_total"] == 10_000
+    now[0] += log.PERIOD
+    write(logging.getLogger("sectorch.server"), "refused", by="192.0.2.1:1", why="no certificate")
+    assert f"unsaid={10_000 - log.MOST}" in caplog.records[-1].getMessage()
+    write(logging.getLogger("sectorch.server"), "refused", by="192.0.2.1:1", why="no certificate")
+    assert "unsaid" not in caplog.records[-1].getMessage()
 
 
 def test_a_question_that_is_cut_off_leaves_the_server_as_it_was(managed):

@@ -14,7 +14,8 @@ from ..identity.identity import Pins
 from ..log import FORMATS, begin
 from ..store.store import BUDGET
 
-console = Console(stderr=True)
+console = Console(stderr=True, soft_wrap=True)
+"""Words for whoever runs a command; a line stays one line, as a journal keeps it."""
 
 
 def add_certificate(p: Parser) -> None:

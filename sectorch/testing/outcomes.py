@@ -1,0 +1,213 @@
+"""Whether results are the reference's, and the same whatever anybody draws."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from ..errors import ArgumentError
+from .played import Draws, Given, Known, Played, Protocol
+from .uniform import P_VALUE, apart_in_size
+
+SMALL = 8
+"""All inputs of this magnitude are tried together, as far as they are no more than a run has elements."""
+AGAIN = 64
+"""Elements of one run that hold the same inputs."""
+RUNS = 4
+
+
+class Outcomes:
+    """The results of a protocol under test, beside its reference's.
+
+    Args:
+        elementwise, error, varies, seed: as of `check_protocol`.
+    """
+
+    def __init__(self, protocol: Protocol, reference: Callable, elementwise: bool, error: int, varies: int, seed: int):
+        self.protocol, self._reference = protocol, reference
+        self.elementwise, self._error, self._varies = elementwise, error, varies
+        self._random = np.random.default_rng(seed)
+        self._seed = seed
+        self.tests = 0
+        self.took = float("inf")
+        """Seconds of the shortest run so far."""
+        self.looked = self.looked_draws = ""
+
+    def reference(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """What each result has to be.
+
+        Raises:
+            ArgumentError: the reference gives something else than as many int64 tensors as the protocol has results.
+        """
+        found = self._reference(*inputs)
+        found = found if isinstance(found, tuple) else (found,)
+        if not all(isinstance(y, torch.Tensor) for y in found):
+            raise ArgumentError("the reference gives a tensor, or a tuple of them")
+        return tuple(y.to(torch.int64) for y in found)
+
+    def spread(self) -> list[torch.Tensor]:
+        """Inputs all over their range: a third its edges, the others on a scale of powers, small ones and large."""
+        return [_spread(g, g.size(self.protocol.n), self._random) for g in self.protocol.given]
+
+    def filled(self, values: Sequence[int]) -> list[torch.Tensor]:
+        """Inputs all of whose elements are these."""
+        sizes = [g.size(self.protocol.n) for g in self.protocol.given]
+        return [torch.full(size, value) for size, value in zip(sizes, values, strict=True)]
+
+    def play(self, inputs: Sequence[torch.Tensor], place: object, twice: bool = False) -> Played:
+        """A run, under the draws of this place."""
+        start = time.monotonic()
+        found = self.protocol.play(inputs, Draws((self._seed, place)), twice)
+        self.took = min(self.took, time.monotonic() - start)
+        return found
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """What does not hold, as check and text; one of each kind."""
+        right = True
+        cases = [("all over the range", self.spread()) for _ in range(RUNS)]
+        if self.elementwise:
+            cases.insert(0, ("small", self._small()))
+        for i, (_, inputs) in enumerate(cases):
+            played = self.play(inputs, ("result", i), twice=i == 0)
+            wrong = self._wrong(inputs, played)
+            if wrong and right:
+                right = False
+                yield "result", wrong
+        self.looked = f"{len(cases)} runs of {self.protocol.n} elements: small inputs, edges, all over the range"
+        self.looked_draws = f"{RUNS} runs in which each input stands many times, and stands again"
+        inputs = self._repeated()
+        runs = [self.play(inputs, ("draws", i)) for i in range(RUNS)]
+        text = self._varying(inputs, runs)
+        if text:
+            yield "draws", text
+
+    def _small(self) -> list[torch.Tensor]:
+        """Every combination of small inputs, over and over."""
+        given = self.protocol.given
+        most = SMALL
+        while (2 * most + 1) ** len(given) > self.protocol.n and most > 1:
+            most -= 1
+        values = [[v for v in range(-most, most + 1) if g.low <= v <= g.high] or [g.low] for g in given]
+        together = list(zip(*itertools.product(*values), strict=True))
+        return [_cycled(column, g.size(self.protocol.n)) for column, g in zip(together, given, strict=True)]
+
+    def _repeated(self) -> list[torch.Tensor]:
+        inputs = self.spread()
+        if not self.elementwise:
+            return inputs
+        distinct = max(1, self.protocol.n // AGAIN)
+        return [x.reshape(-1)[:distinct].repeat_interleave(AGAIN + 1)[: x.numel()].view(x.shape).clone() if
+                x.numel() <= distinct * (AGAIN + 1) else x for x in inputs]  # fmt: skip
+
+    def _wrong(self, inputs: Sequence[torch.Tensor], played: Played) -> str:
+        expected = self.reference(inputs)
+        if len(expected) != len(played.results):
+            raise ArgumentError(f"the protocol has {len(played.results)} results, and the reference {len(expected)}")
+        for i, ((_, y), wanted) in enumerate(zip(played.results, expected, strict=True)):
+            if y.shape != wanted.shape:
+                return f"result {i} is of shape {list(y.shape)}, and the reference of {list(wanted.shape)}"
+            off = _beyond(y.to(torch.int64) - wanted, self._error)
+            if bool(off.any()):
+                at = int(off.reshape(-1).nonzero()[0])
+                said = _element(inputs, at) if self.elementwise else "one of the inputs"
+                share = float(off.double().mean())
+                return (
+                    f"result {i} for {said} is {int(y.reshape(-1)[at])}, and the reference's "
+                    f"{int(wanted.reshape(-1)[at])} ({share:.1%} of the elements differ)"
+                )
+        return ""
+
+    def _varying(self, inputs: Sequence[torch.Tensor], runs: Sequence[Played]) -> str:
+        for i in range(len(runs[0].results)):
+            results = torch.stack([run.results[i][1].to(torch.int64) for run in runs])
+            lowest, highest = results.min(0).values, results.max(0).values
+            if self.elementwise and runs[0].results[i][1].numel() == inputs[0].numel():
+                groups = _groups(inputs)
+                lowest, highest = _over(groups, lowest, "amin"), _over(groups, highest, "amax")
+            apart = _beyond(highest - lowest, self._varies).reshape(-1)
+            if not bool(apart.any()):
+                continue
+            at = int(apart.nonzero()[0])
+            said = _element(inputs, at) if self.elementwise else "the same inputs"
+            ends = f"{int(lowest.reshape(-1)[at])} or {int(highest.reshape(-1)[at])}"
+            text = f"result {i} for {said} is {ends}, as somebody draws"
+            return text + self._whose(runs, results, lowest)
+        return ""
+
+    def _whose(self, runs: Sequence[Played], results: torch.Tensor, lowest: torch.Tensor) -> str:
+        """Which draws decide it, and who knows them."""
+        if not self.elementwise:
+            return ""
+        high = (results > lowest).reshape(-1).numpy()
+        best: tuple[float, str, str] = (P_VALUE, "", "")
+        for party in runs[0].known:
+            columns = [_columns(run, party, lowest.numel()) for run in runs]
+            names = [known.name for known in _aligned(runs[0], party, lowest.numel())]
+            for name, value in _sums(names, [np.concatenate(c) for c in zip(*columns, strict=True)]):
+                for bits in (64, 1, 2, 8, 16, 20, 21, 32, 40, 52):
+                    low = value & np.uint64((1 << bits) - 1)
+                    self.tests += 1
+                    p = apart_in_size(low[high], low[~high]) if high.any() else 1.0
+                    if p < best[0]:
+                        which = f"the low {bits} bits of " if bits < 64 else ""
+                        best = (float(p), f"{which}{name}", party)
+        return f"; {best[1]}, which {best[2]} knows, decides it" if best[1] else ""
+
+
+def _beyond(difference: torch.Tensor, most: int) -> torch.Tensor:
+    return (difference > most) | (difference < -most)
+
+
+def _aligned(run: Played, party: str, n: int) -> list[Known]:
+    return [k for k in run.known[party] if k.how != "sent" and not k.shows and k.value.numel() == n]
+
+
+def _columns(run: Played, party: str, n: int) -> list[np.ndarray]:
+    return [k.value.to(torch.int64).reshape(-1).numpy().view(np.uint64) for k in _aligned(run, party, n)]
+
+
+def _sums(names: list[str], values: list[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    yield from zip(names, values, strict=True)
+    if len(values) <= 12:
+        for (one, a), (other, b) in itertools.combinations(zip(names, values, strict=True), 2):
+            yield f"{one} + {other}", a + b
+
+
+def _groups(inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """For each element the number of its combination of inputs."""
+    return torch.unique(torch.stack([x.reshape(-1) for x in inputs], 1), dim=0, return_inverse=True)[1]
+
+
+def _over(groups: torch.Tensor, values: torch.Tensor, reduce: str) -> torch.Tensor:
+    """For each element the least or largest value of its group."""
+    flat = values.reshape(-1)
+    start = torch.full((int(groups.max()) + 1,), 0, dtype=flat.dtype)
+    found = start.scatter_reduce(0, groups, flat, reduce, include_self=False)
+    return found[groups].view(values.shape)
+
+
+def _element(inputs: Sequence[torch.Tensor], at: int) -> str:
+    values = [int(x.reshape(-1)[at]) for x in inputs if x.numel() > at]
+    return (
+        "inputs " + ", ".join(map(str, values)) if len(values) > 1 else f"input {values[0]}" if values else "no input"
+    )
+
+
+def _cycled(values: Sequence[int], size: torch.Size) -> torch.Tensor:
+    return torch.tensor(values).repeat(-(-size.numel() // len(values)))[: size.numel()].view(size)
+
+
+def _spread(given: Given, size: torch.Size, random: np.random.Generator) -> torch.Tensor:
+    count = size.numel()
+    anywhere = random.integers(given.low, given.high, count, np.int64, endpoint=True)
+    scaled = (anywhere >> random.integers(0, 63, count)).clip(given.low, given.high)
+    near = [0, 1, -1, 2, given.low, given.high, given.low + 1, given.high - 1]
+    near += [sign * (1 << e) + d for e in (20, 40, 61) for d in (-1, 0, 1) for sign in (1, -1)]
+    edges = np.array([v for v in near if given.low <= v <= given.high], np.int64)
+    kinds = random.integers(0, 3, count)
+    found = np.select([kinds == 0, kinds == 1], [edges[random.integers(0, len(edges), count)], scaled], anywhere)
+    return torch.from_numpy(found).view(size)

@@ -1,0 +1,245 @@
+"""A protocol as its test sees it: a traced program, played with every value in sight, and draws that can be repeated.
+
+Nothing here is a runtime of parties: all of a program's values are computed in one place, and for each party is noted
+what it would know. The draws come from a seed, so that what is found is found again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..choreography import Net, Party, Phase, Roles
+from ..choreography.program.nodes import Node, Taken
+from ..choreography.program.trace import Program
+from ..choreography.roles import STAR
+from ..choreography.steps import Compute, Draw, Header, Move, Read
+from ..errors import ArgumentError
+from ..mpc.star.share import reveal
+from ..mpc.star.shares import Shares
+from ..session import Session
+
+SHARED = "shared"
+"""The party of an input of which A and S have half each."""
+_TYPES = {torch.int64: "int64", torch.int32: "int32", torch.uint8: "bytes"}
+REVEALED = "reveal"
+"""The path of the message by which results in shares are opened; it is the test's own."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """One input of a protocol.
+
+    Args:
+        party: who has it, by role; or `SHARED`: A and S have half of it each.
+        shape: of about n elements; or a shape.
+        low, high: what it may be, as ring elements. The protocol is held to its word over all of it.
+        phase: as of `net.own`: `Phase.SETUP` for what is the same in every call, as weights are.
+
+    Raises:
+        ArgumentError: low above high, or beyond the ring.
+    """
+
+    party: str = SHARED
+    shape: Callable[[int], tuple[int, ...]] | tuple[int, ...] = lambda n: (n,)
+    low: int = -(1 << 62) + 1
+    high: int = (1 << 62) - 1
+    phase: Phase = Phase.ONLINE
+
+    def __post_init__(self):
+        if not -(1 << 63) <= self.low <= self.high < 1 << 63:
+            raise ArgumentError(f"an input is a ring element from low to high, got {self.low} to {self.high}")
+
+    def size(self, n: int) -> torch.Size:
+        """Its shape for about n elements."""
+        return torch.Size(self.shape(n) if callable(self.shape) else self.shape)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A value that a party has; `how` it came by it is "drawn", "brought" (half an input), "received" or "sent"."""
+
+    name: str
+    how: str
+    value: torch.Tensor
+    shows: str = ""
+
+
+@dataclass
+class Played:
+    """One run: what each party knows, by name, the messages, and the results with those who learn them."""
+
+    known: dict[str, list[Known]] = field(default_factory=dict)
+    messages: list[tuple[Header, torch.Tensor]] = field(default_factory=list)
+    results: list[tuple[frozenset[str], torch.Tensor]] = field(default_factory=list)
+
+
+class Protocol:
+    """A protocol with its inputs, traced for about n elements.
+
+    Args:
+        protocol: f(net, *values), whose values are `Shares` where an input is shared and `Located` else. It gives such
+            values, or a tuple of them. What is in shares is revealed to Q; a located result is learned by its owners.
+        dealer: as of `sectorch.Session`.
+
+    Raises:
+        ArgumentError: it has no result, or is not the same in every call.
+        SectorchError: what it does is refused by the choreography.
+    """
+
+    def __init__(self, protocol: Callable, given: Sequence[Given], roles: Roles, n: int, dealer: str = "Q"):
+        self.given, self.n = tuple(given), n
+        self._protocol, self._roles = protocol, roles
+        shared = [i for i, g in enumerate(given) if g.party == SHARED]
+        if shared and roles is not STAR:
+            raise ArgumentError(f"input {shared[0]} is shared by A and S, and the roles are {roles}; name its party")
+        for g in given:
+            if g.party != SHARED and g.party not in roles.names:
+                raise ArgumentError(f"an input is of the party {g.party!r}, and the roles are {roles}")
+        self.session = Session(roles=roles, dealer=dealer, dry=True)
+        self.learners: list[frozenset[str]] = []
+        self.program: Program = self.session.trace(self._play)
+        self.parties = self.program.parties
+
+    def _play(self, net: Net) -> Any:
+        given = [self._bring(net, i, g) for i, g in enumerate(self.given)]
+        results = self._protocol(net, *given)
+        results = results if isinstance(results, (tuple, list)) else (results,)
+        if not results or any(y is None for y in results):
+            raise ArgumentError(
+                "a protocol under test gives what it computes, in shares or located; this gives nothing"
+            )
+        found, self.learners = [], []
+        for y in results:
+            located = reveal(net, y) if isinstance(y, Shares) else y
+            owners = sorted(located.owners, key=lambda party: party.name)
+            if isinstance(y, Shares):
+                owners = [net.Q]
+            self.learners.append(frozenset(party.name for party in owners))
+            found.append(net.read(located, owners[0]))
+        return found
+
+    def _bring(self, net: Net, i: int, given: Given) -> Any:
+        empty = torch.empty(given.size(self.n), dtype=torch.int64, device="meta")
+        if given.party == SHARED:
+            return Shares(net.own(net.A, empty, given.phase, f"x{i}_A"), net.own(net.S, empty, given.phase, f"x{i}_S"))
+        return net.own(getattr(net, given.party), empty, given.phase, f"x{i}")
+
+    def brought(self, inputs: Sequence[torch.Tensor], draws: Draws) -> dict[str, torch.Tensor]:
+        """What the parties bring, by name: of what is shared, uniform halves."""
+        found = {}
+        for i, (given, x) in enumerate(zip(self.given, inputs, strict=True)):
+            if given.party == SHARED:
+                half = draws.words(("half", i), x.numel()).view(x.shape)
+                found |= {f"x{i}_A": x - half, f"x{i}_S": half}
+            else:
+                found[f"x{i}"] = x
+        return found
+
+    def play(self, inputs: Sequence[torch.Tensor], draws: Draws, twice: bool = False) -> Played:
+        """Play it once.
+
+        Args:
+            twice: whether each step is taken twice, to see that it gives the same.
+
+        Raises:
+            ArgumentError: a step that is random without `net.fresh`.
+        """
+        return play(self.program, self.brought(inputs, draws), draws, self.learners, twice)
+
+
+class Draws:
+    """What pairs draw in one run, and the halves of inputs: uniform words from a seed, the same for the same place."""
+
+    def __init__(self, seed: int | tuple):
+        self._seed = repr(seed)
+
+    def words(self, place: Any, count: int) -> torch.Tensor:
+        """int64 [count]."""
+        digest = hashlib.sha256(f"{self._seed} {place}".encode()).digest()
+        generator = np.random.Generator(np.random.SFC64(int.from_bytes(digest, "big")))
+        return torch.from_numpy(np.frombuffer(bytearray(generator.bytes(8 * count)), np.int64))
+
+    def of(self, pair: frozenset[Party], name: str, number: int, setup: bool, count: int) -> torch.Tensor:
+        """What a pair draws at a place of its stream."""
+        return self.words((sorted(p.name for p in pair), name, number, setup), count)
+
+
+def play(
+    program: Program,
+    brought: Mapping[str, torch.Tensor],
+    draws: Draws,
+    learners: Sequence[frozenset[str]] = (),
+    twice: bool = False,
+) -> Played:
+    """The same of a program and what parties bring into it by name."""
+    found = Played({party.name: [] for party in program.parties})
+    values: dict[Any, Any] = {}
+    for i in program.inputs:
+        values[i.slot] = brought[i.name]
+        if i.name.endswith(("_A", "_S")):
+            found.known[i.party.name].append(Known(f"its half of {i.name[:-2]}", "brought", brought[i.name]))
+    with torch.inference_mode():
+        for at, node in enumerate(program.nodes):
+            operands = [values[o.slot] if type(o) is Taken else o for o in node.operands]
+            result = _taken(node, operands, draws, at < len(program.setup), found, twice)
+            for slot, value in zip(node.slots, result if node.many else (result,), strict=True):
+                values[slot] = value
+    read = [values[leaf.slot] if type(leaf) is Taken else leaf for leaf in program.leaves]
+    found.results = list(zip(learners or [frozenset()] * len(read), read, strict=True))
+    return found
+
+
+def _taken(node: Node, operands: list, draws: Draws, setup: bool, found: Played, twice: bool) -> Any:
+    step = node.step
+    if isinstance(step, Draw):
+        count = step.size.numel()
+        words = draws.of(step.owners, step.name, step.number, setup, -(-count * step.dtype.itemsize // 8))
+        value = words.view(step.dtype)[:count].view(step.size)
+        for party in step.owners:
+            found.known[party.name].append(Known(f"{_last(step.name)} of {_first(step.name)}", "drawn", value))
+        return value
+    if isinstance(step, Move):
+        header, (value,) = step.header, operands
+        found.messages.append((header, value))
+        name = f"{header.label} of {header.protocol}{'' if value.dtype == torch.int64 else f' ({_TYPES[value.dtype]})'}"
+        shows = "a result" if header.path == REVEALED and header.label == "result" else header.shows
+        found.known[header.dst.name].append(Known(f"{name}, from {header.src.name}", "received", value, shows))
+        found.known[header.src.name].append(Known(f"{name}, to {header.dst.name}", "sent", value, shows))
+        return value
+    if isinstance(step, Read):
+        return operands[0]
+    result = step.f(*operands)
+    if twice and not step.random and not _alike(result, step.f(*operands)):
+        raise ArgumentError(
+            f"a step of {step.path or 'the program'} ({getattr(step.f, '__name__', 'a function')}) gives something "
+            f"else each time: what a party draws for itself goes through net.fresh"
+        )
+    return result
+
+
+def _alike(x: Any, y: Any) -> bool:
+    if isinstance(x, tuple):
+        return all(map(_alike, x, y))
+    return torch.equal(x, y) if isinstance(x, torch.Tensor) else True
+
+
+def _last(name: str) -> str:
+    return name.rsplit("/", 1)[-1]
+
+
+def _first(name: str) -> str:
+    return name.rsplit("/", 1)[0]
+
+
+def messages_of(program: Program) -> list[Header]:
+    """The messages that are the protocol's own, and not by which the test opens its result."""
+    return [header for header in program.messages if header.path != REVEALED]
+
+
+__all__ = ["REVEALED", "SHARED", "Compute", "Draws", "Given", "Known", "Played", "Protocol", "messages_of", "play"]

@@ -1,0 +1,198 @@
+"""`check_protocol`: holds a protocol to what it says of itself, as an adversary who is each of its parties would."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from ..choreography import Phase, Roles
+from ..choreography.roles import STAR
+from ..errors import ArgumentError
+from .apart import check_apart
+from .outcomes import Outcomes
+from .played import Given, Protocol, messages_of
+from .uniform import FOUND, P_VALUE
+from .views import Views
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What does not hold: of which check, and in words."""
+
+    check: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.text}"
+
+
+@dataclass
+class ProtocolReport:
+    """What was looked at, and what was found.
+
+    Attributes:
+        looked: for each check what it did, in words.
+        elements, tests: in one message of a run; how many p-values were computed, each compared with 10^-12.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    looked: dict[str, str] = field(default_factory=dict)
+    elements: int = 0
+    tests: int = 0
+    seconds: float = 0.0
+    seed: int = 0
+
+    @property
+    def false_alarms(self) -> float:
+        """A bound on the probability that a sound protocol is refused: of all p-values together, twice over."""
+        return 2 * self.tests * P_VALUE
+
+    @property
+    def bias_found(self) -> float:
+        """A bit of a message that is 1 with probability 1/2 + e/2 is found with probability 0.9999 from this e on."""
+        return FOUND / max(1, self.elements) ** 0.5
+
+    def table(self) -> str:
+        """As text."""
+        written = io.StringIO()
+        console = Console(file=written, width=118)
+        table = Table(title="What a protocol was held to")
+        for column in ("check", "what was done", "found"):
+            table.add_column(column)
+        for check, said in self.looked.items():
+            found = [f.text for f in self.findings if f.check == check]
+            table.add_row(check, said, "\n".join(found) or "nothing")
+        console.print(table)
+        console.print(
+            f"{self.tests} p-values, each against {P_VALUE:g}: a sound protocol is refused with probability below "
+            f"{self.false_alarms:.1g}; a biased bit is found from {self.bias_found:.1%} on; seed {self.seed}, "
+            f"{self.seconds:.1f} s"
+        )
+        return written.getvalue()
+
+    def as_dict(self) -> dict:
+        """For JSON."""
+        return {
+            "findings": [{"check": f.check, "text": f.text} for f in self.findings], "looked": self.looked,
+            "elements": self.elements, "tests": self.tests, "false_alarms": self.false_alarms,
+            "bias_found": self.bias_found, "seconds": self.seconds, "seed": self.seed,
+        }  # fmt: skip
+
+
+class ProtocolFault(AssertionError):
+    """A protocol does not hold what it says; `report` has all that was found."""
+
+    def __init__(self, report: ProtocolReport):
+        super().__init__("\n".join(map(str, report.findings)))
+        self.report = report
+
+
+def check_protocol(
+    protocol: Callable,
+    given: Sequence[Given],
+    reference: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]],
+    *,
+    roles: Roles = STAR,
+    dealer: str = "Q",
+    elementwise: bool = True,
+    error: int = 0,
+    varies: int = 0,
+    uniform: bool = True,
+    cost: Mapping[str, float] | None = None,
+    elements: int = 4096,
+    seconds: float = 60.0,
+    seed: int = 0,
+) -> ProtocolReport:
+    """Hold a protocol to its word, from nothing but the protocol itself.
+
+    What is looked at:
+        result: it is the reference's, on small inputs all of them, on the edges and all over the stated range.
+        draws: it is the same whatever anybody draws or deals: one result for one input, in thousands of runs.
+        messages: each is uniform, and the same for any two secrets that its receiver may not tell apart.
+        view: so is all that a party knows together. Sums mod 2 of bits that it drew, received and sent, products of
+            lowest bits among them, and correlations of two bits, do not depend on a secret.
+        apart: each party alone, in a thread of its own, does what the whole does, and needs nothing that it lacks.
+        frames: a message that is lost, doubled or cut ends with an error at whoever misses it, and with no result.
+        cost: what is stated is what is sent.
+
+    What two secrets a party may not tell apart is for the reference to say: those for which its own inputs and what it
+    learns are the same. Nothing here is a proof: a leak that needs more than two values' products, or that shows in no
+    single message and no sum of bits, is not found.
+
+    Args:
+        protocol: f(net, *values), see `sectorch.testing.Given`; whatever else it does, it sends what it declares.
+        given: its inputs.
+        reference: what it computes, in plain torch on int64 tensors of those shapes: the result, or a tuple of them.
+        dealer: as of `sectorch.Session`.
+        elementwise: whether each element of a result depends on the same element of each input alone; then the elements
+            of one run are as many experiments. Otherwise each run is one, and takes as long.
+        error: how far a result may be from the reference, in ring elements.
+        varies: how far two results for the same inputs may be apart.
+        uniform: whether messages have to be uniform; ciphertexts and statistical masks are not.
+        cost: "rounds" online, and bytes an element "online" and "offline", of the protocol itself.
+        elements: about so many in one run.
+        seconds: it may take.
+        seed: of inputs and draws; the same seed finds the same.
+
+    Returns:
+        what was done, if nothing was found.
+
+    Raises:
+        ProtocolFault: what was found. An AssertionError.
+        ArgumentError: no reference; a step that is random without `net.fresh`; it would take too long.
+        SectorchError: what the choreography refuses: an undeclared message, a value that its user lacks.
+    """
+    if not callable(reference):
+        raise ArgumentError("a check needs a reference: what the protocol computes, as a function of plain tensors")
+    start = time.monotonic()
+    traced = Protocol(protocol, given, roles, elements, dealer)
+    report = ProtocolReport(seed=seed)
+    outcomes = Outcomes(traced, reference, elementwise, error, varies, seed)
+    found = list(outcomes.check())
+    report.looked["result"] = outcomes.looked
+    report.looked["draws"] = outcomes.looked_draws
+    report.findings += [Finding(check, text) for check, text in found]
+    views = Views(traced, outcomes, uniform, seed)
+    report.elements = views.elements
+    needed = views.seconds_needed
+    if needed > seconds:
+        raise ArgumentError(
+            f"this would take about {needed:.0f} s, and {seconds:.0f} s are allowed: pass fewer elements=, or seconds="
+        )
+    report.findings += [Finding(check, text) for check, text in views.check()]
+    report.looked["messages"], report.looked["view"] = views.looked
+    report.tests = views.tests + outcomes.tests
+    done, said = check_apart(traced, outcomes, seed)
+    report.findings += [Finding(check, text) for check, text in said]
+    report.looked |= done
+    if cost is not None:
+        report.findings += [Finding("cost", text) for text in _costs(traced, cost)]
+        report.looked["cost"] = ", ".join(f"{name} {value:g}" for name, value in cost.items())
+    report.seconds = time.monotonic() - start
+    if report.findings:
+        raise ProtocolFault(report)
+    return report
+
+
+def _costs(traced: Protocol, cost: Mapping[str, float]) -> list[str]:
+    own = messages_of(traced.program)
+    online = [m for m in own if m.phase == Phase.ONLINE]
+    measured = {
+        "rounds": max((m.round for m in online), default=0) - min((m.round for m in online), default=1) + 1,
+        "online": sum(m.bytes for m in online) / traced.n,
+        "offline": sum(m.bytes for m in own if m.phase == Phase.OFFLINE) / traced.n,
+    }
+    strange = sorted(set(cost) - set(measured))
+    if strange:
+        raise ArgumentError(f"a cost has {', '.join(measured)}, and no '{strange[0]}'")
+    return [
+        f"{name} are stated as {stated:g}, and are {measured[name]:g}"
+        for name, stated in cost.items()
+        if abs(measured[name] - stated) > 0.01 * max(1.0, stated)
+    ]

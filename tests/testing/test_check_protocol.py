@@ -1,0 +1,188 @@
+"""The check finds what is broken in protocols that it knows nothing of, names it, and leaves sound ones alone."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sectorch.choreography import PROTOCOLS, Message, Net, Roles, leaf, protocol
+from sectorch.errors import ArgumentError, MisplacedValueError, TopologyError, UndeclaredMessageError
+from sectorch.mpc.star.multiply import multiply
+from sectorch.mpc.star.relu import relu
+from sectorch.mpc.star.shares import Shares, each
+from sectorch.ring import products
+from sectorch.testing import Given, ProtocolFault, check_protocol
+from sectorch.testing.spans import broken, numbers
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gallery"))
+BEFORE = dict(PROTOCOLS)
+import parties  # noqa: E402
+import shares  # noqa: E402
+
+ANY = Given(low=-(1 << 63), high=(1 << 63) - 1)
+GALLERY = [*shares.GALLERY, *parties.GALLERY]
+OWN = {name: spec for name, spec in PROTOCOLS.items() if name not in BEFORE}
+
+
+@pytest.fixture(autouse=True)
+def registry():
+    """What is declared here is not for tests that read the registry."""
+    PROTOCOLS.update(OWN)
+    yield
+    PROTOCOLS.clear()
+    PROTOCOLS.update(BEFORE)
+
+
+for _name in OWN:
+    del PROTOCOLS[_name]
+
+
+def check_twin(exhibit, **options):
+    reference = exhibit.right or exhibit.reference
+    return check_protocol(exhibit.repaired, exhibit.given, reference, **exhibit.options, **options)
+
+
+@pytest.mark.parametrize("exhibit", GALLERY, ids=lambda e: e.name)
+def test_a_broken_protocol_is_refused_and_its_leak_named(exhibit):
+    with pytest.raises(ProtocolFault) as caught:
+        check_protocol(exhibit.broken, exhibit.given, exhibit.reference, **exhibit.options, **exhibit.allowed)
+    findings = [str(f) for f in caught.value.report.findings]
+    assert any(all(word in text for word in exhibit.named) for text in findings), findings
+    assert "lost" not in str(caught.value), "a broken protocol still ends well where messages are lost"
+
+
+FEW = [e for e in GALLERY if e.name in ("PrivHFL's DReLU", "a product without its zero sum")]
+
+
+@pytest.mark.parametrize("exhibit", FEW, ids=lambda e: e.name)
+def test_a_repaired_twin_passes(exhibit):
+    report = check_twin(exhibit)
+    assert report.findings == [] and report.false_alarms < 1e-6
+    assert 0 < report.bias_found < 0.1
+    assert "nothing" in report.table() and report.as_dict()["tests"] == report.tests
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("exhibit", GALLERY, ids=lambda e: e.name)
+def test_no_twin_is_refused_in_many_seeds(exhibit):
+    for seed in range(20):
+        assert check_twin(exhibit, seed=seed).findings == []
+
+
+# What is said of a protocol beside its leaks.
+
+
+def test_a_wrong_result_is_named_by_its_inputs():
+    with pytest.raises(ProtocolFault, match=r"result 0 for input -?\d+ is -?\d+, and the reference's -?\d+"):
+        check_protocol(lambda net, x: x + 1, [ANY], lambda x: torch.where(x == 3, x, x + 1))
+
+
+def test_costs_are_measured():
+    options = dict(elements=512, seconds=1e6)
+    product = lambda net, x, y: multiply(net, torch.mul, x, y)
+    measured = check_protocol(product, [ANY, ANY], torch.mul, cost={"rounds": 1, "online": 32}, **options)
+    assert "rounds 1" in measured.looked["cost"]
+    with pytest.raises(ProtocolFault, match="cost: online are stated as 31, and are 32"):
+        check_protocol(product, [ANY, ANY], torch.mul, cost={"online": 31}, **options)
+    with pytest.raises(ArgumentError, match="no 'bytes'"):
+        check_protocol(product, [ANY, ANY], torch.mul, cost={"bytes": 31}, **options)
+
+
+def test_protocols_that_are_not_elementwise():
+    product = lambda net, x, y: multiply(net, leaf(products.matmul), x, y)
+    sizes = [Given(shape=(3, 4)), Given(shape=(4, 2))]
+    report = check_protocol(product, sizes, torch.matmul, elementwise=False, elements=24, seconds=1e6)
+    assert report.findings == []
+
+
+def test_the_same_seed_finds_the_same():
+    found = []
+    for _ in range(2):
+        with pytest.raises(ProtocolFault) as caught:
+            check_protocol(shares.low_bit_kept, [Given()], lambda x: x, elements=512, seed=5)
+        found.append(str(caught.value))
+    assert found[0] == found[1]
+
+
+# What is refused, and how.
+
+
+def test_a_check_without_a_reference():
+    with pytest.raises(ArgumentError, match="needs a reference"):
+        check_protocol(lambda net, x: x, [ANY], None)  # pyright: ignore[reportArgumentType]
+
+
+@leaf
+def _thrown(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.randint_like(x, 0, 2)
+
+
+def test_a_step_that_is_random_without_fresh():
+    with pytest.raises(ArgumentError, match=r"net\.fresh"):
+        check_protocol(lambda net, x: each(_thrown, x), [ANY], lambda x: x, elements=256)
+
+
+def test_shapes_too_large_for_the_time():
+    with pytest.raises(ArgumentError, match="pass fewer elements="):
+        check_protocol(lambda net, x: relu(net, x), [Given()], lambda x: x.clamp(min=0), seconds=1e-6, elements=256)
+
+
+@protocol("careless_kit", "this test", [Message("x", "A", "S", "nothing")])
+def undeclared(net: Net, x: Shares) -> Shares:
+    return Shares(x.A, x.S + 0 * x.A.send(net.A, net.S, "y"))
+
+
+def test_what_the_choreography_refuses_is_its_own_error():
+    with pytest.raises(UndeclaredMessageError):
+        check_protocol(undeclared, [ANY], lambda x: x)
+    with pytest.raises(MisplacedValueError):
+        check_protocol(lambda net, x: Shares(x.A + x.S, x.S), [ANY], lambda x: x)
+    with pytest.raises(TopologyError):
+        check_protocol(lambda net, x: net.common(net.Q, net.Q, x.shape, "r"), [ANY], lambda x: x)
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "said"),
+    [
+        ([Given("B")], {}, "the party 'B'"),
+        ([Given()], {"roles": Roles("P R", edges="P-R")}, "is shared by A and S"),
+        ([ANY, ANY], {}, "takes|positional|argument"),
+    ],
+)
+def test_inputs_that_do_not_fit(given, options, said):
+    with pytest.raises((ArgumentError, TypeError), match=said):
+        check_protocol(lambda net, x: x, given, lambda x: x, **options)
+
+
+def test_a_range_that_is_none():
+    with pytest.raises(ArgumentError, match="from low to high"):
+        Given(low=1, high=0)
+
+
+def test_results_that_do_not_fit_the_reference():
+    with pytest.raises(ArgumentError, match="1 results, and the reference 2"):
+        check_protocol(lambda net, x: x, [ANY], lambda x: (x, x), elements=64)
+    with pytest.raises(ArgumentError, match="gives what it computes"):
+        check_protocol(lambda net, x: None, [ANY], lambda x: x, elements=64)
+
+
+# Its parts.
+
+
+def test_a_sum_that_is_zero_for_one_secret_only_is_found():
+    random = np.random.default_rng(1)
+    a, b, c = (random.integers(0, 256, (1, 512), np.uint8) for _ in range(3))
+    unrelated, related = np.concatenate([a, b, c]), np.concatenate([a, b, a ^ b])
+    length = 8 * 512
+    assert sorted(broken(numbers(related), numbers(unrelated), length) or []) == [0, 1, 2]
+    assert broken(numbers(unrelated), numbers(related), length) is None, "asked the other way round"
+    assert broken(numbers(related), numbers(related), length) is None
+    other = np.concatenate([a, b, a ^ b ^ np.uint8(255)])
+    assert sorted(broken(numbers(related), numbers(other), length) or []) == [0, 1, 2], "another constant"
+    nearly = related.copy()
+    nearly[2, :4] ^= 255
+    assert broken(numbers(related), numbers(nearly), length) is None, "32 of 4096 may be chance"
