@@ -5,8 +5,8 @@
 
 Q, A and S are processes. They send each other what a prediction does, as many bytes in as many messages: each sends
 what it can before it waits. `tls` is the standard library's TLS on a socket, read and written by the thread that needs
-it; `grpc` a bare stream, read by that thread and written from a queue; `channel` what sectorch uses, with its frames
-and their checks. All authenticate both ends. Milliseconds are of the clock at Q (quartiles) and of the processor.
+it; `channel` what sectorch uses, with its frames and their checks. Both authenticate both ends. Milliseconds are of the
+clock at Q (quartiles) and of the processor.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from queue import SimpleQueue
 
-import grpc
 import torch
 
 from sectorch.choreography.net import Party, Phase
@@ -32,8 +30,9 @@ from sectorch.choreography.steps import Sent
 from sectorch.network.identity.authority import make_authority
 from sectorch.network.identity.certificates import Credentials
 from sectorch.network.parties.stage import enrol, free_port
+from sectorch.network.wire.dial import dial
 from sectorch.network.wire.link import Link
-from sectorch.network.wire.transport import dial, listen
+from sectorch.network.wire.listen import Listener
 
 NAMES = {"Q": "alice", "A": "clinic", "S": "server"}
 SESSION = bytes(range(16))
@@ -104,49 +103,6 @@ def reach(port: int) -> socket.socket:
             time.sleep(0.05)
 
 
-class Bare:
-    """A bidirectional stream of bytes to each neighbour."""
-
-    def __init__(self, me: str, folder: Path, port: int, parties: dict[str, Party]):
-        files = [folder / name for name in (f"{NAMES[me]}-key.pem", f"{NAMES[me]}.pem", "ca.pem")]
-        key, certificate, authority = (file.read_bytes() for file in files)
-        self._out: dict[str, SimpleQueue] = {"S": SimpleQueue()} if me != "S" else {}
-        self._in: dict = {}
-        if me != "S":
-            reach(port).close()
-            tls = grpc.ssl_channel_credentials(authority, key, certificate)
-            self._channel = grpc.secure_channel(f"localhost:{port}", tls)
-            self._in["S"] = self._channel.stream_stream("/floor/Go")(iter(self._out["S"].get, None))
-            self._out["S"].put(me.encode())
-            return
-        from concurrent.futures import ThreadPoolExecutor
-
-        there, over = threading.Semaphore(0), threading.Event()
-
-        def handle(incoming, context):
-            who = next(incoming).decode()
-            self._in[who], self._out[who] = incoming, SimpleQueue()
-            there.release()
-            yield from iter(self._out[who].get, None)
-            over.wait()
-
-        method = grpc.stream_stream_rpc_method_handler(handle)
-        self._server = grpc.server(ThreadPoolExecutor(4))
-        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("floor", {"Go": method})])
-        tls = grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
-        self._server.add_secure_port(f"localhost:{port}", tls)
-        self._server.start()
-        there.acquire()
-        there.acquire()
-
-    def send(self, line: Sent) -> None:
-        self._out[line.dst.role].put(bytes(line.bytes))
-
-    def receive(self, line: Sent) -> None:
-        if len(next(self._in[line.src.role])) != line.bytes:
-            raise SystemExit("another message came")
-
-
 class Ours:
     """Frames of sectorch over its channels, made and checked as in a prediction."""
 
@@ -157,20 +113,20 @@ class Ours:
         if me == "S":
             there = threading.Semaphore(0)
 
-            def welcome(name: str) -> Link:
+            def welcome(name: str, certificate: str) -> Link:
                 link = Link(name, lambda *_: None)
                 channels[parties[next(role for role in NAMES if NAMES[role] == name)]] = link.open(SESSION)
                 there.release()
                 return link
 
-            self._server, _ = listen(f"localhost:{port}", lambda: credentials, welcome)
+            self._server = Listener(f"localhost:{port}", credentials, welcome)
             there.acquire()
             there.acquire()
         else:
             reach(port).close()
             link = Link("server", lambda *_: None)
             channels[parties["S"]] = link.open(SESSION)
-            self._channel = dial(f"localhost:{port}", credentials, link, 30)
+            self._stream = dial(f"localhost:{port}", credentials, link, 30)
         for channel in channels.values():
             channel.expect(1 << 28)
         self._runtime = PartyRuntime(parties[me], SESSION, channels)
@@ -182,7 +138,7 @@ class Ours:
         self._runtime.transfer(line, torch.empty(line.shape, dtype=line.dtype, device="meta"))
 
 
-KINDS = {"tls": Tls, "grpc": Bare, "channel": Ours}
+KINDS = {"tls": Tls, "channel": Ours}
 
 
 def party(kind: str, me: str, folder: Path, port: int, lines: list[Sent], told) -> None:

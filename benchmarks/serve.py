@@ -31,10 +31,13 @@ from rich.console import Console
 from rich.table import Table
 
 import sectorch
+from sectorch.errors import UnknownModelError
 from sectorch.network import connect
 from sectorch.network.bench import example
 from sectorch.network.identity.certificates import Credentials
 from sectorch.network.identity.identity import Pins
+from sectorch.network.parties.client import Connection
+from sectorch.network.parties.query import RemoteModel
 from sectorch.network.parties.stage import Stage
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -70,6 +73,18 @@ def memory(pids: list[int]) -> dict[str, float]:
     return {"MB": pages * os.sysconf("SC_PAGE_SIZE") / 1e6, "files": count("fd"), "threads": count("task")}
 
 
+def asked(connection: Connection, net: str) -> RemoteModel:
+    """The model, once the answering party is connected to this client's worker too."""
+    end = time.monotonic() + 30
+    while True:
+        try:
+            return connection.model(net)
+        except UnknownModelError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.2)
+
+
 class Client(threading.Thread):
     """One client: a connection, a session, and queries one after the other."""
 
@@ -94,7 +109,7 @@ class Client(threading.Thread):
         credentials = Credentials.read(*(folder / f for f in (f"{name}.pem", f"{name}-key.pem", "ca.pem")))
         batch = self.orders["batch"]
         with connect(f"localhost:{self.orders['port']}", credentials, 60.0, pins=Pins(folder / "pins")) as connection:
-            model = connection.model(self.orders["net"])
+            model = asked(connection, self.orders["net"])
             for _ in range(self.orders["warm"]):
                 model(self.images[:batch])
             self.ready.set()
@@ -245,7 +260,7 @@ def main() -> None:
     parser.add_argument("--net", nargs="+", default=["lenet"])
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--cores", type=int, nargs="+", default=[1, 2], help="of S and A together")
-    parser.add_argument("--workers", type=int, default=0, help="worker processes of S, and of A; 0: none")
+    parser.add_argument("--workers", type=int, default=0, help="worker processes of S; 0: it is one process")
     parser.add_argument("--batch", type=int, default=1, help="rows of a query")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--warm", type=int, default=3, help="queries of each client before")

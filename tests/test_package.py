@@ -18,7 +18,7 @@ import sectorch
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted(ROOT.glob("sectorch/**/*.py"))
 FROM = {
-    "grpc": "grpcio", "nacl": "pynacl", "sklearn": "scikit-learn", "opentelemetry": "opentelemetry-sdk",
+    "nacl": "pynacl", "sklearn": "scikit-learn", "opentelemetry": "opentelemetry-sdk",
     "PIL": "torchvision", "llvmlite": "numba",
 }  # fmt: skip
 """Packages that come from a distribution of another name; the last two with one that needs them."""

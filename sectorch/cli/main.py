@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -123,8 +122,6 @@ def main() -> None:
     Raises:
         SystemExit: always, with the exit status; see `command.py`.
     """
-    # gRPC's notes on connections that end would stand between our lines; at the server they name refused handshakes.
-    os.environ.setdefault("GRPC_VERBOSITY", "INFO" if "server" in sys.argv[1:3] else "ERROR")
     try:
         status = run(sys.argv[1:])
     except KeyboardInterrupt:  # while modules are loaded

@@ -1,4 +1,4 @@
-"""The server, answering and querying parties as processes, over gRPC with mutual TLS. Only the server listens."""
+"""The server, answering and querying parties as processes, over mutual TLS. Only the server listens."""
 
 from ..nn.model_file import save_model as save_model
 from ..nn.texts import save_generation as save_generation

@@ -7,6 +7,7 @@ two that look alike are the same, and none ends a line, names another folder or 
 from __future__ import annotations
 
 import re
+import zlib
 
 from ..errors import ArgumentError, SectorchError
 
@@ -37,3 +38,8 @@ def name_of(value: object, whose: str, kind: type[SectorchError] = ArgumentError
 def readable(text: str, longest: int = 600) -> str:
     """Words of another party's, fit for a terminal and a line of a log: what is not printed becomes a space."""
     return "".join(character if character.isprintable() else " " for character in text[:longest])
+
+
+def worker_of(name: str, workers: int) -> int:
+    """Which of a server's worker processes a client's is; everybody works it out from the name."""
+    return zlib.crc32(name.encode()) % max(1, workers)

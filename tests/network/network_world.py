@@ -128,9 +128,9 @@ class Trio:
     def kill(self, who: str) -> None:
         """Break a party's connections without a word."""
         if who == "S":
-            self.server._grpc.stop(grace=None)
+            self.server.listener.stop(grace=0)
         else:
-            (self.connection if who == "Q" else self.party.connection)._channel.close()
+            (self.connection if who == "Q" else self.party.connection)._stream.close()
 
     def kill_at(self, who: str, message: int) -> list[int]:
         """Kill a party when it is about to send its message of that number; returns the count of what it sent."""

@@ -244,7 +244,7 @@ def test_a_party_that_dies_at_a_message(world, who, at):
                     if not urgent:
                         sent[0] += 1
                         if sent[0] == at + 1:
-                            federation._connection._channel.close()
+                            federation._connection._stream.close()
                     inner(data, urgent)
 
                 link.send = send

@@ -15,6 +15,7 @@ from sectorch.network.federation.file import read
 from sectorch.network.federation.meetings import Meetings
 from sectorch.network.federation.secured import Relayed
 from sectorch.network.wire import link as links
+from sectorch.network.wire import outbox
 from sectorch.network.wire.deadline import Deadline
 from sectorch.network.wire.link import OUTBOX_BYTES, Link
 
@@ -55,24 +56,26 @@ def test_a_flood_of_credits_does_not_close_the_other_partys_connection():
             links._hand_on(frame, victim, ready())
 
     each(["north"], flood, seconds=1)
-    assert victim.closed is None and victim._queued <= OUTBOX_BYTES + 2 * frame.size
+    assert victim.closed is None and victim.outbox.size <= OUTBOX_BYTES + 2 * frame.size
     victim.close(errors.PeerLostError("over"))
 
 
 def test_many_that_wait_for_room_share_it():
     victim, frame = link("collector"), bytes(1 << 20)
-    victim.send(bytes(OUTBOX_BYTES + 1))
+    for _ in range(OUTBOX_BYTES // len(frame) + 1):
+        victim.send(frame)
     names = [f"p{number}" for number in range(24)]
     each(names, lambda _: victim.send(frame), seconds=0)
-    victim._taken += 2 << 20
-    assert until(lambda: victim._queued - victim._taken > OUTBOX_BYTES, 30)
+    for _ in range(2):
+        victim.outbox.take()
+    assert until(lambda: victim.outbox.size > OUTBOX_BYTES, 30)
     time.sleep(0.1)
-    assert victim._queued - victim._taken <= OUTBOX_BYTES + len(frame)
+    assert victim.outbox.size <= OUTBOX_BYTES + len(frame)
     victim.close(errors.PeerLostError("over"))
 
 
 def test_one_that_takes_nothing_is_lost_and_holds_up_a_sender_once(monkeypatch):
-    monkeypatch.setattr(links, "STUCK", 0.1)
+    monkeypatch.setattr(outbox, "STUCK", 0.1)
     stuck = link("south")
     stuck.send(bytes(OUTBOX_BYTES + 1))
     links._hand_on(Frame(Kind.DATA, RUN, payload=b"x"), stuck, ready())
@@ -110,7 +113,7 @@ def test_one_that_leaves_as_the_session_begins_is_heard_of_by_all():
     meetings.meet(north, asked())
     meetings.meet(south, asked())
     south.close(errors.PeerLostError("over"))
-    kinds = [frame.kind for data in south.outgoing() for frame in unpack(data)]
+    kinds = [frame.kind for frame in unpack(south.outbox.take() or b"")]
     assert Kind.CONTROL in kinds and kinds[-1] == Kind.ABORT
     assert not len(meetings) and not south.sessions and not south._onward
 

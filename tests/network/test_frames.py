@@ -135,7 +135,7 @@ def test_frames_of_another_session_are_not_delivered():
     link.pump(parts_of(Frame(Kind.DATA, bytes(16)), VALUE))
     with pytest.raises(Exception, match="closed"):
         channel.receive()
-    (refusal,) = unpack(next(link.outgoing()))
+    (refusal,) = unpack(link.outbox.take() or b"")
     assert (refusal.kind, refusal.session) == (Kind.ABORT, bytes(16)), "whoever sent it is told"
 
 

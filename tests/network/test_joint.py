@@ -16,7 +16,9 @@ from sectorch import errors
 from sectorch.choreography.ledger import Profile
 from sectorch.network import connect
 from sectorch.network.parties import joint
+from sectorch.network.parties.known import OWN, Known
 from sectorch.network.parties.server import RUNNING
+from sectorch.session import Session
 
 CLIENTS = 5
 X = torch.randn(CLIENTS, 1, 1, 8, 8, generator=torch.Generator().manual_seed(21))
@@ -118,7 +120,7 @@ def test_who_leaves_while_calls_wait_is_left_out(world, remotes, expected, group
     held, wrong = Held(world), {}
     found, threads = asked(remotes, wrong)
     assert held.ready(CLIENTS)
-    remotes[2].connection._channel.close()
+    remotes[2].connection._stream.close()
     assert until(lambda: 2 in wrong, 30)
     held.go()
     finished(threads)
@@ -212,3 +214,14 @@ def test_the_log_counts_each_calls_own_bytes(world, remotes, caplog):
 
 def _party(facts: dict) -> str:
     return "S" if "certificate" in facts else "A" if "key" in facts else "Q"
+
+
+def test_old_weights_are_not_kept_for_ever(world):
+    """A party that changes its model again and again holds a few of them."""
+    description, weights = world.described
+    known, session = Known(), Session(dry=True)
+    for _ in range(3 * OWN):
+        served, key = known.served(description, dict(weights))
+        known.module(served, key, session, session.answering[0], sectorch.Scheme())
+    assert len(known._served) == len(known._first) == OWN
+    assert known.served(description)[0] is known.served(dict(description))[0]

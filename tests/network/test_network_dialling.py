@@ -12,10 +12,10 @@ from network_world import described, until
 
 from sectorch import errors
 from sectorch.network import Server, connect
-from sectorch.network.commands.serve import keep_answering
+from sectorch.network.commands.everywhere import keep_answering
 from sectorch.network.parties.answer import Answering
 from sectorch.network.parties.stage import free_port
-from sectorch.network.wire.transport import refusal
+from sectorch.network.wire.dial import refusal
 
 
 @pytest.mark.parametrize("way", ["reset", "closed"])
@@ -42,18 +42,33 @@ def test_a_connection_that_ends_in_the_handshake_is_no_matter_of_identity(pki, w
 
 
 @pytest.mark.parametrize(
-    ("detail", "kind"),
-    [
-        ("last error: UNAVAILABLE: ipv4:1: Handshake read failed (recvmsg:Connection reset by peer)", "PeerLostError"),
-        ("last error: UNAVAILABLE: ipv4:1: Handshake read failed (Socket closed)", "PeerLostError"),
-        ("the connection to the server at 1 broke (Socket closed)", "PeerLostError"),
-        ("last error: UNAVAILABLE: ipv4:1: Socket closed", "IdentityError"),
-        ("handshake: CERTIFICATE_VERIFY_FAILED: unable to get issuer", "IdentityError"),
-        ("handshake: Hostname Verification Check failed", "IdentityError"),
-    ],
-)
-def test_what_no_connection_means(detail, kind):
-    assert type(refusal("cloud:7100", detail)) is getattr(errors, kind)
+    ("kind", "becomes"),
+    [("PeerLostError", "PeerLostError"), ("AbortedError", "PeerLostError"), ("FrameError", "PeerLostError"),
+     ("IdentityError", "IdentityError"), ("BusyError", "BusyError")],
+)  # fmt: skip
+def test_what_no_connection_means(kind, becomes):
+    error = refusal("cloud:7100", getattr(errors, kind)("closed"))
+    assert type(error) is getattr(errors, becomes) and str(error) == "cannot connect to cloud:7100: closed"
+
+
+@pytest.mark.parametrize("address", ["cloud", "cloud:", ":7100", "cloud:x", "cloud:70000", "http://cloud:7100", ""])
+def test_what_is_no_address_is_refused_before_anything_is_sent(pki, address):
+    with pytest.raises(errors.ArgumentError, match="is host:port"):
+        connect(address, pki[1]["alice"], patience=0.1)
+
+
+def test_one_who_speaks_no_tls_is_no_matter_of_identity(pki):
+    with socket.create_server(("localhost", 0)) as listening:
+
+        def answer() -> None:
+            near, _ = listening.accept()
+            with near:
+                near.recv(1 << 16)
+                near.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(errors.PeerLostError, match="no TLS of this kind"):
+            connect(f"localhost:{listening.getsockname()[1]}", pki[1]["alice"], patience=0.1)
 
 
 class Scripted:

@@ -15,7 +15,7 @@ from network_world import Trio, handles, resident, until
 from sectorch import errors
 from sectorch.choreography.run.frames import Frame, Kind, pack, unpack
 from sectorch.network.wire.link import Link
-from sectorch.network.wire.transport import listen
+from sectorch.network.wire.listen import Listener
 from sectorch.nn.models import ZOO
 
 IN_TIME = 60.0
@@ -246,7 +246,8 @@ class Posing:
 
     def __init__(self, credentials):
         self.links: list[Link] = []
-        self.grpc, self.port = listen("localhost:0", lambda: credentials, self._welcome)
+        self.listener = Listener("localhost:0", credentials, self._welcome)
+        self.port = self.listener.port
 
     def _welcome(self, name: str, certificate: str) -> Link:
         self.links.append(Link(name, self._request))
@@ -258,7 +259,7 @@ class Posing:
     def stop(self) -> None:
         for link in self.links:
             link.close(errors.PeerLostError("over"))
-        self.grpc.stop(0)
+        self.listener.stop(0)
 
 
 @pytest.mark.parametrize("role", "QA")
@@ -300,7 +301,7 @@ def test_mutated_frames_at_a_client(trio, pki, small_model, tmp_path, role, coun
         except errors.NetworkError:
             continue
         if rng.random() < 0.5:
-            until(lambda: link._outbox.empty() or link.closed is not None, 0.01)
+            until(lambda: link.outbox.empty() or link.closed is not None, 0.01)
     victims.pop().close()
     posing.stop()
     assert dials > 0

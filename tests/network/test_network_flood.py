@@ -159,14 +159,14 @@ def test_a_sender_waits_in_the_middle_of_a_message_until_the_receiver_is_ready()
     big = torch.arange(5 << 20, dtype=torch.int64)
     sending = threading.Thread(target=here[1].send, args=(parts_of(Frame(Kind.DATA, SESSION), big),))
     sending.start()
-    out = here[0].outgoing()
+    out = iter(lambda: here[0].outbox.take() or b"", None)
     while there[1].waiting < channels.AHEAD:
         for frame in links.unpack(next(out)):
             there[0]._route(frame)
-    assert not until(lambda: not here[0]._outbox.empty(), 0.3) and sending.is_alive()
+    assert not until(lambda: not here[0].outbox.empty(), 0.3) and sending.is_alive()
     assert there[1].waiting <= channels.IDLE
     there[1].expect(big.nbytes)
-    for frame in links.unpack(next(there[0].outgoing())):
+    for frame in links.unpack(there[0].outbox.take() or b""):
         here[0]._route(frame)
     while there[1].waiting < big.nbytes:
         for frame in links.unpack(next(out)):
@@ -180,7 +180,7 @@ def test_a_peer_that_takes_nothing_is_not_told_without_end():
     frames = (pack(Frame(Kind.DATA, i.to_bytes(16, "big"))) for i in range(1, 400_000))
     link.pump(frames)
     assert isinstance(link.closed, PeerLostError) and "takes nothing" in str(link.closed)
-    assert link._queued <= links.OUTBOX_BYTES + links.URGENT_BYTES + 1000
+    assert link.outbox.queued <= links.OUTBOX_BYTES + links.URGENT_BYTES + 1000
 
 
 # Real parties.

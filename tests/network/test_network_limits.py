@@ -13,13 +13,14 @@ from network_world import until
 from sectorch import errors
 from sectorch.network import Server, connect
 from sectorch.network.commands import serve
-from sectorch.network.wire import transport
+from sectorch.network.wire import listen
+from sectorch.network.wire.tls import Tls, context_of
 
 
 @pytest.fixture
 def server(pki, monkeypatch):
-    monkeypatch.setattr(transport, "STREAMS_EACH", 2)
-    monkeypatch.setattr(transport, "connections", lambda: 8)
+    monkeypatch.setattr(listen, "STREAMS_EACH", 2)
+    monkeypatch.setattr(listen, "connections", lambda: 8)
     server = Server("localhost:0", pki[1]["server"])
     yield server
     server.stop()
@@ -67,20 +68,32 @@ def test_connections_that_show_no_certificate_have_a_bound(server, pki):
             assert another.models() == []
 
 
-def test_a_stranger_has_seconds_for_its_handshake_and_an_idle_connection_ends():
-    options = dict(transport._SERVER)
-    assert options["grpc.server_handshake_timeout_ms"] <= 10_000 >= options["grpc.max_connection_idle_ms"]
+def test_a_stranger_has_seconds_for_its_handshake_and_for_its_first_words(server, pki, monkeypatch):
+    assert listen.KNOCKING <= 10
+    monkeypatch.setattr(listen, "KNOCKING", 0.2)
+    context = context_of(pki[1]["alice"])
+    reached = lambda: socket.create_connection(("localhost", server.port))
+    with reached() as silent, reached() as mute:
+        mute.settimeout(30)
+        tls = Tls(context, "localhost")
+        while not tls.shaken:
+            mute.sendall(tls.shake())
+            if not tls.shaken:
+                tls.feed(mute.recv(1 << 16))
+        for one in (silent, mute):
+            one.settimeout(30)
+            assert one.recv(1) == b""
 
 
 def test_the_limit_of_file_descriptors_is_raised_and_leaves_some(monkeypatch):
     set_to = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 20_000))
     monkeypatch.setattr(resource, "setrlimit", lambda _, to: set_to.append(to))
-    serve._many_files()
+    serve.many_files()
     assert set_to == [(20_000, 20_000)]
-    assert transport.connections() == 1024 - transport.RESERVED
+    assert listen.connections() == 1024 - listen.RESERVED
     monkeypatch.setattr(resource, "getrlimit", lambda _: (20_000, 20_000))
-    assert transport.connections() == transport.CONNECTIONS
+    assert listen.connections() == listen.CONNECTIONS
 
 
 def test_who_is_refused_is_written_down(server, pki, caplog):

@@ -19,7 +19,7 @@ from sectorch.network import Server, answer, connect
 from sectorch.network.identity.authority import make_authority
 from sectorch.network.identity.certificates import Credentials
 from sectorch.network.parties.stage import enrol
-from sectorch.network.wire.link import Link
+from sectorch.network.wire.stream import Stream
 
 X = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 
@@ -234,14 +234,13 @@ def test_a_last_word_reaches_the_server_over_a_slow_connection(pki, small_model,
     """A client that closes has its sessions closed at once; no party writes down that it was lost."""
     _, made = pki
     caplog.set_level(logging.INFO)
-    sent = Link.outgoing
+    write = Stream._write
 
-    def slowly(link):
-        for data in sent(link):
-            time.sleep(0.3 * (b'"close"' in data))
-            yield data
+    def slowly(stream, data):
+        time.sleep(0.3 * (b'"close"' in data))
+        return write(stream, data)
 
-    monkeypatch.setattr(Link, "outgoing", slowly)
+    monkeypatch.setattr(Stream, "_write", slowly)
     server = Server("localhost:0", made["server"])
     party = answer(f"localhost:{server.port}", made["hospital-b"], small_model, X)
     try:

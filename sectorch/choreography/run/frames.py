@@ -76,7 +76,7 @@ def pack(frame: Frame) -> bytes:
     return b"".join((head, struct.pack(f">{len(frame.shape)}Q", *frame.shape), path, label, frame.payload))
 
 
-def unpack(data: bytes) -> Iterator[Frame]:
+def unpack(data: bytes | memoryview) -> Iterator[Frame]:
     """Bytes as the frames that follow each other there; payloads are views of `data`.
 
     Raises:

@@ -6,6 +6,7 @@ import argparse
 import ctypes
 import resource
 import signal
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,13 +15,15 @@ from pathlib import Path
 from rich.console import Console
 
 from ...cli.command import Parser, ended
-from ...errors import ArgumentError, IdentityError, NetworkError
+from ...errors import ArgumentError
 from ...nn.model_file import read_model
 from ..identity.certificates import Credentials
 from ..parties.answer import Answering
+from ..parties.place import Place
 from ..parties.server import RUNNING, Server
 from ..store.store import Store
 from ..wire.deadline import CALL
+from .everywhere import Everywhere, addresses
 from .options import (
     add_certificate,
     add_client,
@@ -36,9 +39,7 @@ from .options import (
     positive,
 )
 from .watching import add_watch, watched
-
-RETRY = 2.0
-"""Seconds between attempts of an answering party to reach the server again."""
+from .workers import add_workers, checked, in_worker, supervise
 
 
 def server(arguments: Sequence[str] | None = None) -> int:
@@ -64,10 +65,16 @@ def server(arguments: Sequence[str] | None = None) -> int:
     add_log(p)
     add_receipts(p)
     add_watch(p)
-    return ended(p, arguments, _server)
+    add_workers(p)
+    given = list(sys.argv[2:] if arguments is None else arguments)
+    return ended(p, arguments, lambda options, _: _server(options, given))
 
 
-def _server(options: argparse.Namespace, _: Console) -> None:
+def _server(options: argparse.Namespace, given: list[str]) -> int:
+    checked(options)
+    if options.workers > 1 and options.worker is None:
+        return supervise("server", options, given)
+    in_worker(options)
     begin_log(options)
     few_arenas()
     many_files()
@@ -78,10 +85,15 @@ def _server(options: argparse.Namespace, _: Console) -> None:
     credentials = read_own()
     with watched(options) as watching:
         kept = Store(options.store, options.store_key, _bytes(options.store_budget))
-        running = Server(options.listen, credentials, options.running, kept, *waits, receipts=options.receipts)
+        place = Place(options.worker or 0, options.workers, options.replica)
+        running = Server(
+            options.listen, credentials, options.running, kept, *waits, receipts=options.receipts, place=place
+        )
         watching.begin(running, credentials, read_own)
-        console.print(f"listening on port {running.port}; Ctrl-C stops")
+        which = "" if options.worker is None else f"worker {options.worker}: "
+        console.print(f"{which}listening on port {running.port}; Ctrl-C stops")
         until_stopped(running.wait, running.drain, running.stop, options.drain, watching.look)
+    return 0
 
 
 def answer(arguments: Sequence[str] | None = None) -> int:
@@ -115,12 +127,14 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
         credentials = read_own()
         kept = Store(options.store, options.store_key, _bytes(options.store_budget))
         known, patience = known_pins(options), positive(options.patience)
+        servers = addresses(options.server)
         party = Answering(
-            options.server, credentials, description, weights, known, kept, patience, options.answer_unchecked,
+            servers[0], credentials, description, weights, known, kept, patience, options.answer_unchecked,
             options.receipts,
         )  # fmt: skip
         watching.begin(party, credentials, read_own)
         stopped = threading.Event()
+        everywhere = Everywhere(party, name, servers, stopped)
 
         def drain(seconds: float) -> bool:
             stopped.set()
@@ -128,32 +142,10 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
 
         def stop() -> None:
             stopped.set()
+            everywhere.close()
             party.close()
 
-        going_on = lambda: keep_answering(party, name, stopped, options.server)
-        until_stopped(going_on, drain, stop, options.drain, watching.look)
-
-
-def keep_answering(party: Answering, name: str, stopped: threading.Event, server: str, retry: float = RETRY) -> None:
-    """Answer until stopped: where the server is not there, or goes away, dial again; a line says so once.
-
-    Raises:
-        IdentityError: this party, or the server, is not who the other expects: waiting does not help.
-    """
-    told = ""
-    while not stopped.is_set():
-        try:
-            party.register(name)
-            told = ""
-            console.print(f"'{name}' answers through {server}; Ctrl-C stops", highlight=False)
-            party.wait()
-        except IdentityError:
-            raise
-        except NetworkError as error:
-            if str(error) != told and not stopped.is_set():
-                told = str(error)
-                console.print(f"{told}; dialling again every {retry:g} s until it is there", highlight=False)
-        stopped.wait(retry)
+        until_stopped(everywhere.run, drain, stop, options.drain, watching.look)
 
 
 def _bytes(gigabytes: float) -> int:

@@ -23,8 +23,9 @@ from ..identity.certificates import Credentials
 from ..parties.answer import Answering
 from ..parties.server import Server
 from ..store.store import Store
+from .everywhere import keep_answering
 from .options import add_log, begin_log, console
-from .serve import few_arenas, keep_answering, many_files, until_stopped
+from .serve import few_arenas, many_files, until_stopped
 from .watching import add_watch, watched
 
 

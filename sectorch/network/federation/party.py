@@ -80,7 +80,7 @@ class Federation:
             left = max(1.0, end - time.monotonic())
             try:
                 return Connection(
-                    self.address, own, on_serve=self._serve, patience=min(5.0, left), silence=SILENCE
+                    self.address, own, on_serve=self._serve, patience=min(5.0, left), silence=SILENCE, worker=0
                 )  # fmt: skip
             except PeerLostError as error:
                 if time.monotonic() + RETRY > end:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 import threading
@@ -72,6 +73,8 @@ class Answering:
     ):
         load_program(description, weights)
         self._address, self._credentials, self._patience = address, credentials, patience
+        self._worker, self._label = 0, ""
+        self._everywhere = [self]
         self._description, self._weights = description, weights
         self._pins = pins or Pins()
         self._unchecked = unchecked
@@ -108,14 +111,32 @@ class Answering:
         if self._connection is None or self._connection.link.closed is not None:
             self._hang_up()
             self._connection = Connection(
-                self._address, self._credentials, on_serve=self._serve, silence=self._patience, pins=self._pins
-            )
+                self._address, self._credentials, on_serve=self._serve, silence=self._patience, pins=self._pins,
+                worker=self._worker,
+            )  # fmt: skip
         request = {"do": "register", "name": name, "description": self._description, "edition": self._edition}
         there = set(self.connection.ask(request)["sessions"])
-        self._known = self.connection.link
-        for shelf in self.store.shelves():
+        self._known, self._label = self.connection.link, self.connection.place.label
+        for shelf in self.store.shelves(replica=self._label) if self._label else self.store.shelves():
             if shelf.session.hex() not in there or shelf.binding.get("edition") != self._edition:
                 shelf.drop()
+
+    def beside(self, address: str, worker: int) -> Answering:
+        """The same party at another server, or at another of its workers: what it has is in common.
+
+        Args:
+            address: of the server. worker: which of those behind that address.
+        """
+        other = copy.copy(self)
+        other._address, other._worker, other._label = address, worker, ""
+        other._connection, other._known, other._threads = None, None, []
+        self._everywhere.append(other)
+        return other
+
+    def leave(self) -> None:
+        """End the connection, and the sessions over it; what is in common with others stays."""
+        self._hang_up()
+        join(self._threads)
 
     def drain(self, seconds: float) -> bool:
         """Begin no more calls and sessions; whether those that run were done in that time."""
@@ -124,7 +145,8 @@ class Answering:
 
     def renew(self, credentials: Credentials) -> None:
         """From now on, this party dials with these; the connection that there is goes on."""
-        self._credentials = credentials
+        for one in self._everywhere:
+            one._credentials = credentials
 
     def unready(self) -> str:
         """Why nothing is answered now; empty while this party is registered with its server."""
@@ -143,8 +165,7 @@ class Answering:
             self._connection.close()
 
     def close(self) -> None:
-        self._hang_up()
-        join(self._threads)
+        self.leave()
         self.store.close()
         if self._receipts is not None:
             self._receipts.close()
@@ -216,8 +237,9 @@ class Answering:
         agreed = context(self._description, self._edition, scheme, place, of)
         identities = PinnedIdentities(names, self.connection.identity, agreed, self._pins)
         who = lambda: {"client": client, "key": identities.proved}
+        label = {"replica": self._label} if self._label else {}
         binding = lambda: {
-            **who(), "fingerprint": self._fingerprint, "edition": self._edition, "scheme": repr(scheme),
+            **who(), "fingerprint": self._fingerprint, "edition": self._edition, "scheme": repr(scheme), **label,
         }  # fmt: skip
         if resume is not None:
             identities.proved = self._pins.known().get(client, "")  # that key has dealt what is here, or it is void

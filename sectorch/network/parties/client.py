@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -23,16 +24,20 @@ from ...errors import (
 from ...ring.scheme import Scheme, named_scheme
 from ..identity.certificates import Credentials
 from ..identity.identity import Pins, read_identity
-from ..names import name_of, readable
+from ..names import name_of, readable, worker_of
 from ..receipts.receipts import Receipts
 from ..store.store import Store
 from ..wire.channel import again, relayed
+from ..wire.dial import dial, refusal
 from ..wire.link import Link
-from ..wire.transport import dial, refusal
 from .group import RemoteGroup
+from .place import Place
 from .query import RemoteModel
+from .said import load
 
 log = logging.getLogger("sectorch.client")
+REACHING = 10.0
+"""Seconds to dial until the right one of a server's workers answers."""
 CLOSING = 3.0
 """Seconds for a last word to reach the server."""
 
@@ -47,6 +52,7 @@ class Connection:
             with the connection.
         silence: seconds without a word after which the server counts as hanging; 60 unless named.
         receipts: a file in which each query is signed for before anything of it is sent.
+        worker: which of the server's workers, where it has several; that of this client's name unless given.
 
     Raises:
         IdentityError: a certificate was refused, or there is no identity key.
@@ -65,6 +71,7 @@ class Connection:
         store: Store | None = None,
         silence: float | None = None,
         receipts: str | Path | None = None,
+        worker: int | None = None,
     ):
         self.name = credentials.name
         if credentials.identity is None:
@@ -78,6 +85,7 @@ class Connection:
         self._store = store
         self._on_serve = on_serve
         self._dialled = address, credentials, silence, patience
+        self.place, self._worker = Place(), worker
         self._dialling, self._left = threading.Lock(), False
         self._asked: weakref.WeakSet[RemoteModel] = weakref.WeakSet()
         self._numbers = itertools.count()
@@ -97,21 +105,40 @@ class Connection:
         self.close()
 
     def _dial(self) -> None:
+        """Connect, to the worker that is wanted: any one may answer."""
+        end = time.monotonic() + REACHING
+        while not self._dial_once():
+            if time.monotonic() > end:
+                wanted = self._wanted(self.place)
+                raise PeerLostError(
+                    f"worker {wanted} of the server at {self._dialled[0]} is not there; ask again later"
+                )
+
+    def _wanted(self, place: Place) -> int:
+        return worker_of(self.name, place.workers) if self._worker is None else self._worker
+
+    def _dial_once(self) -> bool:
+        """Whether it is that worker."""
         address, credentials, silence, patience = self._dialled
+        load()
         ended, link = threading.Event(), Link(f"the server at {address}", self._request, silence)
-        self._channel = dial(address, credentials, link, patience, lambda: self._lost(ended))
+        self._stream = dial(address, credentials, link, patience, lambda: self._lost(ended))
         self.ended, self.link = ended, link
         try:  # a server that does not accept the certificate says so only now
-            self._ask(link, {"do": "hello"}, patience)
+            self.place = Place.read(self._ask(link, {"do": "hello"}, patience))
         except NetworkError as error:
             self._hang_up()
-            raise refusal(address, str(error)) from None
+            raise refusal(address, error) from None
+        if self.place.worker != self._wanted(self.place) < self.place.workers:
+            self._hang_up()
+            return False
+        return True
 
     def there(self) -> Link:
         """The link; a client dials again where it was lost. An answering party registers anew, and does so itself."""
         with self._dialling:
             if self.link.closed is not None and not self._left and self._on_serve is None:
-                self._channel.close()
+                self._stream.close()
                 self._dial()
                 log.warning("the server was away; connected again")
             return self.link
@@ -141,7 +168,7 @@ class Connection:
     def _hang_up(self) -> None:
         self.link.leave()
         self.ended.wait(CLOSING)
-        self._channel.close()
+        self._stream.close()
         self._lost(self.ended)
 
     def _lost(self, ended: threading.Event) -> None:

@@ -20,6 +20,10 @@ MOST = 32
 """Descriptions and number formats that are remembered; a client chooses the formats."""
 
 
+OWN = 4
+"""Models of this process's own whose weights are kept, though nobody may serve them any more."""
+
+
 class Known:
     """Descriptions read back, and the programs of their calls. It holds no secret but the weights of its own process.
 
@@ -44,7 +48,14 @@ class Known:
             if held is None:
                 held = self._served[key] = load_program(description, weights), weights  # so that the id stays its own
             _latest(self._served, key)
+            self._drop_old()
         return held[0], key
+
+    def _drop_old(self) -> None:
+        for old in [key for key, (_, weights) in self._served.items() if weights is not None][:-OWN]:
+            del self._served[old]
+            for key in [key for key in self._first if key[: len(old)] == old]:
+                del self._first[key]
 
     def module(self, served: Served, key: tuple, session: Session, party: Party, scheme: Scheme) -> SecureModule:
         """A session's module of that description, for one of its answering parties."""

@@ -20,6 +20,7 @@ from ..receipts.receipts import Receipts
 from ..store.store import Shelf, Store, fingerprint, version
 from ..wire.channel import Channel
 from ..wire.link import Link
+from .place import Place
 from .remote import Part
 from .said import reason, scheme_in
 from .session import PartySession
@@ -44,6 +45,7 @@ class Asker(Protocol):
     identity: Any
     pins: Pins
     receipts: Receipts | None
+    place: Place
 
     @property
     def store(self) -> Store: ...
@@ -77,6 +79,7 @@ def open_session(connection: Asker, names: list[str], scheme: Scheme, shelf: She
         binding = {
             "client": connection.name, "model": names[0], "fingerprint": fingerprint(replied[0].get("description")),
             "edition": replied[0].get("edition"), "scheme": repr(scheme), "authority": connection.authority,
+            **({"replica": connection.place.label} if connection.place.label else {}),
         }  # fmt: skip
         if shelf is not None:
             if shelf.binding != binding:

@@ -236,6 +236,9 @@ class RemoteModel:
             "client": self.connection.name, "model": self.name, "scheme": repr(self._scheme),
             "authority": self.connection.authority,
         }  # fmt: skip
+        here = self.connection.place.label  # what was prepared at another of several servers waits there
+        if here:
+            wanted["replica"] = here
         reading = {name for name, opened in self._opened.items() if opened.party.coming()}
         return [s for s in self.connection.store.shelves(**wanted) if len(s) or s.session in reading]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 
@@ -92,3 +93,8 @@ def reason(error: BaseException, who: str) -> str:
     if isinstance(error, (StoreFullError, ReceiptError)):
         said = f"at {who}: {error}"
     return f"{type(error).__name__}: {said if known else f'at {who}, whose own log says more'}"
+
+
+def load() -> None:
+    """Load what a call needs before there is a connection: signs of life wait while a library is loaded."""
+    importlib.import_module("sectorch.ring.bitloops")

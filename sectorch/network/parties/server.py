@@ -30,10 +30,11 @@ from ..store.store import Store, fingerprint, version
 from ..wire.channel import Channel
 from ..wire.deadline import CALL
 from ..wire.link import Link
-from ..wire.transport import listen
+from ..wire.listen import Listener
 from ..wire.turns import Turns
+from .place import Place
 from .remote import parties
-from .said import join, reason, scheme_in, scheme_of, session_of
+from .said import join, load, reason, scheme_in, scheme_of, session_of
 from .serving import Model, Serving, Told, binding, part
 
 log = logging.getLogger("sectorch.server")
@@ -67,6 +68,7 @@ class Server:
         patience: seconds without a word after which a party counts as hanging.
         call: seconds that one party may keep a call waiting in all, and one more for each MiB that it sends or takes.
         receipts: a file in which each query is signed for, with the credentials' identity key, before it is served.
+        place: which of several workers or replicas it is.
 
     Raises:
         ReceiptError, ReceiptsInUseError, IdentityError: receipts cannot be written there, or not signed.
@@ -81,8 +83,10 @@ class Server:
         patience: float | None = None,
         call: float = CALL,
         receipts: str | Path | None = None,
+        place: Place | None = None,
     ):
-        self._credentials = credentials
+        load()
+        self._place = place or Place()
         self.store = store or Store()
         self._waits = patience, call
         self._models: dict[str, _Model] = {}
@@ -95,10 +99,15 @@ class Server:
         self._receipts = None if receipts is None else Receipts(receipts, credentials, "S")
         self._serving = Serving(self._turns, self.store, self._receipts)
         try:
-            self._grpc, self.port = listen(address, lambda: self._credentials, self._welcome)
+            self.listener = Listener(address, credentials, self._welcome, shared=self._place.workers > 1)
         except BaseException:
             self._keep_no_more()
             raise
+
+    @property
+    def port(self) -> int:
+        """On which it listens."""
+        return self.listener.port
 
     def stop(self) -> None:
         """Stop serving; running sessions fail at the clients with a typed error."""
@@ -106,7 +115,7 @@ class Server:
             links = list(self._links)
         for link in links:
             link.close(PeerLostError("the server was stopped"))
-        self._grpc.stop(grace=0.5).wait(timeout=5)
+        self.listener.stop()
         join(self._threads)
         self.store.close()
         self._keep_no_more()
@@ -121,7 +130,7 @@ class Server:
 
     def wait(self) -> None:
         """Until stopped."""
-        self._grpc.wait_for_termination()
+        self.listener.wait()
 
     def models(self) -> list[str]:
         """Names of the answering parties that are connected."""
@@ -134,8 +143,12 @@ class Server:
         return len(self._sessions)
 
     def renew(self, credentials: Credentials) -> None:
-        """New handshakes are made with these from now on; connections that are open go on."""
-        self._credentials = credentials
+        """New handshakes are made with these from now on; connections that are open go on.
+
+        Raises:
+            IdentityError: they cannot be used; those before stay.
+        """
+        self.listener.use(credentials)
 
     def unready(self) -> str:
         """Why no sessions are taken on now; empty while they are."""
@@ -169,9 +182,10 @@ class Server:
             elif what == "open":
                 answer = self._open(link, request)
             elif what in self._meetings.requests:
+                self._place.check_first()
                 answer = self._meetings.requests[str(what)](link, request)
             elif what == "hello":
-                answer = {}
+                answer = self._place.said()
             else:
                 answer = {"error": "FrameError", "text": "an unknown request"}
         except SectorchError as error:
@@ -204,6 +218,7 @@ class Server:
     def _open(self, link: Link, request: dict) -> dict:
         if self._turns.closed:
             raise BusyError(self._turns.closed)
+        self._place.check(link.peer)
         asked, resume = request.get("models"), request.get("resume")
         if not isinstance(asked, list) or not 0 < len(asked) <= MOST_MODELS:
             raise FrameError(f"a session has 1 to {MOST_MODELS} different models")

@@ -1,1 +1,1 @@
-"""What carries messages between processes: links over gRPC with mutual TLS, and what they carry."""
+"""What carries messages between processes: links over mutual TLS, and what they carry."""

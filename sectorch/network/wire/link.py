@@ -1,36 +1,30 @@
 """One connection between a client and the server: frames in both directions, sorted into the channels of sessions.
 
-A link knows nothing of gRPC: the transport feeds it what came (`pump`) and takes what goes (`outgoing`). What is queued
-is bounded on both sides without ever holding up the connection: in each direction of a session, a message is begun only
-while the receiver has not used less than a window's bytes of earlier ones; it says what it used with credits. The
-receiver does not rely on that: what waits in a session, and in all that are idle, has bounds of its own (`channel.py`).
+A link knows nothing of TLS: the stream that carries it feeds it what came (`pump`) and takes what goes (`outbox`). What
+is queued is bounded on both sides without ever holding up the connection: in each direction of a session, a message is
+begun only while the receiver has not used less than a window's bytes of earlier ones; it says what it used with
+credits. The receiver does not rely on that: what waits in a session, and in all that are idle, has bounds of its own
+(`channel.py`).
 """
 
 from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from queue import SimpleQueue
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from ...choreography.run.frames import PART_BYTES, Frame, Kind, pack, unpack
 from ...errors import FrameError, PeerLostError, SectorchError
-from .channel import Channel, again
+from .channel import Channel, again, error_of
 from .deadline import Deadline
+from .outbox import OUTBOX_BYTES, URGENT_BYTES, Outbox
 
-OUTBOX_BYTES = 16 << 20
-TOGETHER_BYTES = 256 << 10
-"""Small frames that wait for the connection go as one message of up to this size."""
 IDLE_BYTES = 128 << 20
 """What may wait in all sessions of a link together in which this party expects nothing."""
 RELAYED_BYTES = PART_BYTES + (1 << 18)
 """The largest frame that is handed on: one part of a message, sealed, and names."""
-URGENT_BYTES = 4 << 20
-"""Refusals and credits that may wait beyond the outbox for a peer that takes nothing."""
-STUCK = 20.0
-"""Seconds after which a connection that takes nothing more counts as lost."""
 
 
 class Link:
@@ -53,9 +47,7 @@ class Link:
         self.peer, self.certificate = peer, certificate
         self._on_request = on_request
         self._waits = silence, call
-        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
-        self._queued = 0
-        self._taken = 0
+        self.outbox = Outbox(peer)
         self._lock = threading.Lock()
         self._channels: dict[bytes, Channel] = {}
         self._onward: dict[bytes, tuple[Link, threading.Event]] = {}
@@ -118,30 +110,9 @@ class Link:
             PeerLostError: the connection is closed, or has taken nothing for `STUCK` seconds, or nothing of so much
                 that is urgent; then it is closed.
         """
-        if urgent and self._queued - self._taken > OUTBOX_BYTES + URGENT_BYTES:
+        if urgent and self.outbox.size > OUTBOX_BYTES + URGENT_BYTES:
             self.close(PeerLostError(f"{self.peer} takes nothing of what it is told"))
-        while not self._queue(data, urgent):
-            self._wait_for_room()
-
-    def _queue(self, data: bytes, urgent: bool) -> bool:
-        """Whether there was room; of many that wait for it at the same time, each finds what the others left."""
-        with self._lock:
-            if self.closed is not None:
-                raise again(self.closed)
-            if not urgent and self._queued - self._taken > OUTBOX_BYTES:
-                return False
-            self._queued += len(data)
-            self._outbox.put(data)
-        return True
-
-    def _wait_for_room(self) -> None:
-        taken, since = self._taken, time.monotonic()
-        while self._queued - self._taken > OUTBOX_BYTES and self.closed is None:
-            time.sleep(0.001)
-            if self._taken != taken:
-                taken, since = self._taken, time.monotonic()
-            elif time.monotonic() - since > STUCK:
-                raise PeerLostError(f"{self.peer} has taken nothing for {STUCK:.0f} s; it may hang")
+        self.outbox.put(data, urgent)
 
     def tell(self, request: dict, session: bytes = bytes(16), urgent: bool = False) -> None:
         """Send a request, of a session or of none; see `send`."""
@@ -155,25 +126,7 @@ class Link:
         except SectorchError:
             return
 
-    def outgoing(self) -> Iterator[bytes]:
-        """What the transport has to send; ends when the link is closed and everything is out."""
-        held: list[bytes | None] = []
-        while True:
-            data = held.pop() if held else self._outbox.get()
-            if data is None:
-                return
-            together, size = [data], len(data)
-            while size < TOGETHER_BYTES and not self._outbox.empty():
-                data = self._outbox.get()
-                if data is None or size + len(data) > TOGETHER_BYTES:
-                    held.append(data)
-                    break
-                together.append(data)
-                size += len(data)
-            self._taken += size
-            yield together[0] if len(together) == 1 else b"".join(together)
-
-    def pump(self, incoming: Iterable[bytes]) -> None:
+    def pump(self, incoming: Iterable[bytes | memoryview]) -> None:
         """Sort what comes until it ends; then every session of the link fails with the reason.
 
         After `leave`, what comes is dropped until the peer ends the connection.
@@ -190,13 +143,15 @@ class Link:
         except SectorchError as error:
             reason = error
         except Exception as error:
-            reason = PeerLostError(f"the connection to {self.peer} broke ({_short(error)})")
+            reason = PeerLostError(f"the connection to {self.peer} broke ({error or type(error).__name__})")
         self.close(reason)
 
     def _route(self, frame: Frame) -> None:
         if frame.kind == Kind.CONTROL and frame.session == bytes(16):
             self._on_request(self, _request(frame))
             return
+        if frame.kind == Kind.ABORT and frame.session == bytes(16):
+            raise error_of(bytes(frame.payload[:600]).decode(errors="replace"))
         channel = self._channels.get(frame.session)
         onward = self._onward.get(frame.session)
         if channel is not None:
@@ -226,7 +181,10 @@ class Link:
                 return
             self.closed = reason
             channels = list(self._channels.values())
-        self._outbox.put(None)
+        if isinstance(reason, FrameError):
+            with suppress(SectorchError):
+                self.outbox.put(farewell(reason), urgent=True)
+        self.outbox.close(reason)
         for channel in channels:
             channel.fail(reason)
 
@@ -259,7 +217,6 @@ def _request(frame: Frame) -> dict:
     return request
 
 
-def _short(error: Exception) -> str:
-    details = getattr(error, "details", None)
-    text = str(details() or "") if callable(details) else str(error)
-    return (text or type(error).__name__).splitlines()[0][:200]
+def farewell(reason: SectorchError) -> bytes:
+    """A frame that says why a connection ends."""
+    return pack(Frame(Kind.ABORT, bytes(16), payload=f"{type(reason).__name__}: {reason}".encode()[:600]))

@@ -1,0 +1,218 @@
+"""A TLS connection that carries a link: one thread reads it, and one writes what senders could not write themselves.
+
+    length 4 | frames, as `choreography.run.frames` packs them
+
+in TLS records. A length of zero is a sign of life: each end gives one where it has sent nothing else for `PING`
+seconds. An end that gets no whole record for `SILENT` of them while it waits for one takes the connection for lost.
+So a link that lets single bytes through counts as silent, and the time in which this end reads nothing does not.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import numpy as np
+
+from ...errors import FrameError, PeerLostError, SectorchError
+from .link import Link
+from .tls import Tls, why
+
+PING = 0.9
+SILENT = 5
+WAIT = struct.pack("ll", 0, 900_000)
+"""`PING` as a socket takes it: a read that waits gives up after it."""
+LARGEST = 8 << 20
+"""Bytes of frames that go together at most."""
+SMALL = 32 << 10
+"""Bytes up to which what comes together is copied out of the buffer for reading."""
+SLICE = 128 << 10
+"""Bytes that are put into records at once, so that the first of them leave while others are made."""
+READ = 256 << 10
+LINGER = 3.0
+"""Seconds for a last word to reach the peer, whose own are read and dropped meanwhile."""
+_HEAD = struct.Struct(">I")
+
+
+def piece(data: bytes) -> bytes:
+    """Frames as they go in records."""
+    return _HEAD.pack(len(data)) + data
+
+
+class Stream:
+    """A connection whose handshake is over.
+
+    Args:
+        sock: which no one else reads or writes any more.
+        first: bytes that the peer sent after its handshake, if they were read already.
+        ended: called once when the connection is over.
+    """
+
+    def __init__(self, sock: socket.socket, tls: Tls, link: Link, first: bytes = b"", ended: Callable = lambda: None):
+        self.link = link
+        self._sock, self._tls, self._first, self._ended = sock, tls, first, ended
+        self._sealed = self._plain = memoryview(b"")
+        self._broken, self._wrote, self._heard = False, 0.0, time.monotonic()
+        self._written = threading.Event()
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, WAIT)
+
+    def start(self) -> None:
+        """Carry the link, in threads of its own."""
+        threading.Thread(target=self.run, daemon=True, name=f"from {self.link.peer}").start()
+
+    def run(self) -> None:
+        """Carry the link until the connection is over."""
+        threading.Thread(target=self._keep_writing, daemon=True, name=f"to {self.link.peer}").start()
+        try:
+            self.link.outbox.begin(self._write)
+            self.link.pump(self._pieces())
+            self._linger()
+        finally:
+            self.close()
+            self._sock.close()
+            self._ended()
+
+    def close(self) -> None:
+        """End the connection now, without a word."""
+        self._break()
+        self.link.close(PeerLostError(f"the connection to {self.link.peer} was closed"))
+
+    # What goes.
+
+    def _write(self, data: bytes) -> bool:
+        """Send frames; whether all of it went, or could go, without waiting. For one thread at a time."""
+        self._wrote = time.monotonic()
+        if len(data) <= SLICE:
+            self._plain = memoryview(piece(data))
+        else:
+            self._sealed = memoryview(self._tls.sealed(_HEAD.pack(len(data)) + data[: SLICE - _HEAD.size]))
+            self._plain = memoryview(data)[SLICE - _HEAD.size :]
+        return self._go_on()
+
+    def _go_on(self) -> bool:
+        try:
+            while not self._broken:
+                while self._sealed:
+                    count = self._sock.send(self._sealed, socket.MSG_DONTWAIT)
+                    self._sealed = self._sealed[count:]
+                if not self._plain:
+                    break
+                part, self._plain = self._plain[:SLICE], self._plain[SLICE:]
+                self._sealed = memoryview(self._tls.sealed(part))
+        except BlockingIOError:
+            return False
+        except OSError:  # whoever reads the connection says why
+            self._break()
+        return True
+
+    def _break(self) -> None:
+        self._broken = True
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # whoever reads it hears of it
+
+    def _keep_writing(self) -> None:
+        """What senders leave, signs of life, and the end."""
+        outbox = self.link.outbox
+        while not outbox.over and not self._broken:
+            if outbox.left(PING):
+                while not self._go_on():
+                    self._wait_for_room()
+                outbox.go_on()
+            elif time.monotonic() - self._wrote >= PING and outbox.empty():
+                with suppress(SectorchError):
+                    outbox.put(b"", urgent=True)
+        if not self._broken:
+            with suppress(OSError):
+                self._sock.sendall(self._tls.last())
+                self._sock.shutdown(socket.SHUT_WR)
+        self._written.set()
+
+    def _wait_for_room(self) -> None:
+        wait = select.poll()
+        with suppress(ValueError):  # closed meanwhile
+            wait.register(self._sock, select.POLLOUT)
+        wait.poll(1e3 * PING)
+
+    # What comes.
+
+    def _pieces(self) -> Iterator[bytes | memoryview]:
+        try:
+            yield from self._read()
+        except EOFError:
+            return
+        except ssl.SSLError as error:
+            raise why(error) from None
+
+    def _read(self) -> Iterator[bytes | memoryview]:
+        came = memoryview(bytearray(READ))
+        plain = memoryview(bytearray(2 * SMALL))
+        have = len(self._first)
+        plain[:have] = self._first
+        large, done = None, 0
+        while True:
+            if large is None:
+                at = 0
+                while have - at >= _HEAD.size:
+                    (size,) = _HEAD.unpack_from(plain, at)
+                    if size > LARGEST:
+                        raise FrameError(f"{size} bytes in one piece; at most {LARGEST}")
+                    end = at + _HEAD.size + size
+                    if end <= have:
+                        if size:
+                            yield bytes(plain[at + _HEAD.size : end])
+                        at = end
+                    elif _HEAD.size + size > SMALL:
+                        # Memory that is not touched before something comes for it.
+                        large = np.empty(size, np.uint8).data
+                        done = have - at - _HEAD.size
+                        large[:done] = plain[at + _HEAD.size : have]
+                        at = have
+                    else:
+                        break
+                plain[: have - at] = plain[at:have]
+                have -= at
+            if large is not None and done == len(large):
+                whole, large = large, None
+                yield whole
+                continue
+            into = plain[have:] if large is None else large[done:]
+            count = self._decrypted(into, came)
+            if large is None:
+                have += count
+            else:
+                done += count
+
+    def _decrypted(self, into: memoryview, came: memoryview) -> int:
+        """The next bytes of a record; waits for it."""
+        if count := self._tls.read(into):
+            return count
+        since, silent = time.monotonic(), 0
+        while True:
+            try:
+                self._tls.feed(came[: self._sock.recv_into(came)])
+            except BlockingIOError:
+                silent += 1
+            if count := self._tls.read(into):
+                return count
+            if silent >= SILENT or time.monotonic() - since > SILENT * PING + 0.5:
+                raise PeerLostError(f"{self.link.peer} has given no sign of life for {SILENT * PING:.0f} s")
+            if self.link.closed is not None and time.monotonic() - since > LINGER:
+                raise EOFError
+
+    def _linger(self) -> None:
+        """Wait until what is queued is out, and for the peer to have read it: then it ends the connection."""
+        end, came = time.monotonic() + LINGER, bytearray(READ)
+        with suppress(OSError):
+            while time.monotonic() < end:
+                with suppress(BlockingIOError):
+                    if not self._sock.recv_into(came):
+                        break
+        self._written.wait(max(0.0, end - time.monotonic()))
