@@ -88,7 +88,9 @@ class Session:
         self.device = torch.device(device)
         self.reference = reference
         self.runtime = runtime or (DryRuntime() if dry else LocalRuntime(self.parties, self.device))
-        self._calls: Iterator[int] = itertools.count()
+        self._numbers: dict[Party | None, Iterator[int]] = {
+            party: itertools.count(i, len(self._casts)) for i, party in enumerate(self._casts)
+        }
         self._open()
         if not reference:
             with alone(Observer()) if dry else nullcontext():
@@ -137,8 +139,11 @@ class Session:
         return Net(self.runtime, self._number(party), Cast(self.roles, self._casts[party]), base, setup)
 
     def _number(self, party: Party | None) -> int:
-        """Of the next call with this answering party; no two calls have the same, since it addresses randomness."""
-        return next(self._calls)
+        """Of the next call with this answering party; no two calls have the same, since it addresses randomness.
+
+        Each answering party has numbers of its own: apart, it knows of no call with another.
+        """
+        return next(self._numbers[self._centre(party)])
 
     def _centre(self, party: Party | None) -> Party | None:
         """The answering party of a call; None where the session has other roles."""

@@ -149,11 +149,8 @@ class Asking:
         voters = [Voter(name, self.models[name] if name in self.models else self._shapes(name)) for name in names]
         if how.inference == "simulated":
             return SimulatedPanel(voters, self.classes)
-        session = None
-        if self.turns is not None:
-            cast = {"Q": party.name, "A": list(names), "S": S.name}
-            label = f"capc {party.name}"
-            session = stack.enter_context(self.together.session(STAR, cast, label=label, agreed=self.agreed))
+        cast, label = {"Q": party.name, "A": list(names), "S": S.name}, f"capc {party.name}"
+        session = stack.enter_context(self.together.session(STAR, cast, label=label, agreed=self.agreed))
         return Panel(
             voters, self.classes, inference=how.inference, argmax=how.argmax, frac_bits=how.frac_bits,
             sample=party.questions[:1], batch=how.chunk, session=session,
