@@ -326,7 +326,7 @@ exec chroot $R setpriv --reuid 10001 --regid 10001 --clear-groups --no-new-privs
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kernels", ["NUMBA_CACHE_DIR=/tmp/numba", ""], ids=["kept", "not kept"])
+@pytest.mark.parametrize("kernels", ["NUMBA_CACHE_DIR=/tmp/numba", "HOME=/nonexistent"], ids=["kept", "not kept"])
 def test_the_server_of_compose_runs_on_a_read_only_root_without_rights(kernels, tmp_path, monkeypatch):
     """With the same paths, in a mount namespace; also where no folder for compiled kernels is named."""
     tools = all(shutil.which(tool) for tool in ("unshare", "setpriv", "chroot"))
