@@ -111,6 +111,18 @@ class BusyError(NetworkError):
     """The server has as much to do as it takes on; asking again later helps."""
 
 
+class QuotaError(NetworkError):
+    """A client has used what a party lets it ask; the text says of which limit, and when it is free again."""
+
+
+class QuotaFileError(SectorchError, RuntimeError):
+    """What is used of a limit cannot be read or written, and what cannot be counted is not served."""
+
+
+class SessionOverError(NetworkError):
+    """A session that another party ended between two calls, as one that was idle; asking again opens a new one."""
+
+
 class ProgramError(SectorchError, ValueError):
     """A model description that is malformed, or asks for something outside the closed list of operations."""
 

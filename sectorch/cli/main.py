@@ -26,6 +26,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "convert": ("network.convert:convert", "make a model file of a .pt2 or a function that you trust"),
         "query": ("network.commands.ask:query", "ask a model; you alone learn the result"),
         "models": ("network.commands.ask:models", "list the models that can be asked"),
+        "limits": ("network.limits.command:limits", "what clients may ask of a party, and what they have used"),
         "audit": ("network.receipts.command:audit", "check receipts: who learned what, and when"),
         "keys": ("network.identity.keys:keys", "identity keys, certificates, and a small CA for trying it out"),
     },

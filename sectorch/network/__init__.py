@@ -5,7 +5,7 @@ from ..nn.texts import save_generation as save_generation
 from .identity.certificates import Credentials as Credentials
 from .identity.identity import Pins as Pins
 from .parties.answer import Answering as Answering
-from .parties.answer import answer as answer
+from .parties.answering import answer as answer
 from .parties.client import Connection as Connection
 from .parties.client import connect as connect
 from .parties.group import RemoteGroup as RemoteGroup

@@ -35,6 +35,24 @@ def name_of(value: object, whose: str, kind: type[SectorchError] = ArgumentError
     )
 
 
+def model_name(value: object, whose: str, kind: type[SectorchError] = ArgumentError) -> str:
+    """`value`, if it is a model's name: the name of the party that answers, or PARTY/MODEL where that has several.
+
+    What is before the slash is what the party's certificate proves (`party_of`).
+
+    Raises:
+        SectorchError: as of `name_of`.
+    """
+    party, slash, model = value.partition("/") if isinstance(value, str) else (value, "", "")
+    name_of(party, whose, kind)
+    return f"{party}/{name_of(model, f'{whose}, after the /,', kind)}" if slash else str(party)
+
+
+def party_of(model: str) -> str:
+    """Who answers with a model of that name."""
+    return model.partition("/")[0]
+
+
 def readable(text: str, longest: int = 600) -> str:
     """Words of another party's, fit for a terminal and a line of a log: what is not printed becomes a space."""
     return "".join(character if character.isprintable() else " " for character in text[:longest])

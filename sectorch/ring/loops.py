@@ -1,7 +1,8 @@
 """How loops are compiled (numba, LLVM) and spread over torch's threads.
 
-A compiled loop is kept on the disk beside its module, or in the user's cache folder where that cannot be written, and
-compiled again for another kind of processor. It releases the interpreter's lock.
+A compiled loop is kept on the disk beside its module, or in the user's cache folder (or `NUMBA_CACHE_DIR`) where that
+cannot be written, and compiled again for another kind of processor; where nothing can be written, at each start. It
+releases the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -16,8 +17,17 @@ import numpy as np
 import torch
 from numba import extending, njit
 
-compiled: Callable[[Callable], Callable[..., Any]] = njit(nogil=True, cache=True, error_model="numpy")
+_kept: Callable[[Callable], Callable[..., Any]] = njit(nogil=True, cache=True, error_model="numpy")
+_unkept: Callable[[Callable], Callable[..., Any]] = njit(nogil=True, error_model="numpy")
 inlined: Callable[[Callable], Callable[..., Any]] = njit(nogil=True, inline="always", error_model="numpy")
+
+
+def compiled(loop: Callable) -> Callable[..., Any]:
+    """The loop as machine code, made when it is first called."""
+    try:
+        return _kept(loop)
+    except RuntimeError:  # no folder that can be written, as on a read-only root file system
+        return _unkept(loop)
 
 
 def intrinsic(made: Callable) -> Callable[..., Any]:

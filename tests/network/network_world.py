@@ -65,9 +65,14 @@ class Trio:
         folder: Path,
         patience: float = 60.0,
         receipts: bool = False,
+        limits: str = "",
     ):
         self.made, self.folder, self.patience = made, folder, patience
         self.receipts = {who: folder / f"{who}.jsonl" for who in "SAQ"} if receipts else {}
+        self.limits = {}
+        for who in "SA" if limits else "":
+            self.limits[who] = folder / f"{who}.toml"
+            self.limits[who].write_text(limits)
         self.described = described(model, x)
         self.server = self.party = self.connection = None
         self.pins = known(folder / "pins", made)
@@ -82,7 +87,7 @@ class Trio:
             try:
                 self.server = Server(
                     f"localhost:{self.port}", self.made["server"], store=store, patience=self.patience,
-                    receipts=self.receipts.get("S"),
+                    receipts=self.receipts.get("S"), limits=self.limits.get("S"),
                 )  # fmt: skip
                 break
             except OSError:  # the port of the one that died is not free yet
@@ -101,7 +106,7 @@ class Trio:
         while True:  # the server may not have noticed yet that the one before died
             party = Answering(
                 self.address, self.made["hospital-b"], description, weights, self.pins, store,
-                self.patience, receipts=self.receipts.get("A"),
+                self.patience, receipts=self.receipts.get("A"), limits=self.limits.get("A"),
             )  # fmt: skip
             try:
                 party.register("hospital-b")

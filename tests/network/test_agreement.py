@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from sectorch.choreography.run.party import PartyRuntime
 from sectorch.mpc.star import seed as seeding
 from sectorch.network import Server, answer, connect
 from sectorch.network.identity.identity import context
+from sectorch.network.parties.registry import Registry
 from sectorch.network.wire.link import Link
 from sectorch.session import S
 from sectorch.tensor import Scheme
@@ -81,21 +83,21 @@ def told(monkeypatch, change) -> None:
 
 
 def shown(monkeypatch, change) -> None:
-    """From here on S shows Q what `change` makes of the model's description and edition, and runs that itself."""
-    inner = Server._open
+    """From here on S shows Q what `change` makes of the model's description and edition, and runs that itself.
 
-    def opening(self, link, request):
-        real = dict(self._models)
-        try:
-            for name, model in real.items():
-                other = copy.deepcopy({"description": model.description, "edition": model.edition})
-                change(other)
-                self._models[name] = type(model)(model.link, **other)
-            return inner(self, link, request)
-        finally:
-            self._models = real
+    A hears of its own edition.
+    """
+    find, real = Registry.find, {}
 
-    monkeypatch.setattr(Server, "_open", opening)
+    def found(self, name, *args):
+        model = find(self, name, *args)
+        other = copy.deepcopy({"description": model.description, "edition": model.edition})
+        change(other)
+        real[name] = model.edition
+        return replace(model, **other)
+
+    monkeypatch.setattr(Registry, "find", found)
+    told(monkeypatch, lambda request: request | {"edition": real[request["model"]]})
 
 
 def call(part: dict, name: str) -> dict:

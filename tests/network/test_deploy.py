@@ -80,6 +80,16 @@ def parsed(command: list[str], monkeypatch) -> argparse.Namespace:
 
 
 COMMANDS_HERE = commands()
+
+
+def places(options: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
+    """The paths that options of these names have."""
+    values = (getattr(options, name, None) for name in names)
+    return [
+        str(one) for value in values if value is not None for one in (value if isinstance(value, list) else [value])
+    ]
+
+
 RUNNING = {where: command for where, command in COMMANDS_HERE.items() if command[0] in ("server", "answer")}
 
 
@@ -94,12 +104,8 @@ def test_every_command_line_is_understood_and_its_paths_have_a_place(where, monk
     options = parsed(COMMANDS_HERE[where], monkeypatch)
     if COMMANDS_HERE[where][0] not in ("server", "answer", "query"):
         return
-    for name in READ:
-        value = getattr(options, name, None)
-        assert value is None or str(value).startswith((FILES, "/models/")), f"{name} {value}"
-    for name in WRITTEN:
-        value = getattr(options, name, None)
-        assert value is None or str(value).startswith(STATE), f"{name} {value}"
+    assert [path for path in places(options, READ) if not path.startswith((FILES, "/models/"))] == []
+    assert [path for path in places(options, WRITTEN) if not path.startswith(STATE)] == []
     assert options.receipts is not None and options.store is not None, "an operator wants both"
 
 
@@ -156,8 +162,8 @@ def test_services_have_no_rights_and_their_own_files(name, tmp_path, monkeypatch
     (keys,) = (command for where, command in COMMANDS_HERE.items() if command[0] == "keys")
     assert run(keys) == 0
     options = parsed(service["command"], monkeypatch)
-    for path in (getattr(options, option, None) for option in READ):
-        if path is not None and Path(path).name not in ("model.safetensors", "inputs.npy"):
+    for path in places(options, READ):
+        if Path(path).name not in ("model.safetensors", "inputs.npy"):
             assert (tmp_path / "deploy" / "trial" / name / Path(path).name).exists(), path
 
 
@@ -221,8 +227,7 @@ def test_pods_have_no_rights_and_only_their_own_files(kind, monkeypatch):
     assert secret["defaultMode"] == 0o400 and {item["mode"] for item in secret["items"]} == {0o400}
     there = {FILES + item["path"] for item in secret["items"]} | {"/models/model.safetensors"}
     options = parsed(container["args"], monkeypatch)
-    named = {str(getattr(options, name)) for name in READ if getattr(options, name, None) is not None}
-    assert named <= there and str(options.cert).replace(".pem", "-identity.pem") in there
+    assert set(places(options, READ)) <= there and str(options.cert).replace(".pem", "-identity.pem") in there
     mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
     claimed = {claim["metadata"]["name"] for claim in stateful(kind)["spec"]["volumeClaimTemplates"]}
     assert {mount["name"] for mount in mounts.values()} == {*volumes, *claimed}
@@ -292,6 +297,71 @@ def until(what, seconds: float = 90) -> bool:
 def shown_by(port: int, authority: Path) -> bytes:
     """The certificate that the server shows to whoever connects."""
     return ssl.get_server_certificate(("localhost", port), ca_certs=str(authority), timeout=10).encode()
+
+
+# What a container is: another root file system, read-only, of a user without rights. Needs root, and user 10001 to read
+# this Python, and is passed over elsewhere.
+CONTAINER = """
+set -e
+mount --make-rprivate /
+mount -t tmpfs tmpfs /mnt
+mkdir /mnt/up /mnt/work /mnt/root
+mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/up,workdir=/mnt/work /mnt/root
+R=/mnt/root
+chmod 755 $R/root
+mkdir -p $R/etc/sectorch $R/var/lib/sectorch $R/src $R/python
+mount --bind "$SRC" $R/src
+mount --bind "$VENV" "$R/python"
+mount --bind "$FILES" $R/etc/sectorch
+mount --bind "$STATE" $R/var/lib/sectorch
+mount -t tmpfs -o mode=1777,size=256m tmpfs $R/tmp
+mount --rbind /proc $R/proc
+mount --rbind /dev $R/dev
+for place in src python etc/sectorch; do mount -o remount,bind,ro $R/$place; done
+mount -o remount,ro overlay $R || mount -o remount,bind,ro $R
+exec chroot $R setpriv --reuid 10001 --regid 10001 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all \
+    env -i PATH=/usr/bin:/bin PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/src OMP_NUM_THREADS=1 $KERNELS \
+    sh -c 'touch /x /etc/sectorch/x 2>/dev/null && exit 99; cd /var/lib/sectorch; exec "$@"' sh "$@"
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kernels", ["NUMBA_CACHE_DIR=/tmp/numba", ""], ids=["kept", "not kept"])
+def test_the_server_of_compose_runs_on_a_read_only_root_without_rights(kernels, tmp_path, monkeypatch):
+    """With the same paths, in a mount namespace; also where no folder for compiled kernels is named."""
+    tools = all(shutil.which(tool) for tool in ("unshare", "setpriv", "chroot"))
+    if os.geteuid() or not tools or subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
+        pytest.skip("needs root and mount namespaces")
+    monkeypatch.chdir(tmp_path)
+    (keys,) = (command for command in COMMANDS_HERE.values() if command[0] == "keys")
+    assert run(keys) == 0
+    files, state, manage = tmp_path / "deploy" / "trial" / "server", tmp_path / "state", free_port()
+    state.mkdir()
+    for path in (files, state, *files.iterdir()):
+        os.chown(path, 10001, 10001)
+    words = [
+        word.replace("0.0.0.0:7100", "127.0.0.1:0").replace(":7101", f":{manage}")
+        for word in COMPOSE["services"]["server"]["command"]
+    ]
+    python = ["/python/bin/python", *PROGRAM[1:]]
+    places = {"SRC": ROOT, "VENV": sys.prefix, "FILES": files, "STATE": state, "KERNELS": kernels}
+    log = (tmp_path / "log").open("w")
+    process = subprocess.Popen(
+        ["unshare", "-m", "bash", "-c", CONTAINER, "bash", *python, *words],
+        env={**os.environ, **{name: str(value) for name, value in places.items()}}, stdout=log, stderr=log,
+    )  # fmt: skip
+    try:
+        assert until(lambda: answers(manage, "/ready") == 200 or process.poll() is not None)
+        log.flush()
+        assert process.poll() is None, (tmp_path / "log").read_text()[-2000:]
+        assert {path.name for path in state.iterdir()} == {"store", "receipts.jsonl"}
+        assert {path.stat().st_uid for path in state.iterdir()} == {10001}
+        process.terminate()
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        log.close()
 
 
 @pytest.mark.long

@@ -196,7 +196,8 @@ def test_a_server_in_the_middle_is_noticed_before_a_key_is_used(trio, small_mode
 def test_a_middle_that_signs_for_itself_is_refused_by_the_pins(trio, meddling):
     """Its keys and signatures are right, in the name of the other; but that name is pinned to another key."""
     trio.connection.model("hospital-b").close()
-    agreed = context(trio.party._description, trio.party._edition, Scheme(), 0, 1)
+    (offer,) = trio.party._offers.all()
+    agreed = context(offer.description, offer.edition, Scheme(), 0, 1)
     own = Identities({"Q": "alice", "A": "hospital-b"}, context=agreed)
     public, heard = keypair()[1], {}
 

@@ -78,6 +78,10 @@ def add_receipts(p: Parser) -> None:
     )
 
 
+def add_limits(p: Parser) -> None:
+    p.add_argument("--limits", type=Path, metavar="FILE", help="what each client may ask; `sectorch limits` shows it")
+
+
 def begin_log(options: argparse.Namespace, level: int = logging.INFO) -> None:
     """Raises ArgumentError."""
     try:

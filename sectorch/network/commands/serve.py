@@ -21,13 +21,16 @@ from ..identity.certificates import Credentials
 from ..parties.answer import Answering
 from ..parties.place import Place
 from ..parties.server import RUNNING, Server
+from ..parties.serving import IDLE
 from ..store.store import Store
 from ..wire.deadline import CALL
 from .everywhere import Everywhere, addresses
+from .offered import named, read_anew
 from .options import (
     add_certificate,
     add_client,
     add_drain,
+    add_limits,
     add_log,
     add_patience,
     add_pins,
@@ -59,11 +62,13 @@ def server(arguments: Sequence[str] | None = None) -> int:
     p.add_argument(
         "--call-limit", type=float, default=CALL, help="seconds, and one for each MiB, that a party may hold up a call"
     )
+    p.add_argument("--idle", type=float, default=IDLE, help="seconds without a call after which a session ends")
     add_store(p)
     add_patience(p)
     add_drain(p)
     add_log(p)
     add_receipts(p)
+    add_limits(p)
     add_watch(p)
     add_workers(p)
     given = list(sys.argv[2:] if arguments is None else arguments)
@@ -87,12 +92,13 @@ def _server(options: argparse.Namespace, given: list[str]) -> int:
         kept = Store(options.store, options.store_key, _bytes(options.store_budget))
         place = Place(options.worker or 0, options.workers, options.replica)
         running = Server(
-            options.listen, credentials, options.running, kept, *waits, receipts=options.receipts, place=place
-        )
+            options.listen, credentials, options.running, kept, *waits, receipts=options.receipts,
+            limits=options.limits, idle=positive(options.idle, "--idle"), place=place,
+        )  # fmt: skip
         watching.begin(running, credentials, read_own)
         which = "" if options.worker is None else f"worker {options.worker}: "
         console.print(f"{which}listening on port {running.port}; Ctrl-C stops")
-        until_stopped(running.wait, running.drain, running.stop, options.drain, watching.look)
+        until_stopped(running.wait, running.drain, running.stop, options.drain, both(watching.look, running.reload))
     return 0
 
 
@@ -101,13 +107,19 @@ def answer(arguments: Sequence[str] | None = None) -> int:
     p = Parser(
         "answer",
         "Answer queries with a model of your own, which nobody sees. Ctrl-C stops it.",
-        ["sectorch answer model.safetensors --name clinic --cert clinic.pem --key clinic-key.pem --ca ca.pem"],
+        [
+            "sectorch answer model.safetensors --name clinic --cert clinic.pem --key clinic-key.pem --ca ca.pem",
+            "sectorch answer lenet=a.safetensors vgg=b.safetensors --name clinic ...   asked for as clinic/lenet",
+        ],
     )
-    p.add_argument("model", type=Path, help="a model file, of sectorch.network.save_model or `sectorch convert`")
+    p.add_argument(
+        "model", nargs="+", help="a model file, of save_model or `sectorch convert`; NAME=FILE for each of several"
+    )
     p.add_argument("--name", required=True, help="the name in this party's certificate")
     p.add_argument(
         "--answer-unchecked", action="store_true", help="answer questions that are asked with --no-range-check too"
     )
+    p.add_argument("--replica", action="store_true", help="others of this party answer too, with stores of their own")
     add_client(p)
     add_pins(p)
     add_store(p)
@@ -115,6 +127,7 @@ def answer(arguments: Sequence[str] | None = None) -> int:
     add_drain(p)
     add_log(p)
     add_receipts(p)
+    add_limits(p)
     add_watch(p)
     return ended(p, arguments, _answer)
 
@@ -122,7 +135,9 @@ def answer(arguments: Sequence[str] | None = None) -> int:
 def _answer(options: argparse.Namespace, _: Console) -> None:
     begin_log(options)
     with watched(options) as watching:
-        (description, weights), name = read_model(options.model), options.name
+        files, name = named(options.model), options.name
+        (first, path), *others = files.items()
+        description, weights = read_model(path)
         read_own = lambda: Credentials.read(options.cert, options.key, options.ca, options.identity)
         credentials = read_own()
         kept = Store(options.store, options.store_key, _bytes(options.store_budget))
@@ -130,8 +145,10 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
         servers = addresses(options.server)
         party = Answering(
             servers[0], credentials, description, weights, known, kept, patience, options.answer_unchecked,
-            options.receipts,
+            options.receipts, options.limits, model=first, replica=options.replica,
         )  # fmt: skip
+        for model, path in others:
+            party.offer(*read_model(path), model)
         watching.begin(party, credentials, read_own)
         stopped = threading.Event()
         everywhere = Everywhere(party, name, servers, stopped)
@@ -145,7 +162,17 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
             everywhere.close()
             party.close()
 
-        until_stopped(everywhere.run, drain, stop, options.drain, watching.look)
+        def anew() -> None:
+            party.reload()
+            read_anew(party, files)
+
+        until_stopped(everywhere.run, drain, stop, options.drain, both(watching.look, anew))
+
+
+def both(one: Callable[[], None], other: Callable[[], None]) -> Callable[[], None]:
+    """What SIGHUP has a party do: in a thread, as a signal must not wait for locks that whoever it interrupts holds."""
+    one_after_another = lambda: (one(), other())
+    return lambda: threading.Thread(target=one_after_another, daemon=True, name="on SIGHUP").start()
 
 
 def _bytes(gigabytes: float) -> int:
@@ -179,10 +206,10 @@ def until_stopped(
     look: Callable[[], None] = lambda: None,
 ) -> None:
     """SIGTERM lets running calls end first, for so many seconds; Ctrl-C, or a second SIGTERM, does not. SIGHUP, as of
-    a terminal that is closed, ends nothing; it has the files of the certificate looked at."""
+    a terminal that is closed, ends nothing; it has the files of the certificate and of limits looked at."""
 
     def hung_up(*_: object) -> None:
-        console.print("SIGHUP: going on, and looking for a new certificate; SIGTERM stops")
+        console.print("SIGHUP: going on, and looking for new files; SIGTERM stops")
         look()
 
     def on(sign: signal.Signals, error: type[BaseException]) -> None:

@@ -28,7 +28,7 @@ from ... import files
 from ...errors import ArgumentError, IdentityError
 from ...mpc.star.seed import Identities
 from ...tensor import Scheme
-from ..names import NAME, name_of
+from ..names import NAME, name_of, party_of
 
 log = logging.getLogger("sectorch.identity")
 PRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
@@ -235,5 +235,5 @@ class PinnedIdentities(Identities):
     """The fingerprint of the other's key, once it is trusted."""
 
     def trust(self, name: str, public: bytes) -> None:
-        self.pins.check(name, public)
+        self.pins.check(party_of(name), public)
         self.proved = fingerprint(public)

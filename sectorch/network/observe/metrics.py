@@ -81,6 +81,8 @@ class Metrics(Watcher):
         self._rows = Counter("rows", "Rows that were asked about in queries that were done.", [*by, *who], **made)
         self._refused = Counter("refused", "Connections that were refused.", **made)
         self._ended = Counter("sessions_failed", "Sessions that ended with an error.", **made)
+        self._over = Counter("over_limit", "Questions that were refused for a client's limits.", **made)
+        self._evicted = Counter("calls_evicted", "Prepared calls that had to make room for others.", **made)
         self._renewed = Counter(
             "certificate_changes", "Files of the certificate that changed: used, or not.", ["outcome"], **made
         )
@@ -94,6 +96,10 @@ class Metrics(Watcher):
             self._refused.inc()
         elif event == "session ended" and facts.get("why"):
             self._ended.inc()
+        elif event == "over its limit":
+            self._over.inc()
+        elif event == "evicted":
+            self._evicted.inc(float(facts.get("calls") or 0))
         elif event == "certificate":
             outcome = str(facts.get("outcome"))
             self._renewed.labels(outcome if outcome in ("renewed", "kept") else "other").inc()

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import torch
-from torch import nn
-from torch.export import ExportedProgram
 
 from ...choreography.program.together import Taking
-from ...choreography.run.frames import raw
 from ...errors import (
+    ArgumentError,
     FrameError,
     IdentityError,
     MaterialError,
@@ -23,21 +21,20 @@ from ...errors import (
     PeerLostError,
     RefusedError,
 )
-from ...nn.describe import Example, describe
-from ...nn.program import load_program
 from ...session import A, S
 from ..identity.certificates import Credentials
-from ..identity.identity import PinnedIdentities, Pins, context
+from ..identity.identity import PinnedIdentities, Pins, context, read_identity
+from ..limits.quotas import Quotas
 from ..log import write
 from ..names import LONGEST, name_of, readable
 from ..receipts.receipts import Receipts
-from ..store.store import Store, fingerprint, version
+from ..store.store import Shelf, Store
 from ..wire.channel import Channel, again
 from ..wire.link import Link
 from ..wire.turns import Turns
-from .client import Connection
+from .client import Connection, no_identity
 from .joint import Joining, Joint
-from .known import Known
+from .offers import Offer, Offers
 from .remote import Part
 from .said import in_full, join, reason, scheme_of, session_of
 from .session import PartySession
@@ -54,8 +51,13 @@ class Answering:
         store: where prepared material is kept; a temporary one unless given.
         unchecked: whether questions with range_check=False are answered too.
         receipts: a file in which each query is signed for before it is answered.
+        limits: a file of what each client may ask (`limits.file`).
+        model: the name of this model after the party's own and a slash; without it, it has the party's own. Others are
+            added by `offer`.
+        replica: whether others of this party answer as well, each with a store of its own.
 
     Raises:
+        ArgumentError: that is no file of limits. QuotaFileError: what is used of them cannot be kept.
         ReceiptError, ReceiptsInUseError, IdentityError: receipts cannot be written there, or not signed.
     """
 
@@ -70,24 +72,37 @@ class Answering:
         patience: float | None = None,
         unchecked: bool = False,
         receipts: str | Path | None = None,
+        limits: str | Path | None = None,
+        *,
+        model: str = "",
+        replica: bool = False,
     ):
-        load_program(description, weights)
+        if credentials.identity is None:
+            raise no_identity(credentials.name)
+        self._offers = Offers(credentials.name, read_identity(credentials.identity))
+        self._offers.give(model, description, weights)
         self._address, self._credentials, self._patience = address, credentials, patience
         self._worker, self._label = 0, ""
         self._everywhere = [self]
-        self._description, self._weights = description, weights
         self._pins = pins or Pins()
         self._unchecked = unchecked
         self.store = store or Store()
-        self._edition = self.store.edition(_digest(weights))
-        self._fingerprint = fingerprint(description)
+        self.store.evicted = self._evicted
+        if replica and not self.store.lasting:
+            raise ArgumentError("a replica has a store of its own (--store FOLDER), by which the server knows it again")
+        self._keeper = self.store.name if replica else ""
         self._threads: list[threading.Thread] = []
         self._turns = Turns(SESSIONS, SESSIONS, SESSIONS)  # all run at once here: the server has them wait
         self._connection: Connection | None = None
-        self._programs, self._joint = Known(), Joint()
+        self._joint = Joint()
         self._known: Link | None = None
         self.answered = 0
         self._receipts = None if receipts is None else Receipts(receipts, credentials, "A")
+        try:
+            self._quotas = None if limits is None else Quotas(limits, credentials.name, "A")
+        except BaseException:
+            self._keep_no_more()
+            raise
 
     @property
     def connection(self) -> Connection:
@@ -107,19 +122,58 @@ class Answering:
             ArgumentError: what is no name; nothing was sent. BusyError: another connection answers under it.
             PeerLostError: the server is not there. IdentityError: a certificate was refused.
         """
-        name_of(name, "an answering party's name")
+        if name_of(name, "an answering party's name") != self._credentials.name:
+            own = self._credentials.name
+            raise IdentityError(f"the certificate is for '{own}' and cannot answer as '{name}'; --name says '{own}'")
         if self._connection is None or self._connection.link.closed is not None:
             self._hang_up()
             self._connection = Connection(
                 self._address, self._credentials, on_serve=self._serve, silence=self._patience, pins=self._pins,
                 worker=self._worker,
             )  # fmt: skip
-        request = {"do": "register", "name": name, "description": self._description, "edition": self._edition}
-        there = set(self.connection.ask(request)["sessions"])
+        offers, there = self._offers.all(), set()
+        for offer in offers:
+            there |= self._registered(offer)
         self._known, self._label = self.connection.link, self.connection.place.label
+        editions = {offer.edition for offer in offers}
         for shelf in self.store.shelves(replica=self._label) if self._label else self.store.shelves():
-            if shelf.session.hex() not in there or shelf.binding.get("edition") != self._edition:
+            if shelf.session.hex() not in there or shelf.binding.get("edition") not in editions:
                 shelf.drop()
+
+    def _registered(self, offer: Offer) -> set[str]:
+        """Tell the server of a model; the sessions of which it has material."""
+        request = {"do": "register", "name": offer.name, "description": offer.description, "edition": offer.edition}
+        return set(self.connection.ask({**request, "keeper": self._keeper, "made": offer.made})["sessions"])
+
+    def offer(self, description: dict, weights: dict[str, torch.Tensor], model: str = "") -> bool:
+        """Answer with this model from now on, in place of the one of that name, if there is one; whether it is another.
+
+        The server knows it before sessions of the one before end, which is when their running calls have.
+
+        Args:
+            model: its name after this party's and a slash; empty for the party's own.
+
+        Raises:
+            ProgramError: it is no description; the one before goes on.
+        """
+        if model:
+            name_of(model, "a model's name")
+        now = self._offers.give(model, description, weights)
+        if now is None:
+            return False
+        try:
+            for one in self._everywhere:
+                if not one.unready():  # else the server hears of it when this party dials again
+                    one._registered(now)
+        finally:
+            self._offers.retire()
+        write(log, "offers", model=now.name, version=now.version)
+        return True
+
+    def reload(self) -> None:
+        """Read the limits anew."""
+        if self._quotas is not None:
+            self._quotas.reload()
 
     def beside(self, address: str, worker: int) -> Answering:
         """The same party at another server, or at another of its workers: what it has is in common.
@@ -160,6 +214,12 @@ class Answering:
         sessions = link.sessions if there and link is not None else 0
         return {"sessions": sessions, "connections": there, **self._turns.figures(), **self.store.figures()}
 
+    def _evicted(self, shelf: Shelf) -> None:
+        """The server drops its half of what had to go here; Q hears of it when it comes back for it."""
+        for one in self._everywhere:
+            with suppress(NetworkError):
+                one.connection.link.tell({"do": "void", "sessions": [shelf.session.hex()]})
+
     def _hang_up(self) -> None:
         if self._connection is not None:
             self._connection.close()
@@ -167,6 +227,11 @@ class Answering:
     def close(self) -> None:
         self.leave()
         self.store.close()
+        if self._quotas is not None:
+            self._quotas.close()
+        self._keep_no_more()
+
+    def _keep_no_more(self) -> None:
         if self._receipts is not None:
             self._receipts.close()
 
@@ -181,6 +246,11 @@ class Answering:
 
     def _serve(self, request: dict) -> None:
         """Open this party's end at once, so that no frame is missed, and run the session beside."""
+        if request.get("do") == "void":
+            for shelf in self.store.shelves():
+                if shelf.session.hex() in (request.get("sessions") or ()):
+                    shelf.drop()
+            return
         channel = self.connection.link.open(session_of(request))
         full = self.connection.link.sessions > SESSIONS
         if full or self._turns.closed:
@@ -197,14 +267,22 @@ class Answering:
         try:
             if request.get("resume") is not None:
                 session = session_of({"session": request["resume"]})
-            party = self._party(session, channel, request)
+            offer = self._offers.find(request.get("model"), request.get("edition"))
+            self._offers.rest(channel, offer)
+            party = self._party(session, channel, request, offer)
+            if self._quotas is not None:
+                who = party.who
+                self._quotas.session(who["client"], who["key"], [who["model"]])
             while (asked := channel.request()).get("do") != "close":
+                self._offers.begin(channel, offer)
                 join = self._joins(party, asked)
                 with self._turns.turn(str(request.get("for")), channel.beat):
-                    stored = party.follow(asked, join)
+                    with self._charged(party, channel, asked):
+                        stored = party.follow(asked, join)
                 if stored is not None:
                     channel.tell(stored)
                 self.answered += asked.get("do") in ("predict", "aggregate")
+                self._offers.rest(channel, offer)
         except Exception as error:
             said = reason(error, f"'{self.connection.name}'")
             # Whom the pins refuse, and the command that pins it, is for this party's own user.
@@ -213,6 +291,7 @@ class Answering:
             if not isinstance(error, NetworkError):
                 log.debug("in detail", exc_info=error)
         finally:
+            self._offers.end(channel)
             channel.close()
             channel.abort(said)
             if party is not None:
@@ -220,85 +299,46 @@ class Answering:
             if not request.get("lasting"):
                 self.store.forget(session)
 
+    def _charged(self, party: PartySession, channel: Channel, asked: dict) -> AbstractContextManager[None]:
+        if self._quotas is None:
+            return nullcontext()
+        rows, who = party.asked(asked).rows, party.who
+        return self._quotas.query(asked, rows, who["client"], who["key"], [who["model"]], [channel], [channel])
+
     def _joins(self, party: PartySession, asked: dict) -> Callable[[Taking], None] | None:
         """How a call is taken that S takes with others; None of any other."""
         if asked.get("joint") is None or party.joinable(asked) is None:
             return None
         return lambda taking: self._joint.take(Joining(taking), asked)
 
-    def _party(self, session: bytes, channel: Channel, request: dict) -> PartySession:
+    def _party(self, session: bytes, channel: Channel, request: dict, offer: Offer) -> PartySession:
         client, scheme = _client(request), scheme_of(request)
         place, of, resume = request.get("place", 0), request.get("of", 1), request.get("resume")
         if type(place) is not int or type(of) is not int or not 0 <= place < of:
             raise MaterialError("a place among the answering parties that does not exist")
         if not (self._unchecked or scheme.range_check):
             raise RefusedError(f"'{self.connection.name}' answers with range checks only: leave range_check=False out")
-        names = {"Q": client, "A": self.connection.name}
-        agreed = context(self._description, self._edition, scheme, place, of)
+        names = {"Q": client, "A": offer.name}
+        agreed = context(offer.description, offer.edition, scheme, place, of)
         identities = PinnedIdentities(names, self.connection.identity, agreed, self._pins)
         who = lambda: {"client": client, "key": identities.proved}
         label = {"replica": self._label} if self._label else {}
         binding = lambda: {
-            **who(), "fingerprint": self._fingerprint, "edition": self._edition, "scheme": repr(scheme), **label,
+            **who(), "fingerprint": offer.fingerprint, "edition": offer.edition, "scheme": repr(scheme), **label,
         }  # fmt: skip
         if resume is not None:
             identities.proved = self._pins.known().get(client, "")  # that key has dealt what is here, or it is void
             self.store.shelf(session, None)
-            self.store.shelf(session, binding()).keep(request.get("calls"))
-            channel.tell({"do": "ready"})
-        model = {"model": self.connection.name, "version": version(self._description, self._edition)}
+            shelf = self.store.shelf(session, binding())
+            shelf.keep(request.get("calls"))
+            channel.tell({"do": "ready", "calls": list(shelf.calls())})
+        model = {"model": offer.name, "version": offer.version}
         return PartySession(
-            A, session, {S: channel}, [Part(self._description, identities, self._weights)], scheme,
+            A, session, {S: channel}, [Part(offer.description, identities, offer.weights)], scheme,
             lambda: self.store.shelf(session, binding()), place=place, of=of, fresh=resume is None,
-            facts=lambda: {**who(), **model}, receipts=self._receipts, known=self._programs,
+            facts=lambda: {**who(), **model}, receipts=self._receipts, known=offer.programs,
         )  # fmt: skip
 
 
 def _client(request: dict) -> str:
     return name_of(request.get("for"), "the name of a client that the server relays", FrameError)
-
-
-def _digest(weights: dict[str, torch.Tensor]) -> bytes:
-    digest = hashlib.sha256()
-    for name, value in sorted(weights.items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-        digest.update(raw(value))
-    return digest.digest()
-
-
-def answer(
-    address: str,
-    credentials: Credentials,
-    model: nn.Module | ExportedProgram,
-    inputs: Example | Sequence[Example],
-    name: str | None = None,
-    *,
-    pins: Pins | None = None,
-    store: Store | None = None,
-    patience: float | None = None,
-    unchecked: bool = False,
-    receipts: str | Path | None = None,
-) -> Answering:
-    """Answer queries with `model`.
-
-    Args:
-        model: in evaluation mode: whatever `sectorch.secure` takes, or what torch.export made of it.
-        inputs: what it is called with; see `save_model`.
-        name: the certificate's common name, which is the default.
-        pins, store, unchecked, receipts: see `Answering`.
-        patience: seconds without a word after which a party counts as hanging; 60 unless named.
-
-    Raises:
-        SectorchError: what `secure` raises for such a call. ProgramError: it cannot be described.
-        ArgumentError: what is no name. IdentityError: the name or the certificate is refused.
-        ReceiptError: see `Answering`.
-    """
-    name = name_of(name or credentials.name, "an answering party's name")  # before a recording, which takes its time
-    description, weights = describe(model, inputs)
-    running = Answering(address, credentials, description, weights, pins, store, patience, unchecked, receipts)
-    try:
-        running.register(name)
-    except BaseException:
-        running.close()
-        raise
-    return running

@@ -24,7 +24,7 @@ from ...errors import (
 from ...ring.scheme import Scheme, named_scheme
 from ..identity.certificates import Credentials
 from ..identity.identity import Pins, read_identity
-from ..names import name_of, readable, worker_of
+from ..names import model_name, readable, worker_of
 from ..receipts.receipts import Receipts
 from ..store.store import Store
 from ..wire.channel import again, relayed
@@ -75,10 +75,7 @@ class Connection:
     ):
         self.name = credentials.name
         if credentials.identity is None:
-            raise IdentityError(
-                f"'{self.name}' has no identity key, by which other clients know it: `sectorch keys identity FILE` "
-                f"makes one; keep it as {self.name}-identity.pem beside the certificate, or name it with --identity"
-            )
+            raise no_identity(self.name)
         self.identity = read_identity(credentials.identity)
         self.authority = hashlib.sha256(credentials.authority).hexdigest()
         self.pins = pins or Pins()
@@ -214,7 +211,7 @@ class Connection:
                 if type(number) is int and number in self._replies:
                     self._replies[number] = request
                     self._arrived.notify_all()
-        elif request.get("do") == "serve" and self._on_serve is not None:
+        elif request.get("do") in ("serve", "void") and self._on_serve is not None:
             self._on_serve(request)
 
     def models(self) -> list[str]:
@@ -226,7 +223,7 @@ class Connection:
         listed = self.ask({"do": "models"}).get("models")
         if not isinstance(listed, list):
             raise FrameError("the server's reply lacks the models' names")
-        return [name_of(name, "a model's name in the server's list", FrameError) for name in listed]
+        return [model_name(name, "a model's name in the server's list", FrameError) for name in listed]
 
     def model(
         self,
@@ -269,6 +266,14 @@ class Connection:
             ShapeError: they take different kinds of input.
         """
         return RemoteGroup(self, names, _answerable(named_scheme("aggregate", scheme, old)))
+
+
+def no_identity(name: str) -> IdentityError:
+    """Of a client without a long-term key."""
+    return IdentityError(
+        f"'{name}' has no identity key, by which other clients know it: `sectorch keys identity FILE` makes one; keep "
+        f"it as {name}-identity.pem beside the certificate, or name it with --identity"
+    )
 
 
 def _answerable(scheme: Scheme) -> Scheme:

@@ -10,8 +10,9 @@ import torch
 from ...errors import ArgumentError, RangeExceededError
 from ...nn.calls import called
 from ...tensor import Scheme
-from ..names import name_of
+from ..names import model_name
 from .opened import Asker, Opened, check_values, open_session, run
+from .unanswered import Unanswered
 
 
 class RemoteGroup:
@@ -24,7 +25,7 @@ class RemoteGroup:
     """
 
     def __init__(self, connection: Asker, names: list[str], scheme: Scheme):
-        names = [name_of(name, "an answering party's name") for name in names]
+        names = [model_name(name, "a model's name") for name in names]
         if len(names) < 2 or len(set(names)) < len(names):
             raise ArgumentError(
                 f"a sum is over two or more different models, got {names}; ask a single one by .model()"
@@ -32,6 +33,7 @@ class RemoteGroup:
         self.connection, self.names = connection, names
         self._scheme = scheme
         self._lock = threading.Lock()
+        self._unanswered = Unanswered()
         self._opened: Opened | None = None
         self.served = self._open().party.served
 
@@ -48,7 +50,9 @@ class RemoteGroup:
             at_once = opened.party.rows_at_once(inputs)
             for piece in inputs.split(at_once) if at_once else [inputs]:
                 try:
-                    sums.append(run(opened, "aggregate", piece, lambda piece=piece: opened.party.aggregate(piece)))
+                    with self._unanswered.name(piece) as query:
+                        work = lambda piece=piece: opened.party.aggregate(piece)
+                        sums.append(run(opened, "aggregate", piece, work, query=query))
                 except RangeExceededError as error:
                     beyond = error  # all pieces are asked for, so that nobody learns of it
                 except BaseException:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...errors import FrameError, MaterialError, RangeExceededError
 from ...nn.inputs import Inputs
+from ...nn.served import Kind
 from ...ring import check_encodable
 from ...ring.scheme import check_limit
 from ...session import Q, S
 from ...tensor import Scheme, SharedTensor
 from ..identity.identity import PinnedIdentities, Pins, context
 from ..log import carried
-from ..names import name_of
+from ..names import model_name
 from ..receipts.receipts import Receipts
 from ..store.store import Shelf, Store, fingerprint, version
 from ..wire.channel import Channel
@@ -55,7 +56,9 @@ class Asker(Protocol):
     def ask(self, request: dict, patience: float = 30.0) -> dict: ...
 
 
-def open_session(connection: Asker, names: list[str], scheme: Scheme, shelf: Shelf | None = None) -> Opened:
+def open_session(
+    connection: Asker, names: list[str], scheme: Scheme, shelf: Shelf | None = None, only: str | None = None
+) -> Opened:
     """Open a session with the models of these names, or take up the one that a shelf's material belongs to.
 
     Raises:
@@ -64,11 +67,13 @@ def open_session(connection: Asker, names: list[str], scheme: Scheme, shelf: She
         MaterialError: the material is void.
     """
     for name in names:
-        name_of(name, "an answering party's name")
+        model_name(name, "a model's name")
     wire = os.urandom(16)
     session = wire if shelf is None else shelf.session
     request: dict[str, Any] = {"do": "open", "session": wire.hex(), "models": names, **scheme_in(scheme)}
     request["lasting"] = connection.store.lasting
+    if only is not None:
+        request["version"] = only
     if shelf is not None:
         request |= {"resume": session.hex(), "calls": list(shelf.calls())}
     channel = connection.there().open(wire)
@@ -84,8 +89,10 @@ def open_session(connection: Asker, names: list[str], scheme: Scheme, shelf: She
         if shelf is not None:
             if shelf.binding != binding:
                 raise MaterialError(f"'{names[0]}' has another model now, or was started again without its store")
-            if channel.request(channel.deadline.silence).get("do") != "ready":
+            ready = channel.request(channel.deadline.silence)
+            if ready.get("do") != "ready" or not isinstance(ready.get("calls"), list):
                 raise FrameError("the server does not say whether the material is there")
+            shelf.keep(ready["calls"])  # a piece that another party has lost is void here too
         parts = [
             Part(part.get("description"), _other(connection, part, scheme, names, place))
             for place, part in enumerate(replied)
@@ -152,3 +159,15 @@ def check_values(inputs: Inputs, scheme: Scheme) -> None:
             continue
         check_encodable(x, scheme.frac_bits, "the input" if inputs.single else f"the input '{name}'")
         check_limit(x, scheme)
+
+
+def chosen(pieces: Sequence[Kind], at_hand: dict[int, Kind]) -> list[int]:
+    """A prepared call for each piece, the first ones first, or none at all."""
+    left, calls = dict(sorted(at_hand.items())), []
+    for piece in pieces:
+        call = next((call for call, kind in left.items() if kind == piece), None)
+        if call is None:
+            return []
+        calls.append(call)
+        del left[call]
+    return calls

@@ -18,7 +18,9 @@ from ...errors import (
     RangeExceededError,
     RefusedError,
     SectorchError,
+    SessionOverError,
     StoreFullError,
+    UnknownModelError,
 )
 from ...nn.ahead import shown
 from ...nn.calls import Like, called, like
@@ -27,8 +29,9 @@ from ...nn.served import Kind
 from ...tensor import Scheme, SharedTensor
 from ..log import write
 from ..store.store import Shelf
-from .opened import Asker, Opened, check_values, open_session, run
+from .opened import Asker, Opened, check_values, chosen, open_session, run
 from .texts import RemoteTexts
+from .unanswered import AGAIN, Unanswered
 
 log = logging.getLogger("sectorch.client")
 
@@ -42,7 +45,8 @@ class RemoteModel:
     its shape. Raises on a call:
         ArgumentError, DtypeError, ShapeError: arguments that the model does not take; nothing was sent.
         NonFiniteError, FixedPointRangeError: a bad input; nothing was sent.
-        BusyError: too many calls wait at the server. MaterialError: a prepared call that is void; it is dropped.
+        BusyError: too many calls wait at the server. QuotaError: as much was asked as a party allows.
+        MaterialError: a prepared call that is void; it is dropped.
         RangeExceededError: a value between input and result left its range: no result, and A and S do not know.
         RefusedError: a weight of A's does not fit the number format, or A has another version than `only`.
         NetworkError and its kinds: the query ended; nothing of it was revealed, and the next call opens a new session,
@@ -56,10 +60,10 @@ class RemoteModel:
         self._opened: dict[bytes, Opened] = {}
         self._live: Opened | None = None
         self._version = ""
+        self._unanswered = Unanswered()
         self.only = only
         """The version that is asked; any one where it is None."""
-        shelves = self._shelves()
-        first = self._take_up(shelves[0]) if shelves else self._fresh()
+        first = next(filter(None, map(self._at_its_replica, self._shelves())), None) or self._fresh()
         self.served = first.party.served
 
     @property
@@ -85,12 +89,18 @@ class RemoteModel:
 
     def ask(self, inputs: Inputs) -> Any:
         """The same for inputs that `check` has given."""
-        with self._lock:
-            self._forget_lost()
-            opened, calls, then = self._prepared_for(inputs)
-            opened = opened or self._fresh()
-            work = lambda: opened.party.predict(inputs, calls, then)
-            return self._run(opened, "predict", inputs, work, use=calls, then=then)
+        with self._lock, self._unanswered.name(inputs) as query:
+            for _ in range(AGAIN):
+                with suppress(SessionOverError):
+                    return self._asked(inputs, query)
+            return self._asked(inputs, query)
+
+    def _asked(self, inputs: Inputs, query: str) -> Any:
+        self._forget_lost()
+        opened, calls, then = self._prepared_for(inputs)
+        opened = opened or self._fresh()
+        work = lambda: opened.party.predict(inputs, calls, then)
+        return self._run(opened, "predict", inputs, work, use=calls, then=then, query=query)
 
     def generate(
         self,
@@ -142,7 +152,7 @@ class RemoteModel:
         for opened in self._opened.values():
             there = opened.party.staying
             if len(there) == len(given) and all(x is y for x, y in zip(there, given, strict=True)):
-                return opened, _chosen([self.served.find(inputs)], self._calls(opened))
+                return opened, chosen([self.served.find(inputs)], self._calls(opened))
         raise ArgumentError("tensors in shares are those of the last call, whole and in their order; begin again")
 
     def _calls(self, opened: Opened) -> dict[int, Kind]:
@@ -251,17 +261,28 @@ class RemoteModel:
                 at_hand |= opened.party.coming()
             if sum(max(1, rows) for _, rows in at_hand.values()) < (inputs.rows or 1):
                 continue
-            opened = opened or self._take_up(shelf)
+            if opened is None:
+                opened = self._at_its_replica(shelf)
+                if opened is None:
+                    continue
+                at_hand = dict(shelf.calls())
             pieces = opened.party.pieces(inputs)
-            calls = _chosen(pieces, at_hand)
+            calls = chosen(pieces, at_hand)
             left = {call: kind for call, kind in at_hand.items() if call not in calls}
-            if calls and (opened.party.fresh or not later or _chosen(later, left)):
-                return opened, calls, _chosen(pieces, left)
+            if calls and (opened.party.fresh or not later or chosen(later, left)):
+                return opened, calls, chosen(pieces, left)
         return None, [], []
+
+    def _at_its_replica(self, shelf: Shelf) -> Opened | None:
+        """The session of that material; None while the replica that has the other half of it is away."""
+        try:
+            return self._take_up(shelf)
+        except UnknownModelError:
+            return None
 
     def _take_up(self, shelf: Shelf) -> Opened:
         try:
-            opened = open_session(self.connection, [self.name], self._scheme, shelf)
+            opened = open_session(self.connection, [self.name], self._scheme, shelf, self.only)
         except MaterialError as error:
             count = len(shelf)
             shelf.drop()
@@ -273,7 +294,7 @@ class RemoteModel:
 
     def _fresh(self) -> Opened:
         if self._live is None:
-            self._live = self._met(open_session(self.connection, [self.name], self._scheme))
+            self._live = self._met(open_session(self.connection, [self.name], self._scheme, only=self.only))
         return self._live
 
     def _met(self, opened: Opened) -> Opened:
@@ -317,15 +338,3 @@ class RemoteModel:
             self._live = None
         if not self.connection.store.lasting:
             self.connection.store.forget(opened.name)
-
-
-def _chosen(pieces: Sequence[Kind], at_hand: dict[int, Kind]) -> list[int]:
-    """A prepared call for each piece, the first ones first, or none at all."""
-    left, calls = dict(sorted(at_hand.items())), []
-    for piece in pieces:
-        call = next((call for call, kind in left.items() if kind == piece), None)
-        if call is None:
-            return []
-        calls.append(call)
-        del left[call]
-    return calls

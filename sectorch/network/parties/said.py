@@ -12,6 +12,7 @@ from ...errors import (
     KeyAgreementError,
     MaterialError,
     NetworkError,
+    QuotaFileError,
     ReceiptError,
     SectorchError,
     StoreFullError,
@@ -88,9 +89,9 @@ def reason(error: BaseException, who: str) -> str:
         return "AbortedError: stopped by its user"
     if isinstance(error, FixedPointRangeError):
         return f"RefusedError: {UNFIT}"
-    known = isinstance(error, (NetworkError, MaterialError, KeyAgreementError, ReceiptError))
+    known = isinstance(error, (NetworkError, MaterialError, KeyAgreementError, ReceiptError, QuotaFileError))
     said = getattr(error, "told", None) or error
-    if isinstance(error, (StoreFullError, ReceiptError)):
+    if isinstance(error, (StoreFullError, ReceiptError, QuotaFileError)):
         said = f"at {who}: {error}"
     return f"{type(error).__name__}: {said if known else f'at {who}, whose own log says more'}"
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 
 from ...choreography import Party
@@ -16,26 +15,27 @@ from ...errors import (
     MaterialError,
     PeerLostError,
     SectorchError,
-    UnknownModelError,
 )
 from ...nn.program import load_program
 from ...session import Q
 from ...tensor import Scheme
 from ..federation.meetings import Meetings
 from ..identity.certificates import Credentials
+from ..limits.quotas import Quotas
 from ..log import write
-from ..names import name_of
+from ..names import model_name, party_of
 from ..receipts.receipts import Receipts
-from ..store.store import Store, fingerprint, version
+from ..store.store import Shelf, Store
 from ..wire.channel import Channel
 from ..wire.deadline import CALL
 from ..wire.link import Link
 from ..wire.listen import Listener
 from ..wire.turns import Turns
 from .place import Place
+from .registry import Offered, Registry, current
 from .remote import parties
 from .said import join, load, reason, scheme_in, scheme_of, session_of
-from .serving import Model, Serving, Told, binding, part
+from .serving import IDLE, Serving, Told, binding, part
 
 log = logging.getLogger("sectorch.server")
 RUNNING = 2
@@ -45,17 +45,6 @@ SESSIONS, SESSIONS_EACH = 128, 32
 WEIGHT_MEMORY = 2 << 30
 """Bytes of masked weights that open sessions may hold together."""
 MOST_MODELS = 64
-
-
-@dataclass
-class _Model(Model):
-    """An answering party that is connected."""
-
-    link: Link
-
-    @property
-    def weight_bytes(self) -> int:
-        return sum(8 * math.prod(entry["shape"]) for entry in self.description["weights"])
 
 
 class Server:
@@ -68,9 +57,12 @@ class Server:
         patience: seconds without a word after which a party counts as hanging.
         call: seconds that one party may keep a call waiting in all, and one more for each MiB that it sends or takes.
         receipts: a file in which each query is signed for, with the credentials' identity key, before it is served.
+        limits: a file of what each client may ask (`limits.file`).
+        idle: seconds without a call after which a session ends; its client opens another one with its next call.
         place: which of several workers or replicas it is.
 
     Raises:
+        ArgumentError: that is no file of limits. QuotaFileError: what is used of them cannot be kept.
         ReceiptError, ReceiptsInUseError, IdentityError: receipts cannot be written there, or not signed.
     """
 
@@ -83,13 +75,16 @@ class Server:
         patience: float | None = None,
         call: float = CALL,
         receipts: str | Path | None = None,
+        limits: str | Path | None = None,
+        idle: float = IDLE,
         place: Place | None = None,
     ):
         load()
         self._place = place or Place()
         self.store = store or Store()
+        self.store.evicted = self._evicted
         self._waits = patience, call
-        self._models: dict[str, _Model] = {}
+        self._registry = Registry()
         self._links: set[Link] = set()
         self._sessions: dict[bytes, tuple[str, int]] = {}
         self._threads: list[threading.Thread] = []
@@ -97,8 +92,10 @@ class Server:
         self._turns = Turns(running)
         self._meetings = Meetings()
         self._receipts = None if receipts is None else Receipts(receipts, credentials, "S")
-        self._serving = Serving(self._turns, self.store, self._receipts)
+        self._quotas: Quotas | None = None
         try:
+            self._quotas = None if limits is None else Quotas(limits, credentials.called, "S")
+            self._serving = Serving(self._turns, self.store, self._receipts, self._quotas, self._registry.another, idle)
             self.listener = Listener(address, credentials, self._welcome, shared=self._place.workers > 1)
         except BaseException:
             self._keep_no_more()
@@ -123,6 +120,13 @@ class Server:
     def _keep_no_more(self) -> None:
         if self._receipts is not None:
             self._receipts.close()
+        if self._quotas is not None:
+            self._quotas.close()
+
+    def reload(self) -> None:
+        """Read the limits anew."""
+        if self._quotas is not None:
+            self._quotas.reload()
 
     def drain(self, seconds: float) -> bool:
         """Begin no more calls and sessions; whether those that run were done in that time."""
@@ -133,9 +137,8 @@ class Server:
         self.listener.wait()
 
     def models(self) -> list[str]:
-        """Names of the answering parties that are connected."""
-        with self._lock:
-            return sorted(name for name, model in self._models.items() if model.link.closed is None)
+        """Names of the models whose answering parties are connected."""
+        return self._registry.names()
 
     @property
     def sessions(self) -> int:
@@ -168,7 +171,7 @@ class Server:
         link = Link(name, self._request, *self._waits, certificate=certificate)
         with self._lock:
             self._links = {known for known in self._links if known.closed is None} | {link}
-            self._models = {n: m for n, m in self._models.items() if m.link.closed is None}
+        self._registry.prune()
         return link
 
     def _request(self, link: Link, request: dict) -> None:
@@ -184,6 +187,8 @@ class Server:
             elif what in self._meetings.requests:
                 self._place.check_first()
                 answer = self._meetings.requests[str(what)](link, request)
+            elif what == "void":
+                answer = self._void(link, request)
             elif what == "hello":
                 answer = self._place.said()
             else:
@@ -193,26 +198,25 @@ class Server:
         link.tell({"do": "reply", "number": number, **answer})
 
     def _register(self, link: Link, request: dict) -> dict:
-        name = name_of(request.get("name"), "an answering party's name", IdentityError)
-        edition = str(request.get("edition"))[:64]
-        if name != link.peer:
+        name = model_name(request.get("name"), "an answering party's name", IdentityError)
+        edition, keeper, made = str(request.get("edition"))[:64], request.get("keeper", ""), request.get("made", 0)
+        if not isinstance(keeper, str) or len(keeper) > 64 or type(made) is not int:
+            raise FrameError("a registration that does not say which store it has, or when its model was made")
+        if party_of(name) != link.peer:
             text = f"the certificate is for '{link.peer}' and cannot answer as '{name}'"
             return {"error": "IdentityError", "text": text}
         given = request.get("description")
         description = given if isinstance(given, dict) else {}
         load_program(description)
-        with self._lock:
-            held = self._models.get(name)
-            if held is not None and held.link.closed is None and held.link is not link:
-                raise BusyError(f"'{name}' is answering already")
-            self._models[name] = _Model(description, edition, link)
-        kept = self.store.shelves(model=name)
-        current = {"edition": edition, "fingerprint": fingerprint(description)}
-        for shelf in kept:
-            if any(shelf.binding[k] != v for k, v in current.items()):
+        offered = Offered(description, edition, keeper, link, made)
+        for replaced in self._registry.add(name, offered):
+            replaced.close(PeerLostError(f"'{name}' was started again"))
+        for shelf in self.store.shelves(model=name):
+            own = shelf.binding.get("keeper", "") in (keeper, "")
+            if own and any(shelf.binding[k] != v for k, v in current(offered).items()):
                 write(log, "dropped", calls=len(shelf), model=name, why="it has another model now")
                 shelf.drop()
-        write(log, "answers", model=name, version=version(description, edition))
+        write(log, "answers", model=name, version=offered.version)
         return {"sessions": [shelf.session.hex() for shelf in self.store.shelves(model=name)]}
 
     def _open(self, link: Link, request: dict) -> dict:
@@ -222,25 +226,22 @@ class Server:
         asked, resume = request.get("models"), request.get("resume")
         if not isinstance(asked, list) or not 0 < len(asked) <= MOST_MODELS:
             raise FrameError(f"a session has 1 to {MOST_MODELS} different models")
-        names = [name_of(name, "a model's name in a request", FrameError) for name in asked]
-        if len(set(names)) < len(names):
-            raise FrameError(f"a session has 1 to {MOST_MODELS} different models")
-        scheme = scheme_of(request)
-        with self._lock:
-            found = [self._models.get(name) for name in names]
-        models: list[_Model] = []
-        for name, model in zip(names, found, strict=True):
-            if model is None or model.link.closed is not None:
-                there = ", ".join(self.models()) or "none"
-                raise UnknownModelError(f"no model '{name}' is connected; there are: {there}")
-            models.append(model)
+        names = [model_name(name, "a model's name in a request", FrameError) for name in asked]
+        if len(set(map(party_of, names))) < len(names):
+            raise FrameError(f"a session has 1 to {MOST_MODELS} models of different parties")
+        scheme, keeper = scheme_of(request), None
+        if resume is not None:
+            keeper = self.store.shelf(session_of({"session": resume})).binding.get("keeper")
+        models = [self._registry.find(name, request.get("version"), keeper) for name in names]
         # Q names the session and has opened its end already, so that nothing that S says of it comes too early.
         wire = session_of(request)
         if wire in self._sessions or self.store.holds(wire):
             raise FrameError("that session is or was open; sessions are named afresh")
         session = wire if resume is None else self._kept(link, request, names[0], models[0], scheme)
-        if link.peer in names:
+        if link.peer in map(party_of, names):
             raise FrameError("a party cannot ask its own model: the model would be its own to run")
+        if self._quotas is not None:
+            self._quotas.session(link.peer, "", names)
         self._admit(wire, link.peer, sum(model.weight_bytes for model in models))
         answering = parties(len(models))
         channels: dict[Party, Channel] = {}
@@ -252,7 +253,7 @@ class Server:
             shared = {k: request[k] for k in ("resume", "calls", "lasting") if k in request} | scheme_in(scheme)
             for place, (party, model) in enumerate(zip(answering, models, strict=True)):
                 serve = {"do": "serve", "session": wire.hex(), "for": link.peer, "place": place, "of": len(models)}
-                channels[party].link.tell({**serve, "edition": model.edition, **shared})
+                channels[party].link.tell({**serve, "model": names[place], "edition": model.edition, **shared})
         except BaseException as error:
             part(channels, reason(error, "the server"))
             with self._lock:
@@ -287,14 +288,30 @@ class Server:
                 raise BusyError(f"open sessions hold {held >> 20} MiB of masked weights; ask again later")
             self._sessions[wire] = client, weight_bytes
 
-    def _kept(self, link: Link, request: dict, name: str, model: _Model, scheme: Scheme) -> bytes:
+    def _kept(self, link: Link, request: dict, name: str, model: Offered, scheme: Scheme) -> bytes:
         """The session whose material Q wants to use, if it is its own, of this model, and still here."""
         session = session_of({"session": request.get("resume")})
         shelf = self.store.shelf(session)
         if shelf.binding != binding(link.peer, name, model, scheme):
             raise MaterialError("that material was prepared for another client, model or number format; prepare again")
         shelf.keep(request.get("calls"))
+        request["calls"] = list(shelf.calls())
         return session
+
+    def _evicted(self, shelf: Shelf) -> None:
+        """The answering party drops its half of what had to go here; Q hears of it when it comes back for it."""
+        with suppress(SectorchError):
+            model = self._registry.find(shelf.binding["model"], keeper=shelf.binding.get("keeper"))
+            model.link.tell({"do": "void", "sessions": [shelf.session.hex()]})
+
+    def _void(self, link: Link, request: dict) -> dict:
+        """An answering party has no half any more of these sessions' material."""
+        sessions = request.get("sessions")
+        gone = sessions if isinstance(sessions, list) else []
+        for shelf in self.store.shelves():
+            if shelf.session.hex() in gone and party_of(shelf.binding["model"]) == link.peer:
+                shelf.drop()
+        return {}
 
     def _serve(self, told: Told, channels: dict[Party, Channel]) -> None:
         try:

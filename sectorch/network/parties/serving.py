@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from ...choreography import Party
 from ...choreography.program.part import part_of
 from ...choreography.program.together import Taking
-from ...errors import MaterialError
+from ...errors import MaterialError, NetworkError, PeerLostError, SessionOverError
 from ...mpc.star.seed import Identities
 from ...session import Q, S
 from ...tensor import Scheme
+from ..limits.quotas import Quotas
 from ..log import write
 from ..receipts.receipts import Receipts
 from ..store.store import Store, fingerprint, version
@@ -28,14 +30,21 @@ from .session import PartySession
 
 log = logging.getLogger("sectorch.server")
 BEAT = 5.0
+IDLE = 600.0
+"""Seconds without a call after which a session ends: it holds memory, and a place among those of its client."""
 
 
 @dataclass
 class Model:
-    """What an answering party said of its model."""
+    """What an answering party said of its model.
+
+    Attributes:
+        edition: its name for the weights. keeper: for a replica, the name of its store.
+    """
 
     description: dict
     edition: str
+    keeper: str
 
 
 @dataclass
@@ -68,7 +77,7 @@ def binding(client: str, name: str, model: Model, scheme: Scheme) -> dict:
     """Whose material it is."""
     return {
         "client": client, "model": name, "fingerprint": fingerprint(model.description), "edition": model.edition,
-        "scheme": repr(scheme),
+        "scheme": repr(scheme), **({"keeper": model.keeper} if model.keeper else {}),
     }  # fmt: skip
 
 
@@ -76,11 +85,17 @@ class Serving:
     """The sessions of one process of S's.
 
     Args:
-        turns: of the calls. store: of prepared material. receipts: if any are kept.
+        turns: of the calls. store: of prepared material. receipts, quotas: if any are kept.
+        others: whether all models of a session can be asked over other connections than those that were lost.
+        idle: seconds without a call after which a session ends.
     """
 
-    def __init__(self, turns: Turns, store: Store, receipts: Receipts | None):
-        self._turns, self._store, self._receipts = turns, store, receipts
+    def __init__(
+        self, turns: Turns, store: Store, receipts: Receipts | None, quotas: Quotas | None = None,
+        others: Callable[[list[str], list[Any]], bool] = lambda names, lost: False, idle: float = IDLE,
+    ):  # fmt: skip
+        self._others, self._idle = others, idle
+        self._turns, self._store, self._receipts, self._quotas = turns, store, receipts, quotas
         self._known, self._gathering = Known(), Gathering(turns)
 
     def serve(self, told: Told, channels: dict[Party, Channel]) -> None:
@@ -97,11 +112,15 @@ class Serving:
             )  # fmt: skip
             if not fresh:
                 self._ready(session, channels)
-            while (asked := channels[Q].request()).get("do") != "close":
-                self._ask(party, told.client, channels, asked)
+            while (asked := self._next(told, party, channels[Q])).get("do") != "close":
+                with self._charged(told, party, channels, asked):
+                    self._ask(party, told.client, channels, asked)
             for channel in answering(channels):
                 channel.tell(asked)
         except Exception as error:
+            lost = [channel.link for channel in answering(channels) if channel.link.closed is not None]
+            if lost and isinstance(error, NetworkError) and self._others(told.names, lost):
+                error = SessionOverError(f"{error}; others answer as well, and asking again asks one of them")
             said = reason(error, "the server")
             write(log, "session ended", client=told.client, why=in_full(error))
             log.debug("in detail", exc_info=error)
@@ -111,6 +130,25 @@ class Serving:
                 party.close()
             if not request.get("lasting"):
                 self._store.forget(session)
+
+    def _next(self, told: Told, party: PartySession, channel: Channel) -> dict:
+        """What is asked next.
+
+        Raises:
+            SessionOverError: nothing for so long that the session ends. One that would lose something by it goes on:
+                what stays in shares, and prepared material of a client that keeps none itself.
+        """
+        while True:
+            try:
+                return channel.request(self._idle)
+            except PeerLostError:
+                held = not told.request.get("lasting") and any(map(len, self._store.shelves(client=told.client)))
+                if channel.ended:
+                    raise
+                if not (held or party.staying):
+                    raise SessionOverError(
+                        f"nothing was asked for {self._idle:g} s, and the session is over; asking again opens another"
+                    ) from None
 
     def _ask(self, party: PartySession, client: str, channels: dict[Party, Channel], asked: dict) -> None:
         """What is asked, with the calls of other sessions where that can be, and else in a turn of its own."""
@@ -144,15 +182,25 @@ class Serving:
             rooms = [int(t.get("room", 0)) // max(1, int(t.get("bytes", 1))) for t in (stored, *theirs)]
             channels[Q].tell({**stored, "more": min(rooms)})
 
+    def _charged(
+        self, told: Told, party: PartySession, channels: dict[Party, Channel], asked: dict
+    ) -> AbstractContextManager[None]:
+        """What is asked is charged, before the answering parties hear of it."""
+        if self._quotas is None:
+            return nullcontext()
+        rows = party.asked(asked).rows
+        return self._quotas.query(asked, rows, told.client, "", told.names, [channels[Q]], answering(channels))
+
     def _ready(self, session: bytes, channels: dict[Party, Channel]) -> None:
         """Whether the answering party still has its half of the material."""
         try:
+            shelf = self._store.shelf(session)
             for channel in answering(channels):
-                channel.request(channel.deadline.silence)
+                shelf.keep(channel.request(channel.deadline.silence).get("calls"))
         except MaterialError:
-            self._store.shelf(session).drop()
+            self._store.forget(session)
             raise
-        channels[Q].tell({"do": "ready"})
+        channels[Q].tell({"do": "ready", "calls": list(shelf.calls())})
 
 
 def answering(channels: dict[Party, Channel]) -> list[Channel]:

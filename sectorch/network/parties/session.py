@@ -226,6 +226,11 @@ class PartySession:
             shared = [module.share(inputs) for module in self._modules]
             return aggregate([module(own) for module, own in zip(self._modules, shared, strict=True)])
 
+    @property
+    def who(self) -> dict[str, str]:
+        """Who asks what: the facts of each query."""
+        return self._facts()
+
     def joinable(self, request: dict) -> Program | None:
         """The program of a call that may be taken with those of other sessions; None of any other request.
 
@@ -235,7 +240,7 @@ class PartySession:
             return None
         if not self.fresh or self.grouped:
             return None
-        inputs, (module,) = self._asked(request).meta(), self._modules
+        inputs, (module,) = self.asked(request).meta(), self._modules
         if inputs.in_shares or inputs.key not in module._checked or len(self.pieces(inputs)) > 1:
             return None
         program = module.choreography(inputs)
@@ -267,7 +272,7 @@ class PartySession:
             FrameError: a request that this version does not know, or of an impossible size.
         """
         what, use, then = request.get("do"), request.get("use", []), request.get("then", [])
-        inputs = self._asked(request)
+        inputs = self.asked(request)
         if request.get("after", self.stayed) != self.stayed:
             raise FrameError("a request that goes on from another call than the last one")
         for calls in (use, then):
@@ -292,7 +297,7 @@ class PartySession:
         known = learned(what, self._of, inputs.in_shares)
         return query(self._me, self._receipts, self._wire, self._asked_for, trace, **facts, learned=known)
 
-    def _asked(self, request: dict) -> Inputs:
+    def asked(self, request: dict) -> Inputs:
         """The inputs that a request is for, without content."""
         number, rows = request.get("program"), request.get("rows")
         if not all(type(n) is int and 0 <= n < MAX_ELEMENTS for n in (number, rows)):
@@ -312,8 +317,9 @@ class PartySession:
             self.aggregate(inputs)
         elif what == "prepare" and self.fresh and not self.grouped:
             kept = self.prepare(inputs)
-            store = self._shelf().store
-            return {"do": "stored", "bytes": sum(size for _, _, size in kept), "room": store.budget - store.used}
+            shelf = self._shelf()
+            room = shelf.store.room(shelf.binding.get("client"))
+            return {"do": "stored", "bytes": sum(size for _, _, size in kept), "room": room}
         else:
             raise FrameError(f"an unknown request {what[:40]!r}")
         return None

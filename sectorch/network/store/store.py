@@ -23,15 +23,14 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
 
 from ... import files
 from ...choreography.program.material import Material
-from ...choreography.streams import derive
 from ...errors import (
     ArgumentError,
     MaterialError,
@@ -39,6 +38,7 @@ from ...errors import (
     StoreInUseError,
 )
 from .pieces import read_piece, write_piece
+from .room import make, room
 from .sealing import NONCE_BYTES, SEGMENT, TAG_BYTES, opened, sealed
 
 BUDGET = 4 << 30
@@ -64,6 +64,8 @@ class Store:
         self.lasting = folder is not None
         self._lock = threading.Lock()
         self._shelves: dict[bytes, Shelf] = {}
+        self.evicted: Callable[[Shelf], None] = lambda shelf: None
+        """Told of a session whose material had to go for another client's."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock_folder()
@@ -157,9 +159,20 @@ class Store:
         else:
             path.write_bytes(data)
 
-    def edition(self, weights: bytes) -> str:
-        """A name for a model's weights that says nothing about them to whoever lacks this store's key."""
-        return derive(self.key, weights, "edition", 16).hex()
+    @property
+    def name(self) -> str:
+        """A name for this folder, which it keeps, though others may have the same key."""
+        path = self.folder / "store.name"
+        try:
+            if not path.exists():
+                self._write(path, os.urandom(16).hex().encode())
+            return path.read_text()
+        except (OSError, ValueError) as error:
+            raise ArgumentError(f"cannot read or write {path}: {error}") from None
+
+    def room(self, client: object) -> int:
+        """Bytes that a client's material can still take, in place of others' where it has less than its share."""
+        return room(self, client)
 
     def forget(self, session: bytes) -> None:
         """Remove the material of a session, if there is any."""
@@ -177,7 +190,12 @@ class Store:
     def _drop(self, shelf: Shelf) -> None:
         with self._lock:
             self._shelves.pop(shelf.session, None)
-        shutil.rmtree(shelf.folder, ignore_errors=True)
+        gone = shelf.folder.with_suffix(".dropped")  # whole or not at all: `_clean` removes what a crash leaves
+        with suppress(OSError):
+            os.replace(shelf.folder, gone)
+            if self.lasting:
+                files.settle(self.folder)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 class Shelf:
@@ -213,6 +231,7 @@ class Shelf:
         """
         parts, size = write_piece(material)
         size += (size // SEGMENT + 2) * TAG_BYTES + NONCE_BYTES
+        make(self.store, self.binding.get("client"), size)
         room = self.store.budget - self.store.used
         if size > room:
             raise StoreFullError(

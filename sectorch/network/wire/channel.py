@@ -49,7 +49,7 @@ REQUEST_BYTES = 1 << 20
 RELAYED = " (as the server relays it)"
 _KINDS = (
     "BusyError", "MaterialError", "StoreFullError", "IdentityError", "KeyAgreementError", "UnknownModelError",
-    "RefusedError", "ReceiptError",
+    "RefusedError", "ReceiptError", "QuotaError", "QuotaFileError", "SessionOverError",
 )  # fmt: skip
 """Errors that keep their type on the way to another party; all others become an AbortedError."""
 
@@ -75,6 +75,7 @@ class Peer(Protocol):
     """What a channel needs of the link that carries it (`link.Link`)."""
 
     peer: str
+    closed: SectorchError | None
 
     def send(self, data: bytes, urgent: bool = False) -> None: ...
 
@@ -171,6 +172,11 @@ class Channel:
     def waiting(self) -> int:
         """Bytes that have come and that nobody has read."""
         return self._came - self._used
+
+    @property
+    def carried(self) -> tuple[int, int]:
+        """Bytes of messages that came, and of those that this end has sent or holds back."""
+        return self._came, self._sent
 
     @property
     def idle(self) -> bool:

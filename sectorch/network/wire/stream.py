@@ -25,7 +25,7 @@ from .link import Link
 from .tls import Tls, why
 
 PING = 0.9
-SILENT = 5
+SILENT = 4
 WAIT = struct.pack("ll", 0, 900_000)
 """`PING` as a socket takes it: a read that waits gives up after it."""
 LARGEST = 8 << 20
@@ -202,7 +202,7 @@ class Stream:
                 silent += 1
             if count := self._tls.read(into):
                 return count
-            if silent >= SILENT or time.monotonic() - since > SILENT * PING + 0.5:
+            if silent >= SILENT or time.monotonic() - since > SILENT * PING:
                 raise PeerLostError(f"{self.link.peer} has given no sign of life for {SILENT * PING:.0f} s")
             if self.link.closed is not None and time.monotonic() - since > LINGER:
                 raise EOFError

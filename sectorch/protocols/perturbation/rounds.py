@@ -37,7 +37,7 @@ from .edges import (
     send_plain,
     send_survivors,
 )
-from .errors import WeightError
+from .errors import DroppedClientError, WeightError
 from .graph import neighbours
 from .masks import ClientMasks, Opening
 from .messages import ROUND_BYTES, Reply, Request, Update
@@ -117,6 +117,7 @@ class Federation:
         self._blank = scheme.blank()
         self._degree, self._near = degree, neighbours(range(clients), degree, self.session.runtime.session)
         self._masks: list[ClientMasks | None] = [None] * clients
+        self._lost: list[str] = []
         if self.masked:
             self._join()
 
@@ -161,6 +162,7 @@ class Federation:
             raise WeightError(f"a weight N_k is a positive number, got {list(weights)}")
         shares = [weight / sum(weights) for weight in weights]
         sizes = [self.scheme.sizes(batch) for batch in batches]
+        self._lost.clear()
         with self.session.call() as net:
             key, models = self._send_models(net, state)
             updates = {}
@@ -254,7 +256,10 @@ class Federation:
             ]
             return self.scheme.recover(key, known, [weights[client] for client in came], opened)
 
-        result = net.fresh(net.Server, Alone(recovered, None), key, *(updates[client] for client in came), *openings)
+        try:
+            result = net.fresh(net.Server, Alone(recovered, None), key, *(updates[k] for k in came), *openings)
+        except DroppedClientError as error:
+            raise DroppedClientError("; ".join([str(error), *self._lost])) from error
         return net.read(result, net.Server)
 
     def _join(self) -> None:
@@ -335,9 +340,10 @@ class Federation:
         try:
             with self._pair(net, client):
                 yield
-        except NetworkError:
+        except NetworkError as error:
             if not self.session.present(SERVER):
                 raise
+            self._lost.append(f"C{client}: {error}")
 
 
 def _seeds(data: torch.Tensor) -> list[bytes]:

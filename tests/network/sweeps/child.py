@@ -85,12 +85,12 @@ def hook(events: Events, recorder: Recorder, serves: bool, port: int | None) -> 
 
     send, receive = PartyRuntime._send, PartyRuntime._receive
 
-    def sending(self, line, value):
+    def sending(self, line, *args, **more):
         events("send")
-        send(self, line, value)
+        return send(self, line, *args, **more)
 
-    def receiving(self, line):
-        value = receive(self, line)
+    def receiving(self, line, *args, **more):
+        value = receive(self, line, *args, **more)
         recorder(line, value)
         events("receive")
         return value

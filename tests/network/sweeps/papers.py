@@ -54,6 +54,19 @@ def _answered(outs: Mapping[str, Path]) -> dict[str, int]:
     return {f"{name}: answers": len(list(out.glob("round-*/*.labels.pt"))) for name, out in outs.items()}
 
 
+def _budgets(outs: Mapping[str, Path]) -> dict[str, int]:
+    """CaPC: the queries that each organisation's own budget has paid for, by asker, and what of it is spent."""
+    found: dict[str, int] = {}
+    for name, out in outs.items():
+        for path in sorted((out / "budgets").glob("*.json")):
+            budget = json.loads(path.read_text())
+            found[f"{name}: spent"] = round(1e6 * budget["spent"])
+            for charge in budget["charges"].values():
+                paid = f"{name}: queries of {charge['asker']}"
+                found[paid] = found.get(paid, 0) + charge["queries"]
+    return found
+
+
 _CAPRIDE = (
     "capride --parties 2 --samples 16 --test-samples 60 --network mlp --rounds 2 --warmup 2 --epochs 1 --head-rank 2 "
     "--temperature 2 --leakage 0.99"
@@ -62,6 +75,11 @@ _PRIVHFL = (
     "privhfl --architectures mlp --clients 3 --samples 40 --test-samples 60 --queries 8 --iterations 2 "
     "--local-epochs 2 --retraining-epochs 2"
 )
+_CAPC = (
+    "capc --architectures mlp --parties 3 --querying 2 --pool 6 --queries 4 --chunk 2 --argmax shares --local-epochs 2 "
+    "--reliability 0.01 --epsilon 2000 --budget-epsilon 9000 --budgets OUT/budgets"
+)
+_SHAPLEY = "shapley --clients 3 --rounds 2 --samples 120 --tests 24 --skip --no-compare"
 _PERTURBED = "perturbed-fl --clients 3 --rounds 6 --batch-size 8"
 _CLIENTS = {"north": "C0", "south": "C1", "west": "C2"}
 PAPERS = {
@@ -70,7 +88,15 @@ PAPERS = {
     "privhfl": Paper(
         "privhfl", {"north": "c1", "south": "c2", "west": "c3", "hub": "S"}, _PRIVHFL, "round-*/c[0-9].pt", _answered
     ),
-}
+    "capc": Paper(
+        "capc", {"north": "p1", "south": "p2", "west": "p3", "hub": "S"}, _CAPC, "labels/*.pt", _budgets,
+        learns=("north", "south"),
+    ),
+    "shapley": Paper(
+        "shapley", {"north": "c1", "south": "c2", "west": "c3", "hub": "P", "helper": "X"}, _SHAPLEY, "results.json",
+        learns=("hub",),
+    ),
+}  # fmt: skip
 
 
 class Federated:
@@ -110,8 +136,8 @@ class Federated:
             out.mkdir(parents=True)
             (out / "own.json").write_text(json.dumps({"seed": 1 + sorted(self.paper.parties).index(name)}))
         argv = [
-            *self.paper.line.split(), "--federation", str(self.trial / "federation.toml"), "--as", name,
-            "--out", str(out), "--no-plots", "--json", "--yes",
+            *self.paper.line.replace("OUT", str(out)).split(), "--federation", str(self.trial / "federation.toml"),
+            "--as", name, "--out", str(out), "--no-plots", "--json", "--yes",
         ]  # fmt: skip
         job = {"argv": argv, "traffic": str(run / name / "traffic"), **job}
         return Process(name, job, run / name / "log", self.fresh)
@@ -136,7 +162,11 @@ class Federated:
         for name in self.paper.learns or self.paper.parties:
             out = self.out(run, name)
             for path in sorted(out.glob(self.paper.kept)):
-                _flat(f"{name}/{path.relative_to(out)}", torch.load(path, weights_only=True), found)
+                if path.suffix == ".json":
+                    value = {k: torch.tensor(v) for k, v in json.loads(path.read_text())["values"].items()}
+                else:
+                    value = torch.load(path, weights_only=True)
+                _flat(f"{name}/{path.relative_to(out)}", value, found)
         return found
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ def places(events: str, count: int, files: int = 6) -> list[tuple[str, int]]:
     Each is the kinds of events that are counted ("" for all) and a number among them.
     """
     changing = sum(kind in "fp" for kind in events)
-    files = min(files, changing, count)
+    files = min(files, changing, count // 3)
     found = [("fp", (2 * i + 1) * changing // (2 * files)) for i in range(files)]
     rest = min(count - files, len(events))
     return found + [("", (2 * i + 1) * len(events) // (2 * rest)) for i in range(rest)]
@@ -141,6 +141,8 @@ def _killed(world: Federated, reference: Reference, victim: str, among: str, num
     try:
         if at is None:
             wait_all(list(parties.values()), WHOLE)
+            if victim == "server":  # its place may still come, in the next case
+                world.close()
             return row | {
                 "ok": all(p.status == 0 for p in parties.values()),
                 "outcome": "not reached",
