@@ -25,7 +25,7 @@ from .link import Link
 from .tls import Tls, why
 
 PING = 0.9
-SILENT = 4
+SILENT = 5
 WAIT = struct.pack("ll", 0, 900_000)
 """`PING` as a socket takes it: a read that waits gives up after it."""
 LARGEST = 8 << 20
@@ -202,10 +202,17 @@ class Stream:
                 silent += 1
             if count := self._tls.read(into):
                 return count
-            if silent >= SILENT or time.monotonic() - since > SILENT * PING:
+            long = time.monotonic() - since > SILENT * PING
+            if silent >= SILENT or (long and not self._more()):
                 raise PeerLostError(f"{self.link.peer} has given no sign of life for {SILENT * PING:.0f} s")
             if self.link.closed is not None and time.monotonic() - since > LINGER:
                 raise EOFError
+
+    def _more(self) -> bool:
+        """Whether bytes are here that were not read: then it was this process that did not come to it."""
+        wait = select.poll()
+        wait.register(self._sock, select.POLLIN)
+        return bool(wait.poll(0))
 
     def _linger(self) -> None:
         """Wait until what is queued is out, and for the peer to have read it: then it ends the connection."""
