@@ -59,10 +59,10 @@ class Draws:
         self._lock = threading.Lock()
         self.count = 0
 
-    def anew(self, session: bytes) -> None:
-        """A session begins again in this process, after a trial of it, say."""
+    def anew(self, *whose: str) -> None:
+        """What these names begin with begins again in this process, after a trial of it, say."""
         with self._lock:
-            self._streams = {who: stream for who, stream in self._streams.items() if who[0] != session.hex()}
+            self._streams = {who: s for who, s in self._streams.items() if who[: len(whose)] != whose}
 
     def bytes(self, count: int) -> bytes:
         who = WHO.get()
@@ -128,7 +128,7 @@ def _sessions(patch: pytest.MonkeyPatch, draws: Draws) -> None:
     def of_all(self, *args, **kwargs):
         local(self, *args, **kwargs)
         self.session = session_of(LABEL.get())
-        draws.anew(self.session)
+        draws.anew(self.session.hex())
 
     def of_one(self, me, session, channels, alive=None, wire=None):
         apart(self, me, session_of(LABEL.get()), channels, alive, wire or session)
@@ -180,7 +180,7 @@ def _papers(patch: pytest.MonkeyPatch, draws: Draws) -> None:
     patch.setattr(ckks, "keygen", kept)
     patch.setattr(Place, "own", lambda self, seed: seed)
     for name in ("__init__", "publish_inputs", "publish"):
-        patch.setattr(Owner, name, _as_owner(getattr(Owner, name)))
+        patch.setattr(Owner, name, _as_owner(getattr(Owner, name), draws))
     made = exchange.Session
 
     def session(**known):
@@ -206,10 +206,13 @@ def _on_disk(name: str, make: Callable[[], ckks.Keys]) -> ckks.Keys:
     return ckks.Keys(ckks.PublicKeys.load(public), ckks.SecretKey.load(secret))
 
 
-def _as_owner(method):
+def _as_owner(method, draws: Draws):
     @functools.wraps(method)
     def called(self, *args):
-        party = args[0] if method.__name__ == "__init__" else self.party
+        begins = method.__name__ == "__init__"
+        party = args[0] if begins else self.party
+        if begins:
+            draws.anew("owner", party.name)
         with by("owner", party.name, method.__name__):
             return method(self, *args)
 
