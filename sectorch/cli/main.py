@@ -33,9 +33,9 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "any program among parties": {
         "run": (
             "network.commands.together:run",
-            "run a program: simulated, as one party, or among parties that are up",
+            "run a program: simulated, or among parties",
         ),
-        "up": ("network.commands.up:up", "be a party of a federation until stopped: serve, answer, take part"),
+        "up": ("network.commands.up:up", "be a party of a federation: serve, answer, take part"),
         "federation": (
             "network.federation.command:federation",
             "write and check the file that says who the parties are",
