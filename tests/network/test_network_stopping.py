@@ -47,7 +47,7 @@ def stopped_by(*signs: signal.Signals, drained: bool = True) -> list[str]:
         next_one()
         return drained
 
-    serve._until_stopped(wait, drain, lambda: happened.append("stopped"), 30)
+    serve.until_stopped(wait, drain, lambda: happened.append("stopped"), 30)
     return happened
 
 
