@@ -406,7 +406,9 @@ def test_only_an_answering_party_of_the_session_answers(take: str):
                 TAKES_A_PARTY[take](session, party)
         assert "\n" not in str(said.value) and "party=session.answering[i]" in str(said.value)
         assert not p.ledger
-        assert next(session._calls) == len(session.answering), "no call was numbered"
+        assert [next(count) for count in session._numbers.values()] == [
+            len(session._casts) + i for i in range(len(session._casts))
+        ], "no call was numbered"
 
 
 def test_what_passes_for_a_shared_tensor_is_asked_for_its_party():

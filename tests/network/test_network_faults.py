@@ -302,6 +302,8 @@ def test_mutated_frames_at_a_client(trio, pki, small_model, tmp_path, role, coun
             continue
         if rng.random() < 0.5:
             until(lambda: link.outbox.empty() or link.closed is not None, 0.01)
+    last = victims[-1] if role == "Q" else victims[-1].connection
+    dials += until(lambda: link.closed is not None or last.link.closed is not None, 30) is not False
     victims.pop().close()
     posing.stop()
     assert dials > 0

@@ -288,7 +288,9 @@ def test_a_tampered_piece_is_an_error_and_never_used(trio, small_model, who):
     with pytest.raises(errors.MaterialError, match="not whole"):
         remote(X)
     assert (remote(X) - small_model(X)).abs().max() < 1e-4, "the other piece"
-    assert until(lambda: [pieces(trio, party) for party in "SAQ"] == [0, 0, 0], 60)
+    assert until(lambda: pieces(trio, "Q") == 0, 60)
+    # Where Q finds its own half broken, the others' halves, which nobody can use, may stay until they are evicted.
+    assert until(lambda: all(pieces(trio, party) <= (who == "Q") for party in "SA"), 60)
 
 
 def test_a_call_is_never_made_twice(trio, small_model):

@@ -93,7 +93,11 @@ class Stream:
         if len(data) <= SLICE:
             self._plain = memoryview(piece(data))
         else:
-            self._sealed = memoryview(self._tls.sealed(_HEAD.pack(len(data)) + data[: SLICE - _HEAD.size]))
+            try:
+                self._sealed = memoryview(self._tls.sealed(_HEAD.pack(len(data)) + data[: SLICE - _HEAD.size]))
+            except OSError:  # the connection is over; whoever reads it says why
+                self._break()
+                return True
             self._plain = memoryview(data)[SLICE - _HEAD.size :]
         return self._go_on()
 

@@ -72,7 +72,7 @@ class Tls:
         """Go on with the handshake, by what came; what has to be sent for it.
 
         Raises:
-            ssl.SSLError: it is over; `last` is to be sent still.
+            OSError: it is over; `last` is to be sent still.
         """
         with suppress(ssl.SSLWantReadError):
             self._tls.do_handshake()
@@ -100,7 +100,7 @@ class Tls:
         """The next bytes of one record; none if there is no whole one.
 
         Raises:
-            EOFError: the other side has ended the connection. ssl.SSLError: it is broken, or was refused.
+            EOFError: the other side has ended the connection. OSError: it is broken, or was refused.
         """
         with self._lock:
             if not self._in.pending and not self._tls.pending() and not self._in.eof:
