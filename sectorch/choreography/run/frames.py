@@ -40,7 +40,10 @@ _KINDS = {int(kind): kind for kind in Kind}
 
 @dataclass(slots=True)
 class Frame:
-    """One frame, which nobody changes (a frozen class is made four times as slowly, and a call has many). A control frame's payload is JSON, an abort's its reason; a credit's `number` counts bytes."""
+    """One frame. A control frame's payload is JSON, an abort's its reason; a credit's `number` counts bytes.
+
+    Nobody changes one; that is not enforced, since a frozen class is made four times as slowly and a call has many.
+    """
 
     kind: Kind
     session: bytes
