@@ -11,7 +11,7 @@ from typing import Any
 
 from sweeps import leaks
 from sweeps.papers import IN_TIME, WHOLE, Federated, Paper, furthest
-from sweeps.world import Process, killed_at, running, wait_all, warm
+from sweeps.world import Process, killed_at, rehearsed, running, settled, wait_all, warm
 
 PLACES = 20
 
@@ -29,9 +29,14 @@ def places(events: str, count: int, files: int = 6) -> list[tuple[str, int]]:
 
 
 class Cases:
-    """The results of a sweep, in a file to which each case is added as it ends; those in it are not run again."""
+    """The results of a sweep, in a file to which each case is added as it ends; those in it are not run again.
 
-    def __init__(self, path: Path, seconds: float | None):
+    Args:
+        path: of that file. seconds: after which no case is begun. pause: a file; while it exists none is begun either.
+    """
+
+    def __init__(self, path: Path, seconds: float | None, pause: Path | None = None):
+        self._pause = pause
         self.path, self._end = path, None if seconds is None else time.monotonic() + seconds
         path.parent.mkdir(parents=True, exist_ok=True)
         self.rows: list[dict] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -39,6 +44,8 @@ class Cases:
 
     def left(self, case: str) -> bool:
         """Whether there is time for this one, and it has not been run."""
+        while self._pause is not None and self._pause.exists() and time.monotonic() < (self._end or 0):
+            time.sleep(1)
         return case not in self._known and (self._end is None or time.monotonic() < self._end)
 
     def add(self, case: str, **row: Any) -> None:
@@ -214,5 +221,10 @@ def table(rows: list[dict]) -> Iterator[str]:
 
 
 def prepared(paper: Paper, folder: Path) -> tuple[Federated, Reference]:
+    out = folder / paper.name / "rehearsal"
+    shutil.rmtree(out, ignore_errors=True)
+    argv = paper.line.replace("OUT", str(out)).split()
+    rehearsed([*argv, "--out", str(out), "--no-plots", "--json"], folder / paper.name / "rehearsal.log")
+    settled()
     world = Federated(paper, folder / paper.name)
     return world, Reference(world, folder / paper.name)
