@@ -106,7 +106,7 @@ class Reference:
         far, where = furthest(self.result, world.result(run))
         if not far <= 10 * self.spread + 1e-12:
             return f"the result differs by {far:.2g} at {where}; two whole runs by {self.spread:.2g}"
-        charges, more = world.charges(run), 1 if world.paper.lost_round else 0
+        charges, more = world.charges(run), world.paper.lost_round
         wrong = [
             f"{key}: {charges.get(key)} for {self.charges.get(key)}"
             for key in charges.keys() | self.charges.keys()
