@@ -69,7 +69,7 @@ class Recorder:
         data = value.detach().contiguous().view(-1).numpy().tobytes()
         head = dict(
             path=line.path, label=line.label, call=line.call, src=line.src.name, dst=line.dst.name, role=line.dst.role,
-            shows=bool(line.shows), dtype=str(value.dtype).split(".")[-1], size=len(data),
+            hidden=line.mask != "nothing", dtype=str(value.dtype).split(".")[-1], size=len(data),
         )  # fmt: skip
         with self._lock:
             os.write(self._file, json.dumps(head).encode() + b"\n" + data)

@@ -79,11 +79,12 @@ def uniform(data: np.ndarray) -> bool:
 def across(run: Path, parties: list[str]) -> set[str]:
     """Whether a mask is used twice in a run that was stopped: two messages would show the difference of what they hide.
     Messages of the same place that are uniform each have to differ by something uniform; of long ones their start.
+    What its protocol declares as hidden by nothing has no mask.
     """
     found: dict[tuple, list[np.ndarray]] = defaultdict(list)
     for party in parties:
         for head, data in messages(run / party / "traffic"):
-            if head["dtype"] in ("int64", "uint8") and head["size"]:
+            if head["dtype"] in ("int64", "uint8") and head["size"] and head["hidden"]:
                 found[head["src"], head["dst"], head["path"], head["label"], head["size"]].append(data[:START])
     said = set()
     for key, values in found.items():
