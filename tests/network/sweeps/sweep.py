@@ -28,6 +28,11 @@ def places(events: str, count: int, files: int = 6) -> list[tuple[str, int]]:
     return found + [("", (2 * i + 1) * len(events) // (2 * rest)) for i in range(rest)]
 
 
+def spread(count: int) -> list[int]:
+    """Numbers below `count` in an order in which each beginning is spread over all: a sweep may be stopped anywhere."""
+    return sorted(range(count), key=lambda place: f"{place:012b}"[::-1])
+
+
 class Cases:
     """The results of a sweep, in a file to which each case is added as it ends; those in it are not run again.
 
@@ -122,7 +127,7 @@ class Reference:
 
 def kills(world: Federated, reference: Reference, cases: Cases, count: int, only: str = "") -> None:
     """Each party, and the server, at `count` places."""
-    for place in range(count):
+    for place in spread(count):
         for victim in ("server", *world.paper.parties):
             chosen = places(reference.events[victim], count)
             case = f"{world.paper.name} kill {victim} {place}"
