@@ -7,6 +7,7 @@ a file that is about to be put in its place or was. A place is the number of an 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -126,6 +127,7 @@ def main(job: dict) -> int:
             `kill`, `among`: see `Events`; `port`: to dial; `serves`: whether it is a server; `env`.
     """
     with_parent()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     os.environ.update(job.get("env", {}))
     if "proxy" in job:
         from sweeps.links import Proxy

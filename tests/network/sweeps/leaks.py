@@ -69,7 +69,7 @@ def counts(data: np.ndarray) -> np.ndarray:
 
 
 def even(found: np.ndarray) -> bool:
-    return found.sum() < FEW or bool(stats.chisquare(found).pvalue >= P_VALUE)
+    return bool(found.sum() < FEW or stats.chisquare(found).pvalue >= P_VALUE)
 
 
 def uniform(data: np.ndarray) -> bool:

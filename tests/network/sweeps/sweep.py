@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -192,7 +193,10 @@ def _reacted(
         ended = [name for name, p in parties.items() if p.poll() is not None]
         parties.update({name: world.start(run, name) for name in ended})
         wait_all(list(parties.values()), WHOLE)
-        failed = [
+        for hanging in running(parties.values()):
+            hanging.signal(signal.SIGUSR1)  # its log has where it is
+        failed = [f"{n} hangs: {p.last}" for n, p in parties.items() if p.status is None]
+        failed += [
             f"{n} ended with {p.status} after {p.ended - at:.1f} s: {p.last}" for n, p in parties.items() if p.status
         ]
         return {"ok": not failed, "outcome": "late" if failed else "went on", "reaction": 0.0, "why": "; ".join(failed)}
