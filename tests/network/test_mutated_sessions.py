@@ -1,4 +1,4 @@
-"""Frames that are changed in the middle of real sessions: a typed error in time or the right result, whoever reads them.
+"""Frames that are changed in the middle of real sessions: a typed error in time or the right result, at each role.
 
 `test_network_faults.py` feeds such frames to a party that is in no session, or in one that has just been opened.
 """

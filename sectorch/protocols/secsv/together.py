@@ -140,7 +140,7 @@ class JointValuation:
         parties = {Party(f"C{i + 1}", "C"): name for i, name in enumerate(self.clients)}
         parties |= {Party(name, name): name for name in SERVERS}
         with self.together.runtime(TWO_SERVERS, parties, label="shapley", agreed=agreed) as runtime:
-            # In it, so that all hear of a party that is lost before it has its keys: those who had theirs would wait on.
+            # In it, so that all hear of a party that is lost before it has its keys: the others would wait for it.
             keys = exchange_keys(self.clients, self.together, agreed)
             tester = self._tester(keys, runtime)
             self._train(tester, watch)

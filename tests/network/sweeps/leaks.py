@@ -63,9 +63,10 @@ def seen(run: Path, parties: list[str]) -> dict[str, Any]:
 
 def counts(data: np.ndarray) -> np.ndarray:
     """How often each byte is there; a piece at a time, for `bincount` makes eight bytes of each."""
-    return sum(
-        (np.bincount(data[at : at + PIECE], minlength=256) for at in range(0, len(data), PIECE)), np.zeros(256, np.int64)
-    )
+    found = np.zeros(256, np.int64)
+    for at in range(0, len(data), PIECE):
+        found += np.bincount(data[at : at + PIECE], minlength=256)
+    return found
 
 
 def even(found: np.ndarray) -> bool:
