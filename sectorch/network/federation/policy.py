@@ -36,7 +36,7 @@ from ...errors import ArgumentError, RefusedError
 from ..commands import arrays
 from .file import Federated, in_file, only, short
 from .own import Own
-from .papers import own_words, settings_digest, settings_of
+from .papers import command_of, own_words, settings_digest, settings_of
 from .programs import Source, rehearsed, source_of
 from .proposals import Proposal
 
@@ -230,6 +230,8 @@ def _accepted(said: Mapping[str, Any], own: Own, federated: Federated) -> Accept
         if type(unchecked) is not bool:
             raise ArgumentError(f"unchecked in [[accept]] is true or false, got {short(unchecked)}")
         return Accepted(kind, what, starters=_names(said, "clients", federated), unchecked=unchecked)
+    if kind == "paper":
+        command_of(what)
     digest, traced = said.get("source" if kind == "program" else "settings"), said.get("traced", "")
     if not isinstance(digest, str) or not _HASH.fullmatch(digest) or (traced and not _HASH.fullmatch(str(traced))):
         raise ArgumentError(
