@@ -27,7 +27,7 @@ from .tls import Tls, why
 PING = 0.9
 SILENT = 5
 WAITS = 3
-"""How often in `PING` a read that waits looks at the time: bytes that come one at a time do not put that off for long."""
+"""How often in `PING` a read that waits looks at the time: bytes that come one by one do not put that off for long."""
 WAIT = struct.pack("ll", 0, 900_000 // WAITS)
 """As a socket takes it: a read that waits gives up after it."""
 LARGEST = 8 << 20
