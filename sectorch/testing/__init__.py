@@ -1,6 +1,10 @@
 """Tests that anybody can point at operations and protocols of their own."""
 
 from .check import check_op as check_op
+from .mutants import KINDS as KINDS
+from .mutation import MutationReport as MutationReport
+from .mutation import Planted as Planted
+from .mutation import mutate_protocol as mutate_protocol
 from .played import SHARED as SHARED
 from .played import Given as Given
 from .protocols import Finding as Finding

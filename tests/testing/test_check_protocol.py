@@ -11,7 +11,7 @@ import torch
 
 from sectorch.choreography import PROTOCOLS, Message, Net, Roles, leaf, protocol
 from sectorch.errors import ArgumentError, MisplacedValueError, TopologyError, UndeclaredMessageError
-from sectorch.mpc.star.multiply import multiply
+from sectorch.mpc.star.multiply import multiply, square
 from sectorch.mpc.star.relu import relu
 from sectorch.mpc.star.shares import Shares, each
 from sectorch.ring import products
@@ -84,13 +84,12 @@ def test_a_wrong_result_is_named_by_its_inputs():
 
 def test_costs_are_measured():
     options = dict(elements=512, seconds=1e6)
-    product = lambda net, x, y: multiply(net, torch.mul, x, y)
-    measured = check_protocol(product, [ANY, ANY], torch.mul, cost={"rounds": 1, "online": 32}, **options)
+    measured = check_protocol(square, [ANY], torch.square, cost={"rounds": 1, "online": 16}, **options)
     assert "rounds 1" in measured.looked["cost"]
-    with pytest.raises(ProtocolFault, match="cost: online are stated as 31, and are 32"):
-        check_protocol(product, [ANY, ANY], torch.mul, cost={"online": 31}, **options)
+    with pytest.raises(ProtocolFault, match="cost: online are stated as 15, and are 16"):
+        check_protocol(square, [ANY], torch.square, cost={"online": 15}, **options)
     with pytest.raises(ArgumentError, match="no 'bytes'"):
-        check_protocol(product, [ANY, ANY], torch.mul, cost={"bytes": 31}, **options)
+        check_protocol(square, [ANY], torch.square, cost={"bytes": 15}, **options)
 
 
 def test_protocols_that_are_not_elementwise():
