@@ -40,6 +40,7 @@ BENCHMARKS: dict[str, str] = {
     "against": "against.py . --what relu lenet:1 --repeats 3 --json {work}/figures.json",
     "ordinary": "ordinary.py resnet18 --size 64",
     "torchvision": "torchvision_table.py --one resnet18",
+    "support": "support.py --only squeezenet1_1 fcos_resnet50_fpn XLMModel --json {work}/figures.json",
     "huggingface": "huggingface.py --only BertModel GPT2LMHeadModel CLIPTextModel --json {work}/figures.json",
     "processes": "processes.py --only mlp LSTM BertModel --json {work}/figures.json",
     "generation": "generation.py gpt2 --layers 1 --prompt 4 --tokens 3 --ahead 1 --json {work}/figures.json",

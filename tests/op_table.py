@@ -14,6 +14,7 @@ from op_rows import (
     linalg,
     linear,
     losses,
+    margins,
     networks,
     normalization,
     order,
@@ -22,6 +23,7 @@ from op_rows import (
     ranks,
     reduction,
     smooth,
+    statistics,
     structure,
 )
 from op_rows.base import OpRow
@@ -35,6 +37,7 @@ KINDS = (
     linalg,
     linear,
     losses,
+    margins,
     networks,
     normalization,
     order,
@@ -43,6 +46,7 @@ KINDS = (
     ranks,
     reduction,
     smooth,
+    statistics,
     structure,
 )
 ROWS: dict[str, OpRow] = {row.name: row for kind in KINDS for row in kind.ROWS}

@@ -1,8 +1,8 @@
 """Faults planted in sectorch's own protocols, one at a time: which of them `check_protocol` finds, and by which check.
 
-    python examples/gallery/mutation.py                         # all protocols, 60 faults of each
-    python examples/gallery/mutation.py relu_20 --most 10000    # one, with every fault
-    python examples/gallery/mutation.py --json FILE             # goes on with what is missing in FILE
+python examples/gallery/mutation.py                         # all protocols, 60 faults of each
+python examples/gallery/mutation.py relu_20 --most 10000    # one, with every fault
+python examples/gallery/mutation.py --json FILE             # goes on with what is missing in FILE
 """
 
 from __future__ import annotations

@@ -192,6 +192,8 @@ OWN = [
         [Given(low=-(1 << 23), high=1 << 23)], _sigmoid, SERIES),
     Own("guarded_truncate", _guarded(partial(truncate, shift=20, limit_bits=LIMIT_BITS)), [HALF_RING],
         _inside(partial(rounded, shift=20)), WHOLE),
+    Own("guarded_truncate_inside", _guarded(partial(truncate, shift=20, limit_bits=LIMIT_BITS)),
+        [Given(low=-(1 << 49), high=1 << 49)], _inside(partial(rounded, shift=20)), WHOLE),
     Own("guarded_relu", _guarded(partial(relu, shift=20, limit_bits=LIMIT_BITS)), [HALF_RING],
         _inside(lambda x: rounded(x, 20).clamp(min=0)), WHOLE),
 ]  # fmt: skip

@@ -36,7 +36,7 @@ class PairKey:
             raise KeyAgreementError(f"a pair secret has {SECRET_BYTES} bytes, got {len(secret)}")
         self._secret = secret
         self._session = session
-        self._ciphers: dict[str, algorithms.AES] = {}
+        self._streams: dict[str, CipherContext] = {}
         self._latest: dict[int, dict[str, int]] = {}
         self._lock = threading.Lock()
 
@@ -77,12 +77,15 @@ class PairKey:
             self._latest.pop(call, None)
 
     def _fill(self, label: str, call: int, draw: int, out: memoryview) -> None:
-        cipher = self._ciphers.get(label)
-        if cipher is None:
-            cipher = self._ciphers[label] = algorithms.AES(derive(self._secret, self._session, f"stream/{label}", 16))
         counter = call.to_bytes(4, "big") + draw.to_bytes(4, "big") + bytes(8)
-        stream = Cipher(cipher, modes.CTR(counter)).encryptor()
+        stream = self._streams.pop(label, None)  # a thread that finds another one drawing makes a stream of its own
+        if stream is None:
+            key = derive(self._secret, self._session, f"stream/{label}", 16)
+            stream = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
+        else:
+            stream.reset_nonce(counter)
         _fill(stream, out)
+        self._streams[label] = stream
 
 
 class KeyStream:

@@ -94,7 +94,7 @@ def diff(
         if program is None:
             y, expected = _submodules(secured.plain, module, given, shared, layers, tolerance)
         else:
-            own = _values(secured, inputs, given)
+            own = values(secured, inputs, given)
 
             def compare(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
                 y = compute(*args, **kwargs)
@@ -111,7 +111,7 @@ def diff(
     return Difference(layers, tolerance)
 
 
-def _values(secured: SecureModule, inputs: Inputs, given: Inputs) -> dict[str, torch.Tensor]:
+def values(secured: SecureModule, inputs: Inputs, given: Inputs) -> dict[str, torch.Tensor]:
     """The value of each function that the module's forward calls, in float64, by the name of its node."""
     own: dict[str, torch.Tensor] = {}
 

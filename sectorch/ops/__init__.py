@@ -13,6 +13,7 @@ from . import linalg as linalg
 from . import linear as linear
 from . import lookup as lookup
 from . import losses as losses
+from . import margins as margins
 from . import normalization as normalization
 from . import order as order
 from . import places as places
@@ -27,6 +28,7 @@ from . import rounding as rounding
 from . import smooth as smooth
 from . import special as special
 from . import spectra as spectra
+from . import statistics as statistics
 from . import structure as structure
 from . import trigonometry as trigonometry
 from . import volumes as volumes

@@ -59,6 +59,17 @@ def leaky_relu(context: Context, x: SharedTensor, negative_slope: float = 0.01, 
     return _stored(x, result, inplace)
 
 
+@implements("rrelu", F.rrelu, torch.rrelu, in_place=(F.rrelu_, torch.rrelu_), note="evaluation mode; as leaky_relu")
+def rrelu(
+    context: Context, x: SharedTensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
+    inplace: bool = False,
+) -> SharedTensor:  # fmt: skip
+    """Xu et al. 2015; the slope is drawn in training only, and is the middle of its range here."""
+    if training:
+        refuse("rrelu in training mode", "call model.eval() first")
+    return leaky_relu(context, x, (lower + upper) / 2, inplace)
+
+
 @implements("prelu", F.prelu, torch.prelu, T.prelu, note="with A's secret slope")
 def prelu(context: Context, x: SharedTensor, weight: Any) -> SharedTensor:
     positive = torch.relu(x)

@@ -125,6 +125,14 @@ def slogdet(context: Context, A: Any) -> tuple[Any, Any]:
     return sign * torch.prod(torch.sign(pivots), -1), torch.log(pivots.abs()).sum(-1)
 
 
+@implements("logdet", torch.logdet, T.logdet, note="determinant > 0, else a range error; as slogdet")
+@stepwise
+def logdet(context: Context, A: Any) -> Any:
+    sign, size = slogdet(context, A)
+    require(context, sign, low=0.0)
+    return size
+
+
 def _diagonal(context: Context, a: Any) -> tuple[Any, Any]:
     """The sign of the change of places, and the pivots."""
     rows, moved = _eliminated(context, a)

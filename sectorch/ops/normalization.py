@@ -100,9 +100,13 @@ def _log_of_sum(context: Context, e: SharedTensor, shape: torch.Size, dim: int, 
 )
 def logsumexp(context: Context, x: SharedTensor, dim: Any, keepdim: bool = False) -> torch.Tensor:
     if not isinstance(dim, int):
-        if len(dim) != 1:
-            refuse("logsumexp over several dimensions", "flatten them into one first")
-        dim = dim[0]
+        dims = _dims(x, tuple(dim))
+        if len(dims) != 1:
+            kept = [1 if d in dims else n for d, n in enumerate(x.shape)]
+            flat = x.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
+            found = torch.logsumexp(flat, -1)
+            return found.reshape(kept) if keepdim else found
+        dim = dims[0]
     largest = x.amax(dim, keepdim=keepdim)
     _, e = _shifted_exp(context, x, dim)
     return largest + _log_of_sum(context, e, x.shares.shape, dim, keepdim)
@@ -238,12 +242,18 @@ def linalg_norm(context: Context, x: SharedTensor, ord: Any = None, dim: Any = N
     """Of a matrix only the Frobenius norm; other orders are norms of operators."""
     matrix = len(dim) == 2 if isinstance(dim, (list, tuple)) else dim is None and x.dim() == 2
     rows, columns = dim if isinstance(dim, (list, tuple)) and matrix else (-2, -1)
-    if matrix and ord in (1, math.inf):
-        sums = x.abs().sum(rows if ord == 1 else columns, keepdim=True)
-        return sums.amax((rows, columns), keepdim=keepdim)
+    if matrix and ord in (1, -1, math.inf, -math.inf):
+        sums = x.abs().sum(rows if abs(ord) == 1 else columns, keepdim=True)
+        return (sums.amax if ord > 0 else sums.amin)((rows, columns), keepdim=keepdim)
     if matrix and ord not in (None, "fro"):
-        refuse(f"the matrix norm of order {ord}", "use the Frobenius norm, or vector_norm")
+        refuse(f"the matrix norm of order {ord}", "use the Frobenius norm, 1 or inf, or vector_norm")
     return norm(context, x, 2 if ord is None else ord, dim, keepdim)
+
+
+@implements("norm", torch.linalg.matrix_norm)
+def matrix_norm(context: Context, x: SharedTensor, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, *,
+                dtype: Any = None) -> torch.Tensor:  # fmt: skip
+    return linalg_norm(context, x, ord, tuple(dim), keepdim)
 
 
 @implements("norm", torch.norm, T.norm, torch.linalg.vector_norm)

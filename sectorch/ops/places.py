@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 from ..errors import DtypeError
@@ -101,6 +102,11 @@ for _table, _made in ((ALL, _of_all), (FIRST, _of_first)):
     for _name, _functions in _table.items():
         for _function in _functions:
             implements(_name, _function, note="local")(_made(_function))
+
+
+@implements("constant_pad_nd", torch.constant_pad_nd, note="local")
+def constant_pad_nd(context: Context, x: SharedTensor, pad: Any, value: Any = 0) -> torch.Tensor:
+    return F.pad(x, list(pad), value=value)
 
 
 def written(context: Context, func: Callable, x: Any, source: Any) -> SharedTensor:

@@ -10,7 +10,7 @@ import torch
 from ..backend import Series
 from ..ring import HEADROOM_BITS
 from ..tensor import SharedTensor
-from ..tensor.table import Context, implements
+from ..tensor.table import Context, implements, stepwise
 from . import series as series_of
 from .common import real, require, settled, summand
 from .powers import positive_reciprocal, quotient
@@ -44,6 +44,32 @@ def _turns(context: Context, x: SharedTensor) -> SharedTensor:
     bits = HEADROOM_BITS - x.scale_bits
     factor = round(2**bits / (2 * math.pi))
     return x.like(x.shares * factor, HEADROOM_BITS)
+
+
+@implements("tan", torch.tan, T.tan, in_place=(T.tan_,), note="error 1e-5 (1 + y^2); |y| < 2^12, else a range error")
+@stepwise
+def tan(context: Context, x: SharedTensor) -> torch.Tensor:
+    return torch.sin(x) / torch.cos(x)
+
+
+SINC = tuple((-1) ** k * math.pi ** (2 * k) / math.factorial(2 * k + 1) for k in range(1, 5))
+"""sin(pi x) / (pi x) - 1 in powers of x^2: the next is below 2^-21 where |x| <= 1/4."""
+
+
+@implements("sinc", torch.sinc, T.sinc, torch.special.sinc, in_place=(T.sinc_,), note="everywhere; error 1e-5")
+@stepwise
+def sinc(context: Context, x: SharedTensor) -> torch.Tensor:
+    """Near zero a polynomial, elsewhere the quotient; the period of sin(pi x) is exact, whatever x is."""
+    x = within_domain(context, settled(context, real(x), 0))
+    half = x.like(x.shares * 2 ** (HEADROOM_BITS - 1 - x.scale_bits), HEADROOM_BITS)
+    size, wave = x.abs(), series(context, half, QUARTER)
+    sign = (x >= 0) * 2 - 1
+    far = quotient(context, settled(context, wave * sign, 0), summand(context, size.clamp_min(0.25) * math.pi))
+    square = size.clamp_max(0.25).square()
+    near = square * SINC[3]
+    for factor in (*SINC[2::-1],):
+        near = (near + factor) * square
+    return torch.where(size >= 0.25, far, near + 1)
 
 
 @implements("atan", torch.atan, torch.arctan, T.atan, T.arctan, in_place=(T.atan_, T.arctan_, torch.atan_),

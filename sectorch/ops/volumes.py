@@ -54,6 +54,35 @@ def conv3d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any 
     return y.reshape(x.shape[0], deep, *y.shape[1:]).movedim(1, 2)
 
 
+def _apart(x: Any, stride: tuple[int, int, int]) -> Any:
+    """Zeros between the elements of the last three dimensions."""
+    for d, step in enumerate(stride, x.dim() - 3):
+        if step > 1:
+            x = F.pad(x.movedim(d, -1).unsqueeze(-1), (0, step - 1)).flatten(-2)
+            x = x.narrow(-1, 0, x.shape[-1] - step + 1).movedim(-1, d)
+    return x
+
+
+@implements("conv_transpose3d", torch.conv_transpose3d, F.conv_transpose3d, note="as conv3d, between zeros")
+def conv_transpose3d(context: Context, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
+                     output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> torch.Tensor:  # fmt: skip
+    """An ordinary convolution of the input with zeros between its elements and the flipped, transposed kernel."""
+    if x.dim() == 4:
+        given = bias, stride, padding, output_padding, groups, dilation
+        return torch.conv_transpose3d(x.unsqueeze(0), weight, *given).squeeze(0)
+    stride, padding, more, dilation = (_three(v) for v in (stride, padding, output_padding, dilation))
+    if min(*padding, *more) < 0 or min(*stride, *dilation) < 1:
+        raise ShapeError(f"negative padding, or a stride of 0: {padding}, {more}, {stride}, {dilation}")
+    if x.shape[1] != weight.shape[0]:
+        raise ShapeError(f"expected {weight.shape[0]} channels for weights of {list(weight.shape)}, got {x.shape[1]}")
+    kernel = tuple(weight.shape[2:])
+    sides = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
+    widths = [side for s, m in zip(reversed(sides), reversed(more), strict=True) for side in (s, s + m)]
+    flipped = weight.flip(2, 3, 4).reshape(groups, weight.shape[0] // groups, weight.shape[1], *kernel)
+    flipped = flipped.transpose(1, 2).reshape(-1, weight.shape[0] // groups, *kernel)
+    return torch.conv3d(F.pad(_apart(x, stride), widths), flipped, bias, 1, 0, dilation, groups)
+
+
 def _pooled(x: torch.Tensor, planes: Callable, depth: Callable) -> torch.Tensor:
     """x [..., d, h, w], pooled over planes, and what that gives over the depth."""
     y = x.reshape(1, -1, *x.shape[-2:])

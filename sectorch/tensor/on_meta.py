@@ -12,7 +12,7 @@ from ..errors import DtypeError, ShapeError, UnsupportedOpError
 from .arguments import CONVERSIONS
 from .private import PrivateTensor
 from .secret import SecretTensor
-from .table import spell, typed
+from .table import ON_META, spell, typed
 
 _T = torch.Tensor
 LARGEST = 1 << 40
@@ -22,7 +22,6 @@ READS_CONTENT = {_T.__getitem__, torch.masked_select, _T.masked_select, torch.re
                  torch.istft, _T.istft}  # fmt: skip
 """Operations whose result shape depends on what a public index holds."""
 
-ISTFT = {torch.istft, _T.istft}
 MASKED_SELECT = {torch.masked_select, _T.masked_select}
 MASKED_FILL = {torch.masked_fill, _T.masked_fill, _T.masked_fill_}
 
@@ -110,12 +109,13 @@ def _istft_on_meta(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tens
     return torch.empty(found.shape, dtype=found.dtype, device="meta")
 
 
+ON_META[torch.istft] = ON_META[_T.istft] = _istft_on_meta
+
+
 def torch_on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
     """torch's own result on meta tensors; what it refuses is a typed error in its words."""
     try:
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            if func in ISTFT:
-                return _istft_on_meta(*args, **kwargs)
-            return func(*args, **kwargs)
+            return ON_META.get(func, func)(*args, **kwargs)
     except Exception as error:
         raise typed(func, error) from None

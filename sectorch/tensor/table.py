@@ -216,6 +216,8 @@ SMOOTH = frozenset((
     "addcdiv", "angle", "cdist", "cholesky", "dist", "floor_divide", "fmod", "hypot", "logaddexp", "logaddexp2",
     "logcumsumexp", "logit", "ndtr", "pairwise_distance", "pdist", "polar", "remainder", "cholesky_solve", "det",
     "inv", "slogdet", "solve", "solve_triangular", "std_mean", "xlog1py",
+    "corrcoef", "cosine_embedding_loss", "gaussian_nll_loss", "logdet", "multilabel_soft_margin_loss", "sinc", "tan",
+    "triplet_margin_loss",
 ))  # fmt: skip
 """Operations that go through a series, for some arguments at least: `div` by a shared divisor, `pow` by a fraction.
 
@@ -262,6 +264,9 @@ def of_complex(*keys: Any) -> Callable:
 COMPOSED: dict[Any, Callable] = {}
 """What is made of other torch functions where it is called, in a recording too, so that its public results are seen to
 be public; NotImplemented for a form that has a handler."""
+
+ON_META: dict[Any, Callable] = {}
+"""What gives the shapes of a result where torch's own function looks at contents on the way."""
 
 BEFORE: dict[Any, Callable] = {}
 """Checks of a call's form that come before torch's own, where torch's words would not help."""

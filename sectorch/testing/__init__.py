@@ -1,6 +1,10 @@
-"""Tests that anybody can point at operations and protocols of their own."""
+"""Tests that anybody can point at operations, models and protocols of their own."""
 
+from .calls import Call as Call
 from .check import check_op as check_op
+from .modules import ModuleFault as ModuleFault
+from .modules import ModuleReport as ModuleReport
+from .modules import check_module as check_module
 from .mutants import KINDS as KINDS
 from .mutation import MutationReport as MutationReport
 from .mutation import Planted as Planted

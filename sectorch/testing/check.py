@@ -1,8 +1,9 @@
-"""Tests that anybody can point at operations of their own."""
+"""`check_op`: an operation held to its reference, and to what it says of itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,34 +18,97 @@ from ..ops.registry import REGISTERED, Registered
 from ..ring.scheme import Scheme
 from ..session import Session
 from ..tensor.table import SHARES
+from .called import Checked
+from .calls import Allowed, Call
 
 SHAPES = ((), (0,), (1,), (7,), (3, 5), (2, 1, 65))
 
 
 def check_op(
-    func: Callable, *, operands: int = 1, examples: int = 30, seed: int = 0, arguments: dict[str, Any] | None = None
+    func: Callable,
+    samples: Iterable[Any] | None = None,
+    *,
+    error: float | Allowed | None = None,
+    reference: Callable | None = None,
+    errors: Iterable[Any] = (),
+    refusals: bool = False,
+    operands: int = 1,
+    examples: int = 30,
+    seed: int = 0,
+    arguments: dict[str, Any] | None = None,
+    elements: int = 1 << 16,
 ) -> float:
-    """Hold a registered operation to what it says of itself, over its whole domain; returns the largest error found.
+    """Hold an operation to its reference and to what it says of itself; returns the largest error found.
 
-    For each example, of a shape among no, one, few and many elements and with elements that are spread over the domain,
-    crowded at its ends and near zero: the result of three parties has the shape and type of torch's, is within the
-    stated error of the reference in float64, equals `sectorch.reference` bit for bit if it is exact, is the same from
-    prepared material (to a unit in the last place, if it is not exact), and takes the stated rounds and bytes.
+    An operation of `register_op` is held to what it states over its whole domain: for each example, of a shape among
+    no, one, few and many elements and with elements that are spread over the domain, crowded at its ends and near zero,
+    the result of three parties has the shape and type of torch's, is within the stated error of the reference in
+    float64, equals `sectorch.reference` bit for bit if it is exact, is the same from prepared material (to a unit in
+    the last place, if it is not exact), and takes the stated rounds and bytes.
+
+    Any function that takes secret tensors, the library's own, a registered one or one of yours that is made of others,
+    is held to `samples`: values, shapes and types are those of the plain call, all tensors shared and one alone; a
+    reference session gives the same bits; every spelling of it is right, and what is in place is written; `out=` is
+    refused and nothing is written; what the plain call refuses is refused by a typed error before anything is sent; a
+    dry run has the messages of the real one; large operands give a right result or none; and a plain function of yours
+    has the gradient of its reference. What does not hold is shown by a call as small as it was found to fail.
 
     Args:
-        func: the function that was given to `register_op`.
-        operands: how many tensors it takes, all secret and of one shape.
-        seed: of the examples.
-        arguments: further arguments, by name.
+        func: a function of tensors.
+        samples: `Call(x, dim=1)`, tensors, tuples of arguments, or samples of torch's `OpInfo`. Without them a
+            registered function gets those of its domain.
+        error: how far a result may be off, as a number or a function of the true result; that which was registered
+            unless given. The rounding to the result's type comes on top.
+        reference: what it computes, on plain tensors; what was registered, or the function itself, unless given.
+        errors: calls that must be refused by a `SectorchError`, or pairs of a call and the error.
+        refusals: whether a sample may be refused by a typed error.
+        operands: how many tensors a registered function takes, all secret and of one shape.
+        examples, seed: of the domain's examples.
+        arguments: further arguments of a registered function, by name.
+        elements: of a sample at most, all its tensors together; each is computed some twenty times.
 
     Raises:
-        ArgumentError: it is not registered.
-        AssertionError: what does not hold, and for which operands.
+        ArgumentError: a function that is neither registered nor has samples, or samples and no error; no reference: it
+            does not run on plain tensors; a sample of too many elements.
+        AssertionError: what does not hold, and for which call.
     """
-    if func not in REGISTERED:
-        raise ArgumentError(f"{getattr(func, '__name__', func)} was not registered with sectorch.register_op")
-    stated, generator = REGISTERED[func], torch.Generator().manual_seed(seed)
-    model = _Called(func, arguments or {}).eval()
+    stated, given = REGISTERED.get(func), arguments or {}
+    name, largest = getattr(func, "__name__", func), 0.0
+    if samples is None:
+        if stated is None:
+            raise ArgumentError(
+                f"{name} was not registered with sectorch.register_op; register it with its domain and error, or give "
+                f"check_op samples=[Call(x, ...), ...] and error="
+            )
+        generator = torch.Generator().manual_seed(seed)
+        largest = _over_domain(func, stated, generator, operands, examples, given)
+        samples = [
+            Call(*(_spread(shape, stated.domain, generator) for _ in range(operands)), **given)
+            for shape in ((2, 3), ())
+        ]
+    allowed = stated.error if error is None and stated is not None else error
+    if allowed is None:
+        raise ArgumentError(
+            f"check_op of {name} takes error=, how far a result may be off: a number, or a function of it"
+        )
+    calls = [Call.of(sample) for sample in samples]
+    for call in calls:
+        if (count := sum(x.numel() for x in call.tensors)) > elements:
+            raise ArgumentError(
+                f"a sample of {name} has {count} elements, above elements={elements}: too large for a check that "
+                f"computes it some twenty times; give a smaller sample, or more elements="
+            )
+    true = reference or (None if stated is None else stated.reference)
+    domain = (-math.inf, math.inf) if stated is None else stated.domain
+    checked = Checked(func, allowed if callable(allowed) else lambda exact: allowed, true, domain, refusals)
+    return max([largest, *map(checked.error_of, calls), *[checked.refuses(pair) for pair in errors]])
+
+
+def _over_domain(
+    func: Callable, stated: Registered, generator: torch.Generator, operands: int, examples: int, given: dict[str, Any]
+) -> float:
+    """A registered function by three parties, its examples spread over its domain."""
+    model = _Called(func, given).eval()
     secured, largest = secure(model, session=Session()), 0.0
     for example in range(examples):
         shape = SHAPES[example % len(SHAPES)]

@@ -41,7 +41,7 @@ class Mutant:
     Attributes:
         kind: of `KINDS`.
         where: the protocol, and what of it is changed.
-        program: with the fault; None if it is the mutant of something else than a program.
+        program: with the fault.
     """
 
     kind: str
@@ -59,9 +59,9 @@ def mutants_of(program: Program, kinds: set[str] | None = None) -> Iterator[Muta
         if path.split("/")[0] == REVEALED:
             continue
         if isinstance(node.step, Draw):
-            found = _of_draw(program, at, node)
+            found = _of_draw(program, at, node, node.step)
         elif isinstance(node.step, Compute):
-            found = _of_compute(program, at, node)
+            found = _of_compute(program, at, node, node.step)
         else:
             continue
         yield from (mutant for mutant in found if kinds is None or mutant.kind in kinds)
@@ -70,19 +70,19 @@ def mutants_of(program: Program, kinds: set[str] | None = None) -> Iterator[Muta
 # Of what two parties draw.
 
 
-def _of_draw(program: Program, at: int, node: Node) -> Iterator[Mutant]:
-    step = node.step
+def _of_draw(program: Program, at: int, node: Node, step: Draw) -> Iterator[Mutant]:
     owners = " and ".join(sorted(p.name for p in step.owners))
     where = f"{step.name} (draw {step.number}) of {owners}"
     for kind, change in (("no mask", torch.zeros_like), ("short mask", _lower_half), ("low bit unmasked", _even)):
-        yield Mutant(kind, where, _between(program, at, change, Taken(node.slots[0])))
+        yield Mutant(kind, where, _between(program, at, step, change, Taken(node.slots[0])))
     for earlier in reversed(program.nodes[:at]):
         other = earlier.step
-        same = isinstance(other, Draw) and other.owners == step.owners
-        if same and (other.size, other.dtype) == (step.size, step.dtype):
+        if not isinstance(other, Draw):
+            continue
+        if (other.owners, other.size, other.dtype) == (step.owners, step.size, step.dtype):
             said = f"{where} is {other.name} (draw {other.number})"
             yield Mutant(
-                "mask twice", said, _between(program, at, _second, Taken(node.slots[0]), Taken(earlier.slots[0]))
+                "mask twice", said, _between(program, at, step, _second, Taken(node.slots[0]), Taken(earlier.slots[0]))
             )
             break
     edges = {frozenset((m.src, m.dst)) for m in program.messages}
@@ -90,15 +90,16 @@ def _of_draw(program: Program, at: int, node: Node) -> Iterator[Mutant]:
         if party not in step.owners:
             for sender in sorted(step.owners, key=lambda p: p.name):
                 if frozenset((sender, party)) in edges:
-                    yield Mutant("mask told", f"{where} is sent to {party}", _told(program, at, node, sender, party))
+                    yield Mutant(
+                        "mask told", f"{where} is sent to {party}", _told(program, at, node, step, sender, party)
+                    )
                     break
 
 
-def _between(program: Program, at: int, change: Callable, *operands: Taken) -> Program:
+def _between(program: Program, at: int, step: Draw, change: Callable, *operands: Taken) -> Program:
     """Whoever takes what a step made takes it changed."""
     nodes, drawn = program.nodes, program.nodes[at]
     slot = _new_slot(program, drawn)
-    step = drawn.step
     taken = Compute(change, step.owners, step.phase, step.path, pure=True)
     changed = Node(taken, operands, (slot,), drawn.results, False, drawn.place)
     renamed = {drawn.slots[0]: slot}
@@ -106,8 +107,7 @@ def _between(program: Program, at: int, change: Callable, *operands: Taken) -> P
     return _of_nodes(program, [*nodes[: at + 1], changed, *later], at, renamed)
 
 
-def _told(program: Program, at: int, node: Node, sender: Party, party: Party) -> Program:
-    step = node.step
+def _told(program: Program, at: int, node: Node, step: Draw, sender: Party, party: Party) -> Program:
     header = Header(
         step.path, "told", sender, party, Phase.OFFLINE, 1, step.size, step.dtype, "nothing", ""
     )  # fmt: skip
@@ -135,8 +135,8 @@ def _of_nodes(program: Program, nodes: list[Node], at: int, renamed: dict[Slot, 
 # Of what somebody computes.
 
 
-def _of_compute(program: Program, at: int, node: Node) -> Iterator[Mutant]:
-    step, name = node.step, _name(node.step.f)
+def _of_compute(program: Program, at: int, node: Node, step: Compute) -> Iterator[Mutant]:
+    name = _name(step.f)
     owners = " and ".join(sorted(p.name for p in step.owners))
     where = f"{step.path or 'the program'}: {name} at {owners} (step {at})"
 

@@ -64,8 +64,11 @@ def replace_encrypted(result):
     return result
 
 
-def test_a_killed_run_goes_on_where_it_was(made, tmp_path: Path):
-    whole = CaPriDe(*made, CLEAR).run()
+@pytest.mark.parametrize("leakage", [None, 0.99])
+def test_a_killed_run_goes_on_where_it_was(made, tmp_path: Path, leakage: float | None):
+    """Under a limit on leakage too, where a round learns from all answers before it."""
+    how = replace(CLEAR, leakage=leakage)
+    whole = CaPriDe(*made, how).run()
 
     class Killed(Watch):
         def finished(self, name, record):
@@ -73,22 +76,25 @@ def test_a_killed_run_goes_on_where_it_was(made, tmp_path: Path):
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        CaPriDe(*made, CLEAR, out=tmp_path).run(Killed())
+        CaPriDe(*made, how, out=tmp_path).run(Killed())
     assert [p.name for p in tmp_path.glob("round-*.pt")] == ["round-1.pt"]
-    resumed = CaPriDe(*made, CLEAR, out=tmp_path)
+    resumed = CaPriDe(*made, how, out=tmp_path)
     counts = dict(resumed.released)
     assert counts, "what was released before stays counted"
     found = resumed.run()
     strip = lambda records: {n: [{**r, "seconds": 0} for r in rs] for n, rs in records.items()}
     assert strip(found.records) == strip(whole.records)
+    for name, (model,) in whole.models.items():
+        pairs = zip(found.models[name][0].state_dict().values(), model.state_dict().values(), strict=True)
+        assert all(torch.equal(x, y) for x, y in pairs)
     assert counts.items() <= found.released.items()
     with pytest.raises(
         CheckpointError, match=r"holds another run, which differs in temperature \(5.0 there, 3.0 now\)"
     ):
-        CaPriDe(*made, replace(CLEAR, temperature=3.0), out=tmp_path)
+        CaPriDe(*made, replace(how, temperature=3.0), out=tmp_path)
     (tmp_path / "state.json").write_text("{")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        CaPriDe(*made, CLEAR, out=tmp_path).run()
+        CaPriDe(*made, how, out=tmp_path).run()
 
 
 def test_two_models(tmp_path: Path):

@@ -80,10 +80,7 @@ def leaves(value: object) -> list[torch.Tensor]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.xfail(strict=True, reason="models are equal, the answers' noise is not"))
-    if name == "capride" else name for name in PAPERS
-])  # fmt: skip
+@pytest.mark.parametrize("name", PAPERS)
 def test_commands(name, tmp_path, capsys):
     """All tensors that a party keeps and the simulation keeps under the same name are equal: weights, labels, models.
     So are the ledgers in their results."""

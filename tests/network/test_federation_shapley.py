@@ -12,7 +12,7 @@ from network_world import until
 from sectorch.errors import NetworkError
 from sectorch.federated.errors import FederationError
 from sectorch.federated.watch import Watch
-from sectorch.protocols.secsv import Settings, ShapleyEvaluation, Training, build, fedavg, federation
+from sectorch.protocols.secsv import Settings, ShapleyEvaluation, Training, build, fedavg, federation, together
 from sectorch.protocols.secsv.together import JointValuation, Part
 
 ROLES = {"north": "c1", "south": "c2", "west": "c3", "hub": "P", "helper": "X"}
@@ -108,6 +108,24 @@ def test_values_of_parties_apart_are_those_of_one_process(world, made, tmp_path)
                     assert all(torch.equal(kept[key], value) for key, value in models[t][role].items())
         else:
             assert not (tmp_path / name / "training").exists(), "a server has no model"
+
+
+def test_a_party_that_is_lost_before_it_has_its_keys_ends_it_for_all(world, made, tmp_path, monkeypatch):
+    """Also for those that have theirs: they would wait for it, and it, started again, for them."""
+    inner = together.exchange_keys
+
+    def failing(clients, parties, agreed):
+        if parties.name == "helper":
+            raise FederationError("stopped by the test")
+        return inner(clients, parties, agreed)
+
+    monkeypatch.setattr(together, "exchange_keys", failing)
+    got = valued(world, made, tmp_path)
+    assert isinstance(got["helper"], FederationError)
+    assert all(isinstance(got.get(name), NetworkError) for name in ROLES if name != "helper"), got
+    monkeypatch.undo()
+    got = valued(world, made, tmp_path)
+    assert not any(isinstance(result, BaseException) for result in got.values()), got
 
 
 def test_other_protocols_are_a_simulations(world, made):

@@ -11,7 +11,8 @@ import time
 from contextlib import suppress
 
 import pytest
-from network_world import until
+import torch
+from network_world import Trio, until
 
 from sectorch import errors
 from sectorch.choreography.run.frames import PART_BYTES, Frame, Kind, pack
@@ -167,8 +168,11 @@ def quick(monkeypatch):
 
 @pytest.mark.parametrize("dribbles", [False, True], ids=["silent", "a byte now and then"])
 @pytest.mark.parametrize("stopped", ["up", "down", "both"])
-def test_a_link_that_lets_nothing_whole_through_is_lost_at_both_ends(pki, quick, stopped, dribbles):
+def test_a_link_that_lets_nothing_whole_through_is_lost_at_both_ends(pki, quick, monkeypatch, stopped, dribbles):
     ways: list[Way] = []
+    lingered: list[str] = []
+    linger = streams.Stream._linger
+    monkeypatch.setattr(streams.Stream, "_linger", lambda self: (lingered.append(self.link.peer), linger(self)))
 
     def through(port: int) -> int:
         ways.append(Way(port))
@@ -182,10 +186,36 @@ def test_a_link_that_lets_nothing_whole_through_is_lost_at_both_ends(pki, quick,
         assert until(lambda: ends.client.closed and ends.server.closed, 30)
         reasons = [str(ends.client.closed), str(ends.server.closed)]
         assert any("no sign of life" in reason for reason in reasons), reasons
+        for end in (ends.client, ends.server):  # nobody waits for one who says nothing to read a last word
+            assert "no sign of life" not in str(end.closed) or end.peer not in lingered
     finally:
         ends.close()
         ways[0].passes = {"up": True, "down": True}
         ways[0].close()
+
+
+def test_who_waits_for_a_reply_hears_at_once_that_the_link_failed(pki, small_model, tmp_path):
+    """And not when the connection has ended, which may first see a last word to the peer."""
+    trio = Trio(pki[1], small_model, torch.zeros(1, 1, 8, 8), tmp_path)
+    connection, asked, found = trio.connection, threading.Event(), []
+    link = connection.link
+    link.tell = lambda *_, **__: asked.set()
+
+    def ask() -> None:
+        try:
+            connection.ask({"do": "models"}, 60.0)
+        except errors.PeerLostError as error:
+            found.append(str(error))
+
+    asking = threading.Thread(target=ask)
+    connection._lost = lambda *_: None  # the connection is not over
+    asking.start()
+    assert asked.wait(30)
+    link.close(errors.PeerLostError("the server is gone"))
+    asking.join(30)
+    assert found == ["the server is gone"]
+    del connection._lost
+    trio.close()
 
 
 def test_an_end_that_reads_nothing_for_long_does_not_take_that_for_silence(pki, quick):

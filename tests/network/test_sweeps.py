@@ -91,7 +91,7 @@ def test_a_link_fails_as_it_is_told(tmp_path, mode):
 
 def recorded(path: Path, *messages: np.ndarray) -> None:
     head = (
-        '{"path": "p", "label": "l", "src": "S", "dst": "A", "role": "A", "shows": false, "dtype": "int64", "size": %d}'
+        '{"path": "p", "label": "l", "src": "S", "dst": "A", "role": "A", "hidden": true, "dtype": "int64", "size": %d}'
     )
     path.mkdir(parents=True)
     (path / "traffic").write_bytes(b"".join((head % m.nbytes).encode() + b"\n" + m.tobytes() for m in messages))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from sectorch.errors import NonFiniteError, ShapeError
+from sectorch.errors import NonFiniteError, ShapeError, UnsupportedOpError
 
 from .base import call, number, op, refused, whole
 
@@ -35,6 +35,15 @@ ROWS = (
         ulps=6,
         why="s x + (1 - s) relu(x): encoded factors 4 / 2 + 4 / 2, entries (|s| + |1 - s|) / 2",
         operands=1,
+    ),
+    op(
+        "rrelu",
+        call(X, keys=(F.rrelu, torch.rrelu, F.rrelu_, torch.rrelu_)),
+        call(X, 0.25, 0.75, inplace=True, keys=(F.rrelu,)),
+        call(X, 0.25, 0.75, keys=(F.rrelu, torch.rrelu, F.rrelu_, torch.rrelu_)),
+        ulps=6,
+        why="as leaky_relu with the middle slope",
+        errors=(refused(UnsupportedOpError, "training", X, 0.1, 0.3, True),),
     ),
     op(
         "prelu",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from sectorch.errors import DimensionError, UnsupportedOpError
+from sectorch.errors import DimensionError, ShapeError, UnsupportedOpError
 
 from .base import call, flags, index, number, op, refused, whole
 from .smooth import ERF, LOG, SOFTPLUS
@@ -139,6 +139,16 @@ ROWS = (
         call(number(2, 3, 4, 5, low=-2, high=2), KERNEL),
         ulps=70,
         why="24 products of 4 and 1 with errors of 1/2",
+    ),
+    op(
+        "conv_transpose3d",
+        call(number(1, 2, 3, 4, 5, low=-3, high=3), number(2, 3, 2, 3, 2, low=-1, high=1)),
+        call(VOLUME, number(2, 3, 2, 1, 2, low=-1, high=1), number(3), (2, 1, 3), 1, (1, 0, 2)),
+        call(VOLUME, number(2, 2, 2, 3, 2, low=-1, high=1).private, number(4).private, groups=2, dilation=2),
+        call(number(2, 3, 4, 5, low=-2, high=2), number(2, 3, 2, 3, 2, low=-1, high=1)),
+        ulps=70,
+        why="24 products of 4 and 1 with errors of 1/2",
+        errors=(refused(ShapeError, "channels", VOLUME, number(3, 2, 1, 1, 1)),),
     ),
     op(
         "max_pool3d",

@@ -31,6 +31,7 @@ ROWS = (
     op("inv", call(A), call(definite(1, 1)), ulps=ULPS, why=WHY, whole=False),
     op("det", call(A), call(definite(1, 1)), ulps=4 * 3 * 15**3, why="4 n of a product of 3 pivots of 15", whole=False),
     op("slogdet", call(A), call(definite(1, 1)), ulps=60, why="3 logs of 1 or more, and pivots' errors", whole=False),
+    op("logdet", call(A), call(definite(1, 1)), ulps=60, why="as slogdet, of a positive determinant", whole=False),
     op(
         "cholesky",
         call(A),

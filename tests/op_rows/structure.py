@@ -276,6 +276,7 @@ ROWS = (
             refused(ShapeError, "narrow", M, (-9, 1)),
         ),
     ),
+    moved("constant_pad_nd", call(M, (1, 2), 0.5), call(M, (1, -1, 0, 2)), call(whole(3), (1, 1), 2)),
     moved(
         "masked_fill",
         call(M, mask(3, 4), 0.3),

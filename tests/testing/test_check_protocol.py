@@ -11,8 +11,9 @@ import torch
 
 from sectorch.choreography import PROTOCOLS, Message, Net, Roles, leaf, protocol
 from sectorch.errors import ArgumentError, MisplacedValueError, TopologyError, UndeclaredMessageError
-from sectorch.mpc.star.multiply import multiply, square
+from sectorch.mpc.star.multiply import multiply
 from sectorch.mpc.star.relu import relu
+from sectorch.mpc.star.share import share
 from sectorch.mpc.star.shares import Shares, each
 from sectorch.ring import products
 from sectorch.testing import Given, ProtocolFault, check_protocol
@@ -84,12 +85,13 @@ def test_a_wrong_result_is_named_by_its_inputs():
 
 def test_costs_are_measured():
     options = dict(elements=512, seconds=1e6)
-    measured = check_protocol(square, [ANY], torch.square, cost={"rounds": 1, "online": 16}, **options)
+    at_Q, same = [Given("Q")], lambda x: x
+    measured = check_protocol(share, at_Q, same, cost={"rounds": 1, "online": 8}, **options)
     assert "rounds 1" in measured.looked["cost"]
-    with pytest.raises(ProtocolFault, match="cost: online are stated as 15, and are 16"):
-        check_protocol(square, [ANY], torch.square, cost={"online": 15}, **options)
+    with pytest.raises(ProtocolFault, match="cost: online are stated as 7, and are 8"):
+        check_protocol(share, at_Q, same, cost={"online": 7}, **options)
     with pytest.raises(ArgumentError, match="no 'bytes'"):
-        check_protocol(square, [ANY], torch.square, cost={"bytes": 15}, **options)
+        check_protocol(share, at_Q, same, cost={"bytes": 7}, **options)
 
 
 def test_protocols_that_are_not_elementwise():

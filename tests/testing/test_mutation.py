@@ -23,7 +23,7 @@ from sectorch.testing.mutants import mutants_of
 from sectorch.testing.played import Draws, Protocol
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gallery"))
-from own import OWN  # noqa: E402
+from own import OWN
 
 ANY = Given(low=-(1 << 63), high=(1 << 63) - 1)
 LEAKS = ("no mask", "mask twice", "short mask", "low bit unmasked", "mask told")
@@ -41,7 +41,7 @@ def test_every_fault_in_a_share_is_found_and_by_which_check():
 
 def test_leaks_of_a_square_are_found():
     """Every mask of a square, the dealer's too: left out, used twice, too short, with a bit missing, told."""
-    report = mutate_protocol(square, [ANY], torch.square, kinds=LEAKS, elements=2048)
+    report = mutate_protocol(square, [ANY], torch.square, kinds=LEAKS, elements=1024)
     assert [str(p) for p in report.survivors] == []
     assert {p.kind for p in report.planted} == set(LEAKS)
     assert {p.by for p in report.counted} == {"messages", "view"}

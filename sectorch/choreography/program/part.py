@@ -48,6 +48,7 @@ class Line:
     Attributes:
         outputs: which of the results are used later, and where they go; None stands for a single result.
         place: where in the model it belongs, for errors.
+        held: whether what it is taken on is here.
         drops: the values that nothing after it needs.
     """
 
@@ -56,6 +57,7 @@ class Line:
     outputs: list[tuple[int | None, Slot]]
     place: str
     fits: bool
+    held: bool
     drops: tuple[Slot, ...] = ()
 
     @property
@@ -84,7 +86,8 @@ def lines_of(nodes: list[Node], shapes: Mapping[Slot, Any], here: frozenset[Part
         )
         outputs: list[tuple[int | None, Slot]] = list(enumerate(node.slots)) if node.many else [(None, node.slots[0])]
         first = shapes[node.operands[0].slot] if node.operands and type(node.operands[0]) is Taken else None
-        found.append(Line(node.step, sources, outputs, node.place, not node.many and _alike(first, node.results[0])))
+        fits = not node.many and _alike(first, node.results[0])
+        found.append(Line(node.step, sources, outputs, node.place, fits, held))
     return found
 
 

@@ -144,7 +144,7 @@ def _take(line: Line, one: Taking) -> None:
     elif type(step) is Move:
         (value,) = contents
         moved = one.move(line, value)
-        result = moved if step.holders.isdisjoint(one.part.here) else value
+        result = value if line.held else moved
     else:
         result = step.run(one.runtime, one.call, contents)
     for output, slot in line.outputs:

@@ -198,7 +198,7 @@ class Program:
         """All steps, those of the setup first."""
         return [*self.setup, *self.call]
 
-    @property
+    @cached_property
     def parties(self) -> tuple[Party, ...]:
         """Who takes part, in the order of their names."""
         return tuple(sorted({p for node in self.nodes for p in node.parties}, key=lambda p: (p.role, p.name)))

@@ -38,9 +38,12 @@ class Kind(IntEnum):
 _KINDS = {int(kind): kind for kind in Kind}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Frame:
-    """One frame. A control frame's payload is JSON, an abort's its reason; a credit's `number` counts bytes."""
+    """One frame. A control frame's payload is JSON, an abort's its reason; a credit's `number` counts bytes.
+
+    Nobody changes one; that is not enforced, since a frozen class is made four times as slowly and a call has many.
+    """
 
     kind: Kind
     session: bytes
@@ -57,7 +60,8 @@ class Frame:
     @property
     def size(self) -> int:
         """Bytes that it takes on the wire."""
-        names = len(self.path.encode()) + len(self.label.encode())
+        path, label = self.path, self.label
+        names = len(path if path.isascii() else path.encode()) + len(label if label.isascii() else label.encode())
         return _HEAD.size + 8 * len(self.shape) + names + len(self.payload)
 
     def __repr__(self) -> str:

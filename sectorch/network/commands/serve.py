@@ -134,6 +134,7 @@ def answer(arguments: Sequence[str] | None = None) -> int:
 
 def _answer(options: argparse.Namespace, _: Console) -> None:
     begin_log(options)
+    few_arenas()
     with watched(options) as watching:
         files, name = named(options.model), options.name
         (first, path), *others = files.items()

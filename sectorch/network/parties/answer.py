@@ -28,7 +28,8 @@ from ..limits.quotas import Quotas
 from ..log import write
 from ..names import LONGEST, name_of, readable
 from ..receipts.receipts import Receipts
-from ..store.store import Shelf, Store
+from ..store.shelf import Shelf
+from ..store.store import Store
 from ..wire.channel import Channel, again
 from ..wire.link import Link
 from ..wire.turns import Turns

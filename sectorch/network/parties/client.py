@@ -118,7 +118,7 @@ class Connection:
         """Whether it is that worker."""
         address, credentials, silence, patience = self._dialled
         load()
-        ended, link = threading.Event(), Link(f"the server at {address}", self._request, silence)
+        ended, link = threading.Event(), Link(f"the server at {address}", self._request, silence, on_close=self._wake)
         self._stream = dial(address, credentials, link, patience, lambda: self._lost(ended))
         self.ended, self.link = ended, link
         try:  # a server that does not accept the certificate says so only now
@@ -170,6 +170,10 @@ class Connection:
 
     def _lost(self, ended: threading.Event) -> None:
         ended.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Whoever waits for a reply sees that the link is closed."""
         with self._arrived:
             self._arrived.notify_all()
 

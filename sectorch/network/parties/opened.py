@@ -18,7 +18,8 @@ from ..identity.identity import PinnedIdentities, Pins, context
 from ..log import carried
 from ..names import model_name
 from ..receipts.receipts import Receipts
-from ..store.store import Shelf, Store, fingerprint, version
+from ..store.shelf import Shelf
+from ..store.store import Store, fingerprint, version
 from ..wire.channel import Channel
 from ..wire.link import Link
 from .place import Place

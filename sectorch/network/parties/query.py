@@ -28,7 +28,7 @@ from ...nn.inputs import Inputs
 from ...nn.served import Kind
 from ...tensor import Scheme, SharedTensor
 from ..log import write
-from ..store.store import Shelf
+from ..store.shelf import Shelf
 from .opened import Asker, Opened, check_values, chosen, open_session, run
 from .texts import RemoteTexts
 from .unanswered import AGAIN, Unanswered

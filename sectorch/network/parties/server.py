@@ -25,7 +25,8 @@ from ..limits.quotas import Quotas
 from ..log import write
 from ..names import model_name, party_of
 from ..receipts.receipts import Receipts
-from ..store.store import Shelf, Store
+from ..store.shelf import Shelf
+from ..store.store import Store
 from ..wire.channel import Channel
 from ..wire.deadline import CALL
 from ..wire.link import Link

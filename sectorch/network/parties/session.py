@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -36,7 +36,7 @@ from ...tensor import Scheme, SharedTensor
 from ...tensor.aggregation import aggregate
 from ..log import learned, query, step
 from ..receipts.receipts import Receipts
-from ..store.store import Shelf
+from ..store.shelf import Shelf
 from ..wire.channel import Channel
 from .joint import settled, taking
 from .known import Known
@@ -95,7 +95,7 @@ class PartySession:
         self.stayed = 0
         """How many calls left something in shares."""
         self._reader: ThreadPoolExecutor | None = None
-        self._coming: dict[int, tuple[Kind, Future]] = {}
+        self._coming: dict[int, tuple[Kind, Future, Shelf]] = {}
         self._modules = [
             known.module(model, key, self.session, party, scheme)
             for model, key, party in zip(served, keys, self.session.answering, strict=True)
@@ -170,29 +170,36 @@ class PartySession:
 
     def _piece(self, call: int, kind: Kind) -> Material:
         if call in self._coming and self._coming[call][0] == kind:
-            return self._coming.pop(call)[1].result()
+            _, coming, shelf = self._coming.pop(call)
+            wait((coming,))
+            shelf.used(call)
+            return coming.result()
         return self._shelf().take(call, kind)
 
     def _read_ahead(self, calls: list[int] | tuple[int, ...], kinds: list[Kind]) -> None:
         """Take these pieces off the disk beside the running call; what is not used then is put back at the end."""
         if self._reader is None:
             self._reader = ThreadPoolExecutor(1, "reading ahead")
+        shelf = self._shelf()
         for call, kind in zip(calls, kinds, strict=True):
             if call not in self._coming:
-                self._coming[call] = kind, self._reader.submit(self._shelf().take, call, kind)
+                shelf.lend(call)
+                self._coming[call] = kind, self._reader.submit(shelf.take, call, kind), shelf
 
     def coming(self) -> dict[int, Kind]:
         """The calls whose pieces were read ahead, and their kinds."""
-        return {call: kind for call, (kind, _) in self._coming.items()}
+        return {call: kind for call, (kind, _, _) in self._coming.items()}
 
     def close(self) -> None:
         """Put back what was read ahead and not used, and let go of the weights."""
         if self._reader is not None:
             self._reader.shutdown()
-        for kind, coming in self._coming.values():
+        for call, (kind, coming, shelf) in self._coming.items():
             if coming.exception() is None:
                 with suppress(MaterialError):  # another session's material may have taken the room
-                    self._shelf().put(coming.result(), kind)
+                    shelf.put_back(coming.result(), kind)
+            else:
+                shelf.used(call)
         self._coming.clear()
         # What refers to itself lives on until it is collected, and to ask for that at each session's end takes long. So
         # the secrets are let go of one by one: the weights, what stayed in shares, the pair keys.

@@ -12,37 +12,32 @@ handed out: a crash loses a piece and never brings it back.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import io
 import json
 import os
-import re
 import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
 
 from ... import files
-from ...choreography.program.material import Material
 from ...errors import (
     ArgumentError,
     MaterialError,
-    StoreFullError,
     StoreInUseError,
 )
-from .pieces import read_piece, write_piece
-from .room import make, room
-from .sealing import NONCE_BYTES, SEGMENT, TAG_BYTES, opened, sealed
+from .room import room
+from .sealing import opened, sealed
+from .shelf import NAME, Shelf, kept_whole
 
 BUDGET = 4 << 30
-_NAME = re.compile(r"(\d{10})-(\d+x\d+)\.piece")
 
 
 class Store:
@@ -95,7 +90,7 @@ class Store:
             if not folder.is_dir():
                 continue
             for path in folder.iterdir():
-                if not _NAME.fullmatch(path.name) and path.name != "binding.sealed":
+                if not NAME.fullmatch(path.name) and path.name != "binding.sealed":
                     path.unlink()
             try:
                 session = bytes.fromhex(folder.name)
@@ -138,7 +133,7 @@ class Store:
             if shelf is None and binding is not None:
                 folder = self.folder / session.hex()
                 content = b"".join(sealed(self.key, [json.dumps(binding).encode()], b"binding" + session))
-                with _kept_whole(folder):
+                with kept_whole(folder):
                     folder.mkdir(mode=0o700)
                     self._write(folder / "binding.sealed", content)
                     if self.lasting:
@@ -187,7 +182,7 @@ class Store:
         if self._remove is not None:
             self._remove()
 
-    def _drop(self, shelf: Shelf) -> None:
+    def dropped(self, shelf: Shelf) -> None:
         with self._lock:
             self._shelves.pop(shelf.session, None)
         gone = shelf.folder.with_suffix(".dropped")  # whole or not at all: `_clean` removes what a crash leaves
@@ -196,134 +191,6 @@ class Store:
             if self.lasting:
                 files.settle(self.folder)
         shutil.rmtree(gone, ignore_errors=True)
-
-
-class Shelf:
-    """The pieces of one session. Made by `Store.shelf`."""
-
-    def __init__(self, store: Store, session: bytes, binding: dict):
-        self.store, self.session, self.binding = store, session, binding
-        self.folder = store.folder / session.hex()
-        self._pieces: dict[int, tuple[tuple[int, int], int]] = {}
-        for path in self.folder.iterdir():
-            if name := _NAME.fullmatch(path.name):
-                program, rows = map(int, name[2].split("x"))
-                self._pieces[int(name[1])] = (program, rows), path.stat().st_size
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._pieces)
-
-    @property
-    def bytes(self) -> int:
-        return sum(size for _, size in list(self._pieces.values()))
-
-    def calls(self) -> dict[int, tuple[int, int]]:
-        """The calls that have a piece, in order, and their kinds."""
-        with self._lock:
-            return {call: kind for call, (kind, _) in sorted(self._pieces.items())}
-
-    def put(self, material: Material, kind: tuple[int, int]) -> int:
-        """Keep material; returns the bytes that it takes on disk.
-
-        Raises:
-            StoreFullError: the budget is used up; nothing is kept.
-        """
-        parts, size = write_piece(material)
-        size += (size // SEGMENT + 2) * TAG_BYTES + NONCE_BYTES
-        make(self.store, self.binding.get("client"), size)
-        room = self.store.budget - self.store.used
-        if size > room:
-            raise StoreFullError(
-                f"a prepared call takes {size / 1e6:.1f} MB and {max(0, room) / 1e6:.1f} of "
-                f"{self.store.budget / 1e6:.0f} MB are free in the store: {max(0, room) // size} more fit"
-            )
-        path = self._path(material.call, kind)
-        partial = path.with_suffix(".part")
-        with _kept_whole(partial):
-            with open(partial, "wb") as file:
-                for part in sealed(self.store.key, parts, self._about(material.call, kind)):
-                    file.write(part)
-                size = file.tell()
-            if self.store.lasting:
-                files.move(partial, path)
-            else:
-                os.replace(partial, path)
-        with self._lock:
-            self._pieces[material.call] = kind, size
-        return size
-
-    def take(self, call: int, kind: tuple[int, int]) -> Material:
-        """The material of a call, which is gone from disk before it is returned.
-
-        Raises:
-            MaterialError: it is not here, was used already, or is not whole; it is never used then.
-        """
-        with self._lock:
-            held = self._pieces.get(call)
-            if held is None or held[0] != kind:
-                raise MaterialError(f"call {call} was not prepared for such inputs, or was used already")
-            del self._pieces[call]
-        path = self._path(call, kind)
-        claimed = path.with_suffix(".claimed")
-        try:
-            os.replace(path, claimed)
-            with claimed.open("rb") as sealed:
-                os.unlink(claimed)
-                if self.store.lasting:
-                    files.settle(self.folder)
-                size = os.fstat(sealed.fileno()).st_size
-                material = read_piece(opened(self.store.key, sealed, size, self._about(call, kind)))
-        except OSError as error:
-            raise MaterialError(
-                f"the material of call {call} cannot be read ({error.strerror}); it is dropped"
-            ) from None
-        except (InvalidTag, ValueError):
-            raise MaterialError(f"the material of call {call} is not whole; it is dropped and was not used") from None
-        if (material.call, material.session) != (call, self.session):
-            raise MaterialError(f"the material of call {call} is of another call; it is dropped and was not used")
-        return material
-
-    def keep(self, calls: object) -> None:
-        """Remove the pieces of all other calls: nobody will ask for them."""
-        wanted = set(calls) if isinstance(calls, list) and all(type(c) is int for c in calls) else set()
-        with self._lock:
-            others = {call: kind for call, (kind, _) in self._pieces.items() if call not in wanted}
-            for call in others:
-                del self._pieces[call]
-        for call, kind in others.items():
-            self._path(call, kind).unlink(missing_ok=True)
-
-    def drop(self) -> None:
-        """Remove the session's material."""
-        with self._lock:
-            self._pieces.clear()
-        self.store._drop(self)
-
-    def _path(self, call: int, kind: tuple[int, int]) -> Path:
-        return self.folder / f"{call:010d}-{'x'.join(map(str, kind))}.piece"
-
-    def _about(self, call: int, kind: tuple[int, int]) -> bytes:
-        about = {"session": self.session.hex(), "call": call, "kind": list(kind), "binding": self.binding}
-        return json.dumps(about, sort_keys=True).encode()
-
-
-@contextmanager
-def _kept_whole(partial: Path) -> Iterator[None]:
-    """What is written in the block is there whole, or `partial` is removed.
-
-    Raises:
-        StoreFullError: the disk is full. MaterialError: it cannot be written for another reason.
-    """
-    try:
-        yield
-    except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
-        if not isinstance(error, OSError):
-            raise
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        kind = StoreFullError if full else MaterialError
-        raise kind(f"prepared material cannot be kept: {error.strerror}; nothing of this call is kept") from None
 
 
 def fingerprint(*things: object) -> str:

@@ -34,6 +34,7 @@ class Link:
         on_request: called with requests that belong to no session.
         silence, call: of the deadlines of its sessions; see `Deadline`.
         certificate: the fingerprint of the peer's, where this end knows it.
+        on_close: called once when the link fails or is left; a last word may still be on its way then.
     """
 
     def __init__(
@@ -43,9 +44,10 @@ class Link:
         silence: float | None = None,
         call: float | None = None,
         certificate: str = "",
+        on_close: Callable[[], None] = lambda: None,
     ):
         self.peer, self.certificate = peer, certificate
-        self._on_request = on_request
+        self._on_request, self._on_close = on_request, on_close
         self._waits = silence, call
         self.outbox = Outbox(peer)
         self._lock = threading.Lock()
@@ -187,6 +189,7 @@ class Link:
         self.outbox.close(reason)
         for channel in channels:
             channel.fail(reason)
+        self._on_close()
 
 
 def _hand_on(frame: Frame, to: Link, ready: threading.Event) -> None:

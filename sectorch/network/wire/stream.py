@@ -58,7 +58,7 @@ class Stream:
         self.link = link
         self._sock, self._tls, self._first, self._ended = sock, tls, first, ended
         self._sealed = self._plain = memoryview(b"")
-        self._broken, self._wrote, self._heard = False, 0.0, time.monotonic()
+        self._broken, self._silent, self._wrote = False, False, 0.0
         self._written = threading.Event()
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -74,7 +74,8 @@ class Stream:
         try:
             self.link.outbox.begin(self._write)
             self.link.pump(self._pieces())
-            self._linger()
+            if not self._silent:
+                self._linger()
         finally:
             self.close()
             self._sock.close()
@@ -208,6 +209,7 @@ class Stream:
                 return count
             long = time.monotonic() - since > SILENT * PING
             if silent >= SILENT or (long and not self._more()):
+                self._silent = True  # who says nothing reads no last word
                 raise PeerLostError(f"{self.link.peer} has given no sign of life for {SILENT * PING:.0f} s")
             if self.link.closed is not None and time.monotonic() - since > LINGER:
                 raise EOFError

@@ -137,8 +137,12 @@ class CaPriDe:
         tensors = self.folder.tensors(f"round-{done}")
         if tensors is None:
             raise CheckpointError(f"{self.folder.path}/round-{done}.pt is missing; remove the folder and start again")
+        heard = {}
         for name, state in self.states.items():
-            state.load(tensors[name])
+            state.load(tensors[name][0])
+            heard |= tensors[name][1]
+        for pair, meter in self.meters.items():
+            meter.go_back(heard.get(pair))
         self.records = {name: found[: done + 1] for name, found in kept["records"].items()}
 
     def _run_apart(self, done: int, watch: Watch) -> None:
@@ -187,15 +191,9 @@ class CaPriDe:
             raise FederationError(f"method {self.settings.method!r} asks nobody, so there is no exchange to make")
         kind = Exchange if self.settings.encrypted else Simulated
         self.exchange = kind(
-            self.parties,
-            self.classes,
-            self.parameters,
-            self.settings,
-            guards=self.guards,
-            traffic=self.traffic,
-            watch=watch,
-            sessions=sessions,
-        )
+            self.parties, self.classes, self.parameters, self.settings, guards=self.guards, traffic=self.traffic,
+            watch=watch, sessions=sessions,
+        )  # fmt: skip
         return self.exchange
 
     @property
@@ -260,7 +258,9 @@ class CaPriDe:
                 measured["small_accuracy"] = scores(models[0], *self.test, self.classes)["accuracy"]
             records[party.name] = {**records[party.name], **measured}
         together = {name: [*found, records[name]] for name, found in self.records.items()}
-        self.folder.keep(f"round-{t}", {name: state.tensors() for name, state in new.items()})
+        heard = {pair: meter.heard() for pair, meter in self.meters.items()}
+        answers = {name: {pair: found for pair, found in heard.items() if pair.endswith(f">{name}")} for name in new}
+        self.folder.keep(f"round-{t}", {name: [state.tensors(), answers[name]] for name, state in new.items()})
         self.folder.keep("state", record={"round": t, "records": together})
         self.folder.drop("round-*.pt", f"round-{t}.pt", f"round-{t - 1 if self.apart else t}.pt")
         self._keep_ledger()

@@ -48,20 +48,31 @@ class Meter:
         size = max(size, float(len(u)) ** 0.5)
         self.basis *= SPREAD * size / float(self.basis.norm()) / self.contrasts.shape[1] ** 0.5
         width = self.basis.shape[1] * self.contrasts.shape[1]
-        self.own, self.found = u, torch.zeros(width, dtype=torch.float64)
-        self.known = torch.zeros(width, width, dtype=torch.float64)
-        """The information in all answers so far, [K, K]; the prior's is the identity."""
+        self.own, self.known = u, torch.zeros(width, width, dtype=torch.float64)
+        """`known` is the information in all answers that were asked for, [K, K]; the prior's is the identity."""
+        self.go_back(None)
 
     @classmethod
-    def of(cls, peer: str, basis: torch.Tensor, known: torch.Tensor, own: torch.Tensor, found: torch.Tensor) -> Meter:
-        """A meter as `tensors` kept it."""
+    def of(cls, peer: str, basis: torch.Tensor, known: torch.Tensor, own: torch.Tensor) -> Meter:
+        """A meter as `tensors` kept it, which has heard nothing yet; see `go_back`."""
         self = cls.__new__(cls)
-        self.peer, self.basis, self.known, self.own, self.found = peer, basis, known, own, found
+        self.peer, self.basis, self.known, self.own = peer, basis, known, own
         self.contrasts = contrasts(len(known) // basis.shape[1] + 1)
+        self.go_back(None)
         return self
 
     def tensors(self) -> list[torch.Tensor]:
-        return [self.basis, self.known, self.own, self.found]
+        """What is counted: on disk before a question is asked, and never taken back."""
+        return [self.basis, self.known, self.own]
+
+    def heard(self) -> list[torch.Tensor]:
+        """What was answered, and the information in that: a part of the round that made use of it."""
+        return [self.found, self.learned]
+
+    def go_back(self, heard: list[torch.Tensor] | None) -> None:
+        """To what was heard by the end of a round; nothing where it is None. What was asked stays counted."""
+        nothing = torch.zeros_like(self.known)
+        self.found, self.learned = (nothing[0], nothing) if heard is None else heard
 
     @property
     def size(self) -> float:
@@ -79,17 +90,18 @@ class Meter:
 
     def learn(self, directions: Directions, answers: torch.Tensor, sigma: float, temperature: float) -> None:
         """Take in what was answered to a question that `spend` has counted."""
-        missing = answers - directions.on(self.own, temperature)
-        self.found = self.found + self._rows(directions, temperature).t() @ missing / max(sigma, SIGMAS[0]) ** 2
+        missing, variance = answers - directions.on(self.own, temperature), max(sigma, SIGMAS[0]) ** 2
+        self.found = self.found + self._rows(directions, temperature).t() @ missing / variance
+        self.learned = self.learned + self.information(directions, temperature) / variance
 
     def expected(self, own: torch.Tensor) -> torch.Tensor:
-        """The peer's logits given all answers, under the prior about P_k's logits of now: float64 [n, M].
+        """The peer's logits given all answers that came, under the prior about P_k's logits of now: float64 [n, M].
 
         The prior's size is the one under which the answers are likeliest; 0 where noise is all that they hold.
         """
         moved = torch.linalg.lstsq(self.basis, (own.double() - self.own) @ self.contrasts).solution.flatten()
-        values, vectors = torch.linalg.eigh(self.known)
-        missing = vectors.t() @ (self.found - self.known @ moved)
+        values, vectors = torch.linalg.eigh(self.learned)
+        missing = vectors.t() @ (self.found - self.learned @ moved)
         variance = torch.cat([torch.zeros(1), 2.0 ** torch.arange(-16, 1)]).double().unsqueeze(1)
         grown = 1 + variance * values.clamp_min(0)
         likeliest = int((variance * missing.square() / grown - grown.log()).sum(1).argmax())

@@ -137,10 +137,11 @@ class JointValuation:
             FixedPointRangeError: a model leaves the number format, at its owner.
         """
         watch, begun, agreed = watch or Watch(), time.perf_counter(), self._agreed()
-        keys = exchange_keys(self.clients, self.together, agreed)
         parties = {Party(f"C{i + 1}", "C"): name for i, name in enumerate(self.clients)}
         parties |= {Party(name, name): name for name in SERVERS}
         with self.together.runtime(TWO_SERVERS, parties, label="shapley", agreed=agreed) as runtime:
+            # In it, so that all hear of a party that is lost before it has its keys: the others would wait for it.
+            keys = exchange_keys(self.clients, self.together, agreed)
             tester = self._tester(keys, runtime)
             self._train(tester, watch)
             self._agree(tester)

@@ -31,9 +31,10 @@ def main() -> int:
     p.add_argument("--fractions", type=int, default=1, choices=(1, 2, 3), help="how far in a run links fail")
     p.add_argument("--seconds", type=float)
     p.add_argument("--only", default="", help="cases whose name has this in it")
+    p.add_argument("--pause", type=Path, help="no case is begun while this file exists")
     options = p.parse_args()
     out = options.out.resolve()
-    cases = sweep.Cases(out / "results.jsonl", options.seconds)
+    cases = sweep.Cases(out / "results.jsonl", options.seconds, options.pause)
     if options.what != "table":
         warm()
         os.environ["XDG_CONFIG_HOME"] = str(out / "settings")

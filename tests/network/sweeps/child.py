@@ -7,6 +7,7 @@ a file that is about to be put in its place or was. A place is the number of an 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -69,7 +70,7 @@ class Recorder:
         data = value.detach().contiguous().view(-1).numpy().tobytes()
         head = dict(
             path=line.path, label=line.label, call=line.call, src=line.src.name, dst=line.dst.name, role=line.dst.role,
-            shows=bool(line.shows), dtype=str(value.dtype).split(".")[-1], size=len(data),
+            hidden=line.mask != "nothing", dtype=str(value.dtype).split(".")[-1], size=len(data),
         )  # fmt: skip
         with self._lock:
             os.write(self._file, json.dumps(head).encode() + b"\n" + data)
@@ -126,6 +127,7 @@ def main(job: dict) -> int:
             `kill`, `among`: see `Events`; `port`: to dial; `serves`: whether it is a server; `env`.
     """
     with_parent()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     os.environ.update(job.get("env", {}))
     if "proxy" in job:
         from sweeps.links import Proxy

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps import leaks
-from sweeps.sweep import Cases, places
+from sweeps.sweep import Cases, places, spread
 from sweeps.world import Process, free_port, killed_at, listening, warm
 
 PARTIES = ("server", "hospital-b", "alice")
@@ -194,7 +194,7 @@ class Whole:
 
 def kills(star: Star, whole: Whole, cases: Cases, count: int, only: str = "") -> None:
     """Each of the three at `count` places; the client goes on by itself, a killed party is started again at once."""
-    for place in range(count):
+    for place in spread(count):
         for victim in PARTIES:
             chosen, case = places(whole.events[victim], count), f"inference kill {victim} {place}"
             if place < len(chosen) and only in case and cases.left(case):

@@ -25,7 +25,7 @@ class Paper:
         kept: glob of the files, under a party's --out, whose tensors are the result.
         learns: whose these are; everybody's unless named.
         charges: of the runs' folders, by party: what was charged, as counts by name.
-        lost_round: whether the round that was lost is charged once more, as the paper's page says.
+        lost_round: what is charged once more for a round that was lost, as the paper's page says.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Paper:
     line: str
     kept: str
     charges: Callable[[Mapping[str, Path]], dict[str, int]] = field(default=lambda outs: {})
-    lost_round: bool = False
+    lost_round: int = 0
     learns: tuple[str, ...] = ()
 
 
@@ -45,7 +45,7 @@ def _released(outs: Mapping[str, Path]) -> dict[str, int]:
         ledger = json.loads(path.read_text()) if path.exists() else {"released": {}, "messages": []}
         for place, count in ledger["released"].items():
             pair = f"{name}: {place.split('@')[0]}"
-            found[pair] = found.get(pair, 0) + (count if isinstance(count, int) else sum(count))
+            found[pair] = found.get(pair, 0) + count[0]
     return found
 
 
@@ -69,7 +69,7 @@ def _budgets(outs: Mapping[str, Path]) -> dict[str, int]:
 
 _CAPRIDE = (
     "capride --parties 2 --samples 16 --test-samples 60 --network mlp --rounds 2 --warmup 2 --epochs 1 --head-rank 2 "
-    "--temperature 2 --leakage 0.99"
+    "--temperature 2 --leakage 0.99 --activation square"
 )
 _PRIVHFL = (
     "privhfl --architectures mlp --clients 3 --samples 40 --test-samples 60 --queries 8 --iterations 2 "
@@ -84,7 +84,7 @@ _PERTURBED = "perturbed-fl --clients 3 --rounds 6 --batch-size 8"
 _CLIENTS = {"north": "C0", "south": "C1", "west": "C2"}
 PAPERS = {
     "perturbed-fl": Paper("perturbed-fl", {"hub": "Server", **_CLIENTS}, _PERTURBED, "round-6.pt", learns=("hub",)),
-    "capride": Paper("capride", {"north": "P1", "south": "P2"}, _CAPRIDE, "round-*.pt", _released, lost_round=True),
+    "capride": Paper("capride", {"north": "P1", "south": "P2"}, _CAPRIDE, "round-2.pt", _released, lost_round=19),
     "privhfl": Paper(
         "privhfl", {"north": "c1", "south": "c2", "west": "c3", "hub": "S"}, _PRIVHFL, "round-*/c[0-9].pt", _answered
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from sweeps import leaks
 from sweeps.papers import IN_TIME, WHOLE, Federated, Paper, furthest
-from sweeps.world import Process, killed_at, running, wait_all, warm
+from sweeps.world import Process, killed_at, rehearsed, running, settled, wait_all, warm
 
 PLACES = 20
 
@@ -28,10 +29,20 @@ def places(events: str, count: int, files: int = 6) -> list[tuple[str, int]]:
     return found + [("", (2 * i + 1) * len(events) // (2 * rest)) for i in range(rest)]
 
 
-class Cases:
-    """The results of a sweep, in a file to which each case is added as it ends; those in it are not run again."""
+def spread(count: int) -> list[int]:
+    """Numbers below `count` in an order in which each beginning is spread over all: a sweep may be stopped anywhere."""
+    return sorted(range(count), key=lambda place: f"{place:012b}"[::-1])
 
-    def __init__(self, path: Path, seconds: float | None):
+
+class Cases:
+    """The results of a sweep, in a file to which each case is added as it ends; those in it are not run again.
+
+    Args:
+        path: of that file. seconds: after which no case is begun. pause: a file; while it exists none is begun either.
+    """
+
+    def __init__(self, path: Path, seconds: float | None, pause: Path | None = None):
+        self._pause = pause
         self.path, self._end = path, None if seconds is None else time.monotonic() + seconds
         path.parent.mkdir(parents=True, exist_ok=True)
         self.rows: list[dict] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -39,6 +50,8 @@ class Cases:
 
     def left(self, case: str) -> bool:
         """Whether there is time for this one, and it has not been run."""
+        while self._pause is not None and self._pause.exists() and time.monotonic() < (self._end or 0):
+            time.sleep(1)
         return case not in self._known and (self._end is None or time.monotonic() < self._end)
 
     def add(self, case: str, **row: Any) -> None:
@@ -99,7 +112,7 @@ class Reference:
         far, where = furthest(self.result, world.result(run))
         if not far <= 10 * self.spread + 1e-12:
             return f"the result differs by {far:.2g} at {where}; two whole runs by {self.spread:.2g}"
-        charges, more = world.charges(run), 1 if world.paper.lost_round else 0
+        charges, more = world.charges(run), world.paper.lost_round
         wrong = [
             f"{key}: {charges.get(key)} for {self.charges.get(key)}"
             for key in charges.keys() | self.charges.keys()
@@ -115,7 +128,7 @@ class Reference:
 
 def kills(world: Federated, reference: Reference, cases: Cases, count: int, only: str = "") -> None:
     """Each party, and the server, at `count` places."""
-    for place in range(count):
+    for place in spread(count):
         for victim in ("server", *world.paper.parties):
             chosen = places(reference.events[victim], count)
             case = f"{world.paper.name} kill {victim} {place}"
@@ -180,7 +193,10 @@ def _reacted(
         ended = [name for name, p in parties.items() if p.poll() is not None]
         parties.update({name: world.start(run, name) for name in ended})
         wait_all(list(parties.values()), WHOLE)
-        failed = [
+        for hanging in running(parties.values()):
+            hanging.signal(signal.SIGUSR1)  # its log has where it is
+        failed = [f"{n} hangs: {p.last}" for n, p in parties.items() if p.status is None]
+        failed += [
             f"{n} ended with {p.status} after {p.ended - at:.1f} s: {p.last}" for n, p in parties.items() if p.status
         ]
         return {"ok": not failed, "outcome": "late" if failed else "went on", "reaction": 0.0, "why": "; ".join(failed)}
@@ -214,5 +230,10 @@ def table(rows: list[dict]) -> Iterator[str]:
 
 
 def prepared(paper: Paper, folder: Path) -> tuple[Federated, Reference]:
+    out = folder / paper.name / "rehearsal"
+    shutil.rmtree(out, ignore_errors=True)
+    argv = paper.line.replace("OUT", str(out)).split()
+    rehearsed([*argv, "--out", str(out), "--no-plots", "--json"], folder / paper.name / "rehearsal.log")
+    settled()
     world = Federated(paper, folder / paper.name)
     return world, Reference(world, folder / paper.name)

@@ -1,17 +1,20 @@
 """Processes, keys and folders of a sweep. A process is forked from this one, which has imported what it needs and runs
-no thread, or fresh; each is killed with this one."""
+no thread, or fresh; each is killed with this one. Whoever was forked is a process as any other, with its own sockets,
+files and random numbers; it did not spend its first seconds on imports."""
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 from sweeps import child
@@ -38,6 +41,27 @@ def warm(modules: Path | None = None) -> None:
     for name in modules.read_text().split() if modules is not None and modules.exists() else []:
         with suppress(Exception):
             importlib.import_module(name)
+
+
+def rehearsed(argv: list[str], log: Path) -> None:
+    """Run a command in this process, so that what it loads and compiles is there in all that are forked from it.
+
+    Raises:
+        RuntimeError: it failed, or left a thread behind, which no fork may have.
+    """
+    from sectorch.cli.main import run
+
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as file, redirect_stdout(file), redirect_stderr(file):
+        status = run(argv)
+    if status or threading.active_count() > 1:
+        raise RuntimeError(f"{argv[0]} ended with {status}; threads: {threading.enumerate()}; see {log}")
+
+
+def settled() -> None:
+    """What is here stays: a collection in a forked process leaves it alone, and so shared with this one."""
+    gc.collect()
+    gc.freeze()
 
 
 def free_port() -> int:

@@ -1,0 +1,335 @@
+"""What holds a module to what `secure` promises of it: is it supported, said before it runs, and is it right."""
+
+from __future__ import annotations
+
+import copy
+import io
+import linecache
+import math
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ..errors import ArgumentError, RangeExceededError, SectorchError
+from ..nn.check import original
+from ..nn.diff import values
+from ..nn.explain import Explanation, explain
+from ..nn.inputs import Inputs
+from ..nn.module import SecureModule
+from ..nn.reference import reference
+from ..nn.secure import secure
+from ..ring.scheme import named_scheme
+from ..session import Session
+from ..tensor import Scheme
+from ..tensor.shared import Opening
+
+AT = re.compile(r"at (\S.*?):(\d+)(?=[:\s]|$)")
+HOUSES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+"""Where no code of a model is."""
+
+
+class ModuleFault(AssertionError):
+    """A module that is refused, or whose secure results are wrong; `report` says all that was found."""
+
+    def __init__(self, report: ModuleReport):
+        super().__init__(str(report))
+        self.report = report
+
+
+@dataclass
+class ModuleReport:
+    """What `check_module` found.
+
+    Attributes:
+        kind, form: the module's class, and the inputs that the verdict is for.
+        supported: whether inputs of this form can be run; from shapes alone, before anything is shared.
+        problems: what is refused, with layer and line, in the order of the forward; the first in `problem`.
+        change: the first line of the model's code to change, as it stands there; empty where none is known.
+        other_rows: what is said of the same inputs with other numbers of rows, where they are refused.
+        alone: why the module runs operation by operation; then the verdict is for this one call of its forward.
+        explained: the cost, layer by layer.
+        learned: what Q learns of a call.
+        not_run: why no call was made; empty where one was.
+        equal: whether the secure result is that of `sectorch.reference`, to the bit (smooth functions: one unit).
+        error, plain_error: of the secure result, and of the plain one in its own dtype, to the plain one in float64, by
+            its largest magnitude.
+        ranges: layers by their largest value, the largest first, and the limit of activations.
+    """
+
+    kind: str
+    form: str
+    tolerance: float
+    supported: bool = False
+    problems: list[str] = field(default_factory=list)
+    change: str = ""
+    other_rows: dict[int, str] = field(default_factory=dict)
+    alone: str = ""
+    explained: Explanation | None = field(default=None, repr=False)
+    learned: list[str] = field(default_factory=list)
+    not_run: str = ""
+    equal: bool | None = None
+    error: float | None = None
+    plain_error: float | None = None
+    ranges: list[tuple[str, float]] = field(default_factory=list, repr=False)
+    limit: float = math.inf
+
+    @property
+    def problem(self) -> str:
+        return self.problems[0] if self.problems else ""
+
+    @property
+    def passed(self) -> bool:
+        """Supported, and where it was run equal to the reference and near the plain result."""
+        near = self.error is None or self.error <= self.tolerance
+        return self.supported and not self.problems and self.equal is not False and near
+
+    def table(self) -> str:
+        written = io.StringIO()
+        console = Console(file=written, width=140)
+        console.print(f"{self.kind}, {self.form}: {'supported' if self.supported else 'not supported'}")
+        for line in self._lines():
+            console.print(f"  {line}", markup=False, highlight=False)
+        return written.getvalue()
+
+    def _lines(self) -> Iterator[str]:
+        yield from (f"refused: {problem}" for problem in self.problems)
+        if self.change:
+            yield f"first line to change: {self.change}"
+        yield from (f"with {rows} rows: {said}" for rows, said in self.other_rows.items())
+        if self.alone:
+            yield f"runs operation by operation, since {self.alone}: this is said of one call, another may do otherwise"
+        if self.explained is not None:
+            p = self.explained
+            yield (
+                f"cost: {p.rounds} rounds, {p.online_bytes / 1e6:.2f} MB online, {p.offline_bytes / 1e6:.2f} MB ahead"
+            )
+        yield from (f"Q learns {what}" for what in self.learned)
+        if self.ranges:
+            name, most = self.ranges[0]
+            yield f"largest value: {most:.4g} of at most {self.limit:g}, in {name}"
+        if self.not_run:
+            yield f"not run: {self.not_run}"
+        if self.equal is not None:
+            yield "equal to sectorch.reference" if self.equal else "differs from sectorch.reference"
+        if self.error is not None:
+            beside = f"plain {self.plain_error:.1e}; allowed {self.tolerance:g}"
+            yield f"error {self.error:.1e} of the largest result ({beside})"
+
+    __str__ = table
+
+
+def check_module(
+    model: nn.Module,
+    example: torch.Tensor | Inputs,
+    *,
+    scheme: Scheme | str | None = None,
+    tolerance: float = 1e-3,
+    run: bool = True,
+    rows: tuple[int, ...] = (1, 64),
+    megabytes: float = 2000,
+    refuse: bool = True,
+) -> ModuleReport:
+    """Hold a module to what `sectorch.secure` promises: supported or not before it runs, and right if it is.
+
+    What is said of support comes from shapes and the weights' ranges, without a value of the example; then the module
+    is run by three parties in this process, by `sectorch.reference`, and in plain float64.
+
+    Args:
+        model: in evaluation mode; it is not changed.
+        example: a tensor, or `Inputs(...)` of several; its values are looked at by the run alone.
+        scheme: that of `secure`.
+        tolerance: how far the secure result may be from plain float64, of its largest magnitude.
+        run: whether to run it; else only what is known before.
+        rows: other numbers of rows for which support is asked, where the example's tensors have rows in common.
+        megabytes: what a call may send at most to be run; a core takes some 100 MB a second.
+        refuse: raise for what does not hold; else it is in the report only.
+
+    Raises:
+        ModuleFault: an AssertionError with the report as its text: refused, differing from the reference, out of range,
+            or farther than `tolerance` from plain.
+        ArgumentError: no module, an example that the plain module itself does not take, a bad tolerance.
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"check_module takes an nn.Module, got a {type(model).__name__}")
+    if not tolerance > 0 or not megabytes > 0:
+        raise ArgumentError(f"tolerance and megabytes are above 0, got {tolerance} and {megabytes}")
+    scheme, inputs = named_scheme("check_module", scheme, {}), Inputs.of(example)
+    report = ModuleReport(type(model).__name__, _described(inputs), tolerance)
+    plain = _plain(model, inputs)
+    secured = _said_before(model, inputs, scheme, rows, report)
+    if secured is not None and run:
+        cost = 0.0 if report.explained is None else report.explained.bytes / 1e6
+        if cost > megabytes:
+            report.not_run = (
+                f"a call sends {cost:.3g} MB, above megabytes={megabytes:g}; give a smaller example, or more megabytes"
+            )
+        else:
+            _run(model, plain, secured, inputs, scheme, report)
+    if refuse and not report.passed:
+        raise ModuleFault(report)
+    return report
+
+
+def _described(inputs: Inputs) -> str:
+    return ", ".join(
+        f"{name} {list(s)} of {str(d).removeprefix('torch.')}" for name, (s, d) in inputs.described.items()
+    )
+
+
+@contextmanager
+def _noted(report: ModuleReport) -> Iterator[None]:
+    """What is refused inside becomes the report's problem, with the line of the model where it is known."""
+    try:
+        yield
+    except Exception as error:
+        said = " ".join(str(error).split())
+        said = said if isinstance(error, SectorchError) else f"the forward raised {type(error).__name__}: {said}"
+        if not any(said in known or known.split(": ", 1)[-1] in said for known in report.problems):
+            report.problems.append(said)
+        report.change = report.change or _line(_source(error))
+
+
+def _source(error: Exception) -> str:
+    """The file and line of the model at which an error came up: as it says, or its innermost frame there."""
+    place = getattr(error, "layer", "") or getattr(error, "place", "") or str(error)
+    if found := AT.search(place):
+        return f"{found[1]}:{found[2]}"
+    own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(HOUSES)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own and not isinstance(error, SectorchError) else ""
+
+
+def _line(source: str) -> str:
+    """FILE:LINE with what stands there."""
+    path, _, number = source.rpartition(":")
+    text = linecache.getline(path, int(number)).strip() if number.isdigit() else ""
+    return f"{source}  {text}".strip()
+
+
+def _said_before(
+    model: nn.Module, inputs: Inputs, scheme: Scheme, rows: tuple[int, ...], report: ModuleReport
+) -> SecureModule | None:
+    """Support, cost and what is learned, from shapes and weights; None where it is refused."""
+    secured: SecureModule | None = None
+    with _noted(report):
+        secured = secure(model, scheme, session=Session())
+        report.limit = secured.scheme.activation_limit
+    if secured is None:
+        return None
+    with _noted(report):
+        report.explained = explain(secured, inputs)
+        report.alone = secured.traces.alone or ""
+        layers = [layer for layer in report.explained.layers if layer.problem]
+        report.problems += [f"{layer.name}: {layer.problem}" for layer in layers]
+        report.change = next((_line(layer.source) for layer in layers if layer.source), "")
+    with _noted(report):
+        secured._ensure(inputs)
+        if not report.alone:
+            secured.check_weights(inputs)
+    report.supported = not report.problems
+    if not report.supported:
+        return None
+    for other in rows:
+        if inputs.rows is not None and other != inputs.rows:
+            _said_of_rows(secured, inputs.meta(other), other, report)
+    report.learned = _learned(secured, inputs, report.explained)
+    return secured
+
+
+def _said_of_rows(secured: SecureModule, inputs: Inputs, rows: int, report: ModuleReport) -> None:
+    try:
+        secured._ensure(inputs)
+    except Exception as error:  # what the forward itself raises is said as well
+        report.other_rows[rows] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _learned(secured: SecureModule, inputs: Inputs, explained: Explanation | None) -> list[str]:
+    """The results, whether all was in range, and what a protocol that leaks shows."""
+    outputs = secured._check(inputs.meta()).outputs
+    opened = pytree.tree_leaves(outputs, is_leaf=lambda y: isinstance(y, Opening))
+    found = [f"a result of {list(y.plain.shape)}" for y in opened if isinstance(y, Opening)]
+    if secured.scheme.range_check:
+        found.append("whether every value was in its range: one bit")
+    lines = [] if explained is None else explained.profile.ledger
+    return found + list(
+        dict.fromkeys(
+            f"{m.shows} (message {m.label} of {m.protocol})"
+            for m in lines
+            if m.shows and m.protocol not in ("reveal", "guard")
+        )
+    )
+
+
+def _plain(model: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
+    """The module's own result, of a copy with the same weights: a forward may leave something behind."""
+    weights = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    try:
+        with torch.no_grad():
+            return _leaves(inputs.called(copy.deepcopy(model, weights), [x.clone() for x in inputs.tensors]))
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise ArgumentError(
+            f"{type(model).__name__} itself does not take {_described(inputs)} ({type(error).__name__}: {said}); "
+            f"give an example that it takes in plain"
+        ) from error
+
+
+def _run(
+    model: nn.Module, plain: list[torch.Tensor], secured: SecureModule, inputs: Inputs, scheme: Scheme,
+    report: ModuleReport,
+) -> None:  # fmt: skip
+    given = inputs.wide()
+    exact = _leaves(original(secured.plain, given))
+    report.ranges = _ranges(secured, inputs, given)
+    with _noted(report):
+        try:
+            found = _leaves(secured(inputs))
+        except RangeExceededError as error:
+            first = next((name for name, most in report.ranges if most >= report.limit), "a value of no single layer")
+            raise RangeExceededError(f"{first}: {error}") from None
+        ideal = _leaves(reference(model, scheme)(inputs))
+        unit = 2.0**-secured.scheme.frac_bits
+        report.equal = len(found) == len(ideal) and all(_near(a, b, unit) for a, b in zip(found, ideal, strict=True))
+        report.error = _off(found, exact)
+        report.plain_error = _off(plain, exact)
+
+
+def _leaves(result: Any) -> list[torch.Tensor]:
+    return [y for y in pytree.tree_leaves(result) if isinstance(y, torch.Tensor)]
+
+
+def _near(a: torch.Tensor, b: torch.Tensor, unit: float) -> bool:
+    """Equal; but for a value in 2^28 of smooth functions, which may be a unit apart."""
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    apart = (a.double() - b.double()).abs()
+    return bool((apart <= unit).all()) and int((apart > 0).sum()) <= 1 + a.numel() // 2**20
+
+
+def _off(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+    """The largest difference over the largest magnitude of a result; infinite where they cannot be compared."""
+    if [tuple(y.shape) for y in found] != [tuple(y.shape) for y in exact]:
+        return math.inf
+    worst = 0.0
+    for y, true in zip(found, exact, strict=True):
+        if true.numel():
+            off = float((y.to(true.dtype) - true).abs().double().max())
+            worst = max(worst, off / max(float(true.abs().double().max()), 1e-12) if not math.isnan(off) else math.inf)
+    return worst
+
+
+def _ranges(secured: SecureModule, inputs: Inputs, given: Inputs) -> list[tuple[str, float]]:
+    sizes = {
+        name: float(v.abs().double().nan_to_num(nan=math.inf).max())
+        for name, v in values(secured, inputs, given).items()
+        if isinstance(v, torch.Tensor) and v.numel() and not v.dtype.is_complex
+    }
+    return sorted(sizes.items(), key=lambda one: -one[1])
