@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -29,7 +30,7 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
     """Built from a copy, with setuptools as it is here: a build leaves files in its folder."""
     folder = tmp_path_factory.mktemp("wheel")
     shutil.copytree(ROOT / "sectorch", folder / "sectorch", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "sectorch_pytest.py"):
         shutil.copy(ROOT / name, folder)
     build = "import setuptools.build_meta as b; print(b.build_wheel('.'))"
     done = subprocess.run([sys.executable, "-c", build], cwd=folder, capture_output=True, text=True, timeout=300)
@@ -39,10 +40,37 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
 
 def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile):
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert names == {str(path.relative_to(ROOT)) for path in SOURCES} | {"sectorch/py.typed"}
+    assert names == {str(path.relative_to(ROOT)) for path in SOURCES} | {"sectorch/py.typed", "sectorch_pytest.py"}
     (points,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
-    assert "sectorch = sectorch.cli.main:main" in wheel.read(points).decode()
+    said = wheel.read(points).decode()
+    assert "sectorch = sectorch.cli.main:main" in said and "[pytest11]\nsectorch = sectorch_pytest" in said
     assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("right", "broken", "said"),
+    [
+        ("", "", "2 passed"),
+        ("torch.log(x)", "torch.log2(x)", "and 1e-05 is stated"),
+        ('x.shape, "r")', 'x.shape, "r") & ((1 << 40) - 1)', "S tells x = "),
+    ],
+    ids=["sound", "a wrong operation", "a mask that is too short"],
+)
+def test_a_users_file_from_the_wheel(wheel, tmp_path: Path, right: str, broken: str, said: str):
+    """The file of docs/testing.md, in an empty folder: sound, and with a fault that is found."""
+    (text,) = re.findall(
+        r"<!-- test_mine.py -->\n```python\n(.*?)```", (ROOT / "docs/testing.md").read_text(), re.DOTALL
+    )
+    home, folder = tmp_path / "home", tmp_path / "mine"
+    wheel.extractall(home)
+    folder.mkdir()
+    (folder / "test_mine.py").write_text(text.replace(right, broken))
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=folder, env=clean | {"PYTHONPATH": str(home)}, capture_output=True, text=True,
+                          timeout=300)  # fmt: skip
+    assert said in done.stdout and (done.returncode == 0) == (not broken), done.stdout + done.stderr
 
 
 def described(wheel: zipfile.ZipFile) -> str:
