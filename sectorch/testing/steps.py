@@ -12,11 +12,23 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from hypothesis import strategies as st
-from op_rows.normalization import TERM
-from op_rows.smooth import GELU, RECIPROCAL, SIG
+
+from ..backend import Series
+from ..ops import series as fitted
+from .optional import strategies as st
 
 ULP = 2.0**-20
+
+
+def series(which: Series) -> float:
+    """Ulps of a series: its fit, dealt values rounded to 24 bits, public multipliers to 22 (two a term)."""
+    return 2**20 * (which.error + which.weight * 2.0**-25 + len(which.cos) * 2.0**-22)
+
+
+GELU, RECIPROCAL, TERM = series(fitted.GELU), series(fitted.RECIPROCAL), series(fitted.EXP) + 2
+SIG = series(fitted.SIGMOID) + 0.125 + 0.9
+"""A slope of 1/4 times 1/2, and e^-14 beyond the interval."""
+
 LIMIT = 256.0
 """Programs keep their values below this: 2^8 and twice 26 fraction bits leave 2 of the 62 bits."""
 
