@@ -77,8 +77,8 @@ def times(x: Value, factor: float) -> float:
     return abs(factor) * ready(x) + x.size / 2 + 1
 
 
-def pick(draw: Any, values: list[Value], fits: Callable[[Value], bool] = lambda v: True) -> int | None:
-    """A variable that fits, a recent one more often."""
+def pick(draw: Any, values: list[Value], fits: Callable[[Value], bool] = lambda v: True) -> Any:
+    """The number of a variable that fits, a recent one more often; None where none does."""
     found = [i for i, value in enumerate(values) if fits(value)]
     return draw(st.sampled_from(found + 2 * found[-2:])) if found else None
 

@@ -152,5 +152,4 @@ def sessions(draw: Any, answering: tuple[int, int] = (1, 3), reference: bool = T
     """Sessions in this process: with so many answering parties, with a dealer of its own or none, or the reference."""
     if reference and draw(st.booleans()):
         return Session(reference=True)
-    dealer = {"dealer": "D"} if draw(st.booleans()) else {}
-    return Session(answering=draw(st.integers(*answering)), **dealer)
+    return Session(answering=draw(st.integers(*answering)), dealer=draw(st.sampled_from(["Q", "D"])))
