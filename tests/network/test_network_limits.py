@@ -12,7 +12,7 @@ from network_world import until
 
 from sectorch import errors
 from sectorch.network import Server, connect
-from sectorch.network.commands import serve
+from sectorch.network.commands import process
 from sectorch.network.wire import listen
 from sectorch.network.wire.tls import Tls, context_of
 
@@ -89,7 +89,7 @@ def test_the_limit_of_file_descriptors_is_raised_and_leaves_some(monkeypatch):
     set_to = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 20_000))
     monkeypatch.setattr(resource, "setrlimit", lambda _, to: set_to.append(to))
-    serve.many_files()
+    process.many_files()
     assert set_to == [(20_000, 20_000)]
     assert listen.connections() == 1024 - listen.RESERVED
     monkeypatch.setattr(resource, "getrlimit", lambda _: (20_000, 20_000))

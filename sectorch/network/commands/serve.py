@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
-import resource
 import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -41,6 +38,7 @@ from .options import (
     known_pins,
     positive,
 )
+from .process import add_core, few_arenas, many_files, on_core
 from .watching import add_watch, watched
 from .workers import add_workers, checked, in_worker, supervise
 
@@ -70,6 +68,7 @@ def server(arguments: Sequence[str] | None = None) -> int:
     add_receipts(p)
     add_limits(p)
     add_watch(p)
+    add_core(p)
     add_workers(p)
     given = list(sys.argv[2:] if arguments is None else arguments)
     return ended(p, arguments, lambda options, _: _server(options, given))
@@ -81,6 +80,7 @@ def _server(options: argparse.Namespace, given: list[str]) -> int:
         return supervise("server", options, given)
     in_worker(options)
     begin_log(options)
+    on_core(options, options.worker or 0)
     few_arenas()
     many_files()
     if options.running < 1:
@@ -128,12 +128,14 @@ def answer(arguments: Sequence[str] | None = None) -> int:
     add_log(p)
     add_receipts(p)
     add_limits(p)
+    add_core(p)
     add_watch(p)
     return ended(p, arguments, _answer)
 
 
 def _answer(options: argparse.Namespace, _: Console) -> None:
     begin_log(options)
+    on_core(options)
     few_arenas()
     with watched(options) as watching:
         files, name = named(options.model), options.name
@@ -180,19 +182,6 @@ def _bytes(gigabytes: float) -> int:
     if not gigabytes > 0:
         raise ArgumentError(f"--store-budget is above 0 GB, got {gigabytes}")
     return int(gigabytes * 1e9)
-
-
-def few_arenas() -> None:
-    """Two malloc arenas: glibc's default of eight a core lets each session's thread keep freed memory of its own."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(-8, 2)  # M_ARENA_MAX
-
-
-def many_files() -> None:
-    """As many file descriptors as the system lets this process have: each connection takes one."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _Terminated(BaseException):

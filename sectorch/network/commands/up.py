@@ -25,7 +25,8 @@ from ..parties.server import Server
 from ..store.store import Store
 from .everywhere import keep_answering
 from .options import add_log, begin_log, console
-from .serve import few_arenas, many_files, until_stopped
+from .process import add_core, few_arenas, many_files, on_core
+from .serve import until_stopped
 from .watching import add_watch, watched
 
 
@@ -58,6 +59,7 @@ def up(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--as", dest="name", required=True, help="which party this process is, or the server")
     p.add_argument("--folder", type=Path, help="where its certificate and keys are, whatever its own file says")
     p.add_argument("--drain", type=float, help="seconds that SIGTERM leaves to what runs, whatever its own file says")
+    add_core(p)
     add_log(p)
     add_watch(p)
     return ended(p, arguments, _up)
@@ -70,6 +72,7 @@ def _up(options: argparse.Namespace, _: Console) -> None:
     own = read_own(options.file, name, options.folder)
     options.log = options.log or own.files.get("log")
     begin_log(options)
+    on_core(options)
     stopped, over = threading.Event(), _Over()
     seconds = own.limits.drain_seconds if options.drain is None else options.drain
     with watched(options) as watching, _Services() as services:

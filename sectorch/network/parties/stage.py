@@ -51,7 +51,7 @@ class Stage:
     Args:
         models: by name, with what they are called with (see `save_model`); or what writes the model file.
         network: an emulated link for every client; loopback as it is if None.
-        threads: of torch, for each process.
+        threads: of torch, for each process; with one, and where there are several cores, S has the first to itself.
     """
 
     def __init__(
@@ -61,8 +61,10 @@ class Stage:
         threads: int = 1,
         options: tuple[str, ...] = (),
     ):
+        self._cores = sorted(os.sched_getaffinity(0)) if threads == 1 and hasattr(os, "sched_getaffinity") else []
         self._kept = tempfile.TemporaryDirectory(prefix="sectorch-stage-")
         self.folder = Path(self._kept.name)
+        self._placed = 0
         self._network, self._threads, self._options = network, threads, options
         self.processes: dict[str, subprocess.Popen] = {}
         self.port = free_port()
@@ -136,6 +138,11 @@ class Stage:
 
     def _start(self, name: str, arguments: list[str]) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": str(self._threads)}
+        if len(self._cores) > 1:
+            first, *others = self._cores
+            mine = first if name == "server" else others[self._placed % len(others)]
+            self._placed += name != "server"
+            arguments = [*arguments, "--core", str(mine)]
         with (self.folder / f"{name}.log").open("a") as log:
             self.processes[name] = subprocess.Popen([*PROGRAM, *arguments], env=environment, stdout=log, stderr=log)
 
