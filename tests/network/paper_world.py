@@ -130,8 +130,8 @@ def costs(paper: Paper, whole: Path, folders: Iterable[Path]) -> dict[str, int]:
         more = {k: v - one[what].get(k, 0) for k, v in together[what].items() if v != one[what].get(k)}
         assert one[what].keys() <= together[what].keys()
         assert all(count > 0 and key.split()[1] in paper.beside for key, count in more.items()), more
-    alone, apart = (Counter(map(_call, found["calls"].items())) for found in (one, together))
-    assert not alone - apart and all(set(call[2]) <= set(paper.beside) for call in apart - alone), (alone, apart)
+    alone, apart = (Counter(_call(paper, *item) for item in found["calls"].items()) for found in (one, together))
+    assert not alone - apart and not any(protocols for *_, protocols in apart - alone), (alone, apart)
     online = lambda calls: sum(rounds * count for (phase, rounds, _), count in calls.items() if phase == "ONLINE")
     total = sum(one["bytes"].values())
     return {
@@ -140,5 +140,6 @@ def costs(paper: Paper, whole: Path, folders: Iterable[Path]) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _call(item: tuple[str, list]) -> tuple[str, int, tuple[str, ...]]:
-    return item[0].split()[0], item[1][0], tuple(item[1][1])
+def _call(paper: Paper, call: str, found: list) -> tuple[str, int, tuple[str, ...]]:
+    """Phase, rounds, and the paper's protocols of a call; there are none in one that only parties apart have."""
+    return call.split()[0], found[0], tuple(name for name in found[1] if name not in paper.beside)
