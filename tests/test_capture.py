@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from derived_bounds import bounded
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_modules import HOOKS, PRE_HOOKS, random_module
 from torch import nn
 
 import sectorch
@@ -22,6 +21,7 @@ from sectorch.nn.module import SecureModule
 from sectorch.nn.samplewise import same_program
 from sectorch.session import Session
 from sectorch.tensor import Scheme, share_tensor
+from sectorch.testing.random_modules import HOOKS, PRE_HOOKS, random_module
 
 SEEDS = st.integers(0, 2**32 - 1)
 FEW = settings(max_examples=12, deadline=None, derandomize=True, database=None)

@@ -72,6 +72,9 @@ class Parser(argparse.ArgumentParser):
             "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
         )
 
+    rest: str | None = None
+    """Under which name `ended` gives what stands after --; nothing may stand there where it is None."""
+
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"error: {message}; {self.prog} --help lists the options\n")
 
@@ -97,7 +100,11 @@ def ended(parser: Parser, arguments: Sequence[str] | None, run: Run, stopped: st
         SystemExit: for a command line that cannot be understood, and after help.
         Exception: what went wrong, with `--debug`.
     """
-    options = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    cut = words.index("--") if parser.rest is not None and "--" in words else len(words)
+    options = parser.parse_args(words[:cut])
+    if parser.rest is not None:
+        setattr(options, parser.rest, words[cut + 1 :])
     errors = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
     try:
         return run(options, Console(stderr=options.json)) or DONE

@@ -37,6 +37,7 @@ class Option:
     short: str | None = None
     several: bool = False
     hidden: bool = False
+    own: str | None = None
 
     @property
     def limits(self) -> str:
@@ -63,7 +64,8 @@ def option(default: Any, about: str, **known: Any) -> Any:
         known: the rest of an `Option`, by name. least, above, most and below are the range of a number (of each of a
             tuple), among the words that may be chosen; flag is its name on the command line (the field's own unless
             named), off the help of a flag that switches off what is on by default, short one letter; several says that
-            several values may stand there, of which each makes a run, and hidden that none can.
+            several values may stand there, of which each makes a run, and hidden that none can. own says that among
+            parties apart each says it for itself, and never another for it: "value", or "folder" for a path.
     """
     return field(default=default, metadata={"option": Option(about, **known)})
 
@@ -183,6 +185,11 @@ def sweeps(options: argparse.Namespace, *classes: type[Options]) -> dict[str, li
     """The values of each option for which several were given."""
     names = [name for cls in classes for name, _, several, o in declared(cls) if o.several and not several]
     return {n: getattr(options, n) for n in dict.fromkeys(names) if len(getattr(options, n, ())) > 1}
+
+
+def owned(*classes: type[Options]) -> dict[str, Option]:
+    """What each party says for itself where parties are apart: by the field's name."""
+    return {name: o for cls in classes for name, _, _, o in declared(cls) if o.own is not None}
 
 
 def described(cls: type[Options], prefix: str = "") -> list[tuple[str, str, str]]:

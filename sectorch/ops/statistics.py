@@ -20,13 +20,15 @@ def _variables(x: Any) -> Any:
     return x.reshape(1, -1) if x.dim() < 2 else x
 
 
-def _square_on_meta(input: torch.Tensor, **_how: Any) -> torch.Tensor:
+def _square_on_meta(input: torch.Tensor, **how: Any) -> torch.Tensor:
     """torch looks at weights, and at whether the result is its own transpose."""
     x = input
     if x.dim() > 2:
         raise RuntimeError(f"expected input to have two or fewer dimensions but got an input with {x.dim()} dimensions")
-    n = 1 if x.dim() < 2 else x.shape[0]
-    return x.new_empty(() if n == 1 else (n, n), dtype=x.dtype if x.is_floating_point() else torch.float32)
+    n, weights = 1 if x.dim() < 2 else x.shape[0], how.get("aweights")
+    dtype = x.dtype if x.is_floating_point() else torch.float32
+    dtype = dtype if weights is None else torch.promote_types(dtype, weights.dtype)
+    return x.new_empty(() if n == 1 else (n, n), dtype=dtype)
 
 
 for _function in (torch.cov, T.cov, torch.corrcoef, T.corrcoef):

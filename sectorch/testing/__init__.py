@@ -5,6 +5,10 @@ from .check import check_op as check_op
 from .modules import ModuleFault as ModuleFault
 from .modules import ModuleReport as ModuleReport
 from .modules import check_module as check_module
+from .mutants import KINDS as KINDS
+from .mutation import MutationReport as MutationReport
+from .mutation import Planted as Planted
+from .mutation import mutate_protocol as mutate_protocol
 from .played import SHARED as SHARED
 from .played import Given as Given
 from .protocols import Finding as Finding

@@ -165,6 +165,7 @@ def judged(
     dtype: torch.dtype | None = None,
     reference: Callable | None = None,
     between: tuple[float, float] | None = None,
+    wide: bool = True,
 ) -> Outcome:
     """One call on secret tensors against the same in plain: values in float64, shapes and dtypes as the plain call has.
 
@@ -173,6 +174,7 @@ def judged(
         which, dtype: of the tensors that are shared; see `secret`.
         reference: what the function computes; it itself unless given.
         between: results outside are beyond the function's range, and not looked at.
+        wide: compare with the plain call in float64; else with that in the call's own dtypes.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -185,7 +187,7 @@ def judged(
             typed = call.mapped(copied).on(reference)
         torch.manual_seed(0)
         try:
-            exact = call.mapped(widened).on(reference or function)
+            exact = call.mapped(widened).on(reference or function) if wide or reference else typed
         except Exception:  # there is no such form in float64
             exact = typed
         try:

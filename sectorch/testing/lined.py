@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
 
 from ..ring.bitplanes import planes, rows
 from .played import Known
+
+Row = tuple[np.ndarray, str, str]
+"""A bit of each element as packed bytes, its name, and how its party came by it."""
 
 
 def whole(value: torch.Tensor, n: int) -> torch.Tensor | None:
@@ -25,10 +28,8 @@ def whole(value: torch.Tensor, n: int) -> torch.Tensor | None:
     return None
 
 
-def rows_of(known: Known, n: int, all_planes: bool, lowest: bool = False) -> Iterator[tuple[np.ndarray, str]]:
-    """Bits of a value, each of all elements as packed bytes, with its name: all of them, the lowest, or the lowest four
-    and the highest two.
-    """
+def rows_of(known: Known, n: int, places: Iterable[int]) -> Iterator[tuple[np.ndarray, str]]:
+    """Bits of a value at these places of a word, each of all elements as packed bytes, with its name."""
     lined = whole(known.value, n)
     if lined is None:
         return
@@ -39,10 +40,9 @@ def rows_of(known: Known, n: int, all_planes: bool, lowest: bool = False) -> Ite
             yield one.contiguous().numpy().view(np.uint8), f"the packed bits of {name}"
             continue
         width = 8 * one.dtype.itemsize
-        some = range(width) if all_planes else [0] if lowest else [0, 1, 2, 3, width - 2, width - 1]
         packed = planes(rows(one.to(torch.int64))).numpy()
-        for plane in some:
-            yield packed[plane].view(np.uint8), f"bit {plane} of {name}"
+        for place in dict.fromkeys(min(p, width - 64 + p) if p >= 62 else p for p in places if p >= 62 or p < width):
+            yield packed[place].view(np.uint8), f"bit {place} of {name}"
 
 
 def plane_of(name: str) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import ArgumentError
+from .constants import constants_of
 from .played import Draws, Given, Known, Played, Protocol
 from .uniform import P_VALUE, apart_in_size
 
@@ -32,6 +33,7 @@ class Outcomes:
         self.elementwise, self._error, self._varies = elementwise, error, varies
         self._random = np.random.default_rng(seed)
         self._seed = seed
+        self._edges = constants_of(protocol.program)
         self.tests = 0
         self.took = float("inf")
         """Seconds of the shortest run so far."""
@@ -50,8 +52,8 @@ class Outcomes:
         return tuple(y.to(torch.int64) for y in found)
 
     def spread(self) -> list[torch.Tensor]:
-        """Inputs all over their range: a third its edges, the others on a scale of powers, small ones and large."""
-        return [_spread(g, g.size(self.protocol.n), self._random) for g in self.protocol.given]
+        """Inputs all over their range: a third at its edges and the protocol's own numbers, the others of all sizes."""
+        return [_spread(g, g.size(self.protocol.n), self._random, self._edges) for g in self.protocol.given]
 
     def filled(self, values: Sequence[int]) -> list[torch.Tensor]:
         """Inputs all of whose elements are these."""
@@ -163,7 +165,7 @@ def _beyond(difference: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def _aligned(run: Played, party: str, n: int) -> list[Known]:
-    return [k for k in run.known[party] if k.how != "sent" and not k.shows and k.value.numel() == n]
+    return [k for k in run.known[party] if k.how not in ("sent", "opened") and not k.shows and k.value.numel() == n]
 
 
 def _columns(run: Played, party: str, n: int) -> list[np.ndarray]:
@@ -201,12 +203,13 @@ def _cycled(values: Sequence[int], size: torch.Size) -> torch.Tensor:
     return torch.tensor(values).repeat(-(-size.numel() // len(values)))[: size.numel()].view(size)
 
 
-def _spread(given: Given, size: torch.Size, random: np.random.Generator) -> torch.Tensor:
+def _spread(given: Given, size: torch.Size, random: np.random.Generator, own: Sequence[int]) -> torch.Tensor:
     count = size.numel()
     anywhere = random.integers(given.low, given.high, count, np.int64, endpoint=True)
     scaled = (anywhere >> random.integers(0, 63, count)).clip(given.low, given.high)
     near = [0, 1, -1, 2, given.low, given.high, given.low + 1, given.high - 1]
     near += [sign * (1 << e) + d for e in (20, 40, 61) for d in (-1, 0, 1) for sign in (1, -1)]
+    near += [sign * v + d for v in own for d in (-1, 0, 1) for sign in (1, -1)]
     edges = np.array([v for v in near if given.low <= v <= given.high], np.int64)
     kinds = random.integers(0, 3, count)
     found = np.select([kinds == 0, kinds == 1], [edges[random.integers(0, len(edges), count)], scaled], anywhere)

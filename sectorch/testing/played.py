@@ -62,7 +62,8 @@ class Given:
 
 @dataclass(frozen=True)
 class Known:
-    """A value that a party has; `how` it came by it is "drawn", "brought" (half an input), "received" or "sent"."""
+    """A value that a party has; `how` it came by it is "drawn", "brought" (half an input), "received", "sent", or
+    "opened": computed by several of a message."""
 
     name: str
     how: str
@@ -128,7 +129,8 @@ class Protocol:
         empty = torch.empty(given.size(self.n), dtype=torch.int64, device="meta")
         if given.party == SHARED:
             return Shares(net.own(net.A, empty, given.phase, f"x{i}_A"), net.own(net.S, empty, given.phase, f"x{i}_S"))
-        return net.own(getattr(net, given.party), empty, given.phase, f"x{i}")
+        where = net.setup if given.phase == Phase.SETUP else net
+        return where.own(getattr(net, given.party), empty, given.phase, f"x{i}")
 
     def brought(self, inputs: Sequence[torch.Tensor], draws: Draws) -> dict[str, torch.Tensor]:
         """What the parties bring, by name: of what is shared, uniform halves."""
@@ -180,6 +182,7 @@ def play(
     """The same of a program and what parties bring into it by name."""
     found = Played({party.name: [] for party in program.parties})
     values: dict[Any, Any] = {}
+    moved = {slot for node in program.nodes if isinstance(node.step, Move) for slot in node.slots}
     for i in program.inputs:
         values[i.slot] = brought[i.name]
         if i.name.endswith(("_A", "_S")):
@@ -190,6 +193,8 @@ def play(
             result = _taken(node, operands, draws, at < len(program.setup), found, twice)
             for slot, value in zip(node.slots, result if node.many else (result,), strict=True):
                 values[slot] = value
+            if isinstance(node.step, Compute) and len(node.step.owners) > 1 and not moved.isdisjoint(node.taken):
+                _opened(node.step, result, found)
     read = [values[leaf.slot] if type(leaf) is Taken else leaf for leaf in program.leaves]
     found.results = list(zip(learners or [frozenset()] * len(read), read, strict=True))
     return found
@@ -221,6 +226,14 @@ def _taken(node: Node, operands: list, draws: Draws, setup: bool, found: Played,
             f"else each time: what a party draws for itself goes through net.fresh"
         )
     return result
+
+
+def _opened(step: Compute, result: Any, found: Played) -> None:
+    """What several parties make of a message is open to them, and often no linear function of what each of them has."""
+    if isinstance(result, torch.Tensor) and result.dtype in (torch.int64, torch.int32):
+        name = f"what {_last(step.path) or 'the program'} opens"
+        for party in step.owners:
+            found.known[party.name].append(Known(name, "opened", result))
 
 
 def _alike(x: Any, y: Any) -> bool:

@@ -84,6 +84,8 @@ def test_certificates_of_the_wrong_purpose_or_time_and_keys_that_others_read(fol
     federated = of(folder)
     assert credentials(federated, "north", folder).name == "north"
     assert server_credentials("server", folder).called == "server"
+    with pytest.raises(errors.IdentityError, match=r"has the fingerprint .* the others would refuse you"):
+        credentials(parse(said()), "north", folder)
     with pytest.raises(errors.IdentityError, match=r"good for calling only.*again with --host"):
         server_credentials("north", folder)
     for kind in ("", "-key"):

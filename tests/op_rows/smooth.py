@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from sectorch.backend import Series
 from sectorch.ops import series as fitted
+from sectorch.testing.steps import SIG as SIG
+from sectorch.testing.steps import series
 
 from .base import call, number, op
 
@@ -20,17 +21,10 @@ WIDE = number(4, 8, low=-20, high=20)
 POSITIVE = number(2, 3, low=0.5, high=4)
 
 
-def series(which: Series) -> float:
-    """Ulps of a series: its fit, dealt values rounded to 24 bits, public multipliers to 22 (two a term)."""
-    return 2**20 * (which.error + which.weight * 2.0**-25 + len(which.cos) * 2.0**-22)
-
-
 EXP, SIGMOID, ERF, GELU = (series(s) for s in (fitted.EXP, fitted.SIGMOID, fitted.ERF, fitted.GELU))
 SOFTPLUS, GATE, LOG = (series(s) for s in (fitted.SOFTPLUS, fitted.TANH_SOFTPLUS, fitted.LOG))
 ATAN = series(fitted.ATAN)
 RECIPROCAL, SQRT, RSQRT = (series(s) for s in (fitted.RECIPROCAL, fitted.SQRT, fitted.RSQRT))
-SIG = SIGMOID + 0.125 + 0.9
-"""Slope 1/4 times 1/2, and e^-14 beyond the interval."""
 E_X = 2.72 * (EXP + 1) + 0.5
 """Per unit of e^x: the series is on [-1, 0) and is multiplied by e^(n+1) <= e e^x; 1/2 for the input."""
 GELU_TANH = max(GELU, series(fitted.GELU_TANH))

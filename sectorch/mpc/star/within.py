@@ -23,8 +23,9 @@ from .shares import Shares
 
 
 def moved_planes(bits: torch.Tensor, low: int, k: int, down: bool) -> torch.Tensor:
-    """The bit planes of c - 2^k (down) or c + 2^k from those of c, [64, W]; those below `low` are not filled in."""
+    """The bit planes of c - 2^k (down) or c + 2^k from those of c, [64, W]; those below `low` are zero."""
     out = torch.empty_like(bits)
+    out[:low] = 0
     out[low:k] = bits[low:k]
     carry = bits[k:].bitwise_not() if down else bits[k:].clone()  # row i: into plane k + i + 1
     for i in range(1, len(carry)):
@@ -41,6 +42,7 @@ def planes_above(bits: torch.Tensor, k: int, high: int = 63, down: bool = True) 
     if not (loops := fast(bits)):
         return moved_planes(bits, low, k, down)
     out = torch.empty_like(bits)
+    out[:low] = 0  # nothing looks at them, and what stood in this memory before is not a part of a result
     loops.on_words(bits.shape[1], loops.moved, loops.array(bits), low, k, -int(down), out.numpy())
     return out
 

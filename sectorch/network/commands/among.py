@@ -24,8 +24,8 @@ def start(options: argparse.Namespace, screen: Console) -> None:
         AbortedError: it did not end well at all parties; the text says how at each.
         PeerLostError: somebody, or the server, is not there.
     """
-    path, program, arguments = Path(options.program[0]), options.program[1:2], options.program[2:]
-    if not program or options.name is None:
+    path, program, arguments = Path(options.program[0]), options.program[1:], options.arguments
+    if len(program) != 1 or options.name is None:
         raise ArgumentError(f"sectorch run {path} PROGRAM --as NAME: which program, and which party starts it")
     if options.input or options.out is not None or options.federation is not None:
         raise ArgumentError(

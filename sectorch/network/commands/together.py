@@ -51,6 +51,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--wait", type=float, default=600.0, help="seconds to wait for the server and the other parties")
     add_log(p)
     p.takes_json("what this party learned and sent")
+    p.rest = "arguments"
     return ended(p, arguments, _run)
 
 
@@ -61,7 +62,7 @@ def _run(options: argparse.Namespace, screen: Console) -> None:
     if options.program[0].endswith(".toml"):
         start(options, screen)
         return
-    if len(options.program) > 1 or options.among:
+    if len(options.program) > 1 or options.among or options.arguments:
         raise ArgumentError("a program is one word, and options after -- and --among are for parties that are up")
     if (options.federation is None) != (options.name is None):
         raise ArgumentError("--federation and --as go together: the file, and which of its parties this process is")

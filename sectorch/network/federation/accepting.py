@@ -11,7 +11,7 @@ from ... import files
 from ...errors import ArgumentError
 from .file import Federated, read
 from .own import Own, beside, read_own
-from .papers import PAPERS, settings_digest, settings_of
+from .papers import PAPERS, command_of, own_of, own_words, settings_digest, settings_of
 from .policy import Policy, tensor_in, written
 from .programs import rehearsed, source_of
 
@@ -21,7 +21,11 @@ Made = tuple[dict, str]
 def add_accept(action: argparse.ArgumentParser) -> None:
     """The options of `sectorch federation accept`."""
     action.add_argument("file", type=Path, help="the federation file")
-    action.add_argument("what", help="FILE.py:FUNCTION, MODULE:FUNCTION, a paper's name, or a model file")
+    action.add_argument(
+        "what",
+        help="FILE.py:FUNCTION, MODULE:FUNCTION, a model file, or a paper's name; after -- its options, "
+        "which all parties give alike",
+    )
     action.add_argument("--as", dest="name", required=True, help="the party that accepts it")
     action.add_argument(
         "--from", dest="starters", nargs="+", metavar="NAME", help="who may start it, or ask the model; all parties"
@@ -34,9 +38,10 @@ def add_accept(action: argparse.ArgumentParser) -> None:
     action.add_argument(
         "--most", action="append", default=[], metavar="SETTING=NUMBER", help="a paper's setting that may be smaller"
     )
-    action.add_argument("--own", nargs="+", default=[], metavar="WORD", help="a paper's options for this party alone")
+    action.add_argument(
+        "--own", action="append", default=[], metavar="SETTING=VALUE", help="a paper's setting for this party alone"
+    )
     action.add_argument("--show", action="store_true", help="show it, and write nothing")
-    action.add_argument("arguments", nargs="*", help="after --: a paper's options, which all parties give alike")
 
 
 def accept(options: argparse.Namespace) -> Made:
@@ -50,7 +55,7 @@ def accept(options: argparse.Namespace) -> Made:
     own = read_own(options.file, name)
     starters = [federated.named(n).name for n in options.starters or [m.name for m in federated.members]]
     if options.what in PAPERS:
-        table, facts, words = _paper(options, federated, starters)
+        table, facts, words = _paper(options, federated, own, starters)
     elif options.what.endswith(".safetensors"):
         table, facts, words = _model(options, own, [n for n in starters if n != name])
     else:
@@ -96,7 +101,7 @@ def _program(options: argparse.Namespace, federated: Federated, own: Own, starte
     return table, facts, "\n".join(words)
 
 
-def _paper(options: argparse.Namespace, federated: Federated, starters: list[str]):
+def _paper(options: argparse.Namespace, federated: Federated, own: Own, starters: list[str]):
     most = {}
     for entry in options.most:
         setting, _, number = entry.partition("=")
@@ -104,6 +109,7 @@ def _paper(options: argparse.Namespace, federated: Federated, starters: list[str
             most[setting] = float(number) if "." in number else int(number)
         except ValueError:
             raise ArgumentError(f"--most is SETTING=NUMBER, got {entry[:80]!r}") from None
+    mine = _own(options, own)
     settings = settings_of(options.what, options.arguments)
     unknown = [setting for setting in most if type(settings.get(setting)) not in (int, float)]
     if unknown:
@@ -112,16 +118,37 @@ def _paper(options: argparse.Namespace, federated: Federated, starters: list[str
     digest = settings_digest(options.what, settings, tuple(most))
     parties = [federated.named(n).name for n in options.among] or [m.name for m in federated.members if m.role]
     table = written("paper", options.what, [
-        ("settings", digest), ("most", most), ("own", options.own), ("parties", parties), ("from", starters),
+        ("settings", digest), ("most", most), ("own", mine), ("parties", parties), ("from", starters),
         ("runs", options.runs),
     ])  # fmt: skip
-    facts = {"paper": options.what, "settings": digest, "parties": parties, "from": starters, "values": settings}
+    facts = {
+        "paper": options.what,
+        "settings": digest,
+        "parties": parties,
+        "from": starters,
+        "values": settings,
+        "own": mine,
+    }
     shown = ", ".join(f"{k}={v}" for k, v in settings.items() if v is not None)
     words = (
         f"{options.what}, settings {digest}\n  {shown}\n  among  {', '.join(parties)}; started by "
-        f"{', '.join(starters)}" + "".join(f"\n  {k} at most {v}" for k, v in most.items())
+        f"{', '.join(starters)}"
+        + "".join(f"\n  {k} at most {v}" for k, v in most.items())
+        + "".join(f"\n  {k} {v}, of '{options.name}' alone" for k, v in mine.items())
     )
     return table, facts, words
+
+
+def _own(options: argparse.Namespace, own: Own) -> dict[str, Any]:
+    """What a party says of a paper for itself, as its own file has it."""
+    known, found = own_of(command_of(options.what)), {}
+    for entry in options.own:
+        name, equals, value = entry.partition("=")
+        if not equals or not value or name in found:
+            raise ArgumentError(f"--own is SETTING=VALUE, each setting once; got {entry[:80]!r}")
+        found[name] = _from(own, Path(value)) if name in known and known[name].own == "folder" else value
+    own_words(options.what, found, own.path.parent)
+    return found
 
 
 def _model(options: argparse.Namespace, own: Own, clients: list[str]):

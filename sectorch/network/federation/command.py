@@ -60,6 +60,7 @@ def federation(arguments: Sequence[str] | None = None) -> int:
     action.add_argument("folder", type=Path, help="the folder to make")
     action.add_argument("parties", nargs="+", metavar="NAME=ROLE", help="the parties and their roles")
     action.add_argument("--server", default="localhost:7100", help="host:port where all parties meet")
+    p.rest = "arguments"
     return ended(p, arguments, _run)
 
 
@@ -74,6 +75,8 @@ class _Action(Parser):
 
 
 def _run(options: argparse.Namespace, _: Console) -> None:
+    if options.arguments and options.run is not accept:
+        raise ArgumentError("what stands after -- are a paper's options, for `sectorch federation accept`")
     made, words = options.run(options)
     if options.json:
         print_json(made)

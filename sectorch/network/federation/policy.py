@@ -36,7 +36,7 @@ from ...errors import ArgumentError, RefusedError
 from ..commands import arrays
 from .file import Federated, in_file, only, short
 from .own import Own
-from .papers import command_of, settings_digest, settings_of
+from .papers import command_of, own_words, settings_digest, settings_of
 from .programs import Source, rehearsed, source_of
 from .proposals import Proposal
 
@@ -57,7 +57,7 @@ class Accepted:
         kind: "program", "paper" or "model". what: its path and function, or its name.
         digest: of the program's source, or the paper's settings.
         starters: who may start it, or ask the model. runs: at most in all; any number if 0.
-        most: largest values of some settings. own: options of a paper that this party adds for itself.
+        most: largest values of some settings. own: words of a paper's command line that this party adds for itself.
     """
 
     kind: str
@@ -240,16 +240,17 @@ def _accepted(said: Mapping[str, Any], own: Own, federated: Federated) -> Accept
     runs = said.get("runs", 0)
     if type(runs) is not int or runs < 0:
         raise ArgumentError(f"runs in [[accept]] is a whole number, got {short(runs)}")
-    inputs, most, more = said.get("inputs", {}), said.get("most", {}), said.get("own", [])
+    inputs, most, more = said.get("inputs", {}), said.get("most", {}), said.get("own", {})
     if not isinstance(inputs, Mapping) or not all(isinstance(path, str) for path in inputs.values()):
         raise ArgumentError('inputs in [[accept]] are files by name, as { H1 = "a.npy" }')
     if not isinstance(most, Mapping) or not all(type(value) in (int, float) for value in most.values()):
         raise ArgumentError("most in [[accept]] are numbers by the name of a setting, as { rounds = 20 }")
-    if not isinstance(more, list) or not all(isinstance(word, str) for word in more):
-        raise ArgumentError("own in [[accept]] is a list of words of a command line")
+    if not isinstance(more, Mapping) or not all(type(value) in (str, int, float) for value in more.values()):
+        raise ArgumentError('own in [[accept]] are values by the name of a setting, as { budgets = "mine" }')
+    words = own_words(what, more, own.path.parent) if kind == "paper" else ()
     return Accepted(
         kind, what, digest, str(traced), _names(said, "parties", federated), _names(said, "from", federated), runs,
-        {name: own.within(path) for name, path in inputs.items()}, dict(most), tuple(more),
+        {name: own.within(path) for name, path in inputs.items()}, dict(most), tuple(words),
     )  # fmt: skip
 
 

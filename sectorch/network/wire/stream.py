@@ -26,8 +26,10 @@ from .tls import Tls, why
 
 PING = 0.9
 SILENT = 5
-WAIT = struct.pack("ll", 0, 900_000)
-"""`PING` as a socket takes it: a read that waits gives up after it."""
+WAITS = 3
+"""How often in `PING` a read that waits looks at the time: bytes that come one by one do not put that off for long."""
+WAIT = struct.pack("ll", 0, 900_000 // WAITS)
+"""As a socket takes it: a read that waits gives up after it."""
 LARGEST = 8 << 20
 """Bytes of frames that go together at most."""
 SMALL = 32 << 10
@@ -208,7 +210,7 @@ class Stream:
             if count := self._tls.read(into):
                 return count
             long = time.monotonic() - since > SILENT * PING
-            if silent >= SILENT or (long and not self._more()):
+            if silent >= SILENT * WAITS or (long and not self._more()):
                 self._silent = True  # who says nothing reads no last word
                 raise PeerLostError(f"{self.link.peer} has given no sign of life for {SILENT * PING:.0f} s")
             if self.link.closed is not None and time.monotonic() - since > LINGER:

@@ -104,11 +104,11 @@ class Settings(Options):
     delta: float = option(1e-5, "of (epsilon, delta)", above=0, below=1)
     budgets: str | None = option(
         None, "a folder with the budget that each answering organisation has of its own, over all runs and askers "
-        "(default: what runs add up to is not counted)",
+        "(default: what runs add up to is not counted)", own="folder",
     )  # fmt: skip
     budget_epsilon: float | None = option(
         None, "of such a budget where there is none yet, at the run's delta; one that is there must have it",
-        above=0, below=math.inf,
+        above=0, below=math.inf, own="value",
     )  # fmt: skip
     noise: str = option("gaussian", "its law", among=tuple(MECHANISMS), several=True)
     queries: int | None = option(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ class Steps(nn.Module):
     def __init__(self):
         super().__init__()
         self.steps: list[Callable] = []
-        self.layers = nn.ModuleList()
+        self.layers: Any = nn.ModuleList()
 
     def forward(self, x, labels=None, *rest, scale=None):
         if not torch.is_tensor(x):
@@ -39,7 +40,7 @@ class Steps(nn.Module):
         return Steps.forward(self, x) * 2
 
 
-def _norm(draw: random.Random, norm: nn.Module) -> nn.Module:
+def _norm(draw: random.Random, norm: Any) -> nn.Module:
     for name in ("running_mean", "weight", "bias"):
         if getattr(norm, name, None) is not None:
             value = [draw.uniform(0.5, 1.5) for _ in range(getattr(norm, name).numel())]
@@ -220,7 +221,7 @@ def random_module(seed: int) -> tuple[nn.Module, torch.Tensor]:
         if draw.random() < 0.1:
             model.register_forward_hook(draw.choice(HOOKS))
         if draw.random() < 0.1:
-            model.forward = model.alternative
+            vars(model)["forward"] = model.alternative
         model = model.eval().requires_grad_(False)
         if draw.random() < 0.2:
             model = nn.Sequential(model, nn.Identity())

@@ -12,11 +12,23 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from hypothesis import strategies as st
-from op_rows.normalization import TERM
-from op_rows.smooth import GELU, RECIPROCAL, SIG
+
+from ..backend import Series
+from ..ops import series as fitted
+from .optional import strategies as st
 
 ULP = 2.0**-20
+
+
+def series(which: Series) -> float:
+    """Ulps of a series: its fit, dealt values rounded to 24 bits, public multipliers to 22 (two a term)."""
+    return 2**20 * (which.error + which.weight * 2.0**-25 + len(which.cos) * 2.0**-22)
+
+
+GELU, RECIPROCAL, TERM = series(fitted.GELU), series(fitted.RECIPROCAL), series(fitted.EXP) + 2
+SIG = series(fitted.SIGMOID) + 0.125 + 0.9
+"""A slope of 1/4 times 1/2, and e^-14 beyond the interval."""
+
 LIMIT = 256.0
 """Programs keep their values below this: 2^8 and twice 26 fraction bits leave 2 of the 62 bits."""
 
@@ -65,8 +77,8 @@ def times(x: Value, factor: float) -> float:
     return abs(factor) * ready(x) + x.size / 2 + 1
 
 
-def pick(draw: Any, values: list[Value], fits: Callable[[Value], bool] = lambda v: True) -> int | None:
-    """A variable that fits, a recent one more often."""
+def pick(draw: Any, values: list[Value], fits: Callable[[Value], bool] = lambda v: True) -> Any:
+    """The number of a variable that fits, a recent one more often; None where none does."""
     found = [i for i, value in enumerate(values) if fits(value)]
     return draw(st.sampled_from(found + 2 * found[-2:])) if found else None
 

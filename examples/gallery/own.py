@@ -1,0 +1,199 @@
+"""Protocols of sectorch itself, as `check_protocol` takes them: what each computes, and over which inputs.
+
+    python examples/gallery/mutation.py
+
+plants faults in each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from sectorch.backend import SERIES_BITS
+from sectorch.choreography import Net, Phase
+from sectorch.mpc.smooth.normalise import normalise
+from sectorch.mpc.smooth.trigonometric import draw_error, trigonometric
+from sectorch.mpc.star.compare import drelu, is_zero
+from sectorch.mpc.star.guard import guard, unpadded
+from sectorch.mpc.star.linear import linear, mask_weight
+from sectorch.mpc.star.mask import open_masked
+from sectorch.mpc.star.multiply import multiply, square
+from sectorch.mpc.star.pool import max_tree
+from sectorch.mpc.star.relu import maximum, ramps, relu
+from sectorch.mpc.star.select import bit_to_ring, select
+from sectorch.mpc.star.share import reveal, share
+from sectorch.mpc.star.shares import Shares, each
+from sectorch.mpc.star.sign import at_least
+from sectorch.mpc.star.truncate import truncate
+from sectorch.ops.series import SIGMOID
+from sectorch.ring.products import Conv2d, Linear, matmul
+from sectorch.testing import Given
+
+
+@dataclass(frozen=True)
+class Own:
+    """A protocol of sectorch with what `check_protocol` needs to know.
+
+    Args:
+        deep: its keys have too many bits for a joint view of all of them.
+    """
+
+    name: str
+    protocol: Callable
+    given: Sequence[Given]
+    reference: Callable
+    options: dict[str, Any] = field(default_factory=dict)
+    deep: bool = False
+
+
+ANY = Given(low=-(1 << 63), high=(1 << 63) - 1)
+WEIGHT = Given("A", low=-(1 << 63), high=(1 << 63) - 1, phase=Phase.SETUP)
+HALF_RING = Given(low=-(1 << 62) + 1, high=(1 << 62) - 1)
+THRESHOLDS = (0, 1, -1, 1 << 40, -(1 << 61))
+RAMPS = (0, 1 << 30, -5)
+LOW, HIGH = 3, 9
+LIMIT_BITS = 30
+
+
+def rounded(x: torch.Tensor, shift: int) -> torch.Tensor:
+    """x / 2^shift rounded half up, for |x| < 2^62."""
+    return (x + ((1 << shift) >> 1)) >> shift
+
+
+def _linear(product: Callable) -> Callable:
+    return lambda net, x, w: linear(net, net.setup, product, x, mask_weight(net.setup, w))
+
+
+def _bits(protocol: Callable) -> Callable:
+    """A protocol on a masked opening that gives packed bits, as one that gives ring elements."""
+    return lambda net, x: bit_to_ring(net, protocol(net, open_masked(net, x)), x.shape)
+
+
+def _thresholds(net: Net, x: Shares) -> tuple[Shares, ...]:
+    words = drelu(net, open_masked(net, x), thresholds=THRESHOLDS)
+    rows = each(torch.Tensor.view, words, len(THRESHOLDS), -1)
+    return tuple(bit_to_ring(net, rows[i], x.shape) for i in range(len(THRESHOLDS)))
+
+
+def _signs(net: Net, x: Shares) -> tuple[Shares, ...]:
+    bits = at_least(net, open_masked(net, x), THRESHOLDS, fss=True)
+    return tuple(bits[i] for i in range(len(THRESHOLDS)))
+
+
+def _select(net: Net, x: Shares) -> Shares:
+    masked = open_masked(net, x)
+    return select(net, drelu(net, masked), masked)
+
+
+def _normalise(net: Net, x: Shares) -> tuple[Shares, Shares]:
+    normal = normalise(net, x, LOW, HIGH)
+    return normal.mantissa, each(torch.sum, normal.bits[1:-1], 0) + (LOW + 1)
+
+
+def _normal(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    exponent = sum((x >= 1 << k).long() for k in range(LOW + 1, HIGH)) + (LOW + 1)
+    inside = torch.where(x < 1 << LOW, torch.tensor(1 << (HIGH - 1)), x << (HIGH - exponent))
+    return torch.where(x < 1 << HIGH, inside, torch.tensor((1 << HIGH) - 1)), exponent
+
+
+def _sigmoid(x: torch.Tensor) -> torch.Tensor:
+    return (torch.sigmoid(x.double() * 2.0**-20) * 2.0**SERIES_BITS).round().to(torch.int64)
+
+
+def _guarded(protocol: Callable) -> Callable:
+    """A protocol with a limit, revealed under guard: the result, or zeros, and whether there is one."""
+
+    def program(net: Net, x: Shares) -> tuple:
+        padded, key = guard(net, protocol(net, x), tuple(net.raised))
+        found = unpadded(reveal(net, padded), x.shape, key)
+        return found[0], found[1].to(torch.int64)
+
+    return program
+
+
+def _inside(result: Callable) -> Callable:
+    def reference(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        wanted = result(x)
+        inside = ((wanted >= -(1 << LIMIT_BITS)) & (wanted < 1 << LIMIT_BITS)).all()
+        return wanted * inside, inside.long().view(1)
+
+    return reference
+
+
+CONV = Conv2d((2, 1), (1, 0), (1, 2))
+WIDE = Conv2d((1, 1), (1, 1))
+SERIES = {
+    "error": int((SIGMOID.error + draw_error(SIGMOID)) * 2.0**SERIES_BITS) + 2,
+    "varies": int(draw_error(SIGMOID) * 2.0**SERIES_BITS) + 1,
+}
+WHOLE = {"elementwise": False}
+
+
+def _shaped(given: Given, *shape: int) -> Given:
+    return Given(given.party, shape, given.low, given.high, given.phase)
+
+
+OWN = [
+    Own("share", share, [Given("Q", low=-(1 << 63), high=(1 << 63) - 1)], lambda x: x),
+    Own("linear_mul", _linear(lambda x, w, _: x * w), [ANY, WEIGHT], torch.mul),
+    Own("linear_matmul", _linear(lambda x, w, _: matmul(x, w)), [_shaped(ANY, 8, 8), _shaped(WEIGHT, 8, 5)],
+        torch.matmul, WHOLE),
+    Own("linear_tiled", _linear(Linear()), [_shaped(ANY, 4, 16), _shaped(WEIGHT, 130, 16)],
+        lambda x, w: x @ w.T, WHOLE),
+    Own("conv2d", _linear(CONV), [_shaped(ANY, 1, 3, 8, 8), _shaped(WEIGHT, 4, 3, 3, 2)],
+        lambda x, w: torch.conv2d(x, w, None, (2, 1), (1, 0), (1, 2)), WHOLE),
+    Own("conv2d_tiled", _linear(WIDE), [_shaped(ANY, 1, 2, 8, 8), _shaped(WEIGHT, 128, 2, 3, 3)],
+        lambda x, w: torch.conv2d(x, w, padding=1), WHOLE),
+    Own("multiply", lambda net, x, y: multiply(net, torch.mul, x, y), [ANY, ANY], torch.mul),
+    Own("multiply_matmul", lambda net, x, y: multiply(net, matmul, x, y), [_shaped(ANY, 8, 8), _shaped(ANY, 8, 3)],
+        torch.matmul, WHOLE),
+    Own("square", square, [ANY], torch.square),
+    Own("truncate_20", partial(truncate, shift=20), [HALF_RING], partial(rounded, shift=20)),
+    Own("truncate_1", partial(truncate, shift=1), [HALF_RING], partial(rounded, shift=1)),
+    Own("truncate_fss", partial(truncate, shift=20, fss=True), [HALF_RING], partial(rounded, shift=20)),
+    Own("drelu", _bits(drelu), [ANY], lambda x: (x >= 0).long()),
+    Own("drelu_high", _bits(partial(drelu, high=40)), [Given(low=-(1 << 40), high=(1 << 40) - 1)],
+        lambda x: (x >= 0).long()),
+    Own("drelu_thresholds", _thresholds, [HALF_RING], lambda x: tuple((x >= t).long() for t in THRESHOLDS)),
+    Own("is_zero", _bits(is_zero), [ANY], lambda x: (x == 0).long()),
+    Own("select", _select, [ANY], lambda x: x.clamp(min=0)),
+    Own("relu", relu, [ANY], lambda x: x.clamp(min=0)),
+    Own("relu_20", partial(relu, shift=20), [HALF_RING], lambda x: rounded(x, 20).clamp(min=0)),
+    Own("relu_high", partial(relu, shift=20, high=41), [Given(low=-(1 << 40), high=(1 << 40) - 1)],
+        lambda x: rounded(x, 20).clamp(min=0)),
+    Own("ramps", lambda net, x: tuple(ramps(net, x, RAMPS)), [HALF_RING],
+        lambda x: tuple((x - t).clamp(min=0) for t in RAMPS)),
+    Own("ramps_20", lambda net, x: tuple(ramps(net, x, RAMPS, 20)), [Given(low=-(1 << 61), high=(1 << 61) - 1)],
+        lambda x: tuple((rounded(x, 20) - t).clamp(min=0) for t in RAMPS)),
+    Own("relu_fss", partial(relu, fss=True), [ANY], lambda x: x.clamp(min=0), deep=True),
+    Own("relu_fss_20", partial(relu, shift=20, fss=True), [HALF_RING],
+        lambda x: rounded(x, 20).clamp(min=0), deep=True),
+    Own("gate_high", partial(relu, shift=28, high=41, fss=True), [Given(low=-(1 << 40), high=(1 << 40) - 1)],
+        lambda x: rounded(x, 28).clamp(min=0)),
+    Own("ramps_fss", lambda net, x: tuple(ramps(net, x, RAMPS, fss=True)), [HALF_RING],
+        lambda x: tuple((x - t).clamp(min=0) for t in RAMPS), deep=True),
+    Own("ramps_fss_20", lambda net, x: tuple(ramps(net, x, RAMPS, 20, fss=True)),
+        [Given(low=-(1 << 61), high=(1 << 61) - 1)],
+        lambda x: tuple((rounded(x, 20) - t).clamp(min=0) for t in RAMPS), deep=True),
+    Own("signs", _signs, [HALF_RING], lambda x: tuple((x >= t).long() for t in THRESHOLDS), deep=True),
+    Own("maximum", maximum, [Given(low=-(1 << 62), high=(1 << 62) - 1)] * 2, torch.maximum),
+    Own("maximum_fss", partial(maximum, fss=True), [Given(low=-(1 << 62), high=(1 << 62) - 1)] * 2, torch.maximum,
+        deep=True),
+    Own("max_tree", max_tree, [Given(shape=lambda n: (5, n))], lambda x: x.amax(0), WHOLE),
+    Own("normalise", _normalise, [Given(low=1, high=(1 << 61) - 1)], _normal),
+    Own("trigonometric", lambda net, x: trigonometric(net, x, 20, SIGMOID), [Given(low=-(1 << 23), high=1 << 23)],
+        _sigmoid, SERIES),
+    Own("trigonometric_wide", lambda net, x: trigonometric(net, x << 20, 40, SIGMOID),
+        [Given(low=-(1 << 23), high=1 << 23)], _sigmoid, SERIES),
+    Own("guarded_truncate", _guarded(partial(truncate, shift=20, limit_bits=LIMIT_BITS)), [HALF_RING],
+        _inside(partial(rounded, shift=20)), WHOLE),
+    Own("guarded_truncate_inside", _guarded(partial(truncate, shift=20, limit_bits=LIMIT_BITS)),
+        [Given(low=-(1 << 49), high=1 << 49)], _inside(partial(rounded, shift=20)), WHOLE),
+    Own("guarded_relu", _guarded(partial(relu, shift=20, limit_bits=LIMIT_BITS)), [HALF_RING],
+        _inside(lambda x: rounded(x, 20).clamp(min=0)), WHOLE),
+]  # fmt: skip

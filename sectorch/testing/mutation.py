@@ -1,0 +1,206 @@
+"""`mutate_protocol`: plants faults in a protocol, one at a time, and says which of them its check finds."""
+
+from __future__ import annotations
+
+import copy
+import io
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from ..choreography import Roles
+from ..choreography.roles import STAR
+from ..errors import ArgumentError
+from .mutants import KINDS, Mutant, mutants_of
+from .outcomes import Outcomes
+from .played import Draws, Given, Played, Protocol
+from .views import Views
+
+CHECKS = ("result", "draws", "messages", "view")
+"""By which of its parts a check finds a fault; the cheaper ones are asked first."""
+ALIKE_RUNS = 3
+"""Runs in which a fault that changes nothing has changed nothing."""
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault, and what became of it.
+
+    Attributes:
+        kind, where: as of `Mutant`.
+        by: the check that found it; "" if it was found by none.
+        same: whether nothing that anybody is sent, has or learns differs from the protocol without it, bit for bit.
+        fails: whether the step itself fails, so that there is no such protocol.
+        text: what was found.
+    """
+
+    kind: str
+    where: str
+    by: str = ""
+    same: bool = False
+    fails: bool = False
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.where}"
+
+
+@dataclass
+class MutationReport:
+    """Which faults were planted, and which were found.
+
+    Attributes:
+        planted: all of them.
+        possible: how many there are of these kinds; of more than `most` some were chosen.
+    """
+
+    planted: list[Planted] = field(default_factory=list)
+    possible: int = 0
+    seconds: float = 0.0
+    seed: int = 0
+
+    @property
+    def counted(self) -> list[Planted]:
+        """Those that count: they run, and somebody sees something else."""
+        return [p for p in self.planted if not p.same and not p.fails]
+
+    @property
+    def survivors(self) -> list[Planted]:
+        """Those that count and were not found."""
+        return [p for p in self.counted if not p.by]
+
+    @property
+    def score(self) -> float:
+        """The share of those that count that was found; 1 where none counts."""
+        return 1 - len(self.survivors) / len(self.counted) if self.counted else 1.0
+
+    def table(self) -> str:
+        """As text: for each kind by which check its faults were found, and those that were not."""
+        written = io.StringIO()
+        console = Console(file=written, width=118)
+        table = Table(title=f"{len(self.planted)} of {self.possible} faults, each planted alone; seed {self.seed}")
+        for column in ("fault", *CHECKS, "not found", "changes nothing", "cannot run"):
+            table.add_column(column, justify="left" if column == "fault" else "right")
+        for kind in KINDS:
+            of_kind = [p for p in self.planted if p.kind == kind]
+            by = Counter(p.by for p in of_kind if not p.same and not p.fails)
+            counts = [*(by[c] for c in CHECKS), by[""], sum(p.same for p in of_kind), sum(p.fails for p in of_kind)]
+            if of_kind:
+                table.add_row(kind, *map(str, counts))
+        console.print(table)
+        console.print(f"{self.score:.1%} of {len(self.counted)} found, in {self.seconds:.1f} s")
+        for planted in self.survivors:
+            console.print(f"not found: {planted}", markup=False, highlight=False)
+        return written.getvalue()
+
+    def as_dict(self) -> dict:
+        """For JSON."""
+        return {
+            "score": self.score, "possible": self.possible, "planted": len(self.planted),
+            "counted": len(self.counted), "found": dict(Counter(p.by for p in self.counted if p.by)),
+            "same": sum(p.same for p in self.planted), "fails": sum(p.fails for p in self.planted),
+            "survivors": list(map(str, self.survivors)), "seconds": self.seconds, "seed": self.seed,
+        }  # fmt: skip
+
+
+def mutate_protocol(
+    protocol: Callable,
+    given: Sequence[Given],
+    reference: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]],
+    *,
+    kinds: Collection[str] = tuple(KINDS),
+    most: int | None = None,
+    roles: Roles = STAR,
+    dealer: str = "Q",
+    elementwise: bool = True,
+    error: int = 0,
+    varies: int = 0,
+    uniform: bool = True,
+    elements: int = 4096,
+    seed: int = 0,
+) -> MutationReport:
+    """Plant faults in a protocol, and see which of them `check_protocol` with the same arguments finds.
+
+    A fault is of one step of the traced program: a draw that is zero, an earlier one, too short, or told to somebody;
+    an operand that is missing; a result that is negated, cut or one more; a public number that is one more. Those that
+    are not found say what a protocol's check is blind to: inputs that are too narrow, an `error` that is too wide, or
+    a leak of a kind that is not looked for.
+
+    Args:
+        kinds: of `sectorch.testing.KINDS`.
+        most: so many faults at most, drawn by the seed.
+        protocol, given, reference, roles, dealer, elementwise, error, varies, uniform, elements, seed: as of
+            `check_protocol`.
+
+    Raises:
+        ArgumentError: a kind that there is not, or the protocol without a fault does not give its reference's result.
+        SectorchError: as of `check_protocol`.
+    """
+    strange = sorted(set(kinds) - set(KINDS))
+    if strange:
+        raise ArgumentError(f"faults are of the kinds {', '.join(KINDS)}, and not of the kind '{strange[0]}'")
+    if not callable(reference):
+        raise ArgumentError(
+            "faults are found by a reference: what the protocol computes, as a function of plain tensors"
+        )
+    start = time.monotonic()
+    traced = Protocol(protocol, given, roles, elements, dealer)
+    plain = Outcomes(traced, reference, elementwise, error, varies, seed)
+    for _, text in plain.check():
+        raise ArgumentError(f"the protocol itself is not right, so a fault in it cannot be told: {text}")
+    views = Views(traced, plain, uniform, seed)
+    found = list(mutants_of(traced.program, set(kinds)))
+    report = MutationReport(possible=len(found), seed=seed)
+    if most is not None and most < len(found):
+        chosen = np.random.default_rng((seed, 2)).permutation(len(found))[:most]
+        found = [found[i] for i in sorted(chosen)]
+    inputs = plain.spread()
+    runs = [traced.play(inputs, Draws((seed, "alike", i))) for i in range(ALIKE_RUNS)]
+    for mutant in found:
+        changed = copy.copy(traced)
+        changed.program = mutant.program
+        outcomes = Outcomes(changed, reference, elementwise, error, varies, seed)
+        report.planted.append(_tried(mutant, changed, outcomes, views, inputs, runs, seed))
+    report.seconds = time.monotonic() - start
+    return report
+
+
+def _tried(
+    mutant: Mutant, changed: Protocol, outcomes: Outcomes, views: Views, inputs: Sequence[torch.Tensor],
+    runs: Sequence[Played], seed: int,
+) -> Planted:  # fmt: skip
+    try:
+        for check, text in outcomes.check():
+            return Planted(mutant.kind, mutant.where, check, text=text)
+        played = [changed.play(inputs, Draws((seed, "alike", i))) for i in range(len(runs))]
+    except Exception as error:  # whatever a step makes of what it is not written for
+        return Planted(mutant.kind, mutant.where, fails=True, text=f"{type(error).__name__}: {error}")
+    seen = {party for a, b in zip(runs, played, strict=True) for party in _who_sees(a, b)}
+    if not seen:
+        return Planted(mutant.kind, mutant.where, same=True)
+    for check, text in Views.like(views, outcomes).check(seen):
+        return Planted(mutant.kind, mutant.where, check, text=text)
+    return Planted(mutant.kind, mutant.where)
+
+
+def _who_sees(one: Played, other: Played) -> set[str]:
+    """Parties to whom two runs under the same draws differ, in what they bring, are sent, send or learn."""
+    found = {name for name in one.known if not _alike(_shown(one, name), _shown(other, name))}
+    for (owners, y), (_, z) in zip(one.results, other.results, strict=True):
+        if not torch.equal(y, z):
+            found |= owners
+    return found
+
+
+def _shown(run: Played, party: str) -> list[torch.Tensor]:
+    return [known.value for known in run.known[party] if known.how != "drawn"]
+
+
+def _alike(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))

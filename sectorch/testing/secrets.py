@@ -1,0 +1,96 @@
+"""Which secrets a party may not tell apart: those for which its own inputs and what it learns are the same."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import torch
+
+from .constants import WIDTH, numbers_of
+from .outcomes import Outcomes
+from .played import Protocol
+
+PAIRS = 4
+CONSTANTS = 2
+"""Pairs more, of secrets at the protocol's own numbers, where steps decide."""
+GROUP = 24
+
+Values = tuple[int, ...]
+"""What each input is, in all its elements."""
+Pair = tuple[Values, Values]
+
+
+def pairs_of(protocol: Protocol, outcomes: Outcomes, random: np.random.Generator, party: str) -> list[Pair]:
+    """Pairs of secrets that differ as much as they can: in their lowest bits, signs, sizes and sums, and some of which
+    one is where a step of the protocol decides."""
+    alike: dict[tuple, list[Values]] = {}
+    own = [i for i, g in enumerate(protocol.given) if g.party == party]
+    special = [-abs(v) for v in numbers_of(protocol.program) if abs(v) > WIDTH][:CONSTANTS]
+    for values, learned in _candidates(protocol, outcomes, random, party, special):
+        alike.setdefault((tuple(values[i] for i in own), learned), []).append(values)
+    wanted: list[Pair] = []
+    for group in alike.values():
+        kept = [values for values in group if set(values) & set(special)][: GROUP // 2]
+        few = group if len(group) <= GROUP else [group[i] for i in random.permutation(len(group))[:GROUP]]
+        wanted += itertools.combinations(dict.fromkeys([*few, *kept]), 2)
+    found: list[Pair] = []
+    for weigh in (_low_bits, _signs, _sizes, _sums):
+        pair = max((p for p in wanted if p not in found), key=lambda p: (weigh(*p), _sizes(*p)), default=None)
+        if pair is not None:
+            found.append(pair)
+    known = {values for pair in found for values in pair}
+    for value in special:  # beside a secret that is in another pair already: so it costs one run more
+        at = [p for p in wanted if any(value in v for v in p) and p not in found]
+        pair = max(at, key=lambda p: (bool(known & set(p)), any(set(v) == {value} for v in p)), default=None)
+        if pair is not None:
+            found.append(pair)
+    return found
+
+
+def _candidates(
+    protocol: Protocol, outcomes: Outcomes, random: np.random.Generator, party: str, special: list[int]
+) -> list[tuple[Values, tuple]]:
+    """Secrets, and what the party learns of each."""
+    pools = []
+    for g in protocol.given:
+        near = [0, 1, -1, 2, 3, -7, (1 << 20) + 1, -(1 << 20), 1 << 40, g.low, g.high, g.high - 1, *special]
+        pools.append(sorted({v for v in near if g.low <= v <= g.high}))
+    every = list(itertools.product(*pools))
+    most = min(len(every), protocol.n if outcomes.elementwise else 64)
+    named = [(v,) * len(pools) for v in special if all(v in pool for pool in pools)]
+    drawn = (every[i] for i in random.permutation(len(every))[:most])
+    chosen = list(dict.fromkeys([*named, *drawn]))[:most]
+    learns = [i for i, owners in enumerate(protocol.learners) if party in owners]
+    if not learns:
+        return [(values, ()) for values in chosen]
+    if outcomes.elementwise:
+        columns = [list(column) for column in zip(*chosen, strict=True)]
+        sizes = [g.size(protocol.n) for g in protocol.given]
+        inputs = [
+            torch.tensor(column).repeat(-(-size.numel() // len(column)))[: size.numel()].view(size)
+            for column, size in zip(columns, sizes, strict=True)
+        ]
+        results = [outcomes.reference(inputs)[i].reshape(-1) for i in learns]
+        return [(values, tuple(int(y[at]) for y in results)) for at, values in enumerate(chosen)]
+    found = []
+    for values in chosen:
+        results = outcomes.reference(outcomes.filled(values))
+        found.append((values, tuple(tuple(results[i].reshape(-1).tolist()) for i in learns)))
+    return found
+
+
+def _low_bits(one: Values, other: Values) -> int:
+    return sum((a ^ b) & 1 for a, b in zip(one, other, strict=True))
+
+
+def _signs(one: Values, other: Values) -> int:
+    return sum((a < 0) != (b < 0) for a, b in zip(one, other, strict=True))
+
+
+def _sizes(one: Values, other: Values) -> int:
+    return sum((a - b).bit_length() for a, b in zip(one, other, strict=True))
+
+
+def _sums(one: Values, other: Values) -> int:
+    return ((sum(one) ^ sum(other)) & 1) + (one != other)

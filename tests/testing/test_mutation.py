@@ -1,0 +1,111 @@
+"""Faults are planted where they are said to be, and found by the check that should find them."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from sectorch.choreography import Net
+from sectorch.choreography.roles import STAR
+from sectorch.errors import ArgumentError
+from sectorch.mpc.star.multiply import square
+from sectorch.mpc.star.relu import relu
+from sectorch.mpc.star.share import share
+from sectorch.mpc.star.shares import Shares
+from sectorch.mpc.star.truncate import truncate
+from sectorch.testing import KINDS, Given, mutate_protocol
+from sectorch.testing.constants import constants_of
+from sectorch.testing.mutants import mutants_of
+from sectorch.testing.played import Draws, Protocol
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gallery"))
+from own import OWN
+
+ANY = Given(low=-(1 << 63), high=(1 << 63) - 1)
+LEAKS = ("no mask", "mask twice", "short mask", "low bit unmasked", "mask told")
+
+
+def test_every_fault_in_a_share_is_found_and_by_which_check():
+    report = mutate_protocol(share, [Given("Q", low=-(1 << 63), high=(1 << 63) - 1)], lambda x: x)
+    assert report.score == 1 and report.possible == len(report.planted) == len(report.counted) == 10
+    by = {p.kind: p.by for p in report.planted}
+    assert by == dict.fromkeys(("no mask", "short mask", "low bit unmasked"), "messages") | {"mask told": "view"} | (
+        dict.fromkeys(("term", "sign", "modulus", "low bit", "one"), "result")
+    )
+    assert "100.0% of 10 found" in report.table() and report.as_dict()["survivors"] == []
+
+
+def test_leaks_of_a_square_are_found():
+    """Every mask of a square, the dealer's too: left out, used twice, too short, with a bit missing, told."""
+    report = mutate_protocol(square, [ANY], torch.square, kinds=LEAKS, elements=1024)
+    assert [str(p) for p in report.survivors] == []
+    assert {p.kind for p in report.planted} == set(LEAKS)
+    assert {p.by for p in report.counted} == {"messages", "view"}
+
+
+def test_faults_at_the_edges_of_a_rounding_are_found():
+    """One more before a cut shows in one of 2^20 values: the check finds them by the protocol's own numbers."""
+    rounded = lambda x: (x + (1 << 19)) >> 20
+    options = dict(kinds=("one", "number", "low bit"), most=40, seed=1)
+    report = mutate_protocol(partial(truncate, shift=20), [Given()], rounded, **options)
+    assert report.survivors == [] and len(report.counted) > 30 and report.possible > 80
+
+
+def test_what_changes_nothing_is_told_from_what_was_not_found():
+    def twice(net: Net, x: Shares) -> Shares:
+        unused = net.common(net.Q, net.A, x.shape, "unused")
+        return Shares(x.A + unused * 0, x.S)
+
+    report = mutate_protocol(twice, [ANY], lambda x: x, kinds=("no mask", "term", "low bit unmasked"))
+    assert {p.kind for p in report.planted if p.same} == {"no mask", "term", "low bit unmasked"}
+    assert report.survivors == []
+
+
+def test_a_check_that_is_too_kind_is_shown_by_its_score():
+    strict = mutate_protocol(square, [ANY], torch.square, kinds=("one", "low bit"), elements=256)
+    kind = mutate_protocol(
+        square, [Given(low=0, high=0)], torch.square, kinds=("one", "low bit"), elements=256, error=1 << 62
+    )
+    assert strict.score == 1 and kind.score < 0.6
+    assert "not found: one: " in kind.table()
+
+
+def test_mutants_are_programs_of_the_same_messages_and_the_program_stays_what_it_was():
+    traced = Protocol(relu, [ANY], STAR, 64)
+    program, inputs = traced.program, [torch.arange(64) - 32]
+    before = traced.play(inputs, Draws(0)).results[0][1]
+    told, seen = [], set()
+    for mutant in mutants_of(program):
+        more = len(mutant.program.messages) - len(program.messages)
+        assert more == (mutant.kind == "mask told")
+        assert mutant.program.inputs == program.inputs
+        told += [mutant] * more
+        seen.add(mutant.kind)
+    assert seen == set(KINDS) and told
+    assert torch.equal(traced.play(inputs, Draws(0)).results[0][1], before)
+
+
+def test_the_numbers_of_a_protocol():
+    found = constants_of(Protocol(partial(truncate, shift=20), [Given()], STAR, 64).program)
+    assert 1 << 19 in found and 1 << 20 in found and all(0 < c < 1 << 62 for c in found)
+
+
+def test_what_is_refused():
+    with pytest.raises(ArgumentError, match="not of the kind 'typo'"):
+        mutate_protocol(square, [ANY], torch.square, kinds=("typo",))
+    with pytest.raises(ArgumentError, match="by a reference"):
+        mutate_protocol(square, [ANY], None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ArgumentError, match="the protocol itself is not right"):
+        mutate_protocol(square, [ANY], lambda x: x, elements=128)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("own", [o for o in OWN if not o.deep and o.options == {}], ids=lambda o: o.name)
+def test_faults_in_our_own_protocols_are_found(own):
+    """What is left is named in docs/testing.md."""
+    report = mutate_protocol(own.protocol, own.given, own.reference, most=40, **own.options)
+    assert report.score >= 0.9, report.table()
