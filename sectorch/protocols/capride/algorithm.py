@@ -138,9 +138,14 @@ class CaPriDe:
         if tensors is None:
             raise CheckpointError(f"{self.folder.path}/round-{done}.pt is missing; remove the folder and start again")
         heard = {}
-        for name, state in self.states.items():
-            state.load(tensors[name][0])
-            heard |= tensors[name][1]
+        try:
+            for name, state in self.states.items():
+                state.load(tensors[name][0])
+                heard |= tensors[name][1]
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{self.folder.path}/round-{done}.pt was written by another version; remove the folder and start again"
+            ) from error
         for pair, meter in self.meters.items():
             meter.go_back(heard.get(pair))
         self.records = {name: found[: done + 1] for name, found in kept["records"].items()}
