@@ -14,6 +14,7 @@ from sectorch.errors import NetworkError, SectorchError
 from sectorch.federated.errors import FederationError
 from sectorch.federated.training import Training
 from sectorch.federated.watch import Watch
+from sectorch.network.federation.party import Federation
 from sectorch.protocols.privhfl import PrivHFL, Settings, federation
 
 ROLES = {"north": "c1", "south": "c2", "west": "c3", "hub": "S"}
@@ -88,12 +89,15 @@ def test_clients_apart_end_where_they_end_in_one_process(world, made, tmp_path):
 
 
 def test_other_settings_are_refused_before_anybody_asks(world, made):
+    """Who comes when the others were refused and have gone would wait for them for ever."""
+
     def work(name: str):
         how = QUICK.but(frac_bits=16) if name == "west" else QUICK
-        with world.party(name) as party:
+        with Federation(world.path, name, wait=5.0) as party:
             return PrivHFL(*others_elsewhere(made, ROLES[name]), how, together=party).run()
 
-    assert all(isinstance(error, SectorchError) for error in each(ROLES, work).values())
+    found = each(ROLES, work)
+    assert set(found) == set(ROLES) and all(isinstance(error, SectorchError) for error in found.values())
 
 
 def test_what_protects_nothing_is_no_program_of_parties_apart(world, made):

@@ -196,16 +196,18 @@ def test_calls_of_other_shapes_are_not_mixed(world, remotes, expected, groups):
 
 
 def test_the_log_counts_each_calls_own_bytes(world, remotes, caplog):
-    with Profile() as alone:
-        remotes[0](X[0])
-    held, wrong = Held(world), {}
-    caplog.clear()
+    said = lambda: [r for r in caplog.records if "outcome=done" in r.getMessage()]
     with caplog.at_level("INFO", logger="sectorch.query"):
+        with Profile() as alone:
+            remotes[0](X[0])
+        assert until(lambda: len(said()) == 3, 30)  # S and A may write theirs after Q has its result
+        held, wrong = Held(world), {}
+        caplog.clear()
         _, threads = asked(remotes, wrong)
         assert held.ready(CLIENTS)
         held.go()
         finished(threads)
-        said = lambda: [r for r in caplog.records if "outcome=done" in r.getMessage()]
+        assert not wrong
         assert until(lambda: len(said()) == 3 * CLIENTS, 30)  # S, A and Q of each
     bytes_of = {who: {r.facts["bytes"] for r in said() if _party(r.facts) == who} for who in "SA"}
     moved = {who: sum(m.bytes for m in alone.ledger if who in (m.src.name, m.dst.name)) for who in "SA"}
