@@ -94,7 +94,7 @@ def test_a_killed_run_goes_on_where_it_was(made, tmp_path: Path, leakage: float 
         CaPriDe(*made, replace(how, temperature=3.0), out=tmp_path)
     last = max(tmp_path.glob("round-*.pt"))
     torch.save({name: kept for name, (kept, _) in torch.load(last).items()}, last)
-    with pytest.raises(CheckpointError, match=r"round-2.pt was written by another version; remove the folder"):
+    with pytest.raises(CheckpointError, match=r"round-2.pt is missing or of another version; remove the folder"):
         CaPriDe(*made, how, out=tmp_path).run()
     (tmp_path / "state.json").write_text("{")
     with pytest.raises(CheckpointError, match="cannot be read"):

@@ -110,10 +110,9 @@ class CaPriDe:
         """
         watch, how = watch or Watch(), self.settings
         watch.begins(1 + how.rounds)
-        kept = self.folder.record("state")
+        kept, done = self.folder.record("state"), 0
         if kept is None:
             self._local(watch)
-            done = 0
         else:
             done = kept["round"]
             self._go_back(kept, done)
@@ -134,18 +133,14 @@ class CaPriDe:
 
     def _go_back(self, kept: dict, done: int) -> None:
         """To the end of a round that is in the folder."""
-        tensors = self.folder.tensors(f"round-{done}")
-        if tensors is None:
-            raise CheckpointError(f"{self.folder.path}/round-{done}.pt is missing; remove the folder and start again")
-        heard = {}
+        found, heard = self.folder.tensors(f"round-{done}"), {}
         try:
             for name, state in self.states.items():
-                state.load(tensors[name][0])
-                heard |= tensors[name][1]
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-            raise CheckpointError(
-                f"{self.folder.path}/round-{done}.pt was written by another version; remove the folder and start again"
-            ) from error
+                state.load(found[name][0])
+                heard |= found[name][1]
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            gone = f"{self.folder.path}/round-{done}.pt is missing or of another version"
+            raise CheckpointError(f"{gone}; remove the folder and start again") from error
         for pair, meter in self.meters.items():
             meter.go_back(heard.get(pair))
         self.records = {name: found[: done + 1] for name, found in kept["records"].items()}
