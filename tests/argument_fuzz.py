@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from op_rows.base import Data, OpRow
-from op_stage import listed, revealed, spelled, stage
+from op_stage import spelled, stage
 from op_table import ROWS
 from torch.utils import _pytree as pytree
 
@@ -25,6 +25,7 @@ import sectorch
 from sectorch.errors import SectorchError
 from sectorch.tensor import SecretTensor
 from sectorch.tensor.table import TABLE
+from sectorch.testing.calls import listed, revealed
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int32, torch.int8,
           torch.int16, torch.bool)  # fmt: skip

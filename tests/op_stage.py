@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 import sectorch
 from sectorch.choreography.ledger import Profile
 from sectorch.session import Session
-from sectorch.tensor import ComplexShared, PrivateTensor, Scheme, SecretTensor, SharedTensor, private_tensor
+from sectorch.tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, private_tensor
+from sectorch.testing.calls import listed, revealed
 
 Arrange = Callable[["Stage", torch.Tensor], SharedTensor]
 
@@ -138,20 +139,6 @@ def called(key: Callable, args: tuple, kwargs: dict) -> Any:
     """The result, or of `x[index] = value`, which has none, what was written into."""
     result = key(*args, **kwargs)
     return args[0] if key is torch.Tensor.__setitem__ else result
-
-
-def listed(result: Any) -> Any:
-    """An iterator (`Tensor.__iter__`) as a tuple."""
-    return tuple(result) if hasattr(result, "__next__") else result
-
-
-def revealed(x: Any) -> Any:
-    """The plain value of a result leaf. A private one meets a shared zero, which is the only way that it has."""
-    if isinstance(x, (SharedTensor, ComplexShared)):
-        return x.reveal()
-    if isinstance(x, PrivateTensor):
-        return (sectorch.share(torch.zeros(x.shape, dtype=x.dtype), session=x.session) + x).reveal()
-    return x
 
 
 def check(

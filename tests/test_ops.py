@@ -19,11 +19,9 @@ from op_stage import (
     check,
     close,
     lines,
-    listed,
     plain_arguments,
     reference,
     reference_stage,
-    revealed,
     scale_0,
     scale_3,
     scale_26,
@@ -43,6 +41,7 @@ from sectorch.errors import SectorchError, SessionMismatchError
 from sectorch.session import Session
 from sectorch.tensor import SharedTensor
 from sectorch.tensor.table import HANDLER, SMOOTH, TABLE
+from sectorch.testing.calls import listed, revealed
 
 ROLES = {"s": "shared", "p": "private", ".": "public"}
 TORCH_SAYS = (
