@@ -19,8 +19,9 @@ from sectorch.dp import ConfidentGNMax, GNMax, LNMax
 from sectorch.federated import FederationError
 from sectorch.federated.models import square
 from sectorch.federated.parties import Simulation
+from sectorch.federated.turns import TURN, Turns
 from sectorch.protocols.capc import Panel, SimulatedPanel, TooFewVotersError, Voter
-from sectorch.protocols.capc.apart import TURN, Turns
+from sectorch.protocols.capc.apart import all_afford, following
 from sectorch.protocols.capc.spending import Question
 from sectorch.session import S
 
@@ -252,8 +253,8 @@ def test_every_declared_message_is_sent_and_no_other():
         names = ["p1", "p2"]
         with Simulation().runtime(TURN, {**{Party(name, "C"): name for name in names}, S: "S"}) as runtime:
             turns, question = Turns(names, runtime), Question(3, "89" * 16, 4)
-            assert turns.next("p2", question, 9) == (question, 9)
-            assert turns.afforded({"p1": 2, "p2": 4}) == {"p1": 2, "p2": 4}
+            assert following(turns, "p2", question, 9) == (question, 9)
+            assert all_afford(turns, {"p1": 2, "p2": 4}) == {"p1": 2, "p2": 4}
     sent = {(m.protocol, m.label, m.src.role, m.dst.role) for m in profile.ledger if m.protocol.startswith("capc")}
     specs = [spec for name, spec in PROTOCOLS.items() if name.startswith("capc")]
     assert sent == {(spec.name, m.label, m.src, m.dst) for spec in specs for m in spec.messages}

@@ -26,9 +26,9 @@ from ...federated.parties import Parties, Simulation
 from ...federated.received import Received
 from ...federated.scores import Scores, scores
 from ...federated.training import features
+from ...federated.turns import Turns, joined
 from ...federated.watch import Watch
 from ...session import S
-from .apart import Turns, joined
 from .ask import Panel, SimulatedPanel, Voter
 from .asking import Asking
 from .plan import Forecast, Plan, forecast, plan, validated
@@ -143,7 +143,7 @@ class CaPC:
     def _turns(self, models: dict[str, Any], watch: Watch, books: Mapping[str, BudgetFile]) -> Asking:
         """All askers, each here or elsewhere; retraining waits until nobody waits for this party."""
         names, said = [party.name for party in self.parties], self._agreed()
-        with joined(names, self.together, said) as turns:
+        with joined(names, self.together, label="capc", agreed=said) as turns:
             asking = self._asking(models, self.folder, books, turns)
             for party in self.querying:
                 if self.together.present(party.name):

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 
-from ...choreography import Located, Message, Net, Party, Phase, Roles, protocol
-from ...choreography.located import compute, running
-from ...choreography.roles import Cast
-from ...choreography.steps import Runtime
+from ...choreography import Located, Message, Net, protocol
 from ...errors import FrameError
-from ...federated.parties import Parties
-from ...session import S
+from ...federated.turns import TURN, Turns
 from .spending import Question
 
-TURN = Roles("C S", edges="C-S")
 _NEXT = "which question of the asker is next: its number and mark, its queries, and how many it will ask in all"
 _AFFORDS = "for how many of these queries the budget of an organisation has room"
 
@@ -45,76 +39,32 @@ def afforded(net: Net, counts: Located) -> Located:
     return counts.send(net.S, net.C, "afforded")
 
 
-class Turns:
-    """All parties and the guardian, from the first question of a run to the last: that one is lost ends it for all.
+def following(turns: Turns, asker: str, question: Question | None, planned: int = 0) -> tuple[Question, int]:
+    """The asker's next question, as everybody hears it, and how many queries it will ask in all.
 
     Args:
-        parties: their names, in the order of their turns.
-    """
-
-    def __init__(self, parties: Sequence[str], runtime: Runtime):
-        named = {name: Party(name, "C") for name in parties}
-        self._everyone = frozenset((*named.values(), S))
-        casts = [Cast(TURN, {"C": party, "S": S}) for party in named.values()]
-        self._nets = {
-            name: Net(runtime, number, cast, Phase.ONLINE)
-            for number, (name, cast) in enumerate(zip(named, casts, strict=True))
-        }
-
-    def next(self, asker: str, question: Question | None, planned: int = 0) -> tuple[Question, int]:
-        """The asker's next question, as everybody hears it, and how many queries it will ask in all.
-
-        Args:
-            question: at the asker; None elsewhere. One of no queries says that it asks no more.
-
-        Raises:
-            FrameError: the asker says what is no question.
-        """
-        net = self._nets[asker]
-        own = torch.empty(5, dtype=torch.int64, device="meta")
-        if question is not None:
-            mark = bytes.fromhex(question.mark)
-            words = [int.from_bytes(mark[i : i + 8], "big", signed=True) for i in (0, 8)]
-            own = torch.tensor([planned, question.number, question.queries, *words])
-        value = tell(net, net.own(net.C, own))
-        for other in self._nets.values():
-            value = told(other, value)
-        planned, number, queries, *words = net.agreed(value, self._everyone).tolist()
-        if not (0 <= number < 1 << 31 and 0 <= queries <= planned < 1 << 31):
-            raise FrameError(f"{asker} asks question {number} of {queries} queries out of {planned}")
-        mark = b"".join(word.to_bytes(8, "big", signed=True) for word in words)
-        return Question(number, mark.hex(), queries), planned
-
-    def afforded(self, own: Mapping[str, int]) -> dict[str, int]:
-        """How many of the queries each party affords, as everybody hears it.
-
-        Args:
-            own: of the party that is here.
-        """
-        counts = {
-            name: torch.tensor([own[name]]) if name in own else torch.empty(1, dtype=torch.int64, device="meta")
-            for name in self._nets
-        }
-        said = [affords(net, net.own(net.C, counts[name])) for name, net in self._nets.items()]
-        first = next(iter(self._nets.values()))
-        with running(first):
-            value = compute(torch.cat, said)
-        for net in self._nets.values():
-            value = afforded(net, value)
-        found = first.agreed(value, self._everyone).tolist()
-        return {name: max(0, count) for name, count in zip(self._nets, found, strict=True)}
-
-
-@contextmanager
-def joined(parties: Sequence[str], together: Parties, agreed: str) -> Iterator[Turns]:
-    """Everybody meets.
-
-    Args:
-        agreed: what all have to agree on.
+        question: at the asker; None elsewhere. One of no queries says that it asks no more.
 
     Raises:
-        RefusedError: another party has other settings, or knows of others than these. PeerLostError: one did not come.
+        FrameError: the asker says what is no question.
     """
-    everyone = {**{Party(name, "C"): name for name in parties}, S: S.name}
-    with together.runtime(TURN, everyone, label="capc", agreed=agreed) as runtime:
-        yield Turns(parties, runtime)
+    said = None
+    if question is not None:
+        mark = bytes.fromhex(question.mark)
+        words = [int.from_bytes(mark[i : i + 8], "big", signed=True) for i in (0, 8)]
+        said = torch.tensor([planned, question.number, question.queries, *words])
+    planned, number, queries, *words = turns.hear(asker, said, 5, tell, told).tolist()
+    if not (0 <= number < 1 << 31 and 0 <= queries <= planned < 1 << 31):
+        raise FrameError(f"{asker} asks question {number} of {queries} queries out of {planned}")
+    mark = b"".join(word.to_bytes(8, "big", signed=True) for word in words)
+    return Question(number, mark.hex(), queries), planned
+
+
+def all_afford(turns: Turns, own: Mapping[str, int]) -> dict[str, int]:
+    """How many of the queries each party affords, as everybody hears it.
+
+    Args:
+        own: of the parties that are here.
+    """
+    counts = turns.hear_all({name: torch.tensor([count]) for name, count in own.items()}, 1, affords, afforded)
+    return {name: max(0, int(count)) for name, count in counts.items()}

@@ -19,9 +19,10 @@ from ...errors import FrameError
 from ...federated.folder import RunFolder
 from ...federated.parties import Parties
 from ...federated.received import Received
+from ...federated.turns import Turns
 from ...federated.watch import Watch
 from ...session import S
-from .apart import Turns
+from .apart import all_afford, following
 from .ask import Panel, SimulatedPanel, Voter
 from .plan import Plan, plan
 from .record import Record
@@ -87,14 +88,14 @@ class Asking:
                 tick(len(labels))
                 number += 1
             if turns:
-                turns.next(party.name, Question(number, "0" * 32, 0), planned.queries)
+                following(turns, party.name, Question(number, "0" * 32, 0), planned.queries)
         forget_noise(party.name, number, self.folder)
         record.stopped = spending.stopped
 
     def _told(self, turns: Turns, party: Party, planned: int, question: Question) -> dict[str, int]:
         """Everybody hears of the question, and the asker hears who affords it."""
-        turns.next(party.name, question, planned)
-        return turns.afforded({party.name: question.queries})
+        following(turns, party.name, question, planned)
+        return all_afford(turns, {party.name: question.queries})
 
     def follow(self, party: Party, watch: Watch) -> None:
         """A party elsewhere asks: those who are here answer, add up, or hear of it.
@@ -107,13 +108,13 @@ class Asking:
         tick, planned = watch.step(f"{party.name} asks", None), None
         with ExitStack() as stack:
             panel = functools.cache(lambda: self._panel(stack, party, planned))
-            while (heard := self.turns.next(party.name, None))[0].queries:
+            while (heard := following(self.turns, party.name, None))[0].queries:
                 question, most = heard
                 planned = planned or self._planned(party, most)
                 if question.queries > min(self.settings.chunk, planned.queries):
                     raise FrameError(f"{party.name} asks {question.queries} queries at once, which is no chunk")
                 account = _Account(self, party, planned, question)
-                told = self.turns.afforded(account.affords())
+                told = all_afford(self.turns, account.affords())
                 self.refusals += account.refused()
                 question = replace(question, queries=min([question.queries, *told.values()]))
                 if question.queries:

@@ -27,9 +27,10 @@ from ...federated.participants import Participant, Samples
 from ...federated.parties import Parties, Simulation
 from ...federated.received import Received
 from ...federated.training import accuracy, features, predict, seconds_of, train
+from ...federated.turns import Turns, joined
 from ...federated.watch import Watch
 from ...session import S
-from .apart import Turns, joined
+from .apart import asks
 from .query import check_range, plain_query, secure_query, soft_labels
 from .report import Result, accuracies
 from .settings import Settings, check
@@ -126,7 +127,8 @@ class PrivHFL:
             return
         known = [[c.name, len(c.images), c.shape, str(c.model)] for c in self.clients]
         said = json.dumps([self.settings.as_dict(), known, self.classes])
-        with joined([client.name for client in self.clients], self.together, said) as turns:
+        names = [client.name for client in self.clients]
+        with joined(names, self.together, label="privhfl", agreed=said) as turns:
             yield turns
 
     def _round(self, t: int, turns: Turns | None, watch: Watch) -> None:
@@ -136,11 +138,11 @@ class PrivHFL:
             self.workers.ahead(self._left(f"round-{t}"), ask, self.folder)
         for client in self.clients:  # 5
             here = client.name in self.records
-            asks = turns is not None and turns.asks(client.name, self._wants(t, client) if here else None)
+            asked = turns is not None and asks(turns, client.name, self._wants(t, client) if here else None)
             if here:
                 self.records[client.name].append(self._iteration(t, client, answering, self.folder, watch))  # 6-14
                 watch.finished(client.name, self.records[client.name])
-            elif asks:
+            elif asked:
                 count, _ = self.settings.budget(len(client.images))
                 self._total(t, client, torch.empty((count, *client.shape), device="meta"), answering, watch)
 
