@@ -21,6 +21,7 @@ from measured_capc import CAPC
 from measured_capride import CAPRIDE
 from papers import ITEMS
 from papers import KINDS as PAPER_KINDS
+from refusals import listed
 
 import sectorch
 from sectorch.choreography import PROTOCOLS, Message, ProtocolSpec
@@ -117,10 +118,10 @@ def operations() -> str:
         ]
         rows.setdefault(op["kind"], []).append(cells)
     sections = []
-    for kind, listed in rows.items():
-        if listed:
+    for kind, found in rows.items():
+        if found:
             sections.append(
-                f"### {KINDS.get(kind, kind)}\n\n{table(('operation', 'reached by', 'note', 'result'), listed)}"
+                f"### {KINDS.get(kind, kind)}\n\n{table(('operation', 'reached by', 'note', 'result'), found)}"
             )
     return "\n\n".join(sections)
 
@@ -163,6 +164,7 @@ PAPER_PACKAGES = ("perturbation", "secsv")
 GENERATED: dict[str, dict[str, Callable[[], str]]] = {
     "learned.md": {"messages": messages, "composed": composed},
     "ops.md": {"operations": operations},
+    "errors.md": {"errors": listed},
     "privhfl.md": {**PRIVHFL, "settings": settings("sectorch.protocols.privhfl.settings:Settings")},
     "capc.md": {**CAPC, "settings": settings("sectorch.protocols.capc.settings:Settings")},
     "capride.md": {**CAPRIDE, "settings": settings("sectorch.protocols.capride.settings:Settings")},

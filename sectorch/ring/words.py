@@ -61,7 +61,7 @@ def check_encodable(values: torch.Tensor, frac_bits: int, what: str) -> None:
         raise FixedPointRangeError(
             f"{what} reaches magnitude {largest:.6g}, but with {frac_bits} fraction bits the fixed-point range is "
             f"below {range_limit(frac_bits):g}; scale the values down, or use fewer fraction bits "
-            f"(sectorch.secure(..., frac_bits=...))"
+            f"(Scheme(frac_bits=...))"
         )
 
 

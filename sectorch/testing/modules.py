@@ -38,7 +38,11 @@ HOUSES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
 
 
 class ModuleFault(AssertionError):
-    """A module that is refused, or whose secure results are wrong; `report` says all that was found."""
+    """A module that is refused, or whose secure results are wrong; `report` says all that was found.
+
+    What to do:
+        `report.change` is the first line of the model's code to change; `report.problems` are all, with their layers.
+    """
 
     def __init__(self, report: ModuleReport):
         super().__init__(str(report))

@@ -86,7 +86,12 @@ class ProtocolReport:
 
 
 class ProtocolFault(AssertionError):
-    """A protocol does not hold what it says; `report` has all that was found."""
+    """A protocol does not hold what it says; `report` has all that was found.
+
+    What to do:
+        Each line of the text names what was checked and what was found; docs/testing.md says what each means, and what
+        the usual mistakes are.
+    """
 
     def __init__(self, report: ProtocolReport):
         super().__init__("\n".join(map(str, report.findings)))

@@ -6,44 +6,123 @@ from ...errors import SectorchError
 
 
 class PerturbationError(SectorchError):
-    """Base of everything that this protocol raises on purpose."""
+    """Base of everything that this protocol raises on purpose.
+
+    What to do:
+        Catch this one for all that follow.
+    """
 
 
 class NotPerturbableError(PerturbationError, TypeError):
-    """An architecture through which a positive channel scale cannot be carried. Names the layer and the reason."""
+    """An architecture through which a positive channel scale cannot be carried. Names the layer and the reason.
+
+    Example:
+        a Scheme takes a torch.nn.Module, got OrderedDict
+
+    What to do:
+        Replace the layer that the text names: ReLU in place of smooth activations, no branches on values, a parameter
+        of its own for each layer.
+    """
 
 
 class NoiseError(PerturbationError, ValueError):
-    """Noise that is not positive, not finite, or too large for the cross-entropy exchange."""
+    """Noise that is not positive, not finite, or too large for the cross-entropy exchange.
+
+    Example:
+        the spread of the channel scales has to be finite and above 1, got 0.5
+
+    What to do:
+        Use the defaults, or a spread above 1 and a positive, finite size of additive noise.
+    """
 
 
 class StateMismatchError(PerturbationError, ValueError):
-    """Names, shapes or dtypes of a state dict or an update differ from the model's."""
+    """Names, shapes or dtypes of a state dict or an update differ from the model's.
+
+    Example:
+        the state dict lacks conv1.weight
+
+    What to do:
+        Let client and server have the same architecture at the same version; take the weights from
+        `model.state_dict()` in one dtype.
+    """
 
 
 class BatchMismatchError(PerturbationError, ValueError):
-    """Inputs, targets and model outputs of a client's batch do not fit together."""
+    """Inputs, targets and model outputs of a client's batch do not fit together.
+
+    Example:
+        inputs of shape [32, 1, 8, 8], targets of [31]
+
+    What to do:
+        Give a pair (inputs, targets) with as many rows each, and a body whose output fits the last layer.
+    """
 
 
 class NonFiniteGradientError(PerturbationError, ValueError):
-    """NaN or infinity in a model, a client's terms or a recovered gradient."""
+    """NaN or infinity in a model, a client's terms or a recovered gradient.
+
+    Example:
+        the recovered gradient is not finite at conv1.weight
+
+    What to do:
+        Look for NaN in the batch, then lower the learning rate: as a rule the run has diverged. The round changed
+        nothing.
+    """
 
 
 class StaleKeyError(PerturbationError, RuntimeError):
-    """An update or a request was made for another round's noise than the key at hand."""
+    """An update or a request was made for another round's noise than the key at hand.
+
+    Example:
+        update 2 was made on another round's noisy model; it has to be made again
+
+    What to do:
+        Fetch the current noisy model and make the update again. Noise is never used for two rounds.
+    """
 
 
 class WeightError(PerturbationError, ValueError):
-    """Client weights that are not positive, not finite, or not those the updates were made with."""
+    """Client weights that are not positive, not finite, or not those the updates were made with.
+
+    Example:
+        a weight N_k is a positive number, got 0
+
+    What to do:
+        Give each client the positive number of samples that was announced with the round.
+    """
 
 
 class MaskError(PerturbationError, RuntimeError):
-    """Client masks that cannot cancel: a client missing, twice, unknown, or a round used a second time."""
+    """Client masks that cannot cancel: a client missing, twice, unknown, or a round used a second time.
+
+    Example:
+        this round was masked already; a second update needs a new noisy model
+
+    What to do:
+        Redo the round with all its clients, a new noisy model and fresh masks: a mask that is used twice shows a
+        difference of updates.
+    """
 
 
 class DroppedClientError(MaskError):
-    """A client's masked update is missing, so the masks of the others do not cancel."""
+    """A client's masked update is missing, so the masks of the others do not cancel.
+
+    Example:
+        no client sent an update
+
+    What to do:
+        Redo the round without the missing client, or use double masks (`double=True`), which let the others open what
+        it left.
+    """
 
 
 class ExchangeError(PerturbationError, RuntimeError):
-    """The cross-entropy exchange needs the server and has no way to reach it, or its messages do not fit."""
+    """The cross-entropy exchange needs the server and has no way to reach it, or its messages do not fit.
+
+    Example:
+        no batch is running: ask() comes before take()
+
+    What to do:
+        Pass `server=`, and for each batch ask, take the reply, and only then go on.
+    """

@@ -9,8 +9,23 @@ from ...federated.errors import FederationError as FederationError
 
 
 class RoutingError(FederationError):
-    """No client may decrypt some layer at the security level that was asked for."""
+    """No client may decrypt some layer at the security level that was asked for.
+
+    Example:
+        client 3 owns the model under test and may not decrypt its outputs
+
+    What to do:
+        Ask for a lower routing level, or have more clients take part: every layer needs a client that may decrypt it.
+    """
 
 
 class EstimatorMissingError(SectorchError, ImportError):
-    """An estimator lives in a library that is not installed."""
+    """An estimator lives in a library that is not installed.
+
+    Example:
+        permutation sampling and KernelSHAP are shapiq's, which is not installed: pip install shapiq, or use estimator
+        'exact' or 'group-testing'
+
+    What to do:
+        `pip install shapiq`, or take an estimator that is here.
+    """

@@ -1,0 +1,111 @@
+"""The page of all errors, docs/errors.md, made of their docstrings: when one comes, a text that it has, what to do.
+
+A docstring has its words, then `Example:` and `What to do:`, each with indented lines. tests/test_refusals.py holds
+every error to that, and each example to the code that raises it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import textwrap
+from dataclasses import dataclass
+
+from sectorch import errors
+from sectorch.testing import ModuleFault, ProtocolFault
+
+GROUPS = {
+    "sectorch.errors.base": "The root",
+    "sectorch.errors.tensors": "Models, inputs and operations",
+    "sectorch.errors.protocols": "Protocols and sessions",
+    "sectorch.errors.network": "Parties as processes",
+    "sectorch.errors.runs": "Runs of every kind",
+    "sectorch.errors.warned": "Warnings",
+    "sectorch.ckks": "Homomorphic encryption",
+    "sectorch.dp": "Privacy budgets",
+    "sectorch.data": "Data",
+    "sectorch.federated": "The papers' experiments",
+    "sectorch.protocols.capc": "CaPC",
+    "sectorch.protocols.capride": "CaPriDe",
+    "sectorch.protocols.perturbation": "Perturbed models",
+    "sectorch.protocols.secsv": "SecSV",
+    "sectorch.testing": "Tests of operations and protocols",
+}
+"""Modules in the order of the page, and their headings."""
+
+SECTION = re.compile(r"^(Example|What to do|Attributes):\n((?:(?:    .*)?\n)+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An error as its docstring has it.
+
+    Attributes:
+        kind: the class. when: paragraphs of when it comes. example: a text in one line, or none. todo: what to do.
+    """
+
+    kind: type[BaseException]
+    when: str
+    example: str
+    todo: str
+
+    @property
+    def group(self) -> str:
+        """The heading under which it stands."""
+        module = self.kind.__module__
+        return next(words for prefix, words in GROUPS.items() if f"{module}.".startswith(f"{prefix}."))
+
+    @property
+    def named(self) -> str:
+        """The dotted name by which it is imported."""
+        package = re.sub(
+            r"(?<=sectorch\.errors)\.\w+$|\.errors$|(?<=sectorch\.testing)\.\w+$", "", self.kind.__module__
+        )
+        return f"{package}.{self.kind.__name__}"
+
+
+def kinds() -> list[type[BaseException]]:
+    """Every error and warning that sectorch raises on purpose, parents first."""
+    for module in GROUPS:
+        importlib.import_module(module)
+    found: list[type[BaseException]] = [errors.SectorchError, errors.LeakyProtocolWarning, errors.CaptureWarning]
+    for kind in found:
+        found.extend(one for one in kind.__subclasses__() if one.__module__.startswith("sectorch."))
+    return [*dict.fromkeys(found), ModuleFault, ProtocolFault]
+
+
+def entry(kind: type[BaseException]) -> Entry:
+    """What an error's docstring says; parts that it lacks are empty."""
+    text = inspect.cleandoc(kind.__doc__ or "") + "\n"
+    parts = {name: " ".join(textwrap.dedent(body).split()) for name, body in SECTION.findall(text)}
+    return Entry(kind, SECTION.sub("", text).strip(), parts.get("Example", ""), parts.get("What to do", ""))
+
+
+def _code(text: str) -> str:
+    return f"`` {text} ``" if "`" in text else f"`{text}`"
+
+
+def _linked(text: str) -> str:
+    """docs/ops.md becomes a link, as the page stands in that folder."""
+    return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", text)
+
+
+def _shown(one: Entry) -> str:
+    bases = [base for base in one.kind.__bases__ if base not in (errors.SectorchError, Exception)]
+    also = f", also {' and '.join(f'`{base.__name__}`' for base in bases)}" if bases else ""
+    lines = [f"### {one.kind.__name__}", f"`{one.named}`{also}. {_linked(one.when)}"]
+    if one.example:
+        lines.append(f"*Says, for example:* {_code(one.example)}")
+    return "\n\n".join([*lines, f"*What to do:* {_linked(one.todo)}"])
+
+
+def listed() -> str:
+    """The page's list."""
+    entries = [entry(kind) for kind in kinds()]
+    place = list(GROUPS.values()).index
+    order = sorted(entries, key=lambda one: (place(one.group), inspect.getsourcelines(one.kind)[1]))
+    sections: dict[str, list[str]] = {}
+    for one in order:
+        sections.setdefault(one.group, []).append(_shown(one))
+    return "\n\n".join(f"## {heading}\n\n" + "\n\n".join(shown) for heading, shown in sections.items())

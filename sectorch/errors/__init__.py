@@ -1,0 +1,51 @@
+"""Every exception of sectorch, one tree under `SectorchError`.
+
+Each also derives from the built-in that a PyTorch user would expect (`TypeError`, `ValueError`, `RuntimeError`), so
+`except ValueError` works as it does with torch. No message carries a share, a key or a secret value; a message about a
+value outside its range names the largest magnitude at the party that owns it, and never leaves that party.
+
+The docstring of each says when it comes, gives a text that it has, and says what to do. docs/errors.md is made of them,
+with those of `sectorch.ckks`, `dp`, `data`, `federated` and the papers, which have errors of their own.
+"""
+
+from .base import SectorchError as SectorchError
+from .network import AbortedError as AbortedError
+from .network import BusyError as BusyError
+from .network import FrameError as FrameError
+from .network import IdentityError as IdentityError
+from .network import NetworkError as NetworkError
+from .network import PeerLostError as PeerLostError
+from .network import QuotaError as QuotaError
+from .network import QuotaFileError as QuotaFileError
+from .network import ReceiptError as ReceiptError
+from .network import ReceiptsInUseError as ReceiptsInUseError
+from .network import RefusedError as RefusedError
+from .network import SessionOverError as SessionOverError
+from .network import StoreFullError as StoreFullError
+from .network import StoreInUseError as StoreInUseError
+from .network import UnknownModelError as UnknownModelError
+from .protocols import KeyAgreementError as KeyAgreementError
+from .protocols import MaterialError as MaterialError
+from .protocols import MisplacedValueError as MisplacedValueError
+from .protocols import SecretBranchError as SecretBranchError
+from .protocols import SessionMismatchError as SessionMismatchError
+from .protocols import StreamReuseError as StreamReuseError
+from .protocols import TopologyError as TopologyError
+from .protocols import UndeclaredMessageError as UndeclaredMessageError
+from .runs import CheckpointError as CheckpointError
+from .runs import CorruptedCiphertextError as CorruptedCiphertextError
+from .runs import PlotError as PlotError
+from .tensors import ArgumentError as ArgumentError
+from .tensors import DimensionError as DimensionError
+from .tensors import DtypeError as DtypeError
+from .tensors import FixedPointRangeError as FixedPointRangeError
+from .tensors import NonFiniteError as NonFiniteError
+from .tensors import ProgramError as ProgramError
+from .tensors import RangeExceededError as RangeExceededError
+from .tensors import SecretAccessError as SecretAccessError
+from .tensors import ShapeError as ShapeError
+from .tensors import TrainingModeError as TrainingModeError
+from .tensors import UnsupportedDeviceError as UnsupportedDeviceError
+from .tensors import UnsupportedOpError as UnsupportedOpError
+from .warned import CaptureWarning as CaptureWarning
+from .warned import LeakyProtocolWarning as LeakyProtocolWarning

@@ -1,0 +1,199 @@
+"""What can be wrong between the parties' processes, and with the files that a party keeps; none reveals anything."""
+
+from __future__ import annotations
+
+from .base import SectorchError
+from .protocols import MaterialError
+
+
+class NetworkError(SectorchError, ConnectionError):
+    """Something between the parties' processes went wrong; nothing was revealed.
+
+    Example:
+        the parties did not come up in 60 s
+
+    What to do:
+        Most come as one of the kinds below, which say more. Catch this one to ask again later: a query that has
+        failed has told nobody anything, and asking again is a new query.
+    """
+
+
+class FrameError(NetworkError):
+    """A frame that is malformed, or does not belong where it came.
+
+    Example:
+        S sent a frame that does not belong here (wrong shape): expected relu/c_S (64,) in call 3; both sides must run
+        the same version on the same model
+
+    What to do:
+        Let all parties run the same version of sectorch on the same model file, and look for something in between
+        that speaks another protocol (an HTTP proxy, a load balancer). Otherwise the peer does not follow the
+        protocol.
+    """
+
+
+class PeerLostError(NetworkError):
+    """A party's process died, hangs, closed the connection, or was never there.
+
+    Example:
+        the server has not replied for 60 s
+
+    What to do:
+        Look whether that party's process runs and listens (`sectorch models` asks the server), and at its log. Then
+        ask again: what was asked has no result, and a program among parties goes on from its folder. On a slow link,
+        raise `--patience`.
+    """
+
+
+class AbortedError(NetworkError):
+    """Another party stopped the session; the text is its reason.
+
+    Example:
+        'hospital-b' was stopped
+
+    What to do:
+        Read its reason, and that party's log. Run again when it is up.
+    """
+
+
+class IdentityError(NetworkError, PermissionError):
+    """A certificate, a long-term identity key or a file that says who is who, and that is not the expected one.
+
+    Attributes:
+        told: what the other parties are told of it instead of the text, which is for this party's own user.
+
+    Example:
+        the federation file names the key SHA256:abc for 'north', and this one is SHA256:def: somebody may stand in
+        between
+
+    What to do:
+        Do not trust the new key because it is there. Ask the party over another channel for its fingerprint
+        (`sectorch keys show`), and only then `sectorch keys pin NAME FINGERPRINT`, or mend the federation file. Of a
+        certificate that has ended, have a new one issued.
+    """
+
+    def __init__(self, text: str, told: str | None = None):
+        super().__init__(text)
+        self.told = told
+
+
+class UnknownModelError(NetworkError, LookupError):
+    """No answering party of that name is connected.
+
+    Example:
+        no model 'hospital-c' is connected; there are: hospital-a, hospital-b
+
+    What to do:
+        Take a name of `sectorch models`, or have its owner start `sectorch answer` with it.
+    """
+
+
+class RefusedError(NetworkError):
+    """A party does not take part in what was asked: a number format, a version, or a program that it has not accepted.
+
+    Its own log says more.
+
+    Example:
+        'hospital-b' answers with range checks only: leave range_check=False out
+
+    What to do:
+        Ask for what it accepts, as the text says, or ask its operator to accept this (for programs among parties: its
+        own file of what it accepts, docs/federation.md).
+    """
+
+
+class BusyError(NetworkError):
+    """A party has as much to do as it takes on, or is doing just this already.
+
+    Example:
+        8 calls wait for the server, 4 of them of 'alice'; ask again in a moment
+
+    What to do:
+        Ask again later, with fewer sessions or fewer rows at once. Its operator can raise the limit that the text
+        names (`sectorch server --help`).
+    """
+
+
+class QuotaError(NetworkError):
+    """A client has used what a party lets it ask; the text says of which limit, and when it is free again.
+
+    Example:
+        hospital-b lets this client ask 'tagger' for 1000 rows in all; 990 are used, and 32 more asked for; they do
+        not become free again: ask its owner for more
+
+    What to do:
+        Wait until the time in the text, ask for fewer rows, or ask the model's owner for more. The limit is there
+        because answers tell about the model (docs/not-promised.md).
+    """
+
+
+class QuotaFileError(SectorchError, RuntimeError):
+    """What is used of a limit cannot be read or written, and what cannot be counted is not served.
+
+    Example:
+        cannot keep what is used in used.db: No space left on device
+
+    What to do:
+        The party's operator makes room, or puts the file's rights right (mode 600, its own user). A file of another
+        party is not taken: name this party's own. Without the file, counts begin anew, which is the operator's to
+        decide.
+    """
+
+
+class SessionOverError(NetworkError):
+    """A session that another party ended between two calls, as one that was idle, or that asked an older version.
+
+    Example:
+        nothing was asked for 600 s, and the session is over; asking again opens another
+
+    What to do:
+        Ask again: it opens a new session. What was prepared ahead in the old one is lost unless it is in a store.
+    """
+
+
+class StoreFullError(MaterialError):
+    """Offline material does not fit the disk budget of a party; the text says how much does.
+
+    Example:
+        a prepared call takes 12.5 MB and 10.0 of 2000.0 MB are free in the store: 0 more fit
+
+    What to do:
+        Prepare as many as fit, use what is there first, or give that party's store more room (`--store-budget`, at
+        its own start).
+    """
+
+
+class StoreInUseError(MaterialError):
+    """Another process has the folder in which offline material is kept.
+
+    Example:
+        the store material is in use by another process; name another --store
+
+    What to do:
+        One process, one folder: name another, or end the other process. A process that was killed leaves no lock.
+    """
+
+
+class ReceiptError(SectorchError, RuntimeError):
+    """A receipt that cannot be written, and what it is for is not served; or a file of receipts that is not whole.
+
+    Example:
+        no receipt can be written (No space left on device), and what has none is not served
+
+    What to do:
+        At a party: make room on the disk; the next query is served. In an audit: the text names the first wrong line.
+        Compare the head that was noted elsewhere, and the other parties' files (`--against`), and ask the party whose
+        file it is; keep the file as it is.
+    """
+
+
+class ReceiptsInUseError(ReceiptError):
+    """Another process has the file of receipts.
+
+    Example:
+        the receipts b/receipts.jsonl are in use by another process; name another file, one for each party
+
+    What to do:
+        Name a file of its own for each party and process, or end the other process. One that was killed leaves no
+        lock.
+    """

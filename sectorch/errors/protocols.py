@@ -1,0 +1,101 @@
+"""What can be wrong in a protocol or a session: values, messages, keys and material at the wrong place."""
+
+from __future__ import annotations
+
+from .base import SectorchError
+
+
+class MisplacedValueError(SectorchError, RuntimeError):
+    """A computation was asked of a party that lacks one of its inputs.
+
+    Example:
+        nobody holds all that mul takes: (4, 3) at Q; (3,) at A; send it there
+
+    What to do:
+        In a protocol, send the value before (`c.send(Q, A, "label")`), or compute where all operands are: the owners
+        of a result are those who hold all of them.
+    """
+
+
+class TopologyError(SectorchError, RuntimeError):
+    """A message between two parties that have no channel. In the star, clients talk to the server S only.
+
+    Example:
+        no channel from Q to A; the roles are Q A S with edges A-S Q-S
+
+    What to do:
+        Send it by way of S, under a mask that S does not know; or give the protocol roles that have this edge
+        (`Roles`).
+    """
+
+
+class UndeclaredMessageError(SectorchError, RuntimeError):
+    """A protocol sent something that its declaration does not list. It did not leave.
+
+    Example:
+        protocol 'sum' sent 'masked', which it does not declare; it declares no message
+
+    What to do:
+        Add a `Message` to the protocol's `@protocol(...)`, with what hides it from its receiver, or send it under the
+        label, and along the edge, that is declared.
+    """
+
+
+class SecretBranchError(SectorchError, TypeError):
+    """Python control flow asked for the truth value, the length or the items of a located value, or code copied one.
+
+    Example:
+        a located value cannot be copied or pickled
+
+    What to do:
+        Write the choice as arithmetic (`sectorch.mpc.star.select`): a program is the same for all values. Lengths and
+        shapes are public: ask `x.shape`.
+    """
+
+
+class SessionMismatchError(SectorchError, RuntimeError):
+    """Tensors of two sessions, or of two answering parties, met in one operation.
+
+    Example:
+        tensors of two sessions cannot meet: their shares have different keys
+
+    What to do:
+        Share the input for the model that takes it: `sectorch.share(x, session=m.session, party=m.party)`. Results of
+        several answering parties are added by `sectorch.aggregate`.
+    """
+
+
+class StreamReuseError(SectorchError, RuntimeError):
+    """Random material was about to be used a second time, which would show the difference of what it hides.
+
+    Example:
+        draw 3 of 'share' in call 7 was made already
+
+    What to do:
+        Do not copy, pickle or rewind a session or its keys. Open a new `Session` where the text says that counters
+        are used up. If no code of yours did either, please report it.
+    """
+
+
+class MaterialError(SectorchError, RuntimeError):
+    """Prepared offline material is missing, was used already, or belongs to another program.
+
+    Example:
+        the material of call 4 was used already; prepare it again
+
+    What to do:
+        Prepare again, for this model, these shapes and these arguments: `secure_model.preprocess(...)`, or `sectorch
+        query --prepare`. Material is used once.
+    """
+
+
+class KeyAgreementError(SectorchError, RuntimeError):
+    """The pair keys of a session could not be agreed, or what came for it is no valid key.
+
+    Example:
+        the peer's X25519 public key is not valid
+
+    What to do:
+        Open a new session. If it comes again, take it for an attack or a damaged link: compare the fingerprints of
+        the identity keys (`sectorch keys show`) over another channel.
+    """

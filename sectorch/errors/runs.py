@@ -1,0 +1,41 @@
+"""What can be wrong with a run that several packages have in common: its folder, its ciphertexts, its pictures."""
+
+from __future__ import annotations
+
+from .base import SectorchError
+
+
+class CheckpointError(SectorchError, RuntimeError):
+    """A run folder that belongs to another run, or that cannot be read.
+
+    Example:
+        runs/a holds another run, which differs in seed, rounds; name another folder or remove that one
+
+    What to do:
+        Name another folder (`--out`), or give the settings with which the folder was begun. Where a file is damaged,
+        remove what the text names: finished rounds that are whole are kept.
+    """
+
+
+class CorruptedCiphertextError(SectorchError, RuntimeError):
+    """Ciphertexts that are not those that were sent, or a decryption that no honest computation gives.
+
+    Example:
+        gradients arrived damaged: they do not have the digest that they were sent with; ask for them again
+
+    What to do:
+        Run again from the folder: what was damaged was not counted. If it comes again, a link or a machine damages
+        data, or a party does not follow the protocol; or the model's values leave the number format: scale the inputs
+        down.
+    """
+
+
+class PlotError(SectorchError, ImportError):
+    """Plots were asked for and matplotlib is missing.
+
+    Example:
+        plots need matplotlib: pip install matplotlib, or leave them out (--no-plots)
+
+    What to do:
+        `pip install matplotlib`, or leave them out.
+    """

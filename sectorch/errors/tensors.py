@@ -1,0 +1,155 @@
+"""What can be wrong with a model, an input or an operation on tensors. Raised before anything is sent."""
+
+from __future__ import annotations
+
+from .base import SectorchError
+
+
+class UnsupportedOpError(SectorchError, NotImplementedError):
+    """An operation, or a form of one, that the dispatch table lacks. Nothing was computed.
+
+    Not a TypeError: Python's operators would take that for "try the other operand", and go on.
+
+    Example:
+        torch.erfinv(SharedTensor(2, 3)) is not supported on secret tensors; nearest supported: inv, erf, erfc.
+        sectorch.supported_ops() lists all
+
+    What to do:
+        Take one of the operations that the text names, or write the function by supported ones (docs/ops.md). A
+        function of one variable can be registered: `sectorch.register_op(f, domain=..., error=...)`. For a whole
+        model, `sectorch.testing.check_module(model, x)` names every such line at once.
+    """
+
+
+class SecretAccessError(SectorchError, TypeError):
+    """Something asked a secret tensor for its values: `.numpy()`, `.item()`, `float()`, `bool()`, pickling, ...
+
+    Example:
+        Tensor.numpy would take the content out of a SharedTensor; use .reveal(), which gives a SharedTensor's value
+        to the querying party, and torch.where to choose by a secret
+
+    What to do:
+        Where the value may be known to Q, call `.reveal()`. Where it is used for a choice, write `torch.where(c, a,
+        b)` in place of `if c:`. Where it is for a log or a file, keep it until after `.reveal()`.
+    """
+
+
+class UnsupportedDeviceError(SectorchError, RuntimeError):
+    """A tensor on a device for which there is no exact integer kernel.
+
+    Example:
+        ring products run on the CPU or on CUDA, got tensors on mps; move the model and the input to one of the two
+
+    What to do:
+        `model.cpu()` and `x.cpu()`, or `.cuda()` for both.
+    """
+
+
+class FixedPointRangeError(SectorchError, ValueError):
+    """A value that its owner can look at (an input, a weight) does not fit the fixed-point ring.
+
+    Example:
+        the input reaches magnitude 5000, and activations are below 4096 with 20 fraction bits; scale it down, use
+        fewer of them, or name limit_bits
+
+    What to do:
+        Scale the input or the layer that the text names (normalisation does), or trade fraction bits for range:
+        `secure(model, Scheme(frac_bits=16))`. `secure(model, calibrate=batch)` chooses both from typical inputs.
+    """
+
+
+class RangeExceededError(SectorchError, ArithmeticError):
+    """A secret value left the range in which results are right: there is no result, and nobody learned which value.
+
+    Example:
+        a value between input and result left the range in which results are right, so there is no result (which value
+        it was, nobody learned); scale the input or the model down, or use fewer fraction bits
+
+    What to do:
+        Q looks whether its input is unlike the others (a wrong unit, an outlier). If ordinary inputs do it, the
+        model's owner calibrates: `secure(model, calibrate=batch)`, or a `Scheme` of fewer fraction bits or a larger
+        `limit_bits`. `sectorch.diff(model, x)` shows the first layer at which secure and plain differ.
+    """
+
+
+class NonFiniteError(SectorchError, ValueError):
+    """NaN or infinity where a number has to be encoded.
+
+    Example:
+        the input holds 1 NaN and 0 infinite entries of 12
+
+    What to do:
+        Look for the first step that makes them in plain (`torch.isfinite(x).all()`). For missing values, put a number
+        there and give a mask as a second input.
+    """
+
+
+class DtypeError(SectorchError, TypeError):
+    """A tensor of a dtype, or of a layout, that the operation does not take.
+
+    Example:
+        the input has dtype torch.complex64; sectorch takes real floating-point or integer tensors
+
+    What to do:
+        Convert it where the text says: `x.to(torch.float32)`, `x.to_dense()`, `torch.view_as_real(x)`.
+    """
+
+
+class ShapeError(SectorchError, RuntimeError):
+    """Shapes that do not fit, in torch's own words where torch has some.
+
+    Example:
+        aggregate() needs equal shapes, got [(1, 2), (1, 3)]
+
+    What to do:
+        Run the same lines on plain tensors of these shapes: they fail there too. Where a model is served, ask with
+        the shape that the text names.
+    """
+
+
+class DimensionError(SectorchError, IndexError):
+    """A dimension or an index that a tensor lacks, in torch's own words where torch has some.
+
+    Example:
+        index out of range: a table of 10 rows, indices to 12
+
+    What to do:
+        Count dimensions from 0, or from -1 at the end. Indices that are secret are looked at by their owner alone,
+        who gets this error: they have to be below the number of rows of the table.
+    """
+
+
+class ArgumentError(SectorchError, ValueError):
+    """An argument, an option or a setting that the call does not take.
+
+    Example:
+        chunk must be at least one row, got 0
+
+    What to do:
+        The text says what was expected. `help(function)` and the API reference list all arguments, and `sectorch
+        COMMAND --help` all options.
+    """
+
+
+class TrainingModeError(SectorchError, RuntimeError):
+    """`secure()`, or what serves a model, was given a module in training mode.
+
+    Example:
+        the model is in training mode (Dropout); call model.eval() first
+
+    What to do:
+        `model.eval()` before. A secure module does not train: train the plain one and make it secure again.
+    """
+
+
+class ProgramError(SectorchError, ValueError):
+    """A model description that is malformed, too large, or asks for something outside the closed list of operations.
+
+    Example:
+        a tensor of shape [100000, 100000] is too large: a model has tensors of at most 16777216 elements
+
+    What to do:
+        The model's owner makes the file anew (`sectorch convert`, `sectorch.network.save_model`) with this version,
+        or rewrites the line that has no description. Whoever only received it should not try to mend it: it may have
+        been made to do harm, and nothing of it was run.
+    """
