@@ -134,6 +134,12 @@ SERIES = {
 WHOLE = {"elementwise": False}
 
 
+def cut(shift: int) -> Given:
+    """What a truncation takes: the half unit that it adds must stay within 2^62 too."""
+    most = (1 << 62) - (1 << shift - 1) - 1
+    return Given(low=-most, high=most)
+
+
 def _shaped(given: Given, *shape: int) -> Given:
     return Given(given.party, shape, given.low, given.high, given.phase)
 
@@ -153,9 +159,9 @@ OWN = [
     Own("multiply_matmul", lambda net, x, y: multiply(net, matmul, x, y), [_shaped(ANY, 8, 8), _shaped(ANY, 8, 3)],
         torch.matmul, WHOLE),
     Own("square", square, [ANY], torch.square),
-    Own("truncate_20", partial(truncate, shift=20), [HALF_RING], partial(rounded, shift=20)),
-    Own("truncate_1", partial(truncate, shift=1), [HALF_RING], partial(rounded, shift=1)),
-    Own("truncate_fss", partial(truncate, shift=20, fss=True), [HALF_RING], partial(rounded, shift=20)),
+    Own("truncate_20", partial(truncate, shift=20), [cut(20)], partial(rounded, shift=20)),
+    Own("truncate_1", partial(truncate, shift=1), [cut(1)], partial(rounded, shift=1)),
+    Own("truncate_fss", partial(truncate, shift=20, fss=True), [cut(20)], partial(rounded, shift=20)),
     Own("drelu", _bits(drelu), [ANY], lambda x: (x >= 0).long()),
     Own("drelu_high", _bits(partial(drelu, high=40)), [Given(low=-(1 << 40), high=(1 << 40) - 1)],
         lambda x: (x >= 0).long()),
@@ -163,7 +169,7 @@ OWN = [
     Own("is_zero", _bits(is_zero), [ANY], lambda x: (x == 0).long()),
     Own("select", _select, [ANY], lambda x: x.clamp(min=0)),
     Own("relu", relu, [ANY], lambda x: x.clamp(min=0)),
-    Own("relu_20", partial(relu, shift=20), [HALF_RING], lambda x: rounded(x, 20).clamp(min=0)),
+    Own("relu_20", partial(relu, shift=20), [cut(20)], lambda x: rounded(x, 20).clamp(min=0)),
     Own("relu_high", partial(relu, shift=20, high=41), [Given(low=-(1 << 40), high=(1 << 40) - 1)],
         lambda x: rounded(x, 20).clamp(min=0)),
     Own("ramps", lambda net, x: tuple(ramps(net, x, RAMPS)), [HALF_RING],
@@ -171,7 +177,7 @@ OWN = [
     Own("ramps_20", lambda net, x: tuple(ramps(net, x, RAMPS, 20)), [Given(low=-(1 << 61), high=(1 << 61) - 1)],
         lambda x: tuple((rounded(x, 20) - t).clamp(min=0) for t in RAMPS)),
     Own("relu_fss", partial(relu, fss=True), [ANY], lambda x: x.clamp(min=0), deep=True),
-    Own("relu_fss_20", partial(relu, shift=20, fss=True), [HALF_RING],
+    Own("relu_fss_20", partial(relu, shift=20, fss=True), [cut(20)],
         lambda x: rounded(x, 20).clamp(min=0), deep=True),
     Own("gate_high", partial(relu, shift=28, high=41, fss=True), [Given(low=-(1 << 40), high=(1 << 40) - 1)],
         lambda x: rounded(x, 28).clamp(min=0)),
@@ -190,10 +196,10 @@ OWN = [
         _sigmoid, SERIES),
     Own("trigonometric_wide", lambda net, x: trigonometric(net, x << 20, 40, SIGMOID),
         [Given(low=-(1 << 23), high=1 << 23)], _sigmoid, SERIES),
-    Own("guarded_truncate", _guarded(partial(truncate, shift=20, limit_bits=LIMIT_BITS)), [HALF_RING],
+    Own("guarded_truncate", _guarded(partial(truncate, shift=20, limit_bits=LIMIT_BITS)), [cut(20)],
         _inside(partial(rounded, shift=20)), WHOLE),
     Own("guarded_truncate_inside", _guarded(partial(truncate, shift=20, limit_bits=LIMIT_BITS)),
         [Given(low=-(1 << 49), high=1 << 49)], _inside(partial(rounded, shift=20)), WHOLE),
-    Own("guarded_relu", _guarded(partial(relu, shift=20, limit_bits=LIMIT_BITS)), [HALF_RING],
+    Own("guarded_relu", _guarded(partial(relu, shift=20, limit_bits=LIMIT_BITS)), [cut(20)],
         _inside(lambda x: rounded(x, 20).clamp(min=0)), WHOLE),
 ]  # fmt: skip

@@ -174,6 +174,16 @@ def unmasked(net: Net, x: Shares) -> Shares:
     return Shares(net.common(net.Q, net.A, x.shape, "half") * 0, (opened >= 0).to(torch.int64))
 
 
+# One value is wrong under one of 2^64 masks: no random draw ever shows it.
+
+
+@protocol("gallery_one_mask", "planted", [Message("y_S", "Q", "S", "r of k_QA")])
+def one_mask(net: Net, x: Located) -> Shares:
+    r = net.common(net.Q, net.A, x.shape, "r")
+    off = (x - r == 37 - (1 << 63)).to(torch.int64) * (x == 37).to(torch.int64)
+    return Shares(r, (x - r + off).send(net.Q, net.S, "y_S"))
+
+
 GALLERY = [
     Exhibit("PrivHFL's DReLU", "PrivHFL, Figure 4", privhfl_drelu, sign, [SMALL], lambda x: (x >= 0).long(),
             ["Q tells", "z of gallery_drelu", "x < 0"]),
@@ -183,6 +193,8 @@ GALLERY = [
     Exhibit("local truncation", "SecureML, 4.1", local_truncation, lambda net, x: truncate(net, x, F),
             [Given(low=-(1 << 40), high=1 << 40)], lambda x: x >> F, ["draws", "half of x0", "decides it"],
             right=lambda x: (x + (1 << (F - 1))) >> F, allowed={"error": 1}),
+    Exhibit("an error under one mask", "planted", one_mask, share, [Given("Q", low=0, high=255)], lambda x: x,
+            ["exhaustive", "input 37 is 38", "r of gallery_one_mask is -9223372036854775808"]),
     Exhibit("a triple used twice", "Beaver, CRYPTO 1991", triple_twice, triple_each, [Given()] * 3,
             lambda x, y, z: x * y + x * z, ["g_"]),
     Exhibit("a mask too short", "statistical masking without its margin", short_mask, whole_mask, [SMALL],

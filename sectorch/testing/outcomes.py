@@ -75,10 +75,10 @@ class Outcomes:
             cases.insert(0, ("small", self._small()))
         for i, (_, inputs) in enumerate(cases):
             played = self.play(inputs, ("result", i), twice=i == 0)
-            wrong = self._wrong(inputs, played)
-            if wrong and right:
+            wrong = self.first_wrong(inputs, played)
+            if wrong is not None and right:
                 right = False
-                yield "result", wrong
+                yield "result", wrong[1]
         self.looked = f"{len(cases)} runs of {self.protocol.n} elements: small inputs, edges, all over the range"
         self.looked_draws = f"{RUNS} runs in which each input stands many times, and stands again"
         inputs = self._repeated()
@@ -105,23 +105,24 @@ class Outcomes:
         return [x.reshape(-1)[:distinct].repeat_interleave(AGAIN + 1)[: x.numel()].view(x.shape).clone() if
                 x.numel() <= distinct * (AGAIN + 1) else x for x in inputs]  # fmt: skip
 
-    def _wrong(self, inputs: Sequence[torch.Tensor], played: Played) -> str:
+    def first_wrong(self, inputs: Sequence[torch.Tensor], played: Played) -> tuple[int, str] | None:
+        """The first element of a result that is not the reference's, and what it is; None where all are."""
         expected = self.reference(inputs)
         if len(expected) != len(played.results):
             raise ArgumentError(f"the protocol has {len(played.results)} results, and the reference {len(expected)}")
         for i, ((_, y), wanted) in enumerate(zip(played.results, expected, strict=True)):
             if y.shape != wanted.shape:
-                return f"result {i} is of shape {list(y.shape)}, and the reference of {list(wanted.shape)}"
+                return 0, f"result {i} is of shape {list(y.shape)}, and the reference of {list(wanted.shape)}"
             off = _beyond(y.to(torch.int64) - wanted, self._error)
             if bool(off.any()):
                 at = int(off.reshape(-1).nonzero()[0])
                 said = _element(inputs, at) if self.elementwise else "one of the inputs"
                 share = float(off.double().mean())
-                return (
+                return at, (
                     f"result {i} for {said} is {int(y.reshape(-1)[at])}, and the reference's "
                     f"{int(wanted.reshape(-1)[at])} ({share:.1%} of the elements differ)"
                 )
-        return ""
+        return None
 
     def _varying(self, inputs: Sequence[torch.Tensor], runs: Sequence[Played]) -> str:
         for i in range(len(runs[0].results)):

@@ -95,7 +95,7 @@ class Protocol:
 
     def __init__(self, protocol: Callable, given: Sequence[Given], roles: Roles, n: int, dealer: str = "Q"):
         self.given, self.n = tuple(given), n
-        self._protocol, self._roles = protocol, roles
+        self._protocol, self._roles, self._dealer = protocol, roles, dealer
         shared = [i for i, g in enumerate(given) if g.party == SHARED]
         if shared and roles is not STAR:
             raise ArgumentError(f"input {shared[0]} is shared by A and S, and the roles are {roles}; name its party")
@@ -106,6 +106,10 @@ class Protocol:
         self.learners: list[frozenset[str]] = []
         self.program: Program = self.session.trace(self._play)
         self.parties = self.program.parties
+
+    def sized(self, n: int) -> Protocol:
+        """The same for about n elements."""
+        return Protocol(self._protocol, self.given, self._roles, n, self._dealer)
 
     def _play(self, net: Net) -> Any:
         given = [self._bring(net, i, g) for i, g in enumerate(self.given)]
@@ -137,7 +141,7 @@ class Protocol:
         found = {}
         for i, (given, x) in enumerate(zip(self.given, inputs, strict=True)):
             if given.party == SHARED:
-                half = draws.words(("half", i), x.numel()).view(x.shape)
+                half = draws.words(half_of(i), x.numel()).view(x.shape)
                 found |= {f"x{i}_A": x - half, f"x{i}_S": half}
             else:
                 found[f"x{i}"] = x
@@ -169,7 +173,21 @@ class Draws:
 
     def of(self, pair: frozenset[Party], name: str, number: int, setup: bool, count: int) -> torch.Tensor:
         """What a pair draws at a place of its stream."""
-        return self.words((sorted(p.name for p in pair), name, number, setup), count)
+        return self.words(_place(pair, name, number, setup), count)
+
+
+def half_of(i: int) -> tuple:
+    """Where A's half of an input is drawn."""
+    return "half", i
+
+
+def place_of(step: Draw, setup: bool) -> tuple:
+    """Where a step draws."""
+    return _place(step.owners, step.name, step.number, setup)
+
+
+def _place(pair: frozenset[Party], name: str, number: int, setup: bool) -> tuple:
+    return sorted(p.name for p in pair), name, number, setup
 
 
 def play(

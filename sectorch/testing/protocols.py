@@ -15,6 +15,7 @@ from ..choreography import Phase, Roles
 from ..choreography.roles import STAR
 from ..errors import ArgumentError
 from .apart import check_apart
+from .exhaustive import Exhaustive, in_elements
 from .outcomes import Outcomes
 from .played import Given, Protocol, messages_of
 from .uniform import FOUND, P_VALUE
@@ -110,6 +111,7 @@ def check_protocol(
     varies: int = 0,
     uniform: bool = True,
     cost: Mapping[str, float] | None = None,
+    exhaustive: int = 3,
     elements: int = 4096,
     seconds: float = 60.0,
     seed: int = 0,
@@ -119,6 +121,7 @@ def check_protocol(
     What is looked at:
         result: it is the reference's, on small inputs all of them, on the edges and all over the stated range.
         draws: it is the same whatever anybody draws or deals: one result for one input, in thousands of runs.
+        exhaustive: it is right on small domains of inputs and of each draw, in all combinations.
         messages: each is uniform, and the same for any two secrets that its receiver may not tell apart.
         view: so is all that a party knows together. Sums mod 2 of bits that it drew, received and sent, products of
             lowest bits among them, and correlations of two bits, do not depend on a secret.
@@ -141,6 +144,8 @@ def check_protocol(
         varies: how far two results for the same inputs may be apart.
         uniform: whether messages have to be uniform; ciphertexts and statistical masks are not.
         cost: "rounds" online, and bytes an element "online" and "offline", of the protocol itself.
+        exhaustive: bits of the small domains; 0 for a protocol that may be wrong under draws that hardly ever come, or
+            for less time. Only of elementwise protocols, whose inputs and results have n elements each.
         elements: about so many in one run.
         seconds: it may take.
         seed: of inputs and draws; the same seed finds the same.
@@ -163,6 +168,10 @@ def check_protocol(
     report.looked["result"] = outcomes.looked
     report.looked["draws"] = outcomes.looked_draws
     report.findings += [Finding(check, text) for check, text in found]
+    if exhaustive and elementwise and in_elements(traced):
+        small = Exhaustive(outcomes, exhaustive, seed)
+        report.findings += [Finding(check, text) for check, text in small.check()]
+        report.looked["exhaustive"] = small.looked
     views = Views(traced, outcomes, uniform, seed)
     report.elements = views.elements
     needed = views.seconds_needed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,19 +11,25 @@ import pytest
 import torch
 
 from sectorch.choreography import PROTOCOLS, Message, Net, Roles, leaf, protocol
+from sectorch.choreography.roles import STAR
 from sectorch.errors import ArgumentError, MisplacedValueError, TopologyError, UndeclaredMessageError
 from sectorch.mpc.star.multiply import multiply
 from sectorch.mpc.star.relu import relu
 from sectorch.mpc.star.share import share
 from sectorch.mpc.star.shares import Shares, each
+from sectorch.mpc.star.truncate import truncate
 from sectorch.ring import products
 from sectorch.testing import Given, ProtocolFault, check_protocol
+from sectorch.testing.exhaustive import Exhaustive, in_elements
+from sectorch.testing.outcomes import Outcomes
+from sectorch.testing.played import Protocol
 from sectorch.testing.spans import broken, numbers
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gallery"))
 BEFORE = dict(PROTOCOLS)
 import parties  # noqa: E402
 import shares  # noqa: E402
+from own import OWN as OURS  # noqa: E402
 
 ANY = Given(low=-(1 << 63), high=(1 << 63) - 1)
 GALLERY = [*shares.GALLERY, *parties.GALLERY]
@@ -108,6 +115,49 @@ def test_the_same_seed_finds_the_same():
             check_protocol(shares.low_bit_kept, [Given()], lambda x: x, elements=512, seed=5)
         found.append(str(caught.value))
     assert found[0] == found[1]
+
+
+# What hardly any draw shows.
+
+
+def test_an_error_under_one_mask_is_found_on_small_domains_alone():
+    (exhibit,) = (e for e in GALLERY if e.name == "an error under one mask")
+    check = partial(check_protocol, exhibit.broken, exhibit.given, exhibit.reference, elements=512)
+    for seed in range(3):
+        assert check(exhaustive=0, seed=seed).findings == []
+    with pytest.raises(ProtocolFault) as caught:
+        check()
+    (found,) = caught.value.report.findings
+    assert found.text.endswith("and all other draws are 0")
+
+
+def on_small_domains(f, given, reference, bits: int = 3) -> list[tuple[str, str]]:
+    outcomes = Outcomes(Protocol(f, given, STAR, 512), reference, True, 0, 0, 0)
+    assert in_elements(outcomes.protocol)
+    return list(Exhaustive(outcomes, bits, 0).check())
+
+
+def test_a_domain_that_is_a_little_too_wide_is_found():
+    """Where half a unit takes a value to 2^62, one of 2^43 masks gives another result: as the docstring says."""
+    cut, most = partial(truncate, shift=20), (1 << 62) - (1 << 19) - 1
+    rounded = lambda x: (x + (1 << 19)) >> 20
+    assert on_small_domains(cut, [Given(low=-most, high=most)], rounded) == []
+    ((check, text),) = on_small_domains(cut, [Given(low=-most, high=most + 8)], rounded)
+    assert check == "exhaustive" and text.startswith("result 0 for input 46116860184268")
+
+
+@pytest.mark.parametrize("own", [o for o in OURS if o.options == {}], ids=lambda o: o.name)
+def test_our_own_protocols_are_right_on_small_domains(own):
+    assert on_small_domains(own.protocol, own.given, own.reference, 2 if own.deep else 3) == []
+
+
+def test_domains_of_too_many_cases_and_inputs_that_are_not_elements():
+    with pytest.raises(ArgumentError, match="pass fewer bits"):
+        check_protocol(share, [Given("Q")], lambda x: x, exhaustive=8, elements=64)
+    with pytest.raises(ArgumentError, match="1 to 8, or 0 for none; got 9"):
+        check_protocol(share, [Given("Q")], lambda x: x, exhaustive=9, elements=64)
+    report = check_protocol(share, [Given("Q", shape=(2, 8))], lambda x: x, elements=16, seconds=1e6)
+    assert "exhaustive" not in report.looked
 
 
 # What is refused, and how.
