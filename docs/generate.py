@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from figures import FIGURES, drawn
-from measured import HUGGINGFACE, PRIVHFL
+from measured import HUGGINGFACE, PRIVHFL, beside_others
 from measured_capc import CAPC
 from measured_capride import CAPRIDE
 from papers import ITEMS
@@ -165,6 +165,7 @@ GENERATED: dict[str, dict[str, Callable[[], str]]] = {
     "learned.md": {"messages": messages, "composed": composed},
     "ops.md": {"operations": operations},
     "errors.md": {"errors": listed},
+    "compare.md": {"ours": beside_others},
     "privhfl.md": {**PRIVHFL, "settings": settings("sectorch.protocols.privhfl.settings:Settings")},
     "capc.md": {**CAPC, "settings": settings("sectorch.protocols.capc.settings:Settings")},
     "capride.md": {**CAPRIDE, "settings": settings("sectorch.protocols.capride.settings:Settings")},

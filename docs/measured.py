@@ -212,6 +212,31 @@ def real_size() -> str:
     return "\n\n".join((table(head, body), " ".join(said)))
 
 
+def beside_others() -> str:
+    """For the page on other systems: what was measured, how much of it, and by which command."""
+    read = lambda name: json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    body = []
+    for name, row in read("real_size").items():
+        seconds = f"{row['second_s']:.0f} s; {row['online_s']:.1f} s where prepared ahead; error {row['error']:.0e}"
+        sent = f"{row['mb'] / 1e3:.1f} GB, of them {row['online_mb'] / 1e3:.1f} online; {row['rounds']} rounds"
+        body.append([f"{name}, {row['parameters_m']:.0f} M parameters, second call", f"{seconds}; {sent}", "real_size"])
+    text = read("generation")["gpt2"]
+    said = (
+        f"{text['step_s']:.1f} s; {text['step_online_s']:.2f} where prepared; {text['same']} of {text['tokens']} right"
+    )
+    body.append(["GPT-2 small, one more token", said, "generation"])
+    for name, what in (
+        ("huggingface", "architectures of `transformers`, small"),
+        ("timm", "networks of timm"),
+        ("torchvision", "classifiers of torchvision"),
+    ):
+        rows = read(name)
+        right = sum("error" in row and "defect" not in row for row in rows.values())
+        body.append([what, f"{right} of {len(rows)} run, and are right; the table says of each other why not", name])
+    lines = [[what, found, f"`benchmarks/results/{name}.json`"] for what, found, name in body]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [["what", "figure", "file"], ["---"] * 3, *lines])
+
+
 def processes() -> str:
     """A row for each model that was answered by processes."""
     rows = json.loads((RESULTS / "processes.json").read_text(encoding="utf-8"))
