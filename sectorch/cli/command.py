@@ -14,6 +14,7 @@ error then.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import sys
 import tempfile
@@ -32,6 +33,8 @@ DONE, FAILED, USAGE, STOPPED = 0, 1, 2, 130
 GOES_ON = "stopped; what is finished is in {out}, and the same command goes on from there"
 """For commands whose runs can be taken up."""
 
+_ROOM = 1 << 20
+"""Bytes that a folder has room for at least."""
 Run = Callable[[argparse.Namespace, Console], Any]
 
 
@@ -133,18 +136,23 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
-def writable(folder: Path) -> None:
-    """Try whether results can be written into a folder that may not be there yet. Leaves no trace.
+def writable(folder: Path, named: str = "--out") -> None:
+    """Try whether there is room for files in a folder that may not be there yet. Leaves no trace.
+
+    Args:
+        named: what names another folder.
 
     Raises:
-        ArgumentError: they cannot; to be told before hours of work and not after.
+        ArgumentError: they cannot be written; to be told before hours of work and not after.
     """
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=there):
-            pass
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(bytes(_ROOM))
+            file.flush()
     except OSError as error:
-        raise ArgumentError(f"cannot write to {folder}: {error.strerror} ({there}); name another with --out") from None
+        way = "make room, or name another with" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "name another with"
+        raise ArgumentError(f"cannot write to {folder}: {error.strerror} ({there}); {way} {named}") from None
 
 
 def bars(console: Console | None = None) -> Progress:

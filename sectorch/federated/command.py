@@ -35,7 +35,9 @@ S = TypeVar("S", bound=Options)
 class Join(Protocol):
     """Makes this process one party of a federation."""
 
-    def __call__(self, path: Path, as_: str, folder: Path | None) -> AbstractContextManager[Parties]: ...
+    def __call__(
+        self, path: Path, as_: str, folder: Path | None, *, needs: Sequence[str]
+    ) -> AbstractContextManager[Parties]: ...
 
 
 class Run(Protocol):
@@ -89,6 +91,7 @@ class Command(Generic[F, S]):
         name, about, examples: for help.
         federation: who takes part, with which data; with a field `seed`.
         settings: of the algorithm; a field `seed` takes the federation's.
+        cast: the roles of a federation that take part.
         prepare: makes a run; it checks everything that can be known before any work.
         base: the settings that a federation's data set has unless the command line says otherwise.
         controls: what a run can be compared with, by name: other settings, from the run's own.
@@ -99,6 +102,7 @@ class Command(Generic[F, S]):
     examples: Sequence[str]
     federation: F
     settings: S
+    cast: Callable[[F], Sequence[str]]
     prepare: Callable[[F, S, Place], Run]
     base: Callable[[F], S]
     controls: Mapping[str, Callable[[S], S]] = field(default_factory=dict)
@@ -156,7 +160,7 @@ class Command(Generic[F, S]):
         if join is None or file is None or party is None:
             self._run(options, console, Simulation())
             return
-        with join(file, party, options.folder) as parties:
+        with join(file, party, options.folder, needs=self.cast(chosen(options, self.federation))) as parties:
             console.print(f"{party} is connected", highlight=False)
             self._run(options, console, parties)
 

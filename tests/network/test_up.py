@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -378,16 +379,18 @@ def test_an_own_file_that_is_not_right_is_a_line(world, text, why):
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)
 
 
-def test_what_others_may_write_or_a_full_disk_is_a_line(world, monkeypatch):
+def test_what_others_may_write_or_a_full_disk_is_a_line(world, monkeypatch, capsys):
     assert world.accept("left") == 0
     (world.folder / "left.toml").chmod(0o622)
     with pytest.raises(errors.IdentityError, match=r"others can write .*chmod go-w"):
         world.up("left")
     (world.folder / "left.toml").chmod(0o600)
 
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ups.files, "write", full)
-    with pytest.raises(errors.ArgumentError, match=r"cannot write results to .*No space left on device; make room"):
-        world.up("left")
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    for line in (["federation", "check"], ["up"]):
+        assert command([*line, str(world.path), "--as", "left"]) == 1
+        assert "No space left on device" in (said := capsys.readouterr().err.strip().replace("\n", " "))
+        assert "make room, or name another with results in [files] of" in said

@@ -11,9 +11,10 @@ from rich.table import Table
 
 from ...cli.command import print_json
 from ...errors import AbortedError, ArgumentError
+from ..federation.file import read
 from ..federation.party import Federation
 from ..federation.start import Start, described
-from .options import console
+from .options import tell
 
 
 def start(options: argparse.Namespace, screen: Console) -> None:
@@ -33,10 +34,11 @@ def start(options: argparse.Namespace, screen: Console) -> None:
             "its inputs from what it accepted, and keeps what it learns among its results"
         )
     notes: Queue[dict] = Queue()
-    with Federation(path, options.name, options.folder, patience=options.wait, on_note=notes.put) as federation:
-        proposal = described(federation.file, federation.name, program[0], arguments, options.among, options.job)
-        say = lambda words: console.print(words, highlight=False, markup=False, soft_wrap=True)
-        found = Start(federation, proposal, notes, say).run(options.wait)
+    federated = read(path)
+    by = federated.member(options.name).name
+    proposal = described(federated, by, program[0], arguments, options.among, options.job)
+    with Federation(path, by, options.folder, patience=options.wait, on_note=notes.put) as federation:
+        found = Start(federation, proposal, notes, tell).run(options.wait)
     if options.json:
         print_json({"run": proposal.nonce, "program": proposal.name, "parties": found})
     else:

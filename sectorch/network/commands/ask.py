@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from ...cli.command import Parser, bars, ended, print_json, writable
 from ...errors import ArgumentError, RangeExceededError, StoreInUseError
 from ...nn.inputs import Inputs
 from ...ring.scheme import Scheme, limit_bits_of
-from ..identity.certificates import Credentials
+from ..identity.ready import ready
 from ..parties.client import connect
 from ..parties.query import RemoteModel
 from ..store.store import Store
+from ..warm import warm
 from .arrays import Given, batches, by_name, check_kind, in_json, joined, read, write
 from .kept import Kept, digest
 from .options import (
@@ -31,9 +33,11 @@ from .options import (
     add_pins,
     add_receipts,
     begin_log,
+    check_room,
     console,
     known_pins,
     positive,
+    tell,
 )
 from .watching import add_traces, traced
 
@@ -78,6 +82,7 @@ def query(arguments: Sequence[str] | None = None) -> int:
 
 
 def _query(options: argparse.Namespace, _: Console) -> None:
+    check_room(options)
     begin_log(options, logging.WARNING)
     if options.prepare < 0 or (options.inputs is None and not options.prepare):
         raise ArgumentError("name a file of inputs, or rows to --prepare")
@@ -89,7 +94,7 @@ def _query(options: argparse.Namespace, _: Console) -> None:
     if options.out is not None:
         writable(options.out.parent)
         check_kind(options.out)
-    credentials = Credentials.read(options.cert, options.key, options.ca, options.identity)
+    credentials = ready(options.cert, options.key, options.ca, options.identity)
     folder, known = options.store or _own_folder(credentials.name), known_pins(options)
     kept = _own_store(folder, needed=options.prepare > 0)
     patience = positive(options.patience)
@@ -97,7 +102,9 @@ def _query(options: argparse.Namespace, _: Console) -> None:
     with (
         traced(options),
         connect(at, credentials, pins=known, store=kept, silence=patience, receipts=kept_in) as connection,
+        ThreadPoolExecutor(1) as beside,
     ):
+        beside.submit(warm, tell)  # while the session begins and the others work
         model = connection.model(options.name, scheme, version=options.model_version)
         model.only = model.version  # all rows of a job are answered by one
         figures: dict[str, Any] = {"version": model.version}
@@ -210,7 +217,7 @@ def models(arguments: Sequence[str] | None = None) -> int:
 
 
 def _models(options: argparse.Namespace, _: Console) -> None:
-    credentials = Credentials.read(options.cert, options.key, options.ca, options.identity)
+    credentials = ready(options.cert, options.key, options.ca, options.identity)
     with connect(options.server, credentials, pins=known_pins(options)) as connection:
         names = connection.models()
     if options.json:

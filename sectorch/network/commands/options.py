@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ...cli.command import Parser
+from ...cli.command import Parser, writable
 from ...errors import ArgumentError
 from ..identity.identity import Pins
 from ..log import FORMATS, begin
@@ -16,6 +16,11 @@ from ..store.store import BUDGET
 
 console = Console(stderr=True, soft_wrap=True)
 """Words for whoever runs a command; a line stays one line, as a journal keeps it."""
+
+
+def tell(words: str) -> None:
+    """A line for whoever runs a command, as it is."""
+    console.print(words, highlight=False, markup=False, soft_wrap=True)
 
 
 def add_certificate(p: Parser) -> None:
@@ -80,6 +85,14 @@ def add_receipts(p: Parser) -> None:
 
 def add_limits(p: Parser) -> None:
     p.add_argument("--limits", type=Path, metavar="FILE", help="what each client may ask; `sectorch limits` shows it")
+
+
+def check_room(options: argparse.Namespace) -> None:
+    """Whether there is room where a party is to write. Raises ArgumentError."""
+    if options.store is not None:
+        writable(options.store, "--store")
+    if options.log is not None:
+        writable(options.log.parent, "--log")
 
 
 def begin_log(options: argparse.Namespace, level: int = logging.INFO) -> None:

@@ -14,12 +14,13 @@ from rich.console import Console
 from ...cli.command import Parser, ended
 from ...errors import ArgumentError
 from ...nn.model_file import read_model
-from ..identity.certificates import Credentials
+from ..identity.ready import ready
 from ..parties.answer import Answering
 from ..parties.place import Place
 from ..parties.server import RUNNING, Server
 from ..parties.serving import IDLE
 from ..store.store import Store
+from ..warm import warm
 from ..wire.deadline import CALL
 from .everywhere import Everywhere, addresses
 from .offered import named, read_anew
@@ -34,9 +35,11 @@ from .options import (
     add_receipts,
     add_store,
     begin_log,
+    check_room,
     console,
     known_pins,
     positive,
+    tell,
 )
 from .process import add_core, few_arenas, many_files, on_core
 from .watching import add_watch, watched
@@ -76,6 +79,9 @@ def server(arguments: Sequence[str] | None = None) -> int:
 
 def _server(options: argparse.Namespace, given: list[str]) -> int:
     checked(options)
+    read_own = lambda: ready(options.cert, options.key, options.clients_ca, options.identity, serving=True)
+    credentials = read_own()
+    check_room(options)
     if options.workers > 1 and options.worker is None:
         return supervise("server", options, given)
     in_worker(options)
@@ -86,9 +92,8 @@ def _server(options: argparse.Namespace, given: list[str]) -> int:
     if options.running < 1:
         raise ArgumentError(f"--running is at least 1, got {options.running}")
     waits = positive(options.patience), positive(options.call_limit, "--call-limit")
-    read_own = lambda: Credentials.read(options.cert, options.key, options.clients_ca, options.identity)
-    credentials = read_own()
     with watched(options) as watching:
+        warm(tell)
         kept = Store(options.store, options.store_key, _bytes(options.store_budget))
         place = Place(options.worker or 0, options.workers, options.replica)
         running = Server(
@@ -134,6 +139,7 @@ def answer(arguments: Sequence[str] | None = None) -> int:
 
 
 def _answer(options: argparse.Namespace, _: Console) -> None:
+    check_room(options)
     begin_log(options)
     on_core(options)
     few_arenas()
@@ -141,11 +147,12 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
         files, name = named(options.model), options.name
         (first, path), *others = files.items()
         description, weights = read_model(path)
-        read_own = lambda: Credentials.read(options.cert, options.key, options.ca, options.identity)
+        read_own = lambda: ready(options.cert, options.key, options.ca, options.identity)
         credentials = read_own()
         kept = Store(options.store, options.store_key, _bytes(options.store_budget))
         known, patience = known_pins(options), positive(options.patience)
         servers = addresses(options.server)
+        warm(tell)
         party = Answering(
             servers[0], credentials, description, weights, known, kept, patience, options.answer_unchecked,
             options.receipts, options.limits, model=first, replica=options.replica,

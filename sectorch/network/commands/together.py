@@ -16,7 +16,9 @@ from ...cli.command import Parser, ended, print_json, writable
 from ...errors import ArgumentError
 from ...federated.parties import Simulation, tensors
 from ..code import function_of
+from ..federation.file import read
 from ..federation.party import Federation
+from ..federation.programs import rehearse
 from . import arrays
 from .among import start
 from .options import add_log, begin_log, console, positive
@@ -71,6 +73,8 @@ def _run(options: argparse.Namespace, screen: Console) -> None:
         writable(options.out.parent)
     program, inputs = function_of(options.program[0]), _inputs(options.input)
     waits = dict(patience=options.wait, wait=options.wait)
+    if options.federation is not None:  # before it dials: a role that nobody plays, an edge that is not there
+        rehearse(program, read(options.federation))
     with Profile() as cost:
         if options.federation is None:
             found = program(Simulation(inputs))

@@ -24,7 +24,7 @@ from ..parties.answer import Answering
 from ..parties.server import Server
 from ..store.store import Store
 from .everywhere import keep_answering
-from .options import add_log, begin_log, console
+from .options import add_log, begin_log, tell
 from .process import add_core, few_arenas, many_files, on_core
 from .serve import until_stopped
 from .watching import add_watch, watched
@@ -70,6 +70,7 @@ def _up(options: argparse.Namespace, _: Console) -> None:
     if name not in federated.servers:
         federated.member(name)
     own = read_own(options.file, name, options.folder)
+    own.check_room(name)
     options.log = options.log or own.files.get("log")
     begin_log(options)
     on_core(options)
@@ -155,10 +156,6 @@ class _Over:
         self._event.wait()
 
 
-def _say(words: str) -> None:
-    console.print(words, highlight=False, markup=False, soft_wrap=True)
-
-
 def _served(
     path: Path, federated: Federated, name: str, own: Own, stopped: threading.Event, over: _Over
 ) -> list[Service]:
@@ -172,7 +169,7 @@ def _served(
     server = Server(
         listen, given, limits.calls, _store(own, "S"), limits.patience_seconds, limits.call_seconds, receipts=receipts
     )
-    _say(f"'{name}' serves on port {server.port}; Ctrl-C stops")
+    tell(f"'{name}' serves on port {server.port}; Ctrl-C stops")
     return [server]
 
 
@@ -211,7 +208,7 @@ def _taking_part(
     policy.check()
     given = credentials(federated, name, own.folder)
     running = Up(path, federated, own, policy, given)
-    over.beside(lambda: running.keep(stopped, _say))
+    over.beside(lambda: running.keep(stopped, tell))
     return [running]
 
 

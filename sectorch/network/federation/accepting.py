@@ -11,7 +11,7 @@ from ... import files
 from ...errors import ArgumentError
 from .file import Federated, read
 from .own import Own, beside, read_own
-from .papers import PAPERS, command_of, own_of, own_words, settings_digest, settings_of
+from .papers import PAPERS, cast_of, command_of, own_of, own_words, settings_digest, settings_of
 from .policy import Policy, tensor_in, written
 from .programs import rehearsed, source_of
 
@@ -116,7 +116,7 @@ def _paper(options: argparse.Namespace, federated: Federated, own: Own, starters
         numbers = ", ".join(k for k, v in settings.items() if type(v) in (int, float))
         raise ArgumentError(f"{options.what} has no number {unknown[0]!r} among its settings; it has {numbers}")
     digest = settings_digest(options.what, settings, tuple(most))
-    parties = [federated.named(n).name for n in options.among] or [m.name for m in federated.members if m.role]
+    parties = [federated.named(n).name for n in options.among] or [*cast_of(options.what, options.arguments, federated)]
     table = written("paper", options.what, [
         ("settings", digest), ("most", most), ("own", mine), ("parties", parties), ("from", starters),
         ("runs", options.runs),

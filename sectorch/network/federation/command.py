@@ -124,6 +124,7 @@ def _check(options: argparse.Namespace) -> Made:
 
 def _check_own(federated: Federated, options: argparse.Namespace) -> str:
     own = read_own(options.file, options.name, options.folder)
+    own.check_room(options.name)
     words = ""
     if options.name in federated.servers:
         server_credentials(options.name, own.folder)

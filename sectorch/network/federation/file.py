@@ -156,7 +156,8 @@ def toml(path: Path, what: str) -> dict[str, Any]:
     except RecursionError:
         raise ArgumentError(f"{path} is not TOML of a federation: it is nested too deeply") from None
     except ValueError as error:  # not TOML, not text, or a number of thousands of digits
-        raise ArgumentError(f"{path} is not TOML: {error}") from None
+        twice = "; a party's name, and each key, stands there once" if "Cannot" in str(error) else ""
+        raise ArgumentError(f"{path} is not TOML: {error}{twice}") from None
 
 
 def in_file(error: ArgumentError, path: Path) -> ArgumentError:

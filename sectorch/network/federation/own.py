@@ -21,26 +21,22 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-from cryptography.x509.oid import ExtendedKeyUsageOID
-
+from ...cli.command import writable
 from ...errors import ArgumentError, IdentityError
 from ..identity.certificates import Credentials
 from ..identity.identity import fingerprint_of
+from ..identity.ready import ready
 from ..names import name_of
 from ..store.store import BUDGET
 from .file import Federated, address_of, in_file, only, short, table, toml
 
+_WRITTEN = ("results", "receipts", "log", "store")
 FILES = ("folder", "results", "receipts", "log", "store", "store_key", "data")
-BACKWARDS = 300.0
-"""Seconds by which a file may be younger than the clock says that it is now."""
-_SERVER, _CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 
 
 @dataclass(frozen=True)
@@ -84,6 +80,16 @@ class Own:
     def within(self, path: str) -> Path:
         """A path that the file names: from its own folder."""
         return self.path.parent / path
+
+    def results(self, name: str) -> Path:
+        """The folder of what a party learns."""
+        return self.files.get("results", self.path.parent / f"{name}-results")
+
+    def check_room(self, name: str) -> None:
+        """Whether there is room where this party writes. Raises ArgumentError."""
+        for key, folder in {"results": self.results(name), **self.files}.items():
+            if key in _WRITTEN:
+                writable(folder.parent if key == "log" else folder, f"{key} in [files] of {self.path}")
 
     def receipts(self, name: str, role: str) -> Path | None:
         """The file of a party's receipts in a role, in a folder that is made; None if none are kept.
@@ -170,9 +176,7 @@ def credentials(federated: Federated, name: str, folder: Path) -> Credentials:
     member = federated.member(name)
     if not member.identity:
         raise ArgumentError(f"'{name}' is a server in no program: it has no identity in the federation file")
-    for kind in ("key", "identity"):
-        _private(folder / f"{name}-{kind}.pem")
-    own = _read(folder, name, f"{name}-identity.pem", _CLIENT)
+    own = ready(folder / f"{name}.pem", folder / f"{name}-key.pem", folder / "ca.pem", folder / f"{name}-identity.pem")
     if own.name != name:
         raise IdentityError(f"the certificate {folder / name}.pem is for '{own.name}', and not for '{name}'")
     found = fingerprint_of(own.identity or b"")
@@ -190,43 +194,8 @@ def server_credentials(name: str, folder: Path) -> Credentials:
     Raises: as `credentials`.
     """
     stem = f"{name}-server" if (folder / f"{name}-server.pem").exists() else name
-    _private(folder / f"{stem}-key.pem")
-    identity = f"{name}-identity.pem"
-    return _read(folder, stem, identity if (folder / identity).exists() else None, _SERVER)
-
-
-def _read(folder: Path, stem: str, identity: str | None, purpose: x509.ObjectIdentifier) -> Credentials:
-    certificate = folder / f"{stem}.pem"
-    own = Credentials.read(
-        certificate, folder / f"{stem}-key.pem", folder / "ca.pem", None if identity is None else folder / identity
-    )
-    _check_clock(certificate)
-    own.check_dates()
-    usage = x509.load_pem_x509_certificate(own.certificate).extensions
-    found = [list(e.value) for e in usage if isinstance(e.value, x509.ExtendedKeyUsage)]
-    if found and purpose not in found[0]:
-        good, wanted = ("calling", "serving") if purpose == _SERVER else ("serving", "calling")
-        host = " with --host" if purpose == _SERVER else " without --host"
-        raise IdentityError(
-            f"the certificate {certificate} is good for {good} only, and one for {wanted} is needed: have it issued "
-            f"again{host} (`sectorch keys issue`)"
-        )
-    return own
-
-
-def _check_clock(path: Path) -> None:
-    """Whether a file is from the future, which means that this machine's clock was set back."""
-    ahead = path.stat().st_mtime - time.time()
-    if ahead > BACKWARDS:
-        raise IdentityError(f"{path} was written {ahead:.0f} s after what this machine's clock says: set it (NTP)")
-
-
-def _private(path: Path) -> None:
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise ArgumentError(
-            f"cannot read {path}: {error.strerror}; `sectorch keys request` makes a party's keys"
-        ) from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO) and os.name == "posix":
-        raise IdentityError(f"others can read {path}: chmod 600 {path}, and think of making new keys")
+    identity = folder / f"{name}-identity.pem"
+    return ready(
+        folder / f"{stem}.pem", folder / f"{stem}-key.pem", folder / "ca.pem", identity if identity.exists() else None,
+        serving=True,
+    )  # fmt: skip

@@ -14,6 +14,7 @@ from ...errors import ArgumentError
 from ...federated.command import Command
 from ...federated.errors import FederationError
 from ...federated.options import Option, chosen, owned, sweeps
+from .file import Federated
 
 PAPERS = {
     "capc": "protocols.capc.cli",
@@ -32,6 +33,17 @@ def command_of(paper: str) -> Command:
     if paper not in PAPERS:
         raise ArgumentError(f"there is no paper {ascii(paper)[:60]}; there are {', '.join(PAPERS)}")
     return importlib.import_module(f"sectorch.{PAPERS[paper]}").COMMAND
+
+
+def cast_of(paper: str, arguments: Sequence[str], federated: Federated) -> tuple[str, ...]:
+    """Who of a federation takes part in a paper's command with these options.
+
+    Raises:
+        ArgumentError: a role that nobody plays, or options that are none.
+    """
+    command = command_of(paper)
+    roles = command.cast(chosen(_parser(paper, command).parse_args(list(arguments)), command.federation))
+    return tuple(sorted(federated.named(role).name for role in roles))
 
 
 def settings_of(paper: str, arguments: Sequence[str]) -> dict[str, Any]:

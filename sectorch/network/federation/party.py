@@ -6,7 +6,7 @@ import copy
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -48,6 +48,7 @@ class Federation:
         inputs: what this party brings into programs, by name (`federated.parties.Parties`).
         patience: seconds to wait for the server. wait: seconds to wait for other parties; None for ever.
         on_note: called with notes of other parties (`notes.py`), in the thread that reads the connection.
+        needs: roles that somebody has to play in what it is here for.
 
     Raises:
         ArgumentError, IdentityError: the file, or this party's own, are not right; nothing was sent.
@@ -64,10 +65,13 @@ class Federation:
         patience: float = 5.0,
         wait: float | None = 600.0,
         on_note: Callable[[dict], None] | None = None,
+        needs: Sequence[str] = (),
     ):
         self.inputs: Mapping[str, torch.Tensor] = dict(inputs or {})
         self._wait = wait
         self.file: Federated = read(path)
+        for role in needs:
+            self.file.named(role)
         self.name = as_
         own = credentials(self.file, as_, Path(path).parent if folder is None else Path(folder))
         self._called, self._open, self._on_note = Called(), list[Meeting](), on_note

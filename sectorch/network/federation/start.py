@@ -13,7 +13,7 @@ from ...errors import ArgumentError, IdentityError, PeerLostError, RefusedError,
 from ..names import readable
 from ..wire.channel import again
 from .file import Federated
-from .papers import PAPERS, settings_of
+from .papers import PAPERS, cast_of, settings_of
 from .party import Federation
 from .programs import rehearsed, source_of
 from .proposals import Proposal, opened, signed
@@ -44,7 +44,7 @@ def described(
     named = tuple(federated.named(name).name for name in among)
     if program in PAPERS:
         settings_of(program, arguments)
-        parties = named or tuple(member.name for member in federated.members if member.role)
+        parties = named or cast_of(program, arguments, federated)
         return Proposal(federated.digest, by, parties, "paper", program, arguments=tuple(arguments), job=job)
     if arguments:
         raise ArgumentError(

@@ -20,7 +20,6 @@ from pathlib import Path
 from queue import Full, Queue
 from typing import Any
 
-from ... import files
 from ...errors import (
     AbortedError,
     ArgumentError,
@@ -69,8 +68,8 @@ class Up:
     def __init__(self, path: Path, federated: Federated, own: Own, policy: Policy, credentials: Credentials):
         self.path, self.file, self.own, self.policy = path, federated, own, policy
         self.name = credentials.name
-        self.results = own.files.get("results", path.parent / f"{self.name}-results")
-        _room(self.results)
+        self.results = own.results(self.name)
+        self.results.mkdir(parents=True, exist_ok=True, mode=0o700)
         kept = own.receipts(self.name, "P")
         self.receipts = None if kept is None else Receipts(kept, credentials, "P")
         self._seen, self._counts = _earlier(self.results)
@@ -266,17 +265,3 @@ def _earlier(results: Path) -> tuple[set[str], Counter[str]]:
         except (OSError, ValueError, KeyError, TypeError):
             raise ArgumentError(f"{path} is not of a run: move it away, and count what it stood for") from None
     return seen, counts
-
-
-def _room(folder: Path) -> None:
-    """Whether results can be written. Raises ArgumentError."""
-    probe = folder / ".room"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        files.write(probe, bytes(1 << 20), 0o600)
-        probe.unlink()
-    except OSError as error:
-        raise ArgumentError(
-            f"cannot write results to {folder}: {error.strerror}; make room, or name another folder as results in "
-            f"[files]"
-        ) from None

@@ -7,6 +7,7 @@ import sys
 
 from ...federated.command import Command, Place
 from ...federated.dividing import dataset_of
+from ...session import S
 from .algorithm import CaPC
 from .settings import CONTROLS, PRESETS, Collaboration, Settings, controlled, divided
 
@@ -24,6 +25,10 @@ def _base(how: Collaboration) -> Settings:
     return Settings(local=preset.training, delta=preset.delta)
 
 
+def _cast(how: Collaboration) -> list[str]:
+    return [*(f"p{i}" for i in range(1, (how.parties or PRESETS.get(how.data, PRESETS["digits"]).parties) + 1)), S.name]
+
+
 COMMAND = Command(
     "capc",
     "Confidential and private collaborative learning (CaPC): all parties in this process, a simulation of the real\n"
@@ -38,6 +43,7 @@ COMMAND = Command(
     ),
     Collaboration(),
     Settings(),
+    _cast,
     _prepare,
     _base,
     {name: functools.partial(controlled, control=name) for name in CONTROLS},

@@ -21,6 +21,10 @@ def _by(settings: Settings, method: str) -> Settings:
     return settings.but(method=method)
 
 
+def _cast(how: Parties) -> list[str]:
+    return [f"P{i}" for i in range(1, how.parties + 1)]
+
+
 COMMAND = Command(
     "capride",
     "Decentralised learning on encrypted data (CaPriDe): all parties in this process, or one of a federation, whose\n"
@@ -33,6 +37,7 @@ COMMAND = Command(
     ),
     Parties(),
     Settings(),
+    _cast,
     _prepare,
     lambda how: Settings(),
     {method: functools.partial(_by, method=method) for method in METHODS if method != "capride"},

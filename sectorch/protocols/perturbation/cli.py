@@ -12,6 +12,7 @@ from ...federated.command import Command, Place
 from ...federated.errors import FederationError
 from ...federated.options import Options, option
 from .data import NAMES, Data, load
+from .edges import SERVER
 from .federated import PerturbedFL, Settings
 from .models import DenseNet, ResNet, mlp
 
@@ -61,6 +62,10 @@ def _prepare(how: Trained, settings: Settings, place: Place) -> PerturbedFL:
     return PerturbedFL(data, model, settings, out=place.out, parties=place.parties)
 
 
+def _cast(how: Trained) -> list[str]:
+    return [SERVER.name, *(f"C{i}" for i in range(how.clients))]
+
+
 COMMAND = Command(
     "perturbed-fl",
     "Federated learning on perturbed models: all parties in this process, or one of a federation.\n"
@@ -74,6 +79,7 @@ COMMAND = Command(
     ),
     Trained(),
     Settings(learning_rate=0.05),
+    _cast,
     _prepare,
     lambda how: Settings(learning_rate=0.05, loss="mse" if how.data == "diabetes" else "cross_entropy"),
     {"fedavg": lambda settings: settings.but(method="fedavg")},

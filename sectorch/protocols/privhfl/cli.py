@@ -7,6 +7,7 @@ import sys
 
 from ...federated.command import Command, Place
 from ...federated.dividing import Federation, dataset_of
+from ...session import S
 from .algorithm import PrivHFL
 from .settings import CONTROLS, PRESETS, Settings, controlled, divided
 
@@ -24,6 +25,10 @@ def _base(how: Federation) -> Settings:
     return Settings(local=preset.local, retraining=preset.retraining)
 
 
+def _cast(how: Federation) -> list[str]:
+    return [*(f"c{i}" for i in range(1, how.clients + 1)), S.name]
+
+
 COMMAND = Command(
     "privhfl",
     "Heterogeneous federated learning without an auxiliary data set (PrivHFL): all parties in this process, a\n"
@@ -39,6 +44,7 @@ COMMAND = Command(
     ),
     Federation(),
     Settings(),
+    _cast,
     _prepare,
     _base,
     {name: functools.partial(controlled, control=name) for name in CONTROLS},

@@ -130,6 +130,10 @@ def _prepare(how: Trained, settings: Settings, place: Place) -> Valuation | Join
     return _joint(how, settings, place)
 
 
+def _cast(how: Trained) -> list[str]:
+    return [*(f"c{i}" for i in range(1, how.clients + 1)), "P", "X"]
+
+
 COMMAND = Command(
     "shapley",
     "Shapley values of the clients of a federated run, without showing models or test data (SecSV): all parties on\n"
@@ -143,6 +147,7 @@ COMMAND = Command(
     ),
     Trained(),
     Settings(),
+    _cast,
     _prepare,
     lambda how: Settings(),
     {"in the clear": lambda settings: settings.but(protocol="plain")},
