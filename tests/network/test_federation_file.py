@@ -111,6 +111,8 @@ def test_up_refuses_before_a_port_opens(folder, capsys):
     for name, why in (("north", "accepts nothing yet"), ("nobody", "has no party 'nobody'")):
         assert run(["up", str(path), "--as", name]) == 1
         assert why in capsys.readouterr().err
+    assert run(["federation", "check", str(path), "--as", "nobody"]) == 1
+    assert "has no party 'nobody'" in capsys.readouterr().err
     path.write_text(text(parse(said())))
     (folder / "north.toml").write_text(
         '[[accept]]\nprogram = "x.py:f"\nsource = "' + "0" * 64 + '"\nparties = ["north"]\nfrom = ["north"]\n'

@@ -123,6 +123,8 @@ def _check(options: argparse.Namespace) -> Made:
 
 
 def _check_own(federated: Federated, options: argparse.Namespace) -> str:
+    if options.name not in federated.servers:
+        federated.member(options.name)
     own = read_own(options.file, options.name, options.folder)
     own.check_room(options.name)
     words = ""

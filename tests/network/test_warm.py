@@ -1,0 +1,49 @@
+"""Loops that are compiled before the first query, once on a machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sectorch.cli.main import run
+from sectorch.network import warm as warming
+
+
+def test_it_is_said_once_and_kept_beside_the_loops(tmp_path, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(warming, "kept_in", lambda: tmp_path)
+    assert warming.warm(said.append) > 0
+    assert len(said) == 1 and str(tmp_path) in said[0] and list(tmp_path.glob("sectorch-*.compiled"))
+    assert warming.warm(said.append) == 0 and len(said) == 1
+
+
+def test_where_nothing_can_be_kept_it_says_so_each_time(monkeypatch, capsys):
+    monkeypatch.setattr(warming, "kept_in", lambda: None)
+    assert run(["warm", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert '"folder": null' in out and "NUMBA_CACHE_DIR" in err and err.count("\n") == 1
+
+
+NET = """
+import torch
+from torch import nn
+import sectorch
+torch.manual_seed(0)
+net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 10)).eval()
+sectorch.secure(net)(torch.rand(8, 1, 8, 8))
+"""
+
+
+@pytest.mark.long
+def test_a_query_after_it_compiles_nothing(tmp_path):
+    """In an empty folder of compiled loops: as many files after a query as before it."""
+    known = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    count = lambda: len([path for path in Path(tmp_path).rglob("*.nbc")])
+    subprocess.run([sys.executable, "-m", "sectorch.cli.main", "warm"], env=known, check=True, timeout=600)
+    before = count()
+    subprocess.run([sys.executable, "-c", NET], env=known, check=True, timeout=600)
+    assert count() == before > 15
