@@ -42,7 +42,7 @@ sectorch.secure(net)(torch.rand(8, 1, 8, 8))
 def test_a_query_after_it_compiles_nothing(tmp_path):
     """In an empty folder of compiled loops: as many files after a query as before it."""
     known = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    count = lambda: len([path for path in Path(tmp_path).rglob("*.nbc")])
+    count = lambda: len(list(Path(tmp_path).rglob("*.nbc")))
     subprocess.run([sys.executable, "-m", "sectorch.cli.main", "warm"], env=known, check=True, timeout=600)
     before = count()
     subprocess.run([sys.executable, "-c", NET], env=known, check=True, timeout=600)
