@@ -17,23 +17,28 @@ from sectorch.network.parties.stage import enrol
 
 
 class World:
-    """A CA, a server, and parties by name with their roles."""
+    """A CA, a server, and parties by name with their roles; those of `serving` are servers, in place of the one."""
 
-    def __init__(self, folder: Path, roles: dict[str, str]):
+    def __init__(self, folder: Path, roles: dict[str, str], serving: Iterable[str] = ()):
         self.folder, self.roles = folder, roles
         make_authority(folder)
         self.credentials = {"server": enrol(folder, "server", hosts=("localhost",))}
         for name in roles:
             self.credentials[name] = enrol(folder, name)
-        self.server = Server("localhost:0", self.credentials["server"])
+        self.servers = {
+            name: Server("localhost:0", enrol(folder, f"{name}-server", hosts=("localhost",))) for name in serving
+        }
+        self.server = next(iter(self.servers.values()), None) or Server("localhost:0", self.credentials["server"])
         self.path = self.written()
 
     def written(self, file: str = "federation.toml", **changed: str) -> Path:
         """The federation file; `changed` are the fingerprints of parties that it is to name."""
-        lines = ["[federation]", 'name = "tests"', f'server = "localhost:{self.server.port}"']
+        lines = ["[federation]", 'name = "tests"']
+        lines += [] if self.servers else [f'server = "localhost:{self.server.port}"']
         for name, role in self.roles.items():
             identity = changed.get(name) or fingerprint_of(self.credentials[name].identity or b"")
             lines += [f"[parties.{name}]", f'role = "{role}"', f'identity = "{identity}"']
+            lines += [f'address = "localhost:{self.servers[name].port}"'] if name in self.servers else []
         path = self.folder / file
         path.write_text("\n".join(lines) + "\n")
         return path
@@ -42,7 +47,8 @@ class World:
         return Federation(path or self.path, name)
 
     def close(self) -> None:
-        self.server.stop()
+        for server in (*self.servers.values(), self.server):
+            server.stop()
 
 
 def each(names: Iterable[str], work: Callable[[str], Any], seconds: float = 120) -> dict[str, Any]:

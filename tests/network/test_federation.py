@@ -88,7 +88,7 @@ def test_a_party_that_stops_waiting_can_come_again(world):
 
 def test_nobody_meets_in_anothers_name(world):
     with world.party("north") as federation, pytest.raises(errors.IdentityError, match="not among south, west"):
-        federation._connection.ask({"do": "meet", "label": "x", "digest": "", "parties": ["south", "west"], "time": 0})
+        federation.connection.ask({"do": "meet", "label": "x", "digest": "", "parties": ["south", "west"], "time": 0})
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_nobody_meets_in_anothers_name(world):
 def test_requests_that_are_none(world, changed, message):
     request = {"do": "meet", "label": "x", "digest": "", "parties": ["north", "south"], "time": time.time()}
     with world.party("north") as federation, pytest.raises(errors.FrameError, match=message):
-        federation._connection.ask({**request, **changed})
+        federation.connection.ask({**request, **changed})
 
 
 def test_a_clock_that_is_an_hour_off_is_named(world):
     request = {"do": "meet", "label": "x", "digest": "", "parties": ["north", "south"], "time": time.time() - 3600}
     with world.party("north") as federation, pytest.raises(errors.RefusedError, match="set the clock"):
-        federation._connection.ask(request)
+        federation.connection.ask(request)
 
 
 def test_a_party_with_another_key_is_refused_by_all_that_have_an_edge_to_it(world):
@@ -237,14 +237,14 @@ def test_a_party_that_dies_at_a_message(world, who, at):
         federation = world.party(name)
         try:
             if name == who:
-                link, sent = federation._connection.link, [0]
+                link, sent = federation.connection.link, [0]
                 inner = link.send
 
                 def send(data, urgent=False):
                     if not urgent:
                         sent[0] += 1
                         if sent[0] == at + 1:
-                            federation._connection._stream.close()
+                            federation.connection._stream.close()
                     inner(data, urgent)
 
                 link.send = send

@@ -131,7 +131,7 @@ def test_one_that_stopped_waiting_as_the_session_began_says_so(world):
     def work(name: str):
         with world.party(name) as federation:
             if name == "north":
-                federation._connection.ask(asked(do="meet", label="y", digest=federation.file.digest))
+                federation.connection.ask(asked(do="meet", label="y", digest=federation.file.digest))
                 assert until(lambda: not world.server._meetings._waiting, 30)
                 try:
                     return until(lambda: len(world.server._meetings) == 0, 10)

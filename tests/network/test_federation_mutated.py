@@ -47,7 +47,7 @@ def joined(world: World) -> dict[str, Federation]:
 def taped(world: World, name: str, at_server: bool) -> list[bytes]:
     """The frames of a session between the server and this party, in one direction."""
     parties = joined(world)
-    link = parties[name]._connection.link
+    link = parties[name].connection.link
     if at_server:
         (link,) = [known for known in world.server._links if known.peer == name and known.closed is None]
     frames = recorded(link)
@@ -65,7 +65,7 @@ def test_mutated_frames_of_a_party_at_the_server(world, count):
     mallory = world.party("north")
     for i in range(count):
         baseline = baseline if i != count // 3 else resident()
-        link = mallory._connection.link
+        link = mallory.connection.link
         if link.closed is not None:
             mallory.close()
             mallory, dials = world.party("north"), dials + 1
@@ -103,7 +103,7 @@ def test_mutated_frames_at_a_party(world, count):
 
     for i in range(count):
         baseline = baseline if i != count // 3 else resident()
-        if victim._connection.link.closed is not None or posing.links[-1].closed is not None or i == 0:
+        if victim.connection.link.closed is not None or posing.links[-1].closed is not None or i == 0:
             victim.close()
             victim, dials = world.party("south", path), dials + 1
             threading.Thread(target=waits, daemon=True).start()
@@ -113,7 +113,7 @@ def test_mutated_frames_at_a_party(world, count):
         except errors.NetworkError:
             continue
         if rng.random() < 0.5:
-            until(lambda: victim._connection.link.closed is not None, 0.01)
+            until(lambda: victim.connection.link.closed is not None, 0.01)
     victim.close()
     posing.stop()
     gc.collect()

@@ -21,9 +21,10 @@ PARTIES = {Party(role, role[0]): role for role in ROLES.values()}
 WEIGHTS = {0: 1, 1: 2, 2: 1}
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    world = World(tmp_path_factory.mktemp("secsv"), ROLES)
+@pytest.fixture(scope="module", params=[(), ("hub", "helper")], ids=["one server", "two that serve"])
+def world(request, tmp_path_factory):
+    """All meet at a server that is no party, or the two servers of the protocol listen themselves."""
+    world = World(tmp_path_factory.mktemp("secsv"), ROLES, request.param)
     yield world
     world.close()
 

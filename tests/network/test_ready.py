@@ -147,7 +147,7 @@ def test_a_paper_that_needs_more_parties_than_there_are_is_a_line(folder, capsys
     assert not (folder / "fed" / "north.toml").exists()
 
 
-@pytest.mark.parametrize("option", ["--store", "--log", "--out"])
+@pytest.mark.parametrize("option", ["--store", "--receipts", "--log", "--out"])
 def test_a_full_disk_is_a_line(folder, capsys, monkeypatch, option):
     def full(*_, **__):
         raise OSError(28, "No space left on device")

@@ -91,6 +91,8 @@ def check_room(options: argparse.Namespace) -> None:
     """Whether there is room where a party is to write. Raises ArgumentError."""
     if options.store is not None:
         writable(options.store, "--store")
+    if options.receipts is not None:
+        writable(options.receipts.parent, "--receipts")
     if options.log is not None:
         writable(options.log.parent, "--log")
 

@@ -182,7 +182,7 @@ def _answered(
     if name not in {member.name for member in federated.members}:
         raise ArgumentError(f"{own.path}: '{name}' is no party with an identity, and cannot answer with a model")
     description, weights = read_model(own.within(accepted.what))
-    address = federated.servers[federated.home(name)]
+    address = federated.servers[name if name in federated.servers else federated.home(name)]
     party = Answering(
         address, credentials(federated, name, own.folder), description, weights, _clients(accepted, federated, own),
         _store(own, "A"), own.limits.patience_seconds, accepted.unchecked, own.receipts(name, "A"),

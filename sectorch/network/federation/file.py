@@ -8,7 +8,8 @@
     role = "H1"
     identity = "SHA256:..."
 
-Where there are several servers each is a party with an address, and the others name theirs, or meet at the first:
+Where there are several servers each is a party with an address. A session is at the first of those that take part in
+it; sessions of others are at the one that they name, or at the first:
 
     [parties.principal]
     address = "principal.example:7100"
@@ -27,7 +28,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -90,9 +91,16 @@ class Federated:
         return alone | {member.name: member.address for member in self.members if member.address}
 
     def home(self, name: str) -> str:
-        """The name of the server at which a party meets the others: a server's own is itself."""
-        member = self.member(name)
-        return name if member.address else member.server or next(iter(self.servers))
+        """The name of the server at which a party hears of what others propose, and meets those that are no servers."""
+        return self.member(name).server or next(iter(self.servers))
+
+    def meets_at(self, names: Iterable[str]) -> str:
+        """The name of the server at which these parties meet: the first that is one of them, so that nobody else's
+        machine stands between a server and the others; where none is, the one that all of them name, or the first."""
+        among = set(names)
+        own = next((server for server in self.servers if server in among), None)
+        homes = {self.home(name) for name in among}
+        return own or (homes.pop() if len(homes) == 1 else next(iter(self.servers)))
 
     def check_edge(self, one: str, other: str) -> None:
         """Raises ArgumentError: the file names edges, and this is none."""

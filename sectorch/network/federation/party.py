@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,7 +22,6 @@ from ...choreography.run.party import PartyRuntime
 from ...errors import ArgumentError, FrameError, PeerLostError, SectorchError
 from ...federated.parties import Names
 from ...session import Q, Session
-from ..identity.certificates import Credentials
 from ..names import readable
 from ..parties.client import Connection
 from ..parties.remote import RemoteSession
@@ -76,15 +77,29 @@ class Federation:
         own = credentials(self.file, as_, Path(path).parent if folder is None else Path(folder))
         self._called, self._open, self._on_note = Called(), list[Meeting](), on_note
         self._bound, self._over, self._awaited = "", "", set[Key]()
-        self._connection = self._dialled(own, patience)
+        self._own, self._dialling = own, threading.Lock()
+        self._connections: dict[str, Connection] = {}
+        self._home = self.file.home(as_)
+        self._at(self._home, patience)
 
-    def _dialled(self, own: Credentials, patience: float) -> Connection:
+    def _at(self, server: str, patience: float) -> Connection:
+        """The connection to a server, which is made where there is none."""
+        lost = lambda found: found is None or (server != self._home and found.link.closed is not None)
+        if lost(self._connections.get(server)):
+            with self._dialling:
+                if lost(self._connections.get(server)):
+                    self._connections[server] = self._dialled(server, patience)
+        return self._connections[server]
+
+    def _dialled(self, server: str, patience: float) -> Connection:
         end, told = time.monotonic() + patience, False
+        serve = functools.partial(self._serve, server)
         while True:
             left = max(1.0, end - time.monotonic())
             try:
                 return Connection(
-                    self.address, own, on_serve=self._serve, patience=min(5.0, left), silence=SILENCE, worker=0
+                    self.file.servers[server], self._own, on_serve=serve, patience=min(5.0, left), silence=SILENCE,
+                    worker=0,
                 )  # fmt: skip
             except PeerLostError as error:
                 if time.monotonic() + RETRY > end:
@@ -105,17 +120,19 @@ class Federation:
 
     @property
     def address(self) -> str:
-        """Of the server at which this party meets the others."""
-        return self.file.servers[self.file.home(self.name)]
+        """Of the server at which this party hears of what others propose."""
+        return self.file.servers[self._home]
 
     @property
     def connection(self) -> Connection:
-        """To that server."""
-        return self._connection
+        """To that server; to others it is made with the first session there."""
+        return self._connections[self._home]
 
     def close(self) -> None:
         """Leave; sessions that are open end at the others."""
-        self._connection.close()
+        with self._dialling:
+            for connection in self._connections.values():
+                connection.close()
 
     def taking(self, inputs: Mapping[str, torch.Tensor], bound: str) -> Federation:
         """This party in one run of several: with inputs of its own, and sessions that are bound to the run.
@@ -167,7 +184,7 @@ class Federation:
             cast = self._cast(roles, star_of(called))
             digest = self._digest(roles, cast, *self._within(label, agreed))
             identities = [
-                Named({"Q": cast[Q], "A": name}, self._connection.identity, digest, self.file)
+                Named({"Q": cast[Q], "A": name}, self.connection.identity, digest, self.file)
                 for party, name in cast.items()
                 if party.role == "A"
             ]
@@ -244,24 +261,25 @@ class Federation:
         if self._over:
             raise PeerLostError(self._over)
         key = label, names
+        connection = self._at(self.file.meets_at(names), 5.0 if self._wait is None else self._wait)
         self._called.expect(key)
         self._awaited.add(key)
         try:
             request = {"do": "meet", "label": label, "digest": digest.hex(), "parties": names, "time": time.time()}
-            missing = self._connection.ask(request).get("missing")
+            missing = connection.ask(request).get("missing")
             if missing:
                 log.info("'%s' waits for %s", self.name, ", ".join(map(str, missing)))
-            return self._called.wait(key, self._connection, self._wait, self._open)
+            return self._called.wait(key, connection, self._wait, self._open)
         except BaseException:
             self._called.forget(key)
             with suppress(SectorchError):
-                self._connection.link.tell({"do": "unmeet", "label": label, "parties": names})
+                connection.link.tell({"do": "unmeet", "label": label, "parties": names})
             raise
         finally:
             self._awaited.discard(key)
 
-    def _serve(self, request: dict) -> None:
-        """A session begins; in the thread that reads the connection, so that no frame is missed."""
+    def _serve(self, server: str, request: dict) -> None:
+        """A session begins there; in the thread that reads the connection, so that no frame is missed."""
         if "note" in request:
             if self._on_note is not None:
                 self._on_note(request)
@@ -269,13 +287,17 @@ class Federation:
         parties = request.get("parties")
         if not isinstance(parties, list):
             raise FrameError("the server begins a session of nobody")
-        key = str(request.get("label")), tuple(map(str, parties))
+        key, connection = (str(request.get("label")), tuple(map(str, parties))), self._connections.get(server)
+        known = {member.name for member in self.file.members}
+        here = self.name in key[1] and known.issuperset(key[1]) and self.file.meets_at(key[1]) == server
+        if connection is None or not here:
+            raise FrameError("the server begins a session that is at another one, or of nobody")
         if "refused" in request:
             self._called.refuse(key, readable(str(request["refused"])))
             return
         run = session_of({"session": request.get("meeting")})
-        if not self._called.came(key, lambda: Meeting(self._connection, run, key[1])):
-            self._connection.link.refuse(run, "PeerLostError: it does not wait any more")
+        if not self._called.came(key, lambda: Meeting(connection, run, key[1])):
+            connection.link.refuse(run, "PeerLostError: it does not wait any more")
 
     def _secure(
         self, meeting: Meeting, who: Mapping[Party, str], mine: Party, roles: Roles, digest: bytes
@@ -285,7 +307,7 @@ class Federation:
         for party, name in who.items():
             if frozenset((mine.role, party.role)) in roles.edges:
                 pinned = self.file.member(name).identity
-                ends = Ends(self.name, name, self._connection.identity, pinned, meeting.run, digest)
+                ends = Ends(self.name, name, self.connection.identity, pinned, meeting.run, digest)
                 edges[party] = Secured(meeting.channels[name], ends, self.file.largest)
         for step in (Secured.hello, Secured.prove, Secured.agree):
             for edge in edges.values():
