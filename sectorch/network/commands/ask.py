@@ -19,23 +19,20 @@ from ...cli.command import Parser, bars, ended, print_json, writable
 from ...errors import ArgumentError, RangeExceededError, StoreInUseError
 from ...nn.inputs import Inputs
 from ...ring.scheme import Scheme, limit_bits_of
-from ..identity.ready import ready
 from ..parties.client import connect
 from ..parties.query import RemoteModel
 from ..store.store import Store
 from ..warm import warm
 from .arrays import Given, batches, by_name, check_kind, in_json, joined, read, write
+from .asker import add_asker, asker
 from .kept import Kept, digest
 from .options import (
-    add_client,
     add_log,
     add_patience,
-    add_pins,
     add_receipts,
     begin_log,
     check_room,
     console,
-    known_pins,
     positive,
     tell,
 )
@@ -50,12 +47,13 @@ def query(arguments: Sequence[str] | None = None) -> int:
         (
             "sectorch query hospital-b images.npy --cert alice.pem --key alice-key.pem --ca ca.pem --out logits.npy",
             "sectorch query tagger texts.npz --cert alice.pem --key alice-key.pem --ca ca.pem --out tags.npz",
+            "sectorch query hospital-b images.npy --federation federation.toml --as hospital-a",
             "sectorch query hospital-b --prepare 1000 --cert alice.pem --key alice-key.pem --ca ca.pem",
         ),
     )
     p.add_argument("name", help="which model to ask; `sectorch models` lists them")
     p.add_argument("inputs", type=Path, nargs="?", help="a .npy file, or arrays by name (.npz, .safetensors)")
-    add_client(p)
+    add_asker(p)
     p.add_argument("--out", type=Path, help="where to write the predictions (.npy, .npz, .safetensors)")
     p.add_argument("--batch", type=int, default=32, help="rows per query")
     p.add_argument("--prepare", type=int, default=0, help="have so many rows prepared ahead; what is at hand counts")
@@ -64,7 +62,6 @@ def query(arguments: Sequence[str] | None = None) -> int:
         "--activation-limit", type=float, metavar="L", help="a power of two that inputs and activations are below; 4096"
     )
     p.add_argument("--no-range-check", action="store_true", help="trust model and inputs to stay below it")
-    add_pins(p)
     p.add_argument("--model-version", metavar="VERSION", help="ask this version of the model only; --json shows it")
     p.add_argument("--store", type=Path, help="folder for prepared material")
     add_patience(p)
@@ -94,11 +91,11 @@ def _query(options: argparse.Namespace, _: Console) -> None:
     if options.out is not None:
         writable(options.out.parent)
         check_kind(options.out)
-    credentials = ready(options.cert, options.key, options.ca, options.identity)
-    folder, known = options.store or _own_folder(credentials.name), known_pins(options)
+    at, credentials, known = asker(options, options.name)
+    folder = options.store or _own_folder(credentials.name)
     kept = _own_store(folder, needed=options.prepare > 0)
     patience = positive(options.patience)
-    at, kept_in = options.server, options.receipts
+    kept_in = options.receipts
     with (
         traced(options),
         connect(at, credentials, pins=known, store=kept, silence=patience, receipts=kept_in) as connection,
@@ -210,15 +207,14 @@ def models(arguments: Sequence[str] | None = None) -> int:
         "List the models that can be asked.",
         ["sectorch models --server cloud.example:7100 --cert alice.pem --key alice-key.pem --ca ca.pem"],
     )
-    add_client(p)
-    add_pins(p)
+    add_asker(p)
     p.takes_json("the names")
     return ended(p, arguments, _models)
 
 
 def _models(options: argparse.Namespace, _: Console) -> None:
-    credentials = ready(options.cert, options.key, options.ca, options.identity)
-    with connect(options.server, credentials, pins=known_pins(options)) as connection:
+    at, credentials, known = asker(options)
+    with connect(at, credentials, pins=known) as connection:
         names = connection.models()
     if options.json:
         print_json(list(names))

@@ -23,15 +23,15 @@ def tell(words: str) -> None:
     console.print(words, highlight=False, markup=False, soft_wrap=True)
 
 
-def add_certificate(p: Parser) -> None:
-    p.add_argument("--cert", type=Path, required=True, help="this party's certificate (PEM)")
-    p.add_argument("--key", type=Path, required=True, help="its private key (PEM)")
+def add_certificate(p: Parser, required: bool = True) -> None:
+    p.add_argument("--cert", type=Path, required=required, help="this party's certificate (PEM)")
+    p.add_argument("--key", type=Path, required=required, help="its private key (PEM)")
 
 
-def add_client(p: Parser) -> None:
+def add_client(p: Parser, required: bool = True) -> None:
     """Options of a client of the server: who it is, and where the server is."""
-    add_certificate(p)
-    p.add_argument("--ca", type=Path, required=True, help="CA of the server's certificate (PEM)")
+    add_certificate(p, required)
+    p.add_argument("--ca", type=Path, required=required, help="CA of the server's certificate (PEM)")
     p.add_argument("--server", default="localhost:7100", help="host:port of the server")
     p.add_argument("--identity", type=Path, help="identity key; NAME-identity.pem beside the certificate")
 
