@@ -102,7 +102,7 @@ class Command(Generic[F, S]):
     examples: Sequence[str]
     federation: F
     settings: S
-    cast: Callable[[F], Sequence[str]]
+    cast: Callable[[F, S], Sequence[str]]
     prepare: Callable[[F, S, Place], Run]
     base: Callable[[F], S]
     controls: Mapping[str, Callable[[S], S]] = field(default_factory=dict)
@@ -153,6 +153,11 @@ class Command(Generic[F, S]):
         options = self.parser().parse_args([*arguments, *root_, "--out", str(out), "--no-plots", "--yes"])
         self._run(options, Console(file=io.StringIO()), parties)
 
+    def needs(self, options: argparse.Namespace) -> Sequence[str]:
+        """The roles that take part with these options."""
+        federation = chosen(options, self.federation)
+        return self.cast(federation, chosen(options, self.base(federation)))
+
     def _joined(self, options: argparse.Namespace, console: Console, join: Join | None) -> None:
         file, party = getattr(options, "federation", None), getattr(options, "party", None)
         if (file is None) != (party is None):
@@ -160,7 +165,7 @@ class Command(Generic[F, S]):
         if join is None or file is None or party is None:
             self._run(options, console, Simulation())
             return
-        with join(file, party, options.folder, needs=self.cast(chosen(options, self.federation))) as parties:
+        with join(file, party, options.folder, needs=self.needs(options)) as parties:
             console.print(f"{party} is connected", highlight=False)
             self._run(options, console, parties)
 

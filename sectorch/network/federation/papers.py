@@ -42,7 +42,7 @@ def cast_of(paper: str, arguments: Sequence[str], federated: Federated) -> tuple
         ArgumentError: a role that nobody plays, or options that are none.
     """
     command = command_of(paper)
-    roles = command.cast(chosen(_parser(paper, command).parse_args(list(arguments)), command.federation))
+    roles = command.needs(_parser(paper, command).parse_args(list(arguments)))
     return tuple(sorted(federated.named(role).name for role in roles))
 
 

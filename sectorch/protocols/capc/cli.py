@@ -25,7 +25,7 @@ def _base(how: Collaboration) -> Settings:
     return Settings(local=preset.training, delta=preset.delta)
 
 
-def _cast(how: Collaboration) -> list[str]:
+def _cast(how: Collaboration, settings: Settings) -> list[str]:
     return [*(f"p{i}" for i in range(1, (how.parties or PRESETS.get(how.data, PRESETS["digits"]).parties) + 1)), S.name]
 
 

@@ -21,7 +21,7 @@ def _by(settings: Settings, method: str) -> Settings:
     return settings.but(method=method)
 
 
-def _cast(how: Parties) -> list[str]:
+def _cast(how: Parties, settings: Settings) -> list[str]:
     return [f"P{i}" for i in range(1, how.parties + 1)]
 
 

@@ -62,8 +62,8 @@ def _prepare(how: Trained, settings: Settings, place: Place) -> PerturbedFL:
     return PerturbedFL(data, model, settings, out=place.out, parties=place.parties)
 
 
-def _cast(how: Trained) -> list[str]:
-    return [SERVER.name, *(f"C{i}" for i in range(how.clients))]
+def _cast(how: Trained, settings: Settings) -> list[str]:
+    return [SERVER.name, *(f"C{i}" for i in range(settings.clients))]
 
 
 COMMAND = Command(

@@ -25,7 +25,7 @@ def _base(how: Federation) -> Settings:
     return Settings(local=preset.local, retraining=preset.retraining)
 
 
-def _cast(how: Federation) -> list[str]:
+def _cast(how: Federation, settings: Settings) -> list[str]:
     return [*(f"c{i}" for i in range(1, how.clients + 1)), S.name]
 
 

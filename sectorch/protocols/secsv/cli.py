@@ -130,7 +130,7 @@ def _prepare(how: Trained, settings: Settings, place: Place) -> Valuation | Join
     return _joint(how, settings, place)
 
 
-def _cast(how: Trained) -> list[str]:
+def _cast(how: Trained, settings: Settings) -> list[str]:
     return [*(f"c{i}" for i in range(1, how.clients + 1)), "P", "X"]
 
 
