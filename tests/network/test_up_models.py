@@ -64,8 +64,8 @@ def test_a_model_is_answered_to_whom_its_owner_has_accepted(folder):
     running: dict[str, subprocess.Popen] = {}
 
     def up(name: str) -> None:
-        log = (folder / f"{name}.log").open("a")
-        running[name] = subprocess.Popen([*PROGRAM, "up", file, "--as", name], stdout=log, stderr=log, env=known)
+        with (folder / f"{name}.log").open("a") as log:
+            running[name] = subprocess.Popen([*PROGRAM, "up", file, "--as", name], stdout=log, stderr=log, env=known)
 
     def asks(name: str, out: str) -> subprocess.CompletedProcess:
         words = ["query", "clinic", str(folder / "x.npy"), "--federation", file, "--as", name, "--out", out, "--json"]
