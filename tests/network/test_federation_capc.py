@@ -13,8 +13,10 @@ from federation_world import World, each
 from network_world import until
 
 from sectorch.dp import BudgetExhaustedError, epsilon_of
-from sectorch.errors import NetworkError, SectorchError
+from sectorch.errors import FrameError, NetworkError, SectorchError
 from sectorch.federated.errors import FederationError
+from sectorch.federated.folder import RunFolder
+from sectorch.federated.parties import Simulation
 from sectorch.federated.training import Training
 from sectorch.federated.watch import Watch
 from sectorch.protocols.capc import CaPC, Settings, asking, collaboration, plan
@@ -174,3 +176,30 @@ def test_what_protects_nothing_is_no_program_of_parties_apart(world, made):
         one = [replace(p, organisation="o") for p in made[0][1:]]
         with pytest.raises(FederationError, match="give it one party"):
             CaPC([made[0][0], *one], made[1], made[2], QUICK, together=party)
+
+
+def test_a_question_that_was_answered_is_not_answered_again_in_one_run(made, tmp_path, monkeypatch):
+    """Under its mark nobody pays twice: an asker that says an old number again would have other queries for nothing."""
+    parties, _, classes = made
+    asker, paid = parties[0].elsewhere(), []
+
+    class Heard:
+        said = [(asking.Question(n, "m" * 32, 2), 4) for n in (0, 1, 0)]
+
+        def next(self, *_):
+            return self.said.pop(0)
+
+        def afforded(self, mine):
+            return mine
+
+    class Account:
+        def __init__(self, asking_, party, planned, question):
+            self.affords, self.refused, self.pay = dict, list, lambda queries: paid.append(question.number)
+
+    monkeypatch.setattr(asking, "_Account", Account)
+    monkeypatch.setattr(asking.Asking, "_planned", lambda *_: plan(parties, parties[0], classes, QUICK))
+    monkeypatch.setattr(asking.Asking, "_takes_part", lambda *_: False)
+    follower = asking.Asking(parties, classes, QUICK, {}, {}, RunFolder(tmp_path), Simulation(), Heard())
+    with pytest.raises(FrameError, match="its question 0 again in one run: 1 was last"):
+        follower.follow(asker, Watch())
+    assert paid == [0, 1]

@@ -101,15 +101,21 @@ class Asking:
         """A party elsewhere asks: those who are here answer, add up, or hear of it.
 
         Raises:
-            FrameError: it asks what it did not plan.
+            FrameError: it asks what it did not plan, or again what was answered: under a question's mark nobody pays
+                twice, so that only a run that goes on may ask it again.
         """
         if self.turns is None:
             return
-        tick, planned = watch.step(f"{party.name} asks", None), None
+        tick, planned, last = watch.step(f"{party.name} asks", None), None, -1
         with ExitStack() as stack:
             panel = functools.cache(lambda: self._panel(stack, party, planned))
             while (heard := following(self.turns, party.name, None))[0].queries:
                 question, most = heard
+                if question.number <= last:
+                    raise FrameError(
+                        f"{party.name} asks its question {question.number} again in one run: {last} was last"
+                    )
+                last = question.number
                 planned = planned or self._planned(party, most)
                 if question.queries > min(self.settings.chunk, planned.queries):
                     raise FrameError(f"{party.name} asks {question.queries} queries at once, which is no chunk")
