@@ -200,6 +200,6 @@ def test_a_question_that_was_answered_is_not_answered_again_in_one_run(made, tmp
     monkeypatch.setattr(asking.Asking, "_planned", lambda *_: plan(parties, parties[0], classes, QUICK))
     monkeypatch.setattr(asking.Asking, "_takes_part", lambda *_: False)
     follower = asking.Asking(parties, classes, QUICK, {}, {}, RunFolder(tmp_path), Simulation(), Heard())
-    with pytest.raises(FrameError, match="its question 0 again in one run: 1 was last"):
+    with pytest.raises(FrameError, match="question 0 again in one run: 1 was last"):
         follower.follow(asker, Watch())
     assert paid == [0, 1]

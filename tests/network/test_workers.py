@@ -292,13 +292,20 @@ def test_a_worker_that_is_killed_takes_its_own_sessions_only_and_comes_back(smal
 
 @pytest.mark.long
 def test_workers_that_cannot_start_end_the_command(tmp_path, pki):
+    """What each of them has is found wrong before one is started, and what is a worker's own by the worker."""
     folder, _ = pki
-    command = [
-        *workers.PROGRAM, "server", "--listen", "localhost:0", "--cert", str(folder / "alice.pem"), "--workers", "2",
-        "--key", str(folder / "server-key.pem"), "--clients-ca", str(folder / "ca.pem"),
-    ]  # fmt: skip
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 1 and "as soon as it was started" in ended.stderr
+
+    def ended(certificate: str, *more: str) -> str:
+        command = [
+            *workers.PROGRAM, "server", "--listen", "localhost:0", "--cert", str(folder / certificate), "--workers",
+            "2", "--key", str(folder / "server-key.pem"), "--clients-ca", str(folder / "ca.pem"), *more,
+        ]  # fmt: skip
+        found = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        assert found.returncode == 1
+        return found.stderr
+
+    assert "do not belong together" in (said := ended("alice.pem")) and said.count("\n") == 1
+    assert "as soon as it was started" in ended("server.pem", "--limits", str(tmp_path / "none.toml"))
 
 
 def _children(pid: int) -> list[int]:

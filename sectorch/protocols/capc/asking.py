@@ -112,9 +112,7 @@ class Asking:
             while (heard := following(self.turns, party.name, None))[0].queries:
                 question, most = heard
                 if question.number <= last:
-                    raise FrameError(
-                        f"{party.name} asks its question {question.number} again in one run: {last} was last"
-                    )
+                    raise FrameError(f"{party.name} asks question {question.number} again in one run: {last} was last")
                 last = question.number
                 planned = planned or self._planned(party, most)
                 if question.queries > min(self.settings.chunk, planned.queries):
