@@ -53,7 +53,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "tools": {
         "ops": ("cli.main:ops", "the torch operations that work on secret tensors"),
-        "warm": ("network.warm:main", "compile what secure inference runs, once on a machine, before the first query"),
+        "warm": ("network.warm:main", "compile what a query runs, once on a machine, ahead of it"),
         "bench": ("network.bench:main", "three processes over an emulated network: seconds, rounds, bytes"),
     },
 }
