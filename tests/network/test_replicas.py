@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import signal
 import threading
 
 import pytest
@@ -10,11 +12,13 @@ import torch
 from network_world import Trio, described, until
 from test_network_versions import retrained
 
+import sectorch
 from sectorch import errors
 from sectorch.network import Store
 from sectorch.network.commands.offered import named, read_anew
 from sectorch.network.names import model_name
 from sectorch.network.parties.answer import Answering
+from sectorch.network.parties.stage import Stage
 from sectorch.nn.model_file import save_model
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
@@ -217,3 +221,51 @@ def test_a_model_file_that_cannot_be_read_changes_nothing(trio, small_model, tmp
         save_model(retrained(small_model), X, file)
         read_anew(trio.party, {"": file})
     assert close(trio.connection.model("hospital-b")(X), retrained(small_model)(X))
+
+
+class Both(Stage):
+    """Two processes that answer under one name, with one file of limits."""
+
+    def start_answering(self, name: str) -> None:
+        limits = self.folder / "limits.toml"
+        limits.write_text("[default]\nrows_in_all = 12\n")
+        files = (*self._files(name, "--ca"), "--pins", str(self.pins.path), "--server", f"localhost:{self.port}")
+        for i in range(2):
+            own = ("--replica", "--store", str(self.folder / f"store-{name}-{i}"), "--limits", str(limits))
+            self._start(
+                f"{name}-{i}", ["answer", str(self.folder / f"{name}.safetensors"), "--name", name, *files, *own]
+            )
+
+
+@pytest.mark.long
+def test_two_processes_of_one_name_share_limits_one_dies_and_both_get_another_model(small_model, tmp_path):
+    """Right whoever answers, also after kill -9 of one; SIGHUP brings the new file; 12 rows in all, whoever counted."""
+    torch.manual_seed(9)
+    other = copy.deepcopy(small_model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(0.5)
+    expected, anew = sectorch.reference(small_model)(X), sectorch.reference(other)(X)
+    with Both({"hospital-b": (small_model, X)}) as stage, stage.connect("alice") as connection, torch.no_grad():
+        model = connection.model("hospital-b")
+        assert torch.equal(model(X), expected)
+        lost = stage.processes.pop("hospital-b-0")
+        lost.kill()
+        lost.wait()
+        assert torch.equal(model(X), expected)
+        first = model.version
+        save_model(other, X, stage.folder / "hospital-b.safetensors")
+        stage.processes["hospital-b-1"].send_signal(signal.SIGHUP)
+
+        def version() -> str:
+            found = connection.model("hospital-b")
+            found.close()
+            return found.version
+
+        assert until(lambda: version() != first, 60)
+        model = connection.model("hospital-b")
+        answers = []
+        with pytest.raises(errors.QuotaError, match="12 rows in all"):
+            for _ in range(12):
+                answers.append(torch.equal(model(X), anew))
+        assert answers == [True] * 4, "two were asked of the first version"

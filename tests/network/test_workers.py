@@ -314,3 +314,55 @@ def _children(pid: int) -> list[int]:
 
 def _command(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+@pytest.mark.long
+def test_a_limit_is_one_of_all_workers_also_where_it_is_raised_and_after_a_worker_was_killed(small_model, tmp_path):
+    """As processes: clients of two workers ask at once, and get as many answers together as there is room for."""
+    limits, said = tmp_path / "limits.toml", "[models.hospital-b]\nrows_in_all = {}\n"
+    limits.write_text(said.format(6))
+    options = ("--workers", "2", "--limits", str(limits))
+    expected = sectorch.reference(small_model)(X)
+    with Stage({"hospital-b": (small_model, X)}, options=options) as stage, ExitStack() as stack, torch.no_grad():
+        connections = {name: stack.enter_context(stage.connect(name)) for name in NAMES}
+        for connection in connections.values():
+            assert until(lambda connection=connection: connection.models() == ["hospital-b"], 60)
+        models = {name: connection.model("hospital-b") for name, connection in connections.items()}
+
+        def answered(times: int) -> int:
+            """Of so many questions of each, all at once."""
+            right: list[bool] = []
+
+            def ask(name: str) -> None:
+                for _ in range(times):
+                    with suppress(errors.QuotaError):
+                        right.append(torch.equal(models[name](X), expected))
+
+            threads = [threading.Thread(target=ask, args=(name,)) for name in NAMES]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(240)
+            assert all(right)
+            return len(right)
+
+        assert answered(4) == 3
+        limits.write_text(said.format(10))
+        server = stage.processes["server"]
+        server.send_signal(signal.SIGHUP)
+        found = [0]
+        assert until(lambda: (found.append(answered(1)), sum(found) == 2)[1], 60)
+        assert answered(2) == 0
+        victim = next(p for p in _children(server.pid) if f"--worker {worker_of('alice', 2)} " in _command(p))
+        os.kill(victim, signal.SIGKILL)
+
+        def refused() -> bool:
+            try:
+                models["alice"](X)
+            except errors.QuotaError:
+                return True
+            except errors.NetworkError:
+                return False
+            raise AssertionError("answered beyond the limit")
+
+        assert until(refused, 120)
