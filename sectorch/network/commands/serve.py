@@ -79,6 +79,9 @@ def server(arguments: Sequence[str] | None = None) -> int:
 
 def _server(options: argparse.Namespace, given: list[str]) -> int:
     checked(options)
+    if options.running < 1:
+        raise ArgumentError(f"--running is at least 1, got {options.running}")
+    waits = positive(options.patience), positive(options.call_limit, "--call-limit")
     read_own = lambda: ready(options.cert, options.key, options.clients_ca, options.identity, serving=True)
     credentials = read_own()
     check_room(options)
@@ -89,9 +92,6 @@ def _server(options: argparse.Namespace, given: list[str]) -> int:
     on_core(options, options.worker or 0)
     few_arenas()
     many_files()
-    if options.running < 1:
-        raise ArgumentError(f"--running is at least 1, got {options.running}")
-    waits = positive(options.patience), positive(options.call_limit, "--call-limit")
     with watched(options) as watching:
         warm(tell)
         kept = Store(options.store, options.store_key, _bytes(options.store_budget))
