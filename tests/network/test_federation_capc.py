@@ -183,23 +183,18 @@ def test_a_question_that_was_answered_is_not_answered_again_in_one_run(made, tmp
     parties, _, classes = made
     asker, paid = parties[0].elsewhere(), []
 
-    class Heard:
-        said = [(asking.Question(n, "m" * 32, 2), 4) for n in (0, 1, 0)]
-
-        def next(self, *_):
-            return self.said.pop(0)
-
-        def afforded(self, mine):
-            return mine
+    said = [(asking.Question(n, "m" * 32, 2), 4) for n in (0, 1, 0)]
 
     class Account:
         def __init__(self, asking_, party, planned, question):
             self.affords, self.refused, self.pay = dict, list, lambda queries: paid.append(question.number)
 
     monkeypatch.setattr(asking, "_Account", Account)
+    monkeypatch.setattr(asking, "following", lambda *_: said.pop(0))
+    monkeypatch.setattr(asking, "all_afford", lambda _, own: own)
     monkeypatch.setattr(asking.Asking, "_planned", lambda *_: plan(parties, parties[0], classes, QUICK))
     monkeypatch.setattr(asking.Asking, "_takes_part", lambda *_: False)
-    follower = asking.Asking(parties, classes, QUICK, {}, {}, RunFolder(tmp_path), Simulation(), Heard())
+    follower = asking.Asking(parties, classes, QUICK, {}, {}, RunFolder(tmp_path), Simulation(), object())
     with pytest.raises(FrameError, match="question 0 again in one run: 1 was last"):
         follower.follow(asker, Watch())
     assert paid == [0, 1]
