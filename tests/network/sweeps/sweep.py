@@ -50,9 +50,14 @@ class Cases:
 
     def left(self, case: str) -> bool:
         """Whether there is time for this one, and it has not been run."""
-        while self._pause is not None and self._pause.exists() and time.monotonic() < (self._end or 0):
+        if case in self._known:
+            return False
+        while self._pause is not None and self._pause.exists() and not self._over():
             time.sleep(1)
-        return case not in self._known and (self._end is None or time.monotonic() < self._end)
+        return not self._over()
+
+    def _over(self) -> bool:
+        return self._end is not None and time.monotonic() >= self._end
 
     def add(self, case: str, **row: Any) -> None:
         row = {"case": case, **row}
