@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from network_world import until
 from sweeps.leaks import across
 from sweeps.links import MODES, Proxy
-from sweeps.papers import PAPERS
+from sweeps.papers import PAPERS, apart
 from sweeps.sweep import places
 
 HERE = Path(__file__).parent
@@ -32,6 +33,16 @@ def test_places_are_all_over_a_run(count):
     assert all(0 <= number < len(events) for number in among_all)
     if count == 20:
         assert max(among_all) - min(among_all) > 0.9 * len(events) and sum(bool(kinds) for kinds, _ in found) == 6
+
+
+def test_results_are_compared_tensor_by_tensor():
+    """A large tensor that differs by much does not hide a small one that differs by little; what is missing differs."""
+    one = {"meter": torch.tensor([1e6]), "bias": torch.tensor([0.1, 0.2]), "none": torch.empty(0)}
+    other = {"meter": torch.tensor([2e6]), "bias": torch.tensor([0.1, 0.5]), "none": torch.empty(0)}
+    assert apart(one, other) == pytest.approx({"meter": 1e6, "bias": 0.3, "none": 0.0})
+    assert apart(one, {**other, "bias": torch.tensor([0.1])})["bias"] == float("inf")
+    assert apart(one, {"bias": other["bias"]})["meter"] == float("inf")
+    assert apart({}, {}) == {"nothing": float("inf")}
 
 
 class Through:

@@ -43,7 +43,7 @@ def main() -> int:
             options.of = ""
     if options.what != "table" and options.of:
         world, reference = sweep.prepared(PAPERS[options.of], out)
-        print(f"{options.of}: {reference.seconds:.1f} s a run, spread {reference.spread:.2g}", flush=True)
+        print(f"{options.of}: {reference.seconds:.1f} s a run, spread {max(reference.spread.values()):.2g}", flush=True)
         print({name: len(events) for name, events in reference.events.items()}, flush=True)
         try:
             if options.what == "kill":

@@ -23,6 +23,7 @@ class Paper:
     Args:
         parties: names and roles. line: the command, without --federation, --as and --out.
         kept: glob of the files, under a party's --out, whose tensors are the result.
+        of_file: what of such a file's content is.
         learns: whose these are; everybody's unless named.
         charges: of the runs' folders, by party: what was charged, as counts by name.
         lost_round: what is charged once more for a round that was lost, as the paper's page says.
@@ -35,6 +36,12 @@ class Paper:
     charges: Callable[[Mapping[str, Path]], dict[str, int]] = field(default=lambda outs: {})
     lost_round: int = 0
     learns: tuple[str, ...] = ()
+    of_file: Callable[[Any], Any] = lambda content: content
+
+
+def _models(content: Mapping[str, Any]) -> Any:
+    """CaPriDe: the models and their optimisers' state. The meters beside them count what a lost round released."""
+    return {party: kept[0] for party, kept in content.items()}
 
 
 def _released(outs: Mapping[str, Path]) -> dict[str, int]:
@@ -84,7 +91,9 @@ _PERTURBED = "perturbed-fl --clients 3 --rounds 6 --batch-size 8"
 _CLIENTS = {"north": "C0", "south": "C1", "west": "C2"}
 PAPERS = {
     "perturbed-fl": Paper("perturbed-fl", {"hub": "Server", **_CLIENTS}, _PERTURBED, "round-6.pt", learns=("hub",)),
-    "capride": Paper("capride", {"north": "P1", "south": "P2"}, _CAPRIDE, "round-2.pt", _released, lost_round=19),
+    "capride": Paper(
+        "capride", {"north": "P1", "south": "P2"}, _CAPRIDE, "round-2.pt", _released, lost_round=19, of_file=_models
+    ),
     "privhfl": Paper(
         "privhfl", {"north": "c1", "south": "c2", "west": "c3", "hub": "S"}, _PRIVHFL, "round-*/c[0-9].pt", _answered
     ),
@@ -165,7 +174,7 @@ class Federated:
                 if path.suffix == ".json":
                     value = {k: torch.tensor(v) for k, v in json.loads(path.read_text())["values"].items()}
                 else:
-                    value = torch.load(path, weights_only=True)
+                    value = self.paper.of_file(torch.load(path, weights_only=True))
                 _flat(f"{name}/{path.relative_to(out)}", value, found)
         return found
 
@@ -187,10 +196,13 @@ def _flat(name: str, value: Any, into: dict[str, Any]) -> None:
             _flat(f"{name}/{key}", inner, into)
 
 
-def furthest(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, str]:
-    """The largest difference of two results, and where; infinite where one has what the other has not."""
-    missing = one.keys() ^ other.keys()
-    if missing or not one:
-        return float("inf"), f"only one has {sorted(missing)[:3]}"
-    found = [((one[k] - other[k]).abs().max().item() if one[k].numel() else 0.0, k) for k in one]
-    return max(found)
+def apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
+    """The largest difference of each tensor of two results; infinite where one has what the other has not, or another
+    shape of it."""
+    found = dict.fromkeys(one.keys() ^ other.keys(), float("inf"))
+    for key in one.keys() & other.keys():
+        same = one[key].shape == other[key].shape
+        found[key] = (
+            float("inf") if not same else (one[key] - other[key]).abs().max().item() if one[key].numel() else 0.0
+        )
+    return found or {"nothing": float("inf")}

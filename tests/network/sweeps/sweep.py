@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import signal
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from sweeps import leaks
-from sweeps.papers import IN_TIME, WHOLE, Federated, Paper, furthest
+from sweeps.papers import IN_TIME, WHOLE, Federated, Paper, apart
 from sweeps.world import Process, killed_at, rehearsed, running, settled, wait_all, warm
 
 PLACES = 20
+RUNS = 3
+"""Undisturbed runs, from which it is read how far a right result may be from another one."""
 
 
 def places(events: str, count: int, files: int = 6) -> list[tuple[str, int]]:
@@ -73,11 +76,11 @@ class Cases:
 
 
 class Reference:
-    """Undisturbed runs of a paper: the result, how far two of them are apart, the events of each party."""
+    """Undisturbed runs of a paper: the result, how far each tensor of it is apart in them, the events of all."""
 
     def __init__(self, world: Federated, folder: Path):
         self.folder = folder
-        for number in range(2):
+        for number in range(RUNS):
             run = folder / f"whole-{number}"
             if (run / "done").exists():
                 for name in world.paper.parties:
@@ -99,9 +102,13 @@ class Reference:
             (run / "done").write_text(str(took))
             for name in world.paper.parties:
                 warm(run / name / "events.modules")
-        self.runs = [folder / f"whole-{number}" for number in range(2)]
-        self.result = world.result(self.runs[0])
-        self.spread = furthest(self.result, world.result(self.runs[1]))[0]
+        self.runs = [folder / f"whole-{number}" for number in range(RUNS)]
+        results = [world.result(run) for run in self.runs]
+        self.result = results[0]
+        self.spread: dict[str, float] = {}
+        for one, other in itertools.combinations(results, 2):
+            for name, far in apart(one, other).items():
+                self.spread[name] = max(far, self.spread.get(name, 0.0))
         self.charges = world.charges(self.runs[0])
         self.seconds = min(float((run / "done").read_text()) for run in self.runs)
         names = world.paper.parties
@@ -112,11 +119,12 @@ class Reference:
     def differs(self, world: Federated, run: Path) -> str:
         """How a run's result and charges are not those of an undisturbed one; empty if they are.
 
-        Two undisturbed runs differ by their masks' and noise's rounding; ten times as much is allowed.
+        Undisturbed runs differ by their masks' and noise's rounding; ten times as much is allowed, of each tensor.
         """
-        far, where = furthest(self.result, world.result(run))
-        if not far <= 10 * self.spread + 1e-12:
-            return f"the result differs by {far:.2g} at {where}; two whole runs by {self.spread:.2g}"
+        for name, far in apart(self.result, world.result(run)).items():
+            spread = self.spread.get(name, 0.0)
+            if not far <= 10 * spread + 1e-12:
+                return f"the result differs by {far:.2g} at {name}; undisturbed runs by {spread:.2g}"
         charges, more = world.charges(run), world.paper.lost_round
         wrong = [
             f"{key}: {charges.get(key)} for {self.charges.get(key)}"
