@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from math import ceil, log2
 
 import pytest
 import torch
 from helpers import CASES, SHIPPED, World, case_session, ring_values, run, session, weight_like, world_of
 
-from sectorch.choreography import Phase
-from sectorch.choreography.ledger import Profile, Transcript, alone
+from sectorch.choreography import Phase, ledger
+from sectorch.choreography.ledger import Cost, Profile, Transcript, alone
 from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
 from sectorch.mpc.smooth.normalise import normalise
 from sectorch.mpc.smooth.trigonometric import trigonometric
@@ -346,3 +348,22 @@ def test_parties_are_found_by_name_and_by_role():
     with Profile() as profile:
         run(CASES[-1].program, *CASES[-1].inputs(10), session=held)
     assert profile.bytes_between("A", "S") == sum(profile.bytes_between(f"A{i}", "S") for i in (1, 2, 3)) == 3 * 80
+
+
+def test_a_cost_counts_as_a_profile_does_in_memory_that_does_not_grow(monkeypatch):
+    held, x = Session(), ring_values((2, 4), 40)
+    with Profile() as profile, Cost() as cost:
+        for _ in range(3):
+            small_program(held, x)
+    same = [name for name in profile.as_dict() if "seconds" not in name]
+    assert {name: cost.as_dict()[name] for name in same} == {name: profile.as_dict()[name] for name in same}
+    assert cost.bytes == sum(line.bytes for line in profile.ledger)
+    monkeypatch.setattr(ledger, "CALLS", 4)
+    with Cost() as cost:
+        sizes = []
+        for _ in range(50):
+            for line in profile.ledger[: len(profile.ledger) // 3]:
+                cost.message(replace(line, call=len(sizes)), torch.empty(0))
+            sizes.append(len(pickle.dumps((cost._deepest, cost._received, cost._sent, cost._rounds))))
+    assert cost.rounds == 50 * (profile.rounds // 3)
+    assert sizes[-1] < sizes[4] + 100 and len(cost._deepest) == 4

@@ -7,8 +7,9 @@ without a ledger line.
 from __future__ import annotations
 
 import io
+import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -69,20 +70,29 @@ class Transcript(Observer):
         return [(line, value) for line, value in self.lines if line.dst.role == role]
 
 
+CALLS = 1024
+"""The latest calls and phases whose rounds are still counted one by one; those before are taken for over."""
+
+
 @dataclass
-class Profile(Observer):
-    """Seconds, rounds and bytes of the runs inside the block.
+class Cost(Observer):
+    """Seconds, rounds and bytes of the runs inside the block, in memory that does not grow with them.
 
     `rounds` is the length of the longest chain of dependent messages of a call, summed over the calls; offline and
     online are counted apart, by data dependence. `offline_bytes` includes what is sent once a session (`setup_bytes`).
+    A call that sends something after `CALLS` others have counts as another one.
     """
 
-    ledger: list[Sent] = field(default_factory=list, repr=False)
     seconds: float = 0.0
+    _sent: Counter[Phase] = field(default_factory=Counter, repr=False)
+    _rounds: Counter[Phase] = field(default_factory=Counter, repr=False)
+    _deepest: OrderedDict[tuple[Phase, bytes, int], int] = field(default_factory=OrderedDict, repr=False)
+    _received: Counter[tuple[str, str, str, str, str]] = field(default_factory=Counter, repr=False)
     _compute: dict[tuple[str, frozenset[Party], Phase], float] = field(
         default_factory=lambda: defaultdict(float), repr=False
     )
     _start: float = field(default=0.0, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def __enter__(self):
         self._start = time.perf_counter()
@@ -93,10 +103,19 @@ class Profile(Observer):
         self.seconds += time.perf_counter() - self._start
 
     def message(self, line: Sent, value: torch.Tensor) -> None:
-        self.ledger.append(line)
+        call = line.phase, line.session, line.call
+        with self._lock:  # calls of several threads may be counted here
+            self._sent[line.phase] += line.bytes
+            self._received[line.dst.name, line.protocol, line.label, line.mask, line.shows] += line.bytes
+            self._deepest[call] = max(self._deepest.get(call, 0), line.round)
+            self._deepest.move_to_end(call)
+            if len(self._deepest) > CALLS:
+                (phase, *_), rounds = self._deepest.popitem(last=False)
+                self._rounds[phase] += rounds
 
     def computed(self, path: str, owners: frozenset[Party], phase: Phase, seconds: float) -> None:
-        self._compute[path, owners, phase] += seconds
+        with self._lock:
+            self._compute[path, owners, phase] += seconds
 
     def compute_seconds(self, phase: Phase) -> float:
         """Seconds of local computation of one phase, all parties together."""
@@ -110,36 +129,57 @@ class Profile(Observer):
     def offline_seconds(self) -> float:
         return self.compute_seconds(Phase.OFFLINE) + self.compute_seconds(Phase.SETUP)
 
-    def _bytes(self, *phases: Phase) -> int:
-        return sum(line.bytes for line in self.ledger if line.phase in phases)
-
     @property
     def bytes(self) -> int:
-        return self._bytes(*Phase)
+        return self._sent.total()
 
     @property
     def setup_bytes(self) -> int:
-        return self._bytes(Phase.SETUP)
+        return self._sent[Phase.SETUP]
 
     @property
     def offline_bytes(self) -> int:
-        return self._bytes(Phase.SETUP, Phase.OFFLINE)
+        return self._sent[Phase.SETUP] + self._sent[Phase.OFFLINE]
 
     @property
     def online_bytes(self) -> int:
-        return self._bytes(Phase.ONLINE)
+        return self._sent[Phase.ONLINE]
 
     def rounds_of(self, phase: Phase) -> int:
-        deepest: dict[tuple[bytes, int], int] = {}
-        for line in self.ledger:
-            if line.phase == phase:
-                deepest[line.session, line.call] = max(deepest.get((line.session, line.call), 0), line.round)
-        return sum(deepest.values())
+        return self._rounds[phase] + sum(rounds for (p, *_), rounds in self._deepest.items() if p == phase)
 
     @property
     def rounds(self) -> int:
         """Online rounds."""
         return self.rounds_of(Phase.ONLINE)
+
+    def as_dict(self) -> dict[str, float]:
+        """The figures, for JSON."""
+        return dict(
+            seconds=self.seconds, online_seconds=self.online_seconds, offline_seconds=self.offline_seconds,
+            rounds=self.rounds, offline_rounds=self.rounds_of(Phase.OFFLINE), bytes=self.bytes,
+            setup_bytes=self.setup_bytes, offline_bytes=self.offline_bytes, online_bytes=self.online_bytes,
+        )  # fmt: skip
+
+    def learned(self) -> Table:
+        """What each party received: by protocol, how it was masked, and what it shows."""
+        table = Table(title="What each party received")
+        for column in ("party", "protocol", "message", "hidden by", "MB", "learns"):
+            table.add_column(column, justify="right" if column == "MB" else "left")
+        for (party, name, label, mask, shows), size in sorted(self._received.items()):
+            table.add_row(party, name, label, mask, f"{size / 1e6:.3f}", shows or "nothing (uniform bits)")
+        return table
+
+
+@dataclass
+class Profile(Cost):
+    """A `Cost` that keeps the line of every message, for tables by edge and by protocol."""
+
+    ledger: list[Sent] = field(default_factory=list, repr=False)
+
+    def message(self, line: Sent, value: torch.Tensor) -> None:
+        super().message(line, value)
+        self.ledger.append(line)
 
     def bytes_between(self, p: str, q: str, phase: Phase | None = None) -> int:
         """Bytes on the edge p-q, both directions; roles or party names."""
@@ -162,14 +202,6 @@ class Profile(Observer):
             row["seconds"] += seconds
         return dict(sorted(rows.items(), key=lambda item: -item[1]["seconds"]))
 
-    def as_dict(self) -> dict[str, float]:
-        """The figures, for JSON."""
-        return dict(
-            seconds=self.seconds, online_seconds=self.online_seconds, offline_seconds=self.offline_seconds,
-            rounds=self.rounds, offline_rounds=self.rounds_of(Phase.OFFLINE), bytes=self.bytes,
-            setup_bytes=self.setup_bytes, offline_bytes=self.offline_bytes, online_bytes=self.online_bytes,
-        )  # fmt: skip
-
     def edges(self) -> Table:
         """Bytes and rounds per edge and phase."""
         table = Table(title="What crossed the edges")
@@ -184,18 +216,6 @@ class Profile(Observer):
                     size = sum(m.bytes for m in lines) / 1e6
                     rounds = len({(m.session, m.call, m.round) for m in lines})
                     table.add_row(f"{client}-S", phase.name.lower(), str(len(lines)), f"{size:.3f}", str(rounds))
-        return table
-
-    def learned(self) -> Table:
-        """What each party received: by protocol, how it was masked, and what it shows."""
-        table = Table(title="What each party received")
-        for column in ("party", "protocol", "message", "hidden by", "MB", "learns"):
-            table.add_column(column, justify="right" if column == "MB" else "left")
-        rows: Counter = Counter()
-        for m in self.ledger:
-            rows[m.dst.name, m.protocol, m.label, m.mask, m.shows] += m.bytes
-        for (party, name, label, mask, shows), size in sorted(rows.items()):
-            table.add_row(party, name, label, mask, f"{size / 1e6:.3f}", shows or "nothing (uniform bits)")
         return table
 
     def protocols(self) -> Table:

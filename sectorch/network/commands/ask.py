@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from ...choreography.ledger import Profile
+from ...choreography.ledger import Cost
 from ...cli.command import Parser, bars, ended, print_json, writable
 from ...errors import ArgumentError, RangeExceededError, StoreInUseError
 from ...nn.inputs import Inputs
@@ -151,7 +151,7 @@ def _ask(model: RemoteModel, given: Given, options: argparse.Namespace) -> dict:
     results, withheld, start, at = [], [], time.perf_counter(), 0
     kept = None if options.out is None else Kept(options.out, _about(model, options))
     ahead, total = sum(model.prepared().values()), sum(piece.rows or 1 for piece in pieces)
-    with Profile() as profile, bars(console) as progress:
+    with Cost() as profile, bars(console) as progress:
         task = progress.add_task("asking", total=total)
         for number, piece in enumerate(pieces):
             count = piece.rows or 1

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ...choreography.ledger import Profile
+from ...choreography.ledger import Cost
 from ...cli.command import Parser, ended, print_json, writable
 from ...errors import ArgumentError
 from ...federated.parties import Simulation, tensors
@@ -75,7 +75,7 @@ def _run(options: argparse.Namespace, screen: Console) -> None:
     waits = dict(patience=options.wait, wait=options.wait)
     if options.federation is not None:  # before it dials: a role that nobody plays, an edge that is not there
         rehearse(program, read(options.federation))
-    with Profile() as cost:
+    with Cost() as cost:
         if options.federation is None:
             found = program(Simulation(inputs))
         else:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ... import files
 from ...choreography import Party
-from ...choreography.ledger import Profile
+from ...choreography.ledger import Cost
 from ...errors import PeerLostError, SectorchError
 from ...federated.parties import tensors
 from ..log import query
@@ -65,7 +65,7 @@ class Run:
         timer = threading.Timer(limit, self.give_up, [late])
         timer.daemon = True
         timer.start()
-        began, cost = time.perf_counter(), Profile()
+        began, cost = time.perf_counter(), Cost()
         try:
             with query(self._me, self._receipts, session=proposal.nonce, **self._facts()), cost:
                 learned = self._paper() if proposal.kind == "paper" else self._program()
