@@ -10,6 +10,7 @@ from network_world import Trio, until
 
 from sectorch import errors
 from sectorch.choreography.streams import PairKey
+from sectorch.network.parties.said import load
 from sectorch.network.parties.session import PartySession
 from sectorch.nn.where import placed
 
@@ -20,6 +21,7 @@ X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 def uncollected():
     """Nothing is collected but what somebody asks for, which is counted."""
     asked = []
+    load()  # which collects, once
     gc.collect()
     gc.disable()
     gc.callbacks.append(callback := lambda phase, info: asked.append(info["generation"]) if phase == "start" else None)
@@ -64,6 +66,13 @@ def test_a_session_that_ends_lets_go_of_its_secrets_at_once(
     assert until(trio.idle, 30)
     assert until(lambda: secrets() == 0, 30)
     assert uncollected == []
+
+
+def test_a_collection_passes_over_what_was_loaded_before_a_connection():
+    """It holds the interpreter's lock, and signs of life wait for it: with many clients on few cores, for too long."""
+    load.__wrapped__()
+    assert gc.get_freeze_count() > 100_000
+    assert len(gc.get_objects()) < 5000
 
 
 @pytest.mark.parametrize("error", [errors.PeerLostError("lost"), errors.ShapeError("ragged")])

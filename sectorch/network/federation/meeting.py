@@ -10,15 +10,14 @@ from contextlib import contextmanager, suppress
 from ...errors import ArgumentError, PeerLostError, RefusedError, SectorchError
 from ..parties.client import Connection
 from ..parties.said import reason
+from ..wire.background import begin
 from ..wire.channel import Channel, again
+from .circles import Key
 from .meetings import wire_of
 from .secured import Relayed, Secured
 
 BEAT = 2.0
 """Seconds between words to the others, so that a long computation is no silence."""
-
-Key = tuple[str, tuple[str, ...]]
-"""A label, and the names of the parties that meet under it."""
 
 
 class Called:
@@ -54,6 +53,11 @@ class Called:
                     self._expected[key] = PeerLostError(str(error))
             self._changed.notify_all()
 
+    def wake(self) -> None:
+        """Whoever waits looks again at the sessions that this party is in: one has failed."""
+        with self._changed:
+            self._changed.notify_all()
+
     def came(self, key: Key, open_: Callable[[], Meeting]) -> bool:
         """Whether this party waited for it, and takes part."""
         with self._changed:
@@ -83,11 +87,14 @@ class Called:
 
 
 class Meeting:
-    """This party's ends of a session that the server has named: one channel to the server, one to each other party."""
+    """This party's ends of a session that the server has named: one channel to the server, one to each other party.
 
-    def __init__(self, connection: Connection, run: bytes, names: tuple[str, ...]):
+    `failed` is called when it has.
+    """
+
+    def __init__(self, connection: Connection, run: bytes, names: tuple[str, ...], failed: Callable[[], None]):
         link = connection.link
-        self.run, self._connection = run, connection
+        self.run, self._connection, self._heard = run, connection, failed
         self._control = link.open(run)
         self.channels: dict[str, Channel] = {
             name: link.open(wire_of(run, connection.name, name), Relayed, name)
@@ -99,6 +106,7 @@ class Meeting:
     def _failed(self, failure: SectorchError) -> None:
         for channel in self.channels.values():
             channel.fail(failure)
+        self._heard()
 
     def alive(self) -> None:
         """Raises what the session failed with."""
@@ -134,8 +142,7 @@ def beating(edges: list[Secured]) -> Iterator[None]:
                 with suppress(SectorchError):  # the session's own thread meets it too
                     edge.beat()
 
-    thread = threading.Thread(target=beat, daemon=True, name="beats")
-    thread.start()
+    thread = begin(beat, "beats")
     try:
         yield
     finally:

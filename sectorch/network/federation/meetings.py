@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -20,6 +20,7 @@ from ...errors import BusyError, FrameError, IdentityError, RefusedError, Sector
 from ..log import write
 from ..names import name_of, readable
 from ..wire.link import Link
+from .circles import Key, circle, said
 from .notes import Notes, check_clock
 
 log = logging.getLogger("sectorch.server")
@@ -37,10 +38,11 @@ def wire_of(run: bytes, one: str, other: str) -> bytes:
 
 @dataclass
 class _Gathering:
-    """Parties that wait for others."""
+    """Parties that wait for others; `alone` are those that do nothing else meanwhile."""
 
     digest: str
     links: dict[str, Link] = field(default_factory=dict)
+    alone: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -54,11 +56,15 @@ class _Running:
 
 
 class Meetings:
-    """All of a server's. Its methods are called by the threads that read the clients' connections."""
+    """All of a server's. Its methods are called by the threads that read the clients' connections.
 
-    def __init__(self):
-        self._lock, self.notes = threading.Lock(), Notes()
-        self._waiting: dict[tuple[str, tuple[str, ...]], _Gathering] = {}
+    Args:
+        links: a client's connections.
+    """
+
+    def __init__(self, links: Callable[[str], Collection[Link]] = lambda name: ()):
+        self._lock, self.notes, self._links = threading.Lock(), Notes(), links
+        self._waiting: dict[Key, _Gathering] = {}
         self._running: dict[bytes, _Running] = {}
 
     def __len__(self) -> int:
@@ -89,8 +95,13 @@ class Meetings:
                 running, missing = None, []
             else:
                 running, missing = self._join(link, label, names, found or _Gathering(digest))
+                if missing:
+                    alone = self._waiting[label, names].alone
+                    (alone.add if request.get("alone") is True else alone.discard)(link.peer)
         if running is not None:
             self._begin(running)
+        elif missing:
+            self.look()
         elif not missing and found is not None:
             self._dissolve(found, label, names, link.peer)
         return {"missing": missing}
@@ -136,6 +147,29 @@ class Meetings:
                     self._end(running)
         return {}
 
+    def look(self) -> None:
+        """Whether parties wait in a circle, which has to be looked for when one begins to wait, or a connection ends.
+
+        What they wait for is dissolved, and all who wait in it are told why.
+        """
+        told: list[tuple[Link, Key, str]] = []
+        with self._lock:
+            self._forget_lost()
+            waits: dict[str, Key] = {}
+            for key, gathering in self._waiting.items():
+                waits |= dict.fromkeys(filter(self._once, gathering.alone & gathering.links.keys()), key)
+            found = circle(waits, {key: set(gathering.links) for key, gathering in self._waiting.items()})
+            for key in {waits[name] for name in found}:
+                told += [(link, key, said(found, waits, name)) for name, link in self._waiting.pop(key).links.items()]
+        for link, key, text in told:
+            _refuse(link, key, text)
+        if found:
+            write(log, "circle", parties=",".join(found))
+
+    def _once(self, name: str) -> bool:
+        """Whether a client has one connection: with several it may be several processes, of which each may come."""
+        return sum(link.closed is None for link in self._links(name)) <= 1
+
     def _dissolve(self, gathering: _Gathering, label: str, names: tuple[str, ...], late: str) -> None:
         """One party came with another digest than those that wait: they, and it, are told, and nobody waits.
 
@@ -147,8 +181,7 @@ class Meetings:
             f"federation file, program, settings and version of sectorch"
         )
         for link in gathering.links.values():
-            with suppress(SectorchError):
-                link.tell({"do": "serve", "label": label, "parties": names, "refused": text}, urgent=True)
+            _refuse(link, (label, names), text)
         raise RefusedError(text)
 
     def _forget_lost(self) -> None:
@@ -207,6 +240,11 @@ class Meetings:
             for other in running.links:
                 if other != name:
                     link.part(wire_of(running.run, name, other))
+
+
+def _refuse(link: Link, key: Key, text: str) -> None:
+    with suppress(SectorchError):
+        link.tell({"do": "serve", "label": key[0], "parties": key[1], "refused": text}, urgent=True)
 
 
 def _asked(request: dict) -> tuple[str, str, tuple[str, ...]]:

@@ -26,8 +26,10 @@ from ..names import readable
 from ..parties.client import Connection
 from ..parties.remote import RemoteSession
 from ..parties.said import session_of
+from ..wire.background import alone
+from .circles import Key
 from .file import Federated, read
-from .meeting import Called, Key, Meeting, beating
+from .meeting import Called, Meeting, beating
 from .own import credentials
 from .programs import check_edges
 from .secured import Ends, Secured, digest_of
@@ -175,7 +177,8 @@ class Federation:
 
         Raises:
             ArgumentError: a role that nobody plays, or this party plays none; nothing was sent.
-            RefusedError: another party would do something else under this label.
+            RefusedError: another party would do something else under this label; or the parties wait in a circle, each
+                for another one that waits in another session, as far as each has but one thread that could come.
             PeerLostError: somebody did not come, or was lost. AbortedError: somebody gave up.
             KeyAgreementError, IdentityError: somebody is not who the file names, or agrees on something else.
         """
@@ -265,7 +268,10 @@ class Federation:
         self._called.expect(key)
         self._awaited.add(key)
         try:
-            request = {"do": "meet", "label": label, "digest": digest.hex(), "parties": names, "time": time.time()}
+            request = {
+                "do": "meet", "label": label, "digest": digest.hex(), "parties": names, "time": time.time(),
+                "alone": alone(),
+            }  # fmt: skip
             missing = connection.ask(request).get("missing")
             if missing:
                 log.info("'%s' waits for %s", self.name, ", ".join(map(str, missing)))
@@ -296,7 +302,7 @@ class Federation:
             self._called.refuse(key, readable(str(request["refused"])))
             return
         run = session_of({"session": request.get("meeting")})
-        if not self._called.came(key, lambda: Meeting(connection, run, key[1])):
+        if not self._called.came(key, lambda: Meeting(connection, run, key[1], self._called.wake)):
             connection.link.refuse(run, "PeerLostError: it does not wait any more")
 
     def _secure(

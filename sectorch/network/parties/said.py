@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import importlib
 import threading
 import time
@@ -96,6 +98,14 @@ def reason(error: BaseException, who: str) -> str:
     return f"{type(error).__name__}: {said if known else f'at {who}, whose own log says more'}"
 
 
+@functools.cache
 def load() -> None:
-    """Load what a call needs before there is a connection: signs of life wait while a library is loaded."""
+    """Load what a call needs before there is a connection, once, since signs of life wait while a library is loaded.
+
+    They wait for a full garbage collection too, which holds the interpreter's lock and looks at every object there is:
+    a third of a second of processor time, and seconds on a machine that has ten times as much to do as it can. What is
+    there by now is code and tables for the most part, and collections pass over it from now on, in this process.
+    """
     importlib.import_module("sectorch.ring.bitloops")
+    gc.collect()
+    gc.freeze()

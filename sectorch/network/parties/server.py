@@ -91,7 +91,7 @@ class Server:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._turns = Turns(running)
-        self._meetings = Meetings()
+        self._meetings = Meetings(self._links_of)
         self._receipts = None if receipts is None else Receipts(receipts, credentials, "S")
         self._quotas: Quotas | None = None
         try:
@@ -169,11 +169,15 @@ class Server:
         }  # fmt: skip
 
     def _welcome(self, name: str, certificate: str) -> Link:
-        link = Link(name, self._request, *self._waits, certificate=certificate)
+        link = Link(name, self._request, *self._waits, certificate=certificate, on_close=self._meetings.look)
         with self._lock:
             self._links = {known for known in self._links if known.closed is None} | {link}
         self._registry.prune()
         return link
+
+    def _links_of(self, name: str) -> list[Link]:
+        with self._lock:
+            return [link for link in self._links if link.peer == name]
 
     def _request(self, link: Link, request: dict) -> None:
         """A request that belongs to no session, from a client whose certificate says `link.peer`."""

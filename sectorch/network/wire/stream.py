@@ -21,6 +21,7 @@ from contextlib import suppress
 import numpy as np
 
 from ...errors import FrameError, PeerLostError, SectorchError
+from .background import begin
 from .link import Link
 from .tls import Tls, why
 
@@ -68,11 +69,11 @@ class Stream:
 
     def start(self) -> None:
         """Carry the link, in threads of its own."""
-        threading.Thread(target=self.run, daemon=True, name=f"from {self.link.peer}").start()
+        begin(self.run, f"from {self.link.peer}")
 
     def run(self) -> None:
         """Carry the link until the connection is over."""
-        threading.Thread(target=self._keep_writing, daemon=True, name=f"to {self.link.peer}").start()
+        begin(self._keep_writing, f"to {self.link.peer}")
         try:
             self.link.outbox.begin(self._write)
             self.link.pump(self._pieces())
