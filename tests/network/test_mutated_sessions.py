@@ -16,6 +16,7 @@ import pytest
 import torch
 from network_world import Trio, resident, until
 
+import sectorch
 from sectorch import errors
 from sectorch.choreography.run.frames import Frame, Kind, pack, unpack
 from sectorch.network.wire.link import Link
@@ -116,8 +117,9 @@ def mended(trio: Trio) -> None:
 
 
 @pytest.mark.parametrize("direction", list(RATES))
-@pytest.mark.parametrize("count", [2, pytest.param(600, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [2, pytest.param(150, marks=pytest.mark.long)])
 def test_frames_that_change_in_a_session(pki, small_model, tmp_path, direction, count):
+    sectorch.secure(small_model)(X)  # its loops are compiled then, which takes longer than anybody's patience here
     trio = Trio(pki[1], small_model, X, tmp_path, PATIENCE)
     changing = Changing(random.Random(direction), RATES[direction])
     remote = trio.connection.model("hospital-b")
