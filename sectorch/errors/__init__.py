@@ -11,6 +11,7 @@ with those of `sectorch.ckks`, `dp`, `data`, `federated` and the papers, which h
 from .base import SectorchError as SectorchError
 from .network import AbortedError as AbortedError
 from .network import BusyError as BusyError
+from .network import DeadlockError as DeadlockError
 from .network import FrameError as FrameError
 from .network import IdentityError as IdentityError
 from .network import NetworkError as NetworkError

@@ -102,6 +102,22 @@ class RefusedError(NetworkError):
     """
 
 
+class DeadlockError(NetworkError):
+    """Parties of a federation wait for each other in a circle, each of them in another session, and none will come.
+
+    It comes to all of them, and to those that wait with them, as soon as the last one waits. So it may be after one was
+    lost and started again: it begins with its first session, and the others are at a later one.
+
+    Example:
+        these parties wait in a circle, and none of them will come: 'north' waits for 'south' in 'second', 'south' waits
+        for 'north' in 'first'; start all of them again.
+
+    What to do:
+        Start all of them again. Have a program that opens one session after another hold one that all parties are in
+        meanwhile: then whoever is lost ends it for all (docs/federation.md).
+    """
+
+
 class BusyError(NetworkError):
     """A party has as much to do as it takes on, or is doing just this already.
 

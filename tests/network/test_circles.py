@@ -145,7 +145,7 @@ def test_two_that_wait_for_each_other_hear_of_it(world, monkeypatch):
 
     found = each(["north", "south"], work)
     for error in found.values():
-        assert isinstance(error, errors.RefusedError)
+        assert type(error) is errors.DeadlockError
         assert "'north' waits for 'south' in 'of north'" in str(error)
         assert "'south' waits for 'north' in 'of south'" in str(error)
 

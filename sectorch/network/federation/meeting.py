@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-from ...errors import ArgumentError, PeerLostError, RefusedError, SectorchError
+from ...errors import ArgumentError, PeerLostError, SectorchError
 from ..parties.client import Connection
 from ..parties.said import reason
 from ..wire.background import begin
@@ -39,10 +39,10 @@ class Called:
         if isinstance(meeting, Meeting):  # it began as this party stopped waiting: the others need not wait for it
             meeting.give_up(PeerLostError("it does not wait any more"))
 
-    def refuse(self, key: Key, text: str) -> None:
+    def refuse(self, key: Key, error: SectorchError) -> None:
         with self._changed:
             if key in self._expected and self._expected[key] is None:
-                self._expected[key] = RefusedError(text)
+                self._expected[key] = error
                 self._changed.notify_all()
 
     def give_up(self, keys: Iterable[Key], error: BaseException) -> None:

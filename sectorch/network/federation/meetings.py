@@ -16,7 +16,15 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ...errors import BusyError, FrameError, IdentityError, RefusedError, SectorchError
+from ...errors import (
+    BusyError,
+    DeadlockError,
+    FrameError,
+    IdentityError,
+    NetworkError,
+    RefusedError,
+    SectorchError,
+)
 from ..log import write
 from ..names import name_of, readable
 from ..wire.link import Link
@@ -162,7 +170,7 @@ class Meetings:
             for key in {waits[name] for name in found}:
                 told += [(link, key, said(found, waits, name)) for name, link in self._waiting.pop(key).links.items()]
         for link, key, text in told:
-            _refuse(link, key, text)
+            _refuse(link, key, DeadlockError(text))
         if found:
             write(log, "circle", parties=",".join(found))
 
@@ -181,7 +189,7 @@ class Meetings:
             f"federation file, program, settings and version of sectorch"
         )
         for link in gathering.links.values():
-            _refuse(link, (label, names), text)
+            _refuse(link, (label, names), RefusedError(text))
         raise RefusedError(text)
 
     def _forget_lost(self) -> None:
@@ -242,9 +250,10 @@ class Meetings:
                     link.part(wire_of(running.run, name, other))
 
 
-def _refuse(link: Link, key: Key, text: str) -> None:
+def _refuse(link: Link, key: Key, error: NetworkError) -> None:
+    said = {"refused": str(error), "error": type(error).__name__}
     with suppress(SectorchError):
-        link.tell({"do": "serve", "label": key[0], "parties": key[1], "refused": text}, urgent=True)
+        link.tell({"do": "serve", "label": key[0], "parties": key[1], **said}, urgent=True)
 
 
 def _asked(request: dict) -> tuple[str, str, tuple[str, ...]]:

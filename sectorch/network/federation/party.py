@@ -19,7 +19,7 @@ import torch
 from ...choreography import Party, Roles
 from ...choreography.roles import STAR
 from ...choreography.run.party import PartyRuntime
-from ...errors import ArgumentError, FrameError, PeerLostError, SectorchError
+from ...errors import ArgumentError, DeadlockError, FrameError, PeerLostError, RefusedError, SectorchError
 from ...federated.parties import Names
 from ...session import Q, Session
 from ..names import readable
@@ -177,8 +177,9 @@ class Federation:
 
         Raises:
             ArgumentError: a role that nobody plays, or this party plays none; nothing was sent.
-            RefusedError: another party would do something else under this label; or the parties wait in a circle, each
-                for another one that waits in another session, as far as each has but one thread that could come.
+            RefusedError: another party would do something else under this label.
+            DeadlockError: the parties wait in a circle, each for another one that waits in another session, and each
+                has but one thread that could come.
             PeerLostError: somebody did not come, or was lost. AbortedError: somebody gave up.
             KeyAgreementError, IdentityError: somebody is not who the file names, or agrees on something else.
         """
@@ -299,7 +300,8 @@ class Federation:
         if connection is None or not here:
             raise FrameError("the server begins a session that is at another one, or of nobody")
         if "refused" in request:
-            self._called.refuse(key, readable(str(request["refused"])))
+            kind = DeadlockError if request.get("error") == DeadlockError.__name__ else RefusedError
+            self._called.refuse(key, kind(readable(str(request["refused"]))))
             return
         run = session_of({"session": request.get("meeting")})
         if not self._called.came(key, lambda: Meeting(connection, run, key[1], self._called.wake)):
