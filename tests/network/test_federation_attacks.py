@@ -118,6 +118,20 @@ def test_one_that_leaves_as_the_session_begins_is_heard_of_by_all():
     assert not len(meetings) and not south.sessions and not south._onward
 
 
+def test_who_is_lost_is_said_before_what_is_sent_still_is_refused(monkeypatch):
+    """Or one that is sending hears first that its session is not open, and not why."""
+    meetings, north, south = Meetings(), link("north"), link("south")
+    meetings.meet(north, asked())
+    meetings.meet(south, asked())
+    heard, part, refuse = [], south.part, south.refuse
+    monkeypatch.setattr(south, "part", lambda session: (heard.append("parted"), part(session)))
+    monkeypatch.setattr(south, "refuse", lambda session, text: (heard.append(text), refuse(session, text)))
+    north.close(errors.PeerLostError("it left"))
+    assert heard[:1] == ["PeerLostError: 'north' gave up or is lost: it left"]
+    assert "parted" in heard and not south._onward and not south.sessions
+    south.close(errors.PeerLostError("over"))
+
+
 @pytest.mark.parametrize("said", [10**400, True, -1e13], ids=["huge", "bool", "ancient"])
 def test_a_time_that_is_none(said):
     with pytest.raises(errors.FrameError, match="say the time"):

@@ -229,13 +229,15 @@ class Meetings:
         with self._lock:
             if running.run not in self._running or (name in running.over and name):
                 return
-            self._end(running)
+            del self._running[running.run]
         who = f"'{name}' gave up or is lost: " if name else ""
         text = f"{type(failure).__name__}: {who}{failure}"
         write(log, "session ended", session=running.run.hex(), by=name or None, why=text)
         for other, link in running.links.items():
             if other != name:
                 link.refuse(running.run, text)
+        with self._lock:  # only now: what somebody still sends would be refused first, without a name
+            self._clear(running)
 
     def _end(self, running: _Running) -> None:
         """Called with the lock held."""
