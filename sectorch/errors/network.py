@@ -110,7 +110,8 @@ class DeadlockError(NetworkError):
 
     Example:
         these parties wait in a circle, and none of them will come: 'north' waits for 'south' in 'second', 'south' waits
-        for 'north' in 'first'; start all of them again.
+        for 'north' in 'first'; start all of them again. A program that opens one session after another holds one that
+        all are in meanwhile, and then this cannot be
 
     What to do:
         Start all of them again. Have a program that opens one session after another hold one that all parties are in
