@@ -144,7 +144,7 @@ def test_a_frame_that_the_server_changes_between_two_parties(world, count):
             with parties[name].session(ROLES, label="numbers"):
                 return 1
 
-        found = each(parties, work, 20)
+        found = each(parties, work, 60)  # a reply that was changed is waited for as long as any, 30 s
         assert set(found) == set(parties), "one hangs"
         assert all(v == 1 or isinstance(v, errors.SectorchError) for v in found.values()), found
         failed += any(v != 1 for v in found.values())

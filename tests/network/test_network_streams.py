@@ -120,6 +120,24 @@ def test_a_peer_that_takes_nothing_holds_up_whoever_sends_and_is_lost_then(pki, 
         ends.close()
 
 
+def test_who_reads_that_the_peer_has_ended_does_not_wait_to_write(pki, monkeypatch):
+    """Over a link that takes nothing any more: the peer drops what comes, and the error is there at once."""
+    lingered, linger = [], streams.Stream._linger
+    monkeypatch.setattr(streams.Stream, "_linger", lambda self: (lingered.append(self.link.peer), linger(self)))
+    ends, held = Ends(pki[1]), threading.Event()
+    ends.server._on_request = lambda *_: held.wait(60)
+    ends.client.tell({"do": "hold"})
+    try:
+        while not ends.client.outbox.size:
+            ends.client.send(frames([PART_BYTES])[0])
+        ends.server.close(errors.PeerLostError("over"))
+        assert ends.over.wait(30)
+        assert "the server" not in lingered and not held.is_set()
+    finally:
+        held.set()
+        ends.close()
+
+
 class Way:
     """A relay that passes all on, nothing, or a byte now and then, in one direction or both."""
 

@@ -61,7 +61,7 @@ class Stream:
         self.link = link
         self._sock, self._tls, self._first, self._ended = sock, tls, first, ended
         self._sealed = self._plain = memoryview(b"")
-        self._broken, self._silent, self._wrote = False, False, 0.0
+        self._broken, self._silent, self._left, self._wrote = False, False, False, 0.0
         self._written = threading.Event()
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -77,7 +77,7 @@ class Stream:
         try:
             self.link.outbox.begin(self._write)
             self.link.pump(self._pieces())
-            if not self._silent:
+            if not self._silent and not self._left:
                 self._linger()
         finally:
             self.close()
@@ -155,6 +155,7 @@ class Stream:
         try:
             yield from self._read()
         except EOFError:
+            self._left = True  # who has ended the connection drops what comes: nothing of it is waited for
             return
         except ssl.SSLError as error:
             raise why(error) from None

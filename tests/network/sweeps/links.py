@@ -24,6 +24,8 @@ MODES = ("drop", "close", "delay", "corrupt", "truncate", "cut", "reorder", "sta
 CHUNK = 16 << 10
 DELAY = 0.3
 BEHIND = 4 << 20
+TRICKLE = 300
+"""Bytes that wait to trickle, beyond which nothing more is taken."""
 
 
 @dataclass
@@ -80,7 +82,7 @@ class Proxy:
                 beside.replace(self.passed)
 
     def _deaf(self, way: Way) -> bool:
-        return way.failing and self.mode == "halfopen"
+        return way.failing and (self.mode == "halfopen" or (self.mode == "trickle" and len(way.queue) > TRICKLE))
 
     def _accept(self) -> None:
         near, _ = self._server.accept()
@@ -156,7 +158,7 @@ class Proxy:
             way.held, way.failing = b"", False
         elif self.mode == "trickle":
             after = max([now, *(due for due, _ in way.queue)])
-            way.queue += [(after + 1 + i, data[i : i + 1]) for i in range(min(len(data), 300))]
+            way.queue += [(after + 1 + i, data[i : i + 1]) for i in range(min(len(data), TRICKLE))]
 
     def _write(self, way: Way) -> None:
         _, data = way.queue.pop(0)
