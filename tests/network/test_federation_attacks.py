@@ -82,6 +82,14 @@ def test_one_that_takes_nothing_is_lost_and_holds_up_a_sender_once(monkeypatch):
     assert isinstance(stuck.closed, errors.PeerLostError)
 
 
+@pytest.mark.parametrize("kind", [errors.PeerLostError, errors.FrameError, errors.AbortedError])
+def test_what_comes_for_one_that_was_closed_for_any_reason_is_dropped(kind):
+    """Its frames were no frames, say; whoever sends to it is in other sessions too."""
+    closed = link("south")
+    closed.close(kind("a frame's lengths do not add up"))
+    links._hand_on(Frame(Kind.DATA, RUN, payload=b"x"), closed, ready())
+
+
 def test_a_frame_larger_than_a_part_is_not_handed_on():
     with pytest.raises(errors.FrameError, match="for another party"):
         links._hand_on(Frame(Kind.ABORT, RUN, payload=bytes(2 << 20)), link(), ready())

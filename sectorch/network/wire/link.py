@@ -206,7 +206,7 @@ def _hand_on(frame: Frame, to: Link, ready: threading.Event) -> None:
     ready.wait()
     try:
         to.send(pack(frame))
-    except PeerLostError as error:
+    except SectorchError as error:  # whatever that one was closed with: the sender's connection goes on
         to.close(error)
 
 
