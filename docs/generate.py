@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from figures import FIGURES, drawn
-from measured import HUGGINGFACE, PRIVHFL, beside_others
+from measured import HUGGINGFACE, PRIVHFL, beside_others, headline
 from measured_capc import CAPC
 from measured_capride import CAPRIDE
 from papers import ITEMS
 from papers import KINDS as PAPER_KINDS
+from parties import picture
 from refusals import listed
 
 import sectorch
@@ -165,6 +166,7 @@ GENERATED: dict[str, dict[str, Callable[[], str]]] = {
     "learned.md": {"messages": messages, "composed": composed},
     "ops.md": {"operations": operations},
     "errors.md": {"errors": listed},
+    "index.md": {"headline": headline},
     "compare.md": {"ours": beside_others},
     "privhfl.md": {**PRIVHFL, "settings": settings("sectorch.protocols.privhfl.settings:Settings")},
     "capc.md": {**CAPC, "settings": settings("sectorch.protocols.capc.settings:Settings")},
@@ -206,6 +208,7 @@ def main() -> int:
     made = {name: rewritten(name) for name in GENERATED}
     protocols()  # the figures read what they declare
     made |= {f"figures/{name}.svg": drawn(figure) for name, figure in FIGURES.items()}
+    made["figures/parties.svg"] = picture()
     stale = [name for name, text in made.items() if text != _present(DOCS / name)]
     for name in stale:
         if options.check:

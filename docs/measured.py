@@ -212,6 +212,21 @@ def real_size() -> str:
     return "\n\n".join((table(head, body), " ".join(said)))
 
 
+def headline() -> str:
+    """A few models of real size, for the home page."""
+    read = lambda name: json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    names = {"bert-base": "BERT-base, 128 tokens", "gpt2-small": "GPT-2 small, 64 tokens", "vit-s": "ViT-S, 224 x 224"}
+    rows = {name: read("real_size")[key] for key, name in names.items()}
+    body = []
+    for name, row in rows.items():
+        seconds = f"{row['second_s']:.0f} ({row['online_s']:.1f})"
+        body.append([name, seconds, f"{row['mb'] / 1e3:.1f} ({row['online_mb'] / 1e3:.1f})", f"{row['error']:.0e}"])
+    row = read("torchvision")["resnet18"]
+    sent = f"{row['bytes'] / 1e9:.2f} ({row['online_bytes'] / 1e9:.2f})"
+    body.append(["ResNet-18, 224 x 224", f"{row['secure_s']:.0f}", sent, f"{row['error']:.0e}"])
+    return table(["one input", "seconds", "GB (online)", "error"], body)
+
+
 def beside_others() -> str:
     """For the page on other systems: what was measured, how much of it, and by which command."""
     read = lambda name: json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))

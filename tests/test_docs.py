@@ -27,6 +27,10 @@ EXCERPT = re.compile(r"<!-- from ([\w/.]+) -->")
 PATHS = re.compile(r"`((?:sectorch|examples|benchmarks|docs|tests|tools)/[\w/.-]*\w/?)`")
 
 
+OUTPUT = re.compile(r"```\n\n<!-- output -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+"""What a block prints, shown under it."""
+
+
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -39,6 +43,12 @@ def blocks(page: Path) -> list[tuple[int, str]]:
         for found in FENCE.finditer(text)
         if found["before"].strip() != NOT_RUN and not EXCERPT.fullmatch(found["before"].strip())
     ]
+
+
+def outputs(page: Path) -> dict[int, str]:
+    """What the pages say that a block prints, by the number of the block's last line."""
+    text = page.read_text(encoding="utf-8")
+    return {text.count("\n", 0, found.start()) + 1: found[1] for found in OUTPUT.finditer(text)}
 
 
 def excerpts(page: Path) -> list[tuple[str, str]]:
@@ -76,15 +86,23 @@ def protocols_as_before():
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
-def test_python_blocks_run(page: Path, protocols_as_before, monkeypatch, tmp_path):
-    """All blocks of a page run in order in one namespace. Only the page on the leaky mode may warn, and it must."""
+def test_python_blocks_run(page: Path, protocols_as_before, monkeypatch, tmp_path, capsys):
+    """All blocks of a page run in order in one namespace, and print what stands under them as their output.
+
+    Only the page on the leaky mode may warn, and it must.
+    """
+    shown = outputs(page)
     namespace = {"__name__": "__main__"}
     monkeypatch.chdir(tmp_path)  # for what a block writes
     with warnings.catch_warnings(record=True) as leaks:
         warnings.simplefilter("error")
         warnings.simplefilter("always", LeakyProtocolWarning)
         for line, code in blocks(page):
+            capsys.readouterr()
             exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
+            said = shown.pop(line + code.count("\n"), None)
+            assert said is None or capsys.readouterr().out == said
+    assert not shown, f"{name(page)} has an output that is of no block that runs"
     assert bool(leaks) == (page.name == "paper-mode.md")
 
 

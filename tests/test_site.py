@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from browser import browser, measured
 from markdown_it import MarkdownIt
 from torch import nn
 
@@ -64,8 +65,12 @@ def test_pages_are_the_same_as_on_a_code_host(site: Path):
     """Two Markdown dialects, one page: as many headings, tables and rows, lists, blocks of code and pictures."""
     tags = re.compile(r"<(h[1-6]|table|tr|ul|ol|li|pre|img|a (?=href))\b")
 
+    formula = re.compile(r'<pre><code class="language-math">.*?</pre>', re.DOTALL)  # set on both, as no code
+
     def counted(html: str) -> Counter:
-        return Counter(tag.strip() for tag in tags.findall(re.sub(r'<a class="headerlink"[^>]*>', "", html)))
+        return Counter(
+            tag.strip() for tag in tags.findall(re.sub(r'<a class="headerlink"[^>]*>', "", formula.sub("", html)))
+        )
 
     differ = []
     for page in (*PAGES, *OUTSIDE):
@@ -82,6 +87,36 @@ def test_nothing_is_loaded_from_elsewhere(site: Path):
     found = [page for page in site.rglob("*.html") if elsewhere.search(page.read_text(encoding="utf-8"))]
     styles = [page for page in site.rglob("*.css") if re.search(r"url\([\"']?(https?:)?//", page.read_text("utf-8"))]
     assert len(list(site.rglob("*.html"))) > 30 and not found and not styles
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("width", "scheme"), [(390, "default"), (390, "slate"), (1280, "default"), (1280, "slate")])
+def test_every_page_can_be_read_in_a_browser(site: Path, tmp_path: Path, width: int, scheme: str):
+    """On a phone and on a desk, by day and by night: what a reader would stumble over.
+
+    Nothing wider than the screen; one title; contrast of WCAG AA (4.5, 3 for large letters); pictures that are there and
+    have words; each formula set; on a phone no code that scrolls.
+    """
+    if browser() is None:
+        pytest.skip("needs Chromium: apt-get install chromium, or any other that is on the path")
+    pages = sorted(
+        f"/{page.parent.relative_to(site).as_posix()}/".replace("/./", "/") for page in site.rglob("index.html")
+    )
+    found = measured(site, pages, width, scheme, tmp_path)
+    wrong = []
+    for page in found:
+        faults = {name: page[name] for name in ("wrong", "pictures", "unnamed", "faint") if page[name]}
+        if page["width"] > width:
+            faults["wide"] = page["width"]
+        if page["headings"] != 1 or not page["title"]:
+            faults["title"] = f"{page['headings']} headings, '{page['title']}'"
+        if page["set"] != page["formulas"]:
+            faults["formulas"] = f"{page['set']} of {page['formulas']} are set"
+        if width < 600 and page["scrolled"]:
+            faults["code"] = page["scrolled"]
+        wrong += [f"{page['page']}: {faults}"] if faults else []
+    assert len(found) == len(pages) > 45 and sum(page["formulas"] for page in found) > 100
+    assert not wrong, "\n".join(wrong)
 
 
 def listed() -> list[str]:
