@@ -94,8 +94,8 @@ def test_nothing_is_loaded_from_elsewhere(site: Path):
 def test_every_page_can_be_read_in_a_browser(site: Path, tmp_path: Path, width: int, scheme: str):
     """On a phone and on a desk, by day and by night: what a reader would stumble over.
 
-    Nothing wider than the screen; one title; contrast of WCAG AA (4.5, 3 for large letters); pictures that are there and
-    have words; each formula set; on a phone no code that scrolls.
+    Nothing wider than the screen; one title; contrast of WCAG AA (4.5, 3 for large letters); pictures that are there
+    and have words; each formula set; on a phone no code that scrolls.
     """
     if browser() is None:
         pytest.skip("needs Chromium: apt-get install chromium, or any other that is on the path")
