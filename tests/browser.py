@@ -61,7 +61,14 @@ def measured(site: Path, pages: list[str], width: int, scheme: str, profile: Pat
     frame.write_text(
         f"<!doctype html><meta charset=utf-8><script>const GIVEN = {given};\n{script}</script>", encoding="utf-8"
     )
-    command = [str(browser()), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+    command = [
+        str(browser()),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={profile}",
+    ]
     command += ["--disable-background-networking", "--no-first-run", "--virtual-time-budget=600000", "--dump-dom"]
     try:
         with served(site) as address:

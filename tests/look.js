@@ -56,7 +56,7 @@ const seen = (page, body, view) => {
     headings: article.querySelectorAll("h1").length,
     formulas: article.querySelectorAll(".arithmatex").length,
     set: article.querySelectorAll(".arithmatex > .katex, .arithmatex > .katex-display").length,
-    wrong: [...article.querySelectorAll(".katex-error")].map((e) => e.textContent.slice(0, 60)),
+    wrong: [...article.querySelectorAll(".katex-error, .katex [style*='#cc0000'], .katex [style*='204, 0, 0']")].map((e) => e.textContent.slice(0, 60)),
     pictures: [...article.querySelectorAll("img")].filter((i) => !i.complete || !i.naturalWidth).map((i) => i.src),
     unnamed: [...article.querySelectorAll("img")].filter((i) => !i.alt).map((i) => i.src),
     scrolled: wide.map((code) => code.textContent.slice(0, 40)),
