@@ -31,6 +31,8 @@ from .tensor import SharedTensor as SharedTensor
 from .tensor import share_tensor as share
 from .tensor.aggregation import aggregate as aggregate
 from .tensor.table import supported_ops as supported_ops
+from .training.model import shared as shared
+from .training.tensor import DifferentiableTensor as DifferentiableTensor
 
 if TYPE_CHECKING:
     from . import ckks as ckks

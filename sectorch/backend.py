@@ -89,11 +89,18 @@ class Backend(Protocol):
     def held(self, x: Located) -> Any:
         """The answering party's ring elements as a summand."""
 
+    def owned(self, x: Located, party: Any) -> Any:
+        """Ring elements that the answering party, or the server, holds alone, as a value. No message."""
+
     def embedded(self, x: Any) -> Any:
         """A summand, or a public tensor, as a value. No message."""
 
     def reveal(self, x: Any, flags: Sequence[Any]) -> tuple[Located, Located | None]:
         """Q learns x, and whether no flag is set [1]; x is zeros where one is. None where there are no flags."""
+        ...
+
+    def reveal_to(self, x: Any, party: Any) -> Located:
+        """The answering party, or the server, learns x, whatever flags there are."""
         ...
 
     def kept(self, x: Any) -> tuple[torch.Tensor, ...]:
@@ -197,6 +204,9 @@ class Backend(Protocol):
 
     def flag(self, bad: Any) -> None:
         """Raise a flag where this is 1; it is 0 or 1."""
+
+    def joined(self, flags: Sequence[Any]) -> Any:
+        """One flag that is set where any of these is."""
 
     def flag_outside(self, x: Any, bits: int) -> None:
         """Raise a flag where x is not within -2^bits .. 2^bits - 1, for all of the ring."""

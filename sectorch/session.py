@@ -183,6 +183,17 @@ class Session:
             )
         return party
 
+    def named(self, who: Any, answering: Party) -> list[Party]:
+        """Owners of an input, or who learns a result: one or several of Q, this A and S, or their names; Q for None.
+
+        Raises ArgumentError for any other."""
+        found, of = [], {str(key): p for p in (self.Q, answering, self.S) for key in (p, p.role, p.name)} | {"None": Q}
+        for name in who if isinstance(who, (list, tuple)) and who else [who]:
+            if not isinstance(name, (str, Party, type(None))) or str(name) not in of:
+                raise ArgumentError(f"an owner, or who learns a result, is Q, {answering.name} or S, got {name!r:.40}")
+            found.append(of[str(name)])
+        return list(dict.fromkeys(found))
+
     def setup(self, party: Party | None = None) -> Net:
         """The net for what is done once a session with this answering party."""
         return self._setup[self._centre(party)]

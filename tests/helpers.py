@@ -22,14 +22,14 @@ from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
 from sectorch.mpc.smooth.normalise import normalise
 from sectorch.mpc.smooth.trigonometric import draw_error, trigonometric
 from sectorch.mpc.star.compare import drelu, is_zero
-from sectorch.mpc.star.guard import guard, unpadded
+from sectorch.mpc.star.guard import guard, joined, unpadded
 from sectorch.mpc.star.linear import linear, mask_weight
 from sectorch.mpc.star.mask import open_masked
 from sectorch.mpc.star.multiply import multiply, square
 from sectorch.mpc.star.pool import max_tree
 from sectorch.mpc.star.relu import maximum, ramps, relu
 from sectorch.mpc.star.select import bit_to_ring, select
-from sectorch.mpc.star.share import aggregate, aggregate_noisy, reveal, share
+from sectorch.mpc.star.share import aggregate, aggregate_noisy, reveal, reveal_to_A, reveal_to_S, share
 from sectorch.mpc.star.shares import Shares, each
 from sectorch.mpc.star.sign import at_least
 from sectorch.mpc.star.truncate import truncate
@@ -282,6 +282,29 @@ def _guarded(protocol: Callable) -> Callable:
     return program
 
 
+def _joined(world: World, x: Shares):
+    """As `_guarded`, of a truncation, with the flags as one word: two sets of them, one after the other."""
+    net = world.net
+    y = truncate(net, x, 20, limit_bits=LIMIT_BITS)
+    flag = joined(net, (joined(net, tuple(net.raised)), *net.raised))
+    padded, key = guard(net, y, (flag,))
+    found = unpadded(reveal(net, padded), x.shape, key)
+    return found[0], found[1].to(torch.int64)
+
+
+def _back_from(role: str) -> Callable:
+    """What A or S learned, as shares of which the other's half is zero."""
+
+    def program(world: World, x: Shares) -> Shares:
+        net = world.net
+        zeros = lambda party: net.public(party, torch.zeros(x.shape, dtype=torch.int64))
+        if role == "A":
+            return Shares(reveal_to_A(net, x), zeros(net.S))
+        return Shares(zeros(net.A), reveal_to_S(net, x))
+
+    return program
+
+
 def _check_guarded(result: Callable) -> Callable:
     def check(inputs, outputs):
         (x,), (y, right) = inputs, outputs
@@ -432,6 +455,9 @@ CASES = [
         "guarded_ramps", _guarded(lambda net, x: ramps(net, x, (0, 7), 20, limit_bits=LIMIT_BITS)[0]),
         _check_guarded(lambda x: rounded(x, 20).clamp(min=0)), 61, elementwise=False,
     ),
+    Case("joined", _joined, _check_guarded(lambda x: rounded(x, 20)), 62, elementwise=False),
+    Case("reveal_to_A", _back_from("A"), exact(lambda x: x), 63, elementwise=False),
+    Case("reveal_to_S", _back_from("S"), exact(lambda x: x), 63, elementwise=False),
     Case("aggregate", _aggregate, exact(lambda *x: sum(x)), 63, lambda n: [(n,)] * 3, True, False, 3),
     Case(
         "aggregate_noisy", _aggregate_noisy, exact(lambda *x: sum(x) + NOISE), 63, lambda n: [(n,)] * 3, True, False, 3

@@ -98,6 +98,18 @@ def flagged_outside(b: Backend, x: Any) -> Any:
     return x
 
 
+def joined(b: Backend, x: Any) -> Any:
+    """Of two checks, the flags joined twice; they stand for those that were raised."""
+    flagged_outside(b, x)
+    flagged(b, x)
+    b.net.raised[:] = [b.joined((b.joined(tuple(b.net.raised)),))]
+    return x
+
+
+def owned(b: Backend, party: Any) -> Any:
+    return b.owned(b.net.own(party, torch.tensor(12345)), party)
+
+
 def image(v: torch.Tensor) -> torch.Tensor:
     return torch.cat((v.reshape(-1), v.new_zeros(2))).view(1, 1, 1, -1)
 
@@ -148,6 +160,10 @@ CASES = [
     Case("largest", lambda b, x, y: b.largest(b.each(stacked, x, y, -x)), (61, 61)),
     *(Case("normalise", lambda b, x, k=k: b.normalise(x, *k)) for k in ((0, 62), (5, 40))),
     Case("flag", flagged),
+    Case("joined", joined),
+    Case("owned", lambda b, x: x + owned(b, b.net.A) - owned(b, b.net.S), (63,)),
+    Case("reveal_to", lambda b, x: b.owned(b.reveal_to(x, b.net.A), b.net.A) + x, (61,)),
+    Case("reveal_to", lambda b, x: b.owned(b.reveal_to(x, b.net.S), b.net.S) + x, (61,)),
     Case("flag_outside", flagged_outside, (63,)),
 ]
 """By method; `weight` comes with `linear`, `series` and `aggregate` have tests of their own below."""

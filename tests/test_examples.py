@@ -57,6 +57,13 @@ def test_wrap_your_model(example):
     assert "protects nothing" in text
 
 
+def test_three_hospitals_train_on_shares(example):
+    found, text = example("hospitals")
+    for way in ("by patients", "by measurements"):
+        assert abs(found[way] - found["in the clear"]) < 0.01
+    assert "whether a value left its range (guard)" in text and "protects nothing" in text
+
+
 def test_secure_sum(example):
     _, text = example("secure_sum")
     assert "secure_sum/masked_H3, 32 bytes" in text and "io.receive('H1'" in text and "the collector's sum" in text

@@ -27,6 +27,7 @@ LEVELS = (
     "ops",
     "ckks",
     "nn",
+    "training",
     "testing",
     "data",
     "dp",

@@ -124,6 +124,8 @@ def test_nothing_but_results_keys_and_paper_mode_is_shown_to_anybody():
     shown = {(spec.name, m.label, m.dst) for spec in SHIPPED.values() for m in spec.messages if m.shows}
     assert {entry for entry in shown if entry[0] != "seed"} == {
         ("reveal", "result", "Q"),
+        ("reveal_to_A", "x_S", "A"),
+        ("reveal_to_S", "x_A", "S"),
         ("aggregate", "sum", "Q"),
         ("aggregate_noisy", "noisy_sum", "Q"),
         ("guard", "key", "Q"),  # one bit, whether there is a result

@@ -52,11 +52,17 @@ class Plain(Backend):
     def held(self, x: Located) -> T:
         return self.net.read(x, self.net.A)
 
+    def owned(self, x: Located, party: Any) -> T:
+        return self.net.read(x, party)
+
     def embedded(self, x: T) -> T:
         return x
 
     def reveal(self, x: T, flags: Sequence[T]) -> tuple[Located, Located | None]:
         return self._at_Q(x, [flags])
+
+    def reveal_to(self, x: T, party: Any) -> Located:
+        return self.net.own(party, x)
 
     def own_code(self, x: T, count: int) -> T | None:
         return one_hot(x.as_subclass(T), count) if isinstance(x, Own) else None
@@ -160,6 +166,9 @@ class Plain(Backend):
 
     def flag(self, bad: T) -> None:
         self.net.raised.append(bad)
+
+    def joined(self, flags: Sequence[T]) -> T:
+        return torch.stack([f.any() for f in flags]).any()
 
     def flag_outside(self, x: T, bits: int) -> None:
         self.flag((x < -1 << bits) | (x >= 1 << bits))

@@ -75,7 +75,7 @@ class StandIn(SharedTensor):
         self.twin, self.recorder, self.node = twin, recorder, node
         return self
 
-    def reveal(self) -> torch.Tensor:
+    def reveal(self, to: Any = None) -> torch.Tensor:
         raise NotCaptured("the module reveals a value on its way")
 
 

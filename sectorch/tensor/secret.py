@@ -31,9 +31,13 @@ class SecretTensor(torch.Tensor):
     session: Session
     party: Party
     scheme: Scheme
+    differentiable = False
+    """Whether autograd follows it; then it takes the calls in which others of these meet it."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if any(getattr(kind, "differentiable", False) for kind in types):
+            return NotImplemented
         return _dispatch(func, types, args, kwargs or {})
 
     @classmethod

@@ -112,16 +112,38 @@ class SharedTensor(SecretTensor):
         """The same with another bound."""
         return self.like(self.shares, bound=bound)
 
-    def reveal(self) -> torch.Tensor:
+    def reveal(self, to: Any = None) -> torch.Tensor:
         """The plain tensor, learned by Q and by nobody else. Rounds 2, bytes 16 per element (`star/share.py`).
 
         More than `frac_bits` fraction bits are rounded away first (`star/truncate.py`, one round more): they would show
         the exact sums of a last linear layer.
 
+        Args:
+            to: who learns it: Q unless named; a party of the session or its role ("Q", "A", "S"), or several. For A or
+                S one round and 8 bytes per element, after `check_range`.
+
         Raises:
             RangeExceededError: a value on which this one depends left its range. Q learns that and nothing else.
+            ArgumentError: no party of the session, or one that cannot learn a result.
         """
-        return unwrapped(self.open())
+        parties = self.session.named(to, self.party)
+        if parties == [self.session.Q]:
+            return unwrapped(self.open())
+        self.check_range()
+        with torch._C.DisableTorchFunctionSubclass():
+            dtype = self.dtype
+        with self.session.operation(self.party) as net:
+            backend = self.session.backend(net, self.scheme)
+            shares, scale_bits = rounded(backend, self.shares, self.scale_bits, self.scheme)
+            opened = [
+                backend.reveal(shares, ())[0] if party == self.session.Q else backend.reveal_to(shares, party)
+                for party in parties
+            ]
+            plain = [
+                net.read(compute(decode, value, scale_bits, dtype), party)
+                for value, party in zip(opened, parties, strict=True)
+            ]
+        return next((value for value in plain if not value.is_meta), plain[0])
 
     def check_range(self) -> None:
         """Q learns now whether a value on which this tensor depends left its range, for shares that go elsewhere.
@@ -199,10 +221,13 @@ def share_tensor(
     scheme: Scheme | None = None,
     limit: float | None = None,
     name: str = "x",
+    owner: Any = None,
 ) -> SharedTensor:
-    """Secret-share Q's tensor between an answering party and S (Pi_Share, PrivHFL Figure 2).
+    """Secret-share Q's tensor between an answering party and S (Pi_Share, PrivHFL Figure 2), or another party's own.
 
     Args:
+        owner: whose tensor it is, and stays: Q's unless named. The answering party's, or S's, takes no message: the
+            other's half is zero.
         x: any shape; floating point, integer or bool; finite and below 2^(62 - 2 frac_bits) in magnitude.
         session: where; the process's default session on x's device if none is named.
         party: which answering party of the session; the first if none is named.
@@ -214,7 +239,8 @@ def share_tensor(
 
     Raises:
         DtypeError, NonFiniteError, FixedPointRangeError: before anything is sent.
-        ArgumentError: a party that is none of the session's answering ones: it would learn x, or nobody could use it.
+        ArgumentError: a party that is none of the session's answering ones: it would learn x, or nobody could use it;
+            an owner that holds no share.
     """
     if isinstance(x, SecretTensor):
         raise ArgumentError(f"share() takes a plain tensor, got a {type(x).__name__}")
@@ -226,8 +252,13 @@ def share_tensor(
     party = session.answering_party(party)
     check_encodable(x, scheme.frac_bits, "the input")
     scale_bits = scheme.frac_bits if x.is_floating_point() else 0
+    (holder,) = session.named(owner, party)
     with session.operation(party) as net:
-        encoded = _encoded_input(net.own(session.Q, x, Phase.ONLINE, name), scheme.frac_bits, scale_bits, limit)
-        shares = session.backend(net, scheme).share(encoded, not x.is_floating_point())
+        encoded = _encoded_input(net.own(holder, x, Phase.ONLINE, name), scheme.frac_bits, scale_bits, limit)
+        backend = session.backend(net, scheme)
+        if holder == session.Q:
+            shares = backend.share(encoded, not x.is_floating_point())
+        else:
+            shares = backend.owned(encoded, holder)
         bound = (limit or range_limit(scheme.frac_bits)) * 2.0**scale_bits if scheme.range_check else None
         return SharedTensor(shares, scale_bits, session, party, scheme, x.dtype, bound)

@@ -17,14 +17,14 @@ from ..leaky import leaky_relu_privhfl
 from ..smooth.normalise import normalise
 from ..smooth.trigonometric import trigonometric
 from .compare import drelu, is_zero
-from .guard import beside_tag, flags_of_bits, guard, raise_flags, unpadded
+from .guard import beside_tag, flags_of_bits, guard, joined, raise_flags, unpadded
 from .linear import Weight, linear, mask_weight
 from .mask import open_masked
 from .multiply import multiply, square
 from .pool import max_tree
 from .relu import maximum, ramps, relu
 from .select import bit_to_ring, select
-from .share import aggregate, aggregate_noisy, at_server, reveal, share
+from .share import aggregate, aggregate_noisy, at_server, reveal, reveal_to_A, reveal_to_S, share
 from .shares import Shares, each
 from .sign import at_least
 from .truncate import truncate
@@ -44,17 +44,25 @@ class Star(Backend):
     def held(self, x: Located) -> Located:
         return x
 
+    def owned(self, x: Located, party: Any) -> Shares:
+        return Shares(x, self._zeros(self.net.S, x)) if party == self.net.A else Shares(self._zeros(self.net.A, x), x)
+
     def embedded(self, x: Any) -> Shares:
-        net = self.net
-        at_A = x if type(x) is Located else net.public(net.A, x)
-        at_S = net.public(net.S, torch.zeros((), dtype=torch.int64, device=self.device)).expand(at_A.shape)
-        return Shares(at_A, at_S)
+        at_A = x if type(x) is Located else self.net.public(self.net.A, x)
+        return Shares(at_A, self._zeros(self.net.S, at_A))
+
+    def _zeros(self, party: Any, x: Any) -> Located:
+        """The half of a value that another party has whole."""
+        return self.net.public(party, torch.zeros((), dtype=torch.int64, device=self.device)).expand(x.shape)
 
     def reveal(self, x: Shares, flags: Sequence[Shares]) -> tuple[Located, Located | None]:
         if not flags:
             return reveal(self.net, x), None
         padded, key = guard(self.net, x, tuple(flags))
         return unpadded(reveal(self.net, padded), x.shape, key)
+
+    def reveal_to(self, x: Shares, party: Any) -> Located:
+        return reveal_to_A(self.net, x) if party == self.net.A else reveal_to_S(self.net, x)
 
     def kept(self, x: Shares) -> tuple[torch.Tensor, ...]:
         return self.net.read(x.A, self.net.A), self.net.read(x.S, self.net.S)
@@ -152,6 +160,9 @@ class Star(Backend):
 
     def flag(self, bad: Shares) -> None:
         raise_flags(self.net, flags_of_bits(self.net, bad))
+
+    def joined(self, flags: Sequence[Shares]) -> Shares:
+        return joined(self.net, tuple(flags))
 
     def flag_outside(self, x: Shares, bits: int) -> None:
         masked = open_masked(self.net, x)

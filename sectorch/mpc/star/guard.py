@@ -134,6 +134,23 @@ def finished(net: Net, flags: tuple[Shares, ...]) -> list[Shares]:
     return found
 
 
+@leaf(shapes=lambda keys, *flags: keys.new_empty(1))
+def _one_word(keys: torch.Tensor, *flags: torch.Tensor) -> torch.Tensor:
+    """One party's half of z."""
+    return inner_product(torch.cat([keys[:0], *(f.reshape(-1) for f in flags)]), keys)
+
+
+@protocol("joined", "docs/training.md")
+def joined(net: Net, flags: tuple[Shares, ...]) -> Shares:
+    """Many flags as one word [1], hashed under keys of k_SA: zero if none is set, and zero by chance once in 2^64.
+
+    Rounds 0, and 1 for ANDs that are left to make. Nobody learns anything.
+    """
+    words = finished(net, flags)
+    keys = net.common(net.A, net.S, (sum(f.shape.numel() for f in words),), "join_keys")
+    return each(_one_word, keys, *words)
+
+
 @leaf
 def _padded(v: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     """The tag and the elements of v, with the key stream of n on them."""

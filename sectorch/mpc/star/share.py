@@ -42,6 +42,18 @@ def reveal(net: Net, x: Shares) -> Located:
     return _revealed(net, [(net, x)])
 
 
+@protocol("reveal_to_A", "docs/training.md", [Message("x_S", "S", "A", "x_A", "the result, which is A's to learn")])
+def reveal_to_A(net: Net, x: Shares) -> Located:
+    """x becomes known to A and to nobody else. Rounds 1, bytes 8 per element."""
+    return x.A + x.S.send(net.S, net.A, "x_S")
+
+
+@protocol("reveal_to_S", "docs/training.md", [Message("x_A", "A", "S", "x_S", "the result, which is S's to learn")])
+def reveal_to_S(net: Net, x: Shares) -> Located:
+    """x becomes known to S and to nobody else. Rounds 1, bytes 8 per element."""
+    return x.S + x.A.send(net.A, net.S, "x_A")
+
+
 @protocol(
     "aggregate",
     "PrivHFL, Figure 5",

@@ -1,0 +1,114 @@
+"""Training on shares beside plain training with the same batches: test accuracy on scikit-learn's digits, by seed.
+
+    python benchmarks/training.py [--model mlp|cnn] [--frac-bits 20] [--seeds 5] [--epochs 10] [--secure]
+
+The steps are those of the fixed-point reference, whose bits a secure step gives (tests/training/); with --secure the
+parties compute, each step as one call, and what the last one sent is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import nn
+
+import sectorch
+from sectorch import Scheme, Session
+
+MODELS = {
+    "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)),
+    "cnn": lambda: nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 10)
+    ),
+}
+OPTIMISERS = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-4),
+    "adam": lambda p: torch.optim.Adam(p, 0.003),
+}
+
+
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    """1,797 pictures of 8 x 8 in [0, 1], shuffled."""
+    found: Any = load_digits()
+    order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))
+    return torch.tensor(found.images, dtype=torch.float32)[order, None] / 16, torch.tensor(found.target)[order]
+
+
+def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    """In per cent, of a plain model."""
+    with torch.no_grad():
+        return 100 * float((model.eval()(x).argmax(1) == y).float().mean())
+
+
+def revealed(model: nn.Module, plain: nn.Module) -> nn.Module:
+    """The shared model's values in a plain module of the same form."""
+    state = {
+        k: v.reveal() if isinstance(v, sectorch.DifferentiableTensor) else v for k, v in model.state_dict().items()
+    }
+    made = copy.deepcopy(plain)
+    made.load_state_dict(state)
+    return made
+
+
+def step(model: nn.Module, optimiser: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    """One of training, plain or on shares."""
+    optimiser.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimiser.step()
+
+
+def trained(seed: int, given: argparse.Namespace) -> tuple[float, float, float]:
+    """Test accuracy of both, and the seconds of a shared step."""
+    x, y = digits()
+    train, test = (x[:1400], y[:1400]), (x[1400:], y[1400:])
+    session, scheme = Session(reference=not given.secure), Scheme(frac_bits=given.frac_bits)
+    torch.manual_seed(seed)
+    plain = MODELS[given.model]()
+    model = sectorch.shared(copy.deepcopy(plain), session=session, scheme=scheme)
+    optimisers = [OPTIMISERS[given.optimiser](m.parameters()) for m in (plain, model)]
+    seconds, steps, sent = 0.0, 0, ""
+    for _ in range(given.epochs):
+        for rows in torch.randperm(len(train[0])).split(given.batch)[: given.steps]:
+            pictures, labels = train[0][rows], train[1][rows]
+            step(plain, optimisers[0], pictures, labels)
+            began = time.perf_counter()
+            with sectorch.profile() as seen, session.call():
+                secret = sectorch.share(pictures, session=session, scheme=scheme, limit=2.0)
+                step(model, optimisers[1], secret, labels)
+            seconds, steps = seconds + time.perf_counter() - began, steps + 1
+            rounds = seen.rounds / steps  # a parameter's own rounds are counted on
+            sent = f"a step: {rounds:.0f} rounds, {seen.online_bytes:,} bytes online, {seen.offline_bytes:,} dealt"
+    if given.secure:
+        print(sent)
+    return accuracy(plain, *test), accuracy(revealed(model, plain), *test), seconds / steps
+
+
+def main() -> None:
+    """Prints a line for each seed, and the means."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=list(MODELS), default="mlp")
+    parser.add_argument("--optimiser", choices=list(OPTIMISERS), default="sgd")
+    parser.add_argument("--frac-bits", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=None, help="steps of an epoch; all of its batches unless named")
+    parser.add_argument("--secure", action="store_true")
+    given = parser.parse_args()
+    found = []
+    for seed in range(given.seeds):
+        plain, shared, seconds = trained(seed, given)
+        found.append((plain, shared))
+        print(f"seed {seed}: plain {plain:.2f} %, shared {shared:.2f} %, {1e3 * seconds:.0f} ms a step", flush=True)
+    plain, shared = (sum(column) / len(found) for column in zip(*found, strict=True))
+    print(f"mean: plain {plain:.2f} %, shared {shared:.2f} %, difference {shared - plain:+.2f} points")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,8 @@
+"""Training on shares: torch's own autograd and optimisers over tensors that nobody knows. See docs/training.md."""
+
+from . import elementwise as elementwise
+from . import layers as layers
+from . import losses as losses
+from . import norms as norms
+from .model import shared as shared
+from .tensor import DifferentiableTensor as DifferentiableTensor

@@ -1,0 +1,341 @@
+"""Sums, products and views: rows that have the same form forward and backward, and those that optimisers use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import ArgumentError
+from ..ops.common import SLACK_BITS
+from ..tensor import SharedTensor
+from ..tensor.table import Context
+from .functions import aten, torch
+from .scale import (
+    as_gradient,
+    at,
+    doubled,
+    operand,
+    plain_number,
+    state_bits,
+    times,
+    total,
+    wide,
+)
+from .tensor import GRADIENTS, Cell
+
+row = GRADIENTS.implements
+
+
+def content(value: Any) -> Any:
+    return value.content if isinstance(value, Cell) else value
+
+
+def kept_bits(context: Context, x: SharedTensor) -> int:
+    """The fraction bits that x goes on with: its own, from f + 6 to 2 f + 6."""
+    return max(context.frac_bits + SLACK_BITS, min(x.scale_bits, state_bits(context)))
+
+
+def scaled(context: Context, value: Any, number: float) -> Any:
+    """A number times anything."""
+    if number == 1 or not isinstance(value, (Cell, SharedTensor)):
+        return content(value) if number == 1 else value * number
+    x = content(value)
+    return times(context, x, number, kept_bits(context, x))
+
+
+@row("add", aten.add.Tensor, aten.add.Scalar)
+def add(context: Context, x: Any, y: Any, alpha: float = 1) -> SharedTensor:
+    return total(context, content(x), scaled(context, y, alpha))
+
+
+@row("sub", aten.sub.Tensor, aten.sub.Scalar)
+def sub(context: Context, x: Any, y: Any, alpha: float = 1) -> SharedTensor:
+    return total(context, content(x), scaled(context, y, alpha), -1)
+
+
+@row("rsub", aten.rsub.Scalar, aten.rsub.Tensor)
+def rsub(context: Context, x: Any, y: Any, alpha: float = 1) -> SharedTensor:
+    return total(context, content(y), scaled(context, x, alpha), -1)
+
+
+@row("neg", aten.neg.default)
+def neg(context: Context, x: Cell) -> SharedTensor:
+    return -x.content
+
+
+@row("mul", aten.mul.Tensor, aten.mul.Scalar)
+def mul(context: Context, x: Any, y: Any) -> SharedTensor:
+    for value, other in ((x, y), (y, x)):
+        number = plain_number(other)
+        if number is not None:
+            return _times(context, content(value), number)
+    return torch.mul(operand(context, x), operand(context, y))
+
+
+def _times(context: Context, x: SharedTensor, number: float) -> SharedTensor:
+    """By a number near one, as a decay is, the rest is what is small: x - (1 - number) x."""
+    bits = kept_bits(context, x)
+    if 0.5 < number < 1:
+        x = at(context, x, bits)
+        made = total(context, x, times(context, x, 1 - number, bits), -1)
+        return made.bounded(x.bound if x.bound is None else x.bound + 2)
+    return times(context, x, number, bits)
+
+
+@row("div", aten.div.Tensor, aten.div.Scalar)
+def div(context: Context, x: Any, y: Any) -> SharedTensor:
+    number = plain_number(y)
+    if number is not None:
+        if number == 0:
+            raise ArgumentError("division by zero")
+        return times(context, content(x), 1 / number, kept_bits(context, content(x)))
+    return torch.div(content(x), content(y))
+
+
+@row("reciprocal", aten.reciprocal.default)
+def reciprocal(context: Context, x: Cell) -> SharedTensor:
+    return torch.reciprocal(x.content)
+
+
+@row("sqrt", aten.sqrt.default, note="Adam's, of a mean of squares: bits down to 2^-(f+3)")
+def sqrt(context: Context, x: Cell) -> SharedTensor:
+    return _root(x.content)
+
+
+ROOT_BITS = 6
+"""Bits by which roots and quotients of what is small are finer."""
+
+
+def _root(x: SharedTensor) -> SharedTensor:
+    """sqrt(x), as 2^-6 sqrt(2^12 x)."""
+    root = torch.sqrt(x.like(x.shares, x.scale_bits - 2 * ROOT_BITS, x.bound))
+    bits = root.scale_bits + ROOT_BITS
+    most = None if x.bound is None else 1.01 * math.sqrt(x.bound * 2.0**-x.scale_bits) * 2.0**bits + 2.0**ROOT_BITS
+    return root.like(root.shares, bits, most)
+
+
+@row("lerp", aten.lerp.Scalar)
+def lerp(context: Context, x: Cell, y: Any, weight: float) -> SharedTensor:
+    """x + weight (y - x), at 2 f + 6 fraction bits; no larger than the larger of both for a weight from 0 to 1."""
+    start, end = wide(context, x.content), content(y)
+    end = wide(context, as_gradient(context, end) if isinstance(end, SharedTensor) else end)
+    made = start + times(context, end - start, weight, state_bits(context))
+    known = None if start.bound is None or end.bound is None else max(start.bound, end.bound) + 2
+    return made.bounded(known) if 0 <= weight <= 1 else made
+
+
+@row("addcmul", aten.addcmul.default, note="a square is rounded up, so that no step of Adam's is too long")
+def addcmul(context: Context, x: Cell, a: Any, b: Any, value: float = 1) -> SharedTensor:
+    start = wide(context, x.content)
+    if a is b:
+        square = doubled(context, as_gradient(context, a.content))
+        more = times(context, square, value, state_bits(context))
+        return total(context, start, more.like(more.shares + 1, bound=None if more.bound is None else more.bound + 1))
+    product = torch.mul(operand(context, a), operand(context, b))
+    return total(context, start, times(context, product, value, state_bits(context)))
+
+
+@row("addcdiv", aten.addcdiv.default)
+def addcdiv(context: Context, x: Cell, a: Cell, b: Cell, value: float = 1) -> SharedTensor:
+    """Numerator and divisor both 2^6 times as large: a quotient of what is small keeps its bits."""
+    above, below = (v.like(v.shares, v.scale_bits - ROOT_BITS, v.bound) for v in (a.content, b.content))
+    quotient = torch.div(above, below)
+    return total(context, x.content, times(context, quotient, value, state_bits(context)))
+
+
+def constant(context: Context, x: SharedTensor, value: float) -> SharedTensor:
+    """A public number in the shape of x."""
+    whole = round(value * 2**context.frac_bits)
+    return x.like(context.backend.each(torch.zeros_like, x.shares) + whole, context.frac_bits, float(abs(whole)))
+
+
+@row("zeros_like", aten.zeros_like.default)
+def zeros_like(context: Context, x: Cell, **_: Any) -> SharedTensor:
+    return constant(context, x.content, 0)
+
+
+@row("ones_like", aten.ones_like.default)
+def ones_like(context: Context, x: Cell, **_: Any) -> SharedTensor:
+    return constant(context, x.content, 1)
+
+
+@row("clone", aten.clone.default)
+def clone(context: Context, x: Cell, **_: Any) -> SharedTensor:
+    return x.content
+
+
+@row("copy", aten.copy.default)
+def copy(context: Context, x: Cell, y: Any, non_blocking: bool = False) -> SharedTensor:
+    source = content(y)
+    shape = x.content.shares.shape
+    return source.expand(shape) if isinstance(source, SharedTensor) else constant(context, x.content, 0) + source
+
+
+@row("fill", aten.fill.Scalar)
+def fill(context: Context, x: Cell, value: float) -> SharedTensor:
+    return constant(context, x.content, value)
+
+
+@row("zero", aten.zero.default)
+def zero(context: Context, x: Cell) -> SharedTensor:
+    return constant(context, x.content, 0)
+
+
+@row("sum", aten.sum.default, aten.sum.dim_IntList)
+def sum_(context: Context, x: Cell, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> SharedTensor:
+    """A gradient's terms are held to the limit of gradients where their sum might leave the ring."""
+    value = x.content
+    if x.gradient and value.bound is not None:
+        count = value.numel() if not dim else _count(value, dim)
+        if value.bound * count > 2.0**61:
+            value = as_gradient(context, value)
+    return torch.sum(value) if not dim else torch.sum(value, dim, keepdim)
+
+
+def _count(x: SharedTensor, dim: Any) -> int:
+    count = 1
+    for d in [dim] if isinstance(dim, int) else dim:
+        count *= x.shares.shape[d]
+    return count
+
+
+@row("mean", aten.mean.default, aten.mean.dim)
+def mean(context: Context, x: Cell, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> SharedTensor:
+    return torch.mean(x.content) if not dim else torch.mean(x.content, dim, keepdim)
+
+
+@row("clamp", aten.clamp.default)
+def clamp(context: Context, x: Cell, min: Any = None, max: Any = None) -> SharedTensor:
+    return torch.clamp(x.content, min, max)
+
+
+@row("norm", aten.linalg_vector_norm.default, note="of order 2, as clip_grad_norm_ has it")
+def vector_norm(
+    context: Context, x: Cell, ord: float = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> SharedTensor:
+    """The root of the sum of squares at 2 f fraction bits or more."""
+    if ord != 2 or dim is not None:
+        raise ArgumentError(f"a norm of order {ord} is not computed on shares; use order 2 of a whole tensor")
+    value = as_gradient(context, x.content, None if x.content.numel() < 2 else context.frac_bits + 4)
+    return _root(torch.sum(doubled(context, value)))
+
+
+@row("where", aten.where.self)
+def where(context: Context, condition: Any, x: Any, y: Any) -> SharedTensor:
+    return torch.where(content(condition), content(x), content(y))
+
+
+def _comparison(func: Callable) -> Callable:
+    def compared(context: Context, x: Any, y: Any) -> SharedTensor:
+        return func(content(x), content(y))
+
+    return compared
+
+
+for _name in ("ge", "gt", "le", "lt", "eq", "ne"):
+    _packet = getattr(aten, _name)
+    row(_name, _packet.Tensor, _packet.Scalar, note="no gradient")(_comparison(getattr(torch, _name)))
+
+
+@row("logical_and", aten.logical_and.default, note="no gradient")
+def logical_and(context: Context, x: Any, y: Any) -> SharedTensor:
+    return torch.logical_and(content(x), content(y))
+
+
+@row("exp", aten.exp.default, note="e^x < 2^16; error 6e-6 e^x + 2e-6")
+def exp(context: Context, x: Cell) -> SharedTensor:
+    return torch.exp(x.content)
+
+
+def _view(func: Callable) -> Callable:
+    """A view: of what was worked out of its base too, so that a weight and its transpose are rounded once."""
+
+    def viewed(context: Context, x: Cell, *args: Any, **kwargs: Any) -> Any:
+        back = x.kept.get("transposed") if func is torch.t and x.base is not None else None
+        if back is not None:
+            return back
+        run = partial(_run, func, args, kwargs)
+        base = x if x.base is None else x.base[0]
+        made = run(x.content)
+        if not isinstance(made, SharedTensor):
+            return [_cell(v, x, base) for v in made]
+        cell = _cell(made, x, base)
+        for key, value in x.kept.items():
+            if isinstance(value, SharedTensor) and key != "positive":
+                cell.kept[key] = run(value)
+        if func is torch.t:
+            cell.kept["transposed"] = x
+        return cell
+
+    return viewed
+
+
+def _run(func: Callable, args: tuple, kwargs: dict, x: SharedTensor) -> Any:
+    return func(x, *args, **kwargs)
+
+
+def _cell(made: SharedTensor, x: Cell, base: Cell) -> Cell:
+    if x.gradient:  # memory of its own: torch gives it to a parameter's `grad`, which may be changed in place
+        return Cell(made, True, pool=x.pool)
+    return Cell(made, base=base)
+
+
+for _overload, _func in {
+    aten.t.default: torch.t,
+    aten.transpose.int: torch.transpose,
+    aten.permute.default: torch.permute,
+    aten.view.default: torch.reshape,
+    aten._unsafe_view.default: torch.reshape,
+    aten.reshape.default: torch.reshape,
+    aten._reshape_alias.default: lambda x, size, stride: torch.reshape(x, size),
+    aten.expand.default: lambda x, size, implicit=False: x.expand(size),
+    aten.unsqueeze.default: torch.unsqueeze,
+    aten.squeeze.default: torch.squeeze,
+    aten.squeeze.dim: torch.squeeze,
+    aten.squeeze.dims: torch.squeeze,
+    aten.select.int: torch.select,
+    aten.slice.Tensor: lambda x, dim=0, start=None, end=None, step=1: x[
+        (slice(None),) * (dim % x.dim()) + (slice(start, end, step),)
+    ],
+    aten.split.Tensor: torch.split,
+    aten.unbind.int: torch.unbind,
+}.items():
+    row("view", _overload, view=True)(_view(_func))
+
+
+@row("detach", aten.detach.default, aten.alias.default, view=True)
+def detach(context: Context, x: Cell) -> Cell:
+    return x
+
+
+@row("cat", aten.cat.default)
+def cat(context: Context, tensors: Any, dim: int = 0) -> SharedTensor:
+    return torch.cat([content(v) for v in tensors], dim)
+
+
+@row("stack", aten.stack.default)
+def stack(context: Context, tensors: Any, dim: int = 0) -> SharedTensor:
+    return torch.stack([content(v) for v in tensors], dim)
+
+
+@row("select_backward", aten.select_backward.default)
+def select_backward(context: Context, g: Cell, size: Any, dim: int, index: int) -> SharedTensor:
+    zeros = constant(context, g.content.unsqueeze(dim), 0)
+    dim %= len(size)
+    index %= size[dim]
+    parts = [zeros.expand([n if d != dim else index for d, n in enumerate(size)]) for _ in (0,)]
+    after = zeros.expand([n if d != dim else size[dim] - 1 - index for d, n in enumerate(size)])
+    return torch.cat([*parts, g.content.unsqueeze(dim), after], dim)
+
+
+@row("slice_backward", aten.slice_backward.default)
+def slice_backward(context: Context, g: Cell, size: Any, dim: int, start: int, end: int, step: int) -> SharedTensor:
+    def placed(v: Tensor) -> Tensor:
+        return aten.slice_backward(v, size, dim, start, end, step)
+
+    value = g.content
+    return value.like(context.backend.each(placed, value.shares), bound=value.bound)

@@ -1,0 +1,171 @@
+"""Fraction bits and ranges of training: gradients, parameters and what an optimiser keeps.
+
+With f fraction bits for activations and weights,
+
+- a gradient has up to f + 6 and is below 2^`gradient_bits` in magnitude, which is checked where it is rounded;
+- parameters, momenta and means of squares have up to 2 f + 6, so that steps far below 2^-f add up;
+- a product with a public number keeps the bits of what it multiplies, and the number's first 14 bits or more.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ..errors import ArgumentError
+from ..ops.common import SLACK_BITS, raised, settled, shortened
+from ..ops.ranges import CAPACITY, dropped, fitted, limit_bits
+from ..ring import HEADROOM_BITS
+from ..ring.scheme import Scheme
+from ..tensor import SharedTensor
+from ..tensor.table import Context
+from .tensor import CHANGED, Cell
+
+FACTOR_BITS = 14
+"""Bits that a public factor has at least: its relative error is 2^-15 at most."""
+
+ROOM_BITS = 4
+"""Activations that meet gradients in a sum of products may be 2^4 without costing the gradients any bits."""
+
+
+def gradient_bits(context: Context) -> int:
+    """Gradients are below 2^this: 4 with 20 fraction bits, and one more for each bit less."""
+    return max(0, 24 - context.frac_bits)
+
+
+def parameter_bits(scheme: Scheme) -> int:
+    """Parameters are below 2^this, half of what activations have: 6 with 20 fraction bits, 8 with 16."""
+    return scheme.activation_bits // 2
+
+
+def state_bits(context: Context) -> int:
+    """Fraction bits of parameters and of what an optimiser keeps, at most."""
+    return 2 * context.frac_bits + SLACK_BITS
+
+
+def as_gradient(context: Context, x: SharedTensor, bits: int | None = None) -> SharedTensor:
+    """x with at most f + 6 fraction bits, or so many, below the limit of gradients: one truncation, or a check."""
+    bits = context.frac_bits + SLACK_BITS if bits is None else bits
+    most = 2.0 ** gradient_bits(context)
+    while x.scale_bits > bits:
+        shift = min(32, x.scale_bits - bits)
+        last = x.scale_bits - shift == bits
+        limit = limit_bits(context, x, x.scale_bits - shift, most) if last else None
+        bound = dropped(context, x, shift, most) if last else None if x.bound is None else x.bound / 2.0**shift + 1
+        x = x.like(context.backend.truncate(x.shares, shift, limit), x.scale_bits - shift, bound)
+    return fitted(context, x, most * 2.0**x.scale_bits)
+
+
+def factor(context: Context, cell: Cell) -> SharedTensor:
+    """A forward value as a factor of f fraction bits; worked out once for all that multiply it."""
+    x = cell.content  # which raises for a view of what has changed since
+    if "factor" not in cell.kept:
+        cell.kept["factor"] = x if x.scale_bits <= context.frac_bits else settled(context, x, 0)
+    return cell.kept["factor"]
+
+
+def operand(context: Context, cell: Any, terms: int = 1) -> Any:
+    """A factor of a product: a gradient with the bits that a sum of so many products leaves it, or else `factor`."""
+    if not isinstance(cell, Cell):
+        return cell
+    if not cell.gradient:
+        return factor(context, cell)
+    x = cell.content
+    room = HEADROOM_BITS - context.frac_bits - gradient_bits(context) - ROOM_BITS - max(0, terms - 1).bit_length()
+    bits = min(context.frac_bits + SLACK_BITS, max(context.frac_bits, room))
+    key = f"gradient {bits}"
+    if key not in cell.kept:
+        cell.kept[key] = as_gradient(context, x, bits)
+    return cell.kept[key]
+
+
+def parameter(context: Context, x: SharedTensor) -> SharedTensor:
+    """A parameter after a step: with 2 f + 6 fraction bits, and checked to be below the limit of parameters."""
+    return fitted(context, wide(context, x), 2.0 ** (parameter_bits(context.scheme) + state_bits(context)))
+
+
+CHANGED.append(parameter)
+
+
+def no_larger(y: SharedTensor, x: SharedTensor) -> SharedTensor:
+    """y, whose entries are those of x or zero, with the bound of x."""
+    return y.bounded(None if x.bound is None else x.bound * 2.0 ** (y.scale_bits - x.scale_bits))
+
+
+def known(context: Context, x: SharedTensor) -> float:
+    """The bound of x; without range checks what it is taken for."""
+    return x.bound if x.bound is not None else 2.0 ** (context.scheme.activation_bits + x.scale_bits)
+
+
+def times(context: Context, x: SharedTensor, number: float, scale_bits: int) -> SharedTensor:
+    """x times a public number, at so many fraction bits.
+
+    The number keeps 14 bits at least: an error of 2^-15 of the product, and one of a unit in the last place.
+
+    Raises:
+        ArgumentError: a number that is not finite.
+    """
+    if not math.isfinite(number):
+        raise ArgumentError(f"a shared tensor times {number} is no number")
+    if number == 0:
+        return x.like(x.shares * 0, scale_bits, 0.0)
+    mantissa, exponent = math.frexp(abs(number))
+    if mantissa == 0.5:  # a power of two moves the point
+        moved = x.like(x.shares if number > 0 else -x.shares, x.scale_bits - exponent + 1, x.bound)
+        return at(context, moved, scale_bits)
+    room = math.floor(math.log2(CAPACITY / max(1.0, known(context, x))))
+    if room < FACTOR_BITS:
+        x = shortened(context, x, x.scale_bits - (FACTOR_BITS - room))
+        room = FACTOR_BITS
+    bits = min(room, 24)
+    whole = round(mantissa * 2**bits)
+    bound = None if x.bound is None else x.bound * whole
+    whole = whole if number > 0 else -whole
+    return at(context, x.like(x.shares * whole, x.scale_bits + bits - exponent, bound), scale_bits)
+
+
+def at(context: Context, x: SharedTensor, scale_bits: int) -> SharedTensor:
+    """x at exactly so many fraction bits."""
+    x = shortened(context, x, scale_bits)
+    if x.scale_bits < scale_bits:
+        x = raised(context, fitted(context, x, CAPACITY / 2.0 ** (scale_bits - x.scale_bits)), scale_bits)
+    return x
+
+
+def total(context: Context, x: Any, y: Any, sign: int = 1) -> Any:
+    """x + y, or x - y, at the finer scale of both: a parameter keeps its bits beside a coarser step."""
+    f = torch.sub if sign < 0 else torch.add
+    if not isinstance(x, SharedTensor) or not isinstance(y, SharedTensor):
+        return f(x, y)
+    scale = min(max(x.scale_bits, y.scale_bits), state_bits(context))
+    x, y = (
+        fitted(context, shortened(context, v, scale), CAPACITY / 2.0 ** (1 + max(0, scale - v.scale_bits)))
+        for v in (x, y)
+    )
+    x, y = (raised(context, v, scale) for v in (x, y))
+    bound = None if x.bound is None or y.bound is None else x.bound + y.bound
+    made = x.like(context.backend.each(f, x.shares, y.shares), scale, bound)
+    made.whole_bits = min(x.whole_bits, y.whole_bits)
+    return made
+
+
+def wide(context: Context, x: SharedTensor) -> SharedTensor:
+    """x with as many fraction bits as what an optimiser keeps."""
+    return at(context, x, state_bits(context))
+
+
+def doubled(context: Context, x: SharedTensor) -> SharedTensor:
+    """The square of a gradient, at twice its bits."""
+    bound = None if x.bound is None else x.bound**2
+    return x.like(context.backend.square(x.shares), 2 * x.scale_bits, bound)
+
+
+def plain_number(value: Any) -> float | None:
+    """A public number, or a public tensor of one; None of anything else."""
+    if isinstance(value, (bool, int, float)):
+        return float(value)
+    if type(value) is torch.Tensor and value.numel() == 1 and value.dim() == 0 and not value.is_meta:
+        return float(value)
+    return None
