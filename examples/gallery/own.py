@@ -15,7 +15,10 @@ from typing import Any
 import torch
 
 from sectorch.backend import SERIES_BITS
-from sectorch.choreography import Net, Phase
+from sectorch.choreography import Located, Net, Phase
+from sectorch.choreography.located import compute
+from sectorch.garbled.confident import UNANSWERED, argmax_confident_shares
+from sectorch.garbled.shares import argmax_noisy_shares, argmax_onehot_shares
 from sectorch.mpc.smooth.normalise import normalise
 from sectorch.mpc.smooth.trigonometric import draw_error, trigonometric
 from sectorch.mpc.star.compare import drelu, is_zero
@@ -26,10 +29,11 @@ from sectorch.mpc.star.multiply import multiply, square
 from sectorch.mpc.star.pool import max_tree
 from sectorch.mpc.star.relu import maximum, ramps, relu
 from sectorch.mpc.star.select import bit_to_ring, select
-from sectorch.mpc.star.share import reveal, share
+from sectorch.mpc.star.share import aggregate, aggregate_noisy, reveal, share
 from sectorch.mpc.star.shares import Shares, each
 from sectorch.mpc.star.sign import at_least
 from sectorch.mpc.star.truncate import truncate
+from sectorch.mpc.star.within import raise_outside
 from sectorch.ops.series import SIGMOID
 from sectorch.ring.products import Conv2d, Linear, matmul
 from sectorch.testing import Given
@@ -90,8 +94,8 @@ def _select(net: Net, x: Shares) -> Shares:
     return select(net, drelu(net, masked), masked)
 
 
-def _normalise(net: Net, x: Shares) -> tuple[Shares, Shares]:
-    normal = normalise(net, x, LOW, HIGH)
+def _normalise(net: Net, x: Shares, fss: bool = False) -> tuple[Shares, Shares]:
+    normal = normalise(net, x, LOW, HIGH, fss)
     return normal.mantissa, each(torch.sum, normal.bits[1:-1], 0) + (LOW + 1)
 
 
@@ -103,6 +107,78 @@ def _normal(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _sigmoid(x: torch.Tensor) -> torch.Tensor:
     return (torch.sigmoid(x.double() * 2.0**-20) * 2.0**SERIES_BITS).round().to(torch.int64)
+
+
+def _at_least(net: Net, x: Shares) -> tuple[Shares, ...]:
+    bits = at_least(net, open_masked(net, x), THRESHOLDS)
+    return tuple(bits[i] for i in range(len(THRESHOLDS)))
+
+
+def _noisy(net: Net, x: Shares, y: Shares, noise: Located) -> Located:
+    return aggregate_noisy(net, [(net, x), (net, y)], noise)
+
+
+def _limited(net: Net, x: Shares) -> Shares:
+    """x, with a flag where it is not within the limit."""
+    masked = open_masked(net, x)
+    raise_outside(net, masked, masked.c, LIMIT_BITS)
+    return x
+
+
+def _stacked(*rows: torch.Tensor) -> torch.Tensor:
+    return torch.stack(rows)
+
+
+def _maximum(*rows: torch.Tensor) -> torch.Tensor:
+    return torch.stack(rows).amax(0)
+
+
+def _largest(**options: Any) -> Callable:
+    """The largest of several inputs: so each element stands for itself."""
+    return lambda net, *rows: max_tree(net, each(_stacked, *rows), **options)
+
+
+CLASSES = 3
+
+
+def _classes(*parties: str) -> list[Given]:
+    """For each party few classes of numbers that a comparison in 16 bits takes, their sums as well, one by one."""
+    return [Given(party, low=-(1 << 14), high=(1 << 14) - 1) for party in parties for _ in range(CLASSES)]
+
+
+def _by_class(f: Callable) -> Callable:
+    """A protocol on values [n, classes] of several parties, or its reference, as one on each class of each of these."""
+
+    def program(*args: Any) -> Any:
+        net, rows = ((), args) if isinstance(args[0], torch.Tensor) else (args[:1], args[1:])
+        groups = [rows[at : at + CLASSES] for at in range(0, len(rows), CLASSES)]
+        return f(*net, *(compute(_beside, *group) if net else _beside(*group) for group in groups))
+
+    return program
+
+
+def _beside(*columns: torch.Tensor) -> torch.Tensor:
+    return torch.stack(columns, -1)
+
+
+def _one_hot(at_A: torch.Tensor, at_Q: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.nn.functional.one_hot(_first_largest(at_A + at_Q), CLASSES).unbind(-1)
+
+
+def _first_largest(x: torch.Tensor) -> torch.Tensor:
+    return (x == x.amax(-1, keepdim=True)).to(torch.uint8).argmax(-1)
+
+
+def _opened_one_hot(net: Net, at_A: Located, at_Q: Located) -> tuple[Shares, ...]:
+    """Its halves are at Q and at A: the test reads a half at S."""
+    at_Q, at_A = argmax_onehot_shares(net, at_A, at_Q, drop=0, bits=16)
+    hot = share(net, at_Q) + at_A
+    return tuple(hot[:, i] for i in range(CLASSES))
+
+
+def _confident(check: torch.Tensor, at_S: torch.Tensor, at_Q: torch.Tensor) -> torch.Tensor:
+    sure = (check + at_Q >= 0).any(-1)
+    return torch.where(sure, _first_largest(at_S + at_Q), UNANSWERED)
 
 
 def _guarded(protocol: Callable) -> Callable:
@@ -132,6 +208,7 @@ SERIES = {
     "varies": int(draw_error(SIGMOID) * 2.0**SERIES_BITS) + 1,
 }
 WHOLE = {"elementwise": False}
+HASHED = {**WHOLE, "exhaustive": 0}
 
 
 def cut(shift: int) -> Given:
@@ -146,17 +223,21 @@ def _shaped(given: Given, *shape: int) -> Given:
 
 OWN = [
     Own("share", share, [Given("Q", low=-(1 << 63), high=(1 << 63) - 1)], lambda x: x),
+    Own("reveal", reveal, [ANY], lambda x: x),
+    Own("aggregate", lambda net, x, y: aggregate(net, [(net, x), (net, y)]), [ANY, ANY], torch.add),
+    Own("aggregate_noisy", _noisy, [ANY, ANY, Given("S", low=-(1 << 63), high=(1 << 63) - 1)],
+        lambda x, y, noise: x + y + noise),
     Own("linear_mul", _linear(lambda x, w, _: x * w), [ANY, WEIGHT], torch.mul),
-    Own("linear_matmul", _linear(lambda x, w, _: matmul(x, w)), [_shaped(ANY, 8, 8), _shaped(WEIGHT, 8, 5)],
+    Own("linear_matmul", _linear(lambda x, w, _: matmul(x, w)), [_shaped(ANY, 3, 4), _shaped(WEIGHT, 4, 2)],
         torch.matmul, WHOLE),
-    Own("linear_tiled", _linear(Linear()), [_shaped(ANY, 4, 16), _shaped(WEIGHT, 130, 16)],
+    Own("linear_tiled", _linear(Linear()), [_shaped(ANY, 3, 5), _shaped(WEIGHT, 130, 5)],
         lambda x, w: x @ w.T, WHOLE),
-    Own("conv2d", _linear(CONV), [_shaped(ANY, 1, 3, 8, 8), _shaped(WEIGHT, 4, 3, 3, 2)],
+    Own("conv2d", _linear(CONV), [_shaped(ANY, 1, 2, 4, 3), _shaped(WEIGHT, 3, 2, 3, 2)],
         lambda x, w: torch.conv2d(x, w, None, (2, 1), (1, 0), (1, 2)), WHOLE),
-    Own("conv2d_tiled", _linear(WIDE), [_shaped(ANY, 1, 2, 8, 8), _shaped(WEIGHT, 128, 2, 3, 3)],
+    Own("conv2d_tiled", _linear(WIDE), [_shaped(ANY, 1, 2, 4, 3), _shaped(WEIGHT, 128, 2, 2, 3)],
         lambda x, w: torch.conv2d(x, w, padding=1), WHOLE),
     Own("multiply", lambda net, x, y: multiply(net, torch.mul, x, y), [ANY, ANY], torch.mul),
-    Own("multiply_matmul", lambda net, x, y: multiply(net, matmul, x, y), [_shaped(ANY, 8, 8), _shaped(ANY, 8, 3)],
+    Own("multiply_matmul", lambda net, x, y: multiply(net, matmul, x, y), [_shaped(ANY, 2, 3), _shaped(ANY, 3, 2)],
         torch.matmul, WHOLE),
     Own("square", square, [ANY], torch.square),
     Own("truncate_20", partial(truncate, shift=20), [cut(20)], partial(rounded, shift=20)),
@@ -186,20 +267,30 @@ OWN = [
     Own("ramps_fss_20", lambda net, x: tuple(ramps(net, x, RAMPS, 20, fss=True)),
         [Given(low=-(1 << 61), high=(1 << 61) - 1)],
         lambda x: tuple((rounded(x, 20) - t).clamp(min=0) for t in RAMPS), deep=True),
+    Own("at_least", _at_least, [HALF_RING], lambda x: tuple((x >= t).long() for t in THRESHOLDS)),
     Own("signs", _signs, [HALF_RING], lambda x: tuple((x >= t).long() for t in THRESHOLDS), deep=True),
     Own("maximum", maximum, [Given(low=-(1 << 62), high=(1 << 62) - 1)] * 2, torch.maximum),
     Own("maximum_fss", partial(maximum, fss=True), [Given(low=-(1 << 62), high=(1 << 62) - 1)] * 2, torch.maximum,
         deep=True),
-    Own("max_tree", max_tree, [Given(shape=lambda n: (5, n))], lambda x: x.amax(0), WHOLE),
+    Own("max_tree", _largest(), [HALF_RING] * 3, _maximum),
+    Own("max_tree_fss", _largest(fss=True), [HALF_RING] * 3, _maximum, deep=True),
     Own("normalise", _normalise, [Given(low=1, high=(1 << 61) - 1)], _normal),
+    Own("normalise_fss", partial(_normalise, fss=True), [Given(low=1, high=(1 << 61) - 1)], _normal, deep=True),
     Own("trigonometric", lambda net, x: trigonometric(net, x, 20, SIGMOID), [Given(low=-(1 << 23), high=1 << 23)],
         _sigmoid, SERIES),
     Own("trigonometric_wide", lambda net, x: trigonometric(net, x << 20, 40, SIGMOID),
         [Given(low=-(1 << 23), high=1 << 23)], _sigmoid, SERIES),
-    Own("guarded_truncate", _guarded(partial(truncate, shift=20, limit_bits=LIMIT_BITS)), [cut(20)],
-        _inside(partial(rounded, shift=20)), WHOLE),
+    Own("guarded_truncate", _guarded(partial(truncate, shift=20, limit_bits=LIMIT_BITS)),
+        [_shaped(cut(20), 3)], _inside(partial(rounded, shift=20)), HASHED),
     Own("guarded_truncate_inside", _guarded(partial(truncate, shift=20, limit_bits=LIMIT_BITS)),
-        [Given(low=-(1 << 49), high=1 << 49)], _inside(partial(rounded, shift=20)), WHOLE),
-    Own("guarded_relu", _guarded(partial(relu, shift=20, limit_bits=LIMIT_BITS)), [cut(20)],
-        _inside(lambda x: rounded(x, 20).clamp(min=0)), WHOLE),
+        [Given(shape=(3,), low=-(1 << 50), high=1 << 50)], _inside(partial(rounded, shift=20)), HASHED),
+    Own("guarded_relu", _guarded(partial(relu, shift=20, limit_bits=LIMIT_BITS)),
+        [_shaped(cut(20), 3)],
+        _inside(lambda x: rounded(x, 20).clamp(min=0)), HASHED),
+    Own("guarded_limit", _guarded(_limited), [Given(shape=(3,))], _inside(lambda x: x), HASHED),
+    Own("argmax_onehot_shares", _by_class(_opened_one_hot), _classes("A", "Q"), _by_class(_one_hot)),
+    Own("argmax_noisy_shares", _by_class(partial(argmax_noisy_shares, bits=16)), _classes("S", "Q"),
+        _by_class(lambda at_S, at_Q: _first_largest(at_S + at_Q))),
+    Own("argmax_confident_shares", _by_class(partial(argmax_confident_shares, bits=16)), _classes("S", "S", "Q"),
+        _by_class(_confident)),
 ]  # fmt: skip

@@ -184,6 +184,40 @@ def one_mask(net: Net, x: Located) -> Shares:
     return Shares(r, (x - r + off).send(net.Q, net.S, "y_S"))
 
 
+# Two dealt values under one mask: each is uniform, and where they are equal the bit that chooses is zero.
+
+
+_CHOSEN = [
+    Message("c_A", "A", "S", "r_A of k_QA"), Message("c_S", "S", "A", "r_S of k_QS"),
+    Message("e_A", "A", "S", "b_A of k_QA"), Message("e_S", "S", "A", "b_S of k_QS"),
+    Message("b", "Q", "S", "v of k_QA"), Message("br", "Q", "S", "w of k_QA"),
+]  # fmt: skip
+
+
+def _odd_ones(net: Net, x: Shares, again: bool) -> Shares:
+    """x where its lowest bit s is set, and 0 elsewhere: s x = b c - b r or c - r - (b c - b r), as e = s xor b says."""
+    Q, A, S = net.Q, net.A, net.S
+    r_A, r_S = net.common(Q, A, x.shape, "r_A"), net.common(Q, S, x.shape, "r_S")
+    b_A, b_S = net.common(Q, A, x.shape, "b_A"), net.common(Q, S, x.shape, "b_S")
+    v = net.common(Q, A, x.shape, "v")
+    w = v if again else net.common(Q, A, x.shape, "w")
+    c = (x.A + r_A).send(A, S, "c_A") + (x.S + r_S).send(S, A, "c_S")
+    e = ((x.A ^ b_A).send(A, S, "e_A") ^ (x.S ^ b_S).send(S, A, "e_S")) & 1
+    r, b = r_A + r_S, (b_A ^ b_S) & 1
+    at_A, at_S = v * c - w, (b - v).send(Q, S, "b") * c - (b * r - w).send(Q, S, "br")
+    return Shares(at_A + e * (c - r_A - at_A * 2), at_S + e * (-r_S - at_S * 2))
+
+
+@protocol("gallery_dealt_once", "ramps, with one mask for both dealt values", _CHOSEN)
+def dealt_once(net: Net, x: Shares) -> Shares:
+    return _odd_ones(net, x, again=True)
+
+
+@protocol("gallery_dealt_each", "its repair", _CHOSEN)
+def dealt_each(net: Net, x: Shares) -> Shares:
+    return _odd_ones(net, x, again=False)
+
+
 GALLERY = [
     Exhibit("PrivHFL's DReLU", "PrivHFL, Figure 4", privhfl_drelu, sign, [SMALL], lambda x: (x >= 0).long(),
             ["Q tells", "z of gallery_drelu", "x < 0"]),
@@ -197,6 +231,8 @@ GALLERY = [
             ["exhaustive", "input 37 is 38", "r of gallery_one_mask is -9223372036854775808"]),
     Exhibit("a triple used twice", "Beaver, CRYPTO 1991", triple_twice, triple_each, [Given()] * 3,
             lambda x, y, z: x * y + x * z, ["g_"]),
+    Exhibit("one mask for two dealt values", "planted in ramps by mutation", dealt_once, dealt_each, [Given()],
+            lambda x: x * (x & 1), ["S tells", "of gallery_dealt_once"]),
     Exhibit("a mask too short", "statistical masking without its margin", short_mask, whole_mask, [SMALL],
             lambda x: x, ["c of gallery_short_mask"]),
     Exhibit("a mask without its lowest bit", "an off-by-one in a mask", low_bit_kept, whole_mask, [Given()],

@@ -1,6 +1,7 @@
 """Tests that anybody can point at operations, models and protocols of their own."""
 
 from .calls import Call as Call
+from .case import Options as Options
 from .check import check_op as check_op
 from .modules import ModuleFault as ModuleFault
 from .modules import ModuleReport as ModuleReport

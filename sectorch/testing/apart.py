@@ -19,8 +19,9 @@ from ..choreography.run.frames import Frame, pack, unpack
 from ..choreography.run.party import PartyRuntime
 from ..choreography.steps import Compute, Header
 from ..errors import PeerLostError, SectorchError
+from .draws import Draws
 from .outcomes import Outcomes
-from .played import Draws, Protocol
+from .played import Protocol
 
 SETUP, CALL = 0, 1
 FAULTS = ("lost", "doubled", "cut")

@@ -19,8 +19,9 @@ import torch
 from ..choreography.steps import Draw
 from ..errors import ArgumentError
 from .constants import constants_of
+from .draws import Draws, half_of, place_of
 from .outcomes import Outcomes
-from .played import SHARED, Draws, Given, Protocol, half_of, place_of
+from .played import SHARED, Given, Protocol
 
 FILLINGS = (0, -1, None)
 """What all other draws are; None for uniform."""

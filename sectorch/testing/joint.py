@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,11 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ..choreography.program.nodes import Taken
+from ..choreography.program.trace import Program
+from ..choreography.steps import Compute
 from ..ring.bitplanes import planes, rows
 from .constants import numbers_of
+from .known import Known, Played
 from .lined import Row, plane_of, rows_of, whole
+from .notes import LINEAR
 from .outcomes import Outcomes
-from .played import Known, Played
 from .said import Sentences
 from .secrets import Values
 from .spans import broken, differing_correlation, numbers
@@ -32,8 +37,15 @@ MOST_PRODUCTS = 300
 PRODUCTS = 40
 """Lowest bits up to which all their products are taken too; of more those of what was opened."""
 OPENED = 64
+MOST_STEPS = 200
 LANES = (0, 63)
-LANE_ROWS = 250
+LANE_ROWS = 1000
+_HAS = ("drawn", "brought", "received", "opened")
+LOOKS = {
+    "sums": (*_HAS, "sent", "computed"), "lanes": (*_HAS, "sent", "computed"),
+    "products": (*_HAS, "sent", "shown", "computed"), "correlations": (*_HAS, "shown", "joined"),
+}  # fmt: skip
+"""What of a view is looked at: which values, by how a party came by them."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +63,16 @@ class JointView:
     """What each party of a protocol knows, all of it together.
 
     Args:
-        runs_of: so many runs, at least, all of whose elements hold these values.
+        runs_of: so many runs, at least, all of whose elements hold these values, of n experiments each.
     """
 
-    def __init__(self, outcomes: Outcomes, sentences: Sentences, runs_of: Callable[[Values, int], list[Played]]):
-        self._outcomes, self._sentences, self._runs_of = outcomes, sentences, runs_of
-        self._n = outcomes.protocol.n
+    def __init__(
+        self, outcomes: Outcomes, sentences: Sentences, runs_of: Callable[[Values, int], list[Played]], n: int
+    ):
+        self._outcomes, self._sentences, self._runs_of, self._n = outcomes, sentences, runs_of, n
         places = {v + d for v in numbers_of(outcomes.protocol.program) for d in (-1, 0) if 3 < v + d < 62}
         self._planes = (0, 1, 2, 3, *sorted(places)[:8], 62, 63)
+        self._steps = steps_of_two(outcomes.protocol.program)
         self.tests = 0
 
     def told(self, party: str, one: Values, other: Values) -> Told:
@@ -79,15 +93,22 @@ class JointView:
         for (name, a), (_, b) in zip(_of_two(first, party), _of_two(second, party), strict=False):
             self.tests += 10
             if text := told_apart(a, b):
-                inputs, run = self._sentences.random_run()
-                value = next(v for said, v in _of_two(run, party) if said == name)
-                said, share = self._sentences.of_values([Known(name, "received", torch.from_numpy(value))], inputs)
+                said, share = self._said_of_sum(party, name)
                 return Told(self._apart(party, one, other, f" by {name}: {text}{said}"), share)
         return Told()
+
+    def _said_of_sum(self, party: str, name: str) -> tuple[str, float]:
+        if not self._outcomes.elementwise:
+            return "", 0.5
+        inputs, run = self._sentences.random_run()
+        value = next(v for said, v in _of_two(run, party) if said == name)
+        return self._sentences.of_values([Known(name, "received", torch.from_numpy(value))], inputs)
 
     def _products(self, party: str, one: Values, other: Values) -> Told:
         """Whether a message does so once a product of two values is, as it would be if the secret were the first."""
         first, second = self._runs_of(one, 1)[0], self._runs_of(other, 1)[0]
+        if not self._outcomes.elementwise:
+            return self._own_steps(party, one, other)
         every = _with_products(first, party, one), _with_products(second, party, one)
         for (name, a), (_, b) in zip(*every, strict=False):
             self.tests += 1
@@ -100,25 +121,33 @@ class JointView:
                 return Told(self._apart(party, one, other, said))
         return Told()
 
+    def _own_steps(self, party: str, one: Values, other: Values) -> Told:
+        """The same with a step of the protocol's own in the place of the product, as a matrix product is one."""
+        first, second = self._runs_of(one, 1)[0], self._runs_of(other, 1)[0]
+        every = (_with_steps(self._steps, run, party, one) for run in (first, second))
+        for (name, a), (_, b) in itertools.islice(zip(*every, strict=False), MOST_STEPS):
+            self.tests += 10
+            if text := told_apart(a, b):
+                return Told(self._apart(party, one, other, f" by {name}: {text}"))
+        return Told()
+
     # Bits.
 
     def _relation(self, party: str, one: Values, other: Values) -> Told:
         length = 64 * -(-self._n // 64)
         first, second = self._runs_of(one, 1)[0], self._runs_of(other, 1)[0]
-        for products in (False, True):
-            a, rows = self._vectors(first, party, products)
-            b, _ = self._vectors(second, party, products)
+        for look in ("sums", "products"):
+            a, rows = self._vectors(first, party, look)
+            b, _ = self._vectors(second, party, look)
             if len(a) != len(b) or not len(a):
                 continue
             taken, where = _either(numbers(a), numbers(b), length, one, other)
             if taken is not None:
                 said = f": {_names(rows, taken)} is the same in every run of {self._sentences.secret(where)}"
-                inputs, run = self._sentences.random_run()
-                bits = np.bitwise_xor.reduce(self._vectors(run, party, products)[0][taken], axis=0)
-                sentence, share = self._sentences.of_bits(bits, inputs)
+                sentence, share = self._said_of_bits(party, look, taken)
                 return Told(self._apart(party, one, other, f"{said}{sentence}"), share)
-        a, rows = self._vectors(first, party, False, sent=False, few=True)
-        b, _ = self._vectors(second, party, False, sent=False, few=True)
+        a, rows = self._vectors(first, party, "correlations")
+        b, _ = self._vectors(second, party, "correlations")
         if len(a) and len(a) == len(b):
             sigmas, (i, j) = differing_correlation(a, b)
             self.tests += 1
@@ -128,16 +157,23 @@ class JointView:
                 return Told(self._apart(party, one, other, said))
         return Told()
 
+    def _said_of_bits(self, party: str, look: str, taken: list[int]) -> tuple[str, float]:
+        if not self._outcomes.elementwise:
+            return "", 0.5
+        inputs, run = self._sentences.random_run()
+        bits = np.bitwise_xor.reduce(self._vectors(run, party, look)[0][taken], axis=0)
+        return self._sentences.of_bits(bits, inputs)
+
     def _lanes(self, party: str, one: Values, other: Values) -> Told:
         """The same among the first elements alone, and among the last: of packed bits they share a place in a word."""
-        if self._n < 128:
+        if self._n < 128 or not self._outcomes.elementwise:
             return Told()
-        rows = self._vectors(self._runs_of(one, 1)[0], party, False)[1][:LANE_ROWS]
+        rows = self._vectors(self._runs_of(one, 1)[0], party, "lanes")[1][:LANE_ROWS]
         words = -(-self._n // 64)
         count = -(-(len(rows) + SPARE) // words)
         sides = []
         for values in (one, other):
-            found = [self._vectors(run, party, False)[0][:LANE_ROWS] for run in self._runs_of(values, count)[:count]]
+            found = [self._vectors(run, party, "lanes")[0][:LANE_ROWS] for run in self._runs_of(values, count)[:count]]
             if any(len(f) != len(rows) for f in found) or not rows:
                 return Told()
             sides.append(np.concatenate(found, axis=1).view(np.uint64))
@@ -150,25 +186,39 @@ class JointView:
                 return Told(self._apart(party, one, other, said))
         return Told()
 
-    def _vectors(
-        self, run: Played, party: str, products: bool, sent: bool = True, few: bool = False
-    ) -> tuple[np.ndarray, list[str]]:
-        """Bits of what a party knows, each of all elements as packed bytes, and their names."""
-        known = [k for k in run.known[party] if sent or k.how != "sent"]
-        aligned = [k for k in known if whole(k.value, self._n) is not None]
-        every = not few and not products and 64 * len(aligned) <= ALL_PLANES
-        planes = range(64) if every else (0,) if products else self._planes
-        found: list[Row] = [(*row, k.how) for k in aligned for row in rows_of(k, self._n, planes)]
-        found.sort(key=lambda row: plane_of(row[1]))
+    def _vectors(self, run: Played, party: str, look: str) -> tuple[np.ndarray, list[str]]:
+        """Bits of what a party knows, each of all elements as packed bytes, and their names; of `LOOKS`."""
+        known = [k for k in run.known[party] if k.how in LOOKS[look]]
+        aligned = {id(k): v for k in known if (v := whole(k.value, self._n)) is not None}
+        every = look == "sums" and 64 * sum(map(len, aligned.values())) <= ALL_PLANES
+        planes = range(64) if every else (0,) if look in ("products", "lanes") else self._planes
+        rows = [
+            (*row, k.how, i) for k in known if id(k) in aligned for i, row in enumerate(rows_of(k, self._n, planes))
+        ]
+        rows.sort(key=lambda row: (row[2] == "computed", plane_of(row[1])))
         most = min(LIMIT, max(0, self._n - SPARE))
-        found = found[:most]
-        if products:
-            several = found if len(found) <= PRODUCTS else [row for row in found if row[2] == "opened"][:OPENED]
+        if len(rows) > most and not self._outcomes.elementwise:  # of a large value some rows, rather than no others
+            rows.sort(key=lambda row: row[3])
+        found: list[Row] = [row[:3] for row in rows[:most]]
+        if look == "products":
+            several = found if len(found) <= PRODUCTS else _first_of_each(found)
             if len(found) + len(several) * (len(several) - 1) // 2 > most:
                 return np.empty((0, 0), np.uint8), []
             found += [(a[0] & b[0], f"{a[1]} * {b[1]}", "") for a, b in itertools.combinations(several, 2)]
         rows = [row[0] for row in found]
         return (np.stack(rows) if rows else np.empty((0, 0), np.uint8)), [row[1] for row in found]
+
+
+def _first_of_each(rows: Sequence[Row]) -> list[Row]:
+    """Of what was opened or shown first one row of each value, then another."""
+    places: dict[str, int] = {}
+    found = []
+    for row in rows:
+        if row[2] in ("opened", "shown"):
+            value = row[1].split(" [")[0]
+            places[value] = places.get(value, -1) + 1
+            found.append((places[value], row))
+    return [row for _, row in sorted(found, key=lambda placed: placed[0])][:OPENED]
 
 
 def _either(
@@ -190,6 +240,7 @@ def _words(run: Played, party: str, *hows: str) -> list[Known]:
 def _of_two(run: Played, party: str) -> Iterator[tuple[str, np.ndarray]]:
     """Sums and differences of a message and another value that its receiver has of each element."""
     known = _words(run, party, "drawn", "brought", "received", "opened")
+    known += _words(run, party, "computed")
     pairs = [
         (k, other)
         for i, k in enumerate(known)
@@ -217,6 +268,44 @@ def _with_products(run: Played, party: str, secret: Values) -> Iterator[tuple[st
         product = a * b
         yield f"{message.name} + {one} * {other}", message.value + product
         yield f"{message.name} - {one} * {other}", message.value - product
+
+
+def steps_of_two(program: Program) -> list[tuple[Callable, tuple[torch.Size, ...]]]:
+    """Steps that take two tensors, as functions of these, and their shapes; each kind of step once."""
+    shapes = {slot: y.shape for node in program.nodes for slot, y in zip(node.slots, node.results, strict=True)
+              if isinstance(y, torch.Tensor)} | {i.slot: i.shape for i in program.inputs}  # fmt: skip
+    found: dict[tuple, tuple[Callable, tuple[torch.Size, ...]]] = {}
+    for node in program.nodes:
+        if isinstance(node.step, Compute) and len(node.taken) == 2 and not node.many and node.step.f not in LINEAR:
+            taken = tuple(shapes[slot] for slot in node.taken)
+            found.setdefault(
+                (repr(node.step.f), taken), (functools.partial(_applied, node.step.f, node.operands), taken)
+            )
+    return list(found.values())
+
+
+def _applied(f: Callable, operands: Sequence, *tensors: torch.Tensor) -> torch.Tensor:
+    left = iter(tensors)
+    return f(*(next(left) if isinstance(o, Taken) else o for o in operands))
+
+
+def _with_steps(steps: Sequence, run: Played, party: str, secret: Values) -> Iterator[tuple[str, np.ndarray]]:
+    """A message with what a step makes of two values, or of these less what an input is thought to be."""
+    opened = [(k.name, k.value) for k in _words(run, party, "opened", "received") if k.value.dtype == torch.int64]
+    less = [(f"({name} - {v})", value - v) for name, value in opened for v in dict.fromkeys(secret) if v]
+    values = [*opened, *less, *((k.name, k.value) for k in _words(run, party, "drawn"))]
+    messages = [k for k in _words(run, party, "received") if k.value.dtype == torch.int64]
+    for f, (first, second) in steps:
+        sides = ([v for v in values if v[1].shape[:-1] == shape] for shape in (first, second))
+        for (one, a), (other, b) in itertools.product(*sides):
+            made = torch.stack([f(x, y) for x, y in zip(a.unbind(-1), b.unbind(-1), strict=True)], -1)
+            for message in messages:
+                if message.value.shape == made.shape:
+                    for sign, value in (("+", message.value + made), ("-", message.value - made)):
+                        yield (
+                            f"{message.name} {sign} a step of {one} and {other}",
+                            value.contiguous().numpy().reshape(-1),
+                        )
 
 
 def _ones(value: torch.Tensor) -> np.ndarray:

@@ -8,14 +8,15 @@ import numpy as np
 import torch
 
 from ..ring.bitplanes import planes, rows
-from .played import Known
+from .known import Known
 
 Row = tuple[np.ndarray, str, str]
 """A bit of each element as packed bytes, its name, and how its party came by it."""
 
 
 def whole(value: torch.Tensor, n: int) -> torch.Tensor | None:
-    """A value as [k, n]: k of each element; or, packed, as [k, words]. None where it is neither."""
+    """A value as [k, n]: k of each element; or, packed, as [k, words], also of several side by side. None where it is
+    neither."""
     words = -(-n // 64)
     if value.dim() and value.shape[-1] == n:
         return value.reshape(-1, n)
@@ -23,7 +24,7 @@ def whole(value: torch.Tensor, n: int) -> torch.Tensor | None:
         return value.reshape(n, -1).T.contiguous()
     if value.numel() == n:
         return value.reshape(1, n)
-    if value.dim() and value.shape[-1] == words and value.dtype == torch.int64:
+    if value.numel() and value.dim() and value.shape[-1] % words == 0 and value.dtype == torch.int64:
         return value.reshape(-1, words)
     return None
 

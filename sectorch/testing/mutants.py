@@ -16,7 +16,7 @@ from ..choreography import Party, Phase
 from ..choreography.program.nodes import Node, Slot, Taken
 from ..choreography.program.trace import Program
 from ..choreography.steps import Compute, Draw, Header, Move
-from .played import REVEALED
+from .known import TESTS, is_tests
 
 KINDS = {
     "no mask": "a draw is zero",
@@ -55,8 +55,8 @@ class Mutant:
 def mutants_of(program: Program, kinds: set[str] | None = None) -> Iterator[Mutant]:
     """All mutants of a program, in the order of its steps; of the step by which a test opens its result none."""
     for at, node in enumerate(program.nodes):
-        path = node.step.header.path if isinstance(node.step, Move) else getattr(node.step, "path", REVEALED)
-        if path.split("/")[0] == REVEALED:
+        path = node.step.header.path if isinstance(node.step, Move) else getattr(node.step, "path", TESTS)
+        if is_tests(path):
             continue
         if isinstance(node.step, Draw):
             found = _of_draw(program, at, node, node.step)

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from ..choreography import Roles
-from ..choreography.roles import STAR
 from ..errors import ArgumentError
+from .case import Case, Options, Reference
+from .draws import Draws
+from .known import Played, alike, seen
 from .mutants import KINDS, Mutant, mutants_of
 from .outcomes import Outcomes
-from .played import Draws, Given, Played, Protocol
+from .played import Given, Protocol
 from .views import Views
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 CHECKS = ("result", "draws", "messages", "view")
 """By which of its parts a check finds a fault; the cheaper ones are asked first."""
@@ -80,6 +85,16 @@ class MutationReport:
         """The share of those that count that was found; 1 where none counts."""
         return 1 - len(self.survivors) / len(self.counted) if self.counted else 1.0
 
+    def by_kind(self) -> dict[str, dict[str, int]]:
+        """For each kind of fault how many were found by each check, and how many not ("survivors"), how many change
+        nothing ("same") and with how many a step fails ("fails")."""
+        found: dict[str, dict[str, int]] = {}
+        for p in self.planted:
+            what = "fails" if p.fails else "same" if p.same else p.by or "survivors"
+            of_kind = found.setdefault(p.kind, {})
+            of_kind[what] = of_kind.get(what, 0) + 1
+        return found
+
     def table(self) -> str:
         """As text: for each kind by which check its faults were found, and those that were not."""
         written = io.StringIO()
@@ -87,12 +102,8 @@ class MutationReport:
         table = Table(title=f"{len(self.planted)} of {self.possible} faults, each planted alone; seed {self.seed}")
         for column in ("fault", *CHECKS, "not found", "changes nothing", "cannot run"):
             table.add_column(column, justify="left" if column == "fault" else "right")
-        for kind in KINDS:
-            of_kind = [p for p in self.planted if p.kind == kind]
-            by = Counter(p.by for p in of_kind if not p.same and not p.fails)
-            counts = [*(by[c] for c in CHECKS), by[""], sum(p.same for p in of_kind), sum(p.fails for p in of_kind)]
-            if of_kind:
-                table.add_row(kind, *map(str, counts))
+        for kind, of_kind in sorted(self.by_kind().items(), key=lambda item: list(KINDS).index(item[0])):
+            table.add_row(kind, *(str(of_kind.get(what, 0)) for what in (*CHECKS, "survivors", "same", "fails")))
         console.print(table)
         console.print(f"{self.score:.1%} of {len(self.counted)} found, in {self.seconds:.1f} s")
         for planted in self.survivors:
@@ -103,8 +114,7 @@ class MutationReport:
         """For JSON."""
         return {
             "score": self.score, "possible": self.possible, "planted": len(self.planted),
-            "counted": len(self.counted), "found": dict(Counter(p.by for p in self.counted if p.by)),
-            "same": sum(p.same for p in self.planted), "fails": sum(p.fails for p in self.planted),
+            "counted": len(self.counted), "kinds": self.by_kind(),
             "survivors": list(map(str, self.survivors)), "seconds": self.seconds, "seed": self.seed,
         }  # fmt: skip
 
@@ -112,18 +122,11 @@ class MutationReport:
 def mutate_protocol(
     protocol: Callable,
     given: Sequence[Given],
-    reference: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]],
+    reference: Reference,
     *,
     kinds: Collection[str] = tuple(KINDS),
     most: int | None = None,
-    roles: Roles = STAR,
-    dealer: str = "Q",
-    elementwise: bool = True,
-    error: int = 0,
-    varies: int = 0,
-    uniform: bool = True,
-    elements: int = 4096,
-    seed: int = 0,
+    **options: Unpack[Options],
 ) -> MutationReport:
     """Plant faults in a protocol, and see which of them `check_protocol` with the same arguments finds.
 
@@ -135,26 +138,22 @@ def mutate_protocol(
     Args:
         kinds: of `sectorch.testing.KINDS`.
         most: so many faults at most, drawn by the seed.
-        protocol, given, reference, roles, dealer, elementwise, error, varies, uniform, elements, seed: as of
-            `check_protocol`.
+        protocol, given, reference, options: as of `check_protocol`.
 
     Raises:
-        ArgumentError: a kind that there is not, or the protocol without a fault does not give its reference's result.
+        ArgumentError: a kind that there is not, or the protocol without a fault is refused by its check.
         SectorchError: as of `check_protocol`.
     """
     strange = sorted(set(kinds) - set(KINDS))
     if strange:
         raise ArgumentError(f"faults are of the kinds {', '.join(KINDS)}, and not of the kind '{strange[0]}'")
-    if not callable(reference):
-        raise ArgumentError(
-            "faults are found by a reference: what the protocol computes, as a function of plain tensors"
-        )
+    case = Case.of(protocol, given, reference, options)
     start = time.monotonic()
-    traced = Protocol(protocol, given, roles, elements, dealer)
-    plain = Outcomes(traced, reference, elementwise, error, varies, seed)
-    for _, text in plain.check():
+    traced, seed = case.traced(), case.seed
+    plain = Outcomes(traced, case)
+    views = Views(traced, plain)
+    for _, text in itertools.chain(plain.check(), views.check()):
         raise ArgumentError(f"the protocol itself is not right, so a fault in it cannot be told: {text}")
-    views = Views(traced, plain, uniform, seed)
     found = list(mutants_of(traced.program, set(kinds)))
     report = MutationReport(possible=len(found), seed=seed)
     if most is not None and most < len(found):
@@ -165,7 +164,7 @@ def mutate_protocol(
     for mutant in found:
         changed = copy.copy(traced)
         changed.program = mutant.program
-        outcomes = Outcomes(changed, reference, elementwise, error, varies, seed)
+        outcomes = Outcomes(changed, case)
         report.planted.append(_tried(mutant, changed, outcomes, views, inputs, runs, seed))
     report.seconds = time.monotonic() - start
     return report
@@ -191,16 +190,5 @@ def _tried(
 
 def _who_sees(one: Played, other: Played) -> set[str]:
     """Parties to whom two runs under the same draws differ, in what they bring, are sent, send or learn."""
-    found = {name for name in one.known if not _alike(_shown(one, name), _shown(other, name))}
-    for (owners, y), (_, z) in zip(one.results, other.results, strict=True):
-        if not torch.equal(y, z):
-            found |= owners
-    return found
-
-
-def _shown(run: Played, party: str) -> list[torch.Tensor]:
-    return [known.value for known in run.known[party] if known.how != "drawn"]
-
-
-def _alike(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return len(one) == len(other) and all(map(torch.equal, one, other))
+    first, second = seen(one), seen(other)
+    return {name for name in first if not alike({name: first[name]}, {name: second[name]})}

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
+from ..choreography.steps import Draw
 from ..errors import ArgumentError
+from ..ring import signed
+from .case import Case
 from .constants import constants_of
-from .played import Draws, Given, Known, Played, Protocol
+from .draws import Draws, Flipped, ManyDraws, place_of
+from .known import Known, Played, alike, is_tests, seen
+from .played import Given, Protocol
 from .uniform import P_VALUE, apart_in_size
 
 SMALL = 8
@@ -19,20 +24,20 @@ SMALL = 8
 AGAIN = 64
 """Elements of one run that hold the same inputs."""
 RUNS = 4
+SINGLES = 200
+"""Runs in which one element alone is at an edge, where elements are not independent."""
 
 
 class Outcomes:
     """The results of a protocol under test, beside its reference's.
 
     Args:
-        elementwise, error, varies, seed: as of `check_protocol`.
+        protocol: the case's, traced, or one with a fault.
     """
 
-    def __init__(self, protocol: Protocol, reference: Callable, elementwise: bool, error: int, varies: int, seed: int):
-        self.protocol, self._reference = protocol, reference
-        self.elementwise, self._error, self._varies = elementwise, error, varies
-        self._random = np.random.default_rng(seed)
-        self._seed = seed
+    def __init__(self, protocol: Protocol, case: Case):
+        self.protocol, self.case, self.elementwise = protocol, case, case.elementwise
+        self._random = np.random.default_rng(case.seed)
         self._edges = constants_of(protocol.program)
         self.tests = 0
         self.took = float("inf")
@@ -45,7 +50,7 @@ class Outcomes:
         Raises:
             ArgumentError: the reference gives something else than as many int64 tensors as the protocol has results.
         """
-        found = self._reference(*inputs)
+        found = self.case.reference(*inputs)
         found = found if isinstance(found, tuple) else (found,)
         if not all(isinstance(y, torch.Tensor) for y in found):
             raise ArgumentError("the reference gives a tensor, or a tuple of them")
@@ -60,32 +65,64 @@ class Outcomes:
         sizes = [g.size(self.protocol.n) for g in self.protocol.given]
         return [torch.full(size, value) for size, value in zip(sizes, values, strict=True)]
 
-    def play(self, inputs: Sequence[torch.Tensor], place: object, twice: bool = False) -> Played:
+    def play(self, inputs: Sequence[torch.Tensor], place: object, twice: bool = False, extreme: bool = False) -> Played:
         """A run, under the draws of this place."""
         start = time.monotonic()
-        found = self.protocol.play(inputs, Draws((self._seed, place)), twice)
+        found = self.protocol.play(inputs, Draws((self.case.seed, place), extreme), twice)
         self.took = min(self.took, time.monotonic() - start)
         return found
+
+    def play_often(self, inputs: Sequence[torch.Tensor], place: object, count: int) -> list[Played]:
+        """So many runs of the same inputs."""
+        draws = ManyDraws((self.case.seed, place), count)
+        return [self.protocol.play(inputs, draws.run(i)) for i in range(count)]
 
     def check(self) -> Iterator[tuple[str, str]]:
         """What does not hold, as check and text; one of each kind."""
         right = True
-        cases = [("all over the range", self.spread()) for _ in range(RUNS)]
-        if self.elementwise:
-            cases.insert(0, ("small", self._small()))
-        for i, (_, inputs) in enumerate(cases):
-            played = self.play(inputs, ("result", i), twice=i == 0)
+        cases = self._cases()
+        kinds = dict.fromkeys(kind for kind, *_ in cases)
+        for i, (_, inputs, extreme) in enumerate(cases):
+            played = self.play(inputs, ("result", i), twice=i == 0, extreme=extreme)
             wrong = self.first_wrong(inputs, played)
             if wrong is not None and right:
                 right = False
                 yield "result", wrong[1]
-        self.looked = f"{len(cases)} runs of {self.protocol.n} elements: small inputs, edges, all over the range"
-        self.looked_draws = f"{RUNS} runs in which each input stands many times, and stands again"
+        self.looked = f"{len(cases)} runs of {self.protocol.n} elements: {', '.join(kinds)}"
+        self.looked_draws = (
+            f"{RUNS} runs in which each input stands many times, and stands again; each draw with bits flipped"
+        )
         inputs = self._repeated()
         runs = [self.play(inputs, ("draws", i)) for i in range(RUNS)]
         text = self._varying(inputs, runs)
         if text:
             yield "draws", text
+        if self.case.uniform:
+            yield from (("draws", text) for text in self._unused())
+
+    def _cases(self) -> list[tuple[str, list[torch.Tensor], bool]]:
+        """Inputs of all kinds, and whether draws are extreme with them."""
+        extreme = self.case.exhaustive > 0
+        cases = [("edges, all over the range", self.spread(), False) for _ in range(RUNS)]
+        cases += [("the same with extreme draws", self.spread(), True) for _ in range(RUNS * extreme)]
+        if self.elementwise:
+            return [("small inputs", self._small(), False), *cases]
+        count = max((len(_edges(g, self._edges)) for g in self.protocol.given), default=0)
+        singles = [(self._single(i), bool(i % 2) and extreme) for i in range(min(count, SINGLES))]
+        return cases + [("small ones but for one element", *single) for single in singles]
+
+    def _single(self, i: int) -> list[torch.Tensor]:
+        """Inputs of small numbers, of which one element is at an edge or at a number of the protocol's own: where a
+        result depends on all elements, many at their edges hide what each does."""
+        found = []
+        for j, g in enumerate(self.protocol.given):
+            edges, size = _edges(g, self._edges), g.size(self.protocol.n)
+            low, high = max(g.low, -SMALL), min(g.high, SMALL)
+            some = self._random.integers(*((low, high) if low <= high else (g.low, g.low)), size.numel(), endpoint=True)
+            if len(some):
+                some[self._random.integers(len(some))] = edges[(i + 7 * j) % len(edges)]
+            found.append(torch.from_numpy(some).view(size))
+        return found
 
     def _small(self) -> list[torch.Tensor]:
         """Every combination of small inputs, over and over."""
@@ -105,6 +142,24 @@ class Outcomes:
         return [x.reshape(-1)[:distinct].repeat_interleave(AGAIN + 1)[: x.numel()].view(x.shape).clone() if
                 x.numel() <= distinct * (AGAIN + 1) else x for x in inputs]  # fmt: skip
 
+    def _unused(self) -> Iterator[str]:
+        """Draws of which nothing counts, or not the highest byte, or not the lowest bit."""
+        program, draws = self.protocol.program, Draws((self.case.seed, "unused"))
+        inputs = self.spread()
+        plain = seen(self.protocol.play(inputs, draws))
+        for at, node in enumerate(program.nodes):
+            step = node.step
+            if not isinstance(step, Draw) or is_tests(step.path):
+                continue
+            place = place_of(step, at < len(program.setup))
+            width = 8 * step.dtype.itemsize
+            for bits, said in ((0xFF << (width - 8), "highest byte"), (1, "lowest bit")):
+                mask = sum(bits << k for k in range(0, 64, width))
+                if alike(plain, seen(self.protocol.play(inputs, Flipped(draws, place, signed(mask))))):
+                    owners = " and ".join(sorted(p.name for p in step.owners))
+                    yield f"of {step.name}, which {owners} draw, the {said} changes nothing that is sent or learned"
+                    break
+
     def first_wrong(self, inputs: Sequence[torch.Tensor], played: Played) -> tuple[int, str] | None:
         """The first element of a result that is not the reference's, and what it is; None where all are."""
         expected = self.reference(inputs)
@@ -113,7 +168,7 @@ class Outcomes:
         for i, ((_, y), wanted) in enumerate(zip(played.results, expected, strict=True)):
             if y.shape != wanted.shape:
                 return 0, f"result {i} is of shape {list(y.shape)}, and the reference of {list(wanted.shape)}"
-            off = _beyond(y.to(torch.int64) - wanted, self._error)
+            off = _beyond(y.to(torch.int64) - wanted, self.case.error)
             if bool(off.any()):
                 at = int(off.reshape(-1).nonzero()[0])
                 said = _element(inputs, at) if self.elementwise else "one of the inputs"
@@ -131,7 +186,7 @@ class Outcomes:
             if self.elementwise and runs[0].results[i][1].numel() == inputs[0].numel():
                 groups = _groups(inputs)
                 lowest, highest = _over(groups, lowest, "amin"), _over(groups, highest, "amax")
-            apart = _beyond(highest - lowest, self._varies).reshape(-1)
+            apart = _beyond(highest - lowest, self.case.varies).reshape(-1)
             if not bool(apart.any()):
                 continue
             at = int(apart.nonzero()[0])
@@ -166,7 +221,11 @@ def _beyond(difference: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def _aligned(run: Played, party: str, n: int) -> list[Known]:
-    return [k for k in run.known[party] if k.how not in ("sent", "opened") and not k.shows and k.value.numel() == n]
+    return [
+        k
+        for k in run.known[party]
+        if k.how in ("drawn", "brought", "received") and not k.shows and k.value.numel() == n
+    ]
 
 
 def _columns(run: Played, party: str, n: int) -> list[np.ndarray]:
@@ -208,10 +267,15 @@ def _spread(given: Given, size: torch.Size, random: np.random.Generator, own: Se
     count = size.numel()
     anywhere = random.integers(given.low, given.high, count, np.int64, endpoint=True)
     scaled = (anywhere >> random.integers(0, 63, count)).clip(given.low, given.high)
-    near = [0, 1, -1, 2, given.low, given.high, given.low + 1, given.high - 1]
-    near += [sign * (1 << e) + d for e in (20, 40, 61) for d in (-1, 0, 1) for sign in (1, -1)]
-    near += [sign * v + d for v in own for d in (-1, 0, 1) for sign in (1, -1)]
-    edges = np.array([v for v in near if given.low <= v <= given.high], np.int64)
+    edges = _edges(given, own)
     kinds = random.integers(0, 3, count)
     found = np.select([kinds == 0, kinds == 1], [edges[random.integers(0, len(edges), count)], scaled], anywhere)
     return torch.from_numpy(found).view(size)
+
+
+def _edges(given: Given, own: Sequence[int]) -> np.ndarray:
+    """Ends of the range, small numbers, the protocol's own and some powers of two, and their neighbours."""
+    near = [0, 1, -1, 2, given.low, given.high, given.low + 1, given.high - 1]
+    near += [sign * (1 << e) + d for e in (20, 40, 61) for d in (-1, 0, 1) for sign in (1, -1)]
+    near += [sign * v + d for v in own for d in (-1, 0, 1) for sign in (1, -1)]
+    return np.array([v for v in near if given.low <= v <= given.high], np.int64)

@@ -6,29 +6,27 @@ what it would know. The draws come from a seed, so that what is found is found a
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from ..choreography import Net, Party, Phase, Roles
+from ..choreography import Net, Phase, ProtocolSpec, Roles
 from ..choreography.program.nodes import Node, Taken
 from ..choreography.program.trace import Program
 from ..choreography.roles import STAR
-from ..choreography.steps import Compute, Draw, Header, Move, Read
+from ..choreography.steps import Draw, Header, Move, Read
 from ..errors import ArgumentError
 from ..mpc.star.share import reveal
 from ..mpc.star.shares import Shares
 from ..session import Session
+from .draws import Draws, half_of
+from .known import TESTS, Played, is_tests
+from .notes import Notes
 
 SHARED = "shared"
 """The party of an input of which A and S have half each."""
-_TYPES = {torch.int64: "int64", torch.int32: "int32", torch.uint8: "bytes"}
-REVEALED = "reveal"
-"""The path of the message by which results in shares are opened; it is the test's own."""
 
 
 @dataclass(frozen=True)
@@ -58,26 +56,6 @@ class Given:
     def size(self, n: int) -> torch.Size:
         """Its shape for about n elements."""
         return torch.Size(self.shape(n) if callable(self.shape) else self.shape)
-
-
-@dataclass(frozen=True)
-class Known:
-    """A value that a party has; `how` it came by it is "drawn", "brought" (half an input), "received", "sent", or
-    "opened": computed by several of a message."""
-
-    name: str
-    how: str
-    value: torch.Tensor
-    shows: str = ""
-
-
-@dataclass
-class Played:
-    """One run: what each party knows, by name, the messages, and the results with those who learn them."""
-
-    known: dict[str, list[Known]] = field(default_factory=dict)
-    messages: list[tuple[Header, torch.Tensor]] = field(default_factory=list)
-    results: list[tuple[frozenset[str], torch.Tensor]] = field(default_factory=list)
 
 
 class Protocol:
@@ -121,7 +99,7 @@ class Protocol:
             )
         found, self.learners = [], []
         for y in results:
-            located = reveal(net, y) if isinstance(y, Shares) else y
+            located = _open(net, y) if isinstance(y, Shares) else y
             owners = sorted(located.owners, key=lambda party: party.name)
             if isinstance(y, Shares):
                 owners = [net.Q]
@@ -159,37 +137,6 @@ class Protocol:
         return play(self.program, self.brought(inputs, draws), draws, self.learners, twice)
 
 
-class Draws:
-    """What pairs draw in one run, and the halves of inputs: uniform words from a seed, the same for the same place."""
-
-    def __init__(self, seed: int | tuple):
-        self._seed = repr(seed)
-
-    def words(self, place: Any, count: int) -> torch.Tensor:
-        """int64 [count]."""
-        digest = hashlib.sha256(f"{self._seed} {place}".encode()).digest()
-        generator = np.random.Generator(np.random.SFC64(int.from_bytes(digest, "big")))
-        return torch.from_numpy(np.frombuffer(bytearray(generator.bytes(8 * count)), np.int64))
-
-    def of(self, pair: frozenset[Party], name: str, number: int, setup: bool, count: int) -> torch.Tensor:
-        """What a pair draws at a place of its stream."""
-        return self.words(_place(pair, name, number, setup), count)
-
-
-def half_of(i: int) -> tuple:
-    """Where A's half of an input is drawn."""
-    return "half", i
-
-
-def place_of(step: Draw, setup: bool) -> tuple:
-    """Where a step draws."""
-    return _place(step.owners, step.name, step.number, setup)
-
-
-def _place(pair: frozenset[Party], name: str, number: int, setup: bool) -> tuple:
-    return sorted(p.name for p in pair), name, number, setup
-
-
 def play(
     program: Program,
     brought: Mapping[str, torch.Tensor],
@@ -198,45 +145,37 @@ def play(
     twice: bool = False,
 ) -> Played:
     """The same of a program and what parties bring into it by name."""
-    found = Played({party.name: [] for party in program.parties})
+    notes = Notes(program)
     values: dict[Any, Any] = {}
-    moved = {slot for node in program.nodes if isinstance(node.step, Move) for slot in node.slots}
     for i in program.inputs:
         values[i.slot] = brought[i.name]
         if i.name.endswith(("_A", "_S")):
-            found.known[i.party.name].append(Known(f"its half of {i.name[:-2]}", "brought", brought[i.name]))
+            notes.brought(i.party.name, i.name[:-2], brought[i.name])
     with torch.inference_mode():
         for at, node in enumerate(program.nodes):
             operands = [values[o.slot] if type(o) is Taken else o for o in node.operands]
-            result = _taken(node, operands, draws, at < len(program.setup), found, twice)
+            result = _taken(node, operands, draws, at < len(program.setup), twice)
             for slot, value in zip(node.slots, result if node.many else (result,), strict=True):
                 values[slot] = value
-            if isinstance(node.step, Compute) and len(node.step.owners) > 1 and not moved.isdisjoint(node.taken):
-                _opened(node.step, result, found)
+            notes.take(node, result)
     read = [values[leaf.slot] if type(leaf) is Taken else leaf for leaf in program.leaves]
-    found.results = list(zip(learners or [frozenset()] * len(read), read, strict=True))
-    return found
+    notes.played.results = list(zip(learners or [frozenset()] * len(read), read, strict=True))
+    return notes.played
 
 
-def _taken(node: Node, operands: list, draws: Draws, setup: bool, found: Played, twice: bool) -> Any:
+def _taken(node: Node, operands: list, draws: Draws, setup: bool, twice: bool) -> Any:
     step = node.step
     if isinstance(step, Draw):
         count = step.size.numel()
         words = draws.of(step.owners, step.name, step.number, setup, -(-count * step.dtype.itemsize // 8))
-        value = words.view(step.dtype)[:count].view(step.size)
-        for party in step.owners:
-            found.known[party.name].append(Known(f"{_last(step.name)} of {_first(step.name)}", "drawn", value))
+        return words.view(step.dtype)[:count].view(step.size)
+    if isinstance(step, (Move, Read)):
+        (value,) = operands
+        if isinstance(step, Move) and (value.shape, value.dtype) != (step.header.shape, step.header.dtype):
+            raise ArgumentError(
+                f"'{step.header.label}' of {step.header.protocol} is sent in another form than was traced"
+            )
         return value
-    if isinstance(step, Move):
-        header, (value,) = step.header, operands
-        found.messages.append((header, value))
-        name = f"{header.label} of {header.protocol}{'' if value.dtype == torch.int64 else f' ({_TYPES[value.dtype]})'}"
-        shows = "a result" if header.path == REVEALED and header.label == "result" else header.shows
-        found.known[header.dst.name].append(Known(f"{name}, from {header.src.name}", "received", value, shows))
-        found.known[header.src.name].append(Known(f"{name}, to {header.dst.name}", "sent", value, shows))
-        return value
-    if isinstance(step, Read):
-        return operands[0]
     result = step.f(*operands)
     if twice and not step.random and not _alike(result, step.f(*operands)):
         raise ArgumentError(
@@ -246,31 +185,18 @@ def _taken(node: Node, operands: list, draws: Draws, setup: bool, found: Played,
     return result
 
 
-def _opened(step: Compute, result: Any, found: Played) -> None:
-    """What several parties make of a message is open to them, and often no linear function of what each of them has."""
-    if isinstance(result, torch.Tensor) and result.dtype in (torch.int64, torch.int32):
-        name = f"what {_last(step.path) or 'the program'} opens"
-        for party in step.owners:
-            found.known[party.name].append(Known(name, "opened", result))
-
-
 def _alike(x: Any, y: Any) -> bool:
     if isinstance(x, tuple):
         return all(map(_alike, x, y))
     return torch.equal(x, y) if isinstance(x, torch.Tensor) else True
 
 
-def _last(name: str) -> str:
-    return name.rsplit("/", 1)[-1]
-
-
-def _first(name: str) -> str:
-    return name.rsplit("/", 1)[0]
-
-
 def messages_of(program: Program) -> list[Header]:
     """The messages that are the protocol's own, and not by which the test opens its result."""
-    return [header for header in program.messages if header.path != REVEALED]
+    return [header for header in program.messages if not is_tests(header.path)]
 
 
-__all__ = ["REVEALED", "SHARED", "Compute", "Draws", "Given", "Known", "Played", "Protocol", "messages_of", "play"]
+def _open(net: Net, y: Shares) -> Any:
+    """y, known to Q; under the test's own name, so that a `reveal` of the protocol under test is told from it."""
+    with net.declared(ProtocolSpec(TESTS, __name__, (), "Opens a result.", STAR)):
+        return reveal(net, y)

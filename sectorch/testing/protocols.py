@@ -6,20 +6,23 @@ import io
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from ..choreography import Phase, Roles
-from ..choreography.roles import STAR
+from ..choreography import Phase
 from ..errors import ArgumentError
 from .apart import check_apart
+from .case import Case, Options, Reference
 from .exhaustive import Exhaustive, in_elements
 from .outcomes import Outcomes
 from .played import Given, Protocol, messages_of
 from .uniform import FOUND, P_VALUE
 from .views import Views
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -102,19 +105,11 @@ class ProtocolFault(AssertionError):
 def check_protocol(
     protocol: Callable,
     given: Sequence[Given],
-    reference: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]],
+    reference: Reference,
     *,
-    roles: Roles = STAR,
-    dealer: str = "Q",
-    elementwise: bool = True,
-    error: int = 0,
-    varies: int = 0,
-    uniform: bool = True,
     cost: Mapping[str, float] | None = None,
-    exhaustive: int = 3,
-    elements: int = 4096,
     seconds: float = 60.0,
-    seed: int = 0,
+    **options: Unpack[Options],
 ) -> ProtocolReport:
     """Hold a protocol to its word, from nothing but the protocol itself.
 
@@ -137,42 +132,34 @@ def check_protocol(
         protocol: f(net, *values), see `sectorch.testing.Given`; whatever else it does, it sends what it declares.
         given: its inputs.
         reference: what it computes, in plain torch on int64 tensors of those shapes: the result, or a tuple of them.
-        dealer: as of `sectorch.Session`.
-        elementwise: whether each element of a result depends on the same element of each input alone; then the elements
-            of one run are as many experiments. Otherwise each run is one, and takes as long.
-        error: how far a result may be from the reference, in ring elements.
-        varies: how far two results for the same inputs may be apart.
-        uniform: whether messages have to be uniform; ciphertexts and statistical masks are not.
         cost: "rounds" online, and bytes an element "online" and "offline", of the protocol itself.
-        exhaustive: bits of the small domains; 0 for a protocol that may be wrong under draws that hardly ever come, or
-            for less time. Only of elementwise protocols, whose inputs and results have n elements each.
-        elements: about so many in one run.
         seconds: it may take.
-        seed: of inputs and draws; the same seed finds the same.
+        options: of `sectorch.testing.Options`: roles, dealer, elementwise, error, varies, uniform,
+            exhaustive, elements, seed.
 
     Returns:
         what was done, if nothing was found.
 
     Raises:
         ProtocolFault: what was found. An AssertionError.
-        ArgumentError: no reference; a step that is random without `net.fresh`; it would take too long.
+        ArgumentError: no reference; an option that there is not; a step that is random without `net.fresh`; it would
+            take too long.
         SectorchError: what the choreography refuses: an undeclared message, a value that its user lacks.
     """
-    if not callable(reference):
-        raise ArgumentError("a check needs a reference: what the protocol computes, as a function of plain tensors")
+    case = Case.of(protocol, given, reference, options)
     start = time.monotonic()
-    traced = Protocol(protocol, given, roles, elements, dealer)
-    report = ProtocolReport(seed=seed)
-    outcomes = Outcomes(traced, reference, elementwise, error, varies, seed)
+    traced = case.traced()
+    report = ProtocolReport(seed=case.seed)
+    outcomes = Outcomes(traced, case)
     found = list(outcomes.check())
     report.looked["result"] = outcomes.looked
     report.looked["draws"] = outcomes.looked_draws
     report.findings += [Finding(check, text) for check, text in found]
-    if exhaustive and elementwise and in_elements(traced):
-        small = Exhaustive(outcomes, exhaustive, seed)
+    if case.exhaustive and case.elementwise and in_elements(traced):
+        small = Exhaustive(outcomes, case.exhaustive, case.seed)
         report.findings += [Finding(check, text) for check, text in small.check()]
         report.looked["exhaustive"] = small.looked
-    views = Views(traced, outcomes, uniform, seed)
+    views = Views(traced, outcomes)
     report.elements = views.elements
     needed = views.seconds_needed
     if needed > seconds:
@@ -182,7 +169,7 @@ def check_protocol(
     report.findings += [Finding(check, text) for check, text in views.check()]
     report.looked["messages"], report.looked["view"] = views.looked
     report.tests = views.tests + outcomes.tests
-    done, said = check_apart(traced, outcomes, seed)
+    done, said = check_apart(traced, outcomes, case.seed)
     report.findings += [Finding(check, text) for check, text in said]
     report.looked |= done
     if cost is not None:

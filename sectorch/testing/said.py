@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .known import Known, Played
 from .lined import rows_of, unpacked
 from .outcomes import Outcomes
-from .played import Known, Played
 from .predicates import best
 from .secrets import Values
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import torch
@@ -11,7 +12,6 @@ from .constants import WIDTH, numbers_of
 from .outcomes import Outcomes
 from .played import Protocol
 
-PAIRS = 4
 CONSTANTS = 2
 """Pairs more, of secrets at the protocol's own numbers, where steps decide."""
 GROUP = 24
@@ -22,8 +22,8 @@ Pair = tuple[Values, Values]
 
 
 def pairs_of(protocol: Protocol, outcomes: Outcomes, random: np.random.Generator, party: str) -> list[Pair]:
-    """Pairs of secrets that differ as much as they can: in their lowest bits, signs, sizes and sums, and some of which
-    one is where a step of the protocol decides."""
+    """Pairs of secrets that differ as much as they can: in their lowest bits, signs, sizes, sums and zeros, and some of
+    which one is where a step of the protocol decides."""
     alike: dict[tuple, list[Values]] = {}
     own = [i for i, g in enumerate(protocol.given) if g.party == party]
     special = [-abs(v) for v in numbers_of(protocol.program) if abs(v) > WIDTH][:CONSTANTS]
@@ -35,7 +35,7 @@ def pairs_of(protocol: Protocol, outcomes: Outcomes, random: np.random.Generator
         few = group if len(group) <= GROUP else [group[i] for i in random.permutation(len(group))[:GROUP]]
         wanted += itertools.combinations(dict.fromkeys([*few, *kept]), 2)
     found: list[Pair] = []
-    for weigh in (_low_bits, _signs, _sizes, _sums):
+    for weigh in (_low_bits, _signs, _sizes, _sums, _zeros):
         pair = max((p for p in wanted if p not in found), key=lambda p: (weigh(*p), _sizes(*p)), default=None)
         if pair is not None:
             found.append(pair)
@@ -56,10 +56,10 @@ def _candidates(
     for g in protocol.given:
         near = [0, 1, -1, 2, 3, -7, (1 << 20) + 1, -(1 << 20), 1 << 40, g.low, g.high, g.high - 1, *special]
         pools.append(sorted({v for v in near if g.low <= v <= g.high}))
-    every = list(itertools.product(*pools))
-    most = min(len(every), protocol.n if outcomes.elementwise else 64)
+    count = math.prod(map(len, pools))
+    most = min(count, protocol.n if outcomes.elementwise else 64)
     named = [(v,) * len(pools) for v in special if all(v in pool for pool in pools)]
-    drawn = (every[i] for i in random.permutation(len(every))[:most])
+    drawn = (_combination(pools, i) for i in _places(random, count, most))
     chosen = list(dict.fromkeys([*named, *drawn]))[:most]
     learns = [i for i, owners in enumerate(protocol.learners) if party in owners]
     if not learns:
@@ -80,6 +80,22 @@ def _candidates(
     return found
 
 
+def _places(random: np.random.Generator, count: int, most: int) -> list[int]:
+    """So many numbers below the count, each once."""
+    if count < 1 << 16:
+        return random.permutation(count)[:most].tolist()
+    return list(dict.fromkeys(random.integers(count, size=most).tolist()))
+
+
+def _combination(pools: list[list[int]], i: int) -> Values:
+    """The i-th of all combinations."""
+    found = []
+    for pool in reversed(pools):
+        i, at = divmod(i, len(pool))
+        found.append(pool[at])
+    return tuple(reversed(found))
+
+
 def _low_bits(one: Values, other: Values) -> int:
     return sum((a ^ b) & 1 for a, b in zip(one, other, strict=True))
 
@@ -94,3 +110,7 @@ def _sizes(one: Values, other: Values) -> int:
 
 def _sums(one: Values, other: Values) -> int:
     return ((sum(one) ^ sum(other)) & 1) + (one != other)
+
+
+def _zeros(one: Values, other: Values) -> int:
+    return sum((a == 0) != (b == 0) for a, b in zip(one, other, strict=True))

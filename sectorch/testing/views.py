@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
+import torch
 
 from .joint import JointView, Told
+from .known import Played, side_by_side
 from .outcomes import Outcomes
-from .played import Played, Protocol
+from .played import Protocol
 from .said import Sentences
 from .secrets import Pair, Values, pairs_of
 from .uniform import not_uniform, told_apart
 
 SAMPLES = 1 << 14
 """Elements of each message, at least, in all runs of one secret together."""
-MOST_RUNS = 128
-"""Runs of one secret, where each run is one experiment."""
+RUNS = 512
+"""Runs of one secret, where each run is one experiment; fewer where they would be more than `VALUES` of one step."""
+VALUES = 1 << 22
 
 
 class Views:
     """The views of a protocol's parties.
 
-    Args:
-        uniform, seed: as of `check_protocol`.
+    Where elements are no experiments, runs are: then a view is that of all runs, side by side.
     """
 
-    def __init__(self, protocol: Protocol, outcomes: Outcomes, uniform: bool, seed: int):
-        random = np.random.default_rng((seed, 1))
+    def __init__(self, protocol: Protocol, outcomes: Outcomes):
+        random = np.random.default_rng((outcomes.case.seed, 1))
         self._pairs = {p.name: pairs_of(protocol, outcomes, random, p.name) for p in protocol.parties}
-        self._begin(outcomes, uniform)
+        self._begin(outcomes)
 
-    def _begin(self, outcomes: Outcomes, uniform: bool) -> None:
+    def _begin(self, outcomes: Outcomes) -> None:
         n = outcomes.protocol.n
-        self._outcomes, self._uniform, self._n = outcomes, uniform, n
-        self._runs = max(1, SAMPLES // n) if outcomes.elementwise else min(MOST_RUNS, 2 * SAMPLES // n + 1)
+        self._outcomes, self._uniform, self._n = outcomes, outcomes.case.uniform, n
+        self._runs = max(1, SAMPLES // n) if outcomes.elementwise else _runs_of(outcomes.protocol)
         self._played: dict[Values, list[Played]] = {}
+        self._together: dict[Values, Played] = {}
         self._sentences = Sentences(outcomes)
-        self._joint = JointView(outcomes, self._sentences, self._of)
+        self._joint = JointView(outcomes, self._sentences, self._experiments, n if outcomes.elementwise else self._runs)
         self._tests = 0
 
     @classmethod
@@ -45,7 +49,7 @@ class Views:
         """The views of another protocol of the same parties, inputs and reference, for the same pairs of secrets."""
         found = cls.__new__(cls)
         found._pairs = other._pairs
-        found._begin(outcomes, other._uniform)
+        found._begin(outcomes)
         return found
 
     @property
@@ -75,13 +79,20 @@ class Views:
         """What does not hold, as check and text: of each message the first, of each view what says most.
 
         Args:
-            parties: whose views, and of each view the first that is found; all, if it is not given.
+            parties: whose views, one pair of secrets of each after the other; if it is not given all.
         """
-        for party, pairs in self._pairs.items():
-            if parties is None or party in parties:
-                yield from self._of_party(party, pairs, parties is not None)
+        if parties is None:
+            for party, pairs in self._pairs.items():
+                yield from self._of_party(party, pairs)
+            return
+        chosen = [[(party, *pair) for pair in pairs] for party, pairs in self._pairs.items() if party in parties]
+        for places in itertools.zip_longest(*chosen):
+            for party, one, other in filter(None, places):
+                yield from (("messages", text) for _, text in self._messages(party, one, other))
+                if told := self._joint.told(party, one, other):
+                    yield "view", told.text
 
-    def _of_party(self, party: str, pairs: Sequence[Pair], hasty: bool) -> Iterator[tuple[str, str]]:
+    def _of_party(self, party: str, pairs: Sequence[Pair]) -> Iterator[tuple[str, str]]:
         said: set[str] = set()
         most = Told()
         for one, other in pairs:
@@ -89,8 +100,7 @@ class Views:
                 if name not in said:
                     said.add(name)
                     yield "messages", text
-            if self._outcomes.elementwise and not (hasty and most):
-                most = max(most, self._joint.told(party, one, other), key=lambda told: (bool(told), told.share))
+            most = max(most, self._joint.told(party, one, other), key=lambda told: (bool(told), told.share))
         if most:
             yield "view", most.text
 
@@ -99,8 +109,19 @@ class Views:
         runs = self._played.setdefault(values, [])
         if len(runs) < count:
             inputs = self._outcomes.filled(values)
-            runs += [self._outcomes.play(inputs, (values, i)) for i in range(len(runs), count)]
+            if self._outcomes.elementwise:
+                runs += [self._outcomes.play(inputs, (values, i)) for i in range(len(runs), count)]
+            else:
+                runs += self._outcomes.play_often(inputs, values, self._runs)
         return runs
+
+    def _experiments(self, values: Values, count: int) -> list[Played]:
+        """So many runs whose elements, along the last dimension, are experiments."""
+        if self._outcomes.elementwise:
+            return self._of(values, count)
+        if values not in self._together:
+            self._together[values] = side_by_side(self._of(values, self._runs)[: self._runs])
+        return [self._together[values]]
 
     # Message by message.
 
@@ -129,6 +150,12 @@ class Views:
         inputs, run = self._sentences.random_run()
         values = [k for k in run.known[party] if k.how == "received" and k.name == name]
         return self._sentences.of_values(values, inputs)[0]
+
+
+def _runs_of(protocol: Protocol) -> int:
+    """Runs of one secret, where each run is one experiment."""
+    sizes = [y.numel() for node in protocol.program.nodes for y in node.results if isinstance(y, torch.Tensor)]
+    return min(RUNS, max(128, VALUES // max(sizes, default=1)))
 
 
 def _received(runs: Sequence[Played], party: str) -> dict[str, tuple[np.ndarray, str]]:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from sectorch.choreography import PROTOCOLS, Message, Net, Roles, leaf, protocol
-from sectorch.choreography.roles import STAR
 from sectorch.errors import ArgumentError, MisplacedValueError, TopologyError, UndeclaredMessageError
 from sectorch.mpc.star.multiply import multiply
 from sectorch.mpc.star.relu import relu
@@ -19,10 +18,10 @@ from sectorch.mpc.star.share import share
 from sectorch.mpc.star.shares import Shares, each
 from sectorch.mpc.star.truncate import truncate
 from sectorch.ring import products
-from sectorch.testing import Given, ProtocolFault, check_protocol
+from sectorch.testing import Given, ProtocolFault, check_protocol, mutate_protocol
+from sectorch.testing.case import Case
 from sectorch.testing.exhaustive import Exhaustive, in_elements
 from sectorch.testing.outcomes import Outcomes
-from sectorch.testing.played import Protocol
 from sectorch.testing.spans import broken, numbers
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gallery"))
@@ -103,9 +102,28 @@ def test_costs_are_measured():
 
 def test_protocols_that_are_not_elementwise():
     product = lambda net, x, y: multiply(net, leaf(products.matmul), x, y)
-    sizes = [Given(shape=(3, 4)), Given(shape=(4, 2))]
-    report = check_protocol(product, sizes, torch.matmul, elementwise=False, elements=24, seconds=1e6)
-    assert report.findings == []
+    sizes = [Given(shape=(1, 2)), Given(shape=(2, 1))]
+    report = check_protocol(product, sizes, torch.matmul, elementwise=False, seconds=1e6)
+    assert report.findings == [] and report.tests > 1000
+    leaks = mutate_protocol(product, sizes, torch.matmul, elementwise=False, kinds=("no mask", "mask told"), most=4)
+    assert leaks.survivors == [] and "view" in {p.by for p in leaks.planted}
+
+
+def test_a_draw_of_which_bits_change_nothing():
+    """Half a mask, on something that nobody sees: no message shows it."""
+
+    def half_drawn(net: Net, x: Shares) -> Shares:
+        short = net.common(net.Q, net.A, x.shape, "short") & 0xFFFF
+        return Shares(x.A + (short - short.clone()) + 0 * x.A, x.S)
+
+    with pytest.raises(ProtocolFault, match="of the program/short|short.*changes nothing that is sent or learned"):
+        check_protocol(half_drawn, [ANY], lambda x: x, elements=256, seconds=1e6)
+
+
+def test_an_option_that_there_is_not():
+    for check in (check_protocol, mutate_protocol):
+        with pytest.raises(ArgumentError, match="no option 'elemnts'; there are roles, dealer"):
+            check(share, [Given("Q")], lambda x: x, elemnts=3)
 
 
 def test_the_same_seed_finds_the_same():
@@ -132,7 +150,8 @@ def test_an_error_under_one_mask_is_found_on_small_domains_alone():
 
 
 def on_small_domains(f, given, reference, bits: int = 3) -> list[tuple[str, str]]:
-    outcomes = Outcomes(Protocol(f, given, STAR, 512), reference, True, 0, 0, 0)
+    case = Case.of(f, given, reference, {"elements": 512})
+    outcomes = Outcomes(case.traced(), case)
     assert in_elements(outcomes.protocol)
     return list(Exhaustive(outcomes, bits, 0).check())
 

@@ -1,0 +1,83 @@
+"""What is checked, and against what: the one list of what `check_protocol` and `mutate_protocol` may be told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+import torch
+
+from ..choreography import Roles
+from ..choreography.roles import STAR
+from ..errors import ArgumentError
+from .played import Given, Protocol
+
+Reference = Callable[..., "torch.Tensor | tuple[torch.Tensor, ...]"]
+
+
+class Options(TypedDict, total=False):
+    """How a protocol is checked, and how its faults are looked for.
+
+    Attributes:
+        roles: of the protocol's parties; Q, A and S by default.
+        dealer: as of `sectorch.Session`; "Q".
+        elementwise: whether each element of a result depends on the same element of each input alone; then the elements
+            of one run are as many experiments. Otherwise each run is one: small shapes find more. True.
+        error: how far a result may be from the reference, in ring elements; 0.
+        varies: how far two results for the same inputs may be apart; 0.
+        uniform: whether messages have to be uniform; ciphertexts and statistical masks are not. True.
+        elements: about so many in one run; 4096.
+        seed: of inputs and draws; the same seed finds the same. 0.
+        exhaustive: bits of the small domains that are tried in all combinations, where inputs and results have n
+            elements each; and draws near powers of two are tried too. 0 for less time, or for a protocol that may be
+            wrong under draws that hardly ever come, as a hash is under a key that is zero. 3.
+    """
+
+    roles: Roles
+    dealer: str
+    elementwise: bool
+    error: int
+    varies: int
+    uniform: bool
+    elements: int
+    seed: int
+    exhaustive: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """A protocol with its inputs, what it has to compute, and the `Options` that hold for it."""
+
+    protocol: Callable
+    given: Sequence[Given]
+    reference: Reference
+    roles: Roles = STAR
+    dealer: str = "Q"
+    elementwise: bool = True
+    error: int = 0
+    varies: int = 0
+    uniform: bool = True
+    elements: int = 4096
+    seed: int = 0
+    exhaustive: int = 3
+
+    @classmethod
+    def of(
+        cls, protocol: Callable, given: Sequence[Given], reference: Reference, options: Options
+    ) -> Case:  # fmt: skip
+        """The case.
+
+        Raises:
+            ArgumentError: no reference; an option that there is not.
+        """
+        if not callable(reference):
+            raise ArgumentError("a check needs a reference: what the protocol computes, as a function of plain tensors")
+        strange = sorted(set(options) - set(Options.__annotations__))
+        if strange:
+            raise ArgumentError(f"there is no option '{strange[0]}'; there are {', '.join(Options.__annotations__)}")
+        return cls(protocol, given, reference, **options)
+
+    def traced(self) -> Protocol:
+        """The protocol, traced; errors as of `Protocol`."""
+        return Protocol(self.protocol, self.given, self.roles, self.elements, self.dealer)
