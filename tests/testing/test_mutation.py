@@ -24,7 +24,7 @@ from sectorch.testing.mutants import mutants_of
 from sectorch.testing.played import Protocol
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gallery"))
-from own import OWN
+from own import OWN, cut
 
 ANY = Given(low=-(1 << 63), high=(1 << 63) - 1)
 LEAKS = ("no mask", "mask twice", "short mask", "low bit unmasked", "mask told")
@@ -34,7 +34,7 @@ def test_every_fault_in_a_share_is_found_and_by_which_check():
     report = mutate_protocol(share, [Given("Q", low=-(1 << 63), high=(1 << 63) - 1)], lambda x: x)
     assert report.score == 1 and report.possible == len(report.planted) == len(report.counted) == 10
     by = {p.kind: p.by for p in report.planted}
-    assert by == dict.fromkeys(("no mask", "short mask", "low bit unmasked"), "messages") | {"mask told": "view"} | (
+    assert by == dict.fromkeys(("no mask", "short mask", "low bit unmasked"), "draws") | {"mask told": "view"} | (
         dict.fromkeys(("term", "sign", "modulus", "low bit", "one"), "result")
     )
     assert "100.0% of 10 found" in report.table() and report.as_dict()["survivors"] == []
@@ -45,14 +45,14 @@ def test_leaks_of_a_square_are_found():
     report = mutate_protocol(square, [ANY], torch.square, kinds=LEAKS, elements=1024)
     assert [str(p) for p in report.survivors] == []
     assert {p.kind for p in report.planted} == set(LEAKS)
-    assert {p.by for p in report.counted} == {"messages", "view"}
+    assert {p.by for p in report.counted} == {"draws", "view"}
 
 
 def test_faults_at_the_edges_of_a_rounding_are_found():
     """One more before a cut shows in one of 2^20 values: the check finds them by the protocol's own numbers."""
     rounded = lambda x: (x + (1 << 19)) >> 20
     options = dict(kinds=("one", "number", "low bit"), most=40, seed=1)
-    report = mutate_protocol(partial(truncate, shift=20), [Given()], rounded, **options)
+    report = mutate_protocol(partial(truncate, shift=20), [cut(20)], rounded, **options)
     assert report.survivors == [] and len(report.counted) > 30 and report.possible > 80
 
 
