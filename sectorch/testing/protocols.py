@@ -115,11 +115,13 @@ def check_protocol(
 
     What is looked at:
         result: it is the reference's, on small inputs all of them, on the edges and all over the stated range.
-        draws: it is the same whatever anybody draws or deals: one result for one input, in thousands of runs.
+        draws: it is the same whatever anybody draws or deals: one result for one input, in thousands of runs. No draw
+            has bits that change nothing.
         exhaustive: it is right on small domains of inputs and of each draw, in all combinations.
         messages: each is uniform, and the same for any two secrets that its receiver may not tell apart.
         view: so is all that a party knows together. Sums mod 2 of bits that it drew, received and sent, products of
-            lowest bits among them, and correlations of two bits, do not depend on a secret.
+            lowest bits among them, and correlations of two bits, do not depend on a secret. It knows what it makes of
+            several values, too, and what another's step makes of what it has.
         apart: each party alone, in a thread of its own, does what the whole does, and needs nothing that it lacks.
         frames: a message that is lost, doubled or cut ends with an error at whoever misses it, and with no result.
         cost: what is stated is what is sent.
