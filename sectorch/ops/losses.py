@@ -104,15 +104,31 @@ def nll_loss(
     ignore_index: int = -100, reduce: Any = None, reduction: str = "mean",
 ) -> SharedTensor:  # fmt: skip
     _plain_options(size_average, reduce, weight)
+    kept = _kept(target, ignore_index, reduction)
+    dim = 1 if x.dim() > 1 else 0
+    return _of_kept(-x.gather(dim, (target * kept).unsqueeze(dim)).squeeze(dim), kept, reduction)
+
+
+def _kept(target: Any, ignore_index: int, reduction: str) -> torch.Tensor:
+    """Which public targets count."""
     if isinstance(target, SharedTensor):
         refuse("nll_loss with secret targets", "use (one_hot * log_softmax).sum()")
-    if bool((target == ignore_index).any()):
-        refuse("nll_loss with ignored targets", "leave those rows out")
-    dim = 1 if x.dim() > 1 else 0
-    return _reduced(-x.gather(dim, target.unsqueeze(dim)).squeeze(dim), reduction)
+    kept = target != ignore_index
+    if reduction == "mean" and kept.numel() and not bool(kept.any()):
+        refuse("the mean loss of no target", "all of them are ignored: use reduction='sum'")
+    return kept
 
 
-@implements("cross_entropy", F.cross_entropy, note="public class targets, or probabilities of any kind")
+def _of_kept(loss: SharedTensor, kept: torch.Tensor, reduction: str) -> SharedTensor:
+    """Zero where a target does not count, and the mean over the others."""
+    if bool(kept.all()):
+        return _reduced(loss, reduction)
+    return _reduced(loss * kept.long(), reduction, int(kept.sum()))
+
+
+@implements(
+    "cross_entropy", F.cross_entropy, note="public class targets, some of them ignored; or probabilities of any kind"
+)
 def cross_entropy(
     context: Context, x: SharedTensor, target: Any, weight: Any = None, size_average: Any = None,
     ignore_index: int = -100, reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
@@ -120,16 +136,17 @@ def cross_entropy(
     _plain_options(size_average, reduce, weight)
     dim = 1 if x.dim() > 1 else 0
     label_smoothing = max(label_smoothing, 0.0)  # as torch has it
-    logs = F.log_softmax(x, dim)
     if target.is_floating_point():
+        logs = F.log_softmax(x, dim)
         if label_smoothing:
             target = target * (1 - label_smoothing) + label_smoothing / x.shape[dim]
-        loss = -(logs * target).sum(dim)
-    else:
-        loss = F.nll_loss(logs, target, reduction="none")
-        if label_smoothing:
-            loss = loss * (1 - label_smoothing) - logs.mean(dim) * label_smoothing
-    return _reduced(loss, reduction)
+        return _reduced(-(logs * target).sum(dim), reduction)
+    kept = _kept(target, ignore_index, reduction)
+    logs = F.log_softmax(x, dim)
+    loss = F.nll_loss(logs, target, ignore_index=ignore_index, reduction="none")
+    if label_smoothing:
+        loss = loss * (1 - label_smoothing) - logs.mean(dim) * label_smoothing
+    return _of_kept(loss, kept, reduction)
 
 
 @implements("binary_cross_entropy_with_logits", F.binary_cross_entropy_with_logits, note="error 5e-6 + 1e-6 |x|")

@@ -14,6 +14,8 @@ SIGNS = Data((2, 3), "signs", -1, 2, "public")
 PROBABILITY = number(2, 3, low=0.125, high=0.875)
 LOGITS = number(3, 4)
 CLASSES = index(3, below=4)
+ROWS, SOME = number(12, 4), index(12, below=3)
+"""Of the targets some are 1, and some are not."""
 WEIGHT = refused(UnsupportedOpError, "weight", X, X, weight=number(2, 3).public)
 REDUCE = refused(UnsupportedOpError, "reduction", X, X, reduce=False)
 
@@ -58,6 +60,8 @@ ROWS = (
     op(
         "nll_loss",
         *forms(LOGITS, CLASSES, ulps=0.5, largest=4, n=3),
+        call(ROWS, SOME, ignore_index=1, reduction="sum", ulps=6.0),
+        call(ROWS, SOME, ignore_index=1, ulps=1.0),
         ulps=0.5,
         why="entries are taken",
         errors=(refused(UnsupportedOpError, "secret targets", LOGITS, Data((3,), "whole", 0, 4)),),
@@ -67,8 +71,14 @@ ROWS = (
         *forms(LOGITS, CLASSES, ulps=ENTROPY, largest=10, n=3),
         call(LOGITS, CLASSES, label_smoothing=0.1, reduction="none", ulps=2 * ENTROPY + 10),
         call(LOGITS, number(3, 4, low=0, high=1).public, ulps=4 * ENTROPY + 90),
+        call(ROWS, SOME, ignore_index=1, ulps=ENTROPY),
+        call(ROWS, SOME, ignore_index=1, label_smoothing=0.1, reduction="none", ulps=2 * ENTROPY + 10),
         ulps=ENTROPY,
         why="log_softmax",
+        errors=(
+            refused(UnsupportedOpError, "no target", ROWS, index(12, below=1), ignore_index=0),
+            refused(UnsupportedOpError, "secret targets", LOGITS, Data((3,), "whole", 0, 4)),
+        ),
     ),
     op(
         "binary_cross_entropy_with_logits",
