@@ -20,7 +20,7 @@ test: $(READY) lint  ## format, lint, types, tests with warnings as errors
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-long: $(READY)  ## the longer profile: millions of samples, thousands of random programs
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m long
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m sectorch_long
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -4,6 +4,7 @@ A module of its own, beside the package: pytest loads it wherever sectorch is in
 nor sectorch until a test asks for one of its fixtures.
 
     pytest --sectorch-long          # tests marked sectorch_long too, and 1000 examples of each hypothesis property
+    pytest -m sectorch_long         # these tests and properties alone
     pytest --sectorch-seed 1234     # the draws of a run that failed with this seed
 """
 
@@ -23,33 +24,49 @@ if TYPE_CHECKING:
 
 LONG = "sectorch_long"
 SEED = pytest.StashKey[int]()
+LEFT = pytest.StashKey[int]()
 EXAMPLES = 1000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("sectorch")
-    group.addoption("--sectorch-long", action="store_true", help="run tests marked sectorch_long, and more examples")
+    group.addoption(
+        "--sectorch-long", action="store_true", help="run tests marked sectorch_long too, and more examples"
+    )
     group.addoption("--sectorch-seed", type=int, default=None, metavar="N", help="of what sectorch's fixtures draw")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", f"{LONG}: for pytest --sectorch-long only")
-    if config.getoption("--sectorch-long"):
+    config.addinivalue_line("markers", f"{LONG}: for pytest --sectorch-long, or -m {LONG}, only")
+    if _asked(config):
         with contextlib.suppress(ImportError):  # properties take their number of examples where they are defined
             from hypothesis import settings
 
-            settings.register_profile("sectorch-long", settings.default, max_examples=EXAMPLES)
+            settings.register_profile("sectorch-long", settings.default, max_examples=EXAMPLES, derandomize=False)
             settings.load_profile("sectorch-long")
 
 
-@pytest.hookimpl(trylast=True)
+def _asked(config: pytest.Config) -> bool:
+    return config.getoption("--sectorch-long") or config.getoption("markexpr", "") == LONG
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--sectorch-long"):
+    if _asked(config):
+        for item in items:
+            if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+                item.add_marker(LONG)
         return
-    skipped = pytest.mark.skip(reason="takes long: pytest --sectorch-long runs it")
-    for item in items:
-        if item.get_closest_marker(LONG) is not None:
-            item.add_marker(skipped)
+    long = [item for item in items if item.get_closest_marker(LONG) is not None]
+    if long:
+        config.stash[LEFT] = len(long)
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item.get_closest_marker(LONG) is None]
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    left = config.stash.get(LEFT, 0)
+    return [f"sectorch: {left} long tests are run by --sectorch-long"] if left else []
 
 
 @pytest.hookimpl(wrapper=True)

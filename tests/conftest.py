@@ -1,22 +1,22 @@
-"""One thread per test process, and two hypothesis profiles: `default`, and `long`.
+"""One thread per test process, and the examples of hypothesis properties.
 
-`default` draws the same examples in each run, so that a change is judged by what it changes; `long` draws others.
-`pytest -m long` runs the tests of that mark, and every property with the examples of the profile `long`. What fails in
-one of nine examples of a property is found by 40 with probability 0.99, and what fails in one of 217 by 1000.
+The normal run draws the same 40 examples each time, so that a change is judged by what it changes. Long runs are those
+of the plugin, `sectorch_pytest.py`: `pytest -m sectorch_long` runs the tests of that mark, and every property with 1000
+other examples. What fails in one of nine examples is found by 40 with probability 0.99, and in one of 217 by 1000.
 """
 
 from __future__ import annotations
 
 import gc
 
-import pytest
 import torch
-from hypothesis import HealthCheck, is_hypothesis_test, settings
+from hypothesis import HealthCheck, settings
 
 # A deadline would make tests depend on wall time; the first example of a protocol warms caches and is slower.
-_COMMON = dict(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-settings.register_profile("default", max_examples=40, derandomize=True, **_COMMON)
-settings.register_profile("long", max_examples=1000, **_COMMON)
+settings.register_profile(
+    "default", max_examples=40, derandomize=True, deadline=None, print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)  # fmt: skip
 settings.load_profile("default")
 
 
@@ -27,16 +27,6 @@ def pytest_configure(config):
     for device in (getattr(torch, name, None) for name in ("cuda", "xpu", "mtia")):
         if device is not None and not device.is_available():
             device.manual_seed_all = lambda seed: None
-    if config.option.markexpr == "long":
-        settings.load_profile("long")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config, items):
-    if config.option.markexpr == "long":
-        for item in items:
-            if is_hypothesis_test(getattr(item, "obj", None)):
-                item.add_marker("long")
 
 
 def pytest_collection_finish():

@@ -53,7 +53,7 @@ def test_a_call_with_changed_arguments_is_right_or_refused(seed: int):
     right_or_refused(seed)
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @settings(max_examples=30_000)
 @given(st.integers(0, 1 << 40))
 def test_many_calls_with_changed_arguments_are_right_or_refused(seed: int):

@@ -104,7 +104,7 @@ def test_random_modules(seed: int):
     right_or_refused(*random_module(seed), derive=True)
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @settings(FEW, max_examples=10_000)
 @given(SEEDS)
 def test_ten_thousand_random_modules(seed: int):

@@ -174,7 +174,7 @@ MANY += [(name, "wan", 1_000_000) for name in ("tiny", "mlp", "narrow_cnn", "nar
 """A comparison by keys takes some twenty microseconds: a million rows of the wide nets would take hours."""
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize(("name", "network", "rows"), MANY)
 def test_a_million_answers_to_one_question_are_one_answer(name: str, network: str, rows: int):
     of_one_question(name, rows, network)
@@ -203,7 +203,7 @@ def test_an_aggregate_is_one_answer_too(network: str, rows: int):
     of_one_aggregate(network, rows)
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize("rows", [1 << 16, 1_000_000])
 @pytest.mark.parametrize("network", ["lan", "wan"])
 def test_a_million_aggregates_of_one_question_are_one_answer(network: str, rows: int):
@@ -344,7 +344,7 @@ def test_the_attack_is_at_chance_in_every_net(name: str, network: str, rows: int
     attack(name, network, rows)
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize(("name", "network", "rows"), LONG_ATTACKS)
 def test_the_attack_is_at_chance_with_many_rows(name: str, network: str, rows: int):
     attack(name, network, rows)

@@ -128,7 +128,7 @@ def test_from_the_last_place_to_the_limit(name: str):
     assert check(name, places(150)) > 50
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize("name", DOMAINS)
 def test_a_dense_grid(name: str):
     check(name, torch.cat((places(5000), grid(torch.linspace(-20, 20, 10_000).double()))))

@@ -25,7 +25,7 @@ def of_setup(ledger: list, setup: bool) -> list:
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in SMALL else pytest.param(n, marks=pytest.mark.long) for n in ZOO]
+    "name", [n if n in SMALL else pytest.param(n, marks=pytest.mark.sectorch_long) for n in ZOO]
 )  # fmt: skip
 def test_explained_is_measured(name):
     construct, shape = ZOO[name]

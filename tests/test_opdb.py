@@ -220,14 +220,14 @@ def test_other_operators_are_right_or_refused(info):
     assert not found.failures, f"{len(found.failures)} failures:\n" + "\n".join(found.failures[:5])
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize("info", op_db, ids=full_name)
 def test_no_sample_at_all_is_wrong(info):
     found = survey(info, None)
     assert not found.failures, f"{len(found.failures)} failures:\n" + "\n".join(found.failures[:5])
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize("info", op_db, ids=full_name)
 def test_no_sample_of_another_float_dtype_is_wrong(info):
     found = survey(info, None, floats_of(info))

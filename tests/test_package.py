@@ -47,7 +47,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile):
     assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize(
     ("right", "broken", "said"),
     [

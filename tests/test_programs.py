@@ -1,7 +1,7 @@
 """Random programs: sequences of operations on secret tensors against plain torch in float64.
 
 Every step carries an error bound derived from its operands', so that the tolerance of a result is that of its program.
-`pytest -m long tests/test_programs.py` runs ten thousand. A failing program shrinks and is printed as Python.
+`pytest -m sectorch_long tests/test_programs.py` runs ten thousand. A failing program shrinks and is printed as Python.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_programs_agree_with_torch(program: Program):
     agrees(program)
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @MANY
 @given(programs(16))
 def test_ten_thousand_programs_agree_with_torch(program: Program):

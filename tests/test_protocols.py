@@ -392,7 +392,7 @@ def test_the_maximum_of_any_number_of_values(count: int, shape, seed: int):
     assert torch.equal(run(lambda w, x: max_tree(w.net, x), x), x.amax(0))
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_ten_million_truncations_and_comparisons():
     # Truncating shares locally, as most systems do, would be wrong with probability |x| / 2^64: an eighth at 2^61.
     count = wrong = off = 0

@@ -110,7 +110,7 @@ def test_a_model_that_breaks_says_so(drawn):
     check(*drawn)
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_three_hundred_models_scaled_until_they_break():
     seen = {"right": 0, "refused": 0}
 

@@ -59,7 +59,7 @@ def test_slow_networks_compute_the_same(name: str):
     assert torch.equal(wan(x), sectorch.reference(model)(x))
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize("network", ["lan", "wan"])
 @pytest.mark.parametrize("name", ZOO)
 def test_the_whole_zoo(name: str, network: str):
@@ -74,7 +74,7 @@ VISION = [
 ]  # fmt: skip
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize("name", VISION)
 def test_ten_nets_of_torchvision(name: str):
     torch.manual_seed(0)
@@ -129,7 +129,7 @@ class First(nn.Module):
 
 
 WAYS = [(name, "lan") for name in SMOOTH] + [("activations", "wan")]
-SLOW_WAYS = [pytest.param(name, "wan", marks=pytest.mark.long) for name in SMOOTH if name != "activations"]
+SLOW_WAYS = [pytest.param(name, "wan", marks=pytest.mark.sectorch_long) for name in SMOOTH if name != "activations"]
 
 
 @pytest.mark.parametrize(("name", "network"), WAYS + SLOW_WAYS)

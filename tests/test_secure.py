@@ -58,7 +58,7 @@ def test_zoo(name):
     assert (sectorch.secure(model)(x) - expected).abs().max() < ZOO_TOLERANCE
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize("name", ["resnet14", "resnet16", "resnet18"])
 def test_zoo_at_64(name):
     model, x = built(name)

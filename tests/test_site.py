@@ -89,7 +89,7 @@ def test_nothing_is_loaded_from_elsewhere(site: Path):
     assert len(list(site.rglob("*.html"))) > 30 and not found and not styles
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize(("width", "scheme"), [(390, "default"), (390, "slate"), (1280, "default"), (1280, "slate")])
 def test_every_page_can_be_read_in_a_browser(site: Path, tmp_path: Path, width: int, scheme: str):
     """On a phone and on a desk, by day and by night: what a reader would stumble over.

@@ -82,7 +82,7 @@ def test_several_batches_draw_fresh_noise():
     assert len({tuple(noise.flatten().tolist()) for noise in mechanism.drawn}) == 5
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_ckks_label_is_the_noisy_argmax():
     torch.manual_seed(0)
     found = [square(CLASSES, (1, 4, 4)).eval() for _ in range(2)]
@@ -105,7 +105,7 @@ def test_keys_of_a_long_chain_are_no_finer_than_shares_take():
     assert torch.equal(answer.labels, (votes_of(found, IMAGES[:4]) + mechanism.drawn[0]).argmax(1))
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize(("inference", "argmax"), ROUTES)
 def test_a_thousand_queries(inference, argmax):
     images = torch.rand(1000, 1, 4, 4, generator=torch.Generator().manual_seed(2))

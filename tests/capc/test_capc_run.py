@@ -95,7 +95,7 @@ def test_scikit_learn_parties():
         CaPC(parties, *made[1:], replace(settings, inference="mpc"))
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_it_learns():
     """Fifty parties and 60 queries at epsilon 10: the gain of the paper, on a small scale."""
     made = collaboration("digits", 50, querying=2, pool=70)

@@ -18,7 +18,7 @@ def test_the_rate_falls_at_the_milestones():
     assert [how.rate_in(t) for t in (1, 49, 50, 75)] == pytest.approx([0.1, 0.1, 0.01, 0.001])
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize("network", ["cnn", "resnet4"])
 def test_convolutions_and_batchnorm_answer_as_in_the_clear(network, quick):
     """One encrypted round of the paper's letter: the loss is that of the simulation, within the answers' error."""
@@ -30,7 +30,7 @@ def test_convolutions_and_batchnorm_answer_as_in_the_clear(network, quick):
         assert found == pytest.approx(expected, abs=1e-3)
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_encrypted_rounds_carry_the_noise_that_the_limit_asks_for(made, quick):
     """Three rounds under 0.5. What is decrypted in the last is what P2's model gives in plain, with Gaussian noise of
     the stated deviation: of 37 numbers its estimate is within 5 / sqrt(74) of it but for once in a million.
@@ -46,7 +46,7 @@ def test_encrypted_rounds_carry_the_noise_that_the_limit_asks_for(made, quick):
     assert len(noise) == 37 and abs(float(noise.square().mean().sqrt()) - 1) < 5 / 74**0.5
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_an_encrypted_run_stops_where_the_limit_is_reached(made, quick):
     """Noise for two rounds, and six are run: the refused question is not sent, and the models stay as they were."""
     short = replace(quick, scale_bits=40, leakage=0.5, rounds=2)

@@ -144,7 +144,7 @@ def test_a_program_is_right_within_its_stated_error_or_refused(seed: int, depth:
     right_or_refused(seed, depth, integer_bits)
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_two_thousand_programs_are_right_or_refused():
     draw = random.Random(20)
     kinds = [

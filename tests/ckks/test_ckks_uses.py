@@ -396,7 +396,7 @@ print(estimate, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - befo
 """
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_the_estimate_of_memory_is_what_a_run_takes():
     """Within a quarter, in a process of its own; the ciphertexts are a GB or two."""
     run = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
@@ -524,7 +524,7 @@ def test_a_rerandomised_answer_shows_no_combination_of_the_query(keys):
     assert torch.allclose(fresh.decrypt(keys.secret), torch.full((2, 1), 2.0, dtype=DOUBLE), atol=1e-2)
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_cryptonets_on_digits():
     """Labels as plain for a whole batch; about a minute."""
     from sectorch.nn.models import cryptonets

@@ -89,7 +89,7 @@ def test_privhfl(world):
         assert found[name].received == merged(r.get("received", []) for r in whole.records[name])
 
 
-@pytest.mark.parametrize("argmax", ["shares", pytest.param("yao", marks=pytest.mark.long)])
+@pytest.mark.parametrize("argmax", ["shares", pytest.param("yao", marks=pytest.mark.sectorch_long)])
 @pytest.mark.parametrize("world", ["capc"], indirect=True)
 def test_capc(world, argmax):
     parties, test, classes = capc.collaboration("digits", 3, querying=2, pool=6)

@@ -325,7 +325,7 @@ exec chroot $R setpriv --reuid 10001 --regid 10001 --clear-groups --no-new-privs
 """
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize("kernels", ["NUMBA_CACHE_DIR=/tmp/numba", "HOME=/nonexistent"], ids=["kept", "not kept"])
 def test_the_server_of_compose_runs_on_a_read_only_root_without_rights(kernels, tmp_path, monkeypatch):
     """With the same paths, in a mount namespace; also where no folder for compiled kernels is named."""
@@ -364,7 +364,7 @@ def test_the_server_of_compose_runs_on_a_read_only_root_without_rights(kernels, 
         log.close()
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_six_commands_lead_from_nothing_to_a_prediction(tmp_path):
     """As they stand in docs/deploying.md, in an empty folder, with another port; pip is left out: this is installed."""
     text = (ROOT / "docs" / "deploying.md").read_text().partition("### One machine")[2].partition("### Three")[0]
@@ -396,7 +396,7 @@ def test_six_commands_lead_from_nothing_to_a_prediction(tmp_path):
             process.wait(60)
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_the_commands_of_compose_run_and_a_certificate_is_renewed_in_place(tmp_path, monkeypatch):
     """With folders of the test in the place of /etc/sectorch and /var/lib/sectorch, and free ports."""
     monkeypatch.chdir(tmp_path)

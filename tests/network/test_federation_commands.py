@@ -40,7 +40,7 @@ def said_of(processes: dict[str, subprocess.Popen]) -> dict[str, str]:
     return {name: process.communicate()[0] or "" for name, process in processes.items()}
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize("name", PAPERS)
 def test_commands(name, tmp_path, capsys):
     """All tensors that a party keeps and the simulation keeps under the same name are equal: weights, labels, models.
@@ -68,7 +68,7 @@ def test_commands(name, tmp_path, capsys):
     )
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize("name", PAPERS)
 def test_up_and_run(name, tmp_path, capsys):
     """The same by `sectorch run`, among parties that are up and have accepted it before."""

@@ -79,7 +79,7 @@ def test_a_tensor_crosses_in_parts(monkeypatch):
             received(broken)
 
 
-@pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.sectorch_long)])
 def test_mutated_frames_never_pass_for_another_message(count):
     """A frame with flipped, cut or added bytes is refused, or differs from the original in the payload only.
 

@@ -70,7 +70,7 @@ def test_a_party_that_dies_at_some_messages(trio, small_model, who, first):
     assert until(trio.idle, IN_TIME)
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize("who", "QAS")
 def test_a_party_that_dies_at_each_message_of_a_lenet_query(pki, tmp_path, who):
     _, made = pki
@@ -201,7 +201,7 @@ def small(frames: list[bytes]) -> list[bytes]:
     return [frame for frame in frames if len(frame) < 20_000]
 
 
-@pytest.mark.parametrize("count", [120, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [120, pytest.param(10_000, marks=pytest.mark.sectorch_long)])
 def test_mutated_frames_at_the_server(trio, small_model, count):
     frames = recorded(trio.connection.link)
     asked(trio, X)
@@ -263,7 +263,7 @@ class Posing:
 
 
 @pytest.mark.parametrize("role", "QA")
-@pytest.mark.parametrize("count", [120, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [120, pytest.param(10_000, marks=pytest.mark.sectorch_long)])
 def test_mutated_frames_at_a_client(trio, pki, small_model, tmp_path, role, count):
     """What the server sent to this client in a real query, changed, from a server that has the right certificate."""
     _, made = pki

@@ -138,7 +138,7 @@ def test_results_as_json(stage, model):
     assert prepared == {"prepared_rows": 1, "version": found["version"]}
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_bench_as_json(tmp_path):
     options = ("--nets", "lenet", "--batches", "1", "--repeats", "1", "--out", str(tmp_path / "bench"))
     found = printed([*PROGRAM, "bench", *options, "--json"], way=in_process)
@@ -164,7 +164,7 @@ def test_ctrl_c_at_the_querying_party_ends_it_cleanly_and_preparing_goes_on(stag
     assert pieces() == kept + 2
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("who", ["hospital-b", "server"])
 def test_ctrl_c_at_the_others_ends_them_cleanly_and_they_come_back(stage, model, who, sign):
@@ -184,7 +184,7 @@ def test_ctrl_c_at_the_others_ends_them_cleanly_and_they_come_back(stage, model,
     assert until(lambda: answered(stage, model, torch.randn(2, 6)), 60)
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize("who", ["hospital-b", "server"])
 def test_a_process_that_is_killed_or_stopped_is_an_error_in_time(stage, model, who):
     """SIGSTOP: the process is there and says nothing; the keep-alive of the connection notices, long before 60 s."""
@@ -260,7 +260,7 @@ def test_keys_are_made_shown_and_pinned(tmp_path, monkeypatch):
     assert (tmp_path / "sectorch" / "pins").read_text() == f"alice {shown}\n"
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize(("net", "batch"), [("lenet", 1), ("lenet", 32), ("vgg7", 1), ("vgg7", 32)])
 def test_the_nets_of_the_papers_have_the_labels_and_bytes_of_the_local_run(net, batch):
     net_, x = example(net, batch)

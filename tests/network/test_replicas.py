@@ -237,7 +237,7 @@ class Both(Stage):
             )
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_two_processes_of_one_name_share_limits_one_dies_and_both_get_another_model(small_model, tmp_path):
     """Right whoever answers, also after kill -9 of one; SIGHUP brings the new file; 12 rows in all, whoever counted."""
     torch.manual_seed(9)

@@ -121,7 +121,7 @@ def test_a_mask_that_is_used_twice_is_found(tmp_path):
     assert "the same in most bytes" in str(across(tmp_path / "again", ["alice"]))
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("of", ["inference", *PAPERS])
 @pytest.mark.parametrize("what", ["kill", "links"])
@@ -135,7 +135,7 @@ def test_a_sweep(tmp_path, what, of):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_idle_connections_beside_a_client(tmp_path):
     path = os.pathsep.join([str(HERE.parents[1]), str(HERE)])
     command = [sys.executable, "-m", "sweeps", "idle", "inference", "--out", str(tmp_path)]

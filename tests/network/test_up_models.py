@@ -54,7 +54,7 @@ def test_who_asks_is_said_by_files_or_by_a_federation_and_not_by_both(folder, ca
     assert "has no party 'nobody'" in capsys.readouterr().err
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_a_model_is_answered_to_whom_its_owner_has_accepted(folder):
     """Processes: right for alice, refused to bob, right again for alice after the clinic was killed -9."""
     file, known = str(folder / "fed" / "federation.toml"), {**os.environ, "OMP_NUM_THREADS": "1"}

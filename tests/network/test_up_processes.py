@@ -84,7 +84,7 @@ class Running:
             process.communicate()
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_four_parties_that_are_up_and_one_that_is_killed(tmp_path, capsys):
     """Bit for bit as one process; killed -9 in the middle, the others and the starter end; then it is right again."""
     running = Running(tmp_path)

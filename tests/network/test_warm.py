@@ -38,7 +38,7 @@ sectorch.secure(net)(torch.rand(8, 1, 8, 8))
 """
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_a_query_after_it_compiles_nothing(tmp_path):
     """In an empty folder of compiled loops: as many files after a query as before it."""
     known = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}

@@ -250,7 +250,7 @@ def test_a_replica_that_is_gone_is_replaced_by_another_one(replicas, small_model
         assert connection.place.replica != was
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_a_worker_that_is_killed_takes_its_own_sessions_only_and_comes_back(small_model, tmp_path):
     """As processes: kill -9 of one of two workers; SIGTERM to the process that watches them ends all."""
     options = ("--workers", "2", "--log", str(tmp_path / "log"))
@@ -290,7 +290,7 @@ def test_a_worker_that_is_killed_takes_its_own_sessions_only_and_comes_back(smal
     assert {name for name in NAMES if any(f"client={name} " in line for line in queries)} == set(NAMES)
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_workers_that_cannot_start_end_the_command(tmp_path, pki):
     """What each of them has is found wrong before one is started, and what is a worker's own by the worker."""
     folder, _ = pki
@@ -316,7 +316,7 @@ def _command(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_a_limit_is_one_of_all_workers_also_where_it_is_raised_and_after_a_worker_was_killed(small_model, tmp_path):
     """As processes: clients of two workers ask at once, and get as many answers together as there is room for."""
     limits, said = tmp_path / "limits.toml", "[models.hospital-b]\nrows_in_all = {}\n"

@@ -63,7 +63,7 @@ def superlink(tmp_path):
             process.wait(30)
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.skipif(FLWR is None, reason="needs Flower: pip install '.[flower]', or SECTORCH_FLWR=/path/to/flwr")
 @pytest.mark.parametrize("loss, partitions", [("cross_entropy", 1), ("mse", 2)])
 def test_flwr_run_reaches_the_plain_accuracy(loss, partitions, superlink, tmp_path):

@@ -91,7 +91,7 @@ def test_bytes_are_those_of_the_paper(loss, m, exchange):
     assert noisy.nbytes == size + 2 * 4 * 8 + 16
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("clients", [1, 5, 10])
 @pytest.mark.parametrize("loss, m, exchange", SCHEMES)
@@ -119,7 +119,7 @@ def test_random_graphs(model, choice):
     random_graph(model, choice)
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @settings(max_examples=1000)
 @given(programs(), st.sampled_from(SCHEMES))
 def test_random_graphs_long(model, choice):

@@ -129,7 +129,7 @@ def process(me: str, ends: dict, case: str) -> dict | None:
     return None if found is None else {name: tensor.tolist() for name, tensor in found.items()}
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_parties_in_processes_of_their_own(monkeypatch):
     monkeypatch.setattr(noise_module, "os", Seeded(1))
     whole = together("mse")

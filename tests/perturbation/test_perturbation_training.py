@@ -46,7 +46,7 @@ def test_200_steps_follow_fedavg(data, model, settings):
     assert curves(data, model, **BASE | settings) <= 1e-4
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize("model", ["cnn", "resnet20", "densenet"])
 @pytest.mark.parametrize("loss, exchange", [("mse", None), ("cross_entropy", "shift"), ("cross_entropy", "paper")])
 def test_200_steps_of_deep_nets_follow_fedavg(model, loss, exchange):

@@ -14,7 +14,7 @@ from sectorch.protocols.privhfl import PrivHFL, Settings, federation
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_mixup_queries_beat_what_needs_no_queries_and_private_queries(tmp_path: Path):
     """Digits, 10 clients with 30 samples each, three architectures, one iteration; one seed of `benchmarks`' five.
 
@@ -27,7 +27,7 @@ def test_mixup_queries_beat_what_needs_no_queries_and_private_queries(tmp_path: 
     assert mixup.mean(-1) > max(mixup.mean(0), *(result.mean(-1) for result in others))
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_memory_is_bounded_by_the_chunk():
     """Eight times the queries, 16 at once: the peak grows by what the queries and logits themselves take (1.3 MB of
     images here), and by less than a tenth."""

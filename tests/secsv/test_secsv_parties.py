@@ -203,7 +203,7 @@ def test_a_round_of_digits(keys):
     same(SECSV[:-1], agreed, *digits(3), keys, valued)
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 def test_a_round_of_digits_as_five_processes(keys, tmp_path):
     """The same, each party a process that was started with nothing but its own inputs."""
     program, tests, models = digits(3)

@@ -73,7 +73,7 @@ def test_a_repaired_twin_passes(exhibit):
     assert "nothing" in report.table() and report.as_dict()["tests"] == report.tests
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize("first", range(0, 20, 5))
 @pytest.mark.parametrize("exhibit", GALLERY, ids=lambda e: e.name)
 def test_no_twin_is_refused_in_many_seeds(exhibit, first):

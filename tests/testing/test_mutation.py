@@ -103,7 +103,7 @@ def test_what_is_refused():
         mutate_protocol(square, [ANY], lambda x: x, elements=128)
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize("own", [o for o in OWN if not o.deep and o.options == {}], ids=lambda o: o.name)
 def test_faults_in_our_own_protocols_are_found(own):
     """What is left is named in docs/testing.md."""

@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+# A run inside a test forgets what it imported, and cryptography cannot be imported a second time.
+import sectorch  # noqa: F401
+
 pytest_plugins = ["pytester"]
 ASKED = ("-p", "no:sectorch", "-p", "sectorch_pytest", "-p", "no:randomly", "-p", "no:cacheprovider")
 FILE = """
@@ -61,7 +64,20 @@ def test_long_tests_are_run_by_the_option(pytester: pytest.Pytester, long: bool)
         result = pytester.runpytest_inprocess(*ASKED, *(["--sectorch-long"] if long else []))
     finally:
         settings.load_profile(before)
-    result.assert_outcomes(passed=4 if long else 3, skipped=0 if long else 1)
+    result.assert_outcomes(passed=4 if long else 3, deselected=0 if long else 1)
+    assert ("1 long tests are run by --sectorch-long" in result.stdout.str()) != long
+
+
+def test_the_mark_alone_runs_long_tests_and_properties(pytester: pytest.Pytester):
+    from hypothesis import settings
+
+    pytester.makepyfile(f"LONG = True\n{FILE}")
+    before = settings.get_current_profile_name()
+    try:
+        result = pytester.runpytest_inprocess(*ASKED, "-m", "sectorch_long")
+    finally:
+        settings.load_profile(before)
+    result.assert_outcomes(passed=2, deselected=2)
 
 
 def test_a_failure_prints_the_seed_that_gives_it_again(pytester: pytest.Pytester):

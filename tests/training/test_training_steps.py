@@ -209,7 +209,7 @@ def test_what_cannot_be_done_is_refused_and_changes_nothing():
         sectorch.shared(sectorch.shared(module, session=session), session=session)
 
 
-@pytest.mark.long
+@pytest.mark.sectorch_long
 @pytest.mark.parametrize(("model", "optimiser", "bits"), [("mlp", "adam", 20), ("cnn", "sgd", 20), ("cnn", "adam", 16)])
 def test_digits_are_learned_as_well_as_in_plain_training(model: str, optimiser: str, bits: int):
     """Within half a point on average over five seeds, with the same batches: benchmarks/training.py."""
