@@ -117,11 +117,7 @@ def mended(trio: Trio) -> None:
 
 
 @pytest.mark.parametrize("direction", list(RATES))
-<<<<<<< HEAD
 @pytest.mark.parametrize("count", [2, pytest.param(75, marks=pytest.mark.sectorch_long)])
-=======
-@pytest.mark.parametrize("count", [2, pytest.param(600, marks=pytest.mark.sectorch_long)])
->>>>>>> 33fd65f (One long mark: the suite uses the plugin's, which runs long tests alone by -m sectorch_long; a plugin test that failed by itself does not any more)
 def test_frames_that_change_in_a_session(pki, small_model, tmp_path, direction, count):
     sectorch.secure(small_model)(X)  # its loops are compiled then, which takes longer than anybody's patience here
     trio = Trio(pki[1], small_model, X, tmp_path, PATIENCE)
