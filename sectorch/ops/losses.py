@@ -119,7 +119,7 @@ def _kept(target: Any, ignore_index: int, reduction: str) -> torch.Tensor:
     return kept
 
 
-def _of_kept(loss: SharedTensor, kept: torch.Tensor, reduction: str) -> SharedTensor:
+def _of_kept(loss: torch.Tensor, kept: torch.Tensor, reduction: str) -> SharedTensor:
     """Zero where a target does not count, and the mean over the others."""
     if bool(kept.all()):
         return _reduced(loss, reduction)
