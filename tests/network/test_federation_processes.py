@@ -76,14 +76,18 @@ def running(tmp_path, capsys):
 
 
 def test_a_choreography_of_four_processes_and_one_that_is_killed(running):
-    """The sum as one process has it; then a party is killed -9 in a session, the others end, and the next is right."""
+    """A party is killed -9 in a session: the others end, who waits for it with its name. Then the sum is right.
+
+    A hospital that has sent its vector waits for nobody, so it may have ended before.
+    """
     (running.folder / "stuck.py").write_text(STUCK)
     parties = {name: running.party(name, "stuck.py:program") for name in PARTIES}
     assert until(lambda: (running.folder / "there").exists(), 240)
     parties["north"].send_signal(signal.SIGKILL)
     for name in ("south", "west", "collector"):
         _, said = parties[name].communicate(timeout=60)
-        assert parties[name].returncode == 1 and "'north' gave up or is lost" in said.splitlines()[-1], said
+        lost = parties[name].returncode == 1 and "'north' gave up or is lost" in said.splitlines()[-1]
+        assert lost or (name != "collector" and parties[name].returncode == 0), said
     assert not list(running.folder.glob("collector.npy"))
 
     parties = {name: running.party(name, f"{EXAMPLE}:program") for name in PARTIES}

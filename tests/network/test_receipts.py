@@ -67,6 +67,7 @@ def changed(tmp_path_factory) -> Path:
 
 def kept(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
+    path.chmod(0o600)
     return path
 
 
