@@ -17,6 +17,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 LEVELS = (
     "errors",
     "files",
+    "shown",
+    "plots",
     "ring",
     "choreography",
     "backend",

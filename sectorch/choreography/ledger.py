@@ -6,7 +6,6 @@ without a ledger line.
 
 from __future__ import annotations
 
-import io
 import threading
 import time
 from collections import Counter, OrderedDict, defaultdict
@@ -16,9 +15,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import torch
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 
+from ..shown import Shown
 from .net import Party, Phase
 from .steps import Sent
 
@@ -172,7 +172,7 @@ class Cost(Observer):
 
 
 @dataclass
-class Profile(Cost):
+class Profile(Shown, Cost):
     """A `Cost` that keeps the line of every message, for tables by edge and by protocol."""
 
     ledger: list[Sent] = field(default_factory=list, repr=False)
@@ -231,19 +231,15 @@ class Profile(Cost):
             )  # fmt: skip
         return table
 
-    def table(self) -> str:
-        """All three tables and the totals, as text."""
-        written = io.StringIO()
-        text = Console(file=written, width=118)
-        text.print(
+    def shown(self) -> Iterator[RenderableType]:
+        """The totals and all three tables."""
+        yield (
             f"{self.seconds:.3f} s (online {self.online_seconds:.3f}, ahead {self.offline_seconds:.3f}), "
             f"{self.rounds} online rounds, {self.bytes / 1e6:.2f} MB "
             f"(online {self.online_bytes / 1e6:.2f}, ahead {self.offline_bytes / 1e6:.2f}, "
             f"of it once a session {self.setup_bytes / 1e6:.2f})"
         )
-        for table in (self.edges(), self.protocols(), self.learned()):
-            text.print(table)
-        return written.getvalue()
+        yield from (self.edges(), self.protocols(), self.learned())
 
 
 def _is(party: Party, wanted: str) -> bool:

@@ -27,6 +27,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..errors import ArgumentError, PlotError, SectorchError
+from ..plots import require
 
 DONE, FAILED, USAGE, STOPPED = 0, 1, 2, 130
 
@@ -170,20 +171,6 @@ def watched(work: Callable[[], Any], screen: RenderableType, console: Console) -
         return work()
     with Live(screen, console=console, transient=True, refresh_per_second=4):
         return work()
-
-
-def require() -> Any:
-    """matplotlib, drawing to files.
-
-    Raises:
-        PlotError: it is not installed.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PlotError("plots need matplotlib: pip install matplotlib, or leave them out (--no-plots)") from error
-    return Figure, FigureCanvasAgg
 
 
 def plotting(options: argparse.Namespace, console: Console) -> bool:

@@ -9,6 +9,7 @@ A paper's package holds its figures, algorithm and settings; all else is here, o
 
 from __future__ import annotations
 
+from ..plots import Plot as Plot
 from .dividing import Federation as Federation
 from .errors import ArchitectureError as ArchitectureError
 from .errors import CheckpointError as CheckpointError
@@ -23,7 +24,6 @@ from .options import option as option
 from .outcome import Outcome as Outcome
 from .parallel import Workers as Workers
 from .participants import Participant as Participant
-from .plots import Plot as Plot
 from .scores import Scores as Scores
 from .study import Study as Study
 from .training import Training as Training

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .plots import Plot
+from ..plots import Plot
 
 
 class Outcome(ABC):

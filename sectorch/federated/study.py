@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
+from ..plots import Plot
 from .outcome import Outcome, write_csv
-from .plots import Plot
 
 
 @dataclass

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..ring.scheme import named_scheme
+from ..shown import Shown
 from ..tensor import Scheme, SharedTensor
 from .check import original, plain
 from .dry import shared_inputs
@@ -39,7 +41,7 @@ class Divergence:
 
 
 @dataclass
-class Difference:
+class Difference(Shown):
     """What `diff` found; `first` is the first layer beyond the tolerance, or None."""
 
     layers: list[Divergence]
@@ -50,19 +52,20 @@ class Difference:
         return next((layer for layer in self.layers if layer.beyond), None)
 
     def __str__(self) -> str:
+        return self.table(120)
+
+    def shown(self) -> Iterator[RenderableType]:
+        """A row for each layer, and which is the first that diverges."""
         table = Table(title=f"secure against plain, tolerance {self.tolerance:g} of the largest value of a layer")
         for column in ("layer", "shape", "smallest", "largest", "error"):
             table.add_column(column, justify="left" if column == "layer" else "right")
         for layer in self.layers:
             style = "red" if layer is self.first else None
             numbers = (f"{layer.low:.4g}", f"{layer.high:.4g}", f"{layer.error:.2e}")
-            table.add_row(layer.name, str(layer.shape), *numbers, style=style)
-        written = io.StringIO()
-        console = Console(file=written, width=120)
-        console.print(table)
+            table.add_row(Text(layer.name), str(layer.shape), *numbers, style=style)
+        yield table
         first = self.first
-        console.print("no layer diverges" if first is None else f"the first layer that diverges: {first.name}")
-        return written.getvalue()
+        yield Text("no layer diverges" if first is None else f"the first layer that diverges: {first.name}")
 
 
 def diff(

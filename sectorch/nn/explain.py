@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import io
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..choreography import Phase
 from ..choreography.ledger import Profile, alone
 from ..errors import SectorchError, UnsupportedOpError
+from ..plots import Plot
 from ..ring.scheme import named_scheme
 from ..session import Session
+from ..shown import Shown
 from ..tensor import Scheme, SharedTensor, share_tensor
 from .bind import Weights
 from .dry import shared_inputs
@@ -48,7 +51,7 @@ class Layer:
 
 
 @dataclass
-class Explanation:
+class Explanation(Shown):
     """What `explain` found.
 
     `bytes`, `rounds`, `setup_bytes`, `offline_bytes` and `online_bytes` are those that `sectorch.profile()` measures on
@@ -85,8 +88,19 @@ class Explanation:
         return out
 
     def __str__(self) -> str:
-        written = io.StringIO()
-        console = Console(file=written, width=150)
+        return self.table(150)
+
+    def plot(self) -> Plot:
+        """What each layer sends, ahead of the query and online."""
+        sent = {
+            f"{layer.name}\n{layer.kind}".strip(): (layer.profile.offline_bytes / 1e3, layer.profile.online_bytes / 1e3)
+            for layer in self.layers
+        }
+        series = {when: {name: sizes[i] for name, sizes in sent.items()} for i, when in enumerate(("ahead", "online"))}
+        return Plot("cost", "layer", "kB sent", series, kind="bars")
+
+    def shown(self) -> Iterator[RenderableType]:
+        """A row for each layer, the totals, and what is not supported."""
         table = Table(title="layer by layer" if self.traced else "as a whole: the module runs operation by operation")
         for column in ("layer", "what", "result", "ahead kB", "online kB", "rounds", "line"):
             numeric = column in ("ahead kB", "online kB", "rounds")
@@ -95,21 +109,19 @@ class Explanation:
             p = layer.profile
             style = "red" if layer.problem else None
             table.add_row(
-                layer.name, layer.kind, str(layer.shape), f"{p.offline_bytes / 1e3:.1f}", f"{p.online_bytes / 1e3:.1f}",
-                str(layer.rounds), layer.problem or layer.source, style=style,
+                Text(layer.name), layer.kind, str(layer.shape), f"{p.offline_bytes / 1e3:.1f}", f"{p.online_bytes / 1e3:.1f}",
+                str(layer.rounds), Text(layer.problem or layer.source), style=style,
             )  # fmt: skip
-        console.print(table)
+        yield table
         p = self.profile
-        console.print(
+        yield (
             f"{p.rounds} online rounds; {p.online_bytes / 1e6:.2f} MB online, {p.offline_bytes / 1e6:.2f} MB ahead "
             f"({p.setup_bytes / 1e6:.2f} of it once a session)"
         )
         for network in NETWORKS:
             s = self.seconds(network)
-            console.print(f"messages on a {network}: {s['online']:.2f} s online, {s['ahead']:.2f} s ahead")
-        for problem in self.problems:
-            console.print(f"not supported: {problem}", style="red")
-        return written.getvalue()
+            yield f"messages on a {network}: {s['online']:.2f} s online, {s['ahead']:.2f} s ahead"
+        yield from (Text(f"not supported: {problem}", style="red") for problem in self.problems)
 
 
 def explain(model: nn.Module, x: torch.Tensor | Inputs, scheme: Scheme | str | None = None, **old: Any) -> Explanation:

@@ -15,6 +15,7 @@ from ..errors import ArgumentError, FixedPointRangeError, RangeExceededError
 from ..ring import check_encodable, decode, encode, range_limit
 from ..ring.scheme import Scheme as Scheme
 from ..session import Session, default_session
+from ..shown import Facts
 from .secret import SecretTensor
 
 
@@ -75,6 +76,16 @@ class SharedTensor(SecretTensor):
     def __repr__(self, *, tensor_contents=None) -> str:
         with torch._C.DisableTorchFunctionSubclass():
             return f"SharedTensor(shape={tuple(self.shape)}, dtype={self.dtype}, scale_bits={self.scale_bits})"
+
+    def _repr_html_(self) -> str:
+        with torch._C.DisableTorchFunctionSubclass():
+            shape, dtype = tuple(self.shape), self.dtype
+        most = "vouched for" if self.bound is None else f"at most {self.bound * 2.0**-self.scale_bits:.6g}"
+        facts = {
+            "shape, dtype": f"{shape}, {dtype}", "fraction bits": self.scale_bits, "magnitude": most,
+            "held by": f"{self.party.name} and {self.session.S.name}, half each: neither knows it",
+        }  # fmt: skip
+        return Facts("SharedTensor", facts)._repr_html_()
 
     @property
     def backend(self) -> Backend:

@@ -12,16 +12,20 @@ import hashlib
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import torch
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 from torch.utils import _pytree as pytree
 
 from ...errors import ArgumentError, MisplacedValueError
+from ...shown import Shown
 from ..net import Located, Party, Phase
 from ..steps import Compute, Draw, Header, Move, Read, Step
 from .closures import Closures
@@ -166,7 +170,7 @@ def _ordered(nodes: list[Node], wanted: list[Slot]) -> list[Node]:
     return list(found.values())
 
 
-class Program:
+class Program(Shown):
     """One call of a choreography. Two programs are equal if everybody does the same in them: if their digests are.
 
     Attributes:
@@ -249,3 +253,13 @@ class Program:
     def draw(self) -> str:
         """A picture of who sends what to whom, round after round."""
         return listed(self.messages, self.parties)
+
+    def shown(self) -> Iterator[RenderableType]:
+        """What it costs by phase, and the picture."""
+        table = Table(title=repr(self))
+        for column in ("phase", "messages", "bytes", "rounds"):
+            table.add_column(column, justify="left" if column == "phase" else "right")
+        for phase, cost in self.cost.items():
+            table.add_row(phase, *(f"{cost[name]:,}" for name in ("messages", "bytes", "rounds")))
+        yield table
+        yield Text(self.draw(), no_wrap=True)

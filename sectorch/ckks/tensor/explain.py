@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 from torch import nn
 
 from ...errors import ArgumentError, SectorchError
+from ...shown import Shown
 from ..errors import LevelError, ScaleError, SecurityLevelError
 from ..scheme.bounds import capacity
 from ..scheme.keys import Keys, PublicKeys
@@ -46,7 +48,7 @@ class Step:
 
 
 @dataclass
-class Report:
+class Report(Shown):
     """What `explain` found.
 
     Attributes:
@@ -71,21 +73,22 @@ class Report:
         return not self.problem
 
     def __str__(self) -> str:
-        written = io.StringIO()
-        console = Console(file=written, width=140)
-        console.print(str(self.parameters) if self.parameters else "no secure parameters fit")
+        return self.table(140)
+
+    def shown(self) -> Iterator[RenderableType]:
+        """A row for each operation, and what the whole of them takes."""
+        yield str(self.parameters) if self.parameters else "no secure parameters fit"
         table = Table(title="level by level")
         for column in ("layer", "operation", "result", "ciphertexts", "levels left", "bound", "room", "error", "MB"):
             table.add_column(column, justify="left" if column in ("layer", "operation", "result") else "right")
         for s in self.steps:
             sizes = (f"{s.bound:.3g}", f"{s.room:.3g}", f"{s.error:.1g}", f"{s.bytes / 1e6:.1f}")
             table.add_row(s.layer, s.operation, str(s.shape), str(s.ciphertexts), str(s.levels_left), *sizes)
-        console.print(table)
+        yield table
         if self.depth is not None:
-            console.print(f"depth {self.depth}; about {self.peak_bytes / 2**30:.2f} GiB of ciphertexts at the peak")
+            yield (f"depth {self.depth}; about {self.peak_bytes / 2**30:.2f} GiB of ciphertexts at the peak")
         if self.problem:
-            console.print(f"does not run: {self.problem}", style="red")
-        return written.getvalue()
+            yield Text(f"does not run: {self.problem}", style="red")
 
 
 def _step(layer: str, name: str, e: CKKSTensor) -> Step:

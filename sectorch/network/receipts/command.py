@@ -20,6 +20,7 @@ from ..identity.identity import PRINT, fingerprint, fingerprint_of
 from ..names import readable
 from .audit import Audit, Comparison, Entry, compare
 from .audit import audit as checked
+from .page import page, write_page
 
 
 def audit(arguments: Sequence[str] | None = None) -> int:
@@ -31,6 +32,7 @@ def audit(arguments: Sequence[str] | None = None) -> int:
             "sectorch audit receipts.jsonl --key SHA256:...",
             "sectorch audit receipts.jsonl --key SHA256:... --head 5c1d...   lines cut off since the head was noted",
             "sectorch audit server.jsonl --against hospital-b.jsonl          queries that only one of them has",
+            "sectorch audit server.jsonl --key SHA256:... --page june.html   to be printed and filed",
         ),
     )
     p.add_argument("file", type=Path, help="receipts, of --receipts at a server, an answering or a querying party")
@@ -42,6 +44,12 @@ def audit(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--head", metavar="HASH", help="the head of an earlier audit, or `receipt` of a line of the log")
     p.add_argument("--against", type=Path, metavar="FILE", help="another party's receipts of the same queries")
     p.add_argument("--against-key", metavar="KEY", help="who has to have signed those")
+    p.add_argument(
+        "--page",
+        type=Path,
+        metavar="FILE",
+        help="write a page (HTML) that can be printed and filed",
+    )
     p.takes_json("all of it")
     return ended(p, arguments, _audit)
 
@@ -52,6 +60,8 @@ def _audit(options: argparse.Namespace, console: Console) -> None:
     found = checked(options.file, _key(options.key), options.head)
     other = checked(options.against, _key(options.against_key)) if options.against else None
     compared = None if other is None else compare(found, other)
+    if options.page is not None:
+        write_page(options.page, page(found, options.key is not None, other, compared))
     if options.json:
         said = found.as_dict()
         if other is not None and compared is not None:
@@ -62,6 +72,8 @@ def _audit(options: argparse.Namespace, console: Console) -> None:
         _show(console, found, options.key is not None)
         if other is not None and compared is not None:
             _show_comparison(console, found, other, compared)
+        if options.page is not None:
+            _said_on(console)(f"the page is in {options.page}")
     if compared is not None and not compared.agree:
         raise ReceiptError(
             f"the two files do not agree: {len(compared.missing)} queries are in {options.file} alone, "

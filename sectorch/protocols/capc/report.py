@@ -11,8 +11,8 @@ from rich.table import Table
 
 from ...dp import ORDERS, Budget, epsilon_of
 from ...federated.outcome import Outcome
-from ...federated.plots import Plot
 from ...federated.received import merged, table
+from ...plots import Plot
 from .plan import Forecast
 from .record import Record
 from .settings import Party, Settings

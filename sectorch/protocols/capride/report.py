@@ -12,7 +12,7 @@ from torch import nn
 
 from ... import ckks
 from ...federated.outcome import Outcome
-from ...federated.plots import Plot
+from ...plots import Plot
 from .privacy import epsilon, statement
 from .settings import Party, Settings
 

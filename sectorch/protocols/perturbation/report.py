@@ -9,7 +9,7 @@ from rich.table import Table
 from torch import nn
 
 from ...federated.outcome import Outcome
-from ...federated.plots import Plot
+from ...plots import Plot
 from .settings import Settings
 
 

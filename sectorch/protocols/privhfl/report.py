@@ -14,8 +14,8 @@ from torch import nn
 
 from ...federated.outcome import Outcome, percents
 from ...federated.participants import Participant
-from ...federated.plots import Plot
 from ...federated.received import merged, table
+from ...plots import Plot
 from . import privacy
 from .settings import Settings
 

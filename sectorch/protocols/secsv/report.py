@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ...choreography import PROTOCOLS
 from ...federated.outcome import Outcome
-from ...federated.plots import Plot
+from ...plots import Plot
 from .intervals import LEVEL, MOST, Gains, of_rounds
 from .settings import Settings
 from .skip import error_bound

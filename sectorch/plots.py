@@ -1,14 +1,30 @@
-"""Plots as data, and their drawing, which needs matplotlib."""
+"""Plots as data, and their drawing, which needs matplotlib: every picture that the package makes, in one style."""
 
 from __future__ import annotations
 
+import io
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..cli.command import require
+from .errors import PlotError
+
+
+def require() -> Any:
+    """matplotlib, drawing to files.
+
+    Raises:
+        PlotError: it is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise PlotError("plots need matplotlib: pip install matplotlib, or leave them out (--no-plots)") from error
+    return Figure, FigureCanvasAgg
+
 
 Series = Mapping[Any, float | Sequence[float]]
 """Place on the axis -> a value, or several, which are drawn as their mean and their range."""
@@ -47,6 +63,17 @@ class Plot:
         Raises:
             PlotError: matplotlib is not installed.
         """
+        path = Path(folder) / f"{self.name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._figure().savefig(path, dpi=120)
+        return path
+
+    def _repr_png_(self) -> bytes:
+        written = io.BytesIO()
+        self._figure().savefig(written, dpi=96, format="png")
+        return written.getvalue()
+
+    def _figure(self) -> Any:
         figure_of, canvas = require()
         figure = figure_of(figsize=(6, 4), layout="constrained")
         canvas(figure)
@@ -61,10 +88,7 @@ class Plot:
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[1]:
             axes.legend()
-        path = Path(folder) / f"{self.name}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=120)
-        return path
+        return figure
 
     def _lines(self, axes: Any) -> None:
         for label, series in self.series.items():
@@ -89,7 +113,8 @@ class Plot:
                 if place in self.ends.get(label, {}):
                     low, high = self.ends[label][place]
                     axes.errorbar([shifted[k]], [low], [[0.0], [high - low]], fmt="none", ecolor="black", capsize=3)
-        axes.set_xticks(range(len(places)), [str(place) for place in places])
+        crowded = sum(len(str(place)) for place in places) > 70
+        axes.set_xticks(range(len(places)), [str(place) for place in places], rotation=90 if crowded else 0)
 
 
 def _several(value: float | Sequence[float]) -> Sequence[float]:
