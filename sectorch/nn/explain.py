@@ -109,8 +109,8 @@ class Explanation(Shown):
             p = layer.profile
             style = "red" if layer.problem else None
             table.add_row(
-                Text(layer.name), layer.kind, str(layer.shape), f"{p.offline_bytes / 1e3:.1f}", f"{p.online_bytes / 1e3:.1f}",
-                str(layer.rounds), Text(layer.problem or layer.source), style=style,
+                Text(layer.name), layer.kind, str(layer.shape), f"{p.offline_bytes / 1e3:.1f}",
+                f"{p.online_bytes / 1e3:.1f}", str(layer.rounds), Text(layer.problem or layer.source), style=style,
             )  # fmt: skip
         yield table
         p = self.profile
