@@ -40,7 +40,8 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
 
 def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile):
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert names == {str(path.relative_to(ROOT)) for path in SOURCES} | {"sectorch/py.typed", "sectorch_pytest.py"}
+    others = {"sectorch/py.typed", "sectorch_pytest.py", "sectorch/network/receipts/page.html"}
+    assert names == {str(path.relative_to(ROOT)) for path in SOURCES} | others
     (points,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
     said = wheel.read(points).decode()
     assert "sectorch = sectorch.cli.main:main" in said and "[pytest11]\nsectorch = sectorch_pytest" in said
