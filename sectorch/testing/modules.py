@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import linecache
 import math
 import re
@@ -15,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
+from rich.console import RenderableType
+from rich.text import Text
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -29,6 +29,7 @@ from ..nn.reference import reference
 from ..nn.secure import secure
 from ..ring.scheme import named_scheme
 from ..session import Session
+from ..shown import Shown
 from ..tensor import Scheme
 from ..tensor.shared import Opening
 
@@ -50,7 +51,7 @@ class ModuleFault(AssertionError):
 
 
 @dataclass
-class ModuleReport:
+class ModuleReport(Shown):
     """What `check_module` found.
 
     Attributes:
@@ -96,13 +97,10 @@ class ModuleReport:
         near = self.error is None or self.error <= self.tolerance
         return self.supported and not self.problems and self.equal is not False and near
 
-    def table(self) -> str:
-        written = io.StringIO()
-        console = Console(file=written, width=140)
-        console.print(f"{self.kind}, {self.form}: {'supported' if self.supported else 'not supported'}")
-        for line in self._lines():
-            console.print(f"  {line}", markup=False, highlight=False)
-        return written.getvalue()
+    def shown(self) -> Iterator[RenderableType]:
+        """Whether it is supported, and all that was found, a line each."""
+        yield Text(f"{self.kind}, {self.form}: {'supported' if self.supported else 'not supported'}")
+        yield from (Text(f"  {line}") for line in self._lines())
 
     def _lines(self) -> Iterator[str]:
         yield from (f"refused: {problem}" for problem in self.problems)
@@ -128,7 +126,8 @@ class ModuleReport:
             beside = f"plain {self.plain_error:.1e}; allowed {self.tolerance:g}"
             yield f"error {self.error:.1e} of the largest result ({beside})"
 
-    __str__ = table
+    def __str__(self) -> str:
+        return self.table(140)
 
 
 def check_module(

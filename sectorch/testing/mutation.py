@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import copy
-import io
 import itertools
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from ..errors import ArgumentError
+from ..shown import Shown
 from .case import Case, Options, Reference
 from .draws import Draws
 from .known import Played, alike, seen
@@ -57,7 +58,7 @@ class Planted:
 
 
 @dataclass
-class MutationReport:
+class MutationReport(Shown):
     """Which faults were planted, and which were found.
 
     Attributes:
@@ -95,20 +96,16 @@ class MutationReport:
             of_kind[what] = of_kind.get(what, 0) + 1
         return found
 
-    def table(self) -> str:
-        """As text: for each kind by which check its faults were found, and those that were not."""
-        written = io.StringIO()
-        console = Console(file=written, width=118)
+    def shown(self) -> Iterator[RenderableType]:
+        """For each kind by which check its faults were found, and those that were not."""
         table = Table(title=f"{len(self.planted)} of {self.possible} faults, each planted alone; seed {self.seed}")
         for column in ("fault", *CHECKS, "not found", "changes nothing", "cannot run"):
             table.add_column(column, justify="left" if column == "fault" else "right")
         for kind, of_kind in sorted(self.by_kind().items(), key=lambda item: list(KINDS).index(item[0])):
             table.add_row(kind, *(str(of_kind.get(what, 0)) for what in (*CHECKS, "survivors", "same", "fails")))
-        console.print(table)
-        console.print(f"{self.score:.1%} of {len(self.counted)} found, in {self.seconds:.1f} s")
-        for planted in self.survivors:
-            console.print(f"not found: {planted}", markup=False, highlight=False)
-        return written.getvalue()
+        yield table
+        yield f"{self.score:.1%} of {len(self.counted)} found, in {self.seconds:.1f} s"
+        yield from (Text(f"not found: {planted}") for planted in self.survivors)
 
     def as_dict(self) -> dict:
         """For JSON."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from ..choreography import Phase
 from ..errors import ArgumentError
+from ..shown import Shown
 from .apart import check_apart
 from .case import Case, Options, Reference
 from .exhaustive import Exhaustive, in_elements
@@ -37,7 +38,7 @@ class Finding:
 
 
 @dataclass
-class ProtocolReport:
+class ProtocolReport(Shown):
     """What was looked at, and what was found.
 
     Attributes:
@@ -62,23 +63,20 @@ class ProtocolReport:
         """A bit of a message that is 1 with probability 1/2 + e/2 is found with probability 0.9999 from this e on."""
         return FOUND / max(1, self.elements) ** 0.5
 
-    def table(self) -> str:
-        """As text."""
-        written = io.StringIO()
-        console = Console(file=written, width=118)
+    def shown(self) -> Iterator[RenderableType]:
+        """A row for each check, and what the whole of them can find."""
         table = Table(title="What a protocol was held to")
         for column in ("check", "what was done", "found"):
             table.add_column(column)
         for check, said in self.looked.items():
             found = [f.text for f in self.findings if f.check == check]
-            table.add_row(check, said, "\n".join(found) or "nothing")
-        console.print(table)
-        console.print(
+            table.add_row(check, Text(said), Text("\n".join(found) or "nothing"))
+        yield table
+        yield (
             f"{self.tests} p-values, each against {P_VALUE:g}: a sound protocol is refused with probability below "
             f"{self.false_alarms:.1g}; a biased bit is found from {self.bias_found:.1%} on; seed {self.seed}, "
             f"{self.seconds:.1f} s"
         )
-        return written.getvalue()
 
     def as_dict(self) -> dict:
         """For JSON."""

@@ -1,0 +1,49 @@
+"""The notebooks run from top to bottom, in a kernel of their own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels(tmp_path_factory):
+    """Jupyter's files, and those of a kernel, are in a folder of the test's."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("jupyter")
+        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "MPLCONFIGDIR"):
+            patch.setenv(name, str(folder / name))
+        patch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+        patch.setenv("PYTHONPATH", str(ROOT))
+        yield
+
+
+def case(path: Path):
+    """Of the attacks tests/test_examples.py runs all that their notebook does."""
+    marks = [pytest.mark.sectorch_long] if path.stem.startswith("attacks") else []
+    return pytest.param(path, id=path.stem, marks=marks)
+
+
+@pytest.mark.parametrize("path", map(case, NOTEBOOKS))
+def test_a_notebook_runs_and_is_stored_as_it_ran(path, tmp_path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    stored = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count == i + 1 for i, cell in enumerate(stored)), "run it from top to bottom, and save"
+    shown = [len(cell.outputs) for cell in stored]
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(path.parent)}}).execute()
+    assert [bool(len(cell.outputs)) for cell in stored] == [bool(count) for count in shown]
+
+
+def test_they_lead_to_pages_that_are_there():
+    assert len(NOTEBOOKS) == 5
+    for path in NOTEBOOKS:
+        for link in re.findall(r"\]\(([^)#]+)", path.read_text()):
+            assert (path.parent / link).exists(), (path.name, link)
