@@ -31,7 +31,7 @@ def case(path: Path):
     return pytest.param(path, id=path.stem, marks=marks)
 
 
-@pytest.mark.parametrize("path", map(case, NOTEBOOKS))
+@pytest.mark.parametrize("path", [case(path) for path in NOTEBOOKS])
 def test_a_notebook_runs_and_is_stored_as_it_ran(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
