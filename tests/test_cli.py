@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -317,3 +318,16 @@ def test_the_program():
     assert code == 1 and text.startswith("Traceback") and "ArgumentError: cannot read none.pem" in text
     code, text = done("keys", "show")
     assert code == 2 and one_line(text)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["ops", "--json"]])
+def test_nobody_reads_its_output(words):
+    """As `sectorch --help | head` ends: no traceback."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "sectorch.cli.main", *words]
+    try:
+        process = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=120)
+    finally:
+        os.close(write)
+    assert (process.returncode, process.stderr) == (141, "")

@@ -6,6 +6,7 @@
 | 1 | the run failed, or its data or settings do not fit; one line on standard error says what to do |
 | 2 | the command line cannot be understood |
 | 130 | stopped by Ctrl-C |
+| 141 | whoever read its output reads no more, as `head` does |
 
 Results go to standard output: tables for people, or JSON and nothing else with `--json`. All other words go to standard
 error then.
@@ -29,7 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..errors import ArgumentError, PlotError, SectorchError
 from ..plots import require
 
-DONE, FAILED, USAGE, STOPPED = 0, 1, 2, 130
+DONE, FAILED, USAGE, STOPPED, UNREAD = 0, 1, 2, 130, 141
 
 GOES_ON = "stopped; what is finished is in {out}, and the same command goes on from there"
 """For commands whose runs can be taken up."""
@@ -115,6 +116,8 @@ def ended(parser: Parser, arguments: Sequence[str] | None, run: Run, stopped: st
     except KeyboardInterrupt:
         errors.print(stopped.format(**vars(options)))
         return STOPPED
+    except BrokenPipeError:  # of standard output; a party's lost connection is a SectorchError
+        raise
     except Exception as error:
         if "debug" in options:
             raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..tensor.table import supported_ops
-from .command import DONE, USAGE, Parser, ended, print_json
+from .command import DONE, STOPPED, UNREAD, USAGE, Parser, ended, print_json
 
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "secure inference over three parties": {
@@ -126,8 +127,12 @@ def main() -> None:
     """
     try:
         status = run(sys.argv[1:])
+        sys.stdout.flush()
     except KeyboardInterrupt:  # while modules are loaded
-        status = 130
+        status = STOPPED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left unwritten goes nowhere
+        status = UNREAD
     raise SystemExit(status)
 
 
