@@ -4,5 +4,6 @@ from . import elementwise as elementwise
 from . import layers as layers
 from . import losses as losses
 from . import norms as norms
+from . import others as others
 from .model import shared as shared
 from .tensor import DifferentiableTensor as DifferentiableTensor

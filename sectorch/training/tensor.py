@@ -31,6 +31,9 @@ CHANGED: list[Callable] = []
 FUNCTIONS: dict[Any, Callable] = {}
 """Functions that are computed whole, above autograd, of functions that have rows: where torch would draw a secret."""
 
+WITHOUT_ROW: list[Callable] = []
+"""What is asked about an operator without a row: it gives it one, or what composes it of others, or None."""
+
 _SKIPPED = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
 
 
@@ -250,10 +253,11 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
         UnsupportedOpError: it has none; names the operator and the user's line.
         SecretAccessError: it would give a plain number.
     """
-    target, key, row = None, func, GRADIENTS.row_of.get(func)
-    if row is None and (outside := _base_of(func)) is not None:
-        target, key, row = args[0], outside, GRADIENTS.row_of.get(outside)
-    if row is None:
+    key = _base_of(func) or func
+    target = None if key is func else args[0]
+    composed = None if key in GRADIENTS.row_of else WITHOUT_ROW[0](key)
+    row = GRADIENTS.row_of.get(key)
+    if row is None and composed is None:
         if "_local_scalar_dense" in str(func) or "is_nonzero" in str(func):
             raise SecretAccessError(
                 f"a number was asked of a DifferentiableTensor at {line()}; use .reveal(), and torch.where to choose"
@@ -267,7 +271,11 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
         content = other.cell.content
         if content.session is not first.session or content.scheme != first.scheme or content.party != first.party:
             raise ArgumentError(f"{func}: tensors of two sessions, or two number formats, meet at {line()}")
+    if composed is not None:
+        made = composed(*args, **kwargs)
+        return made if target is None else _written(func, target, made)
     context, backward = Context(first.session, first.party, first.scheme), torch._C._current_graph_task_id() != -1
+    backward = (backward and any(x.cell.gradient for x in given)) or key is torch.ops.aten.ones_like.default
     if row.view and target is not None:
         return target
     meta = result_on_meta(key, args, kwargs)
@@ -288,8 +296,11 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     if isinstance(result, tuple):
         return tuple(_wrapped(func, y, m, pool, backward) for y, m in zip(result, meta, strict=True))
     made = _wrapped(func, result, meta, pool, backward)
-    if target is None:
-        return made
+    return made if target is None else _written(func, target, made)
+
+
+def _written(func: Any, target: Any, made: Any) -> Any:
+    """The target of an operation in place, with its result."""
     if made.cell.content.shares.shape != target.cell.content.shares.shape:
         raise ShapeError(f"{func} in place: the result has another shape than its target (at {line()})")
     target.cell.write(made.cell.content, made.cell.pool)
