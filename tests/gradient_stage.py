@@ -94,6 +94,11 @@ def spread(f: Callable, call: Call, at: Plain, scale: float, bits: int) -> list[
     return found
 
 
+def revealed(g: Any) -> torch.Tensor | None:
+    """A gradient in plain; torch gives plain zeros where nothing depends on an input."""
+    return g.reveal() if isinstance(g, DifferentiableTensor) else g
+
+
 def outcome(f: Callable, call: Call, session: Session, scheme: Scheme | None = None) -> Outcome:
     """How a call and its backward pass went, all its tensors of floats being shared."""
     scheme = scheme or Scheme()
@@ -129,7 +134,7 @@ def outcome(f: Callable, call: Call, session: Session, scheme: Scheme | None = N
             return Outcome(WRONG, f"{len(results)} results with a gradient, and not {len(at.results)}")
         weighted(results, scale).backward()
         shown = [y.detach().reveal() for y in results]
-        gradients = [None if s.grad is None else s.grad.reveal() for s in secrets]
+        gradients = [revealed(s.grad) for s in secrets]
     except RangeExceededError as error:
         return Outcome(OUT_OF_RANGE, str(error))
     except SectorchError as error:
@@ -156,5 +161,7 @@ def outcome(f: Callable, call: Call, session: Session, scheme: Scheme | None = N
             return Outcome(WRONG, f"gradient of shape {tuple(h.shape)}, and not {tuple(g.shape)}")
         error = ((g - h.double()).abs() - 2 * more).clamp(min=0)
         if error.numel() and (worst := max(worst, float(error.max()))) > PLACES * last * size:
-            return Outcome(WRONG, f"a gradient is off by {worst / last:.0f} places of {largest(at.gradients):.3g}", worst)
+            return Outcome(
+                WRONG, f"a gradient is off by {worst / last:.0f} places of {largest(at.gradients):.3g}", worst
+            )
     return Outcome(RIGHT, error=worst)

@@ -32,8 +32,6 @@ def attention(
     context: Context, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    if dropout_p:
-        refuse("attention with dropout", "call model.eval() first")
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
@@ -42,7 +40,7 @@ def attention(
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     if attn_mask is not None:
         scores = scores + _additive(attn_mask, True)
-    return _mixed(context, F.softmax(scores, -1), value)
+    return _mixed(context, F.dropout(F.softmax(scores, -1), dropout_p), value)
 
 
 def _mixed(context: Context, weights: torch.Tensor, value: Any) -> torch.Tensor:
@@ -73,8 +71,6 @@ def multi_head_attention(
     is_causal: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """[L, N, E] queries, [S, N, E] keys and values, as `F.multi_head_attention_forward` has them."""
-    if training and dropout_p:
-        refuse("attention with dropout", "call model.eval() first")
     if bias_k is not None or bias_v is not None or add_zero_attn or static_k is not None or static_v is not None:
         refuse("attention with bias_k, bias_v, add_zero_attn or static keys", "leave them out")
     batched = query.dim() == 3
@@ -103,7 +99,7 @@ def multi_head_attention(
         masks.append(_additive(key_padding_mask, False).view(batch, 1, 1, -1))
     if masks:  # as one: what two put at minus infinity would be beyond it
         scores = scores + sum(masks[1:], masks[0])
-    shares = F.softmax(scores, -1)
+    shares = F.dropout(F.softmax(scores, -1), dropout_p, training)
     mixed = _mixed(context, shares, v).permute(2, 0, 1, 3).reshape(length, batch, width)
     out = F.linear(mixed, out_proj_weight, out_proj_bias)
     weights_out = None

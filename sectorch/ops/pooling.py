@@ -163,5 +163,6 @@ def adaptive_max_pool2d(
     cells = [_cells(x.shape[i - 2], out[i]) for i in (0, 1)]
     if all(len({b - a for a, b in cell}) == 1 and cell[-1][1] % len(cell) == 0 for cell in cells):
         return F.max_pool2d(x, tuple(cell[0][1] for cell in cells))
-    rows = [torch.stack([x[..., a:b, c:d].amax((-2, -1)) for c, d in cells[1]], dim=-1) for a, b in cells[0]]
+    top = lambda v: F.max_pool2d(v, tuple(v.shape[-2:]))[..., 0, 0]
+    rows = [torch.stack([top(x[..., a:b, c:d]) for c, d in cells[1]], dim=-1) for a, b in cells[0]]
     return torch.stack(rows, dim=-2)

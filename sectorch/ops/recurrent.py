@@ -68,8 +68,6 @@ def _weights_of(weights: Any, has_biases: bool, at: int, each: int) -> tuple:
 def _run(kind: str, x: torch.Tensor, sizes: list[int], hidden: tuple, weights: Any, has_biases: bool, layers: int,
          dropout: float, train: bool, bidirectional: bool) -> tuple:  # fmt: skip
     """All layers and directions, of rows of steps. The input's part of the gates is one product for all of them."""
-    if train and dropout:
-        refuse("dropout between recurrent layers in training mode", "call model.eval() first")
     directions = 2 if bidirectional else 1
     each = len(weights) // (layers * directions)
     last: list[list[Any]] = [[] for _ in hidden]
@@ -83,6 +81,7 @@ def _run(kind: str, x: torch.Tensor, sizes: list[int], hidden: tuple, weights: A
             for values, value in zip(last, state, strict=True):
                 values.append(value)
         x = outputs[0] if directions == 1 else torch.cat(outputs, -1)
+        x = F.dropout(x, dropout, train) if dropout and layer < layers - 1 else x
     return (x, *(torch.stack(values) for values in last))
 
 

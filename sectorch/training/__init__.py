@@ -1,9 +1,13 @@
 """Training on shares: torch's own autograd and optimisers over tensors that nobody knows. See docs/training.md."""
 
+from . import convolutions as convolutions
 from . import elementwise as elementwise
 from . import layers as layers
 from . import losses as losses
+from . import moving as moving
 from . import norms as norms
 from . import others as others
+from . import pooling as pooling
+from . import whole as whole
 from .model import shared as shared
 from .tensor import DifferentiableTensor as DifferentiableTensor

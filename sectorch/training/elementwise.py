@@ -93,7 +93,15 @@ def div(context: Context, x: Any, y: Any) -> SharedTensor:
         if number == 0:
             raise ArgumentError("division by zero")
         return times(context, content(x), 1 / number, kept_bits(context, content(x)))
+    if isinstance(x, Cell) and x.gradient:  # a quotient of what is small keeps its bits
+        return _finer(as_gradient(context, x.content), content(y))
     return torch.div(content(x), content(y))
+
+
+def _finer(x: SharedTensor, y: Any) -> SharedTensor:
+    """x / y, as 2^-6 (2^6 x / y)."""
+    quotient = torch.div(x.like(x.shares, x.scale_bits - ROOT_BITS, x.bound), y)
+    return quotient.like(quotient.shares, quotient.scale_bits + ROOT_BITS, quotient.bound)
 
 
 @row("reciprocal", aten.reciprocal.default)
@@ -153,7 +161,26 @@ def constant(context: Context, x: SharedTensor, value: float) -> SharedTensor:
     return x.like(context.backend.each(torch.zeros_like, x.shares) + whole, context.frac_bits, float(abs(whole)))
 
 
-@row("zeros_like", aten.zeros_like.default)
+def _full(value: float) -> Callable:
+    """Of the shape that is asked for: a public number, which a secret may be written over."""
+
+    def made(context: Context, x: Cell, size: Any, *given: Any, **_: Any) -> SharedTensor:
+        start = x.content.reshape(-1)[:0].sum().reshape([1] * len(size)).expand(size)
+        return constant(context, start, given[0] if given else value)
+
+    return made
+
+
+for _name, _value in (("new_zeros", 0.0), ("new_ones", 1.0), ("new_full", 0.0), ("new_empty", 0.0)):
+    row(_name, getattr(aten, _name).default)(_full(_value))
+
+
+@row("full_like", aten.full_like.default)
+def full_like(context: Context, x: Cell, value: float, **_: Any) -> SharedTensor:
+    return constant(context, x.content, value)
+
+
+@row("zeros_like", aten.zeros_like.default, aten.empty_like.default)
 def zeros_like(context: Context, x: Cell, **_: Any) -> SharedTensor:
     return constant(context, x.content, 0)
 
@@ -193,6 +220,7 @@ def sum_(context: Context, x: Cell, dim: Any = None, keepdim: bool = False, dtyp
         count = value.numel() if not dim else _count(value, dim)
         if value.bound * count > 2.0**61:
             value = as_gradient(context, value)
+    dim = list(range(value.dim())) if keepdim and not dim else dim
     return torch.sum(value) if not dim else torch.sum(value, dim, keepdim)
 
 
@@ -205,6 +233,7 @@ def _count(x: SharedTensor, dim: Any) -> int:
 
 @row("mean", aten.mean.default, aten.mean.dim)
 def mean(context: Context, x: Cell, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> SharedTensor:
+    dim = list(range(x.content.dim())) if keepdim and not dim else dim
     return torch.mean(x.content) if not dim else torch.mean(x.content, dim, keepdim)
 
 
@@ -213,13 +242,13 @@ def clamp(context: Context, x: Cell, min: Any = None, max: Any = None) -> Shared
     return torch.clamp(x.content, min, max)
 
 
-@row("norm", aten.linalg_vector_norm.default, note="of order 2, as clip_grad_norm_ has it")
+@row("norm", aten.linalg_vector_norm.default)
 def vector_norm(
     context: Context, x: Cell, ord: float = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None
 ) -> SharedTensor:
-    """The root of the sum of squares at 2 f fraction bits or more."""
-    if ord != 2 or dim is not None:
-        raise ArgumentError(f"a norm of order {ord} is not computed on shares; use order 2 of a whole tensor")
+    """Of a whole gradient, as clip_grad_norm_ has it, the root of the sum of squares at 2 f fraction bits or more."""
+    if ord != 2 or dim is not None or not x.gradient:
+        return torch.linalg.vector_norm(x.content, ord, dim, keepdim)
     value = as_gradient(context, x.content, None if x.content.numel() < 2 else context.frac_bits + 4)
     return _root(torch.sum(doubled(context, value)))
 

@@ -1,8 +1,10 @@
-"""Batch normalisation on batch statistics, forward and backward, and dropout."""
+"""Normalisation on the statistics of the input itself, forward and backward, and dropout."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -41,13 +43,7 @@ def batch_norm(
     n, dims = value.numel() // value.shape[1], _others(value)
     if n < 2:
         raise ArgumentError("batch_norm in training needs more than one value a channel")
-    centre = torch.mean(value, dims, keepdim=True)
-    centre = shortened(context, centre, max(context.frac_bits, value.scale_bits))
-    deviation = settled(context, value - centre, 0)
-    variance = torch.mean(torch.square(deviation), dims, keepdim=True)
-    inverse = torch.rsqrt(variance + eps)
-    inverse = inverse.bounded(None if inverse.bound is None else eps**-0.5 * 2.0**inverse.scale_bits + 2.0)
-    normal = _normal(context, deviation, inverse, n)
+    normal, centre, variance, inverse = _normalised(context, value, dims, eps)
     if isinstance(mean, Cell):
         _towards(context, mean, centre.flatten(), momentum)
         _towards(context, var, times(context, variance.flatten(), n / (n - 1), state_bits(context)), momentum)
@@ -57,6 +53,20 @@ def batch_norm(
     if bias is not None:
         y = y + _of_channels(content(bias), value)
     return y, centre.flatten(), Made(inverse.flatten(), normal=normal)
+
+
+def _normalised(context: Context, value: SharedTensor, dims: list[int], eps: float) -> tuple[SharedTensor, ...]:
+    """The deviations over their root mean square, the mean, the variance, and the inverse of its root."""
+    if eps < 0:
+        raise ArgumentError(f"eps is not negative on shares, got {eps}")
+    n = math.prod(value.shape[d] for d in dims)
+    centre = torch.mean(value, dims, keepdim=True)
+    centre = shortened(context, centre, max(context.frac_bits, value.scale_bits))
+    deviation = settled(context, value - centre, 0)
+    variance = torch.mean(torch.square(deviation), dims, keepdim=True)
+    inverse = torch.rsqrt(variance + eps)
+    inverse = inverse.bounded(None if inverse.bound is None else eps**-0.5 * 2.0**inverse.scale_bits + 2.0)
+    return _normal(context, deviation, inverse, n), centre, variance, inverse
 
 
 def _normal(context: Context, deviation: SharedTensor, inverse: SharedTensor, n: int) -> SharedTensor:
@@ -76,9 +86,9 @@ def _towards(context: Context, running: Cell, now: SharedTensor, momentum: float
     running.write(made.bounded(bound), pool)
 
 
-def _sums(g: Tensor, x: Tensor) -> Tensor:
-    """sum of g x over all but the channels."""
-    return (g * x).sum([d for d in range(g.dim()) if d != 1])
+def _sums(dims: list[int], keepdim: bool, g: Tensor, x: Tensor) -> Tensor:
+    """The sum of g x over these dimensions."""
+    return (g * x).sum(dims, keepdim) if dims else g * x
 
 
 @row("batch_norm", aten.native_batch_norm_backward.default)
@@ -96,26 +106,111 @@ def batch_norm_backward(
         normal = torch.mul(shape - _of_channels(content(mean), shape), _of_channels(inverse, shape))
         normal = settled(context, normal, 0)
     total = torch.sum(value, dims)
-    along = _along(context, value, normal, n) if training else torch.mul(value, normal).sum(dims)
+    along = _along(context, value, normal, dims) if training else torch.mul(value, normal).sum(dims)
     step = inverse if weight is None else torch.mul(inverse, factor(context, weight))
     step = settled(context, step, 0)
     inner = as_gradient(context, g.content)
     if training:
-        bits = context.frac_bits + SLACK_BITS
-        first, second = (at(context, times(context, v, 1 / n, bits), bits) for v in (total, along))
-        most = 2.0 ** (gradient_bits(context) + bits)
-        first, second = (v.bounded(None if v.bound is None else min(v.bound, most + 2)) for v in (first, second))
-        inner = inner - _of_channels(first, shape) - torch.mul(normal, _of_channels(second, shape))
-        inner = as_gradient(context, inner)
+        inner = _inner(context, inner, normal, _of_channels(total, shape), _of_channels(along, shape), n)
     return torch.mul(inner, _of_channels(step, shape)), along, total
 
 
-def _along(context: Context, g: SharedTensor, normal: SharedTensor, n: int) -> SharedTensor:
+def _inner(
+    context: Context, g: SharedTensor, normal: SharedTensor, total: SharedTensor, along: SharedTensor, n: int
+) -> SharedTensor:
+    """g less its mean, and less the part along the normalised input; both means are below the limit of gradients."""
+    bits = context.frac_bits + SLACK_BITS
+    first, second = (at(context, times(context, v, 1 / n, bits), bits) for v in (total, along))
+    most = 2.0 ** (gradient_bits(context) + bits)
+    first, second = (v.bounded(None if v.bound is None else min(v.bound, most + 2)) for v in (first, second))
+    return as_gradient(context, g - first - torch.mul(normal, second))
+
+
+def _along(
+    context: Context, g: SharedTensor, normal: SharedTensor, dims: list[int], keepdim: bool = False
+) -> SharedTensor:
     """sum of g times the normalised input: by Cauchy and Schwarz below n times the limit of gradients."""
-    shares = context.backend.multiply(_sums, g.shares, normal.shares)
+    n = math.prod(g.shape[d] for d in dims)
+    shares = context.backend.multiply(partial(_sums, dims, keepdim), g.shares, normal.shares)
     bits = g.scale_bits + normal.scale_bits
     made = g.like(shares, bits, None if g.bound is None else 1.01 * n * g.bound * 2.0**normal.scale_bits)
     return fitted(context, made, CAPACITY)
+
+
+def _own(context: Context, x: SharedTensor, dims: list[int], eps: float) -> tuple[SharedTensor, SharedTensor, Made]:
+    """Normalised along some dimensions, with their mean, and the inverse deviation that keeps the former."""
+    normal, centre, _, inverse = _normalised(context, x, dims, eps)
+    return normal, centre, Made(inverse, normal=normal)
+
+
+def _own_backward(context: Context, g: Any, inverse: Cell, dims: list[int]) -> SharedTensor:
+    """The gradient of what was normalised, of one of the normalised."""
+    normal = inverse.kept["normal"]
+    n = math.prod(normal.shape[d] for d in dims)
+    value = as_gradient(context, g)
+    part = operand(context, Cell(value, gradient=True), n)
+    total, along = torch.sum(part, dims, keepdim=True), _along(context, part, normal, dims, keepdim=True)
+    inner = _inner(context, value, normal, total, along, n)
+    return torch.mul(inner, settled(context, inverse.content.reshape(along.shape), 0))
+
+
+def _affine(context: Context, normal: SharedTensor, weight: Any, bias: Any) -> SharedTensor:
+    y = normal if weight is None else torch.mul(normal, weight)
+    return y if bias is None else y + bias
+
+
+def _affine_backward(
+    context: Context, g: Cell, normal: SharedTensor, weight: Any, dims: list[int], mask: Any
+) -> tuple[SharedTensor, Any, Any]:
+    """The gradients of the normalised, of the weight and of the bias, which are common to these dimensions."""
+    n = math.prod(normal.shape[d] for d in dims)
+    value = operand(context, g, n)
+    along = _along(context, value, normal, dims) if mask[1] else None
+    total = torch.sum(value, dims) if mask[2] and dims else value
+    return value if weight is None else torch.mul(value, weight), along, total if mask[2] else None
+
+
+@row("layer_norm", aten.native_layer_norm.default)
+def layer_norm(context: Context, x: Cell, shape: Any, weight: Any, bias: Any, eps: float) -> tuple:
+    value = operand(context, x)
+    normal, centre, inverse = _own(context, value, list(range(value.dim() - len(shape), value.dim())), eps)
+    return _affine(context, normal, None if weight is None else factor(context, weight), content(bias)), centre, inverse
+
+
+@row("layer_norm", aten.native_layer_norm_backward.default)
+def layer_norm_backward(
+    context: Context, g: Cell, x: Cell, shape: Any, mean: Any, inverse: Cell, weight: Any, bias: Any, mask: Any
+) -> tuple:
+    normal = inverse.kept["normal"]
+    first = normal.dim() - len(shape)
+    weight = None if weight is None else factor(context, weight)
+    inner, along, total = _affine_backward(context, g, normal, weight, list(range(first)), mask)
+    return _own_backward(context, inner, inverse, list(range(first, normal.dim()))), along, total
+
+
+@row("group_norm", aten.native_group_norm.default, note="instance_norm too")
+def group_norm(
+    context: Context, x: Cell, weight: Any, bias: Any, n: int, c: int, places: int, groups: int, eps: float
+) -> tuple:
+    value = operand(context, x)
+    normal, centre, inverse = _own(context, value.reshape((n, groups, -1)), [2], eps)
+    weight, bias = (None if v is None else _of_channels(content(v), value) for v in (weight, bias))
+    weight = None if weight is None else settled(context, weight, 0)
+    y = _affine(context, normal.reshape(value.shape), weight, bias)
+    inverse.content = inverse.content.reshape((n, groups))
+    return y, centre.reshape((n, groups)), inverse
+
+
+@row("group_norm", aten.native_group_norm_backward.default)
+def group_norm_backward(
+    context: Context, g: Cell, x: Cell, mean: Any, inverse: Cell, weight: Any, n: int, c: int, places: int,
+    groups: int, mask: Any,
+) -> tuple:  # fmt: skip
+    shape = x.content.shape
+    normal = inverse.kept["normal"].reshape(shape)
+    weight = None if weight is None else settled(context, _of_channels(content(weight), normal), 0)
+    inner, along, total = _affine_backward(context, g, normal, weight, _others(normal), mask)
+    return _own_backward(context, inner.reshape((n, groups, -1)), inverse, [2]).reshape(shape), along, total
 
 
 def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
@@ -126,8 +221,24 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False
         raise ArgumentError(f"dropout probability has to be between 0 and 1, but got {p}")
     if inplace:
         raise ArgumentError("dropout in place is not supported on shares; use inplace=False")
-    left = (torch.rand(tuple(x.shape)) >= p).to(torch.int64)
+    return _left_out(x, p, tuple(x.shape))
+
+
+def _left_out(x: Any, p: float, shape: tuple) -> Any:
+    left = (torch.rand(shape) >= p).to(torch.int64)
     return x * left * (1 / (1 - p) if p < 1 else 0.0)
 
 
+def _channels_dropped(dims: int) -> Callable:
+    def run(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        """Whole channels at once, of which each has so many dimensions."""
+        if not training or p == 0 or not 0 <= p <= 1 or inplace:
+            return dropout(x, p, training, inplace)
+        return _left_out(x, p, (*x.shape[: x.dim() - dims], *(1,) * dims))
+
+    return run
+
+
 FUNCTIONS[F.dropout] = FUNCTIONS[torch.dropout] = dropout
+for _function, _dims in ((F.dropout1d, 1), (F.dropout2d, 2), (F.dropout3d, 3)):
+    FUNCTIONS[_function] = _channels_dropped(_dims)

@@ -16,7 +16,7 @@ import torch
 
 from ..errors import ArgumentError
 from ..ops.common import SLACK_BITS, raised, settled, shortened
-from ..ops.ranges import CAPACITY, dropped, fitted, limit_bits
+from ..ops.ranges import CAPACITY, dropped, fitted, limit_at, limit_bits
 from ..ring import HEADROOM_BITS
 from ..ring.scheme import Scheme
 from ..tensor import SharedTensor
@@ -116,6 +116,9 @@ def times(context: Context, x: SharedTensor, number: float, scale_bits: int) -> 
         moved = x.like(x.shares if number > 0 else -x.shares, x.scale_bits - exponent + 1, x.bound)
         return at(context, moved, scale_bits)
     room = math.floor(math.log2(CAPACITY / max(1.0, known(context, x))))
+    if room < FACTOR_BITS:  # what nothing says of is below the activation limit, rather than rounded away
+        x = fitted(context, x, limit_at(context, x.scale_bits))
+        room = math.floor(math.log2(CAPACITY / max(1.0, known(context, x))))
     if room < FACTOR_BITS:
         x = shortened(context, x, x.scale_bits - (FACTOR_BITS - room))
         room = FACTOR_BITS

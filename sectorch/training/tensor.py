@@ -256,8 +256,7 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     key = _base_of(func) or func
     target = None if key is func else args[0]
     composed = None if key in GRADIENTS.row_of else WITHOUT_ROW[0](key)
-    row = GRADIENTS.row_of.get(key)
-    if row is None and composed is None:
+    if composed is None and key not in GRADIENTS.row_of:
         if "_local_scalar_dense" in str(func) or "is_nonzero" in str(func):
             raise SecretAccessError(
                 f"a number was asked of a DifferentiableTensor at {line()}; use .reveal(), and torch.where to choose"
@@ -273,8 +272,11 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
             raise ArgumentError(f"{func}: tensors of two sessions, or two number formats, meet at {line()}")
     if composed is not None:
         made = composed(*args, **kwargs)
+        if made is NotImplemented:
+            raise UnsupportedOpError(f"{GRADIENTS.unsupported(func, args, kwargs)} (at {line()})")
         return made if target is None else _written(func, target, made)
-    context, backward = Context(first.session, first.party, first.scheme), torch._C._current_graph_task_id() != -1
+    row, context = GRADIENTS.row_of[key], Context(first.session, first.party, first.scheme)
+    backward = torch._C._current_graph_task_id() != -1
     backward = (backward and any(x.cell.gradient for x in given)) or key is torch.ops.aten.ones_like.default
     if row.view and target is not None:
         return target

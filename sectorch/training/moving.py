@@ -1,0 +1,140 @@
+"""Entries by their places: public ones, and secret ones, which become one-hot codes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import ArgumentError
+from ..tensor import SharedTensor
+from ..tensor.on_meta import MASKED_SELECT, READS_CONTENT
+from ..tensor.table import ON_META, Context
+from .elementwise import constant, content
+from .functions import F, aten, torch
+from .scale import as_gradient, factor, no_larger
+from .tensor import GRADIENTS, Cell
+
+row = GRADIENTS.implements
+
+READS_CONTENT.add(aten.index.Tensor)
+MASKED_SELECT.add(aten.masked_select.default)
+
+
+@row("index", aten.index.Tensor, note="by public places; by secret ones as embedding")
+def index(context: Context, x: Any, places: Any) -> SharedTensor:
+    return content(x)[tuple(slice(None) if v is None else content(v) for v in places)]
+
+
+def _places(shape: Any, index: Any) -> Tensor:
+    """The numbers of the entries that a public index takes, in its order and shape."""
+    numbers = torch.arange(math.prod(shape)).reshape(tuple(shape))
+    return numbers[tuple(slice(None) if v is None else v for v in index)]
+
+
+@row("index_put", aten.index_put.default, note="by public places")
+def index_put(context: Context, x: Any, index: Any, values: Any, accumulate: bool = False) -> SharedTensor:
+    if any(isinstance(v, Cell) for v in index):
+        raise ArgumentError("writing to secret places is not supported on shares; use torch.where with a comparison")
+    start, values = content(x), content(values)
+    places = _places(start.shape, index)
+    values = values.expand(places.shape).reshape(-1)
+    write = torch.index_add if accumulate else torch.index_copy
+    return write(start.reshape(-1), 0, places.reshape(-1), values).reshape(start.shape)
+
+
+def _replicated(context: Context, g: Cell, x: Cell, padding: Any) -> SharedTensor:
+    """The gradient of what repeats entries at the edge: each gets the sum of its copies'."""
+    shape, value = x.content.shape, g.content
+    spatial = shape[len(shape) - len(padding) // 2 :]
+    numbers = torch.arange(math.prod(spatial), dtype=torch.float64).reshape(1, 1, *spatial)
+    places = F.pad(numbers, tuple(padding), mode="replicate").long().flatten()
+    rows = value.reshape((-1, len(places)))
+    zeros = constant(context, rows[:, :1], 0).expand((rows.shape[0], numbers.numel()))
+    return torch.index_add(zeros, 1, places, rows).reshape(shape)
+
+
+for _dims in (1, 2, 3):
+    row("pad", getattr(aten, f"replication_pad{_dims}d_backward").default)(_replicated)
+
+
+@row("xlogy", aten.xlogy.Tensor, aten.xlogy.Scalar_Self, note="x log y, and 0 where x is")
+def xlogy(context: Context, x: Any, y: Any) -> SharedTensor:
+    """No log of what x leaves out is taken."""
+    factor_, value = content(x), content(y)
+    nothing = factor_ == 0
+    inside = torch.where(nothing, 1.0, value) if isinstance(nothing, Tensor) else value
+    return torch.mul(factor_, torch.log(inside)) if isinstance(inside, SharedTensor) else factor_ * torch.log(inside)
+
+
+@row("masked_select", aten.masked_select.default, note="by a public mask")
+def masked_select(context: Context, x: Cell, mask: Any) -> SharedTensor:
+    return torch.masked_select(x.content, mask)
+
+
+@row("masked_scatter", aten.masked_scatter_backward.default, note="by a public mask")
+def masked_scatter_backward(context: Context, g: Cell, mask: Any, sizes: Any) -> SharedTensor:
+    """The entries under the mask one after the other, and zeros for what was not used."""
+    taken = torch.masked_select(g.content, mask)
+    count = 1
+    for n in sizes:
+        count *= n
+    return F.pad(taken, (0, count - taken.shape[0])).reshape(sizes)
+
+
+def _codes(index: Cell, classes: int, dim: int) -> SharedTensor:
+    """One-hot codes of secret places, with the classes in front: [classes, ...]. Worked out once for each index."""
+    key = f"codes {classes}"
+    if key not in index.kept:
+        index.kept[key] = F.one_hot(index.content, classes).movedim(-1, 0)
+    return index.kept[key]
+
+
+@row("scatter", aten.scatter.src, aten.scatter.value, note="public places; secret ones into zeros")
+def scatter(context: Context, x: Any, dim: int, index: Any, source: Any) -> SharedTensor:
+    """Entries to secret places of a tensor of zeros, as the gradients of `max`, `sort` and `topk` are.
+
+    Each place of the result is the sum of what goes there, so that places that meet are added up.
+    """
+    if not isinstance(index, Cell):
+        return torch.scatter(content(x), dim, index, content(source))
+    zeros = content(x).bound == 0 if isinstance(x, Cell) else not bool(x.any())
+    if not zeros or not isinstance(source, Cell):
+        raise ArgumentError("writing to secret places of what is not zero is not supported on shares")
+    classes = content(x).shape[dim] if index.content.dim() else 1
+    if not index.content.dim():
+        return source.content
+    value = as_gradient(context, source.content) if source.gradient else factor(context, source)
+    codes = _codes(index, classes, dim)
+    return no_larger(torch.mul(codes, value.unsqueeze(0)), value).sum(dim % value.dim() + 1).movedim(0, dim)
+
+
+@row("gather", aten.gather.default, note="public places; secret ones by one-hot codes")
+def gather(context: Context, x: Cell, dim: int, index: Any, *, sparse_grad: bool = False) -> SharedTensor:
+    if not isinstance(index, Cell):
+        return torch.gather(x.content, dim, index)
+    value = factor(context, x)
+    if not value.dim():
+        return value
+    dim %= value.dim()
+    codes = _codes(index, value.shape[dim], dim)  # [classes, ...]
+    places = [slice(0, n) if d != dim else slice(None) for d, n in enumerate(index.content.shape)]
+    entries = value[tuple(places)].movedim(dim, 0).unsqueeze(dim + 1)
+    return no_larger(torch.mul(codes, entries).sum(0), value)
+
+
+@row("index_fill", aten.masked_fill.Tensor, note="a number, public or secret")
+def masked_fill(context: Context, x: Any, mask: Any, value: Any) -> SharedTensor:
+    number = content(value)
+    if isinstance(number, SharedTensor):
+        return torch.where(content(mask), number, content(x))
+    return torch.masked_fill(content(x), content(mask), number)
+
+
+ON_META[aten._to_copy.default] = lambda x, dtype=None, **_: x.to(dtype=dtype)
+
+
+@row("copy", aten._to_copy.default, torch.ops.prims.convert_element_type.default, note="numbers stay what they are")
+def to_copy(context: Context, x: Cell, dtype: Any = None, **_: Any) -> SharedTensor:
+    return x.content.to(dtype) if dtype is not None else x.content
