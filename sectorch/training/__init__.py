@@ -8,6 +8,7 @@ from . import moving as moving
 from . import norms as norms
 from . import others as others
 from . import pooling as pooling
+from . import views as views
 from . import whole as whole
 from .model import shared as shared
 from .tensor import DifferentiableTensor as DifferentiableTensor

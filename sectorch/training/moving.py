@@ -23,7 +23,7 @@ MASKED_SELECT.add(aten.masked_select.default)
 
 
 @row("index", aten.index.Tensor, note="by public places; by secret ones as embedding")
-def index(context: Context, x: Any, places: Any) -> SharedTensor:
+def index(context: Context, x: Any, places: Any) -> Any:
     return content(x)[tuple(slice(None) if v is None else content(v) for v in places)]
 
 
@@ -92,7 +92,7 @@ def _codes(index: Cell, classes: int, dim: int) -> SharedTensor:
 
 
 @row("scatter", aten.scatter.src, aten.scatter.value, note="public places; secret ones into zeros")
-def scatter(context: Context, x: Any, dim: int, index: Any, source: Any) -> SharedTensor:
+def scatter(context: Context, x: Any, dim: int, index: Any, source: Any) -> Any:
     """Entries to secret places of a tensor of zeros, as the gradients of `max`, `sort` and `topk` are.
 
     Each place of the result is the sum of what goes there, so that places that meet are added up.
@@ -136,5 +136,5 @@ ON_META[aten._to_copy.default] = lambda x, dtype=None, **_: x.to(dtype=dtype)
 
 
 @row("copy", aten._to_copy.default, torch.ops.prims.convert_element_type.default, note="numbers stay what they are")
-def to_copy(context: Context, x: Cell, dtype: Any = None, **_: Any) -> SharedTensor:
+def to_copy(context: Context, x: Cell, dtype: Any = None, **_: Any) -> Any:
     return x.content.to(dtype) if dtype is not None else x.content

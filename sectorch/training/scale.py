@@ -26,6 +26,9 @@ from .tensor import CHANGED, Cell
 FACTOR_BITS = 14
 """Bits that a public factor has at least: its relative error is 2^-15 at most."""
 
+NUMBER_BITS = 24
+"""Bits that a public factor has where the ring has room."""
+
 ROOM_BITS = 4
 """Activations that meet gradients in a sum of products may be 2^4 without costing the gradients any bits."""
 
@@ -115,18 +118,27 @@ def times(context: Context, x: SharedTensor, number: float, scale_bits: int) -> 
     if mantissa == 0.5:  # a power of two moves the point
         moved = x.like(x.shares if number > 0 else -x.shares, x.scale_bits - exponent + 1, x.bound)
         return at(context, moved, scale_bits)
-    room = math.floor(math.log2(CAPACITY / max(1.0, known(context, x))))
-    if room < FACTOR_BITS:  # what nothing says of is below the activation limit, rather than rounded away
+    room = _room(context, x)
+    fine = context.frac_bits + SLACK_BITS
+    if room < NUMBER_BITS and fine < x.scale_bits < state_bits(context):  # a later product would take these bits anyway
+        x = shortened(context, x, max(fine, x.scale_bits - (NUMBER_BITS - room)))
+        x = x if _room(context, x) >= NUMBER_BITS else fitted(context, x, limit_at(context, x.scale_bits))
+    elif room < FACTOR_BITS:  # what nothing says of is below the activation limit, rather than rounded away
         x = fitted(context, x, limit_at(context, x.scale_bits))
-        room = math.floor(math.log2(CAPACITY / max(1.0, known(context, x))))
+    room = _room(context, x)
     if room < FACTOR_BITS:
         x = shortened(context, x, x.scale_bits - (FACTOR_BITS - room))
         room = FACTOR_BITS
-    bits = min(room, 24)
+    bits = min(room, NUMBER_BITS)
     whole = round(mantissa * 2**bits)
     bound = None if x.bound is None else x.bound * whole
     whole = whole if number > 0 else -whole
     return at(context, x.like(x.shares * whole, x.scale_bits + bits - exponent, bound), scale_bits)
+
+
+def _room(context: Context, x: SharedTensor) -> int:
+    """Bits that a factor of x may have."""
+    return math.floor(math.log2(CAPACITY / max(1.0, known(context, x))))
 
 
 def at(context: Context, x: SharedTensor, scale_bits: int) -> SharedTensor:
