@@ -32,6 +32,8 @@ def attention(
     context: Context, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> torch.Tensor:  # fmt: skip
+    if dropout_p and context is not None:  # without a context these are tensors that autograd follows
+        refuse("attention with dropout", "call model.eval() first")
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
@@ -71,6 +73,8 @@ def multi_head_attention(
     is_causal: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """[L, N, E] queries, [S, N, E] keys and values, as `F.multi_head_attention_forward` has them."""
+    if training and dropout_p and context is not None:  # as in `attention`
+        refuse("attention with dropout", "call model.eval() first")
     if bias_k is not None or bias_v is not None or add_zero_attn or static_k is not None or static_v is not None:
         refuse("attention with bias_k, bias_v, add_zero_attn or static keys", "leave them out")
     batched = query.dim() == 3

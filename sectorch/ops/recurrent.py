@@ -68,6 +68,8 @@ def _weights_of(weights: Any, has_biases: bool, at: int, each: int) -> tuple:
 def _run(kind: str, x: torch.Tensor, sizes: list[int], hidden: tuple, weights: Any, has_biases: bool, layers: int,
          dropout: float, train: bool, bidirectional: bool) -> tuple:  # fmt: skip
     """All layers and directions, of rows of steps. The input's part of the gates is one product for all of them."""
+    if train and dropout and isinstance(x, SharedTensor):
+        refuse("dropout between recurrent layers in training mode", "call model.eval() first")
     directions = 2 if bidirectional else 1
     each = len(weights) // (layers * directions)
     last: list[list[Any]] = [[] for _ in hidden]
