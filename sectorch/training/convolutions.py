@@ -16,7 +16,8 @@ from .elementwise import content
 from .functions import F, aten, torch
 from .layers import summed
 from .scale import as_gradient, operand
-from .tensor import GRADIENTS, Cell
+from .cells import Cell
+from .operations import GRADIENTS
 
 row = GRADIENTS.implements
 

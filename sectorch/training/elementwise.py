@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,9 @@ from .scale import (
     total,
     wide,
 )
-from .tensor import GRADIENTS, Cell
+from .cells import Cell
+from .operations import GRADIENTS
+from .public import VARYING, Varying, factor_form, inverse_form, places, scale_form
 
 row = GRADIENTS.implements
 
@@ -36,12 +39,12 @@ def kept_bits(context: Context, x: SharedTensor) -> int:
     return max(context.frac_bits + SLACK_BITS, min(x.scale_bits, state_bits(context)))
 
 
-def scaled(context: Context, value: Any, number: float) -> Any:
+def scaled(context: Context, value: Any, number: Any) -> Any:
     """A number times anything."""
     if number == 1 or not isinstance(value, (Cell, SharedTensor)):
         return content(value) if number == 1 else value * number
     x = content(value)
-    return times(context, x, number, kept_bits(context, x))
+    return times(context, x, number, kept_bits(context, x), wide=True)
 
 
 @row("add", aten.add.Tensor, aten.add.Scalar)
@@ -66,6 +69,11 @@ def neg(context: Context, x: Cell) -> SharedTensor:
 
 @row("mul", aten.mul.Tensor, aten.mul.Scalar)
 def mul(context: Context, x: Any, y: Any) -> SharedTensor:
+    if isinstance(y, Varying):
+        value = operand(context, x) if y.form.kind == "mask" else content(x)
+        return coded(context, value, y) if y.form.kind == "mask" else _times(context, value, y)
+    if type(y) is Tensor and y.dim() and factor_form(y) is not None:
+        return coded(context, operand(context, x), y)
     for value, other in ((x, y), (y, x)):
         number = plain_number(other)
         if number is not None:
@@ -73,23 +81,37 @@ def mul(context: Context, x: Any, y: Any) -> SharedTensor:
     return torch.mul(operand(context, x), operand(context, y))
 
 
-def _times(context: Context, x: SharedTensor, number: float) -> SharedTensor:
+def _times(context: Context, x: SharedTensor, number: Any) -> SharedTensor:
     """By a number near one, as a decay is, the rest is what is small: x - (1 - number) x."""
     bits = kept_bits(context, x)
-    if 0.5 < number < 1:
+    varies = isinstance(number, Varying)
+    if number.rest if varies else 0.5 < number < 1:
+        rest = number if varies else 1 - number
+        least = 2.0 ** ((number.exponent if varies else places(rest, False)) - 1)
         x = at(context, x, bits)
-        made = total(context, x, times(context, x, 1 - number, bits), -1)
-        return made.bounded(x.bound if x.bound is None else x.bound + 2)
+        made = total(context, x, times(context, x, rest, bits), -1)
+        return made.bounded(None if x.bound is None else x.bound * (1 - least * (1 - 2.0**-13)) + 2)
     return times(context, x, number, bits)
+
+
+def coded(context: Context, x: SharedTensor, code: Any) -> SharedTensor:
+    """x times public zeros and ones, which may be others in the next step, or secret ones."""
+    if isinstance(code, SharedTensor):
+        return torch.mul(x, code.float())
+    if isinstance(code, Varying):
+        code = code.made(context, Tensor.long, code.shape)
+    code = code.long() if isinstance(code, Tensor) else code
+    return x.like(context.backend.each(operator.mul, x.shares, code), bound=x.bound)
 
 
 @row("div", aten.div.Tensor, aten.div.Scalar)
 def div(context: Context, x: Any, y: Any) -> SharedTensor:
     number = plain_number(y)
-    if number is not None:
-        if number == 0:
-            raise ArgumentError("division by zero")
-        return times(context, content(x), 1 / number, kept_bits(context, content(x)))
+    if number == 0:
+        raise ArgumentError("division by zero")
+    if isinstance(y, Varying) or number is not None:
+        inverse = y if number is None else 1 / number
+        return times(context, content(x), inverse, kept_bits(context, content(x)), wide=True)
     if isinstance(x, Cell) and x.gradient:  # a quotient of what is small keeps its bits
         return _finer(as_gradient(context, x.content), content(y))
     return torch.div(content(x), content(y))
@@ -129,8 +151,12 @@ def lerp(context: Context, x: Cell, y: Any, weight: float) -> SharedTensor:
     start, end = wide(context, x.content), content(y)
     end = wide(context, as_gradient(context, end) if isinstance(end, SharedTensor) else end)
     made = start + times(context, end - start, weight, state_bits(context))
-    known = None if start.bound is None or end.bound is None else max(start.bound, end.bound) + 2
-    return made.bounded(known) if 0 <= weight <= 1 else made
+    return made.bounded(towards(start.bound, end.bound, weight)) if 0 < weight <= 1 else made
+
+
+def towards(start: float | None, end: float | None, weight: float) -> float | None:
+    """The bound of x + w (y - x), computed to a unit: where x is that large, it stays so."""
+    return None if start is None or end is None else max(start, end + 2 / weight)
 
 
 @row("addcmul", aten.addcmul.default, note="a square is rounded up, so that no step of Adam's is too long")
@@ -149,7 +175,15 @@ def addcdiv(context: Context, x: Cell, a: Cell, b: Cell, value: float = 1) -> Sh
     """Numerator and divisor both 2^6 times as large: a quotient of what is small keeps its bits."""
     above, below = (v.like(v.shares, v.scale_bits - ROOT_BITS, v.bound) for v in (a.content, b.content))
     quotient = torch.div(above, below)
-    return total(context, x.content, times(context, quotient, value, state_bits(context)))
+    return total(context, x.content, times(context, quotient, value, state_bits(context), wide=True))
+
+
+VARYING |= {
+    **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor), {"alpha": scale_form}),
+    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), {1: factor_form}),
+    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), {1: inverse_form}),
+    aten.addcdiv.default: {"value": scale_form},
+}
 
 
 def constant(context: Context, x: SharedTensor, value: float) -> SharedTensor:

@@ -10,8 +10,9 @@ from ..tensor import SharedTensor
 from ..tensor.table import Context
 from .elementwise import content, scaled
 from .functions import F, aten, torch
+from .cells import Cell, Made
+from .operations import GRADIENTS
 from .scale import as_gradient, no_larger, operand, total
-from .tensor import GRADIENTS, Cell, Made
 
 row = GRADIENTS.implements
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from ..errors import ArgumentError, DimensionError
 from ..tensor import SharedTensor
 from ..tensor.table import Context
-from .elementwise import constant, content, kept_bits
+from .elementwise import coded, constant, content, kept_bits
 from .functions import F, aten, torch
 from .scale import as_gradient, factor, operand, times
-from .tensor import GRADIENTS, Cell
+from .cells import Cell
+from .operations import GRADIENTS
+from .public import VARYING, Varying, labels_form
 
 row = GRADIENTS.implements
 
@@ -63,6 +67,13 @@ def _code(context: Context, target: Any, classes: int) -> Any:
         if "code" not in target.kept:
             target.kept["code"] = F.one_hot(target.content, classes)
         return target.kept["code"]
+    if isinstance(target, Varying):
+        return target.made(context, public_code, torch.Size((*target.form.said[0], classes)), classes)
+    return public_code(target, classes)
+
+
+def public_code(target: Tensor, classes: int) -> Tensor:
+    """One-hot codes of public labels. Raises DimensionError where one is out of range."""
     if target.numel() and (int(target.min()) < 0 or int(target.max()) >= classes):
         raise DimensionError(f"labels are from 0 to {classes - 1}, got {int(target.min())} to {int(target.max())}")
     return F.one_hot(target.long(), classes)
@@ -80,9 +91,12 @@ def _plain_nll(x: Any, weight: Any, ignore_index: int) -> int:
 def nll_loss(context: Context, x: Cell, target: Any, weight: Any, reduction: int, ignore_index: int) -> tuple:
     dim = _plain_nll(x, weight, ignore_index)
     code = _code(context, target, x.content.shape[dim])
-    taken = -torch.mul(x.content, code.float()).sum(dim)
+    taken = -coded(context, x.content, code).sum(dim)
     count = taken.numel()
     return _reduced(taken, reduction), constant(context, taken.sum(), float(count))
+
+
+VARYING |= {aten.nll_loss_forward.default: {1: labels_form}, aten.nll_loss_backward.default: {2: labels_form}}
 
 
 @row("nll_loss", aten.nll_loss_backward.default)
@@ -90,12 +104,13 @@ def nll_loss_backward(
     context: Context, g: Cell, x: Cell, target: Any, weight: Any, reduction: int, ignore_index: int, total: Any
 ) -> SharedTensor:
     dim = _plain_nll(x, weight, ignore_index)
-    code = _code(context, target, x.content.shape[dim]).float()
+    code = _code(context, target, x.content.shape[dim])
     value = as_gradient(context, g.content)
     value = value.unsqueeze(dim) if reduction not in (MEAN, SUM) else value
     if reduction == MEAN:
-        value = times(context, value, 1 / max(1, code.numel() // code.shape[dim]), kept_bits(context, value))
-    return -torch.mul(value, code)
+        count = code.shape.numel() // code.shape[dim]
+        value = times(context, value, 1 / max(1, count), kept_bits(context, value))
+    return -coded(context, value, code)
 
 
 @row("mse_loss", aten.mse_loss.default)

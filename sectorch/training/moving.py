@@ -14,7 +14,8 @@ from ..tensor.table import ON_META, Context
 from .elementwise import constant, content
 from .functions import F, aten, torch
 from .scale import as_gradient, factor, no_larger
-from .tensor import GRADIENTS, Cell
+from .cells import Cell
+from .operations import GRADIENTS
 
 row = GRADIENTS.implements
 

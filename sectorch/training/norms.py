@@ -14,12 +14,17 @@ from ..ops.common import SLACK_BITS, settled, shortened
 from ..ops.ranges import CAPACITY, fitted
 from ..tensor import SharedTensor
 from ..tensor.table import Context
-from .elementwise import content
+from .elementwise import content, towards
 from .functions import F, aten, torch
 from .scale import as_gradient, at, factor, gradient_bits, operand, state_bits, times, wide
-from .tensor import FUNCTIONS, GRADIENTS, Cell, Made, Pool
+from .cells import Cell, Made, Pool
+from .operations import GRADIENTS, WRITES
+from .tensor import FUNCTIONS
 
 row = GRADIENTS.implements
+
+
+WRITES[aten.native_batch_norm.default] = (3, 4)
 
 
 def _others(x: SharedTensor) -> list[int]:
@@ -81,7 +86,7 @@ def _towards(context: Context, running: Cell, now: SharedTensor, momentum: float
     """One step of an exponential mean; what the batch raised, it depends on."""
     start, end = wide(context, running.content), wide(context, now)
     made = start + times(context, end - start, momentum, state_bits(context))
-    bound = None if start.bound is None or end.bound is None else max(start.bound, end.bound) + 2
+    bound = towards(start.bound, end.bound, momentum)
     pool = Pool.of([Pool((*running.pool.flags, *context.net.raised))])
     running.write(made.bounded(bound), pool)
 

@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 
 from ..tensor.table import SHARES, Context, row_of
 from .elementwise import content
-from .tensor import GRADIENTS, WITHOUT_ROW
+from .operations import GRADIENTS
+from .tensor import WITHOUT_ROW
 
 PLACES = ((torch, ""), (F, ""), (torch.linalg, "linalg_"), (torch.special, "special_"), (torch.Tensor, ""))
 """Where a torch function with the name of an operator may be, and what the operator's name begins with then."""

@@ -17,7 +17,8 @@ from ..tensor.table import Context
 from .elementwise import kept_bits
 from .functions import F, aten, torch
 from .scale import as_gradient, no_larger, operand, times
-from .tensor import GRADIENTS, Cell, Made
+from .cells import Cell, Made
+from .operations import GRADIENTS
 
 row = GRADIENTS.implements
 

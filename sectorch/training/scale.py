@@ -10,6 +10,7 @@ With f fraction bits for activations and weights,
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import torch
@@ -21,7 +22,9 @@ from ..ring import HEADROOM_BITS
 from ..ring.scheme import Scheme
 from ..tensor import SharedTensor
 from ..tensor.table import Context
-from .tensor import CHANGED, Cell
+from .cells import Cell
+from .operations import CHANGED, STATE
+from .public import SPAN, Varying, places
 
 FACTOR_BITS = 14
 """Bits that a public factor has at least: its relative error is 2^-15 at most."""
@@ -92,6 +95,18 @@ def parameter(context: Context, x: SharedTensor) -> SharedTensor:
 CHANGED.append(parameter)
 
 
+def state(context: Context, x: SharedTensor) -> SharedTensor:
+    """What an optimiser keeps, with one of two bounds: each step would otherwise give another one, and be another
+    program. The first is a little more than squares of gradients have, and ten times what gradients have."""
+    if x.bound is None:
+        return x
+    few = 1.25 * 4.0 ** gradient_bits(context) * 2.0**x.scale_bits
+    return x.bounded(few if x.bound <= few <= CAPACITY else max(x.bound, CAPACITY))
+
+
+STATE.append(state)
+
+
 def no_larger(y: SharedTensor, x: SharedTensor) -> SharedTensor:
     """y, whose entries are those of x or zero, with the bound of x."""
     return y.bounded(None if x.bound is None else x.bound * 2.0 ** (y.scale_bits - x.scale_bits))
@@ -102,22 +117,31 @@ def known(context: Context, x: SharedTensor) -> float:
     return x.bound if x.bound is not None else 2.0 ** (context.scheme.activation_bits + x.scale_bits)
 
 
-def times(context: Context, x: SharedTensor, number: float, scale_bits: int) -> SharedTensor:
+def times(
+    context: Context, x: SharedTensor, number: float | Varying, scale_bits: int, wide: bool = False
+) -> SharedTensor:
     """x times a public number, at so many fraction bits.
 
     The number keeps 14 bits at least: an error of 2^-15 of the product, and one of a unit in the last place.
 
+    Args:
+        wide: of a number whose size changes from step to step: its bits are counted from the next multiple of
+            `public.SPAN`, so that numbers of one form take the same steps.
+
     Raises:
         ArgumentError: a number that is not finite.
     """
-    if not math.isfinite(number):
-        raise ArgumentError(f"a shared tensor times {number} is no number")
-    if number == 0:
-        return x.like(x.shares * 0, scale_bits, 0.0)
-    mantissa, exponent = math.frexp(abs(number))
-    if mantissa == 0.5:  # a power of two moves the point
-        moved = x.like(x.shares if number > 0 else -x.shares, x.scale_bits - exponent + 1, x.bound)
-        return at(context, moved, scale_bits)
+    if not isinstance(number, Varying):
+        if not math.isfinite(number):
+            raise ArgumentError(f"a shared tensor times {number} is no number")
+        if number == 0:
+            return x.like(x.shares * 0, scale_bits, 0.0)
+        mantissa, power = math.frexp(abs(number))
+        if mantissa == 0.5:  # a power of two moves the point
+            moved = x.like(x.shares if number > 0 else -x.shares, x.scale_bits - power + 1, x.bound)
+            return at(context, moved, scale_bits)
+    exponent = number.exponent if isinstance(number, Varying) else places(number, wide)
+    least = FACTOR_BITS + (SPAN - 1 if wide else 0)
     room = _room(context, x)
     fine = context.frac_bits + SLACK_BITS
     if room < NUMBER_BITS and fine < x.scale_bits < state_bits(context):  # a later product would take these bits anyway
@@ -126,14 +150,16 @@ def times(context: Context, x: SharedTensor, number: float, scale_bits: int) -> 
     elif room < FACTOR_BITS:  # what nothing says of is below the activation limit, rather than rounded away
         x = fitted(context, x, limit_at(context, x.scale_bits))
     room = _room(context, x)
-    if room < FACTOR_BITS:
-        x = shortened(context, x, x.scale_bits - (FACTOR_BITS - room))
-        room = FACTOR_BITS
+    if room < least:
+        x = shortened(context, x, x.scale_bits - (least - room))
+        room = least
     bits = min(room, NUMBER_BITS)
-    whole = round(mantissa * 2**bits)
-    bound = None if x.bound is None else x.bound * whole
-    whole = whole if number > 0 else -whole
-    return at(context, x.like(x.shares * whole, x.scale_bits + bits - exponent, bound), scale_bits)
+    bound = None if x.bound is None else x.bound * 2.0**bits
+    if isinstance(number, Varying):
+        shares = context.backend.each(operator.mul, x.shares, number.whole(context, bits - exponent))
+    else:
+        shares = x.shares * round(number * 2.0 ** (bits - exponent))
+    return at(context, x.like(shares, x.scale_bits + bits - exponent, bound), scale_bits)
 
 
 def _room(context: Context, x: SharedTensor) -> int:

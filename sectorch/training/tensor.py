@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..errors import ArgumentError, SecretAccessError, SectorchError, ShapeError, UnsupportedOpError
+from ..errors import ArgumentError, SecretAccessError, SectorchError, UnsupportedOpError
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
 from ..tensor.dispatch import METADATA, SECRETS
 from ..tensor.on_meta import result_on_meta
-from ..tensor.table import Context, OpTable, spell, typed
-
-GRADIENTS = OpTable("tensors that are trained on", "docs/training.md lists what has a gradient")
-"""The operators of aten that training computes. Handlers are f(context, *args, **kwargs) on SharedTensors."""
-
-CHANGED: list[Callable] = []
-"""What a parameter is held to after an operation in place: f(context, content)."""
+from ..tensor.table import Context, spell, typed
+from .cells import Cell as Cell
+from .cells import Made as Made
+from .cells import Pool as Pool
+from .operations import CHANGED as CHANGED
+from .operations import GRADIENTS as GRADIENTS
+from .operations import Operation, computed
+from .recording import recorded
 
 FUNCTIONS: dict[Any, Callable] = {}
 """Functions that are computed whole, above autograd, of functions that have rows: where torch would draw a secret."""
@@ -35,89 +36,6 @@ WITHOUT_ROW: list[Callable] = []
 """What is asked about an operator without a row: it gives it one, or what composes it of others, or None."""
 
 _SKIPPED = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
-
-
-class Pool:
-    """The flags of a computation, which nothing that it gives is revealed without: of one graph, and of what it reads.
-
-    Each tensor would otherwise hand on the flags of all steps before it. What an operation in place wrote, and what was
-    shared, has a pool that is settled: who reads it takes its flags, and what becomes of those results is no matter
-    of it. So a loss that leaves the range leaves the model as it was.
-    """
-
-    def __init__(self, flags: Any = (), settled: bool = False):
-        self._flags: dict[Any, None] = dict.fromkeys(flags)
-        self._into: Pool | None = None
-        self.settled = settled
-
-    def root(self) -> Pool:
-        return self if self._into is None else self._into.root()
-
-    @property
-    def flags(self) -> tuple:
-        return tuple(self.root()._flags)
-
-    def add(self, flags: Any) -> None:
-        self.root()._flags.update(dict.fromkeys(flags))
-
-    def joined(self, context: Context, most: int = 1) -> tuple:
-        """The flags, as one where they are more than so many. In a call."""
-        pool = self.root()
-        if len(pool._flags) > most:
-            pool._flags = {context.backend.joined(tuple(pool._flags)): None}
-        return tuple(pool._flags)
-
-    @staticmethod
-    def of(pools: list[Pool]) -> Pool:
-        """The pool of what is computed from tensors of these: one of graphs, which from then on are one."""
-        roots = list(dict.fromkeys(pool.root() for pool in pools))
-        graphs = [pool for pool in roots if not pool.settled]
-        made = graphs[0] if graphs else Pool()
-        for pool in roots:
-            if pool is not made:
-                made.add(pool._flags)
-            if not pool.settled and pool is not made:
-                pool._into, pool._flags = made, {}
-        return made
-
-
-MANY = 64
-"""Flags that a pool holds before they are joined."""
-
-
-class Cell:
-    """The content of a tensor and of all that share its memory, which an operation in place changes for all of them.
-
-    Attributes:
-        gradient: whether a backward pass made it.
-        kept: what rows have worked out of the content and may use again.
-        pool: the flags that nothing made of it is revealed without.
-        base: of a view, the cell that it is a view of, and that one's version then.
-    """
-
-    def __init__(
-        self, content: SharedTensor, gradient: bool = False, base: Cell | None = None, pool: Pool | None = None
-    ):
-        self._content, self.gradient, self.version = content, gradient, 0
-        self.pool = pool or (Pool(content.flags, settled=True) if base is None else base.pool)
-        self.kept: dict[str, Any] = {}
-        self.base = None if base is None else (base, base.version)
-
-    @property
-    def content(self) -> SharedTensor:
-        """Raises UnsupportedOpError where memory that this one is a view of has changed since."""
-        if self.base is not None and self.base[0].version != self.base[1]:
-            raise UnsupportedOpError(
-                "a view of a shared tensor was used after the tensor was changed in place; take the view again"
-            )
-        return self._content
-
-    def write(self, content: SharedTensor, pool: Pool) -> None:
-        """Change it in place, to what depends on these flags."""
-        if self.base is not None:
-            raise UnsupportedOpError("a view of a shared tensor cannot be changed in place; write it out of place")
-        self._content, self.kept, self.pool = content, {}, Pool(pool.flags, settled=True)
-        self.version += 1
 
 
 class DifferentiableTensor(SecretTensor):
@@ -142,8 +60,8 @@ class DifferentiableTensor(SecretTensor):
     @staticmethod
     def __new__(cls, content: SharedTensor | Cell, requires_grad: bool = False):
         cell = content if isinstance(content, Cell) else Cell(content)
-        with torch._C.DisableTorchFunctionSubclass():
-            shape, dtype, device = cell.content.shape, cell.content.dtype, cell.content.device
+        meta, device = cell.shape, cell.context.session.device
+        shape, dtype = meta.shape, meta.dtype
         self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device, requires_grad=requires_grad)
         self.cell = cell
         return self
@@ -153,15 +71,15 @@ class DifferentiableTensor(SecretTensor):
 
     @property
     def session(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]  the content's
-        return self.cell.content.session
+        return self.cell.context.session
 
     @property
     def party(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]  the content's
-        return self.cell.content.party
+        return self.cell.context.party
 
     @property
     def scheme(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]  the content's
-        return self.cell.content.scheme
+        return self.cell.context.scheme
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         with torch._C.DisableTorchFunctionSubclass():
@@ -247,7 +165,7 @@ def _base_of(func: Any) -> Any:
 
 
 def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
-    """An operator of aten, computed by its row.
+    """An operator of aten: computed by its row, or recorded where a step is.
 
     Raises:
         UnsupportedOpError: it has none; names the operator and the user's line.
@@ -265,67 +183,26 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     if target is not None and not isinstance(target, DifferentiableTensor):
         raise UnsupportedOpError(f"{func} would write a secret into a plain tensor at {line()}")
     given = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, DifferentiableTensor)]
-    first = given[0].cell.content
-    for other in given[1:]:
-        content = other.cell.content
-        if content.session is not first.session or content.scheme != first.scheme or content.party != first.party:
-            raise ArgumentError(f"{func}: tensors of two sessions, or two number formats, meet at {line()}")
+    context = given[0].cell.context
+    if any(other.cell.context != context for other in given[1:]):
+        raise ArgumentError(f"{func}: tensors of two sessions, or two number formats, meet at {line()}")
     if composed is not None:
         made = composed(*args, **kwargs)
         if made is NotImplemented:
             raise UnsupportedOpError(f"{GRADIENTS.unsupported(func, args, kwargs)} (at {line()})")
-        return made if target is None else _written(func, target, made)
-    row, context = GRADIENTS.row_of[key], Context(first.session, first.party, first.scheme)
-    backward = torch._C._current_graph_task_id() != -1
-    backward = (backward and any(x.cell.gradient for x in given)) or key is torch.ops.aten.ones_like.default
+        return made if target is None else dispatch(torch.ops.aten.copy_.default, (target, made), {})
+    row = GRADIENTS.row_of[key]
     if row.view and target is not None:
         return target
     meta = result_on_meta(key, args, kwargs)
-    if row.view:
-        made = GRADIENTS.handler[key](context, given[0].cell, *args[1:], **kwargs)
-        return pytree.tree_map(lambda c: DifferentiableTensor(c) if isinstance(c, Cell) else c, made)
+    backward = torch._C._current_graph_task_id() != -1 and any(x.cell.gradient for x in given)
+    backward = backward or key is torch.ops.aten.ones_like.default
     args, kwargs = pytree.tree_map(lambda v: v.cell if isinstance(v, DifferentiableTensor) else v, (args, kwargs))
-    with context.session.operation(context.party) as net:
-        before = len(net.raised)
-        result = GRADIENTS.handler[key](context, *args, **kwargs)
-        if target is not None and target.requires_grad and target.is_leaf:
-            result = CHANGED[0](context, result)
-        raised = tuple(net.raised[before:])
-        pool = Pool.of([x.cell.pool for x in given])
-        pool.add(raised)
-        if len(pool.flags) > MANY:
-            pool.joined(context)
-    if isinstance(result, tuple):
-        return tuple(_wrapped(func, y, m, pool, backward) for y, m in zip(result, meta, strict=True))
-    made = _wrapped(func, result, meta, pool, backward)
-    return made if target is None else _written(func, target, made)
-
-
-def _written(func: Any, target: Any, made: Any) -> Any:
-    """The target of an operation in place, with its result."""
-    if made.cell.content.shares.shape != target.cell.content.shares.shape:
-        raise ShapeError(f"{func} in place: the result has another shape than its target (at {line()})")
-    target.cell.write(made.cell.content, made.cell.pool)
-    return target
-
-
-def _wrapped(func: Any, y: Any, meta: Any, pool: Pool, backward: bool) -> Any:
-    """A row's result, of the shape and dtype that torch gives."""
-    if isinstance(y, Made):
-        made = _wrapped(func, y.content, meta, pool, backward)
-        made.cell.kept.update(y.kept)
-        return made
-    if not isinstance(y, SharedTensor):
-        return y
-    if y.shares.shape != meta.shape:
-        raise ShapeError(f"internal error: {func} gave shape {tuple(y.shares.shape)}, torch {tuple(meta.shape)}")
-    made = y.like(y.shares, bound=y.bound, dtype=meta.dtype)
-    made.whole_bits = y.whole_bits
-    return DifferentiableTensor(Cell(made, backward, pool=pool))
-
-
-class Made:
-    """A row's result with what the backward pass may use again."""
-
-    def __init__(self, content: SharedTensor, **kept: Any):
-        self.content, self.kept = content, kept
+    parameter = target is not None and target.requires_grad and target.is_leaf
+    into = None if target is None else target.cell
+    op = Operation(key, row, args, kwargs, meta, into, parameter, backward, line())
+    recording = recorded(context)
+    made = computed(context, op) if recording is None else recording.add(op)
+    if target is not None:
+        return target
+    return pytree.tree_map(lambda c: DifferentiableTensor(c) if isinstance(c, Cell) else c, made)

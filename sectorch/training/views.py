@@ -12,7 +12,8 @@ from ..tensor import SharedTensor
 from ..tensor.table import Context
 from .elementwise import constant, content
 from .functions import aten, torch
-from .tensor import GRADIENTS, Cell
+from .cells import Cell
+from .operations import GRADIENTS
 
 row = GRADIENTS.implements
 

@@ -1,0 +1,102 @@
+"""The table of aten's operators on shares, and one operator computed by its row, on cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from ..errors import ShapeError
+from ..tensor import SharedTensor
+from ..tensor.table import Context, OpTable, Row
+from .cells import MANY, Cell, Made, Pool
+
+GRADIENTS = OpTable("tensors that are trained on", "docs/training.md lists what has a gradient")
+"""The operators of aten that training computes. Handlers are f(context, *args, **kwargs) on SharedTensors."""
+
+CHANGED: list[Callable] = []
+"""What a parameter is held to after an operation in place: f(context, content)."""
+
+STATE: list[Callable] = []
+"""What any other tensor is held to after one: f(context, content), which gives a content of a bound that stays."""
+
+WRITES: dict[Any, tuple[int, ...]] = {}
+"""Operators that change arguments although their name does not say so, and which."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operator of aten on cells.
+
+    Attributes:
+        key, row: in the table.
+        args, kwargs: with cells in the places of tensors.
+        meta: torch's own result on shapes.
+        target: the cell that it is written into; None unless it is in place.
+        parameter: whether that one is a parameter.
+        backward: whether its results are gradients.
+        line: of the user's code.
+    """
+
+    key: Any
+    row: Row
+    args: tuple
+    kwargs: dict[str, Any]
+    meta: Any
+    target: Cell | None
+    parameter: bool
+    backward: bool
+    line: str
+
+    @property
+    def given(self) -> list[Cell]:
+        """The cells that it takes."""
+        return [leaf for leaf in pytree.arg_tree_leaves(*self.args, **self.kwargs) if isinstance(leaf, Cell)]
+
+
+def computed(context: Context, op: Operation) -> Any:
+    """The results as cells, in the form of torch's; of an operation in place, its target.
+
+    Raises:
+        ShapeError: a row gave another shape than torch.
+    """
+    handler = GRADIENTS.handler[op.key]
+    if op.row.view:
+        return handler(context, *op.args, **op.kwargs)
+    with context.session.operation(context.party) as net:
+        before = len(net.raised)
+        result = handler(context, *op.args, **op.kwargs)
+        if op.target is not None and isinstance(result, (SharedTensor, Made)):
+            hold = CHANGED if op.parameter else [] if op.target.gradient else STATE
+            for held in hold:
+                result = held(context, result.content if isinstance(result, Made) else result)
+        pool = Pool.of([x.pool for x in op.given])
+        pool.add(tuple(net.raised[before:]))
+        if len(pool.flags) > MANY:
+            pool.joined(context)
+    if isinstance(result, tuple):
+        return tuple(_cell(op, y, m, pool) for y, m in zip(result, op.meta, strict=True))
+    made = _cell(op, result, op.meta, pool)
+    if op.target is None:
+        return made
+    if made.content.shares.shape != op.target.content.shares.shape:
+        raise ShapeError(f"{op.key} in place: the result has another shape than its target (at {op.line})")
+    op.target.write(made.content, made.pool)
+    return op.target
+
+
+def _cell(op: Operation, y: Any, meta: Any, pool: Pool) -> Any:
+    """A row's result, of the shape and dtype that torch gives."""
+    if isinstance(y, Made):
+        made = _cell(op, y.content, meta, pool)
+        made.kept.update(y.kept)
+        return made
+    if not isinstance(y, SharedTensor):
+        return y
+    if y.shares.shape != meta.shape:
+        raise ShapeError(f"internal error: {op.key} gave shape {tuple(y.shares.shape)}, torch {tuple(meta.shape)}")
+    made = y.like(y.shares, bound=y.bound, dtype=meta.dtype)
+    made.whole_bits = y.whole_bits
+    return Cell(made, op.backward, pool=pool)

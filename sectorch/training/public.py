@@ -1,0 +1,122 @@
+"""Public numbers and tensors of a step, which may be others in the next one: inputs of its program, of which the
+program knows the form alone.
+
+A row that can compute with any number of a form says so in `VARYING`. What stands anywhere else in an operation is a
+part of the program, which is traced anew for another. A row that looks at the content of what varies fails, and the
+step is then computed operator by operator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..tensor.table import Context
+
+SPAN = 8
+"""Numbers whose size changes from step to step are of one form within so many powers of two."""
+
+
+def places(number: float, wide: bool) -> int:
+    """The least e, or multiple of `SPAN` if `wide`, with |number| < 2^e."""
+    exponent = math.frexp(abs(number))[1]
+    return -(-exponent // SPAN) * SPAN if wide else exponent
+
+
+def _ordinary(number: float) -> bool:
+    """Neither zero nor a power of two, by which a product moves the point."""
+    return math.isfinite(number) and number != 0 and math.frexp(abs(number))[0] != 0.5
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a program knows of what varies: its kind, and what that takes."""
+
+    kind: str
+    said: tuple
+
+
+def scale_form(value: Any) -> Form | None:
+    """Of a number that something is multiplied by, whatever its size."""
+    number = float(value)
+    return Form("scale", (places(number, True),)) if _ordinary(number) else None
+
+
+def inverse_form(value: Any) -> Form | None:
+    """Of a divisor."""
+    number = float(value)
+    return Form("inverse", (places(1 / number, True),)) if _ordinary(number) else None
+
+
+def factor_form(value: Any) -> Form | None:
+    """Of a factor; of one near one, the rest is what has a size. Of a tensor, if it is a mask of zeros and ones."""
+    if isinstance(value, torch.Tensor) and value.dim():
+        whole = not value.is_floating_point() and bool(((value == 0) | (value == 1)).all())
+        return Form("mask", (tuple(value.shape),)) if whole else None
+    number = float(value)
+    if 0.5 < number < 1:
+        return Form("rest", (places(1 - number, False),)) if _ordinary(1 - number) else None
+    return Form("factor", (places(number, False),)) if _ordinary(number) else None
+
+
+def labels_form(value: Any) -> Form | None:
+    """Of whole numbers that say which."""
+    whole = isinstance(value, torch.Tensor) and not value.is_floating_point()
+    return Form("labels", (tuple(value.shape), value.dtype)) if whole else None
+
+
+VARYING: dict[Any, dict[Any, Callable[[Any], Form | None]]] = {}
+"""By operator, and by the place or name of an argument: how it may vary."""
+
+_NUMBERS: dict[str, Callable[[float], float]] = {
+    "scale": lambda v: v, "factor": lambda v: v, "rest": lambda v: 1 - v, "inverse": lambda v: 1 / v,
+}  # fmt: skip
+
+
+class Varying:
+    """What stands in a traced step for a public number or tensor. Its content cannot be asked for.
+
+    Attributes:
+        exponent: of a number, what its row multiplies by is below 2^this in magnitude.
+        rest: whether its row multiplies by what it is less than one.
+    """
+
+    def __init__(self, publics: Publics, slot: int, form: Form, shape: torch.Size | None = None):
+        self.publics, self.slot, self.form = publics, slot, form
+        self.shape = torch.Size(form.said[0]) if shape is None and form.kind not in _NUMBERS else shape
+        self.rest = form.kind == "rest"
+
+    @property
+    def exponent(self) -> int:
+        return self.form.said[0]
+
+    def numel(self) -> int:
+        return 1 if self.shape is None else self.shape.numel()
+
+    def whole(self, context: Context, bits: int) -> Any:
+        """The number as an integer of so many fraction bits, a value that A and S know."""
+        number = _NUMBERS[self.form.kind]
+        return self.publics.value(
+            context, self.slot, lambda v: torch.tensor(round(number(float(v)) * 2.0**bits)), torch.Size(())
+        )
+
+    def made(self, context: Context, f: Callable, shape: torch.Size, *given: Any) -> Any:
+        """f(content, ...), whole numbers of a shape, as a value that A and S know."""
+        return self.publics.value(context, self.slot, lambda v: f(v, *given), shape)
+
+
+@dataclass
+class Publics:
+    """The public inputs of a program that is being traced: how each comes from what a step gives."""
+
+    inputs: dict[str, tuple[int, Callable[[Any], torch.Tensor]]] = field(default_factory=dict)
+
+    def value(self, context: Context, slot: int, f: Callable[[Any], torch.Tensor], shape: torch.Size) -> Any:
+        name = f"public {len(self.inputs)}"
+        self.inputs[name] = slot, f
+        meta = torch.empty(shape, dtype=torch.int64, device="meta")
+        return context.backend.again(name, (meta, meta))

@@ -1,0 +1,279 @@
+"""`sectorch.step`: a training step is traced once and run from its program afterwards."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import ContextDecorator
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ..choreography.ledger import Observer, alone
+from ..choreography.program.trace import Program, Tracing
+from ..nn.held import Held, Kept
+from ..session import Session, default_session
+from ..tensor import SharedTensor
+from ..tensor.table import Context
+from .cells import Cell, Pool
+from .public import Publics, Varying
+from .recording import CURRENT, Recording, play
+
+LASTING = ("code", "normal", "positive")
+"""What rows keep beside a cell that a later row needs, or saves a comparison by."""
+
+MOST_PROGRAMS = 64
+"""Programs that a session keeps."""
+
+MOST_UNUSED = 16
+"""Programs that are traced one after the other without one being run again; from then on nothing new is traced."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A step's program.
+
+    Attributes:
+        results: the numbers of the cells that it gives.
+        publics: how each of its public inputs comes from what the step gives, by name.
+    """
+
+    program: Program
+    results: frozenset[int]
+    publics: Mapping[str, tuple[int, Callable[[Any], torch.Tensor]]]
+
+
+class Programs:
+    """The programs of one session's steps, by what the steps do."""
+
+    def __init__(self):
+        self.known: OrderedDict[Any, Traced | None] = OrderedDict()
+        self.traced = 0
+        """How many were traced."""
+        self._unused = 0
+
+    def of(self, session: Session, recording: Recording, groups: dict[int, int]) -> Traced | None:
+        """The program of a step; None of one that is computed operator by operator."""
+        key, wanted = _key(recording, groups), frozenset(recording.alive)
+        found = self.known.get(key)
+        if key in self.known and (found is None or wanted <= found.results):
+            self.known.move_to_end(key)
+            self._unused = 0
+            return found
+        if self._unused >= MOST_UNUSED:
+            return None
+        self._unused += 1
+        self.traced += 1
+        try:
+            found = traced(session, recording, groups, wanted | (found.results if found else frozenset()))
+        except Exception:  # computed operator by operator, it either goes or says what is wrong
+            found = None
+        self.known[key] = found
+        while len(self.known) > MOST_PROGRAMS:
+            self.known.popitem(last=False)
+        return found
+
+
+PROGRAMS: WeakKeyDictionary[Session, Programs] = WeakKeyDictionary()
+
+
+class Step(ContextDecorator):
+    """A step of training as one call, whose program is traced once; see `step`."""
+
+    def __init__(self, session: Session | None = None):
+        self._session = session
+        self._tokens: list[Any] = []
+
+    @property
+    def session(self) -> Session:
+        return self._session or default_session()
+
+    @property
+    def programs(self) -> int:
+        """How many programs its session's steps have been traced to."""
+        return PROGRAMS.setdefault(self.session, Programs()).traced
+
+    def __enter__(self) -> Step:
+        inner = CURRENT.get()
+        self._tokens.append(None if inner is not None else CURRENT.set(Recording(None, _run)))
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        token, recording = self._tokens.pop(), CURRENT.get()
+        if token is None or recording is None:
+            return
+        try:
+            recording.drop() if kind is not None else recording.flush()
+        finally:
+            CURRENT.reset(token)
+
+
+def step(session: Session | None = None) -> Step:
+    """What is inside is a step of training: one call, traced to a program once and run from it afterwards.
+
+        with sectorch.step(session):
+            optimiser.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimiser.step()
+
+    Also a decorator. The Python inside runs each time, on shapes, and everything is computed at the end, or when
+    something is revealed: what it does to shared tensors decides which program that is. Learning rates, bias corrections
+    of Adam, labels and masks are inputs of the program. Anything else that is public is a part of it, and another value
+    another program; steps that differ each time so are computed operator by operator.
+
+    Results are those of the operators one by one, bit for bit. What fails inside leaves shared tensors as they were.
+    Rounds and bytes: those of its operators, of which those that do not wait for each other share rounds.
+
+    Args:
+        session: whose tensors; the default session unless named.
+    """
+    return Step(session)
+
+
+def _groups(recording: Recording) -> tuple[dict[int, int], list[Any]]:
+    """Of each cell that was there before, the number of the flag that it depends on, if any; and the flags, one a
+    group."""
+    context, known, groups, flags = recording.context, {}, {}, []
+    for number, (_, before) in recording.found.items():
+        held = before.pool.flags
+        if not held:
+            continue
+        ids = tuple(map(id, held))
+        if ids not in known:
+            known[ids] = len(flags)
+            with context.session.operation(context.party):
+                alone_already = len(held) == 1 and held[0].shape == (1,)
+                flags.append(held[0] if alone_already else context.backend.joined(held))
+        groups[number] = known[ids]
+    return groups, flags
+
+
+def _twins(recording: Recording) -> dict[int, int]:
+    """Of each cell that was there before, the first one with the same shares."""
+    first: dict[int, int] = {}
+    return {n: first.setdefault(id(before.content.shares), n) for n, (_, before) in recording.found.items()}
+
+
+def _key(recording: Recording, groups: dict[int, int]) -> Any:
+    context, twins = recording.context, _twins(recording)
+    forms = []
+    for number, (cell, before) in recording.found.items():
+        x = before.content
+        with torch._C.DisableTorchFunctionSubclass():
+            form = tuple(x.shape), x.dtype
+        forms.append((number, *form, Held.of(x), before.gradient, groups.get(number), twins[number]))
+    return context.party, context.scheme, tuple(forms), repr(recording.lines)
+
+
+def _run(recording: Recording) -> None:
+    """Compute a step, and give the cells that are still there their contents."""
+    session = recording.context.session
+    groups, flags = _groups(recording)
+    programs = PROGRAMS.setdefault(session, Programs())
+    found = None if session.reference else programs.of(session, recording, groups)
+    if found is None:
+        _one_by_one(recording)
+    else:
+        _from_program(found, recording, flags)
+
+
+def _one_by_one(recording: Recording) -> None:
+    context = recording.context
+    cells = {
+        n: Cell(before.content, before.gradient, pool=Pool(before.pool.flags, settled=True))
+        for n, (_, before) in recording.found.items()
+    }
+    with context.session.operation(context.party):
+        play(context, recording.lines, cells, recording.publics)
+    for number, cell in recording.alive.items():
+        made = cells[number]
+        cell.settle(made.content, made.pool)
+        cell.kept = dict(made.kept)
+
+
+def traced(session: Session, recording: Recording, groups: dict[int, int], wanted: frozenset[int]) -> Traced:
+    """The program of a step, on shapes, with these cells as its results."""
+    party, scheme, publics, twins = recording.context.party, recording.context.scheme, Publics(), _twins(recording)
+    with alone(Observer()):
+        shapes = session.on_shapes()
+        setup = shapes.setup(party).tracing = Tracing(shapes.setup(party).call, alone=True)
+        with shapes.call(party) as net:
+            net.tracing = Tracing(net.call, setup)
+            backend = shapes.backend(net, scheme)
+            flag = torch.empty(1, dtype=torch.int64, device="meta")
+            flags = {g: backend.again(f"flag {g}", (flag, flag)) for g in sorted(set(groups.values()))}
+            cells: dict[int, Cell] = {}
+            for number, (_, before) in recording.found.items():
+                first, x, meta = twins[number], before.content, _meta(before.content)
+                content = (
+                    Held.of(x).again(f"cell {number}", meta, shapes, party, scheme)
+                    if first == number
+                    else Held.of(x).tensor(cells[first].content.shares, shapes, party, scheme, meta.dtype)
+                )
+                held = (flags[groups[number]],) if number in groups else ()
+                cells[number] = Cell(content, before.gradient, pool=Pool(held, settled=True))
+            varying = [Varying(publics, slot, form) for slot, form in enumerate(recording.forms)]
+            play(Context(shapes, party, scheme), recording.lines, cells, varying)
+            program = net.tracing.program(_results(Context(shapes, party, scheme), cells, wanted))
+    return Traced(program, wanted, publics.inputs)
+
+
+def _meta(x: SharedTensor) -> torch.Tensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.empty(x.shape, dtype=x.dtype, device="meta")
+
+
+def _kept(y: SharedTensor) -> Kept:
+    with torch._C.DisableTorchFunctionSubclass():
+        return Kept(y.backend.kept(y.shares), Held.of(y), y.dtype)
+
+
+def _results(context: Context, cells: dict[int, Cell], wanted: frozenset[int]) -> Any:
+    """What the parties keep: contents with what rows keep beside them, and of each group of cells the flags as one."""
+    kept, flags, words = {}, {}, {}
+    for number in sorted(wanted):
+        cell = cells[number]
+        lasting = {k: _kept(v) for k, v in cell.kept.items() if k in LASTING and isinstance(v, SharedTensor)}
+        kept[number] = _kept(cell.content), cell.gradient, lasting
+        held = cell.pool.flags
+        if held and held not in words:
+            words[held] = len(words)
+        flags[number] = words.get(held)
+    return kept, flags, [context.backend.kept(word) for word in _joined(context, list(words))]
+
+
+def _joined(context: Context, groups: list[tuple]) -> list[Any]:
+    """The flags of each group as one; those that the same groups have are joined once."""
+    having: dict[Any, list[int]] = {}
+    for number, held in enumerate(groups):
+        for flag in held:
+            having.setdefault(flag, []).append(number)
+    together: dict[tuple[int, ...], list[Any]] = {}
+    for flag, numbers in having.items():
+        together.setdefault(tuple(numbers), []).append(flag)
+    parts = {numbers: context.backend.joined(flags) for numbers, flags in together.items()}
+    found = [[part for numbers, part in parts.items() if number in numbers] for number in range(len(groups))]
+    return [some[0] if len(some) == 1 else context.backend.joined(some) for some in found]
+
+
+def _from_program(found: Traced, recording: Recording, flags: list[Any]) -> None:
+    context = recording.context
+    session, party, scheme = context.session, context.party, context.scheme
+    backend = session.backend(session.setup(party), scheme)
+    inputs: dict[str, torch.Tensor] = {}
+    for number, (_, before) in recording.found.items():
+        inputs |= backend.brought(f"cell {number}", before.content.shares)
+    for number, word in enumerate(flags):
+        inputs |= backend.brought(f"flag {number}", word)
+    for name, (slot, f) in found.publics.items():
+        value = f(recording.publics[slot])
+        inputs |= {f"{name}.A": value, f"{name}.S": value}
+    kept, of, joined = session.run(found.program, inputs)
+    words = [backend.again("flag", halves) for halves in joined]
+    tensor = lambda y: y.held.tensor(backend.again("result", y.halves), session, party, scheme, y.dtype)
+    for number, cell in recording.alive.items():
+        content, gradient, lasting = kept[number]
+        cell.settle(tensor(content), Pool(() if of[number] is None else (words[of[number]],)))
+        cell.gradient, cell.kept = gradient, {k: tensor(v) for k, v in lasting.items()}
