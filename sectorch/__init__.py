@@ -32,7 +32,7 @@ from .tensor import share_tensor as share
 from .tensor.aggregation import aggregate as aggregate
 from .tensor.table import supported_ops as supported_ops
 from .training.model import shared as shared
-from .training.step import step as step
+from .training.programs import step as step
 from .training.tensor import DifferentiableTensor as DifferentiableTensor
 
 if TYPE_CHECKING:

@@ -12,4 +12,4 @@ from . import views as views
 from . import whole as whole
 from .model import shared as shared
 from .tensor import DifferentiableTensor as DifferentiableTensor
-from .step import step as step
+from .programs import step as step

@@ -2,7 +2,7 @@
 
 The user's Python, torch's autograd and its optimisers run in every step, on shapes, so that whatever they count or
 change they do as always; what they do to tensors in shares is written down, with the numbers of this step. Two steps of
-one form are one program (`step.py`).
+one form are one program (`programs.py`).
 """
 
 from __future__ import annotations

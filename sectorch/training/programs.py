@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from contextlib import ContextDecorator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ContextDecorator, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..choreography.ledger import Observer, alone
+from ..choreography.program.part import part_of
 from ..choreography.program.trace import Program, Tracing
 from ..nn.held import Held, Kept
 from ..session import Session, default_session
@@ -76,6 +78,18 @@ class Programs:
         return found
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """A program is tens of thousands of objects that stay; collections that pass over them took half of its time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
 PROGRAMS: WeakKeyDictionary[Session, Programs] = WeakKeyDictionary()
 
 
@@ -133,9 +147,10 @@ def step(session: Session | None = None) -> Step:
 
 
 def _groups(recording: Recording) -> tuple[dict[int, int], list[Any]]:
-    """Of each cell that was there before, the number of the flag that it depends on, if any; and the flags, one a
-    group."""
-    context, known, groups, flags = recording.context, {}, {}, []
+    """Of each cell that was there before, which flag it depends on, if any; and the flags, one a group."""
+    context, flags = recording.context, []
+    known: dict[tuple[int, ...], int] = {}
+    groups: dict[int, int] = {}
     for number, (_, before) in recording.found.items():
         held = before.pool.flags
         if not held:
@@ -196,7 +211,7 @@ def _one_by_one(recording: Recording) -> None:
 def traced(session: Session, recording: Recording, groups: dict[int, int], wanted: frozenset[int]) -> Traced:
     """The program of a step, on shapes, with these cells as its results."""
     party, scheme, publics, twins = recording.context.party, recording.context.scheme, Publics(), _twins(recording)
-    with alone(Observer()):
+    with _uncollected(), alone(Observer()):
         shapes = session.on_shapes()
         setup = shapes.setup(party).tracing = Tracing(shapes.setup(party).call, alone=True)
         with shapes.call(party) as net:
@@ -217,6 +232,7 @@ def traced(session: Session, recording: Recording, groups: dict[int, int], wante
             varying = [Varying(publics, slot, form) for slot, form in enumerate(recording.forms)]
             play(Context(shapes, party, scheme), recording.lines, cells, varying)
             program = net.tracing.program(_results(Context(shapes, party, scheme), cells, wanted))
+        part_of(program, session.runtime.here)
     return Traced(program, wanted, publics.inputs)
 
 
