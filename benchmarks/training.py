@@ -1,6 +1,6 @@
 """Training on shares beside plain training with the same batches: test accuracy on scikit-learn's digits, by seed.
 
-    python benchmarks/training.py [--model mlp|cnn] [--frac-bits 20] [--seeds 5] [--epochs 10] [--secure]
+    python benchmarks/training.py [--model mlp|cnn|lenet] [--frac-bits 20] [--seeds 5] [--epochs 10] [--secure]
 
 The steps are those of the fixed-point reference, whose bits a secure step gives (tests/training/); with --secure the
 parties compute, each step as one call, and what the last one sent is printed.
@@ -25,6 +25,20 @@ MODELS = {
     "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)),
     "cnn": lambda: nn.Sequential(
         nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 10)
+    ),
+    "lenet": lambda: nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(400, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, 10),
     ),
 }
 OPTIMISERS = {
@@ -78,7 +92,7 @@ def trained(seed: int, given: argparse.Namespace) -> tuple[float, float, float]:
             pictures, labels = train[0][rows], train[1][rows]
             step(plain, optimisers[0], pictures, labels)
             began = time.perf_counter()
-            with sectorch.profile() as seen, session.call():
+            with sectorch.profile() as seen, sectorch.step(session):
                 secret = sectorch.share(pictures, session=session, scheme=scheme, limit=2.0)
                 step(model, optimisers[1], secret, labels)
             seconds, steps = seconds + time.perf_counter() - began, steps + 1

@@ -11,5 +11,5 @@ from . import pooling as pooling
 from . import views as views
 from . import whole as whole
 from .model import shared as shared
-from .tensor import DifferentiableTensor as DifferentiableTensor
 from .programs import step as step
+from .tensor import DifferentiableTensor as DifferentiableTensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -10,8 +10,14 @@ from ..errors import ArgumentError, UnsupportedOpError
 from ..tensor import SharedTensor
 from ..tensor.table import Context
 
-if TYPE_CHECKING:
-    from .recording import Recording
+
+class Recorder(Protocol):
+    """What a cell needs of the step that it is recorded in (`recording.py`)."""
+
+    @property
+    def context(self) -> Context: ...
+
+    def flush(self) -> None: ...
 
 
 class Pool:
@@ -79,7 +85,7 @@ class Cell:
         pending: torch.Tensor | None = None,
     ):  # fmt: skip
         self._content, self.gradient, self.version, self.pending = content, gradient, 0, pending
-        self.place: tuple[Recording, int] | None = None
+        self.place: tuple[Recorder, int] | None = None
         flags = () if content is None else content.flags
         self.pool = pool or (Pool(flags, settled=True) if base is None else base.pool)
         self.kept: dict[str, Any] = {}

@@ -12,12 +12,12 @@ from ..errors import ArgumentError
 from ..ring import products
 from ..tensor import SharedTensor
 from ..tensor.table import Context
+from .cells import Cell
 from .elementwise import content
 from .functions import F, aten, torch
 from .layers import summed
-from .scale import as_gradient, operand
-from .cells import Cell
 from .operations import GRADIENTS
+from .scale import as_gradient, operand
 
 row = GRADIENTS.implements
 

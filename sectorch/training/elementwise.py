@@ -7,11 +7,16 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from ..errors import ArgumentError
 from ..ops.common import SLACK_BITS
 from ..tensor import SharedTensor
 from ..tensor.table import Context
+from .cells import Cell
 from .functions import aten, torch
+from .operations import GRADIENTS
+from .public import VARYING, Varying, factor_form, inverse_form, places, scale_form
 from .scale import (
     as_gradient,
     at,
@@ -23,9 +28,6 @@ from .scale import (
     total,
     wide,
 )
-from .cells import Cell
-from .operations import GRADIENTS
-from .public import VARYING, Varying, factor_form, inverse_form, places, scale_form
 
 row = GRADIENTS.implements
 
@@ -87,7 +89,7 @@ def _times(context: Context, x: SharedTensor, number: Any) -> SharedTensor:
     varies = isinstance(number, Varying)
     if number.rest if varies else 0.5 < number < 1:
         rest = number if varies else 1 - number
-        least = 2.0 ** ((number.exponent if varies else places(rest, False)) - 1)
+        least = 2.0 ** ((number.exponent if isinstance(number, Varying) else places(1 - number, False)) - 1)
         x = at(context, x, bits)
         made = total(context, x, times(context, x, rest, bits), -1)
         return made.bounded(None if x.bound is None else x.bound * (1 - least * (1 - 2.0**-13)) + 2)
@@ -99,7 +101,7 @@ def coded(context: Context, x: SharedTensor, code: Any) -> SharedTensor:
     if isinstance(code, SharedTensor):
         return torch.mul(x, code.float())
     if isinstance(code, Varying):
-        code = code.made(context, Tensor.long, code.shape)
+        code = code.made(context, Tensor.long, code.size)
     code = code.long() if isinstance(code, Tensor) else code
     return x.like(context.backend.each(operator.mul, x.shares, code), bound=x.bound)
 
@@ -179,9 +181,9 @@ def addcdiv(context: Context, x: Cell, a: Cell, b: Cell, value: float = 1) -> Sh
 
 
 VARYING |= {
-    **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor), {"alpha": scale_form}),
-    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), {1: factor_form}),
-    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), {1: inverse_form}),
+    **{key: {"alpha": scale_form} for key in (aten.add.Tensor, aten.sub.Tensor)},
+    **{key: {1: factor_form} for key in (aten.mul.Tensor, aten.mul.Scalar)},
+    **{key: {1: inverse_form} for key in (aten.div.Tensor, aten.div.Scalar)},
     aten.addcdiv.default: {"value": scale_form},
 }
 

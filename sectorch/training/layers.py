@@ -8,9 +8,9 @@ from ..errors import ArgumentError
 from ..ops.bilinear import bilinear
 from ..tensor import SharedTensor
 from ..tensor.table import Context
+from .cells import Cell, Made
 from .elementwise import content, scaled
 from .functions import F, aten, torch
-from .cells import Cell, Made
 from .operations import GRADIENTS
 from .scale import as_gradient, no_larger, operand, total
 

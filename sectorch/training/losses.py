@@ -9,12 +9,12 @@ from torch import Tensor
 from ..errors import ArgumentError, DimensionError
 from ..tensor import SharedTensor
 from ..tensor.table import Context
+from .cells import Cell
 from .elementwise import coded, constant, content, kept_bits
 from .functions import F, aten, torch
-from .scale import as_gradient, factor, operand, times
-from .cells import Cell
 from .operations import GRADIENTS
 from .public import VARYING, Varying, labels_form
+from .scale import as_gradient, factor, operand, times
 
 row = GRADIENTS.implements
 
@@ -68,7 +68,7 @@ def _code(context: Context, target: Any, classes: int) -> Any:
             target.kept["code"] = F.one_hot(target.content, classes)
         return target.kept["code"]
     if isinstance(target, Varying):
-        return target.made(context, public_code, torch.Size((*target.form.said[0], classes)), classes)
+        return target.made(context, public_code, torch.Size((*target.size, classes)), classes)
     return public_code(target, classes)
 
 

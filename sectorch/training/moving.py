@@ -11,11 +11,11 @@ from ..errors import ArgumentError
 from ..tensor import SharedTensor
 from ..tensor.on_meta import MASKED_SELECT, READS_CONTENT
 from ..tensor.table import ON_META, Context
+from .cells import Cell
 from .elementwise import constant, content
 from .functions import F, aten, torch
-from .scale import as_gradient, factor, no_larger
-from .cells import Cell
 from .operations import GRADIENTS
+from .scale import as_gradient, factor, no_larger
 
 row = GRADIENTS.implements
 

@@ -14,11 +14,11 @@ from ..ops.common import SLACK_BITS, settled, shortened
 from ..ops.ranges import CAPACITY, fitted
 from ..tensor import SharedTensor
 from ..tensor.table import Context
+from .cells import Cell, Made, Pool
 from .elementwise import content, towards
 from .functions import F, aten, torch
-from .scale import as_gradient, at, factor, gradient_bits, operand, state_bits, times, wide
-from .cells import Cell, Made, Pool
 from .operations import GRADIENTS, WRITES
+from .scale import as_gradient, at, factor, gradient_bits, operand, state_bits, times, wide
 from .tensor import FUNCTIONS
 
 row = GRADIENTS.implements

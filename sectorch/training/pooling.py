@@ -14,11 +14,11 @@ from ..ops.ranges import CAPACITY, fitted, limit_at
 from ..ring import products
 from ..tensor import SharedTensor
 from ..tensor.table import Context
+from .cells import Cell, Made
 from .elementwise import kept_bits
 from .functions import F, aten, torch
-from .scale import as_gradient, no_larger, operand, times
-from .cells import Cell, Made
 from .operations import GRADIENTS
+from .scale import as_gradient, no_larger, operand, times
 
 row = GRADIENTS.implements
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ContextDecorator, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ContextDecorator
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..choreography.ledger import Observer, alone
-from ..choreography.program.part import part_of
+from ..choreography.program.nodes import uncollected
 from ..choreography.program.trace import Program, Tracing
 from ..nn.held import Held, Kept
 from ..session import Session, default_session
@@ -78,18 +77,6 @@ class Programs:
         return found
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """A program is tens of thousands of objects that stay; collections that pass over them took half of its time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
 PROGRAMS: WeakKeyDictionary[Session, Programs] = WeakKeyDictionary()
 
 
@@ -111,7 +98,7 @@ class Step(ContextDecorator):
 
     def __enter__(self) -> Step:
         inner = CURRENT.get()
-        self._tokens.append(None if inner is not None else CURRENT.set(Recording(None, _run)))
+        self._tokens.append(None if inner is not None else CURRENT.set(Recording(_run)))
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
@@ -132,8 +119,8 @@ def step(session: Session | None = None) -> Step:
             F.cross_entropy(model(x), y).backward()
             optimiser.step()
 
-    Also a decorator. The Python inside runs each time, on shapes, and everything is computed at the end, or when
-    something is revealed: what it does to shared tensors decides which program that is. Learning rates, bias corrections
+    Also a decorator. The Python inside runs each time, on shapes, and all is computed at the end, or when something is
+    revealed: what it does to shared tensors decides which program that is. Learning rates, bias corrections
     of Adam, labels and masks are inputs of the program. Anything else that is public is a part of it, and another value
     another program; steps that differ each time so are computed operator by operator.
 
@@ -174,7 +161,7 @@ def _twins(recording: Recording) -> dict[int, int]:
 def _key(recording: Recording, groups: dict[int, int]) -> Any:
     context, twins = recording.context, _twins(recording)
     forms = []
-    for number, (cell, before) in recording.found.items():
+    for number, (_, before) in recording.found.items():
         x = before.content
         with torch._C.DisableTorchFunctionSubclass():
             form = tuple(x.shape), x.dtype
@@ -211,7 +198,7 @@ def _one_by_one(recording: Recording) -> None:
 def traced(session: Session, recording: Recording, groups: dict[int, int], wanted: frozenset[int]) -> Traced:
     """The program of a step, on shapes, with these cells as its results."""
     party, scheme, publics, twins = recording.context.party, recording.context.scheme, Publics(), _twins(recording)
-    with _uncollected(), alone(Observer()):
+    with uncollected(), alone(Observer()):
         shapes = session.on_shapes()
         setup = shapes.setup(party).tracing = Tracing(shapes.setup(party).call, alone=True)
         with shapes.call(party) as net:
@@ -232,7 +219,6 @@ def traced(session: Session, recording: Recording, groups: dict[int, int], wante
             varying = [Varying(publics, slot, form) for slot, form in enumerate(recording.forms)]
             play(Context(shapes, party, scheme), recording.lines, cells, varying)
             program = net.tracing.program(_results(Context(shapes, party, scheme), cells, wanted))
-        part_of(program, session.runtime.here)
     return Traced(program, wanted, publics.inputs)
 
 

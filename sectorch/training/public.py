@@ -81,27 +81,25 @@ class Varying:
     """What stands in a traced step for a public number or tensor. Its content cannot be asked for.
 
     Attributes:
+        size: of a tensor.
         exponent: of a number, what its row multiplies by is below 2^this in magnitude.
         rest: whether its row multiplies by what it is less than one.
     """
 
-    def __init__(self, publics: Publics, slot: int, form: Form, shape: torch.Size | None = None):
+    def __init__(self, publics: Publics, slot: int, form: Form):
         self.publics, self.slot, self.form = publics, slot, form
-        self.shape = torch.Size(form.said[0]) if shape is None and form.kind not in _NUMBERS else shape
+        self.size = torch.Size(()) if form.kind in _NUMBERS else torch.Size(form.said[0])
         self.rest = form.kind == "rest"
 
     @property
     def exponent(self) -> int:
         return self.form.said[0]
 
-    def numel(self) -> int:
-        return 1 if self.shape is None else self.shape.numel()
-
     def whole(self, context: Context, bits: int) -> Any:
         """The number as an integer of so many fraction bits, a value that A and S know."""
         number = _NUMBERS[self.form.kind]
         return self.publics.value(
-            context, self.slot, lambda v: torch.tensor(round(number(float(v)) * 2.0**bits)), torch.Size(())
+            context, self.slot, lambda v: torch.tensor(round(number(float(v)) * 2.0**bits)), self.size
         )
 
     def made(self, context: Context, f: Callable, shape: torch.Size, *given: Any) -> Any:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
+from ..errors import ArgumentError
 from ..tensor.table import Context, Row
 from .cells import Cell, Pool
 from .operations import WRITES, Operation, computed
@@ -80,9 +81,22 @@ class Before(NamedTuple):
 class Recording:
     """What happened in one step so far. `run` computes it, and gives the cells their contents."""
 
-    def __init__(self, context: Context | None, run: Callable[[Recording], None]):
-        self.context, self._run = context, run
+    def __init__(self, run: Callable[[Recording], None]):
+        self._context: Context | None = None
+        self._run = run
         self._begin()
+
+    @property
+    def context(self) -> Context:
+        """Where it is computed: where its first operation is."""
+        if self._context is None:
+            raise ArgumentError("nothing was recorded")
+        return self._context
+
+    def takes(self, context: Context) -> bool:
+        """Whether operations of this session, party and number format are recorded here."""
+        self._context = self._context or context
+        return self._context == context
 
     def _begin(self) -> None:
         self.lines: list[Line] = []
@@ -135,7 +149,9 @@ class Recording:
 
     def _knows(self, cell: Cell) -> bool:
         number = cell.place[1] if cell.place else -1
-        known = self.found[number][0] if number in self.found else self._made[number]() if number in self._made else None
+        known = (
+            self.found[number][0] if number in self.found else self._made[number]() if number in self._made else None
+        )
         return known is cell
 
     def _cell(self, op: Operation, meta: Any, base: Cell | None) -> Any:
@@ -194,11 +210,7 @@ class Recording:
 def recorded(context: Context) -> Recording | None:
     """The step that is recorded, if it is one of this session, party and number format."""
     recording = CURRENT.get()
-    if recording is None:
-        return None
-    if recording.context is None:
-        recording.context = context
-    return recording if recording.context == context else None
+    return recording if recording is not None and recording.takes(context) else None
 
 
 def filled(value: Any, cells: dict[int, Cell], publics: list[Any]) -> Any:

@@ -21,12 +21,8 @@ from ..tensor import PrivateTensor, SecretTensor, SharedTensor
 from ..tensor.dispatch import METADATA, SECRETS
 from ..tensor.on_meta import result_on_meta
 from ..tensor.table import Context, spell, typed
-from .cells import Cell as Cell
-from .cells import Made as Made
-from .cells import Pool as Pool
-from .operations import CHANGED as CHANGED
-from .operations import GRADIENTS as GRADIENTS
-from .operations import Operation, computed
+from .cells import Cell
+from .operations import GRADIENTS, Operation, computed
 from .recording import recorded
 
 FUNCTIONS: dict[Any, Callable] = {}

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..tensor import SharedTensor
 from ..tensor.table import Context
+from .cells import Cell
 from .elementwise import constant, content
 from .functions import aten, torch
-from .cells import Cell
 from .operations import GRADIENTS
 
 row = GRADIENTS.implements

@@ -84,7 +84,8 @@ def test_no_number_of_an_earlier_step_is_used():
         p = DifferentiableTensor(sectorch.share(torch.rand(3), session=s), requires_grad=True)
         found = []
         for factor, more, rate in (
-            (0.3, 0.0, 0.1), (0.45, 0.0, 0.07), (0.3, 0.25, 0.07), (1.0, 0.5, 2.0**-4), (0.7, 0.5, 0.0), (-3.0, 1.5, 0.3),
+            (0.3, 0.0, 0.1), (0.3, 0.0, 0.1), (0.45, 0.0, 0.07), (0.3, 0.25, 0.07),
+            (1.0, 0.5, 2.0**-4), (0.7, 0.5, 0.0), (-3.0, 1.5, 0.3),
         ):  # fmt: skip
             with sectorch.step(s):
                 p.grad = None
@@ -94,7 +95,7 @@ def test_no_number_of_an_earlier_step_is_used():
             found += [loss.reveal(), p.detach().reveal()]
         losses.append(found)
     assert all(torch.equal(a, b) for a, b in zip(*losses, strict=True))
-    assert sectorch.step(session).programs == 5, "0.45 and 0.07 are of the form of 0.3 and 0.1, and only they"
+    assert sectorch.step(session).programs == 6, "0.45 and 0.07 are of the form of 0.3 and 0.1, and only they"
 
 
 def test_what_python_counts_goes_on_and_what_is_asked_inside_is_computed():

@@ -29,7 +29,7 @@ from ..net import Party, Phase
 from ..shapes import shape_of
 from ..steps import Compute, Draw, Move, Runtime, Step
 from .material import Material
-from .nodes import Input, Node, Slot, Taken
+from .nodes import Input, Node, Slot, Taken, uncollected
 from .trace import Program
 
 
@@ -199,7 +199,8 @@ class Part:
 def part_of(program: Program, here: frozenset[Party]) -> Part:
     """What a process takes of a program that holds these parties' values; worked out once."""
     if here not in program.parts:
-        program.parts[here] = Part(program, here)
+        with uncollected():
+            program.parts[here] = Part(program, here)
     return program.parts[here]
 
 
