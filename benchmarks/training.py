@@ -96,8 +96,7 @@ def trained(seed: int, given: argparse.Namespace) -> tuple[float, float, float]:
                 secret = sectorch.share(pictures, session=session, scheme=scheme, limit=2.0)
                 step(model, optimisers[1], secret, labels)
             seconds, steps = seconds + time.perf_counter() - began, steps + 1
-            rounds = seen.rounds / steps  # a parameter's own rounds are counted on
-            sent = f"a step: {rounds:.0f} rounds, {seen.online_bytes:,} bytes online, {seen.offline_bytes:,} dealt"
+            sent = f"a step: {seen.rounds} rounds, {seen.online_bytes:,} bytes online, {seen.offline_bytes:,} dealt"
     if given.secure:
         print(sent)
     return accuracy(plain, *test), accuracy(revealed(model, plain), *test), seconds / steps
