@@ -222,22 +222,23 @@ class Conv2d(Tiled):
         return high, wide
 
     def tiled(self, x: torch.Size, weight: torch.Size) -> bool:
-        columns = x[0] * math.prod(self._positions(x, weight[2:]))
-        return self.groups == 1 and columns < 2 * TILE <= weight[0]
+        return self.groups == 1 and x[0] * math.prod(self._positions(x, weight[2:])) < 2 * TILE <= weight[0]
 
     def prepare(self, weight: torch.Tensor) -> torch.Tensor:
         return _prepared(weight.flatten(1))
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, tiles: torch.Tensor | None = None) -> torch.Tensor:
         device = _device(x, weight)
-        if device == "meta":
-            return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
-        if self.groups > 1 and weight.shape[1] == 1:
+        if self.groups > 1 and weight.shape[1] == 1 and device != "meta":
             return self._depthwise(x, weight)
         if device == "cuda":
             return self.by_limbs(x, weight)
-        if self.groups > 1:
+        if self.groups > 1 or device == "meta":
             return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
+        if tiles is None and weight.shape[0] <= 8 and self.stride == (1, 1):
+            from .convloops import convolved
+
+            return convolved(x, weight, self.padding, self.dilation)
         windows = windows_of(x, weight.shape[2:], self.stride, self.padding, self.dilation)
         batch, oh, ow = windows.shape[0], windows.shape[4], windows.shape[5]
         out_channels, k = weight.shape[0], weight[0].numel()

@@ -40,9 +40,9 @@ def multiply_masked(net: Net, product: Callable, x: Masked, y: Masked) -> Shares
 
 @leaf
 def _product(product: Callable, c, d, r, s, rs, first: bool) -> torch.Tensor:
-    """A half of c d - c s - d r + r s; the first party adds c d."""
-    half = rs - product(c, s) - product(r, d)
-    return half.add_(product(c, d)) if first else half
+    """A half of c d - c s - d r + r s; the first party adds c d, as c (d - s)."""
+    half = rs + product(c, d - s) if first else rs - product(c, s)
+    return half.sub_(product(r, d))
 
 
 @protocol("square", "PrivHFL, C.4.1, with one opening")
@@ -59,5 +59,4 @@ def square(net: Net, x: Shares) -> Shares:
 @leaf
 def _square(c, r, rr, first: bool) -> torch.Tensor:
     """A half of c^2 - 2 c r + r^2; the first party adds c^2."""
-    half = rr - 2 * c * r
-    return half.add_(c * c) if first else half
+    return rr + c * (c - 2 * r) if first else rr - 2 * c * r
