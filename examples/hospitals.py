@@ -1,14 +1,21 @@
-"""Three hospitals train one classifier of breast tumours, and none of them shows a record to anybody.
+"""Five hospitals train one classifier of breast tumours, and none of them shows a record to anybody.
 
-    python examples/hospitals.py
+    python examples/hospitals.py                 both ways, all hospitals in this process
+    python examples/hospitals.py FOLDER          writes what each hospital has: FOLDER/horizontal-Q.npy and so on
+    sectorch run examples/hospitals.py:horizontal --input Q=FOLDER/horizontal-Q.npy --input A=...
 
 Twice: each hospital has some of the patients (horizontal), and each knows something else of all patients (vertical).
-A hospital plays Q, A or S each; all are in this process: it shows what they would compute, send and learn, and protects
-nothing. At the end all learn the model, and nothing else was shown to anybody.
+Three of them compute, as Q, A and S; the others share what they have with these, and learn the model as all do. In one
+process it shows what they would compute, send and learn, and protects nothing; docs/training.md has the commands by
+which each hospital is a process of its own, with the same lines and the same bits.
 """
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.console import Console
@@ -18,9 +25,49 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 import sectorch
+from sectorch.choreography.roles import STAR
+from sectorch.federated.parties import Parties, Simulation
 
-HOSPITALS = {"Q": "North", "A": "East", "S": "South"}
+HOSPITALS = ("Q", "A", "S", "H4", "H5")
+NAMES = {"Q": "Q", "A": "A", "S": "S", "O": ["H4", "H5"]}
 STEPS = 12
+
+
+def horizontal(parties: Parties) -> dict[str, torch.Tensor]:
+    """Each hospital has its patients' rows, with the label as the last column: nobody knows how many beforehand."""
+    with parties.session(STAR, NAMES, label="horizontal") as session:
+        return trained(session, torch.cat([part(parties, session, name) for name in HOSPITALS]))
+
+
+def vertical(parties: Parties) -> dict[str, torch.Tensor]:
+    """Each hospital has some measurements of all patients, in the same order, and the last one the labels as well."""
+    with parties.session(STAR, NAMES, label="vertical") as session:
+        return trained(session, torch.cat([part(parties, session, name) for name in HOSPITALS], 1))
+
+
+def part(parties: Parties, session: sectorch.Session, name: str) -> sectorch.SharedTensor:
+    """What one hospital has, in shares; its shape becomes known to all."""
+    own = sectorch.announced(parties.inputs.get(name), owner=name, session=session)
+    return sectorch.share(own, owner=name, session=session, limit=8.0)
+
+
+def trained(session: sectorch.Session, rows: sectorch.SharedTensor) -> dict[str, torch.Tensor]:
+    """The weights, which all learn. Inside of one call a value is opened once, whatever uses it."""
+    with session.call():
+        model = sectorch.shared(nn.Linear(rows.shape[1] - 1, 1), session=session)
+        with torch.no_grad():
+            model.weight.zero_(), model.bias.zero_()
+        train(model, rows[:, :-1], rows[:, -1:])
+    return {key: value.reveal(to=list(HOSPITALS)) for key, value in model.state_dict().items()}
+
+
+def train(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Logistic regression on all rows at once."""
+    optimiser = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+    for _ in range(STEPS):
+        optimiser.zero_grad()
+        F.binary_cross_entropy_with_logits(model(x), y).backward()
+        optimiser.step()
 
 
 def records() -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,64 +78,42 @@ def records() -> tuple[torch.Tensor, torch.Tensor]:
     return scaled[order], torch.tensor(y, dtype=torch.float32)[order, None]
 
 
-def by_patients(x: torch.Tensor, y: torch.Tensor, session: sectorch.Session) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each hospital shares its patients' rows and labels."""
-    parts = [
-        [sectorch.share(part, session=session, owner=owner, limit=8.0) for part in (rows, labels)]
-        for owner, rows, labels in zip(HOSPITALS, x.chunk(3), y.chunk(3), strict=True)
-    ]
-    return torch.cat([rows for rows, _ in parts]), torch.cat([labels for _, labels in parts])
+def shares_of(x: torch.Tensor, y: torch.Tensor) -> dict[str, dict[str, torch.Tensor]]:
+    """What each hospital has, in each of the two ways."""
+    rows, columns = torch.cat((x, y), 1).chunk(5), x.chunk(5, 1)
+    beside = dict(zip(HOSPITALS, columns, strict=True))
+    beside[HOSPITALS[-1]] = torch.cat((columns[-1], y), 1)
+    return {"horizontal": dict(zip(HOSPITALS, rows, strict=True)), "vertical": beside}
 
 
-def by_measurements(x: torch.Tensor, y: torch.Tensor, session: sectorch.Session) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each hospital shares ten measurements of every patient, and one of them the labels."""
-    parts = [
-        sectorch.share(columns, session=session, owner=owner, limit=8.0)
-        for owner, columns in zip(HOSPITALS, x.chunk(3, 1), strict=True)
-    ]
-    return torch.cat(parts, 1), sectorch.share(y, session=session, owner="S", limit=8.0)
-
-
-def train(model: nn.Module, x: torch.Tensor, y: torch.Tensor, session: sectorch.Session | None = None) -> None:
-    """Logistic regression on all rows at once. Inside of one call a value is opened once, whatever uses it."""
-    optimiser = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
-    for _ in range(STEPS):
-        optimiser.zero_grad()
-        F.binary_cross_entropy_with_logits(model(x), y).backward()
-        optimiser.step()
-
-
-def main() -> dict[str, float]:
+def main(folder: Path | None = None) -> dict[str, float]:
     """Test accuracy: of each way, of plain training on everything, and of one hospital alone."""
     x, y = records()
     (x, y), (test, truth) = (x[:426], y[:426]), (x[426:], y[426:])
+    have = shares_of(x, y)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for way, own in have.items():
+            for name, value in own.items():
+                np.save(folder / f"{way}-{name}.npy", value.numpy())
+        return {}
 
-    def accuracy(model: nn.Module) -> float:
+    def accuracy(state: dict[str, torch.Tensor]) -> float:
+        model = nn.Linear(30, 1)
+        model.load_state_dict(state)
         return float(((model(test) > 0) == (truth > 0.5)).float().mean())
 
     found, shown = {}, set()
-    start = nn.Linear(30, 1)
-    nn.init.zeros_(start.weight), nn.init.zeros_(start.bias)
-    for name, rows, labels in (("in the clear", x, y), ("North alone", x.chunk(3)[0], y.chunk(3)[0])):
+    for name, rows, labels in (("in the clear", x, y), ("one hospital alone", x.chunk(5)[0], y.chunk(5)[0])):
         plain = nn.Linear(30, 1)
-        plain.load_state_dict(start.state_dict())
+        nn.init.zeros_(plain.weight), nn.init.zeros_(plain.bias)
         train(plain, rows, labels)
-        found[name] = accuracy(plain)
-    for name, joined in (("by patients", by_patients), ("by measurements", by_measurements)):
-        session = sectorch.Session()
+        found[name] = accuracy(plain.state_dict())
+    for way, program in (("horizontal", horizontal), ("vertical", vertical)):
         with sectorch.profile() as seen:
-            with session.call():
-                rows, labels = joined(x, y, session)
-                model = sectorch.shared(nn.Linear(30, 1), session=session)
-                with torch.no_grad():
-                    model.weight.zero_(), model.bias.zero_()
-                train(model, rows, labels)
-            weights = {key: value.reveal(to=["Q", "A", "S"]) for key, value in model.state_dict().items()}
+            found[way] = accuracy(program(Simulation(have[way])))
         shown |= {(line.protocol, line.shows) for line in seen.ledger if line.shows}
-        learned = nn.Linear(30, 1)
-        learned.load_state_dict(weights)
-        found[name] = accuracy(learned)
-    table = Table(title=f"Logistic regression of breast tumours, {STEPS} steps on 426 patients")
+    table = Table(title=f"Logistic regression of breast tumours, {STEPS} steps on 426 patients of five hospitals")
     for column in ("the records", "test accuracy"):
         table.add_column(column)
     for name, value in found.items():
@@ -101,4 +126,4 @@ def main() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)

@@ -30,7 +30,9 @@ from .tensor import Scheme as Scheme
 from .tensor import SharedTensor as SharedTensor
 from .tensor import share_tensor as share
 from .tensor.aggregation import aggregate as aggregate
+from .tensor.announced import announced as announced
 from .tensor.table import supported_ops as supported_ops
+from .training.checkpoints import Checkpoints as Checkpoints
 from .training.model import shared as shared
 from .training.programs import step as step
 from .training.tensor import DifferentiableTensor as DifferentiableTensor

@@ -90,7 +90,7 @@ class Backend(Protocol):
         """The answering party's ring elements as a summand."""
 
     def owned(self, x: Located, party: Any) -> Any:
-        """Ring elements that the answering party, or the server, holds alone, as a value. No message."""
+        """Ring elements that one party holds alone, as a value: no message, but from an owner that holds no shares."""
 
     def embedded(self, x: Any) -> Any:
         """A summand, or a public tensor, as a value. No message."""
@@ -100,7 +100,7 @@ class Backend(Protocol):
         ...
 
     def reveal_to(self, x: Any, party: Any) -> Located:
-        """The answering party, or the server, learns x, whatever flags there are."""
+        """A party that is not Q learns x, whatever flags there are."""
         ...
 
     def kept(self, x: Any) -> tuple[torch.Tensor, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from .agreement import Agreement
 from .backend import Backend
 from .choreography import Net, Party, Phase, Runtime
 from .choreography.ledger import Observer, alone
@@ -23,16 +24,16 @@ from .choreography.program.trace import Program, Tracing
 from .choreography.roles import STAR, Cast, Roles
 from .choreography.run.local import DryRuntime, LocalRuntime
 from .errors import ArgumentError
+from .members import A as A
+from .members import Members, answering_parties
+from .members import Q as Q
+from .members import S as S
 from .mpc.plain import Plain
 from .mpc.star.backend import Star
-from .mpc.star.seed import edge_keys, seed
+from .mpc.star.seed import Identities, edge_keys, seed
 from .ring.scheme import Scheme
 
 _CALL: ContextVar[dict[bytes, Net] | None] = ContextVar("sectorch_call", default=None)
-
-
-Q, A, S = Party("Q", "Q"), Party("A", "A"), Party("S", "S")
-"""The parties of a session with one answering party."""
 
 
 class Session:
@@ -47,6 +48,7 @@ class Session:
         answering: how many answering parties, each with a model of its own; they are called A, or A1 ... An.
         dealer: who deals correlated randomness: "Q", or "D", a party of its own that sends to S, shares streams with A
             and S, and receives nothing. The dealer knows the masks of all values, and must not collude with A or S.
+        owners: names of further parties that own inputs and learn results, each with an edge to S and a stream with A.
         roles: of protocols of one's own, each played by a party of its name; secure inference needs Q, A and S.
         names: of the parties that play roles of one's own, by role, where they have others.
         runtime: where it runs, instead of this process: a `PartyRuntime` of one of the parties.
@@ -54,7 +56,7 @@ class Session:
 
     Raises:
         ArgumentError: no answering party; a dealer that is none of these; a reference of other roles; names of no role
-            or of two parties.
+            or of two parties; owners of one name.
     """
 
     reference = False
@@ -64,6 +66,7 @@ class Session:
         answering: int = 1,
         *,
         dealer: str = "Q",
+        owners: Sequence[str] = (),
         roles: Roles = STAR,
         names: Mapping[str, str] | None = None,
         dry: bool = False,
@@ -77,57 +80,62 @@ class Session:
             raise ArgumentError(
                 f"the dealer is Q, or D, a party of its own, got {dealer!r}; A and S must not know the masks"
             )
-        if roles is not STAR and (answering > 1 or dealer != "Q" or reference):
-            raise ArgumentError(f"answering, dealer and reference are for secure inference, and the roles are {roles}")
-        self._names = {name: name for name in roles.names} | dict(names or {})
-        different = set(self._names) == set(roles.names) and len(set(self._names.values())) == len(self._names)
+        if roles is not STAR and (answering > 1 or dealer != "Q" or reference or owners):
+            raise ArgumentError(
+                f"answering, dealer, owners and reference are for secure inference, and the roles are {roles}"
+            )
+        called = {name: name for name in roles.names} | dict(names or {})
+        different = set(called) == set(roles.names) and len(set(called.values())) == len(called)
         if names and (roles is STAR or not different):
             raise ArgumentError(f"names are of different parties in roles of one's own, got {names} for {roles}")
-        several = [] if roles is not STAR else ["A"] if answering == 1 else [f"A{i + 1}" for i in range(answering)]
-        self._begin(roles, tuple(Party(name, "A") for name in several), Q if dealer == "Q" else Party("D", "D"))
+        self._begin(
+            Members(roles, answering_parties(answering), Q if dealer == "Q" else Party("D", "D"), owners, called)
+        )
         self.device = torch.device(device)
         self.reference = reference
         self.runtime = runtime or (DryRuntime() if dry else LocalRuntime(self.parties, self.device))
+        casts = self.members.casts
         self._numbers: dict[Party | None, Iterator[int]] = {
-            party: itertools.count(i, len(self._casts)) for i, party in enumerate(self._casts)
+            party: itertools.count(i, len(casts)) for i, party in enumerate(casts)
         }
         self._open()
         if not reference:
             with alone(Observer()) if dry else nullcontext():
                 self._seed()
 
-    def _begin(self, roles: Roles, answering: tuple[Party, ...], dealer: Party) -> None:
+    def _begin(self, who: Members) -> None:
         """Who is in it."""
-        self.roles, self.answering, self.dealer = roles, answering, dealer
-        if roles is STAR:
+        self.members, self.roles, self.answering, self.dealer = who, who.roles, who.answering, who.dealer
+        self.owners, self.parties = who.owners, who.parties
+        if self.roles is STAR:
             self.Q, self.S = Q, S
-            self._casts: dict[Party | None, dict[str, Party]] = {
-                party: {"Q": Q, "A": party, "S": S, "D": dealer} for party in answering
-            }
-        else:
-            self._casts = {None: {role: Party(name, role) for role, name in self._names.items()}}
-        self.parties = frozenset(party for cast in self._casts.values() for party in cast.values())
+        self.agreement = Agreement(self)
 
     def _open(self) -> None:
         """Nothing was asked yet."""
-        self._setup = {party: self._net(party, Phase.SETUP) for party in self._casts}
+        self._setup = {party: self._net(party, Phase.SETUP) for party in self.members.casts}
         self._settled: WeakKeyDictionary[Tracing, Setup] = WeakKeyDictionary()
         self._lock = threading.Lock()
         """Over `_settled`."""
 
-    def _seed(self) -> None:
-        """Make the pair keys."""
+    def _seed(self, known: Callable[[Party, Party], Identities | None] = lambda *_: None) -> None:
+        """Make the pair keys.
+
+        Args:
+            known: how two clients know each other: Q, the dealer or an owner, and an answering party.
+        """
         if self.roles is not STAR:
             edge_keys(self._setup[None])
+        more = [*([self.dealer] if self.dealer != Q else []), *self.owners]
         for i, party in enumerate(self.answering):
-            seed(self._setup[party], first=i == 0)
-            if self.dealer != Q:
-                dealing = self._casts[party] | {"Q": self.dealer}
-                net = Net(self.runtime, self._number(party), Cast(STAR, dealing), Phase.SETUP)
-                seed(net, first=i == 0, known=True)
+            seed(self._setup[party], first=i == 0, identities=known(Q, party))
+            for client in more:
+                cast = Cast(STAR, {"Q": client, "A": party, "S": S, "D": self.dealer})
+                net = Net(self.runtime, self._number(party), cast, Phase.SETUP)
+                seed(net, first=i == 0, known=True, identities=known(client, party))
 
     def __repr__(self) -> str:
-        names = dict.fromkeys(party.name for cast in self._casts.values() for party in cast.values())
+        names = dict.fromkeys(party.name for cast in self.members.casts.values() for party in cast.values())
         return f"Session({', '.join(names)}, {type(self.runtime).__name__})"
 
     def __reduce__(self):
@@ -136,7 +144,9 @@ class Session:
     def _net(self, party: Party | None, base: Phase) -> Net:
         party = self._centre(party)
         setup = None if base == Phase.SETUP else self._setup[party]
-        return Net(self.runtime, self._number(party), Cast(self.roles, self._casts[party]), base, setup)
+        return Net(
+            self.runtime, self._number(party), Cast(self.members.playing, self.members.casts[party]), base, setup
+        )
 
     def _number(self, party: Party | None) -> int:
         """Of the next call with this answering party; no two calls have the same, since it addresses randomness.
@@ -158,6 +168,11 @@ class Session:
         """Whether all parties are in this process."""
         return self.parties <= self.runtime.here
 
+    @property
+    def apart(self) -> bool:
+        """Whether some parties are in this process, and some elsewhere."""
+        return bool(self.runtime.here) and not self.complete
+
     def backend(self, net: Net, scheme: Scheme) -> Backend:
         """What computes with this session's tensors in a call, or in its setup."""
         return Plain(net, scheme) if self.reference else Star(net, scheme, self.device)
@@ -170,29 +185,13 @@ class Session:
         Raises:
             ArgumentError: S, Q, another session's party, or no Party at all; nothing was computed or sent.
         """
-        if not self.answering:
-            raise ArgumentError(f"secure inference needs the roles {STAR}; this session has {self.roles}")
-        if party is None:
-            return self.answering[0]
-        if not isinstance(party, Party) or party not in self.answering:
-            known = isinstance(party, Party)
-            raise ArgumentError(
-                f"party must be an answering party of the session ({', '.join(p.name for p in self.answering)}), got "
-                f"{f'{party.name} of role {party.role}' if known else f'a {type(party).__name__}'}; "
-                f"pass party=session.answering[i], or leave it out for the first"
-            )
-        return party
+        return self.members.answering_party(party)
 
     def named(self, who: Any, answering: Party) -> list[Party]:
-        """Owners of an input, or who learns a result: one or several of Q, this A and S, or their names; Q for None.
+        """Owners of an input, or who learns a result: one or several of Q, this A, S and the owners; Q for None.
 
         Raises ArgumentError for any other."""
-        found, of = [], {str(key): p for p in (self.Q, answering, self.S) for key in (p, p.role, p.name)} | {"None": Q}
-        for name in who if isinstance(who, (list, tuple)) and who else [who]:
-            if not isinstance(name, (str, Party, type(None))) or str(name) not in of:
-                raise ArgumentError(f"an owner, or who learns a result, is Q, {answering.name} or S, got {name!r:.40}")
-            found.append(of[str(name)])
-        return list(dict.fromkeys(found))
+        return self.members.named(who, answering)
 
     def setup(self, party: Party | None = None) -> Net:
         """The net for what is done once a session with this answering party."""
@@ -229,11 +228,12 @@ class Session:
 
     def on_shapes(self) -> Session:
         """A session of the same parties in which nobody is present."""
-        dealer = "Q" if self.dealer == Q else "D"
-        names = None if self.roles is STAR else self._names
+        dealer, owners = "Q" if self.dealer == Q else "D", [owner.name for owner in self.owners]
+        names = None if self.roles is STAR else {role: p.name for role, p in self.members.casts[None].items()}
         return Session(
-            max(1, len(self.answering)), dealer=dealer, roles=self.roles, names=names, dry=True, device=self.device
-        )
+            max(1, len(self.answering)), dealer=dealer, owners=owners, roles=self.roles, names=names, dry=True,
+            device=self.device,
+        )  # fmt: skip
 
     def trace(self, f: Callable[[Net], Any], party: Party | None = None) -> Program:
         """The program of f among parties as this session's: f(net) is called once, on shapes, and nothing is sent.

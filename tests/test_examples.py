@@ -57,9 +57,9 @@ def test_wrap_your_model(example):
     assert "protects nothing" in text
 
 
-def test_three_hospitals_train_on_shares(example):
+def test_five_hospitals_train_on_shares(example):
     found, text = example("hospitals")
-    for way in ("by patients", "by measurements"):
+    for way in ("horizontal", "vertical"):
         assert abs(found[way] - found["in the clear"]) < 0.01
     assert "whether a value left its range (guard)" in text and "protects nothing" in text
 

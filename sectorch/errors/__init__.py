@@ -12,6 +12,7 @@ from .base import SectorchError as SectorchError
 from .network import AbortedError as AbortedError
 from .network import BusyError as BusyError
 from .network import DeadlockError as DeadlockError
+from .network import DisagreementError as DisagreementError
 from .network import FrameError as FrameError
 from .network import IdentityError as IdentityError
 from .network import NetworkError as NetworkError

@@ -102,6 +102,19 @@ class RefusedError(NetworkError):
     """
 
 
+class DisagreementError(NetworkError):
+    """The parties have not computed the same: a public number, a shape or a setting differs at one of them.
+
+    Example:
+        'A' has computed with another public number, shape or setting than this party (a learning rate, a batch's rows,
+        a seed): nothing was revealed; run the same program with the same settings at all parties
+
+    What to do:
+        Compare the programs and their settings, and versions of torch and sectorch, at all parties; draw what is
+        random and public (batches, dropout, `torch.manual_seed`) from a seed that the program names. Then run it again.
+    """
+
+
 class DeadlockError(NetworkError):
     """Parties of a federation wait for each other in a circle, each of them in another session, and none will come.
 

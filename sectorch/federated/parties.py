@@ -43,7 +43,8 @@ class Parties(Protocol):
 
         Args:
             names: of the parties that play them, by role; they go by their roles' names unless given. In secure
-                inference (`STAR`) A may be several, in a list: they are the session's `answering`, in that order.
+                inference (`STAR`) A may be several, in a list: they are the session's `answering`, in that order; D may
+                be a dealer, and O a list of owners that hold no shares (`Session(owners=)`).
             label: of two sessions of the same parties at the same time, each has its own.
             agreed: settings, or a program's digest, that must be the same at all parties.
         """
@@ -74,8 +75,7 @@ class Simulation:
         self, roles: Roles, names: Names | None = None, *, label: str = "session", agreed: str = ""
     ) -> Iterator[Session]:
         if roles is STAR:
-            answering = (names or {}).get("A", "A")
-            yield Session(answering=1 if isinstance(answering, str) else len(answering))
+            yield star(names or {})
         else:
             yield Session(roles=roles, names={role: str(name) for role, name in (names or {}).items()})
 
@@ -84,6 +84,17 @@ class Simulation:
         self, roles: Roles, parties: Mapping[Party, str], *, label: str = "session", agreed: str = ""
     ) -> Iterator[Runtime]:
         yield LocalRuntime(frozenset(parties))
+
+
+def listed(names: str | Sequence[str]) -> list[str]:
+    """One name, or several."""
+    return [names] if isinstance(names, str) else list(names)
+
+
+def star(names: Names, dry: bool = False) -> Session:
+    """A session of secure inference in one process; see `Parties.session`."""
+    dealer, owners = "D" if "D" in names else "Q", listed(names.get("O", ()))
+    return Session(answering=len(listed(names.get("A", "A"))), dealer=dealer, owners=owners, dry=dry)
 
 
 def tensors(result: Any) -> dict[str, torch.Tensor]:

@@ -132,6 +132,8 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     if func in CONVERSIONS:
         args, kwargs = on_cpu(args, kwargs)
     meta = result_on_meta(func, args, kwargs)
+    if DEPTH.get() == 0:
+        context.session.agreement.note(context.party, spell(func), args, kwargs)
     if not shared:
         return owner.call(context, func, args, kwargs, meta)
     target = _in_place_target(func, args)

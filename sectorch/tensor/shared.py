@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from ..backend import MAX_SHIFT, Backend, Value
 from ..choreography import Party, Phase, leaf
 from ..choreography.located import compute
-from ..errors import ArgumentError, FixedPointRangeError, RangeExceededError
+from ..errors import ArgumentError, DtypeError, FixedPointRangeError, RangeExceededError, ShapeError
 from ..ring import check_encodable, decode, encode, range_limit
 from ..ring.scheme import Scheme as Scheme
 from ..session import Session, default_session
@@ -131,16 +131,24 @@ class SharedTensor(SecretTensor):
 
         Args:
             to: who learns it: Q unless named; a party of the session or its role ("Q", "A", "S"), or several. For A or
-                S one round and 8 bytes per element, after `check_range`.
+                S one round and 8 bytes per element, after `check_range`; for another owner as for Q.
+
+        Where the parties are apart, they first compare what they have computed (`Agreement.compare`); a process that
+        is none of those who learn it gets a tensor without content (on the device "meta").
 
         Raises:
             RangeExceededError: a value on which this one depends left its range. Q learns that and nothing else.
             ArgumentError: no party of the session, or one that cannot learn a result.
+            DisagreementError: the parties have not computed the same; nothing was revealed.
         """
         parties = self.session.named(to, self.party)
         if parties == [self.session.Q]:
+            self.session.agreement.note(self.party, "reveal", self)
+            self.session.agreement.compare(self.party)
             return unwrapped(self.open())
         self.check_range()
+        self.session.agreement.note(self.party, "reveal", self, [party.name for party in parties])
+        self.session.agreement.compare(self.party)  # after Q has looked: nobody goes on where it does not
         with torch._C.DisableTorchFunctionSubclass():
             dtype = self.dtype
         with self.session.operation(self.party) as net:
@@ -224,8 +232,22 @@ def _encoded_input(value: torch.Tensor, frac_bits: int, scale_bits: int, limit: 
     return encode(value, scale_bits)
 
 
+def _as_named(x: Any, shape: Any, dtype: torch.dtype | None) -> torch.Tensor:
+    """x, held to a public shape and dtype; where it is None, these without content."""
+    if x is None:
+        if shape is None:
+            raise ArgumentError("share() has neither a tensor nor its shape: name the shape, or announce it")
+        return torch.empty(tuple(shape), dtype=dtype or torch.float32, device="meta")
+    x = torch.as_tensor(x)
+    if shape is not None and tuple(x.shape) != tuple(shape):
+        raise ShapeError(f"share() was told a tensor of shape {tuple(shape)}, and got one of {tuple(x.shape)}")
+    if (dtype or shape is not None) and x.dtype != (dtype or torch.float32):
+        raise DtypeError(f"share() was told a tensor of {dtype or torch.float32}, and got one of {x.dtype}")
+    return x
+
+
 def share_tensor(
-    x: torch.Tensor,
+    x: torch.Tensor | None,
     *,
     session: Session | None = None,
     party: Party | None = None,
@@ -233,13 +255,17 @@ def share_tensor(
     limit: float | None = None,
     name: str = "x",
     owner: Any = None,
+    shape: Any = None,
+    dtype: torch.dtype | None = None,
 ) -> SharedTensor:
     """Secret-share Q's tensor between an answering party and S (Pi_Share, PrivHFL Figure 2), or another party's own.
 
     Args:
         owner: whose tensor it is, and stays: Q's unless named. The answering party's, or S's, takes no message: the
-            other's half is zero.
-        x: any shape; floating point, integer or bool; finite and below 2^(62 - 2 frac_bits) in magnitude.
+            other's half is zero. An owner that holds no share (`Session(owners=)`) shares it as Q does.
+        x: any shape; floating point, integer or bool; finite and below 2^(62 - 2 frac_bits) in magnitude. Where the
+            owner is elsewhere, a tensor without content, or None with a `shape`.
+        shape, dtype: what x has at its owner, where that is known to all: another one is refused. float32 unless named.
         session: where; the process's default session on x's device if none is named.
         party: which answering party of the session; the first if none is named.
         scheme: the number representation; 20 fraction bits if none is named.
@@ -251,11 +277,12 @@ def share_tensor(
     Raises:
         DtypeError, NonFiniteError, FixedPointRangeError: before anything is sent.
         ArgumentError: a party that is none of the session's answering ones: it would learn x, or nobody could use it;
-            an owner that holds no share.
+            an owner that the session has not; no tensor where its owner is.
+        ShapeError, DtypeError: x is not as was named.
     """
     if isinstance(x, SecretTensor):
         raise ArgumentError(f"share() takes a plain tensor, got a {type(x).__name__}")
-    x = torch.as_tensor(x)
+    x = _as_named(x, shape, dtype)
     session = session or default_session("cpu" if x.is_meta else x.device)
     if x.device not in (session.device, torch.device("meta")):
         raise ArgumentError(f"the tensor is on {x.device}, its session on {session.device}: x.to('{session.device}')")
@@ -264,6 +291,10 @@ def share_tensor(
     check_encodable(x, scheme.frac_bits, "the input")
     scale_bits = scheme.frac_bits if x.is_floating_point() else 0
     (holder,) = session.named(owner, party)
+    if x.is_meta and session.present(holder):
+        raise ArgumentError(f"'{name}' of {holder.name}, which is here, has no content; give share() the tensor")
+    facts = (tuple(x.shape), x.dtype, holder.name, name, limit, str(scheme))
+    session.agreement.note(party, "share", facts)
     with session.operation(party) as net:
         encoded = _encoded_input(net.own(holder, x, Phase.ONLINE, name), scheme.frac_bits, scale_bits, limit)
         backend = session.backend(net, scheme)

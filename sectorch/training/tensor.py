@@ -182,6 +182,7 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     context = given[0].cell.context
     if any(other.cell.context != context for other in given[1:]):
         raise ArgumentError(f"{func}: tensors of two sessions, or two number formats, meet at {line()}")
+    context.session.agreement.note(context.party, str(func), args, kwargs)
     if composed is not None:
         made = composed(*args, **kwargs)
         if made is NotImplemented:

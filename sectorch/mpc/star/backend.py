@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from ...backend import Backend, Noise, Normal, Series
 from ...choreography import Located, Net, leaf
 from ...choreography.located import compute, running
+from ...choreography.roles import STAR
 from ...errors import DimensionError
 from ...ring.scheme import Scheme
 from ..leaky import leaky_relu_privhfl
@@ -45,7 +47,14 @@ class Star(Backend):
         return x
 
     def owned(self, x: Located, party: Any) -> Shares:
+        if party not in (self.net.A, self.net.S):
+            with self._querying(party):
+                return share(self.net, x)
         return Shares(x, self._zeros(self.net.S, x)) if party == self.net.A else Shares(self._zeros(self.net.A, x), x)
+
+    def _querying(self, party: Any) -> AbstractContextManager[None]:
+        """Inside, an owner that holds no shares plays Q."""
+        return self.net.playing(STAR, Q=party, A=self.net.A, S=self.net.S, D=self.net.D)
 
     def embedded(self, x: Any) -> Shares:
         at_A = x if type(x) is Located else self.net.public(self.net.A, x)
@@ -62,6 +71,9 @@ class Star(Backend):
         return unpadded(reveal(self.net, padded), x.shape, key)
 
     def reveal_to(self, x: Shares, party: Any) -> Located:
+        if party not in (self.net.A, self.net.S):
+            with self._querying(party):
+                return reveal(self.net, x)
         return reveal_to_A(self.net, x) if party == self.net.A else reveal_to_S(self.net, x)
 
     def kept(self, x: Shares) -> tuple[torch.Tensor, ...]:

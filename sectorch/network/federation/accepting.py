@@ -90,7 +90,7 @@ def _program(options: argparse.Namespace, federated: Federated, own: Own, starte
     words = [
         f"{source.name} of {source.path}",
         f"  source {source.digest}" + (f", with {len(source.used)} files that it imports" if source.used else ""),
-        f"  steps  {found.traced or 'depend on inputs: only the source is compared'}",
+        f"  steps  {found.traced or 'depend on inputs, or are many: only the source is compared'}",
         f"  among  {', '.join(parties)}; started by {', '.join(starters)}",
         *(f"  {line}" for line in found.learned or ("what is learned depends on inputs: read the source",)),
     ]

@@ -33,7 +33,7 @@ from .meeting import Called, Meeting, beating
 from .own import credentials
 from .programs import check_edges
 from .secured import Ends, Secured, digest_of
-from .star import Named, star_of
+from .star import Named, roles_of, star_of
 
 log = logging.getLogger("sectorch.federation")
 RETRY = 1.0
@@ -171,7 +171,7 @@ class Federation:
         Args:
             names: that the parties go by in the session, by role, each a party's name or its role in the federation
                 file; the roles themselves unless given. In secure inference (`STAR`) A may be several, in a list: they
-                are the session's `answering`, in that order.
+                are the session's `answering`, in that order; D may be a dealer, and O a list of owners.
             label: under which they meet; two sessions of the same parties at the same time have different ones.
             agreed: what they have to agree on beside roles and names: settings, a program's digest.
 
@@ -185,15 +185,20 @@ class Federation:
         """
         called = dict(names or {})
         if roles is STAR:
-            cast = self._cast(roles, star_of(called))
+            parties = star_of(called)
+            roles = roles_of(parties)
+            cast = self._cast(roles, parties)
             digest = self._digest(roles, cast, *self._within(label, agreed))
-            identities = [
-                Named({"Q": cast[Q], "A": name}, self.connection.identity, digest, self.file)
-                for party, name in cast.items()
-                if party.role == "A"
-            ]
+            named = lambda client, party: Named(
+                {"Q": cast[client], "A": cast[party]}, self.connection.identity, digest, self.file
+            )
+            identities = [named(Q, party) for party in cast if party.role == "A"]
+            dealer = next((party for party in cast if party.role == "D"), Q)
+            owners = [party.name for party in cast if party.role == "O"]
             with self.runtime(roles, cast, label=label, agreed=agreed) as runtime:
-                yield RemoteSession(runtime, identities, 0, len(identities), True)
+                yield RemoteSession(
+                    runtime, identities, 0, len(identities), True, dealer=dealer, owners=owners, known=named
+                )
             return
         called = called or {role: role for role in roles.names}
         if set(called) != set(roles.names) or not all(isinstance(name, str) for name in called.values()):

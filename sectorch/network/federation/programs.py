@@ -24,17 +24,17 @@ from typing import Any
 import torch
 
 from ...choreography import Party, Roles
-from ...choreography.ledger import Profile
+from ...choreography.ledger import Observer, Profile
 from ...choreography.program.trace import Program
 from ...choreography.roles import STAR
 from ...choreography.run.local import DryRuntime
-from ...choreography.steps import Read
+from ...choreography.steps import Read, Sent
 from ...errors import ArgumentError
-from ...federated.parties import Names
+from ...federated.parties import Names, star
 from ...session import Session
 from ..code import FUNCTION
 from .file import Federated
-from .star import star_of
+from .star import roles_of, star_of
 
 _INSTALLED = tuple(Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 _OWN = Path(__file__).parents[2]
@@ -187,7 +187,8 @@ class Rehearsed:
     """What a program does among the parties of a federation, on shapes.
 
     Args:
-        traced: a digest of its sessions and of what each party does in them; empty where that depends on inputs.
+        traced: a digest of its sessions and of what each party does in them; empty where that depends on inputs, or is
+            more than a rehearsal looks at.
         parties: names of those that take part.
         learned: who receives what that is not uniform bits, in words.
         cost: rounds and bytes, all parties.
@@ -212,7 +213,7 @@ def rehearse(program: Callable[..., Any], federated: Federated) -> Rehearsed:
         ArgumentError: it needs a role that nobody plays, or an edge that the federation has not.
     """
     rehearsal, whole = Rehearsal(federated), True
-    with Profile() as profile:
+    with Profile() as profile, _Length():
         try:
             program(rehearsal)
         except ArgumentError:
@@ -227,6 +228,26 @@ def rehearse(program: Callable[..., Any], federated: Federated) -> Rehearsed:
     everybody = tuple(m.name for m in federated.members if m.role)
     parties = tuple(sorted(rehearsal.parties)) or everybody
     return Rehearsed(digest, parties, tuple(rows), profile.as_dict() if whole else None)
+
+
+LONGEST = 20_000
+"""Messages after which a rehearsal ends: a program that trains for hours is not rehearsed for hours."""
+
+
+class _TooLong(Exception):
+    """Of a rehearsal."""
+
+
+class _Length(Observer):
+    """Ends a rehearsal that is too long, at the same place everywhere."""
+
+    def __init__(self):
+        self._count = 0
+
+    def message(self, line: Sent, value: torch.Tensor) -> None:
+        self._count += 1
+        if self._count > LONGEST:
+            raise _TooLong
 
 
 class Rehearsal:
@@ -254,10 +275,9 @@ class Rehearsal:
     ) -> Iterator[Session]:
         called = dict(names or {})
         if roles is STAR:
-            self._meet(roles, star_of(called), label, agreed)
-            answering = called["A"]
-            count = 1 if isinstance(answering, str) else len(answering)
-            yield Session(answering=count, dry=True)
+            cast = star_of(called)
+            self._meet(roles_of(cast), cast, label, agreed)
+            yield star(called, dry=True)
             return
         single = {role: str(called.get(role, role)) for role in roles.names}
         self._meet(roles, {Party(name, role): name for role, name in single.items()}, label, agreed)

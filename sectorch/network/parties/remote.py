@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,8 @@ from ...choreography import Party
 from ...choreography.program.setup import Setup
 from ...choreography.roles import STAR
 from ...choreography.run.party import PartyRuntime
-from ...mpc.star.seed import Identities, seed
+from ...members import Members, answering_parties
+from ...mpc.star.seed import Identities
 from ...session import Q, Session
 
 
@@ -33,10 +34,15 @@ class RemoteSession(Session):
         identities: of Q and each answering party that this process knows of.
         place, of: which of how many answering parties the first of them is.
         fresh: whether it begins now; else it is taken up for its prepared material.
+        dealer, owners: as of a `Session`.
+        known: how one of those and an answering party know each other.
     """
 
-    def __init__(self, runtime: PartyRuntime, identities: Sequence[Identities], place: int, of: int, fresh: bool):
-        self._begin(STAR, parties(len(identities)), Q)
+    def __init__(
+        self, runtime: PartyRuntime, identities: Sequence[Identities], place: int, of: int, fresh: bool, *,
+        dealer: Party = Q, owners: Sequence[str] = (), known: Callable[[Party, Party], Identities] | None = None,
+    ):  # fmt: skip
+        self._begin(Members(STAR, answering_parties(len(identities)), dealer, owners))
         self.device = torch.device("cpu")
         self.runtime = runtime
         several = max(of, len(identities))
@@ -44,16 +50,11 @@ class RemoteSession(Session):
         self._fresh = fresh
         self._open()
         if fresh:
-            for i, party in enumerate(self.answering):
-                seed(self._setup[party], first=i == 0, identities=identities[i])
+            among = dict(zip(self.answering, identities, strict=True))
+            self._seed(lambda client, party: among[party] if client == Q or known is None else known(client, party))
 
     def _number(self, party: Party | None) -> int:
         return next(self._numbers[self.answering_party(party)])
 
     def _new_setup(self, party: Party | None) -> Setup:
         return super()._new_setup(party) if self._fresh else Setup(None)
-
-
-def parties(count: int) -> tuple[Party, ...]:
-    """The answering parties of a session, as it calls them."""
-    return tuple(Party("A" if count == 1 else f"A{i + 1}", "A") for i in range(count))

@@ -16,6 +16,7 @@ from ...errors import (
     PeerLostError,
     SectorchError,
 )
+from ...members import answering_parties
 from ...nn.program import load_program
 from ...session import Q
 from ...tensor import Scheme
@@ -34,7 +35,6 @@ from ..wire.listen import Listener
 from ..wire.turns import Turns
 from .place import Place
 from .registry import Offered, Registry, current
-from .remote import parties
 from .said import join, load, reason, scheme_in, scheme_of, session_of
 from .serving import IDLE, Serving, Told, binding, part
 
@@ -248,7 +248,7 @@ class Server:
         if self._quotas is not None:
             self._quotas.session(link.peer, "", names)
         self._admit(wire, link.peer, sum(model.weight_bytes for model in models))
-        answering = parties(len(models))
+        answering = answering_parties(len(models))
         channels: dict[Party, Channel] = {}
         try:
             channels[Q] = link.open(wire)

@@ -18,10 +18,10 @@ from cryptography.exceptions import InvalidTag
 from ... import files
 from ...choreography.program.material import Material
 from ...errors import MaterialError, StoreFullError
+from ...sealed.sealing import NONCE_BYTES, SEGMENT, TAG_BYTES, opened, sealed
 from .pieces import read_piece, write_piece
 from .room import Store as Shared
 from .room import make
-from .sealing import NONCE_BYTES, SEGMENT, TAG_BYTES, opened, sealed
 
 NAME = re.compile(r"(\d{10})-(\d+x\d+)\.piece")
 RETURN = 5.0

@@ -33,8 +33,8 @@ from ...errors import (
     MaterialError,
     StoreInUseError,
 )
+from ...sealed.sealing import key_of, opened, sealed
 from .room import room
-from .sealing import opened, sealed
 from .shelf import NAME, Shelf, kept_whole
 
 BUDGET = 4 << 30
@@ -64,7 +64,7 @@ class Store:
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock_folder()
-            self.key = _key(Path(key_file) if key_file else self.folder / "store.key") if folder else os.urandom(32)
+            self.key = key_of(Path(key_file) if key_file else self.folder / "store.key") if folder else os.urandom(32)
             self._clean()
         except OSError as error:
             raise ArgumentError(f"cannot keep material in {folder}: {error.strerror}") from None
@@ -201,12 +201,3 @@ def fingerprint(*things: object) -> str:
 def version(description: dict, edition: object) -> str:
     """A name for a model as it is now: another architecture or other weights are another version."""
     return fingerprint(description, edition)[:32]
-
-
-def _key(path: Path) -> bytes:
-    if not path.exists():
-        files.write(path, os.urandom(32), 0o600)
-    key = path.read_bytes()
-    if len(key) != 32:
-        raise ArgumentError(f"{path} does not hold a store's key (32 bytes)")
-    return key

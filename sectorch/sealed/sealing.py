@@ -1,19 +1,32 @@
-"""Files under the store's key: AES-256-GCM in segments, under a key of its own derived from a fresh nonce."""
+"""Files under a party's key: AES-256-GCM in segments, under a key of its own derived from a fresh nonce."""
 
 from __future__ import annotations
 
 import os
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import BinaryIO
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ...choreography.streams import derive
+from .. import files
+from ..choreography.streams import derive
+from ..errors import ArgumentError
 
 SEGMENT = 4 << 20
 NONCE_BYTES, TAG_BYTES = 32, 16
+
+
+def key_of(path: Path) -> bytes:
+    """The 32 bytes of a key file, which is made if it is not there. Raises ArgumentError, OSError."""
+    if not path.exists():
+        files.write(path, os.urandom(32), 0o600)
+    key = path.read_bytes()
+    if len(key) != 32:
+        raise ArgumentError(f"{path} does not hold a store's key (32 bytes)")
+    return key
 
 
 def sealed(key: bytes, parts: list, about: bytes) -> Iterator[bytes]:

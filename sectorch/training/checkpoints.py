@@ -1,0 +1,198 @@
+"""Where training goes on after a party was lost: each party keeps its own half of a state, sealed under its own key.
+
+    FOLDER/PARTY/key                 32 bytes
+    FOLDER/PARTY/000000000012.state  its half of step 12: AES-256-GCM, its associated data name the party and the step
+
+A save begins when all parties have come to it, so that none is more than one save ahead, and each keeps the last two.
+The newest that all have whole is therefore there after any of them was killed, and all resume from it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from cryptography.exceptions import InvalidTag
+
+from .. import files
+from ..choreography import Party
+from ..errors import ArgumentError, CheckpointError
+from ..sealed.sealing import key_of, opened, sealed
+from ..sealed.tensors import read, written
+from ..session import Session, default_session
+from .halves import Halves, joined
+
+_NAME = re.compile(r"(\d{12})\.state")
+_NOTHING, _LOST = -1, -2
+
+
+class Checkpoint(NamedTuple):
+    """A state that all parties have, and the step after which it was saved."""
+
+    step: int
+    state: dict[str, Any]
+
+
+class Checkpoints:
+    """The states of a training, in a folder of each party's own.
+
+        checkpoints = sectorch.Checkpoints(parties.folder, session=session)
+        if (found := checkpoints.newest()) is not None:
+            model.load_state_dict(found.state["model"]), optimiser.load_state_dict(found.state["optimiser"])
+        ...
+        checkpoints.save(step, {"model": model.state_dict(), "optimiser": optimiser.state_dict()})
+
+    Args:
+        folder: where the parties that are here keep what they have.
+        session, party: as of `sectorch.share`.
+
+    What is kept of a shared tensor are a party's half, the flags on which it depends, and what is public of it; of
+    public numbers and tensors their values. A party that holds no half keeps what is public. A and S learn nothing of
+    each other's halves, and whoever has both folders and both keys has the model.
+
+    Raises:
+        ArgumentError: the folder cannot be used.
+    """
+
+    def __init__(self, folder: str | Path, *, session: Session | None = None, party: Party | None = None):
+        self._session = session or default_session()
+        self._party = self._session.answering_party(party)
+        self._last: int | None = None
+        self._shelves = {
+            member: _Shelf(Path(folder) / member.name, member.name)
+            for member in sorted(self._session.parties, key=lambda p: p.name)
+            if self._session.present(member)
+        }
+
+    def __repr__(self) -> str:
+        return f"Checkpoints({', '.join(member.name for member in self._shelves)})"
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Keep the state after this step, and the one before; on return a power cut does not undo it.
+
+        Args:
+            step: a number, larger with each save.
+            state: dictionaries, lists, numbers, strings, public tensors, shared tensors: `state_dict()`s, say.
+
+        Where the parties are apart, 3 rounds, and 80 bytes for each party but S.
+
+        Raises:
+            ArgumentError: something that is not kept; nothing was written.
+            DisagreementError: the parties have not computed the same.
+            CheckpointError: it cannot be written here.
+        """
+        if type(step) is not int or not 0 <= step < 10**12 or (self._last is not None and step <= self._last):
+            raise ArgumentError(f"a step is a whole number above that of the last save ({self._last}), got {step!r}")
+        halves = Halves(self._session, self._party)
+        tree = halves.take(state)
+        self._session.agreement.note(self._party, "save", step, tree, halves.public)
+        self._session.agreement.compare(self._party)
+        nonce = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.int64).clone()
+        (drawn,) = self._session.agreement.told(self._party, "save", self._session.S, nonce).tolist()
+        for member, shelf in self._shelves.items():
+            head = {"nonce": drawn, "first": self._last is None, "tree": tree, "shares": halves.described()}
+            shelf.put(step, head, halves.of(member), keep=self._last)
+        self._last = step
+
+    def newest(self) -> Checkpoint | None:
+        """The newest state that all parties have whole; None where none has been saved at all parties yet.
+
+        Where the parties are apart, 2 rounds and 64 bytes for each party but S.
+
+        Raises:
+            CheckpointError: they have saved, and no state is there at all of them: a folder was lost, or is another
+                training's.
+        """
+        kept = [shelf.kept() for shelf in self._shelves.values()]
+        if len(kept) == 1:
+            own = torch.tensor(kept[0], dtype=torch.int64)
+        else:  # all parties are here
+            own = _newest(*(torch.tensor(one, dtype=torch.int64) for one in kept))
+        step, nonce, *_ = self._session.agreement.settled(self._party, "resume", own, _newest).tolist()
+        if step == _LOST:
+            raise CheckpointError(
+                "no state is there at all parties, though they have saved some: look for the folder that is missing, "
+                "or remove those of all parties to begin anew"
+            )
+        self._session.agreement.note(self._party, "resume", step, nonce)
+        if step == _NOTHING:
+            return None
+        self._last = step
+        found = {member: shelf.get(step) for member, shelf in self._shelves.items()}
+        head = next(iter(found.values()))[0]
+        facts = {key: head[key] for key in ("nonce", "tree", "shares")}
+        self._session.agreement.note(self._party, "resumed", facts)
+        values = {member: values for member, (_, values) in found.items()}
+        return Checkpoint(step, joined(self._session, self._party, facts["tree"], facts["shares"], values))
+
+
+def _newest(*kept: torch.Tensor) -> torch.Tensor:
+    """Of what each party has, [step, nonce, step, nonce, how many it has ever], the newest that is everywhere."""
+    have = [{(step, nonce) for step, nonce in ((k[0], k[1]), (k[2], k[3])) if step >= 0} for k in map(_list, kept)]
+    common = sorted(set.intersection(*have))
+    lost = any(k[4] > 1 for k in map(_list, kept)) or any(k[0] == _LOST for k in map(_list, kept))
+    step, nonce = common[-1] if common else (_LOST if lost else _NOTHING, 0)
+    return torch.tensor([step, nonce, _NOTHING, 0, max(_list(k)[4] for k in kept)], dtype=torch.int64)
+
+
+def _list(value: torch.Tensor) -> list[int]:
+    return value.tolist()
+
+
+class _Shelf:
+    """What one party keeps."""
+
+    def __init__(self, folder: Path, name: str):
+        self._folder, self._name = folder, name
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._key = key_of(folder / "key")
+        except OSError as error:
+            raise ArgumentError(f"cannot keep a state in {folder}: {error.strerror}") from None
+
+    def kept(self) -> list[int]:
+        """[step, nonce] of the last two that are whole, and 2 if it has saved more than once."""
+        found: list[int] = []
+        often = 0
+        for step in self._steps():
+            with suppress(CheckpointError):
+                head, _ = self.get(step)
+                found += [step, head["nonce"]]
+                often = max(often, 1 if head["first"] else 2)
+        found = found[-4:]
+        return [*found, *(4 - len(found)) // 2 * [_NOTHING, 0], often]
+
+    def put(self, step: int, head: dict[str, Any], values: list[Any], keep: int | None) -> None:
+        parts, _ = written(head, values)
+        try:
+            files.write(self._path(step), b"".join(sealed(self._key, parts, self._about(step))), 0o600)
+            for other in self._steps():
+                if other not in (step, keep):
+                    self._path(other).unlink()
+        except OSError as error:
+            raise CheckpointError(f"cannot keep the state of step {step} in {self._folder}: {error.strerror}") from None
+
+    def get(self, step: int) -> tuple[dict[str, Any], list[Any]]:
+        """Raises CheckpointError where it is not whole, or not this party's."""
+        try:
+            content = self._path(step).read_bytes()
+            return read(opened(self._key, io.BytesIO(content), len(content), self._about(step)))
+        except OSError as error:
+            raise CheckpointError(f"cannot read {self._path(step)}: {error.strerror}") from None
+        except (InvalidTag, ValueError):
+            raise CheckpointError(f"{self._path(step)} is not whole, or was sealed by another party") from None
+
+    def _steps(self) -> list[int]:
+        return sorted(int(found[1]) for path in self._folder.iterdir() if (found := _NAME.fullmatch(path.name)))
+
+    def _path(self, step: int) -> Path:
+        return self._folder / f"{step:012d}.state"
+
+    def _about(self, step: int) -> bytes:
+        return f"sectorch v1/state/{self._name}/{step}".encode()
