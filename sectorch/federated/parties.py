@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -27,10 +28,12 @@ Names = Mapping[str, str | Sequence[str]]
 class Parties(Protocol):
     """What a program among parties is given.
 
-    `inputs` are the tensors that the parties that are here bring, by name.
+    `inputs` are the tensors that the parties that are here bring, by name. `folder` is where they keep what a later run
+    goes on with (`sectorch.Checkpoints`); it need not be there.
     """
 
     inputs: Mapping[str, torch.Tensor]
+    folder: Path
 
     def present(self, party: str) -> bool:
         """Whether that party's values are in this process."""
@@ -64,8 +67,9 @@ class Parties(Protocol):
 class Simulation:
     """All parties in this process: for development and as the oracle of tests. It protects nothing."""
 
-    def __init__(self, inputs: Mapping[str, torch.Tensor] | None = None):
+    def __init__(self, inputs: Mapping[str, torch.Tensor] | None = None, folder: str | Path = "kept"):
         self.inputs: Mapping[str, torch.Tensor] = dict(inputs or {})
+        self.folder = Path(folder)
 
     def present(self, party: str) -> bool:
         return True

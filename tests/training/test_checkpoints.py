@@ -15,8 +15,10 @@ import sectorch
 from sectorch import Checkpoints, Session
 from sectorch.errors import ArgumentError, CheckpointError, RangeExceededError
 
+NAMES = ("model", "optimiser", "schedule")
 
-def training(folder: Path, steps: int, reference: bool, save: bool = True) -> tuple[dict[str, torch.Tensor], int]:
+
+def training(folder: Path, steps: int, reference: bool) -> tuple[dict[str, torch.Tensor], int]:
     """Steps of Adam with a schedule on a net with batch statistics, from the newest state on; where it began."""
     session = Session(reference=reference)
     torch.manual_seed(0)
@@ -30,7 +32,7 @@ def training(folder: Path, steps: int, reference: bool, save: bool = True) -> tu
     checkpoints, begun = Checkpoints(folder, session=session), 0
     if (found := checkpoints.newest()) is not None:
         begun = found.step
-        for name, part in zip(("model", "optimiser", "schedule"), parts, strict=True):
+        for name, part in zip(NAMES, parts, strict=True):
             part.load_state_dict(found.state[name])
         assert found.state["note"] == ["a", (1, None, True), float("inf")]
     rows = sectorch.share(x, owner="S", session=session)
@@ -38,11 +40,8 @@ def training(folder: Path, steps: int, reference: bool, save: bool = True) -> tu
         optimiser.zero_grad()
         F.mse_loss(model(rows), y).backward()
         optimiser.step(), schedule.step()
-        if save:
-            states = {
-                name: part.state_dict() for name, part in zip(("model", "optimiser", "schedule"), parts, strict=True)
-            }
-            checkpoints.save(step + 1, {**states, "note": ["a", (1, None, True), float("inf")]})
+        states = {name: part.state_dict() for name, part in zip(NAMES, parts, strict=True)}
+        checkpoints.save(step + 1, {**states, "note": ["a", (1, None, True), float("inf")]})
     state = model.state_dict()
     return {k: v.reveal() if isinstance(v, sectorch.DifferentiableTensor) else v for k, v in state.items()}, begun
 
@@ -122,10 +121,9 @@ def test_a_file_tells_nothing_without_its_key_and_is_nobody_elses(tmp_path):
     whole = {path: path.read_bytes() for path in tmp_path.glob("*/*.state")}
     assert all(b"scale_bits" not in content and b"public" not in content for content in whole.values())
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.glob("*/*"))
-    for name in ("A", "S"):  # under its own name and key, and yet the other's
-        (tmp_path / name / f"{2:012d}.state").write_bytes(
-            whole[tmp_path / ("S" if name == "A" else "A") / f"{2:012d}.state"]
-        )
+    places = [tmp_path / name / f"{2:012d}.state" for name in "AS"]
+    for path, other in zip(places, places[::-1], strict=True):  # under its own name, and yet the other's
+        path.write_bytes(whole[other])
     assert newest(tmp_path) == 1
 
 

@@ -18,7 +18,7 @@ from ...federated.parties import Simulation, tensors
 from ..code import function_of
 from ..federation.file import read
 from ..federation.party import Federation
-from ..federation.programs import rehearse
+from ..federation.programs import rehearse, source_of
 from . import arrays
 from .among import start
 from .options import add_log, begin_log, console, positive
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     p.add_argument(
         "--among", nargs="+", default=[], metavar="NAME", help="of the parties that are up; all of the program"
     )
-    p.add_argument("--job", default="1", help="which of several runs of a paper with the same settings to go on with")
+    p.add_argument("--job", default="1", help="which of several runs of the same to go on with")
     p.add_argument("--wait", type=float, default=600.0, help="seconds to wait for the server and the other parties")
     add_log(p)
     p.takes_json("what this party learned and sent")
@@ -72,16 +72,17 @@ def _run(options: argparse.Namespace, screen: Console) -> None:
         arrays.check_kind(options.out)
         writable(options.out.parent)
     program, inputs = function_of(options.program[0]), _inputs(options.input)
+    kept = source_of(options.program[0]).kept(options.job)
     waits = dict(patience=options.wait, wait=options.wait)
     if options.federation is not None:  # before it dials: a role that nobody plays, an edge that is not there
         rehearse(program, read(options.federation))
     with Cost() as cost:
         if options.federation is None:
-            found = program(Simulation(inputs))
+            found = program(Simulation(inputs, Path("kept") / kept))
         else:
             with Federation(options.federation, options.name, options.folder, inputs, **waits) as federation:
                 console.print(f"{federation.name} is connected to {federation.address}", highlight=False)
-                found = program(federation)
+                found = program(federation.taking(inputs, "", federation.folder / kept))
     learned = tensors(found)
     if options.out is not None and learned:
         arrays.write(learned if len(learned) > 1 else next(iter(learned.values())), options.out)

@@ -48,7 +48,8 @@ class Federation:
     Args:
         path: of the federation file. as_: this party's name in it.
         folder: where its certificate and keys are; that of the file unless named.
-        inputs: what this party brings into programs, by name (`federated.parties.Parties`).
+        inputs: what this party brings into programs, by name (`federated.parties.Parties`). What it keeps for a later
+            run of one is in the folder `NAME-kept` beside the file.
         patience: seconds to wait for the server. wait: seconds to wait for other parties; None for ever.
         on_note: called with notes of other parties (`notes.py`), in the thread that reads the connection.
         needs: roles that somebody has to play in what it is here for.
@@ -71,6 +72,7 @@ class Federation:
         needs: Sequence[str] = (),
     ):
         self.inputs: Mapping[str, torch.Tensor] = dict(inputs or {})
+        self.folder = Path(path).parent / f"{as_}-kept"
         self._wait = wait
         self.file: Federated = read(path)
         for role in needs:
@@ -136,13 +138,15 @@ class Federation:
             for connection in self._connections.values():
                 connection.close()
 
-    def taking(self, inputs: Mapping[str, torch.Tensor], bound: str) -> Federation:
+    def taking(self, inputs: Mapping[str, torch.Tensor], bound: str, folder: Path | None = None) -> Federation:
         """This party in one run of several: with inputs of its own, and sessions that are bound to the run.
 
         Args:
             bound: the run's name and what was agreed on; all parties of its sessions have the same.
+            folder: for what a later run goes on with.
         """
         found = copy.copy(self)
+        found.folder = self.folder if folder is None else folder
         found.inputs, found._open, found._bound, found._awaited = dict(inputs), [], bound, set()
         return found
 

@@ -10,6 +10,7 @@ import ast
 import functools
 import hashlib
 import json
+import os
 import sys
 import sysconfig
 import threading
@@ -61,6 +62,10 @@ class Source:
     def name(self) -> str:
         """For people: folders are a party's own matter."""
         return f"{self.path.name}:{self.function}"
+
+    def kept(self, job: str) -> str:
+        """The name of a folder for what a later run of it goes on with: of this source, and one of several jobs."""
+        return f"{self.path.stem[:40]}-{self.function[:40]}-{self.digest[:12]}-{job}"
 
     def load(self) -> Callable[..., Any]:
         """The function, of the content that has the digest.
@@ -254,6 +259,8 @@ class Rehearsal:
     """`federated.parties.Parties` of whom nobody is here."""
 
     inputs: Mapping[str, torch.Tensor] = {}
+    folder = Path(os.devnull)
+    """Nobody keeps anything, and nobody has anything to go on with."""
 
     def __init__(self, federated: Federated):
         self._file = federated

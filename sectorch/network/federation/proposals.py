@@ -84,7 +84,7 @@ class Proposal:
         by: the party that proposes it. parties: that take part.
         kind: "program" or "paper". name: for people; a paper's is its command's.
         source, function, traced: of a program; see `programs.py`. arguments: of a paper.
-        job: of a paper, which of several with the same settings; the same one goes on where it was.
+        job: which of several of the same program, or paper and settings; the same one goes on where it was.
         nonce: names the run; fresh for each.
     """
 

@@ -61,6 +61,7 @@ def described(
         source.digest,
         source.function,
         found.traced,
+        job=job,
     )
 
 

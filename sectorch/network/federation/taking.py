@@ -40,7 +40,9 @@ class Run:
     def __init__(self, agreed: Agreed, federation: Federation, folder: Path, own: Own, receipts: Receipts | None):
         self.agreed, self.folder, self._own, self._receipts = agreed, folder, own, receipts
         bound = f"{agreed.proposal.nonce} {agreed.proposal.digest}"
-        self._parties, self._file = federation.taking({}, bound), federation.file
+        kept = folder.parent / "kept"
+        kept = kept if agreed.source is None else kept / agreed.source.kept(agreed.proposal.job)
+        self._parties, self._file = federation.taking({}, bound, kept), federation.file
         role = self._file.member(federation.name).role or federation.name
         self._me = Party(role, role)  # as a program's sessions name it, unless they have names of their own
 
