@@ -13,7 +13,8 @@ from ..errors import ArgumentError
 from ..ring.scheme import Scheme
 from ..session import Session
 from ..tensor import SharedTensor
-from .tensor import Cell, DifferentiableTensor, Pool
+from .cells import Cell, Pool
+from .tensor import DifferentiableTensor
 
 _FACTS = ("scale_bits", "bound", "whole_bits")
 
