@@ -34,10 +34,20 @@ def floats(tree: Any) -> list[torch.Tensor]:
 
 
 def on_grid(leaf: Any, bits: int) -> Any:
-    """Floats as multiples of the last place."""
+    """Floats as multiples of the last place, in float64; those that want a gradient go on wanting it."""
     if not (isinstance(leaf, torch.Tensor) and leaf.is_floating_point()):
         return leaf
-    return (leaf.detach().double() * 2.0**bits).round() * 2.0**-bits
+    return ((leaf.detach().double() * 2.0**bits).round() * 2.0**-bits).requires_grad_(leaf.requires_grad)
+
+
+def wanting(tree: Any) -> Any:
+    """Every tensor of floats with a gradient."""
+    return pytree.tree_map(lambda v: v.detach().clone().requires_grad_() if floats(v) else v, tree)
+
+
+def followed(leaf: Any) -> bool:
+    """Whether autograd follows it; what it does not follow is public."""
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
 
 
 def weighted(results: list[torch.Tensor], scale: float = 1.0) -> Any:
@@ -55,7 +65,7 @@ def in_plain(f: Callable, call: Call, scale: float = 1.0) -> Plain | None:
     given: list[torch.Tensor] = []
 
     def leaf(v: Any) -> Any:
-        if isinstance(v, torch.Tensor) and v.is_floating_point():
+        if followed(v):
             v = v.detach().clone().requires_grad_()
             given.append(v)
         return v
@@ -79,9 +89,10 @@ def spread(f: Callable, call: Call, at: Plain, scale: float, bits: int) -> list[
         generator = torch.Generator().manual_seed(seed)
 
         def moved(v: Any, generator: torch.Generator = generator) -> Any:
-            if not (isinstance(v, torch.Tensor) and v.is_floating_point()):
+            if not followed(v):
                 return v
-            return v + (torch.rand(v.shape, generator=generator, dtype=v.dtype) * 2 - 1) * SHAKEN * 2.0**-bits
+            shift = (torch.rand(v.shape, generator=generator, dtype=v.dtype) * 2 - 1) * SHAKEN * 2.0**-bits
+            return (v.detach() + shift).requires_grad_()
 
         try:
             other = in_plain(f, call.mapped(moved), scale)
@@ -100,10 +111,10 @@ def revealed(g: Any) -> torch.Tensor | None:
 
 
 def outcome(f: Callable, call: Call, session: Session, scheme: Scheme | None = None) -> Outcome:
-    """How a call and its backward pass went, all its tensors of floats being shared."""
+    """How a call and its backward pass went; its tensors that want a gradient are shared, and others are public."""
     scheme = scheme or Scheme()
     bits, last = scheme.frac_bits, 2.0**-scheme.frac_bits
-    dtypes = [v.dtype for v in floats((call.args, call.kwargs))]
+    dtypes = [v.dtype for v in floats((call.args, call.kwargs)) if v.requires_grad]
     call = call.mapped(lambda v: on_grid(v, bits))
     try:
         at = in_plain(f, call)
@@ -120,8 +131,8 @@ def outcome(f: Callable, call: Call, session: Session, scheme: Scheme | None = N
     secrets: list[DifferentiableTensor] = []
 
     def leaf(v: Any) -> Any:
-        if not (isinstance(v, torch.Tensor) and v.is_floating_point()):
-            return v
+        if not followed(v):
+            return v.to(torch.float32) if floats(v) else v
         shares = sectorch.share(v.to(dtypes[len(secrets)]), session=session, scheme=scheme)
         secrets.append(DifferentiableTensor(shares, requires_grad=True))
         return secrets[-1]

@@ -10,6 +10,7 @@ from . import others as others
 from . import pooling as pooling
 from . import views as views
 from . import whole as whole
+from .claims import NO_GRADIENT as NO_GRADIENT
 from .model import shared as shared
 from .programs import step as step
 from .tensor import DifferentiableTensor as DifferentiableTensor

@@ -162,7 +162,9 @@ def towards(start: float | None, end: float | None, weight: float) -> float | No
 
 
 @row("addcmul", aten.addcmul.default, note="a square is rounded up, so that no step of Adam's is too long")
-def addcmul(context: Context, x: Cell, a: Any, b: Any, value: float = 1) -> SharedTensor:
+def addcmul(context: Context, x: Any, a: Any, b: Any, value: float = 1) -> SharedTensor:
+    if not isinstance(x, Cell) or (not isinstance(a, Cell) and not isinstance(b, Cell)):
+        return total(context, content(x), scaled(context, torch.mul(content(a), content(b)), value))
     start = wide(context, x.content)
     if a is b:
         square = doubled(context, as_gradient(context, a.content))
@@ -173,8 +175,10 @@ def addcmul(context: Context, x: Cell, a: Any, b: Any, value: float = 1) -> Shar
 
 
 @row("addcdiv", aten.addcdiv.default)
-def addcdiv(context: Context, x: Cell, a: Cell, b: Cell, value: float = 1) -> SharedTensor:
+def addcdiv(context: Context, x: Any, a: Any, b: Any, value: float = 1) -> SharedTensor:
     """Numerator and divisor both 2^6 times as large: a quotient of what is small keeps its bits."""
+    if not all(isinstance(v, Cell) for v in (x, a, b)):
+        return total(context, content(x), scaled(context, torch.div(content(a), content(b)), value))
     above, below = (v.like(v.shares, v.scale_bits - ROOT_BITS, v.bound) for v in (a.content, b.content))
     quotient = torch.div(above, below)
     return total(context, x.content, times(context, quotient, value, state_bits(context), wide=True))
@@ -206,6 +210,11 @@ def _full(value: float) -> Callable:
 
 for _name, _value in (("new_zeros", 0.0), ("new_ones", 1.0), ("new_full", 0.0), ("new_empty", 0.0)):
     row(_name, getattr(aten, _name).default)(_full(_value))
+
+
+@row("new_empty", aten.new_empty_strided.default)
+def new_empty_strided(context: Context, x: Cell, size: Any, stride: Any, **_: Any) -> SharedTensor:
+    return _full(0.0)(context, x, size)
 
 
 @row("full_like", aten.full_like.default)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor
@@ -57,60 +58,88 @@ def softmax_backward(context: Context, g: Cell, y: Cell, dim: int, dtype: Any) -
     return weighted - torch.mul(probability, weighted.sum(dim, keepdim=True))
 
 
-def _code(context: Context, target: Any, classes: int) -> Any:
-    """One-hot codes of labels; of secret ones nobody learns which, and one out of range withholds the result.
+def _secret_code(target: Cell, classes: int, weight: Any) -> SharedTensor:
+    """One-hot codes of secret labels: nobody learns which, and one out of range withholds the result."""
+    if weight is not None:
+        raise ArgumentError("class weights with secret labels are not supported on shares; weight the rows' losses")
+    if "code" not in target.kept:
+        target.kept["code"] = F.one_hot(target.content, classes)
+    return target.kept["code"]
+
+
+def _code(context: Context, target: Any, classes: int, dim: int, weight: Any, ignored: int) -> Any:
+    """What each class counts in each label's loss: codes of the labels, times their classes' weights. Whole without.
 
     Raises:
         DimensionError: public labels out of range.
     """
     if isinstance(target, Cell):
-        if "code" not in target.kept:
-            target.kept["code"] = F.one_hot(target.content, classes)
-        return target.kept["code"]
+        return _secret_code(target, classes, weight).movedim(-1, dim)
+    if isinstance(weight, Cell):
+        raise ArgumentError("secret class weights are not supported on shares; give them as a plain tensor")
     if isinstance(target, Varying):
-        return target.made(context, public_code, torch.Size((*target.size, classes)), classes)
-    return public_code(target, classes)
+        if weight is not None or ignored >= 0:
+            raise ArgumentError("what each label counts is a part of the program")
+        size = [*target.size]
+        size.insert(dim, classes)
+        return target.made(context, public_code, torch.Size(size), classes, dim)
+    return public_code(target, classes, dim, weight, ignored)
 
 
-def public_code(target: Tensor, classes: int) -> Tensor:
-    """One-hot codes of public labels. Raises DimensionError where one is out of range."""
-    if target.numel() and (int(target.min()) < 0 or int(target.max()) >= classes):
-        raise DimensionError(f"labels are from 0 to {classes - 1}, got {int(target.min())} to {int(target.max())}")
-    return F.one_hot(target.long(), classes)
+def public_code(target: Tensor, classes: int, dim: int, weight: Tensor | None = None, ignored: int = -100) -> Tensor:
+    """One-hot codes of public labels, zero for those that are ignored. Raises DimensionError where one is out of range."""
+    kept = target != ignored
+    labels = torch.where(kept, target, 0)
+    if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= classes):
+        raise DimensionError(f"labels are from 0 to {classes - 1}, got {int(labels.min())} to {int(labels.max())}")
+    code = F.one_hot(labels.long(), classes) * kept.unsqueeze(-1)
+    return (code if weight is None else code * weight).movedim(-1, dim)
 
 
-def _plain_nll(x: Any, weight: Any, ignore_index: int) -> int:
-    if weight is not None or ignore_index >= 0:
-        raise ArgumentError("class weights and ignored labels are not supported in training on shares")
-    if content(x).dim() > 2:
-        raise ArgumentError("labels of every pixel are not supported in training on shares; flatten them to rows")
-    return content(x).dim() - 1
+def _count(code: Any, dim: int) -> float:
+    """What the mean loss is over: the labels' number, or their weights, which are public."""
+    return float(code.sum()) if isinstance(code, Tensor) and not isinstance(code, SharedTensor) else (
+        math.prod(code.shape) / max(1, code.shape[dim])
+    )  # fmt: skip
 
 
-@row("nll_loss", aten.nll_loss_forward.default, note="public or secret labels")
+def _times_code(context: Context, x: SharedTensor, code: Any) -> SharedTensor:
+    """x times what each class counts."""
+    weighted = isinstance(code, Tensor) and not isinstance(code, SharedTensor) and code.is_floating_point()
+    return torch.mul(x, code.to(x.dtype)) if weighted else coded(context, x, code)
+
+
+@row("nll_loss", aten.nll_loss_forward.default, aten.nll_loss2d_forward.default, note="public or secret labels")
 def nll_loss(context: Context, x: Cell, target: Any, weight: Any, reduction: int, ignore_index: int) -> tuple:
-    dim = _plain_nll(x, weight, ignore_index)
-    code = _code(context, target, x.content.shape[dim])
-    taken = -coded(context, x.content, code).sum(dim)
-    count = taken.numel()
-    return _reduced(taken, reduction), constant(context, taken.sum(), float(count))
+    dim = min(1, x.content.dim() - 1)
+    code = _code(context, target, x.content.shape[dim], dim, weight, ignore_index)
+    taken = -_times_code(context, x.content, code).sum(dim)
+    count = _count(code, dim)
+    if reduction == MEAN and not count:
+        raise ArgumentError("the mean loss of no label is not a number: all are ignored, or there is none")
+    loss = taken.sum() if reduction in (MEAN, SUM) else taken
+    loss = times(context, loss, 1 / count, kept_bits(context, loss)) if reduction == MEAN else loss
+    return loss, constant(context, taken.sum(), count)
 
 
-VARYING |= {aten.nll_loss_forward.default: {1: labels_form}, aten.nll_loss_backward.default: {2: labels_form}}
+for _forward, _backward in (
+    (aten.nll_loss_forward.default, aten.nll_loss_backward.default),
+    (aten.nll_loss2d_forward.default, aten.nll_loss2d_backward.default),
+):
+    VARYING |= {_forward: {1: labels_form}, _backward: {2: labels_form}}
 
 
-@row("nll_loss", aten.nll_loss_backward.default)
+@row("nll_loss", aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 def nll_loss_backward(
     context: Context, g: Cell, x: Cell, target: Any, weight: Any, reduction: int, ignore_index: int, total: Any
 ) -> SharedTensor:
-    dim = _plain_nll(x, weight, ignore_index)
-    code = _code(context, target, x.content.shape[dim])
+    dim = min(1, x.content.dim() - 1)
+    code = _code(context, target, x.content.shape[dim], dim, weight, ignore_index)
     value = as_gradient(context, g.content)
     value = value.unsqueeze(dim) if reduction not in (MEAN, SUM) else value
     if reduction == MEAN:
-        count = code.shape.numel() // code.shape[dim]
-        value = times(context, value, 1 / max(1, count), kept_bits(context, value))
-    return -coded(context, value, code)
+        value = times(context, value, 1 / _count(code, dim), kept_bits(context, value))
+    return -_times_code(context, value, code)
 
 
 @row("mse_loss", aten.mse_loss.default)
@@ -129,7 +158,10 @@ def mse_loss_backward(context: Context, g: Cell, x: Any, y: Any, reduction: int)
 def bce_with_logits(
     context: Context, x: Cell, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = MEAN
 ) -> SharedTensor:
-    if weight is not None or pos_weight is not None:
-        raise ArgumentError("weights of a loss are not supported in training on shares; weight its terms")
-    value = operand(context, x)
-    return _reduced(F.softplus(value) - torch.mul(value, content(target)), reduction)
+    """With a weight of what is true, in torch's form: (1 - t) x + (1 + (w - 1) t) softplus(-x)."""
+    value, t = operand(context, x), content(target)
+    if pos_weight is None:
+        loss = F.softplus(value) - torch.mul(value, t)
+    else:
+        loss = torch.mul(value, 1 - t) + torch.mul(F.softplus(-value), 1 + (content(pos_weight) - 1) * t)
+    return _reduced(loss if weight is None else torch.mul(loss, content(weight)), reduction)

@@ -92,6 +92,13 @@ def _codes(index: Cell, classes: int, dim: int) -> SharedTensor:
     return index.kept[key]
 
 
+@row("scatter", aten.scatter_add.default, note="public places; secret ones into zeros")
+def scatter_add(context: Context, x: Any, dim: int, index: Any, source: Any) -> Any:
+    if isinstance(index, Cell):
+        return scatter(context, x, dim, index, source)
+    return torch.scatter_add(content(x), dim, index, content(source))
+
+
 @row("scatter", aten.scatter.src, aten.scatter.value, note="public places; secret ones into zeros")
 def scatter(context: Context, x: Any, dim: int, index: Any, source: Any) -> Any:
     """Entries to secret places of a tensor of zeros, as the gradients of `max`, `sort` and `topk` are.
@@ -123,6 +130,34 @@ def gather(context: Context, x: Cell, dim: int, index: Any, *, sparse_grad: bool
     places = [slice(0, n) if d != dim else slice(None) for d, n in enumerate(index.content.shape)]
     entries = value[tuple(places)].movedim(dim, 0).unsqueeze(dim + 1)
     return no_larger(torch.mul(codes, entries).sum(0), value)
+
+
+def _places_sampled(shape: Any, f: Any) -> Tensor:
+    """The matrix [entries, samples] of what samples linearly at public places, for each of a batch."""
+    n = math.prod(shape[2:])
+    unit = torch.eye(n, dtype=torch.float64).reshape(n, 1, *shape[2:])
+    return torch.stack([f(unit, b).reshape(n, -1) for b in range(shape[0])])
+
+
+@row("grid_sample", aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default, note="public grid")
+def grid_sampler_backward(
+    context: Context, g: Cell, x: Cell, grid: Any, mode: int, padding: int, corners: bool, mask: Any
+) -> tuple:
+    """Each sample adds to the entries that it is a mean of: a product with a public matrix."""
+    shape = x.content.shape
+    run = lambda unit, b: torch.grid_sampler(
+        unit, grid[b : b + 1].double().expand(len(unit), *grid.shape[1:]), mode, padding, corners
+    )
+    matrix = _places_sampled(shape, run).transpose(1, 2)  # [N, samples, entries]
+    value = as_gradient(context, g.content).flatten(2)
+    return torch.matmul(value, matrix.to(value.dtype)).reshape(shape), None
+
+
+@row("inv", aten.linalg_inv_ex.default, note="as torch.linalg.inv")
+def inverse(context: Context, x: Cell, check_errors: bool = False) -> tuple:
+    """The second result says that nothing failed: a matrix without an inverse is a range error."""
+    made = torch.linalg.inv(x.content)
+    return made, torch.zeros(made.shape[:-2], dtype=torch.int32)
 
 
 @row("index_fill", aten.masked_fill.Tensor, note="a number, public or secret")

@@ -48,13 +48,17 @@ def batch_norm(
     n, dims = value.numel() // value.shape[1], _others(value)
     if n < 2:
         raise ArgumentError("batch_norm in training needs more than one value a channel")
+    if isinstance(mean, Tensor):
+        raise ArgumentError(
+            "running statistics in plain would be known to all; make the module shared: sectorch.shared(m)"
+        )
     normal, centre, variance, inverse = _normalised(context, value, dims, eps)
     if isinstance(mean, Cell):
         _towards(context, mean, centre.flatten(), momentum)
         _towards(context, var, times(context, variance.flatten(), n / (n - 1), state_bits(context)), momentum)
     y = normal
     if weight is not None:
-        y = torch.mul(normal, _of_channels(factor(context, weight), value))
+        y = torch.mul(normal, _of_channels(_secret(context, value, weight), value))
     if bias is not None:
         y = y + _of_channels(content(bias), value)
     return y, centre.flatten(), Made(inverse.flatten(), normal=normal)
@@ -104,20 +108,25 @@ def batch_norm_backward(
     shape = x.content
     n, dims = shape.numel() // shape.shape[1], _others(shape)
     value = operand(context, g, n)
+    scale = None if weight is None else _secret(context, shape, weight)
     if training:
         inverse, normal = save_inverse.content, save_inverse.kept["normal"]
     else:
-        inverse = torch.rsqrt(content(var) + eps)
-        normal = torch.mul(shape - _of_channels(content(mean), shape), _of_channels(inverse, shape))
-        normal = settled(context, normal, 0)
+        inverse = torch.rsqrt(_secret(context, shape, var) + eps)
+        centred = shape - _of_channels(_secret(context, shape, mean), shape)
+        normal = settled(context, torch.mul(centred, _of_channels(inverse, shape)), 0)
     total = torch.sum(value, dims)
     along = _along(context, value, normal, dims) if training else torch.mul(value, normal).sum(dims)
-    step = inverse if weight is None else torch.mul(inverse, factor(context, weight))
-    step = settled(context, step, 0)
+    step = settled(context, inverse if scale is None else torch.mul(inverse, scale), 0)
     inner = as_gradient(context, g.content)
     if training:
         inner = _inner(context, inner, normal, _of_channels(total, shape), _of_channels(along, shape), n)
-    return torch.mul(inner, _of_channels(step, shape)), along, total
+    return torch.mul(inner, _of_channels(step, shape)), along if mask[1] else None, total if mask[2] else None
+
+
+def _secret(context: Context, like: SharedTensor, value: Any) -> SharedTensor:
+    """A factor of f fraction bits; a public tensor as shares of it."""
+    return factor(context, value) if isinstance(value, Cell) else like.reshape(-1)[:0].sum() + value
 
 
 def _inner(
@@ -179,7 +188,11 @@ def _affine_backward(
 def layer_norm(context: Context, x: Cell, shape: Any, weight: Any, bias: Any, eps: float) -> tuple:
     value = operand(context, x)
     normal, centre, inverse = _own(context, value, list(range(value.dim() - len(shape), value.dim())), eps)
-    return _affine(context, normal, None if weight is None else factor(context, weight), content(bias)), centre, inverse
+    return (
+        _affine(context, normal, None if weight is None else _secret(context, normal, weight), content(bias)),
+        centre,
+        inverse,
+    )
 
 
 @row("layer_norm", aten.native_layer_norm_backward.default)
@@ -188,7 +201,7 @@ def layer_norm_backward(
 ) -> tuple:
     normal = inverse.kept["normal"]
     first = normal.dim() - len(shape)
-    weight = None if weight is None else factor(context, weight)
+    weight = None if weight is None else _secret(context, normal, weight)
     inner, along, total = _affine_backward(context, g, normal, weight, list(range(first)), mask)
     return _own_backward(context, inner, inverse, list(range(first, normal.dim()))), along, total
 
@@ -199,8 +212,8 @@ def group_norm(
 ) -> tuple:
     value = operand(context, x)
     normal, centre, inverse = _own(context, value.reshape((n, groups, -1)), [2], eps)
-    weight, bias = (None if v is None else _of_channels(content(v), value) for v in (weight, bias))
-    weight = None if weight is None else settled(context, weight, 0)
+    weight = None if weight is None else _of_channels(_secret(context, value, weight), value)
+    bias = None if bias is None else _of_channels(content(bias), value)
     y = _affine(context, normal.reshape(value.shape), weight, bias)
     inverse.content = inverse.content.reshape((n, groups))
     return y, centre.reshape((n, groups)), inverse
@@ -213,7 +226,7 @@ def group_norm_backward(
 ) -> tuple:  # fmt: skip
     shape = x.content.shape
     normal = inverse.kept["normal"].reshape(shape)
-    weight = None if weight is None else settled(context, _of_channels(content(weight), normal), 0)
+    weight = None if weight is None else _of_channels(_secret(context, normal, weight), normal)
     inner, along, total = _affine_backward(context, g, normal, weight, _others(normal), mask)
     return _own_backward(context, inner.reshape((n, groups, -1)), inverse, [2]).reshape(shape), along, total
 
@@ -244,6 +257,7 @@ def _channels_dropped(dims: int) -> Callable:
     return run
 
 
-FUNCTIONS[F.dropout] = FUNCTIONS[torch.dropout] = dropout
+FUNCTIONS[F.dropout] = dropout
+FUNCTIONS[torch.dropout] = lambda input, p, train: dropout(input, p, train)
 for _function, _dims in ((F.dropout1d, 1), (F.dropout2d, 2), (F.dropout3d, 3)):
     FUNCTIONS[_function] = _channels_dropped(_dims)

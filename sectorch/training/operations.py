@@ -13,7 +13,10 @@ from ..tensor import SharedTensor
 from ..tensor.table import Context, OpTable, Row
 from .cells import MANY, Cell, Made, Pool
 
-GRADIENTS = OpTable("tensors that are trained on", "docs/training.md lists what has a gradient")
+GRADIENTS = OpTable(
+    "tensors that are trained on",
+    "docs/training.md lists what has a gradient; x.detach().as_shared() takes what needs none",
+)
 """The operators of aten that training computes. Handlers are f(context, *args, **kwargs) on SharedTensors."""
 
 CHANGED: list[Callable] = []

@@ -86,7 +86,9 @@ def without_row(func: Any) -> Callable | None:
     """Gives an operator its namesake's row; or what composes it of other operators, on tensors; or None."""
     function = namesake(func)
     if function is not None:
-        GRADIENTS.implements(SHARES.row_of[function].name, func)(_computed(func, function))
+        name = SHARES.row_of[function].name
+        taken = name in GRADIENTS.rows and GRADIENTS.rows[name].view  # what this computes is a copy
+        GRADIENTS.implements(f"{name}_copy" if taken else name, func)(_computed(func, function))
         return None
     if torch.Tag.nondeterministic_seeded in func.tags:
         return None

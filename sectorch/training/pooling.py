@@ -133,29 +133,34 @@ def _back(context: Context, g: Cell, shape: Any, matrices: list[Tensor]) -> Shar
     return value
 
 
-@row("avg_pool2d", aten.avg_pool2d_backward.default, note="local")
-def avg_pool2d_backward(
+@row("avg_pool2d", aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default, note="local")
+def avg_pool_backward(
     context: Context, g: Cell, x: Cell, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
     count_include_pad: bool, divisor: int | None,
 ) -> SharedTensor:  # fmt: skip
     """Along each dimension the sum of a window, or its mean, is a public matrix."""
-    how = _windows_of(kernel, stride, padding, 1, ceil_mode)
-    shape = x.content.shape
+    shape, dims = x.content.shape, len(kernel)
 
     def matrix(d: int) -> Tensor:
-        lines = torch.eye(shape[d - 2], dtype=torch.float64).view(1, shape[d - 2], -1, 1)
-        sizes = [(v[d], rest) for v, rest in zip(how[:3], (1, 1, 0), strict=True)]
+        n = shape[d - dims]
+        lines = torch.eye(n, dtype=torch.float64).view(1, n, n, 1)
+        given = [list(v) * dims if len(v) == 1 else v for v in (kernel, stride or kernel, padding)]
+        sizes = [(v[d], rest) for v, rest in zip(given, (1, 1, 0), strict=True)]
         return F.avg_pool2d(lines, *sizes, ceil_mode, count_include_pad, 1 if divisor else None)[0, :, :, 0]
 
-    found = _back(context, g, shape, [matrix(0), matrix(1)])
+    found = _back(context, g, shape, [matrix(d) for d in range(dims)])
     return found if divisor is None else times(context, found, 1 / divisor, kept_bits(context, found))
 
 
-@row("adaptive_avg_pool", aten._adaptive_avg_pool2d_backward.default, note="local")
-def adaptive_avg_pool2d_backward(context: Context, g: Cell, x: Cell) -> SharedTensor:
-    sizes = zip(x.content.shape[-2:], g.content.shape[-2:], strict=True)
+def _adaptive_backward(dims: int, context: Context, g: Cell, x: Cell) -> SharedTensor:
+    sizes = zip(x.content.shape[-dims:], g.content.shape[-dims:], strict=True)
     lines = [F.adaptive_avg_pool1d(torch.eye(n, dtype=torch.float64).unsqueeze(0), m)[0] for n, m in sizes]
     return _back(context, g, x.content.shape, lines)
+
+
+for _dims in (2, 3):
+    _overload = getattr(aten, f"_adaptive_avg_pool{_dims}d_backward").default
+    row("adaptive_avg_pool", _overload, note="local")(partial(_adaptive_backward, _dims))
 
 
 def _interpolation(mode: str, dims: int) -> None:

@@ -64,8 +64,9 @@ def factor_form(value: Any) -> Form | None:
 
 
 def labels_form(value: Any) -> Form | None:
-    """Of whole numbers that say which."""
+    """Of whole numbers that say which; those that are ignored, below zero, are a part of the program."""
     whole = isinstance(value, torch.Tensor) and not value.is_floating_point()
+    whole = whole and not bool((value < 0).any())
     return Form("labels", (tuple(value.shape), value.dtype)) if whole else None
 
 

@@ -28,6 +28,9 @@ from .recording import recorded
 FUNCTIONS: dict[Any, Callable] = {}
 """Functions that are computed whole, above autograd, of functions that have rows: where torch would draw a secret."""
 
+REFUSED: dict[Any, str] = {}
+"""Functions without a gradient on shares, and the way out."""
+
 WITHOUT_ROW: list[Callable] = []
 """What is asked about an operator without a row: it gives it one, or what composes it of others, or None."""
 
@@ -110,7 +113,7 @@ class DifferentiableTensor(SecretTensor):
         args, kwargs = pytree.tree_map(_lifted, args), {name: pytree.tree_map(_lifted, v) for name, v in kwargs.items()}
         if func in FUNCTIONS:
             return FUNCTIONS[func](*args, **kwargs)
-        _refuse_plain_parameters(func, (args, kwargs))
+        _refuse_what_has_none(func, (args, kwargs))
         try:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
@@ -131,11 +134,13 @@ def _lifted(leaf: Any) -> Any:
     return DifferentiableTensor(leaf) if isinstance(leaf, SharedTensor) else leaf
 
 
-def _refuse_plain_parameters(func: Callable, tree: Any) -> None:
-    """A gradient of a plain parameter would be known to everybody."""
+def _refuse_what_has_none(func: Callable, tree: Any) -> None:
+    """Functions without a gradient; and plain parameters, whose gradient would be known to everybody."""
     if not torch.is_grad_enabled():
         return
     for leaf in pytree.tree_leaves(tree):
+        if func in REFUSED and isinstance(leaf, DifferentiableTensor) and leaf.requires_grad:
+            raise UnsupportedOpError(f"{spell(func)} has no gradient on shares: {REFUSED[func]} (at {line()})")
         if isinstance(leaf, torch.Tensor) and not isinstance(leaf, SecretTensor) and leaf.requires_grad:
             raise ArgumentError(
                 f"{spell(func)}: a plain tensor of shape {tuple(leaf.shape)} that requires a gradient meets shared "

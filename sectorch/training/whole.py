@@ -17,9 +17,10 @@ from .tensor import FUNCTIONS
 ROWS = (
     "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
     "scaled_dot_product_attention", "multi_head_attention",
-    "conv3d", "conv_transpose3d", "max_pool3d", "avg_pool3d", "adaptive_avg_pool3d",
+    "conv3d", "conv_transpose3d", "max_pool3d",
     "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d",
-    "bilinear", "cdist", "pdist", "multi_margin_loss", "det", "slogdet",
+    "bilinear", "cdist", "pdist", "multi_margin_loss", "det", "slogdet", "logcumsumexp", "xlog1py",
+    "quantile", "cosine_embedding_loss",
 )  # fmt: skip
 """Rows of the other table. Their handlers take the context of a call, and none is asked for it here."""
 

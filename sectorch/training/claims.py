@@ -1,0 +1,38 @@
+"""Rows of the other table that have no gradient on shares, with the way out; all others have one, or need none.
+
+`tests/training/test_training_table.py` holds every row to this.
+"""
+
+from __future__ import annotations
+
+from ..tensor.table import SHARES
+from .tensor import REFUSED
+
+_COMPLEX = "complex results are not followed; compute with a public matrix of sines and cosines, or without a gradient"
+
+NO_GRADIENT = {
+    "cholesky": "torch.linalg.inv and torch.linalg.slogdet have one",
+    "embedding_bag": "sum F.embedding over the bag",
+    "gaussian_nll_loss": "write 0.5 * (torch.log(v) + (x - y) ** 2 / v)",
+    "logdet": "take torch.linalg.slogdet(x).logabsdet",
+    "rrelu": "F.leaky_relu has one",
+    "sinc": "divide torch.sin by its argument, away from zero",
+    "solve": "torch.linalg.inv(A) @ B has one",
+    **dict.fromkeys(
+        ("fft", "fft2", "fftn", "hfft", "ifft", "ifft2", "ifftn", "ihfft", "irfft", "irfft2", "irfftn", "rfft",
+         "rfft2", "rfftn", "stft", "istft", "complex", "view_as_complex", "view_as_real", "imag", "polar"),
+        _COMPLEX,
+    ),
+}  # fmt: skip
+"""Row of the other table -> the way out."""
+
+NOTHING_TO_FOLLOW = frozenset((
+    "all", "any", "argmax", "argmin", "argsort", "bucketize", "count_nonzero", "eq", "floor_divide", "ge", "gt",
+    "isclose", "isin", "le", "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "ne", "one_hot",
+    "searchsorted", "signbit",
+))  # fmt: skip
+"""Rows whose results are no numbers that change smoothly: torch follows them nowhere."""
+
+for _name, _text in NO_GRADIENT.items():
+    for _key in (*SHARES.rows[_name].keys, *SHARES.rows[_name].in_place):
+        REFUSED[_key] = _text
