@@ -27,6 +27,7 @@ from refusals import listed
 import sectorch
 from sectorch.choreography import PROTOCOLS, Message, ProtocolSpec
 from sectorch.federated.options import described
+from sectorch.training.claims import NO_GRADIENT, NOTHING_TO_FOLLOW
 
 DOCS = Path(__file__).parent
 
@@ -127,6 +128,20 @@ def operations() -> str:
     return "\n\n".join(sections)
 
 
+def gradients() -> str:
+    """The rows of the dispatch table that have a gradient, by kind, and those that have none with the way out."""
+    names: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    for op in sectorch.supported_ops():
+        if op["name"] not in NO_GRADIENT and op["name"] not in NOTHING_TO_FOLLOW:
+            names.setdefault(op["kind"], []).append(f"`{op['name']}`")
+    have = table(("kind", "have a gradient"), ([KINDS.get(kind, kind), ", ".join(n)] for kind, n in names.items() if n))
+    ways: dict[str, list[str]] = {}
+    for name, way in sorted(NO_GRADIENT.items()):
+        ways.setdefault(way, []).append(f"`{name}`")
+    none = table(("have none", "instead"), ([", ".join(n), way] for way, n in ways.items()))
+    return f"{have}\n\n{none}"
+
+
 def papers() -> str:
     """What the words mean, and a table for each paper."""
     words = table(("word", "meaning"), ([f"**{word}**", meaning] for word, meaning in PAPER_KINDS.items()))
@@ -166,6 +181,7 @@ GENERATED: dict[str, dict[str, Callable[[], str]]] = {
     "learned.md": {"messages": messages, "composed": composed},
     "ops.md": {"operations": operations},
     "errors.md": {"errors": listed},
+    "training.md": {"gradients": gradients},
     "index.md": {"headline": headline},
     "compare.md": {"ours": beside_others},
     "privhfl.md": {**PRIVHFL, "settings": settings("sectorch.protocols.privhfl.settings:Settings")},

@@ -82,16 +82,16 @@ def largest(tensors: list[torch.Tensor | None]) -> float:
     return max((float(t.abs().max()) for t in tensors if t is not None and t.numel()), default=0.0)
 
 
-def spread(f: Callable, call: Call, at: Plain, scale: float, bits: int) -> list[Any]:
-    """How far each gradient moves with inputs that are moved by a few last places."""
+def spread(f: Callable, call: Call, at: Plain, scale: float, last: float, shaken: float) -> list[Any]:
+    """How far each gradient moves with inputs that are moved by so many last places."""
     found = [None if g is None else torch.zeros_like(g) for g in at.gradients]
-    for seed in range(6):
+    for seed in range(6 if shaken else 0):
         generator = torch.Generator().manual_seed(seed)
 
         def moved(v: Any, generator: torch.Generator = generator) -> Any:
             if not followed(v):
                 return v
-            shift = (torch.rand(v.shape, generator=generator, dtype=v.dtype) * 2 - 1) * SHAKEN * 2.0**-bits
+            shift = (torch.rand(v.shape, generator=generator, dtype=v.dtype) * 2 - 1) * shaken * last
             return (v.detach() + shift).requires_grad_()
 
         try:
@@ -110,8 +110,13 @@ def revealed(g: Any) -> torch.Tensor | None:
     return g.reveal() if isinstance(g, DifferentiableTensor) else g
 
 
-def outcome(f: Callable, call: Call, session: Session, scheme: Scheme | None = None) -> Outcome:
-    """How a call and its backward pass went; its tensors that want a gradient are shared, and others are public."""
+def outcome(f: Callable, call: Call, session: Session, scheme: Scheme | None = None, shaken: float = SHAKEN) -> Outcome:
+    """How a call and its backward pass went; its tensors that want a gradient are shared, and others are public.
+
+    A gradient is right if it is that of inputs that are a few last places away (Higham's mixed stability), within so
+    many places of the largest: a row rounds its operands, which moves its inputs, and its own results. With `shaken`
+    of 0 the inputs stand where they are, as kinks and ties have it.
+    """
     scheme = scheme or Scheme()
     bits, last = scheme.frac_bits, 2.0**-scheme.frac_bits
     dtypes = [v.dtype for v in floats((call.args, call.kwargs)) if v.requires_grad]
@@ -162,7 +167,7 @@ def outcome(f: Callable, call: Call, session: Session, scheme: Scheme | None = N
             return Outcome(WRONG, f"a result is off by {worst / last:.0f} places", worst)
     worst = 0.0
     size = max(1.0, largest(at.gradients))
-    for g, h, more in zip(at.gradients, gradients, spread(f, call, at, scale, bits), strict=True):
+    for g, h, more in zip(at.gradients, gradients, spread(f, call, at, scale, last, shaken), strict=True):
         if g is None or h is None:
             other = g if h is None else h
             if other is not None and other.numel() and other.abs().max() > 0:

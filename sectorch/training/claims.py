@@ -16,6 +16,7 @@ NO_GRADIENT = {
     "gaussian_nll_loss": "write 0.5 * (torch.log(v) + (x - y) ** 2 / v)",
     "logdet": "take torch.linalg.slogdet(x).logabsdet",
     "rrelu": "F.leaky_relu has one",
+    "setitem": "torch.where, torch.cat and torch.index_put write out of place",
     "sinc": "divide torch.sin by its argument, away from zero",
     "solve": "torch.linalg.inv(A) @ B has one",
     **dict.fromkeys(
@@ -27,9 +28,9 @@ NO_GRADIENT = {
 """Row of the other table -> the way out."""
 
 NOTHING_TO_FOLLOW = frozenset((
-    "all", "any", "argmax", "argmin", "argsort", "bucketize", "count_nonzero", "eq", "floor_divide", "ge", "gt",
-    "isclose", "isin", "le", "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "ne", "one_hot",
-    "searchsorted", "signbit",
+    "all", "any", "argmax", "argmin", "argsort", "bucketize", "constant_like", "count_nonzero", "detach", "eq",
+    "floor_divide", "ge", "gt", "heaviside", "isclose", "isfinite", "isin", "le", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "lt", "ne", "one_hot", "requires_grad_", "searchsorted", "signbit",
 ))  # fmt: skip
 """Rows whose results are no numbers that change smoothly: torch follows them nowhere."""
 
