@@ -1,6 +1,6 @@
 """Training on shares beside plain training with the same batches: test accuracy on scikit-learn's digits, by seed.
 
-    python benchmarks/training.py [--model mlp|cnn|lenet] [--frac-bits 20] [--seeds 5] [--epochs 10] [--secure]
+    python benchmarks/training.py [--model mlp|cnn|lenet|transformer|lstm] [--frac-bits 20] [--seeds 5] [--secure]
 
 The steps are those of the fixed-point reference, whose bits a secure step gives (tests/training/); with --secure the
 parties compute, each step as one call, and what the last one sent is printed.
@@ -21,6 +21,26 @@ from torch import nn
 import sectorch
 from sectorch import Scheme, Session
 
+
+class Sequence(nn.Module):
+    """A picture's rows one after the other, [n, 1, 8, 8], through a layer for sequences; scores of their mean."""
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer, self.scores = layer, nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, 10]."""
+        y = self.layer(x.squeeze(1))
+        return self.scores((y[0] if isinstance(y, tuple) else y).mean(1))
+
+
+def transformer() -> nn.Module:
+    """A block of LayerNorm, attention with two heads, GELU, and no dropout."""
+    block = nn.TransformerEncoderLayer(16, 2, 32, 0.0, F.gelu, batch_first=True, norm_first=True)
+    return Sequence(nn.Sequential(nn.Linear(8, 16), block))
+
+
 MODELS = {
     "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)),
     "cnn": lambda: nn.Sequential(
@@ -40,6 +60,8 @@ MODELS = {
         nn.ReLU(),
         nn.Linear(84, 10),
     ),
+    "transformer": transformer,
+    "lstm": lambda: Sequence(nn.LSTM(8, 16, batch_first=True)),
 }
 OPTIMISERS = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-4),
@@ -70,15 +92,17 @@ def revealed(model: nn.Module, plain: nn.Module) -> nn.Module:
     return made
 
 
-def step(model: nn.Module, optimiser: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
-    """One of training, plain or on shares."""
+def step(model: nn.Module, optimiser: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """One of training, plain or on shares; its loss."""
     optimiser.zero_grad()
-    F.cross_entropy(model(x), y).backward()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
     optimiser.step()
+    return loss.detach()
 
 
-def trained(seed: int, given: argparse.Namespace) -> tuple[float, float, float]:
-    """Test accuracy of both, and the seconds of a shared step."""
+def trained(seed: int, given: argparse.Namespace) -> tuple[float, float, float, float]:
+    """Test accuracy of both, the seconds of a shared step, and how far losses that are read were apart at most."""
     x, y = digits()
     train, test = (x[:1400], y[:1400]), (x[1400:], y[1400:])
     session, scheme = Session(reference=not given.secure), Scheme(frac_bits=given.frac_bits)
@@ -86,20 +110,22 @@ def trained(seed: int, given: argparse.Namespace) -> tuple[float, float, float]:
     plain = MODELS[given.model]()
     model = sectorch.shared(copy.deepcopy(plain), session=session, scheme=scheme)
     optimisers = [OPTIMISERS[given.optimiser](m.parameters()) for m in (plain, model)]
-    seconds, steps, sent = 0.0, 0, ""
+    seconds, steps, sent, apart = 0.0, 0, "", 0.0
     for _ in range(given.epochs):
         for rows in torch.randperm(len(train[0])).split(given.batch)[: given.steps]:
             pictures, labels = train[0][rows], train[1][rows]
-            step(plain, optimisers[0], pictures, labels)
+            loss = step(plain, optimisers[0], pictures, labels)
             began = time.perf_counter()
             with sectorch.profile() as seen, sectorch.step(session):
                 secret = sectorch.share(pictures, session=session, scheme=scheme, limit=2.0)
-                step(model, optimisers[1], secret, labels)
+                made = step(model, optimisers[1], secret, labels)
             seconds, steps = seconds + time.perf_counter() - began, steps + 1
             sent = f"a step: {seen.rounds} rounds, {seen.online_bytes:,} bytes online, {seen.offline_bytes:,} dealt"
+            if given.losses and isinstance(made, sectorch.DifferentiableTensor):
+                apart = max(apart, abs(float(made.reveal() - loss)))
     if given.secure:
         print(sent)
-    return accuracy(plain, *test), accuracy(revealed(model, plain), *test), seconds / steps
+    return accuracy(plain, *test), accuracy(revealed(model, plain), *test), seconds / steps, apart
 
 
 def main() -> None:
@@ -113,12 +139,16 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=None, help="steps of an epoch; all of its batches unless named")
     parser.add_argument("--secure", action="store_true")
+    parser.add_argument("--losses", action="store_true", help="read the loss of each step, and compare it")
     given = parser.parse_args()
     found = []
     for seed in range(given.seeds):
-        plain, shared, seconds = trained(seed, given)
+        plain, shared, seconds, apart = trained(seed, given)
         found.append((plain, shared))
-        print(f"seed {seed}: plain {plain:.2f} %, shared {shared:.2f} %, {1e3 * seconds:.0f} ms a step", flush=True)
+        read = f", losses within {apart:.1e}" if given.losses else ""
+        print(
+            f"seed {seed}: plain {plain:.2f} %, shared {shared:.2f} %, {1e3 * seconds:.0f} ms a step{read}", flush=True
+        )
     plain, shared = (sum(column) / len(found) for column in zip(*found, strict=True))
     print(f"mean: plain {plain:.2f} %, shared {shared:.2f} %, difference {shared - plain:+.2f} points")
 

@@ -6,6 +6,7 @@ from . import layers as layers
 from . import losses as losses
 from . import moving as moving
 from . import norms as norms
+from . import optimisers as optimisers
 from . import others as others
 from . import pooling as pooling
 from . import views as views

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import ArgumentError, SecretAccessError, SectorchError, UnsupportedOpError
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
@@ -27,6 +28,9 @@ from .recording import recorded
 
 FUNCTIONS: dict[Any, Callable] = {}
 """Functions that are computed whole, above autograd, of functions that have rows: where torch would draw a secret."""
+
+REVEALED: Any = WeakTensorKeyDictionary()
+"""Plain values of parameters, which no gradient of a shared model reaches."""
 
 REFUSED: dict[Any, str] = {}
 """Functions without a gradient on shares, and the way out."""
@@ -97,7 +101,10 @@ class DifferentiableTensor(SecretTensor):
 
     def reveal(self, to: Any = None) -> torch.Tensor:
         """The plain tensor, learned by Q, or by the parties named, and by nobody else: `SharedTensor.reveal`."""
-        return self.as_shared().reveal(to)
+        plain = self.as_shared().reveal(to)
+        if self.requires_grad and self.is_leaf:
+            REVEALED[plain] = True
+        return plain
 
     @classmethod
     def __torch_function__(cls, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
