@@ -9,6 +9,7 @@ from . import norms as norms
 from . import optimisers as optimisers
 from . import others as others
 from . import pooling as pooling
+from . import starts as starts
 from . import views as views
 from . import whole as whole
 from .claims import NO_GRADIENT as NO_GRADIENT

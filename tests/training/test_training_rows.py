@@ -236,3 +236,21 @@ def test_gradients_of_layers_are_those_of_plain_autograd_and_of_the_protocols(na
 @given(data=st.data(), bits=st.sampled_from([16, 20]))
 def test_gradients_of_each_function(name: str, data: Any, bits: int):
     judged(name, data.draw(tensors(1 if name in ONE else 2)), bits)
+
+
+def test_a_gradient_that_is_given_keeps_its_bits():
+    """A public one, and a shared one, by each of the ways that torch has; zero where nothing is followed."""
+    small = torch.tensor([2.0**-24, 0.5, -0.75])
+    for how in range(4):
+        x = DifferentiableTensor(sectorch.share(torch.tensor([1.0, -2.0, 3.0]), session=SESSION), requires_grad=True)
+        y: Any = torch.relu(x)
+        if how == 0:
+            y.backward(small * 16)
+        elif how == 1:
+            y.backward(gradient=DifferentiableTensor(sectorch.share(small * 16, session=SESSION)))
+        elif how == 2:
+            torch.autograd.backward([y], [small * 16])
+        else:
+            (x.grad,) = torch.autograd.grad(y, x, grad_outputs=small * 16)
+        assert x.grad is not None
+        assert (x.grad.reveal() - small * 16 * torch.tensor([1.0, 0.0, 1.0])).abs().max() == 0
