@@ -126,7 +126,7 @@ def judged(name: str, xs: tuple, bits: int, shaken: float | None = None) -> None
 
 
 @pytest.mark.parametrize("bits", [20, 16])
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(name=st.sampled_from(sorted(ONE)), xs=tensors(1))
 def test_gradients_of_functions_of_one(bits: int, name: str, xs: tuple):
     judged(name, xs, bits)
