@@ -125,18 +125,11 @@ def judged(name: str, xs: tuple, bits: int, shaken: float | None = None) -> None
     assert how.kind == RIGHT or not gentle, (name, how)
 
 
-@pytest.mark.parametrize("bits", [20, 16])
-@settings(max_examples=120)
-@given(name=st.sampled_from(sorted(ONE)), xs=tensors(1))
-def test_gradients_of_functions_of_one(bits: int, name: str, xs: tuple):
-    judged(name, xs, bits)
-
-
-@pytest.mark.parametrize("bits", [20, 16])
-@settings(max_examples=60)
-@given(name=st.sampled_from(sorted(TWO)), xs=tensors(2))
-def test_gradients_of_functions_of_two(bits: int, name: str, xs: tuple):
-    judged(name, xs, bits)
+@pytest.mark.parametrize("name", [*ONE, *TWO])
+@settings(max_examples=6)
+@given(data=st.data(), bits=st.sampled_from([20, 16]))
+def test_gradients_of_each_function(name: str, data: Any, bits: int):
+    judged(name, data.draw(tensors(1 if name in ONE else 2)), bits)
 
 
 @settings(max_examples=60)
@@ -229,13 +222,6 @@ def test_gradients_of_layers_are_those_of_plain_autograd_and_of_the_protocols(na
         found.append([y.detach().reveal(), *(g.reveal() for g in grads if g is not None)])
     for a, b in zip(*found, strict=True):
         assert (a - b).abs().max() <= 4 * 2.0**-20
-
-
-@pytest.mark.sectorch_long
-@pytest.mark.parametrize("name", sorted({**ONE, **TWO}))
-@given(data=st.data(), bits=st.sampled_from([16, 20]))
-def test_gradients_of_each_function(name: str, data: Any, bits: int):
-    judged(name, data.draw(tensors(1 if name in ONE else 2)), bits)
 
 
 def test_a_gradient_that_is_given_keeps_its_bits():
