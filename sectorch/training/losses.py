@@ -87,7 +87,7 @@ def _code(context: Context, target: Any, classes: int, dim: int, weight: Any, ig
 
 
 def public_code(target: Tensor, classes: int, dim: int, weight: Tensor | None = None, ignored: int = -100) -> Tensor:
-    """One-hot codes of public labels, zero for those that are ignored. Raises DimensionError where one is out of range."""
+    """One-hot codes of public labels, zero for ignored ones. Raises DimensionError where one is out of range."""
     kept = target != ignored
     labels = torch.where(kept, target, 0)
     if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= classes):

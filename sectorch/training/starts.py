@@ -10,7 +10,8 @@ from torch.utils import _pytree as pytree
 
 from ..errors import SectorchError
 from ..tensor.table import typed
-from .tensor import FUNCTIONS, Cell, DifferentiableTensor
+from .cells import Cell
+from .tensor import FUNCTIONS, DifferentiableTensor
 
 
 def _gradient(given: Any, like: DifferentiableTensor) -> Any:
