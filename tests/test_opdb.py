@@ -30,6 +30,8 @@ TOLERANCE = 2e-3
 
 FEW = 4
 """Samples of an operator in the default profile: the first ones, and then every so many-th."""
+FORMS = 2
+"""So many of them in every form of the operator: forms differ in how they are called, and not in what is computed."""
 
 GROW = ("exp", "exp2", "expm1", "sinh", "cosh", "pow", "float_power", "__rpow__")
 SATURATE = {
@@ -130,7 +132,8 @@ class Run:
 def runs_of(info, few: int | None, dtypes: list[torch.dtype] | None = None) -> Iterator[Run]:
     """Every sample, in every form of the operator, with every choice of what is shared.
 
-    Of a few samples the first form is run on shares with the choices in turn, and all other runs are in the reference:
+    Of a few samples the first ones go through every form, the others through the first. The first form is run on shares
+    with the choices in turn, and all other runs are in the reference:
     its protocols compute the same bits (`test_ops.py`, `test_reference.py`).
     """
     for dtype in dtypes_of(info) if dtypes is None else dtypes:
@@ -140,7 +143,8 @@ def runs_of(info, few: int | None, dtypes: list[torch.dtype] | None = None) -> I
             count = sum(isinstance(leaf, torch.Tensor) and leaf.dtype == dtype for leaf in leaves)
             # What is public torch computes itself, and rounds to a narrow dtype on the way.
             patterns = list(PATTERNS.items())[: 0 if count == 0 else 1 if count == 1 or dtype in NARROW else 3]
-            for form, (name, function) in enumerate(functions(info)):
+            forms = functions(info) if few is None or number < FORMS else functions(info)[:1]
+            for form, (name, function) in enumerate(forms):
                 for turn, (pattern, which) in enumerate(patterns):
                     on_shares = dtypes is None and (few is None or (form == 0 and turn == number % len(patterns)))
                     at = stage if on_shares else reference_stage

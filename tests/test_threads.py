@@ -110,7 +110,9 @@ def checked(secured, model, x) -> None:
         assert float((secured(x) - model(x)).abs().max()) < TOLERANCE
 
 
-@pytest.mark.parametrize("round", range(20))
+@pytest.mark.parametrize(
+    "round", [*range(6), *(pytest.param(i, marks=pytest.mark.sectorch_long) for i in range(6, 20))]
+)
 def test_many_threads_call_modules_of_one_session_for_the_first_time(slow, round):
     session = Session()
     models = [MODELS[i % 2](i).eval() for i in range(1 + round % 3)]

@@ -12,6 +12,8 @@ party's own folder and the server's host name.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import shutil
 import socket
@@ -19,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
 import sectorch
+from sectorch.cli.main import run as command
 from sectorch.network import save_model
 from sectorch.nn.models import ZOO
 
@@ -58,11 +60,19 @@ def build(net: str, rows: int) -> tuple[torch.nn.Module, torch.Tensor]:
     return model.eval(), images[1500 : 1500 + rows]
 
 
-def enrol(run: Callable[..., subprocess.CompletedProcess], here: Path, name: str) -> str | None:
+def keys(*args: str | Path) -> str:
+    """`sectorch keys` in this process, and what it prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        if command(["keys", *map(str, args)]):
+            raise SystemExit(f"sectorch keys {args[0]} has failed")
+    return printed.getvalue()
+
+
+def enrol(here: Path, name: str) -> str | None:
     """A party makes its keys and a request in its own folder, and the CA hands back a certificate; its fingerprint."""
     own, serves = here / name, name == "server"
-    made = json.loads(run("keys", "request", name, "--folder", own, *["--server"] * serves, "--json").stdout)
-    run("keys", "issue", here / "pki", made["request"], *["--host", "localhost"] * serves)
+    made = json.loads(keys("request", name, "--folder", own, *["--server"] * serves, "--json"))
+    keys("issue", here / "pki", made["request"], *["--host", "localhost"] * serves)
     for file in (f"{name}.pem", "ca.pem"):
         shutil.copy(here / "pki" / file, own / file)
     return made.get("fingerprint")
@@ -85,10 +95,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         run = lambda *args: subprocess.run([*SECTORCH, *map(str, args)], check=True, capture_output=True, text=True)
-        run("keys", "init", here / "pki")
-        prints = {name: enrol(run, here, name) for name in ("server", "hospital-b", "alice")}
+        keys("init", here / "pki")
+        prints = {name: enrol(here, name) for name in ("server", "hospital-b", "alice")}
         for name, other in (("hospital-b", "alice"), ("alice", "hospital-b")):  # as they tell each other by telephone
-            run("keys", "pin", other, prints[other], "--pins", here / name / "pins")
+            keys("pin", other, str(prints[other]), "--pins", here / name / "pins")
         save_model(model, x[:2], here / "model.safetensors")
         np.save(here / "images.npy", x.numpy())
         address = f"localhost:{free_port()}"
