@@ -24,6 +24,7 @@ from .nn.reference import reference as reference
 from .nn.secure import secure as secure
 from .nn.traced import program as program
 from .ops.registry import register_op as register_op
+from .ops.shuffle import shuffle as shuffle
 from .session import Session as Session
 from .tensor import PrivateTensor as PrivateTensor
 from .tensor import Scheme as Scheme

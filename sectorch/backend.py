@@ -135,6 +135,9 @@ class Backend(Protocol):
     def affine(self, f: Callable, x: Any, number: int, *public: Any) -> Any:
         """f(x, number, *public) for an f that is additive in x and a public number together: padding, say."""
 
+    def shuffled(self, x: Any) -> Any:
+        """The rows of x in a uniform order that nobody knows; drawn anew each time, in a reference too."""
+
     # Products, mod 2^64.
 
     def weight(self, x: Located) -> Any:

@@ -31,6 +31,7 @@ from sectorch.mpc.star.relu import maximum, ramps, relu
 from sectorch.mpc.star.select import bit_to_ring, select
 from sectorch.mpc.star.share import aggregate, aggregate_noisy, reveal, reveal_to_A, reveal_to_S, share
 from sectorch.mpc.star.shares import Shares, each
+from sectorch.mpc.star.shuffle import shuffle
 from sectorch.mpc.star.sign import at_least
 from sectorch.mpc.star.truncate import truncate
 from sectorch.ops.series import SIGMOID
@@ -456,6 +457,10 @@ CASES = [
         _check_guarded(lambda x: rounded(x, 20).clamp(min=0)), 61, elementwise=False,
     ),
     Case("joined", _joined, _check_guarded(lambda x: rounded(x, 20)), 62, elementwise=False),
+    Case(
+        "shuffle", lambda w, x: each(functools.partial(torch.sum, dim=0), shuffle(w.net, x)),
+        exact(lambda x: x.sum(0)), 63, lambda n: [(-(-n // 2), 2)], False,
+    ),
     Case("reveal_to_A", _back_from("A"), exact(lambda x: x), 63, elementwise=False),
     Case("reveal_to_S", _back_from("S"), exact(lambda x: x), 63, elementwise=False),
     Case("aggregate", _aggregate, exact(lambda *x: sum(x)), 63, lambda n: [(n,)] * 3, True, False, 3),

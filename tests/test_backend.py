@@ -126,6 +126,15 @@ def beside(v: torch.Tensor, number: int) -> torch.Tensor:
     return torch.cat((v.reshape(-1), torch.full((2,), number)))
 
 
+def upright(v: torch.Tensor) -> torch.Tensor:
+    return v.reshape(-1, 1)
+
+
+def summed(v: torch.Tensor) -> torch.Tensor:
+    """What no order changes."""
+    return v.sum(0)
+
+
 CASES = [
     Case("share", lambda b, x: x, (63,)),
     Case("reveal", flagged, (61,)),
@@ -134,6 +143,7 @@ CASES = [
     Case("embedded", lambda b, x: b.embedded(torch.arange(7)) << 3),
     Case("each", lambda b, x, y: b.each(stacked, x, -y), (63, 63)),
     Case("moved", lambda b, x: b.moved(halved, x, 5), (63,)),
+    Case("shuffled", lambda b, x: b.each(summed, b.shuffled(b.each(upright, x))), (63,)),
     Case("affine", lambda b, x: b.affine(beside, x, -(1 << 62)), (63,)),
     Case("linear", by_weight(lambda v, w, _: v * w, tuple), (63,)),
     Case("linear", lambda b, x: by_weight(Linear(), lambda s: (130, s[1]))(b, b.each(lambda v: v.reshape(1, -1), x))),

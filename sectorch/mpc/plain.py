@@ -14,6 +14,7 @@ import torch
 
 from ..backend import Backend, Noise, Normal, Series
 from ..choreography import Located, Net
+from ..choreography.streams import key_stream, random_secret
 from ..ring import rounded_shift
 from ..ring.products import Tiled
 from ..ring.scheme import Scheme
@@ -21,6 +22,7 @@ from ..ring.words import weighted
 from .smooth.normalise import factor_steps, mantissa, powers
 from .smooth.trigonometric import turns_of, value_at
 from .star.backend import in_table, one_hot
+from .star.shuffle import in_order
 
 T = torch.Tensor
 
@@ -100,6 +102,10 @@ class Plain(Backend):
 
     def affine(self, f: Callable, x: T, number: int, *public: Any) -> T:
         return f(x, number, *public)
+
+    def shuffled(self, x: T) -> T:
+        keys = key_stream(torch.frombuffer(bytearray(random_secret()), dtype=torch.int64)[:2], len(x))
+        return in_order(x, keys)
 
     def weight(self, x: Located) -> Operand:
         return Operand(self.held(x))

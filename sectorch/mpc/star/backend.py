@@ -28,6 +28,7 @@ from .relu import maximum, ramps, relu
 from .select import bit_to_ring, select
 from .share import aggregate, aggregate_noisy, at_server, reveal, reveal_to_A, reveal_to_S, share
 from .shares import Shares, each
+from .shuffle import shuffle
 from .sign import at_least
 from .truncate import truncate
 from .within import raise_outside
@@ -114,6 +115,9 @@ class Star(Backend):
 
     def affine(self, f: Callable, x: Shares, number: int, *public: Any) -> Shares:
         return Shares(compute(f, x.A, number, *public), compute(f, x.S, 0, *public))
+
+    def shuffled(self, x: Shares) -> Shares:
+        return shuffle(self.net, x)
 
     def weight(self, x: Located) -> Weight:
         return mask_weight(self.net.setup, x)
