@@ -23,6 +23,7 @@ GROUPS = {
     "sectorch.errors.runs": "Runs of every kind",
     "sectorch.errors.warned": "Warnings",
     "sectorch.ckks": "Homomorphic encryption",
+    "sectorch.estimators": "Estimators",
     "sectorch.dp": "Privacy budgets",
     "sectorch.data": "Data",
     "sectorch.federated": "The papers' experiments",

@@ -33,6 +33,7 @@ LEVELS = (
     "ckks",
     "nn",
     "training",
+    "estimators",
     "testing",
     "data",
     "dp",

@@ -33,7 +33,10 @@ LISTED = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 API = sorted(DOCS.glob("api/*.md"))
 PACKAGES = [
     "sectorch",
-    *(f"sectorch.{name}" for name in ("nn", "nn.models", "ckks", "garbled", "network", "dp", "data", "testing")),
+    *(
+        f"sectorch.{name}"
+        for name in ("nn", "nn.models", "ckks", "garbled", "network", "estimators", "dp", "data", "testing")
+    ),
     *(f"sectorch.protocols.{name}" for name in ("privhfl", "capc", "capride", "perturbation", "secsv")),
 ]
 PHASES = {"once": Phase.SETUP, "ahead": Phase.OFFLINE, "online": Phase.ONLINE}

@@ -1,0 +1,120 @@
+"""What the estimators have in common: data in shares of any owner or plain arrays, and coefficients that are secret
+until they are revealed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import ArgumentError, RangeExceededError, SectorchError, ShapeError
+from ..session import Session
+from ..tensor import SharedTensor, share_tensor
+from ..tensor.table import Context
+from ..training.tensor import DifferentiableTensor
+from .errors import FitError
+from .optional import BaseEstimator
+
+
+class SharedEstimator(BaseEstimator):
+    """A scikit-learn estimator of data in shares.
+
+    Fitted on SharedTensors, its attributes are SharedTensors, which nobody knows, and so is what it predicts; `reveal`
+    makes it an ordinary estimator for whoever is named. Plain arrays are computed with as on shares, by the reference
+    of the protocols (`Session(reference=True)`): the same numbers, of what is no secret.
+    """
+
+    _fitted: tuple[str, ...] = ()
+    """The attributes that a fit on shares makes secret."""
+
+    def reveal(self, to: Any = None) -> Any:
+        """The fit, learned by Q, or by the parties named (`SharedTensor.reveal`), in place; gives the estimator.
+
+        Raises:
+            FitError: there is none; nobody learned anything else.
+        """
+        try:
+            for name in self._fitted:
+                value = getattr(self, name, None)
+                if isinstance(value, SharedTensor):
+                    setattr(self, name, value.reveal(to).numpy().astype(np.float64))
+        except RangeExceededError:
+            raise FitError(self._reason()) from None
+        return self
+
+    def _reason(self) -> str:
+        return (
+            f"there is no {type(self).__name__} of this data: a value left the range; scale the columns, or name a "
+            f"limit when they are shared"
+        )
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return all(hasattr(self, name) for name in self._fitted)
+
+
+def secret(x: Any) -> bool:
+    return isinstance(x, (SharedTensor, DifferentiableTensor))
+
+
+def shared(x: Any) -> SharedTensor:
+    """Of what is in shares, the SharedTensor."""
+    return x.as_shared() if isinstance(x, DifferentiableTensor) else x
+
+
+def real(x: SharedTensor) -> SharedTensor:
+    """The same for float32, whatever it was shared as."""
+    return x.like(x.shares, bound=x.bound, dtype=torch.float32)
+
+
+def rows_of(x: Any, y: Any = None) -> tuple[SharedTensor, SharedTensor | None]:
+    """x [n, d], and y as [n, 1], of shares.
+
+    Raises:
+        ArgumentError: one of them is plain: it would be known to all, and has to be shared by its owner.
+        ShapeError: other shapes.
+    """
+    for name, value in (("X", x), ("y", y)):
+        if value is not None and not secret(value):
+            raise ArgumentError(
+                f"{name} is a {type(value).__name__} and the other of X and y is in shares; share it: "
+                f"sectorch.share({name}, session=..., owner=...)"
+            )
+    x = real(shared(x))
+    if x.dim() != 2 or not min(x.shape):
+        raise ShapeError(f"X in shares is [samples, features], got {tuple(x.shape)}")
+    if y is None:
+        return x, None
+    y = real(shared(y))
+    if y.numel() != x.shape[0] or y.dim() > 2 or (y.dim() == 2 and y.shape[1] != 1):
+        raise ShapeError(f"y in shares is [samples] or [samples, 1] for X of {x.shape[0]} rows, got {tuple(y.shape)}")
+    if x.session is not y.session or x.party != y.party or x.scheme != y.scheme:
+        raise ArgumentError("X and y are of two sessions, or of two number formats; share them in one")
+    return x, y.reshape(-1, 1)
+
+
+@contextmanager
+def fitting(*given: SharedTensor) -> Iterator[tuple[Context, list[SharedTensor]]]:
+    """One call for a whole fit. What is put into the list depends on every check that was made within."""
+    first, made = given[0], []
+    context = Context(first.session, first.party, first.scheme)
+    with first.session.operation(first.party) as net:
+        before = len(net.raised)
+        yield context, made
+        flags = [*dict.fromkeys(flag for x in given for flag in x.flags), *net.raised[before:]]
+        joined = (context.backend.joined(flags),) if len(flags) > 1 else tuple(flags)
+        for x in made:
+            x.flags = joined
+
+
+def plain_shared(session: Session, x: np.ndarray, what: str) -> SharedTensor:
+    """A plain array in a session of the reference, with its magnitude as its limit."""
+    largest = float(np.abs(x).max()) if x.size else 0.0
+    limit = 2.0 ** (math.floor(math.log2(largest)) + 1) if largest > 0 else 1.0
+    try:
+        return share_tensor(torch.from_numpy(np.ascontiguousarray(x, dtype=np.float64)), session=session, limit=limit)
+    except SectorchError as error:
+        raise type(error)(f"{what}: {error}") from None
