@@ -57,6 +57,13 @@ def test_wrap_your_model(example):
     assert "protects nothing" in text
 
 
+def test_two_owners_train_on_digits(example):
+    """The same batches give the same accuracy, to one picture in a hundred; a step shows nothing."""
+    found, text = example("digits_training")
+    assert found["on shares"] > 0.88 and abs(found["on shares"] - found["in the clear"]) < 0.01
+    assert found["messages that show something"] == 0 and "protects nothing" in text
+
+
 def test_five_hospitals_train_on_shares(example):
     found, text = example("hospitals")
     for way in ("horizontal", "vertical"):

@@ -19,6 +19,7 @@ from .errors import BudgetExhaustedError as BudgetExhaustedError
 from .errors import BudgetFileError as BudgetFileError
 from .errors import BudgetInUseError as BudgetInUseError
 from .errors import PrivacyError as PrivacyError
+from .gradients import PrivateGradients as PrivateGradients
 from .lasting import BudgetFile as BudgetFile
 from .mechanisms import MECHANISMS as MECHANISMS
 from .mechanisms import ConfidentGNMax as ConfidentGNMax
@@ -32,3 +33,4 @@ from .noise import Noise as Noise
 from .noise import on_grid as on_grid
 from .renyi import ORDERS as ORDERS
 from .renyi import epsilon_of as epsilon_of
+from .sampled import sampled_curve as sampled_curve
