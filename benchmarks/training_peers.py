@@ -1,0 +1,119 @@
+"""Seconds and bytes of a training step beside CrypTen: the same net, batch and machine, in turn.
+
+    python benchmarks/training_peers.py --python PYTHON3.10 [--environment DIR] [--model lenet] [--batch 128]
+
+Makes CrypTen's environment (PyPI, version 0.4.1) in DIR unless it is there, with a Python that it runs on, and writes
+benchmarks/results/training.json. Both run on the processor alone, on random pictures, by stochastic gradient descent
+with momentum; all parties are on this machine. What each protects from whom is not the same: see docs/training.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULT = HERE / "results/training.json"
+PICTURES = 60_000
+SHAPES = {"mlp": (64,), "lenet": (1, 28, 28)}
+PACKAGES = (
+    ("setuptools<70", "wheel", "numpy==1.26.4", "protobuf<4", "omegaconf", "pyyaml", "torch==2.0.1"),
+    ("--no-build-isolation", "onnx==1.14.1"),
+    ("--no-deps", "crypten==0.4.1"),
+)
+"""What is installed, one call of pip after the other."""
+
+
+def environment(folder: Path, python: str) -> str:
+    """CrypTen's Python; made if it is not there."""
+    found = folder / "bin/python"
+    if not (folder / "made").exists():
+        subprocess.run([python, "-m", "venv", str(folder)], check=True)
+        for packages in PACKAGES:
+            subprocess.run([str(found), "-m", "pip", "install", "--quiet", *packages], check=True)
+        (folder / "made").touch()
+    return str(found)
+
+
+def ours(name: str, batch: int, steps: int) -> None:
+    """Steps of sectorch's, as training_crypten.py prints them."""
+    import torch
+    import torch.nn.functional as F
+    import training
+
+    import sectorch
+
+    torch.manual_seed(0)
+    session = sectorch.Session()
+    model = sectorch.shared(training.MODELS[name](), session=session)
+    optimiser = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    x, y = torch.rand(batch, *SHAPES[name]), torch.randint(0, 10, (batch,))
+    seconds, seen = [], None
+    for _ in range(steps):
+        began = time.perf_counter()
+        with sectorch.profile() as seen, sectorch.step(session):
+            secret = sectorch.share(x, session=session, limit=2.0)
+            labels = sectorch.share(y, session=session, owner="S")  # CrypTen's are secret too
+            optimiser.zero_grad()
+            F.cross_entropy(model(secret), labels).backward()
+            optimiser.step()
+        seconds.append(time.perf_counter() - began)
+    assert seen is not None
+    print(json.dumps({"seconds": seconds, "bytes": seen.online_bytes + seen.offline_bytes}))
+
+
+def run(*command: Any) -> dict[str, Any]:
+    """What a command's last line says."""
+    done = subprocess.run([str(part) for part in command], check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def main() -> None:
+    """Prints a line for each, and writes the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", default="python3.10")
+    parser.add_argument("--environment", type=Path, default=Path(tempfile.gettempdir()) / "crypten-0.4.1")
+    parser.add_argument("--model", choices=list(SHAPES), default="lenet")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=6, help="of sectorch's; the first ones, which trace, are left out")
+    parser.add_argument("--peers-steps", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ours", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.ours:
+        ours(given.model, given.batch, given.steps)
+        return
+    peer = environment(given.environment, given.python)
+    found: dict[str, list[dict[str, Any]]] = {"sectorch": [], "CrypTen 0.4.1": []}
+    for _ in range(given.rounds):
+        same = "--model", given.model, "--batch", given.batch
+        mine = run(sys.executable, __file__, "--ours", *same, "--steps", given.steps)
+        found["sectorch"].append({**mine, "seconds": mine["seconds"][3:]})
+        theirs = run(peer, HERE / "training_crypten.py", given.model, given.batch, given.peers_steps)
+        found["CrypTen 0.4.1"].append({**theirs, "seconds": theirs["seconds"][1:]})
+    result: dict[str, Any] = {"model": given.model, "batch": given.batch, "cores": os.cpu_count()}
+    for name, runs in found.items():
+        seconds = [s for one in runs for s in one["seconds"]]
+        result[name] = {
+            "seconds": {"least": min(seconds), "median": statistics.median(seconds), "most": max(seconds)},
+            "bytes": runs[-1]["bytes"],
+        }
+        step = statistics.median(seconds)
+        epoch = -(-PICTURES // given.batch) * step
+        print(
+            f"{name}: {step:.2f} s a step ({min(seconds):.2f} to {max(seconds):.2f}), {runs[-1]['bytes'] / 1e6:.0f} MB; "
+            f"{epoch / 60:.1f} minutes an epoch of {PICTURES:,}"
+        )
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
