@@ -56,7 +56,7 @@ def ours(name: str, batch: int, steps: int) -> None:
     model = sectorch.shared(training.MODELS[name](), session=session)
     optimiser = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     x, y = torch.rand(batch, *SHAPES[name]), torch.randint(0, 10, (batch,))
-    seconds, seen = [], None
+    seconds, sent = [], 0
     for _ in range(steps):
         began = time.perf_counter()
         with sectorch.profile() as seen, sectorch.step(session):
@@ -66,8 +66,8 @@ def ours(name: str, batch: int, steps: int) -> None:
             F.cross_entropy(model(secret), labels).backward()
             optimiser.step()
         seconds.append(time.perf_counter() - began)
-    assert seen is not None
-    print(json.dumps({"seconds": seconds, "bytes": seen.online_bytes + seen.offline_bytes}))
+        sent = seen.online_bytes + seen.offline_bytes
+    print(json.dumps({"seconds": seconds, "bytes": sent}))
 
 
 def run(*command: Any) -> dict[str, Any]:
@@ -109,7 +109,8 @@ def main() -> None:
         step = statistics.median(seconds)
         epoch = -(-PICTURES // given.batch) * step
         print(
-            f"{name}: {step:.2f} s a step ({min(seconds):.2f} to {max(seconds):.2f}), {runs[-1]['bytes'] / 1e6:.0f} MB; "
+            f"{name}: {step:.2f} s a step ({min(seconds):.2f} to {max(seconds):.2f}), "
+            f"{runs[-1]['bytes'] / 1e6:.0f} MB; "
             f"{epoch / 60:.1f} minutes an epoch of {PICTURES:,}"
         )
     RESULT.write_text(json.dumps(result, indent=1) + "\n")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sectorch.choreography.ledger import Transcript
 from sectorch.choreography.run.local import LocalRuntime
+from sectorch.mpc.star import truncate
 from sectorch.mpc.star.guard import inner_product
 from sectorch.ring import bitplanes
 from sectorch.ring.bitplanes import planes, planes_beside, rows
@@ -79,3 +80,21 @@ def test_inner_products_of_polynomials(count: int, seed: int):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bitplanes, "COMPILED", False)
         assert torch.equal(found, inner_product(x, y))
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 300), st.integers(1, 32), st.integers(0, 1 << 30))
+def test_halves_of_a_truncation_of_any_ring_elements(count: int, shift: int, seed: int):
+    draw = torch.Generator().manual_seed(seed)
+    c, r, u = torch.randint(-(2**63), 2**63 - 1, (3, count), generator=draw)
+    wrap = torch.randint(-(2**31), 2**31 - 1, (count,), generator=draw).to(torch.int32)
+    c[0] = 2**62  # plus 2^62 it is the least of all
+
+    def made() -> list[torch.Tensor]:
+        halves = [truncate._floor(c, r, wrap, u, shift, first) for first in (0, 1)]
+        return [*halves, truncate.shifted_less(c, shift, r), truncate._negative_less(c, wrap)]
+
+    loops = made()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bitplanes, "COMPILED", False)
+        assert all(torch.equal(a, b) for a, b in zip(loops, made(), strict=True))

@@ -278,6 +278,32 @@ def floored(e, other, c, quotient, bits, chosen, wraps, number, copies, first, s
 
 
 @compiled
+def floors(c, quotient, wraps, borrow, shift, first, out, low, high):
+    """One party's half of a truncation; see `truncate.py`. `first` is the party that adds what is public."""
+    base, by = np.int64(1) << (62 - shift), np.uint64(shift)
+    for at in range(low, high):
+        lifted = np.uint64(c[at]) + np.uint64(1 << 62)  # unsigned: of a signed sum the compiler takes that it fits
+        unwrapped = np.int64((lifted >> np.uint64(63)) ^ np.uint64(1))
+        wrap = (np.int64(wraps[at]) << (64 - shift)) * unwrapped
+        out[at] = wrap - quotient[at] - borrow[at] + first * (np.int64(lifted >> by) - base)
+
+
+@compiled
+def shifted_less(v, shift, less, out, low, high):
+    """v >> shift (logical), less another."""
+    kept = np.int64((1 << (64 - shift)) - 1)
+    for at in range(low, high):
+        out[at] = ((v[at] >> shift) & kept) - less[at]
+
+
+@compiled
+def negative_less(v, less, out, low, high):
+    """1 where v is negative and else 0, less another, mod 2^32."""
+    for at in range(low, high):
+        out[at] = np.int32(np.int64(v[at] < 0) - np.int64(less[at]))
+
+
+@compiled
 def inner_product(x, y):
     """sum_j x_j y_j in GF(2)[x], of polynomials of degree below 64 -> the low and the high word of the sum."""
     total, above = np.uint64(0), np.uint64(0)

@@ -76,8 +76,10 @@ def _first_largest(context: Context, windows: SharedTensor) -> tuple[SharedTenso
             codes = torch.stack((win, 1 - win), 1)  # [pairs, 2, ...]
         else:
             left, right = code[: 2 * pairs : 2], code[1 : 2 * pairs : 2]
-            win = win.unsqueeze(1)
-            codes = torch.cat((torch.mul(left, win), torch.mul(right, 1 - win)), 1).bounded(1.0)
+            win, left, right = win.unsqueeze(1), left[:, :-1], right[:, :-1]  # the last is what is missing of the sum
+            one, other = torch.mul(left, win), right - torch.mul(right, win)
+            last = win - one.sum(1, keepdim=True), 1 - win - other.sum(1, keepdim=True)
+            codes = torch.cat((one, last[0], other, last[1]), 1).bounded(1.0)
         if count % 2:
             best = torch.cat((best, values[-1:]))
             width = codes.shape[1]

@@ -18,18 +18,17 @@ from __future__ import annotations
 import torch
 
 from ...choreography import Located, Message, Net, leaf, protocol
-from ...choreography.located import compute
 from ...ring import logical_shift, signed
 from ...ring.bitplanes import fast, planes_beside, words_for
 from .compare import BLOCK, block_count, check_planes, deal_codes, drelu, forest, pick_blocks
-from .deal import deal, deal_bits
+from .deal import Made, deal, deal_bits
 from .fss import gate
 from .guard import kept_rows, raise_flags
 from .layers import and_layers
 from .mask import Masked, open_masked
 from .select import BitMask, by_words, chosen_by, open_bit, per_element, picked, random_bits, ring_mask, select
 from .shares import Shares, each
-from .truncate import check_shift, half, truncate
+from .truncate import check_shift, half, shifted_less, truncate
 from .within import planes_above, raise_above
 
 
@@ -92,7 +91,7 @@ def _floored(
 
 def _deal_products(net: Net, x: Masked, mask: BitMask, copies: int, shift: int) -> tuple[Shares, ...]:
     """What the products s (C - R), s u and s msb(r) take, ahead of the query: R, the bits of s and u, s R, s msb(r)."""
-    R = deal(net, compute(logical_shift, x.r, shift))
+    R = deal(net, Made(shifted_less, x.shape, (x.r, shift)))
     bits = deal(net, ring_mask(mask.part(0, 2 * copies)))
     chosen = deal(net, chosen_by(mask.part(0, copies), x.r, shift))
     return R, bits, chosen, deal(net, ring_mask(mask.part(2 * copies, 3 * copies)), torch.int32)

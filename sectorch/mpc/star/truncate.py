@@ -26,13 +26,14 @@ from ...choreography import Located, Net, leaf, protocol
 from ...choreography.located import compute
 from ...errors import ArgumentError
 from ...ring import HEADROOM_BITS, logical_shift, sign_mask
+from ...ring.bitplanes import fast
 from .compare import block_count, deal_codes, forest, leaves, planes_of
-from .deal import deal
+from .deal import Made, deal
 from .fss import borrow
 from .layers import and_layers
 from .mask import Masked, open_masked
 from .select import bit_to_ring
-from .shares import Shares, each
+from .shares import Shares
 from .within import raise_outside
 
 
@@ -89,8 +90,8 @@ def truncate(net: Net, x: Shares, shift: int, fss: bool = False, limit_bits: int
     """
     check_shift(shift, least=1)
     masked = open_masked(net, x)
-    known = quotient(net, masked, shift)
-    R, wrap = deal(net, known.value), deal(net, known.wrap, torch.int32)
+    R = deal(net, Made(shifted_less, masked.shape, (masked.r, shift)))
+    wrap = deal(net, Made(_negative_less, masked.shape, (masked.r,)), torch.int32)
     moved = masked.c + half(shift)
     if fss:
         words, u = None, borrow(net, masked, moved, shift)
@@ -99,14 +100,40 @@ def truncate(net: Net, x: Shares, shift: int, fss: bool = False, limit_bits: int
         u = bit_to_ring(net, words, x.shape)
     if limit_bits is not None:
         raise_outside(net, masked, moved, shift + limit_bits, shift, words, fss)
-    C, no_wrap = public_quotient(moved, shift)
-    return each(_floor, no_wrap, R, wrap, u, shift) + C
+    return Shares(_floor(moved, R.A, wrap.A, u.A, shift, 1), _floor(moved, R.S, wrap.S, u.S, shift, 0))
 
 
-@leaf
-def _floor(no_wrap: torch.Tensor, R: torch.Tensor, wrap: torch.Tensor, u: torch.Tensor, shift: int) -> torch.Tensor:
-    """One party's half of x >> shift, but for the public quotient."""
-    return wrap_term(wrap, shift).bitwise_and_(no_wrap).sub_(R).sub_(u)
+@leaf(shapes=lambda c, *_: torch.empty_like(c))
+def _floor(c, R, wrap, u, shift: int, first: int) -> torch.Tensor:
+    """One party's half of x >> shift; the `first` adds the public quotient."""
+    if not (loops := fast(c, R, wrap, u)):
+        C, no_wrap = public_quotient(c, shift)
+        half = wrap_term(wrap, shift).bitwise_and_(no_wrap).sub_(R).sub_(u)
+        return half.add_(C) if first else half
+    out = torch.empty(c.shape, dtype=torch.int64)
+    arrays = [loops.array(v).reshape(-1) for v in (c, R, wrap, u)]
+    loops.on_words(c.numel(), loops.floors, *arrays, shift, first, out.view(-1).numpy())
+    return out
+
+
+@leaf(shapes=lambda r, shift, v_A: torch.empty_like(v_A))
+def shifted_less(r: torch.Tensor, shift: int, v_A: torch.Tensor) -> torch.Tensor:
+    """At D: r >> shift (logical), less v_A."""
+    if not (loops := fast(r, v_A)):
+        return logical_shift(r, shift) - v_A
+    out, arrays = torch.empty_like(v_A), [loops.array(v).reshape(-1) for v in (r, v_A)]
+    loops.on_words(r.numel(), loops.shifted_less, arrays[0], shift, arrays[1], out.view(-1).numpy())
+    return out
+
+
+@leaf(shapes=lambda r, v_A: torch.empty_like(v_A))
+def _negative_less(r: torch.Tensor, v_A: torch.Tensor) -> torch.Tensor:
+    """At D: msb(r) less v_A, mod 2^32."""
+    if not (loops := fast(r, v_A)):
+        return (r < 0).to(torch.int32) - v_A
+    out, arrays = torch.empty_like(v_A), [loops.array(v).reshape(-1) for v in (r, v_A)]
+    loops.on_words(r.numel(), loops.negative_less, *arrays, out.view(-1).numpy())
+    return out
 
 
 def _borrow(net: Net, x: Masked, c: Located, shift: int) -> Shares:
