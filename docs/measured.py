@@ -248,6 +248,12 @@ def beside_others() -> str:
         rows = read(name)
         right = sum("error" in row and "defect" not in row for row in rows.values())
         body.append([what, f"{right} of {len(rows)} run, and are right; the table says of each other why not", name])
+    row = read("training")
+    steps = [f"{row[who]['seconds']['median']:.2f} s" for who in ("sectorch", "CrypTen 0.4.1")]
+    said = (
+        f"{steps[0]}; CrypTen 0.4.1 {steps[1]} on the same machine, in turn; [what differs](training.md#how-it-works)"
+    )
+    body.append([f"a training step of LeNet on {row['batch']} pictures", said, "training"])
     lines = [[what, found, f"`benchmarks/results/{name}.json`"] for what, found, name in body]
     return "\n".join("| " + " | ".join(line) + " |" for line in [["what", "figure", "file"], ["---"] * 3, *lines])
 
