@@ -111,13 +111,18 @@ def test_logistic_regression_is_scikit_learns_or_none(drawn: tuple, C: float):
     allowed = 1.01 * (tol + noise(x, w, scale, 0.25, 4e-6, 1.0))
     assert np.abs(found * scale).max() <= allowed
 
-    best = sklearn.linear_model.LogisticRegression(C=C, tol=1e-10, max_iter=10**4, solver="newton-cholesky").fit(x, y)
+    best = sklearn.linear_model.LogisticRegression(C=C, tol=1e-10, max_iter=10**4, solver="newton-cholesky")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it cannot always reach that: how far it is from the optimum is counted below
+        best.fit(x, y)
     w_best, b_best = best.coef_[0], float(best.intercept_[0])
-    least = np.minimum(curved, gradient(x, y, w_best, b_best, alpha, True, N)[1])
+    left, curved_best = gradient(x, y, w_best, b_best, alpha, True, N)
+    least = np.minimum(curved, curved_best)
     columns = np.c_[x - x.mean(0), np.ones(len(x))] * scale
     curvature = (columns.T * least) @ columns / N + np.diag(np.append(alpha / N * scale[:-1] ** 2, 0))
     distance = np.linalg.norm(np.append(w - w_best, b - b_best + x.mean(0) @ (w - w_best)) / scale)
-    assert distance <= np.sqrt(len(scale)) * allowed / np.linalg.eigvalsh(curvature)[0] + 1e-6
+    both = np.sqrt(len(scale)) * allowed + np.linalg.norm(left * scale)
+    assert distance <= both / np.linalg.eigvalsh(curvature)[0] + 1e-9
 
 
 @settings(deadline=None)
