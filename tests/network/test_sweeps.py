@@ -123,7 +123,7 @@ def test_a_mask_that_is_used_twice_is_found(tmp_path):
 
 @pytest.mark.sectorch_long
 @pytest.mark.timeout(4 * 3600)
-@pytest.mark.parametrize("of", ["inference", *PAPERS])
+@pytest.mark.parametrize("of", ["inference", "training", *PAPERS])
 @pytest.mark.parametrize("what", ["kill", "links"])
 def test_a_sweep(tmp_path, what, of):
     """Each party killed at 20 places, each link failing in each way; see `python -m sweeps --help`."""

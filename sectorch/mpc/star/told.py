@@ -27,8 +27,8 @@ def clients(net: Net) -> dict[str, Party]:
 def _telling(net: Net, name: str) -> Iterator[dict[str, Party]]:
     """Inside, every party may tell S something, and S it."""
     others = clients(net)
-    messages = [Message(f"from_{role}", role, "S", "nothing: it is public", _SHOWN) for role in others]
-    messages += [Message(f"to_{role}", "S", role, "nothing: it is public", _SHOWN) for role in others]
+    messages = [Message(f"from_{role}", role, "S", "nothing", _SHOWN) for role in others]
+    messages += [Message(f"to_{role}", "S", role, "nothing", _SHOWN) for role in others]
     spec = ProtocolSpec(name, "sectorch.mpc.star.told", tuple(messages), "Public values.", net.cast.roles)
     with net.declared(spec):
         yield others

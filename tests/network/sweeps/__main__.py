@@ -15,7 +15,7 @@ import os
 import sys
 from pathlib import Path
 
-from sweeps import faults, idle, inference, sweep
+from sweeps import faults, idle, inference, sweep, training
 from sweeps.papers import PAPERS
 from sweeps.world import warm
 
@@ -25,7 +25,7 @@ def main() -> int:
         prog="sweeps", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     p.add_argument("what", choices=("kill", "links", "idle", "table"))
-    p.add_argument("of", nargs="?", default="", help=f"inference or one of {', '.join(PAPERS)}")
+    p.add_argument("of", nargs="?", default="", help=f"inference, training or one of {', '.join(PAPERS)}")
     p.add_argument("--out", type=Path, required=True)
     p.add_argument("--places", type=int, default=sweep.PLACES)
     p.add_argument("--fractions", type=int, default=1, choices=(1, 2, 3), help="how far in a run links fail")
@@ -42,7 +42,8 @@ def main() -> int:
             _inference(options, cases, out)
             options.of = ""
     if options.what != "table" and options.of:
-        world, reference = sweep.prepared(PAPERS[options.of], out)
+        of_training = options.of == training.TRAINING.name
+        world, reference = training.prepared(out) if of_training else sweep.prepared(PAPERS[options.of], out)
         print(f"{options.of}: {reference.seconds:.1f} s a run, spread {max(reference.spread.values()):.2g}", flush=True)
         print({name: len(events) for name, events in reference.events.items()}, flush=True)
         try:
