@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from sweeps.papers import Federated, Paper
 from sweeps.sweep import Reference
 from sweeps.world import Process, rehearsed, settled

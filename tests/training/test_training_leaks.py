@@ -1,0 +1,103 @@
+"""What the parties see in a step of training, by the statistics of `sectorch.testing`, and what its result tells Q.
+
+A step is held to its word as a protocol is: its messages are uniform and the same for any two secrets, no party's joint
+view tells them apart, and the new parameters are those of the reference, whatever anybody draws. The secrets are
+parameters, momenta, inputs and labels. The control is a mask that is used twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from sectorch import DifferentiableTensor, Scheme, Session, SharedTensor
+from sectorch.choreography import Net, Party
+from sectorch.choreography.located import running
+from sectorch.choreography.roles import STAR
+from sectorch.members import Members
+from sectorch.mpc.star.shares import Shares
+from sectorch.testing import Given, ProtocolFault, check_protocol
+
+SCHEME = Scheme()
+
+
+class Within(Session):
+    """A session whose operations are parts of one call of a protocol under test."""
+
+    def __init__(self, net: Net):
+        self._begin(Members(STAR))
+        self.device, self.runtime, self._within = torch.device("cpu"), net.runtime, net
+
+    def net(self, party: Party | None = None) -> Net:
+        return self._within
+
+    @contextmanager
+    def operation(self, party: Party) -> Iterator[Net]:
+        with running(self._within):
+            yield self._within
+
+
+def step(session: Session, given: list[Any]) -> tuple[Any, ...]:
+    """Weights and momenta of as many neurons of one weight as there are elements, after a step of SGD on their errors.
+
+    No neuron meets another one, so that each is an experiment of its own.
+    """
+
+    def tensor(value: Any, trained: bool) -> DifferentiableTensor:
+        x = SharedTensor(value, 20, session, session.answering_party(), SCHEME, torch.float32, 2.0**20)
+        return DifferentiableTensor(x, trained)
+
+    weight, momentum, x, y = (tensor(value, i == 0) for i, value in enumerate(given))
+    optimiser = torch.optim.SGD([weight], 0.5, momentum=0.5)
+    optimiser.state[weight]["momentum_buffer"] = momentum
+    found = torch.relu(x * weight)
+    found.backward((found - y).detach())  # of half the squared error; that of a loss is one scalar under one mask
+    optimiser.step()
+    return weight.cell.content.shares, momentum.cell.content.shares
+
+
+def protocol(net: Net, *given: Shares) -> tuple[Any, ...]:
+    return step(Within(net), list(given))
+
+
+def reference(*given: torch.Tensor) -> tuple[Any, ...]:
+    session = Session(reference=True)
+    with session.call():
+        return step(session, list(given))
+
+
+GIVEN = [Given(low=-(3 << 18), high=3 << 18)] * 4
+"""Weights, momenta, inputs and labels below 3 / 4, so that no gradient leaves its range."""
+
+
+def check() -> str:
+    return str(check_protocol(protocol, GIVEN, reference, exhaustive=0, seconds=1200))
+
+
+@pytest.mark.sectorch_long
+def test_no_view_of_a_step_tells_two_secrets_apart_and_its_result_tells_q_nothing_of_the_masks():
+    print(check())
+
+
+@pytest.mark.sectorch_long
+def test_a_mask_that_is_used_twice_in_a_step_is_found(monkeypatch):
+    """The control: two openings of the step, of other values, are under one mask."""
+    common, seen = Net.common, dict[tuple, int]()
+
+    def again(net: Net, p: Party, q: Party, shape: Any, label: str, dtype: torch.dtype = torch.int64) -> Any:
+        before = net._draws
+        if label in ("r_A", "r_S"):
+            net._draws = seen.setdefault((net, label, tuple(shape)), before)
+        try:
+            return common(net, p, q, shape, label, dtype)
+        finally:
+            net._draws = before + 1
+
+    monkeypatch.setattr(Net, "common", again)
+    with pytest.raises(ProtocolFault) as fault:
+        check()
+    assert {finding.check for finding in fault.value.report.findings} & {"messages", "view"}
