@@ -13,7 +13,9 @@ which each hospital is a process of its own, with the same lines and the same bi
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,22 +54,22 @@ def part(parties: Parties, session: sectorch.Session, name: str) -> sectorch.Sha
 
 
 def trained(session: sectorch.Session, rows: sectorch.SharedTensor) -> dict[str, torch.Tensor]:
-    """The weights, which all learn. Inside of one call a value is opened once, whatever uses it."""
-    with session.call():
-        model = sectorch.shared(nn.Linear(rows.shape[1] - 1, 1), session=session)
-        with torch.no_grad():
-            model.weight.zero_(), model.bias.zero_()
-        train(model, rows[:, :-1], rows[:, -1:])
+    """The weights, which all learn. A step is traced to a program once, and run from it afterwards."""
+    model = sectorch.shared(nn.Linear(rows.shape[1] - 1, 1), session=session)
+    with torch.no_grad():
+        model.weight.zero_(), model.bias.zero_()
+    train(model, rows[:, :-1], rows[:, -1:], sectorch.step(session))
     return {key: value.reveal(to=list(HOSPITALS)) for key, value in model.state_dict().items()}
 
 
-def train(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+def train(model: nn.Module, x: Any, y: Any, step: AbstractContextManager[Any]) -> None:
     """Logistic regression on all rows at once."""
     optimiser = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
     for _ in range(STEPS):
-        optimiser.zero_grad()
-        F.binary_cross_entropy_with_logits(model(x), y).backward()
-        optimiser.step()
+        with step:
+            optimiser.zero_grad()
+            F.binary_cross_entropy_with_logits(model(x), y).backward()
+            optimiser.step()
 
 
 def records() -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,7 +109,7 @@ def main(folder: Path | None = None) -> dict[str, float]:
     for name, rows, labels in (("in the clear", x, y), ("one hospital alone", x.chunk(5)[0], y.chunk(5)[0])):
         plain = nn.Linear(30, 1)
         nn.init.zeros_(plain.weight), nn.init.zeros_(plain.bias)
-        train(plain, rows, labels)
+        train(plain, rows, labels, nullcontext())
         found[name] = accuracy(plain.state_dict())
     for way, program in (("horizontal", horizontal), ("vertical", vertical)):
         with sectorch.profile() as seen:

@@ -43,9 +43,10 @@ def program(parties: Parties) -> dict[str, torch.Tensor]:
             if step % BATCHES == 0:
                 batches = torch.randperm(len(rows), generator=order)
             batch = rows[batches.chunk(BATCHES)[step % BATCHES]]
-            optimiser.zero_grad()
-            F.mse_loss(model(batch[:, :4]), batch[:, 4:]).backward()
-            optimiser.step()
+            with sectorch.step(session):
+                optimiser.zero_grad()
+                F.mse_loss(model(batch[:, :4]), batch[:, 4:]).backward()
+                optimiser.step()
             state = {"model": model.state_dict(), "optimiser": optimiser.state_dict()}
             checkpoints.save(step + 1, {**state, "order": order.get_state(), "batches": batches})
         return {name: p.reveal(to=["A", "H1"]) for name, p in model.state_dict().items()}
