@@ -28,7 +28,7 @@ NO_GRADIENT = {
 """Row of the other table -> the way out."""
 
 NOTHING_TO_FOLLOW = frozenset((
-    "all", "any", "argmax", "argmin", "argsort", "bucketize", "constant_like", "count_nonzero", "detach", "eq",
+    "all", "any", "argmax", "argmin", "argsort", "bucketize", "constant_like", "count_nonzero", "eq",
     "floor_divide", "ge", "gt", "heaviside", "isclose", "isfinite", "isin", "le", "logical_and", "logical_not",
     "logical_or", "logical_xor", "lt", "ne", "one_hot", "requires_grad_", "searchsorted", "signbit",
 ))  # fmt: skip

@@ -74,7 +74,7 @@ def offences(few: bool, scheme: Scheme | None = None) -> list[str]:
     return found
 
 
-NEVER = ("copy", "fill", "to")
+NEVER = ("copy", "detach", "fill", "to")
 """Rows whose samples of the op table torch does not follow: tests of steps have them."""
 
 
