@@ -43,6 +43,7 @@ LEVELS = (
     "protocols",
     "network",
     "cli",
+    "__main__",
 )
 """A module may import from its own level and from those above it in this list."""
 

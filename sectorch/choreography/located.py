@@ -139,7 +139,10 @@ class Located:
     def __getattr__(self, name: str) -> Callable:
         method = None if name.startswith("_") else getattr(torch.Tensor, name, None)
         if not callable(method):
-            raise AttributeError(f"a located value has no '{name}': it is a tensor of which only its owners have more")
+            halves = "; two halves of a shared value are Shares(at_A, at_S)" if name in ("A", "S") else ""
+            raise AttributeError(
+                f"a located value has no '{name}': it is a tensor of which only its owners have more{halves}"
+            )
         return functools.partial(compute, method, self)
 
     def _refuse(self, *_):

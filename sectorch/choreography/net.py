@@ -177,7 +177,8 @@ class Net:
         declared = self._declared(label, src, dst)
         if value.dtype not in PAYLOADS:
             raise DtypeError(
-                f"'{label}' carries ring elements and words (int64, int32) or bytes (uint8), not {value.dtype}"
+                f"'{label}' carries ring elements and words (int64, int32) or bytes (uint8), not {value.dtype}; "
+                f"fractions are encoded where they are brought in (sectorch.ring.encode)"
             )
         header = Header(
             self._path(), label, src, dst, phase, depth + 1, value.shape, value._value.dtype,

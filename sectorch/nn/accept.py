@@ -29,12 +29,32 @@ def refuse_training(model: nn.Module) -> None:
         raise TrainingModeError(f"the model is in training mode ({shown}); call model.eval() first")
 
 
+def _made(given: Any) -> str:
+    """How a module comes from what was given in its place."""
+    if isinstance(given, type):
+        return f"make one of the class first: {given.__name__}(...)"
+    if isinstance(given, dict):
+        return "load it into the model: model.load_state_dict(...)"
+    if isinstance(given, (list, tuple)):
+        return "layers that follow each other are nn.Sequential(*layers); of several models secure each"
+    if isinstance(given, (str, bytes)) or hasattr(given, "__fspath__"):
+        return "load the model first"
+    if callable(given):
+        return "a function is the forward of a module of your own, or is called with sectorch.share(x)"
+    return "a model of torch, in evaluation mode"
+
+
 def check_model(model: Any, device: torch.device) -> None:
     """Raise unless the model can be made secure on this device."""
     if isinstance(getattr(model, "session", None), Session) or isinstance(model, fx.Interpreter):
         raise ArgumentError("the module is secure already")
     if not isinstance(model, nn.Module):
-        raise ArgumentError(f"secure() takes an nn.Module, got {type(model).__name__}")
+        raise ArgumentError(f"secure() takes an nn.Module, got {type(model).__name__}; {_made(model)}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ArgumentError(
+            "what torch.jit made has no forward to follow: give the nn.Module that it was made from, or what "
+            "torch.export.export makes of it"
+        )
     refuse_training(model)
     tensors = (*model.parameters(), *model.buffers())
     if device.type == "meta":  # of an absent party, whose weights are shapes; whole numbers are public, and here

@@ -67,6 +67,13 @@ def later(
         size, sample_shape, dtype: as `SecureModule.preprocess` takes them.
         usual: the dtype where none is named, and none is known.
     """
+    if isinstance(size, (bool, float, str)) or (
+        isinstance(size, (list, tuple)) and all(isinstance(n, int) for n in size)
+    ):
+        raise ArgumentError(
+            f"preprocess takes a number of rows, or inputs like the later ones, got {size!r}: preprocess(x) for "
+            f"a tensor x, or preprocess(rows, sample_shape=x.shape[1:])"
+        )
     if not isinstance(size, int):
         return Inputs.of(size).meta()
     if size < 1:

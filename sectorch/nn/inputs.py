@@ -135,10 +135,14 @@ class Inputs:
                 places.append(leaf)
             else:
                 kinds = "torch tensors, numbers, strings, and dicts, lists, tuples and dataclasses of them"
-                raise DtypeError(f"a secure module takes {kinds}; got {type(leaf).__name__}")
+                way = "; torch.from_numpy(x) makes a tensor of it" if type(leaf).__module__ == "numpy" else ""
+                raise DtypeError(f"a secure module takes {kinds}; got {type(leaf).__name__}{way}")
         if not found:
             given = ", ".join(dict.fromkeys(type(v).__name__ for v in (*args, *kwargs.values()))) or "no argument"
-            raise DtypeError(f"a secure module takes at least one torch tensor that is secret, got {given}")
+            raise DtypeError(
+                f"a secure module takes at least one torch tensor that is secret, got {given}; torch.as_tensor(x) "
+                f"makes one of numbers"
+            )
         known = any(isinstance(leaf, SharedTensor) for leaf in found)
         self.form, self.tensors = Form(spec, tuple(places), 0 if known else None), tuple(found)
 

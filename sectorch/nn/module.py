@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ..choreography import Party
 from ..choreography.program.trace import Program
-from ..errors import ArgumentError, SectorchError, TrainingModeError
+from ..errors import ArgumentError, SectorchError
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SharedTensor, unwrapped
 from .accept import check_input, check_model, copied, dtype_of
@@ -21,6 +21,7 @@ from .dry import Checked, dry_run, revealed, shared_inputs
 from .eager import watched
 from .held import as_shared, opened
 from .huggingface import suited
+from .inference import Inference
 from .inputs import Inputs
 from .samplewise import same_program
 from .served import Served, ServedTraces
@@ -35,7 +36,7 @@ CHUNK_BYTES = 24 << 20
 """A batch is cut so that its largest message stays below this: memory is bounded by the piece, not by the batch."""
 
 
-class SecureModule(nn.Module):
+class SecureModule(Inference):
     """A module whose weights belong to an answering party and whose inputs belong to Q.
 
     It is called as the plain module is: with tensors, and dicts, lists, tuples and dataclasses of them, by place or by
@@ -129,11 +130,6 @@ class SecureModule(nn.Module):
     def recorded(self, x: torch.Tensor | Inputs) -> Trace | None:
         """The same before the graph passes."""
         return self.traces.recorded(Inputs.of(x).meta().asked())
-
-    def train(self, mode: bool = True) -> SecureModule:
-        if mode:
-            raise TrainingModeError("a secure module is for inference; train the plain model and call secure() again")
-        return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         inputs = self._check_inputs(Inputs.called_with(args, kwargs))

@@ -250,14 +250,14 @@ def _product(
 def _largest(weight: torch.Tensor, sums: Sums) -> float:
     """What the magnitudes of the factors of one output sum to at most; 1 of none, and where they are not known."""
     known = not weight.is_meta and weight.numel()
-    return (float(sums(weight.to(torch.float64).abs()).max()) or 1.0) if known else 1.0
+    return (float(sums(weight.detach().to(torch.float64).abs()).max()) or 1.0) if known else 1.0
 
 
 def _magnitude(values: torch.Tensor) -> int:
     """The least k with all |v| < 2^k; 0 of no values, and where they are not known."""
     if values.is_meta or not values.numel():
         return 0
-    return math.frexp(float(values.to(torch.float64).abs().max()))[1]
+    return math.frexp(float(values.detach().to(torch.float64).abs().max()))[1]
 
 
 def scaled(context: Context, x: SharedTensor, factor: float) -> SharedTensor:

@@ -142,7 +142,7 @@ def encoded_public(context: Context, value: Any, scale_bits: int, infinite: bool
         value = torch.where(beyond_all, value.sign() * endless(context, scale_bits), value)
     else:
         check_encodable(value, context.frac_bits, "a public operand")
-    largest = 0.0 if value.is_meta or not value.numel() else float(value.to(torch.float64).abs().max())
+    largest = 0.0 if value.is_meta or not value.numel() else float(value.detach().to(torch.float64).abs().max())
     if largest >= 2.0 ** (HEADROOM_BITS - scale_bits):
         raise FixedPointRangeError(
             f"a public operand reaches magnitude {largest:.6g}, but beside a tensor of {scale_bits} "
@@ -176,7 +176,7 @@ def _largest(context: Context, value: Any, scale_bits: int) -> float:
     value = torch.as_tensor(value)
     if value.is_meta or not value.numel():
         return limit_at(context, scale_bits)
-    largest = float(value.to(torch.float64).abs().max())
+    largest = float(value.detach().to(torch.float64).abs().max())
     largest = endless(context, scale_bits) if largest >= INFINITE else largest
     return largest * 2.0**scale_bits + 1
 

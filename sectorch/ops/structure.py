@@ -292,13 +292,18 @@ def _to_cuda(x: Any, *_args: Any, **_how: Any) -> Any:
     return x
 
 
+_TRAINED = "a secure model is for inference; sectorch.shared(model) trains on shares"
 COMPOSED[T.cuda] = _to_cuda
+COMPOSED[T.backward] = lambda *_args, **_how: refuse("a gradient through a secret tensor", _TRAINED)
 
 
 @implements("requires_grad_", T.requires_grad_, note="only False")
 def requires_grad(context: Context, x: SharedTensor, requires_grad: bool = True) -> SharedTensor:
     if requires_grad:
-        refuse("a gradient through a secret tensor", "secure models are for inference")
+        refuse(
+            "a gradient through a secret tensor",
+            "a secure model is for inference; sectorch.shared(model) trains on shares",
+        )
     return x
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from ..choreography import Party
@@ -23,6 +24,13 @@ def set_dispatch(call: Callable) -> None:
     """The dispatch table plugs itself in here when it is imported."""
     global _dispatch
     _dispatch = call
+
+
+def _public(x: Any) -> Any:
+    """What meets a secret tensor in a function of numpy's: an array as a tensor, a scalar as Python's number."""
+    if isinstance(x, np.generic):
+        return x.item()
+    return torch.as_tensor(x) if isinstance(x, np.ndarray) else x
 
 
 class SecretTensor(torch.Tensor):
@@ -46,6 +54,23 @@ class SecretTensor(torch.Tensor):
             f"{func} reached the content of a {cls.__name__} past the dispatch table; nothing was computed. "
             f"sectorch.supported_ops() lists what works"
         )
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """numpy's functions, as in `array + secret`: torch's of the same name, the arrays as public tensors."""
+        computed = getattr(torch, "pow" if ufunc is np.power else str(ufunc.__name__), None)
+        if computed is None or method != "__call__" or kwargs:
+            raise UnsupportedOpError(
+                f"numpy.{ufunc.__name__} of a secret tensor: use torch's, or torch.from_numpy(array)"
+            )
+        return computed(*(_public(x) for x in inputs))
+
+    def __format__(self, spec: str) -> str:
+        """As `repr` in an f-string; a format for numbers asks for the content."""
+        return repr(self) if not spec else super().__format__(spec)
+
+    def __dir__(self) -> list[str]:
+        """The names that a notebook completes: of the class and of this tensor, without a call of torch."""
+        return sorted({*dir(type(self)), *self.__dict__})
 
     def __reduce_ex__(self, protocol) -> NoReturn:
         raise SecretAccessError(f"a {type(self).__name__} cannot be pickled, copied or saved: it would carry secrets")

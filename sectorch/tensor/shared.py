@@ -238,7 +238,10 @@ def _as_named(x: Any, shape: Any, dtype: torch.dtype | None) -> torch.Tensor:
         if shape is None:
             raise ArgumentError("share() has neither a tensor nor its shape: name the shape, or announce it")
         return torch.empty(tuple(shape), dtype=dtype or torch.float32, device="meta")
-    x = torch.as_tensor(x)
+    try:
+        x = torch.as_tensor(x)
+    except (TypeError, ValueError, RuntimeError):
+        raise DtypeError(f"share() takes a torch tensor, or numbers that make one, got {type(x).__name__}") from None
     if shape is not None and tuple(x.shape) != tuple(shape):
         raise ShapeError(f"share() was told a tensor of shape {tuple(shape)}, and got one of {tuple(x.shape)}")
     if (dtype or shape is not None) and x.dtype != (dtype or torch.float32):

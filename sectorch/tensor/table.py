@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -104,12 +105,20 @@ _KINDS: tuple[tuple[type[Exception], type[SectorchError]], ...] = (
 )
 """What torch raises -> what sectorch raises in its place, the first that fits."""
 
+_DTYPES = re.compile(
+    r"^Input type .* should be the same|to have the same dtype|must have the same dtype|^expected scalar type"
+    r"|same data type"
+)
+"""How torch says, by a RuntimeError, that dtypes do not go together."""
+
 
 def typed(func: Callable, error: Exception) -> SectorchError:
     """The error of sectorch's that an exception becomes: it names the function, and has a text in any case."""
     if isinstance(error, SectorchError):
         return error
     said = str(error).strip() or f"{type(error).__name__} without a word"
+    if isinstance(error, RuntimeError) and _DTYPES.search(said):
+        return DtypeError(f"{spell(func)}: {said}; tensors that meet are of one dtype, as in plain: x.to(weight.dtype)")
     kind = next((ours for theirs, ours in _KINDS if isinstance(error, theirs)), None)
     if kind is None:
         return UnsupportedOpError(f"{spell(func)} does not take this call: {type(error).__name__}: {said}")

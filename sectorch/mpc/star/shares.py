@@ -14,6 +14,7 @@ import torch
 
 from ...choreography import Located
 from ...choreography.located import compute
+from ...errors import ArgumentError
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +51,21 @@ class Shares:
         mine = self.A - other
         return Shares(mine, self.S if mine.shape == self.shape else self.S.expand(mine.shape))
 
+    def __rsub__(self, public: Any) -> Shares:
+        return -self + public
+
+    __radd__, __rmul__ = __add__, lambda self, public: self * public
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"shares have no '{name}': each(torch.{name}, x) lets A and S apply what is additive")
+
     def __neg__(self) -> Shares:
         return Shares(-self.A, -self.S)
 
     def __mul__(self, public: Any) -> Shares:
         """By a public value."""
+        if isinstance(public, Shares):
+            raise ArgumentError("two shared values are multiplied by messages: sectorch.mpc.star.multiply")
         return Shares(self.A * public, self.S * public)
 
     def __lshift__(self, bits: int) -> Shares:

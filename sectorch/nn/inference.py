@@ -1,0 +1,50 @@
+"""A module that is for inference alone: where it computes, and in which mode, is settled when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import ArgumentError, TrainingModeError
+from ..session import Session
+
+
+class Inference(nn.Module):
+    """A module without parameters, in evaluation mode, that nothing records; torch.compile leaves it as it is.
+
+    Raises:
+        TrainingModeError: of `train()`.
+        ArgumentError: of a move to another device or dtype, which would change nothing; of a call inside torch.export
+            or torch.jit.trace, which see tensors without content.
+    """
+
+    session: Session
+
+    def train(self, mode: bool = True):
+        if mode:
+            raise TrainingModeError("a secure module is for inference; train the plain model and call secure() again")
+        return self
+
+    def _apply(self, fn: Callable, recurse: bool = True):
+        """What .to(), .cuda(), .half() and their like do to a module's tensors."""
+        here = torch.zeros((), device=self.session.device)
+        there = fn(here)
+        if (there.device, there.dtype) != (here.device, here.dtype):
+            raise ArgumentError(
+                "a secure module stays what it is: its results have the model's dtype, and it computes on "
+                f"{here.device}; move or convert the plain model and call secure() again"
+            )
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():  # torch.compile leaves the call, and all in it, as it is
+            return torch.compiler.disable(super().__call__)(*args, **kwargs)
+        if torch.compiler.is_compiling() or torch._C._is_tracing():
+            raise ArgumentError(
+                "torch.export and torch.jit.trace cannot follow a secure module: call it as it is; a model is exported "
+                "before it is given to secure()"
+            )
+        return super().__call__(*args, **kwargs)
