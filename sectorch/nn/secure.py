@@ -63,6 +63,8 @@ def secure(
 ) -> SecureModule | CKKSModule:
     """Wrap a module: its weights become A's secret, its inputs Q's, and only Q learns the result.
 
+    The secure module is made of a copy: later changes of the model's weights, layers or hooks do not reach it.
+
     Args:
         model: any nn.Module made of supported operations (`sectorch.supported_ops()`), in evaluation mode, on the CPU
             or a CUDA device, where the session then computes as well; or what torch.export.export made of one.
