@@ -68,7 +68,11 @@ def installed(what: str, package: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise DatasetMissingError(f"{what} needs {package}, which is not installed: pip install {package}") from error
+        extra = {"scikit-learn": "demo", "torchvision": "privhfl"}.get(package)
+        named = f" (it is in sectorch's extra '{extra}')" if extra else ""
+        raise DatasetMissingError(
+            f"{what} needs {package}, which is not installed: pip install {package}{named}"
+        ) from error
 
 
 def from_torchvision(name: str, folder: Path, call: str, read: Callable[[], Any]) -> Any:

@@ -43,14 +43,16 @@ def test_missing_says_where_it_looked_and_how_to_get_it(tmp_path: Path, name, lo
 
 
 @pytest.mark.parametrize(
-    "name, package", [("digits", "scikit-learn"), ("cifar10", "torchvision"), ("svhn", "torchvision")]
+    "name, package, extra",
+    [("digits", "scikit-learn", "demo"), ("cifar10", "torchvision", "privhfl"), ("svhn", "torchvision", "privhfl")],
 )
-def test_a_missing_package_is_all_that_is_said(tmp_path: Path, monkeypatch, name, package):
+def test_a_missing_package_is_all_that_is_said(tmp_path: Path, monkeypatch, name, package, extra):
     for module in ("sklearn", "sklearn.datasets", "torchvision", "torchvision.datasets"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(DatasetMissingError) as caught:
         load(name, tmp_path)
-    assert str(caught.value) == f"{name} needs {package}, which is not installed: pip install {package}"
+    way = f"pip install {package} (it is in sectorch's extra '{extra}')"
+    assert str(caught.value) == f"{name} needs {package}, which is not installed: {way}"
 
 
 def test_the_root_may_come_from_the_environment(tmp_path: Path, monkeypatch):

@@ -166,8 +166,10 @@ def test_a_missing_package_is_one_line(name, package, tmp_path, capsys, monkeypa
     for module in ("sklearn", "torchvision"):
         monkeypatch.setitem(sys.modules, module, None)
     assert main(["--data", name, "--data-root", str(tmp_path), "--out", str(tmp_path / "run")]) == 1
-    expected = f"error: {name} needs {package}, which is not installed: pip install {package}\n"
-    assert capsys.readouterr().err == expected
+    expected = (
+        f"error: {name} needs {package}, which is not installed: pip install {package} (it is in sectorch's extra "
+    )
+    assert capsys.readouterr().err.startswith(expected)
 
 
 def test_the_folder_is_looked_at_before_torchvision(monkeypatch):
