@@ -12,6 +12,7 @@ import sectorch
 from sectorch.choreography import Message, protocol
 from sectorch.errors import (
     ArgumentError,
+    CaptureWarning,
     DtypeError,
     SecretAccessError,
     SectorchError,
@@ -39,6 +40,22 @@ def refused(error: type[SectorchError], way: str, f) -> None:
         f()
     text = str(raised.value)
     assert way in text and "\n" not in text, text
+
+
+class Catching(nn.Module):
+    """Takes another way where its input is secret, since it catches the refusal."""
+
+    def forward(self, x):
+        try:
+            return 2 * x if bool((x > 5).any()) else x
+        except Exception:
+            return 3 * x
+
+
+def test_a_forward_that_catches_refusals_is_warned_of():
+    with pytest.warns(CaptureWarning, match="catches their errors") as warned:
+        found = sectorch.secure(Catching().eval())(ROWS)
+    assert len(warned) == 1 and not torch.allclose(found, Catching()(ROWS))
 
 
 def test_what_is_no_module_is_told_how_it_becomes_one(plain):

@@ -133,7 +133,8 @@ def checked(module: nn.Module, program: Trace, inputs: Inputs) -> Verdict:
     if not _agrees(program, given, expected, reached):
         warnings.warn(
             f"what was recorded of {type(module).__name__} does not compute what the module does, so the module runs "
-            f"operation by operation; please report this",
+            f"operation by operation. Its forward may do something else for secret tensors, as where it catches their "
+            f"errors or asks for their type: hold sectorch.diff(model, x) or a plain run against it",
             CaptureWarning,
             stacklevel=2,
         )
