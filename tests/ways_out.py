@@ -47,7 +47,6 @@ SCALAR = {
     "min of two": lambda x: min(x, x + 1),
     "sorted": lambda x: sorted([x, x + 1]),
     "string times": lambda x: "a" * x,
-    "format": lambda x: f"{x}",
     "format spec": lambda x: f"{x:.3f}",
     "percent format": lambda x: "%f" % x,  # noqa: UP031
     "is_nonzero": torch.is_nonzero,
@@ -62,9 +61,9 @@ TENSOR = {
     "tolist": lambda x: x.tolist(),
     "np.asarray": np.asarray,
     "np.array": np.array,
-    "np.add": lambda x: np.add(x, 1),
+    "np.add": lambda x: np.add.reduce(x),
     "np.stack": lambda x: np.stack([x, x]),
-    "numpy operand": lambda x: x + np.ones((2, 3)),
+    "numpy out": lambda x: np.add(x, 1, out=np.ones((2, 3))),
     "torch.tensor": torch.tensor,
     "torch.tensor of a list": lambda x: torch.tensor([x[0, 0], x[0, 1]]),
     "torch.asarray": lambda x: torch.asarray(x, copy=True),
@@ -149,7 +148,7 @@ TENSOR = {
     "share again": lambda x: sectorch.share(x, session=x.session),
     "histc": lambda x: torch.histc(x),
     "quantize": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
-    "numpy ufunc": lambda x: np.exp(x),
+    "numpy ufunc": lambda x: np.spacing(x),
     "unpack": lambda x: dict(enumerate(x[0].tolist())),
 }
 FOREIGN = {

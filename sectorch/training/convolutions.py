@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ..ring import convloops, products
+from ..ring import products
 from ..tensor import SharedTensor
 from ..tensor.table import Context
 from .cells import Cell
@@ -46,17 +46,20 @@ def _in_two(given: Any, flat: bool, outside: int) -> tuple:
     return tuple(given) if len(given) > 1 else (given[0], given[0])
 
 
-def _looped(stride: tuple, g: Tensor, other: Tensor) -> bool:
-    """Whether a compiled loop is faster than a matrix product of what has to be unfolded."""
-    here = g.device.type == other.device.type == "cpu"
-    return here and tuple(stride) == (1, 1) and g.shape[1] <= convloops.MOST_CHANNELS
+def _looped(stride: tuple, g: Tensor, other: Tensor) -> Any:
+    """The compiled loops, where they are faster than a matrix product of what has to be unfolded."""
+    if not g.device.type == other.device.type == "cpu" or tuple(stride) != (1, 1):
+        return None
+    from ..ring import convloops  # brings numba, which an import of the package does without
+
+    return convloops if g.shape[1] <= convloops.MOST_CHANNELS else None
 
 
 def _input_gradient(shape: Any, how: tuple, g: Tensor, w: Tensor) -> Tensor:
     """Of a convolution: the columns that each output's gradient adds to, and their sum."""
     kernel, stride, padding, dilation = how
-    if _looped(stride, g, w):
-        return convloops.input_gradient(g, w, (shape[2], shape[3]), padding, dilation)
+    if loops := _looped(stride, g, w):
+        return loops.input_gradient(g, w, (shape[2], shape[3]), padding, dilation)
     columns = products.matmul(w.flatten(1).t().contiguous(), g.flatten(2))
     out = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in zip(shape[2:], *how, strict=True)]
     full = [n + 2 * p for n, p in zip(shape[2:], padding, strict=True)]
@@ -75,8 +78,8 @@ def _input_gradient(shape: Any, how: tuple, g: Tensor, w: Tensor) -> Tensor:
 def _weight_gradient(shape: Any, how: tuple, g: Tensor, x: Tensor) -> Tensor:
     """Of a convolution: each output's gradient with the window that it came from."""
     kernel, stride, padding, dilation = how
-    if _looped(stride, g, x):
-        return convloops.weight_gradient(g, x, kernel, padding, dilation)
+    if loops := _looped(stride, g, x):
+        return loops.weight_gradient(g, x, kernel, padding, dilation)
     x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
     out = g.shape[2:]
     parts = [
