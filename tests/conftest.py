@@ -8,9 +8,13 @@ other examples. What fails in one of nine examples is found by 40 with probabili
 from __future__ import annotations
 
 import gc
+import sys
+from pathlib import Path
 
 import torch
 from hypothesis import HealthCheck, settings
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "gallery"))
 
 # A deadline would make tests depend on wall time; the first example of a protocol warms caches and is slower.
 settings.register_profile(

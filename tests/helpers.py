@@ -1,5 +1,7 @@
 """What the tests share: a world to run programs in, ring values with their edges, and one case per protocol.
 
+The protocols are those of `examples/gallery/own.py`, which `check_protocol` is shown as well.
+
 A program is `f(world, *shares) -> Shares or Located at Q, or a tuple of them`. It runs unchanged in a local session, a
 dry one, on prepared material, and with one party per thread, since all of it goes through `World`.
 """
@@ -7,37 +9,28 @@ dry one, on prepared material, and with one party per thread, since all of it go
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from own import OWN, Own
 
 import sectorch  # noqa: F401 - all of it, so that every protocol is declared
-from sectorch.backend import SERIES_BITS
 from sectorch.choreography import PROTOCOLS, Located, Net, Party, Phase
 from sectorch.choreography.ledger import Profile
 from sectorch.choreography.located import running
 from sectorch.choreography.program.trace import Program
 from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
-from sectorch.mpc.smooth.normalise import normalise
-from sectorch.mpc.smooth.trigonometric import draw_error, trigonometric
-from sectorch.mpc.star.compare import drelu, is_zero
-from sectorch.mpc.star.guard import guard, joined, unpadded
-from sectorch.mpc.star.linear import linear, mask_weight
-from sectorch.mpc.star.mask import open_masked
-from sectorch.mpc.star.multiply import multiply, square
-from sectorch.mpc.star.pool import max_tree
-from sectorch.mpc.star.relu import maximum, ramps, relu
-from sectorch.mpc.star.select import bit_to_ring, select
-from sectorch.mpc.star.share import aggregate, aggregate_noisy, reveal, reveal_to_A, reveal_to_S, share
+from sectorch.mpc.star.linear import mask_weight
+from sectorch.mpc.star.select import bit_to_ring
+from sectorch.mpc.star.share import reveal, share
 from sectorch.mpc.star.shares import Shares, each
-from sectorch.mpc.star.shuffle import shuffle
-from sectorch.mpc.star.sign import at_least
-from sectorch.mpc.star.truncate import truncate
-from sectorch.ops.series import SIGMOID
 from sectorch.ring.bitplanes import spread, unrows
-from sectorch.ring.products import Conv2d, Linear, matmul
 from sectorch.session import Session
+from sectorch.testing import Given
+from sectorch.testing.played import SHARED
+from sectorch.testing.uniform import not_uniform, told_apart
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 SHAPES = [(), (0,), (1,), (63,), (64,), (65,), (3, 0, 2), (2, 3), (5, 13), (2, 64), (129,)]
@@ -159,6 +152,11 @@ def open_bits(net: Net, words: Shares, shape: torch.Size) -> torch.Tensor:
     return unrows(spread(packed), shape) != 0
 
 
+def part(net: Net, words: Shares, i: int, count: int) -> Shares:
+    """The words of the i-th of several thresholds."""
+    return each(lambda w: w.view(count, -1)[i], words)
+
+
 # What results have to be.
 
 
@@ -193,282 +191,109 @@ def check_relu(shift: int) -> Callable:
 
 @dataclass(frozen=True)
 class Case:
-    """One protocol as a program. `shapes(n)`: its inputs for about n elements; |inputs| < 2^bits; `check(in, out)`."""
+    """One protocol as a program. `given`: what Q shares with it; `check(in, out)`."""
 
     name: str
     program: Callable
     check: Callable
-    bits: int = 62
-    shapes: Callable = lambda n: [(n,)]
+    given: Sequence[Given] = (Given(),)
     elementwise: bool = True
     leaks: bool = False
     answering: int = 1
+    fss: bool = False
 
     def inputs(self, n: int, seed: int = 0) -> list[torch.Tensor]:
-        return [ring_values(shape, self.bits, seed + i) for i, shape in enumerate(self.shapes(n))]
+        """For about n elements."""
+        return self.values([g.size(n) for g in self.given], seed)
+
+    def values(self, shapes: Sequence, seed: int = 0) -> list[torch.Tensor]:
+        """Of these shapes, one for each input."""
+        return [values_of(g, shape, seed + i) for i, (g, shape) in enumerate(zip(self.given, shapes, strict=True))]
 
     def __repr__(self) -> str:
         return self.name
+
+
+def values_of(given: Given, shape, seed: int) -> torch.Tensor:
+    """Ring values of a range."""
+    bits = min(63, max(given.high, -given.low).bit_length())
+    return ring_values(shape, bits, seed).clamp(given.low, given.high)
 
 
 def weight_like(shape, seed: int = 99) -> torch.Tensor:
     return ring_values(shape, 63, seed)
 
 
-def _linear(product: Callable, weight: Callable) -> Callable:
-    def program(world: World, x: Shares) -> Shares:
-        return linear(world.net, world.setup, product, x, world.weight(weight_like(weight(x.shape))))
+def _all_given(own: Own, shared: Sequence) -> list[tuple[Given, Any]]:
+    """What goes into a protocol of the list: what Q shares, and for every other party something of those shapes."""
+    found, left = [], iter(shared)
+    for i, g in enumerate(own.given):
+        if g.party == SHARED:
+            found.append((g, next(left)))
+        else:
+            size = shared[0].shape if own.options.get("elementwise", True) else g.size(0)
+            found.append((g, values_of(g, size, 99 + i)))
+    return found
+
+
+def _program(own: Own) -> Callable:
+    def program(world: World, *shared: Shares) -> Any:
+        given = [
+            x if g.party == SHARED else world.own(
+                getattr(world.net, g.party), x, g.phase, world.setup if g.phase == Phase.SETUP else None
+            )
+            for g, x in _all_given(own, shared)
+        ]  # fmt: skip
+        several = own.options.get("answering", 1) > 1
+        results = own.protocol([net for _, net in world.pairs] if several else world.net, *given)
+        results = results if isinstance(results, (tuple, list)) else (results,)
+        return tuple(_back(world.net, y) for y in results)
 
     return program
 
 
-def _masked(protocol: Callable) -> Callable:
-    """A protocol on a masked opening that gives packed bits, as one on shares that gives ring bits."""
-
-    def program(world: World, x: Shares) -> Shares:
-        return world.bits(protocol(world.net, open_masked(world.net, x)), x.shape)
-
-    return program
-
-
-THRESHOLDS = (0, 1, -1, 1 << 40, -(1 << 61))
-
-
-def _thresholds(world: World, x: Shares):
-    bits = drelu(world.net, open_masked(world.net, x), thresholds=THRESHOLDS)
-    return tuple(world.bits(part(world.net, bits, i, len(THRESHOLDS)), x.shape) for i in range(len(THRESHOLDS)))
-
-
-def _signs(world: World, x: Shares):
-    bits = at_least(world.net, open_masked(world.net, x), THRESHOLDS, fss=True)
-    return tuple(bits[i] for i in range(len(THRESHOLDS)))
-
-
-def part(net: Net, words: Shares, i: int, count: int) -> Shares:
-    """The words of the i-th of several thresholds."""
-    return each(lambda w: w.view(count, -1)[i], words)
-
-
-def _select(world: World, x: Shares) -> Shares:
-    masked = open_masked(world.net, x)
-    return select(world.net, drelu(world.net, masked), masked)
-
-
-def _aggregate(world: World, *shares: Shares) -> Located:
-    return aggregate(world.net, [(net, x) for (_, net), x in zip(world.pairs, shares, strict=True)])
-
-
-def _aggregate_noisy(world: World, *shares: Shares) -> Located:
-    noise = world.net.fresh(world.net.S, lambda: torch.full(shares[0].shape, int(NOISE)))
-    return aggregate_noisy(world.net, [(net, x) for (_, net), x in zip(world.pairs, shares, strict=True)], noise)
-
-
-NOISE = torch.tensor([-3])
-"""What S adds where noise is to be known."""
-
-LIMIT_BITS = 30
-"""What the guarded programs' results must be below in magnitude, by bits."""
-
-
-def _guarded(protocol: Callable) -> Callable:
-    """A protocol with a limit, revealed under guard: the result, or zeros, and whether there is one."""
-
-    def program(world: World, x: Shares):
-        net = world.net
-        y, shape = protocol(net, x), x.shape
-        padded, key = guard(net, y, tuple(net.raised))
-        found = unpadded(reveal(net, padded), shape, key)
-        return found[0], found[1].to(torch.int64)
-
-    return program
-
-
-def _joined(world: World, x: Shares):
-    """As `_guarded`, of a truncation, with the flags as one word: two sets of them, one after the other."""
-    net = world.net
-    y = truncate(net, x, 20, limit_bits=LIMIT_BITS)
-    flag = joined(net, (joined(net, tuple(net.raised)), *net.raised))
-    padded, key = guard(net, y, (flag,))
-    found = unpadded(reveal(net, padded), x.shape, key)
-    return found[0], found[1].to(torch.int64)
-
-
-def _back_from(role: str) -> Callable:
+def _back(net: Net, y: Shares | Located) -> Shares | Located:
     """What A or S learned, as shares of which the other's half is zero."""
-
-    def program(world: World, x: Shares) -> Shares:
-        net = world.net
-        zeros = lambda party: net.public(party, torch.zeros(x.shape, dtype=torch.int64))
-        if role == "A":
-            return Shares(reveal_to_A(net, x), zeros(net.S))
-        return Shares(zeros(net.A), reveal_to_S(net, x))
-
-    return program
+    if isinstance(y, Shares) or net.Q in y.owners:
+        return y
+    zeros = lambda party: net.public(party, torch.zeros(y.shape, dtype=torch.int64))
+    return Shares(y, zeros(net.S)) if net.A in y.owners else Shares(zeros(net.A), y)
 
 
-def _check_guarded(result: Callable) -> Callable:
+def _check(own: Own) -> Callable:
     def check(inputs, outputs):
-        (x,), (y, right) = inputs, outputs
-        wanted = result(x)
-        inside = bool(((wanted >= -(1 << LIMIT_BITS)) & (wanted < 1 << LIMIT_BITS)).all())
-        assert right.tolist() == [inside]
-        assert torch.equal(y, wanted if inside else torch.zeros_like(wanted))
+        wanted = own.reference(*(x for _, x in _all_given(own, inputs)))
+        wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+        for y, right in zip(outputs, wanted, strict=True):
+            assert (y.shape, y.dtype) == (right.shape, torch.int64)
+            assert ((y - right).abs() <= own.options.get("error", 0)).all()
 
     return check
 
 
-LOW, HIGH = 3, 9
-
-
-def _normalise(world: World, x: Shares):
-    normal = normalise(world.net, x, LOW, HIGH)
-    return normal.mantissa, each(torch.sum, normal.bits[1:-1], 0) + (LOW + 1)
-
-
-def _check_normal(inputs, outputs):
-    (x,), (mantissa, exponent) = inputs, outputs
-    length = sum((x >= 1 << k).long() for k in range(62))  # the bit length of a positive x
-    inside = (x >= 1 << LOW) & (x < 1 << HIGH)
-    assert torch.equal(exponent, length.clamp(LOW + 1, HIGH))
-    assert torch.equal(mantissa[inside], (x << (HIGH - length))[inside])
-    assert (mantissa[x < 1 << LOW] == 1 << (HIGH - 1)).all()
-    assert (((1 << HIGH) - mantissa[x >= 1 << HIGH]) <= 1).all(), "one, to a unit in the last place"
-
-
-def _check_sigmoid(inputs, outputs):
-    x, y = inputs[0].double() * 2.0**-20, outputs[0].double() * 2.0**-SERIES_BITS
-    # The bound of the docstring; the last digit of a double near one.
-    assert y.shape == x.shape
-    assert ((y - torch.sigmoid(x)).abs() <= SIGMOID.error + draw_error(SIGMOID) / 2 + 2.0**-52).all()
-
-
-def two(n):
-    return [(n,), (n,)]
-
-
-def _three_ways(x, w, tiles=None):
-    return x * w
-
-
-def _finer(world: World, x: Shares) -> Shares:
-    """The same value with 20 fraction bits more: too many for an opening of 32 bits."""
-    return x << 20
-
-
-CONV = Conv2d((2, 1), (1, 0), (1, 2))
-WIDE = Conv2d((1, 1), (1, 1))
 CASES = [
-    Case("reveal", lambda w, x: x, exact(lambda x: x), 63),
-    Case("linear_mul", _linear(_three_ways, lambda s: s), exact(lambda x: x * weight_like(x.shape)), 63),
     Case(
-        "linear_matmul", _linear(lambda x, w, t: matmul(x, w), lambda s: (s[1], 5)),
-        exact(lambda x: x @ weight_like((x.shape[1], 5))), 63, lambda n: [(-(-n // 8), 8)], False,
-    ),
-    Case(
-        "linear_tiled", _linear(Linear(), lambda s: (130, s[1])),
-        exact(lambda x: x @ weight_like((130, x.shape[1])).T), 63, lambda n: [(4, -(-n // 4))], False,
-    ),
-    Case(
-        "conv2d", _linear(CONV, lambda s: (4, 3, 3, 2)),
-        exact(lambda x: torch.conv2d(x, weight_like((4, 3, 3, 2)), None, (2, 1), (1, 0), (1, 2))), 63,
-        lambda n: [(-(-n // 192), 3, 8, 8)], False,
-    ),
-    Case(
-        "conv2d_tiled", _linear(WIDE, lambda s: (128, s[1], 3, 3)),
-        exact(lambda x: torch.conv2d(x, weight_like((128, x.shape[1], 3, 3)), padding=1)), 63,
-        lambda n: [(1, -(-n // 64), 8, 8)], False,
-    ),
-    Case("multiply", lambda w, x, y: multiply(w.net, torch.mul, x, y), exact(torch.mul), 63, two),
-    Case(
-        "multiply_matmul", lambda w, x, y: multiply(w.net, matmul, x, y), exact(torch.matmul), 63,
-        lambda n: [(-(-n // 8), 8), (8, 3)], False,
-    ),
-    Case("square", lambda w, x: square(w.net, x), exact(torch.square), 63),
-    Case("truncate_20", lambda w, x: truncate(w.net, x, 20), exact(lambda x: rounded(x, 20))),
-    Case("truncate_1", lambda w, x: truncate(w.net, x, 1), exact(lambda x: rounded(x, 1))),
-    Case("truncate_fss", lambda w, x: truncate(w.net, x, 20, fss=True), exact(lambda x: rounded(x, 20))),
-    Case("drelu", _masked(drelu), exact(lambda x: x >= 0), 63),
-    Case("drelu_high", _masked(functools.partial(drelu, high=40)), exact(lambda x: x >= 0), 40),
-    Case("drelu_thresholds", _thresholds, exact(lambda x: tuple(x >= t for t in THRESHOLDS))),
-    Case("is_zero", _masked(is_zero), exact(lambda x: x == 0), 63),
-    Case("select", _select, exact(lambda x: x.clamp(min=0)), 63),
-    Case("relu", lambda w, x: relu(w.net, x), check_relu(0), 63),
-    Case("relu_20", lambda w, x: relu(w.net, x, 20), check_relu(20)),
-    Case(
-        "ramps", lambda w, x: tuple(ramps(w.net, x, (0, 1 << 30, -5))),
-        exact(lambda x: tuple((x - t).clamp(min=0) for t in (0, 1 << 30, -5))),
-    ),
-    Case(
-        "ramps_20", lambda w, x: tuple(ramps(w.net, x, (0, 1 << 30, -5), 20)),
-        exact(lambda x: tuple((rounded(x, 20) - t).clamp(min=0) for t in (0, 1 << 30, -5))),
-    ),
-    Case("relu_high", lambda w, x: relu(w.net, x, 20, 41), check_relu(20), 40),
-    Case("relu_fss", lambda w, x: relu(w.net, x, fss=True), check_relu(0), 63),
-    Case("relu_fss_20", lambda w, x: relu(w.net, x, 20, fss=True), check_relu(20)),
-    Case("gate_high", lambda w, x: relu(w.net, x, 28, 41, fss=True), check_relu(28), 40),
-    Case(
-        "ramps_fss", lambda w, x: tuple(ramps(w.net, x, (0, 1 << 30, -5), fss=True)),
-        exact(lambda x: tuple((x - t).clamp(min=0) for t in (0, 1 << 30, -5))),
-    ),
-    Case(
-        "ramps_fss_20", lambda w, x: tuple(ramps(w.net, x, (0, 1 << 30, -5), 20, fss=True)),
-        exact(lambda x: tuple((rounded(x, 20) - t).clamp(min=0) for t in (0, 1 << 30, -5))),
-    ),
-    Case(
-        "signs", _signs, exact(lambda x: tuple(x >= t for t in THRESHOLDS)),
-    ),
-    Case("maximum", lambda w, x, y: maximum(w.net, x, y), exact(torch.maximum), 62, two),
-    Case("maximum_fss", lambda w, x, y: maximum(w.net, x, y, fss=True), exact(torch.maximum), 62, two),
-    Case("max_tree", lambda w, x: max_tree(w.net, x), exact(lambda x: x.amax(0)), 62, lambda n: [(5, n)]),
-    Case("normalise", _normalise, _check_normal),
-    Case("trigonometric", lambda w, x: trigonometric(w.net, x, 20, SIGMOID), _check_sigmoid, 23),
-    Case("trigonometric_wide", lambda w, x: trigonometric(w.net, _finer(w, x), 40, SIGMOID), _check_sigmoid, 23),
-    Case("leaky_drelu", lambda w, x: leaky_drelu(w.net, x), exact(lambda x: x >= 0), 50, leaks=True),
-    Case(
-        "leaky_relu", lambda w, x: leaky_relu_privhfl(w.net, x, 20), check_relu(20),
-        50, leaks=True,
-    ),
-    Case(
-        "guarded_truncate", _guarded(lambda net, x: truncate(net, x, 20, limit_bits=LIMIT_BITS)),
-        _check_guarded(lambda x: rounded(x, 20)), 62, elementwise=False,
-    ),
-    Case(
-        "guarded_truncate_fss", _guarded(lambda net, x: truncate(net, x, 20, True, LIMIT_BITS)),
-        _check_guarded(lambda x: rounded(x, 20)), 62, elementwise=False,
-    ),
-    Case(
-        "guarded_relu", _guarded(lambda net, x: relu(net, x, 20, limit_bits=LIMIT_BITS)),
-        _check_guarded(lambda x: rounded(x, 20).clamp(min=0)), 62, elementwise=False,
-    ),
-    Case(
-        "guarded_relu_fss", _guarded(lambda net, x: relu(net, x, 20, fss=True, limit_bits=LIMIT_BITS)),
-        _check_guarded(lambda x: rounded(x, 20).clamp(min=0)), 62, elementwise=False,
-    ),
-    Case(
-        "guarded_relu_0", _guarded(lambda net, x: relu(net, x, limit_bits=LIMIT_BITS)),
-        _check_guarded(lambda x: x.clamp(min=0)), 62, elementwise=False,
-    ),
-    Case(
-        "guarded_inside", _guarded(lambda net, x: relu(net, x, 20, limit_bits=LIMIT_BITS)),
-        _check_guarded(lambda x: rounded(x, 20).clamp(min=0)), 49, elementwise=False,
-    ),
-    Case(
-        "guarded_ramps", _guarded(lambda net, x: ramps(net, x, (0, 7), 20, limit_bits=LIMIT_BITS)[0]),
-        _check_guarded(lambda x: rounded(x, 20).clamp(min=0)), 61, elementwise=False,
-    ),
-    Case("joined", _joined, _check_guarded(lambda x: rounded(x, 20)), 62, elementwise=False),
-    Case(
-        "shuffle", lambda w, x: each(functools.partial(torch.sum, dim=0), shuffle(w.net, x)),
-        exact(lambda x: x.sum(0)), 63, lambda n: [(-(-n // 2), 2)], False,
-    ),
-    Case("reveal_to_A", _back_from("A"), exact(lambda x: x), 63, elementwise=False),
-    Case("reveal_to_S", _back_from("S"), exact(lambda x: x), 63, elementwise=False),
-    Case("aggregate", _aggregate, exact(lambda *x: sum(x)), 63, lambda n: [(n,)] * 3, True, False, 3),
-    Case(
-        "aggregate_noisy", _aggregate_noisy, exact(lambda *x: sum(x) + NOISE), 63, lambda n: [(n,)] * 3, True, False, 3
-    ),
+        own.name, _program(own), _check(own), [g for g in own.given if g.party == SHARED],
+        own.options.get("elementwise", True), False, own.options.get("answering", 1), own.deep or "fss" in own.name,
+    )
+    for own in OWN if not any(g.party == "Q" for g in own.given)
 ]  # fmt: skip
-SOUND = [case for case in CASES if not case.leaks]
+"""All that is shared first; the others have tests of their own."""
+SMALL = [Given(low=-(1 << 50), high=1 << 50)]
+CASES += [
+    Case("leaky_drelu", lambda w, x: leaky_drelu(w.net, x), exact(lambda x: x >= 0), SMALL, leaks=True),
+    Case("leaky_relu", lambda w, x: leaky_relu_privhfl(w.net, x, 20), check_relu(20), SMALL, leaks=True),
+]
+
+
+def findings(first: dict, second: dict) -> list[str]:
+    """What two recorded views give away, of runs on two secrets, by the kit's statistics; arrays by message."""
+    found = [f"only one secret has {key}" for key in first.keys() ^ second.keys()]
+    for key in first.keys() & second.keys():
+        found += [f"{key} is not uniform: {text}" for text in map(not_uniform, (first[key], second[key])) if text]
+        if text := told_apart(first[key], second[key]):
+            found.append(f"{key} tells the secrets apart: {text}")
+    return found
 
 
 def case_session(case: Case) -> Session:

@@ -40,16 +40,14 @@ def seen(case, inputs, compiled: bool) -> tuple[list, list[torch.Tensor]]:
     return lines, results if isinstance(results, list) else [results]
 
 
-BY_TREES = [case for case in CASES if "fss" not in case.name and case.name != "signs"]
+BY_TREES = [case for case in CASES if not case.fss]
 """Function secret sharing has no compiled loops."""
 
 
 @pytest.mark.parametrize("case", BY_TREES, ids=str)
 def test_every_message_is_the_same(case):
-    elementwise = case.elementwise and case.name not in ("max_tree", "linear_mul")
-    for shape in SHAPES if elementwise else SHAPES[:1]:
-        shapes = [shape] * len(case.shapes(1)) if elementwise else case.shapes(3)
-        inputs = [ring_values(s, case.bits, 5 + i) for i, s in enumerate(shapes)]
+    for shape in SHAPES if case.elementwise else SHAPES[:1]:
+        inputs = case.values([shape] * len(case.given), 5) if case.elementwise else case.inputs(3, 5)
         (lines, results), (again, others) = (seen(case, inputs, compiled) for compiled in (True, False))
         assert [line[:3] for line in lines] == [line[:3] for line in again]
         for one, other in zip([v for *_, v in lines] + results, [v for *_, v in again] + others, strict=True):

@@ -2,8 +2,9 @@
 
 Leak tests on messages cannot see this. Q knows the mask of every opening; a truncation that rounds as the mask decides
 makes each result an experiment with a threshold that Q knows, on every hidden value. So the claim is stronger than
-"uniform": a result is a function of model and input, and many results to one question are one result. The control is
-the rounding of former versions, planted: the same tests find it, and the attack reads the model with it.
+"uniform": a result is a function of model and input, and many results to one question are one result. `check_protocol`
+holds protocols to that (`testing/test_own_protocols.py`); here are whole models. The control is the rounding of former
+versions, planted: the same tests find it, and the attack reads the model with it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import functools
 
 import pytest
 import torch
-from helpers import CASES, SOUND, case_session, ring_values, run
+from helpers import run
 from torch import nn
 
 import sectorch
@@ -23,50 +24,9 @@ from sectorch.mpc.star import relu as relu_module
 from sectorch.mpc.star import truncate as truncate_module
 from sectorch.mpc.star.shares import each
 from sectorch.ops import series
-from sectorch.ops.series import SIGMOID
 
 F = 20
 LOW = (1 << F) - 1
-
-
-# Protocols.
-
-
-def same(case, y: torch.Tensor, again: torch.Tensor) -> None:
-    """Equal; of a series, which is not rounded yet, up to what Q's draws may change in it."""
-    if "trigonometric" in case.name:
-        assert ((y - again).abs() <= draw_error(SIGMOID) * 2.0**SERIES_BITS).all()
-    else:
-        assert torch.equal(y, again)
-
-
-@pytest.mark.parametrize("case", SOUND, ids=str)
-def test_a_result_depends_on_the_inputs_alone(case):
-    """The same inputs in many rows and in several calls, so under many draws of Q: one result a row."""
-    for seed in range(2):
-        shapes = case.shapes(8)
-        small = [ring_values(shape, case.bits, seed + i) for i, shape in enumerate(shapes)]
-        results = [run(case.program, *small, session=case_session(case)) for _ in range(4)]
-        results = [r if isinstance(r, list) else [r] for r in results]
-        for other in results[1:]:
-            for y, again in zip(results[0], other, strict=True):
-                same(case, y, again)
-
-
-ELEMENTWISE = [c for c in SOUND if c.elementwise and c.answering == 1 and c.name not in ("max_tree", "linear_mul")]
-
-
-@pytest.mark.parametrize("case", ELEMENTWISE, ids=str)
-def test_one_value_in_many_rows_has_one_result(case):
-    values = ring_values((40,), case.bits, seed=5)
-    inputs = [values.repeat_interleave(64) for _ in case.shapes(1)]
-    outputs = run(case.program, *inputs)
-    for y in outputs if isinstance(outputs, list) else [outputs]:
-        same(case, y.view(40, 64), y.view(40, 64)[:, :1].expand(40, 64))
-
-
-def test_all_protocols_stand_in_these_tests():
-    assert {c.name for c in CASES} - {c.name for c in SOUND} == {"leaky_drelu", "leaky_relu"}
 
 
 ALL_SERIES = {name: value for name, value in vars(series).items() if isinstance(value, series.Series)}

@@ -34,7 +34,12 @@ def planted(own: Own, most: int, seed: int) -> dict:
     """One report, printed, and as a dict; half as many faults where keys are long."""
     elements = elements_of(own)
     report = mutate_protocol(
-        own.protocol, own.given, own.reference, elements=elements, most=most // (1 + own.deep), seed=seed, **own.options
+        own.protocol,
+        own.given,
+        own.reference,
+        most=most // (1 + own.deep),
+        seed=seed,
+        **{"elements": elements, **own.options},
     )
     print(f"{own.name}\n{report.table()}", flush=True)
     return {"elements": elements, **report.as_dict()}

@@ -1,5 +1,8 @@
 """Protocols of sectorch itself, as `check_protocol` takes them: what each computes, and over which inputs.
 
+The tests hold each of them to its word (`tests/testing/test_own_protocols.py`), and run each in every way there is
+(`CASES` of `tests/helpers.py`).
+
     python examples/gallery/mutation.py
 
 plants faults in each of them.
@@ -7,8 +10,9 @@ plants faults in each of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -22,14 +26,14 @@ from sectorch.garbled.shares import argmax_noisy_shares, argmax_onehot_shares
 from sectorch.mpc.smooth.normalise import normalise
 from sectorch.mpc.smooth.trigonometric import draw_error, trigonometric
 from sectorch.mpc.star.compare import drelu, is_zero
-from sectorch.mpc.star.guard import guard, unpadded
+from sectorch.mpc.star.guard import guard, joined, unpadded
 from sectorch.mpc.star.linear import linear, mask_weight
 from sectorch.mpc.star.mask import open_masked
 from sectorch.mpc.star.multiply import multiply, square
 from sectorch.mpc.star.pool import max_tree
 from sectorch.mpc.star.relu import maximum, ramps, relu
 from sectorch.mpc.star.select import bit_to_ring, select
-from sectorch.mpc.star.share import aggregate, aggregate_noisy, reveal, share
+from sectorch.mpc.star.share import aggregate, aggregate_noisy, reveal, reveal_to_A, reveal_to_S, share
 from sectorch.mpc.star.shares import Shares, each
 from sectorch.mpc.star.sign import at_least
 from sectorch.mpc.star.truncate import truncate
@@ -114,8 +118,12 @@ def _at_least(net: Net, x: Shares) -> tuple[Shares, ...]:
     return tuple(bits[i] for i in range(len(THRESHOLDS)))
 
 
-def _noisy(net: Net, x: Shares, y: Shares, noise: Located) -> Located:
-    return aggregate_noisy(net, [(net, x), (net, y)], noise)
+def _aggregate(nets: list[Net], *shared: Shares) -> Located:
+    return aggregate(nets[0], list(zip(nets, shared, strict=True)))
+
+
+def _noisy(nets: list[Net], *values: Any) -> Located:
+    return aggregate_noisy(nets[0], list(zip(nets, values[:-1], strict=True)), values[-1])
 
 
 def _limited(net: Net, x: Shares) -> Shares:
@@ -127,6 +135,10 @@ def _limited(net: Net, x: Shares) -> Shares:
 
 def _stacked(*rows: torch.Tensor) -> torch.Tensor:
     return torch.stack(rows)
+
+
+def _sum(*rows: torch.Tensor) -> torch.Tensor:
+    return torch.stack(rows).sum(0)
 
 
 def _maximum(*rows: torch.Tensor) -> torch.Tensor:
@@ -201,14 +213,23 @@ def _inside(result: Callable) -> Callable:
     return reference
 
 
+def _joined(net: Net, x: Shares) -> tuple:
+    """A truncation under guard, with the flags as one word: two sets of them, one after the other."""
+    y = truncate(net, x, 20, limit_bits=LIMIT_BITS)
+    flag = joined(net, (joined(net, tuple(net.raised)), *net.raised))
+    padded, key = guard(net, y, (flag,))
+    found = unpadded(reveal(net, padded), x.shape, key)
+    return found[0], found[1].to(torch.int64)
+
+
 CONV = Conv2d((2, 1), (1, 0), (1, 2))
 WIDE = Conv2d((1, 1), (1, 1))
 SERIES = {
-    "error": int((SIGMOID.error + draw_error(SIGMOID)) * 2.0**SERIES_BITS) + 2,
+    "error": int((SIGMOID.error + draw_error(SIGMOID) / 2) * 2.0**SERIES_BITS) + 2,
     "varies": int(draw_error(SIGMOID) * 2.0**SERIES_BITS) + 1,
 }
-WHOLE = {"elementwise": False}
-HASHED = {**WHOLE, "exhaustive": 0}
+WHOLE = {"elementwise": False, "elements": 12}
+HASHED = {"elementwise": False, "elements": 4, "exhaustive": 0}
 
 
 def cut(shift: int) -> Given:
@@ -218,26 +239,37 @@ def cut(shift: int) -> Given:
 
 
 def _shaped(given: Given, *shape: int) -> Given:
-    return Given(given.party, shape, given.low, given.high, given.phase)
+    return replace(given, shape=shape)
+
+
+def _by_rows(*shape: int) -> Given:
+    """So many rows that there are about n elements; 12 for one row, or two or three of few."""
+    return replace(ANY, shape=lambda n: (-(-n // math.prod(shape)), *shape))
+
+
+def _any_of(*parties: str) -> list[Given]:
+    """Anything that each of these has."""
+    return [replace(ANY, party=party) for party in parties]
 
 
 OWN = [
-    Own("share", share, [Given("Q", low=-(1 << 63), high=(1 << 63) - 1)], lambda x: x),
+    Own("share", share, _any_of("Q"), lambda x: x),
     Own("reveal", reveal, [ANY], lambda x: x),
-    Own("aggregate", lambda net, x, y: aggregate(net, [(net, x), (net, y)]), [ANY, ANY], torch.add),
-    Own("aggregate_noisy", _noisy, [ANY, ANY, Given("S", low=-(1 << 63), high=(1 << 63) - 1)],
-        lambda x, y, noise: x + y + noise),
+    Own("reveal_to_A", reveal_to_A, [ANY], lambda x: x),
+    Own("reveal_to_S", reveal_to_S, [ANY], lambda x: x),
+    Own("aggregate", _aggregate, [ANY] * 3, _sum, {"answering": 3}),
+    Own("aggregate_noisy", _noisy, [ANY] * 3 + _any_of("S"), _sum, {"answering": 3}),
     Own("linear_mul", _linear(lambda x, w, _: x * w), [ANY, WEIGHT], torch.mul),
-    Own("linear_matmul", _linear(lambda x, w, _: matmul(x, w)), [_shaped(ANY, 3, 4), _shaped(WEIGHT, 4, 2)],
+    Own("linear_matmul", _linear(lambda x, w, _: matmul(x, w)), [_by_rows(4), _shaped(WEIGHT, 4, 2)],
         torch.matmul, WHOLE),
-    Own("linear_tiled", _linear(Linear()), [_shaped(ANY, 3, 5), _shaped(WEIGHT, 130, 5)],
+    Own("linear_tiled", _linear(Linear()), [_by_rows(5), _shaped(WEIGHT, 130, 5)],
         lambda x, w: x @ w.T, WHOLE),
-    Own("conv2d", _linear(CONV), [_shaped(ANY, 1, 2, 4, 3), _shaped(WEIGHT, 3, 2, 3, 2)],
+    Own("conv2d", _linear(CONV), [_by_rows(2, 4, 3), _shaped(WEIGHT, 3, 2, 3, 2)],
         lambda x, w: torch.conv2d(x, w, None, (2, 1), (1, 0), (1, 2)), WHOLE),
-    Own("conv2d_tiled", _linear(WIDE), [_shaped(ANY, 1, 2, 4, 3), _shaped(WEIGHT, 128, 2, 2, 3)],
+    Own("conv2d_tiled", _linear(WIDE), [_by_rows(2, 4, 3), _shaped(WEIGHT, 128, 2, 2, 3)],
         lambda x, w: torch.conv2d(x, w, padding=1), WHOLE),
     Own("multiply", lambda net, x, y: multiply(net, torch.mul, x, y), [ANY, ANY], torch.mul),
-    Own("multiply_matmul", lambda net, x, y: multiply(net, matmul, x, y), [_shaped(ANY, 2, 3), _shaped(ANY, 3, 2)],
+    Own("multiply_matmul", lambda net, x, y: multiply(net, matmul, x, y), [_by_rows(6), _shaped(ANY, 6, 2)],
         torch.matmul, WHOLE),
     Own("square", square, [ANY], torch.square),
     Own("truncate_20", partial(truncate, shift=20), [cut(20)], partial(rounded, shift=20)),
@@ -281,13 +313,23 @@ OWN = [
     Own("trigonometric_wide", lambda net, x: trigonometric(net, x << 20, 40, SIGMOID),
         [Given(low=-(1 << 23), high=1 << 23)], _sigmoid, SERIES),
     Own("guarded_truncate", _guarded(partial(truncate, shift=20, limit_bits=LIMIT_BITS)),
-        [_shaped(cut(20), 3)], _inside(partial(rounded, shift=20)), HASHED),
+        [cut(20)], _inside(partial(rounded, shift=20)), HASHED),
     Own("guarded_truncate_inside", _guarded(partial(truncate, shift=20, limit_bits=LIMIT_BITS)),
-        [Given(shape=(3,), low=-(1 << 50), high=1 << 50)], _inside(partial(rounded, shift=20)), HASHED),
+        [Given(low=-(1 << 49), high=1 << 49)], _inside(partial(rounded, shift=20)), HASHED),
+    Own("guarded_truncate_fss", _guarded(partial(truncate, shift=20, fss=True, limit_bits=LIMIT_BITS)),
+        [cut(20)], _inside(partial(rounded, shift=20)), HASHED, deep=True),
+    Own("guarded_joined", _joined, [cut(20)], _inside(partial(rounded, shift=20)), HASHED),
     Own("guarded_relu", _guarded(partial(relu, shift=20, limit_bits=LIMIT_BITS)),
-        [_shaped(cut(20), 3)],
-        _inside(lambda x: rounded(x, 20).clamp(min=0)), HASHED),
-    Own("guarded_limit", _guarded(_limited), [Given(shape=(3,))], _inside(lambda x: x), HASHED),
+        [cut(20)], _inside(lambda x: rounded(x, 20).clamp(min=0)), HASHED),
+    Own("guarded_relu_inside", _guarded(partial(relu, shift=20, limit_bits=LIMIT_BITS)),
+        [Given(low=-(1 << 49), high=1 << 49)], _inside(lambda x: rounded(x, 20).clamp(min=0)), HASHED),
+    Own("guarded_relu_0", _guarded(partial(relu, limit_bits=LIMIT_BITS)),
+        [HALF_RING], _inside(lambda x: x.clamp(min=0)), HASHED),
+    Own("guarded_relu_fss", _guarded(partial(relu, shift=20, fss=True, limit_bits=LIMIT_BITS)),
+        [cut(20)], _inside(lambda x: rounded(x, 20).clamp(min=0)), HASHED, deep=True),
+    Own("guarded_ramps", _guarded(lambda net, x: ramps(net, x, (0, 7), 20, limit_bits=LIMIT_BITS)[0]),
+        [Given(low=-(1 << 61), high=(1 << 61) - 1)], _inside(lambda x: rounded(x, 20).clamp(min=0)), HASHED),
+    Own("guarded_limit", _guarded(_limited), [HALF_RING], _inside(lambda x: x), HASHED),
     Own("argmax_onehot_shares", _by_class(_opened_one_hot), _classes("A", "Q"), _by_class(_one_hot)),
     Own("argmax_noisy_shares", _by_class(partial(argmax_noisy_shares, bits=16)), _classes("S", "Q"),
         _by_class(lambda at_S, at_Q: _first_largest(at_S + at_Q))),

@@ -22,12 +22,17 @@ class Options(TypedDict, total=False):
     Attributes:
         roles: of the protocol's parties; Q, A and S by default.
         dealer: as of `sectorch.Session`; "Q".
+        answering: how many parties answer; 1. Of more the protocol is f(nets, *values), with a net for each, and the
+            inputs that are shared are shared by each of them in turn.
         elementwise: whether each element of a result depends on the same element of each input alone; then the elements
             of one run are as many experiments. Otherwise each run is one: small shapes find more. True.
         error: how far a result may be from the reference, in ring elements; 0.
         varies: how far two results for the same inputs may be apart; 0.
         uniform: whether messages have to be uniform; ciphertexts and statistical masks are not. True.
         elements: about so many in one run; 4096.
+        pairs: of secrets that each party is compared for, at most; 7.
+        runs: of each secret, for less time; as many as give 16,384 elements of a message, or 512 where each run is one
+            experiment.
         seed: of inputs and draws; the same seed finds the same. 0.
         exhaustive: bits of the small domains that are tried in all combinations, where inputs and results have n
             elements each; and draws near powers of two are tried too. 0 for less time, or for a protocol that may be
@@ -36,11 +41,14 @@ class Options(TypedDict, total=False):
 
     roles: Roles
     dealer: str
+    answering: int
     elementwise: bool
     error: int
     varies: int
     uniform: bool
     elements: int
+    pairs: int
+    runs: int | None
     seed: int
     exhaustive: int
 
@@ -54,11 +62,14 @@ class Case:
     reference: Reference
     roles: Roles = STAR
     dealer: str = "Q"
+    answering: int = 1
     elementwise: bool = True
     error: int = 0
     varies: int = 0
     uniform: bool = True
     elements: int = 4096
+    pairs: int = 7
+    runs: int | None = None
     seed: int = 0
     exhaustive: int = 3
 
@@ -80,4 +91,4 @@ class Case:
 
     def traced(self) -> Protocol:
         """The protocol, traced; errors as of `Protocol`."""
-        return Protocol(self.protocol, self.given, self.roles, self.elements, self.dealer)
+        return Protocol(self.protocol, self.given, self.roles, self.elements, self.dealer, self.answering)

@@ -73,6 +73,7 @@ class JointView:
         places = {v + d for v in numbers_of(outcomes.protocol.program) for d in (-1, 0) if 3 < v + d < 62}
         self._planes = (0, 1, 2, 3, *sorted(places)[:8], 62, 63)
         self._steps = steps_of_two(outcomes.protocol.program)
+        self._kept: dict[tuple[str, Values], np.ndarray] = {}
         self.tests = 0
 
     def told(self, party: str, one: Values, other: Values) -> Told:
@@ -168,30 +169,40 @@ class JointView:
         """The same among the first elements alone, and among the last: of packed bits they share a place in a word."""
         if self._n < 128 or not self._outcomes.elementwise:
             return Told()
-        rows = self._vectors(self._runs_of(one, 1)[0], party, "lanes")[1][:LANE_ROWS]
         words = -(-self._n // 64)
-        count = -(-(len(rows) + SPARE) // words)
-        sides = []
-        for values in (one, other):
-            found = [self._vectors(run, party, "lanes")[0][:LANE_ROWS] for run in self._runs_of(values, count)[:count]]
-            if any(len(f) != len(rows) for f in found) or not rows:
-                return Told()
-            sides.append(np.concatenate(found, axis=1).view(np.uint64))
-        for lane in LANES:
-            a, b = (np.packbits((side >> np.uint64(lane) & np.uint64(1)).astype(np.uint8), axis=1) for side in sides)
+        sides = [self._lanes_of(party, values) for values in (one, other)]
+        if sides[0].shape != sides[1].shape or not sides[0].size:
+            return Told()
+        for lane, a, b in zip(LANES, *sides, strict=True):
             taken, where = _either(numbers(a), numbers(b), 8 * a.shape[1], one, other)
             if taken is not None:
+                known = _in_lanes(self._runs_of(one, 1)[0], party)
+                names = [name for k in known for _, name in rows_of(k, self._n, (0,))]
                 which = f"elements {lane * words} to {min(self._n, (lane + 1) * words) - 1}"
-                said = f": {_names(rows, taken)} of {which} is the same in every run of {self._sentences.secret(where)}"
+                secret = self._sentences.secret(where)
+                said = f": {_names(names, taken)} of {which} is the same in every run of {secret}"
                 return Told(self._apart(party, one, other, said))
         return Told()
+
+    def _lanes_of(self, party: str, values: Values) -> np.ndarray:
+        """The lowest bits of what a party knows, [lanes, rows, packed elements] of so many runs as there must be."""
+        if (party, values) not in self._kept:
+            words, most = -(-self._n // 64), self._outcomes.case.runs
+            few = LANE_ROWS if most is None else min(LANE_ROWS, max(0, most * words - SPARE))
+            rows = len(first := _lane_bits(self._runs_of(values, 1)[0], party, self._n)[:few])
+            count = -(-(rows + SPARE) // words)
+            every = [_lane_bits(run, party, self._n)[:few] for run in self._runs_of(values, count)[:count]]
+            alike = rows and all(bits.shape == first.shape for bits in every)
+            found = np.concatenate(every, axis=-1) if alike else np.empty((0, 0, 0), np.uint8)
+            self._kept[party, values] = np.packbits(found, axis=-1).swapaxes(0, 1) if alike else found
+        return self._kept[party, values]
 
     def _vectors(self, run: Played, party: str, look: str) -> tuple[np.ndarray, list[str]]:
         """Bits of what a party knows, each of all elements as packed bytes, and their names; of `LOOKS`."""
         known = [k for k in run.known[party] if k.how in LOOKS[look]]
         aligned = {id(k): v for k in known if (v := whole(k.value, self._n)) is not None}
         every = look == "sums" and 64 * sum(map(len, aligned.values())) <= ALL_PLANES
-        planes = range(64) if every else (0,) if look in ("products", "lanes") else self._planes
+        planes = range(64) if every else (0,) if look == "products" else self._planes
         rows = [
             (*row, k.how, i) for k in known if id(k) in aligned for i, row in enumerate(rows_of(k, self._n, planes))
         ]
@@ -207,6 +218,26 @@ class JointView:
             found += [(a[0] & b[0], f"{a[1]} * {b[1]}", "") for a, b in itertools.combinations(several, 2)]
         rows = [row[0] for row in found]
         return (np.stack(rows) if rows else np.empty((0, 0), np.uint8)), [row[1] for row in found]
+
+
+def _in_lanes(run: Played, party: str) -> list[Known]:
+    """What a party knows, what it computes last."""
+    return sorted((k for k in run.known[party] if k.how in LOOKS["lanes"]), key=lambda k: k.how == "computed")
+
+
+def _lane_bits(run: Played, party: str, n: int) -> np.ndarray:
+    """The lowest bits of what a party knows, of the first elements and of the last: [rows, lanes, elements] of 0, 1."""
+    words, found = -(-n // 64), []
+    for known in _in_lanes(run, party):
+        lined = whole(known.value, n)
+        if lined is None:
+            continue
+        if lined.shape[-1] == n:
+            lined = torch.nn.functional.pad(lined, (0, 64 * words - n)).view(-1, 64, words)[:, LANES]
+        else:
+            lined = torch.stack([lined >> lane for lane in LANES], 1)
+        found.append((lined & 1).to(torch.uint8))
+    return torch.cat(found)[:LANE_ROWS].numpy() if found else np.empty((0, 0, 0), np.uint8)
 
 
 def _first_of_each(rows: Sequence[Row]) -> list[Row]:

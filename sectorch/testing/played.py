@@ -6,16 +6,17 @@ what it would know. The draws come from a seed, so that what is found is found a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..choreography import Net, Phase, ProtocolSpec, Roles
+from ..choreography import Net, Party, Phase, ProtocolSpec, Roles
 from ..choreography.program.nodes import Node, Taken
 from ..choreography.program.trace import Program
-from ..choreography.roles import STAR
+from ..choreography.roles import STAR, Cast
 from ..choreography.steps import Draw, Header, Move, Read
 from ..errors import ArgumentError
 from ..mpc.star.share import reveal
@@ -65,33 +66,39 @@ class Protocol:
         protocol: f(net, *values), whose values are `Shares` where an input is shared and `Located` else. It gives such
             values, or a tuple of them. What is in shares is revealed to Q; a located result is learned by its owners.
         dealer: as of `sectorch.Session`.
+        answering: of more than one answering party the protocol is f(nets, *values), with a net for each of them, and
+            what is shared is shared by each of them in turn.
 
     Raises:
         ArgumentError: it has no result, or is not the same in every call.
         SectorchError: what it does is refused by the choreography.
     """
 
-    def __init__(self, protocol: Callable, given: Sequence[Given], roles: Roles, n: int, dealer: str = "Q"):
+    def __init__(
+        self, protocol: Callable, given: Sequence[Given], roles: Roles, n: int, dealer: str = "Q", answering: int = 1
+    ):
         self.given, self.n = tuple(given), n
-        self._protocol, self._roles, self._dealer = protocol, roles, dealer
+        self._protocol, self._roles, self._dealer, self._answering = protocol, roles, dealer, answering
         shared = [i for i, g in enumerate(given) if g.party == SHARED]
         if shared and roles is not STAR:
             raise ArgumentError(f"input {shared[0]} is shared by A and S, and the roles are {roles}; name its party")
         for g in given:
             if g.party != SHARED and g.party not in roles.names:
                 raise ArgumentError(f"an input is of the party {g.party!r}, and the roles are {roles}")
-        self.session = Session(roles=roles, dealer=dealer, dry=True)
+        self.session = Session(answering, roles=roles, dealer=dealer, dry=True)
         self.learners: list[frozenset[str]] = []
         self.program: Program = self.session.trace(self._play)
         self.parties = self.program.parties
 
     def sized(self, n: int) -> Protocol:
         """The same for about n elements."""
-        return Protocol(self._protocol, self.given, self._roles, n, self._dealer)
+        return Protocol(self._protocol, self.given, self._roles, n, self._dealer, self._answering)
 
     def _play(self, net: Net) -> Any:
-        given = [self._bring(net, i, g) for i, g in enumerate(self.given)]
-        results = self._protocol(net, *given)
+        nets = [net, *(_beside(net, i, A) for i, A in enumerate(self.session.answering[1:], 1))]
+        turns = itertools.cycle(nets)
+        given = [self._bring(next(turns) if g.party == SHARED else net, i, g) for i, g in enumerate(self.given)]
+        results = self._protocol(net if len(nets) == 1 else nets, *given)
         results = results if isinstance(results, (tuple, list)) else (results,)
         if not results or any(y is None for y in results):
             raise ArgumentError(
@@ -194,6 +201,13 @@ def _alike(x: Any, y: Any) -> bool:
 def messages_of(program: Program) -> list[Header]:
     """The messages that are the protocol's own, and not by which the test opens its result."""
     return [header for header in program.messages if not is_tests(header.path)]
+
+
+def _beside(net: Net, i: int, answering: Party) -> Net:
+    """The net of the i-th answering party, in the same program: its steps and draws have numbers of their own."""
+    other = Net(net.runtime, net.call, Cast(STAR, {**net.cast.parties, "A": answering}), net._base, net.setup)
+    other.tracing, other._steps, other._draws = net.tracing, i << 20, i << 20
+    return other
 
 
 def _open(net: Net, y: Shares) -> Any:

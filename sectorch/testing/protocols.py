@@ -134,8 +134,8 @@ def check_protocol(
         reference: what it computes, in plain torch on int64 tensors of those shapes: the result, or a tuple of them.
         cost: "rounds" online, and bytes an element "online" and "offline", of the protocol itself.
         seconds: it may take.
-        options: of `sectorch.testing.Options`: roles, dealer, elementwise, error, varies, uniform,
-            exhaustive, elements, seed.
+        options: of `sectorch.testing.Options`: roles, dealer, answering, elementwise, error, varies,
+            uniform, exhaustive, elements, pairs, runs, seed.
 
     Returns:
         what was done, if nothing was found.

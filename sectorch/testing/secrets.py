@@ -45,7 +45,7 @@ def pairs_of(protocol: Protocol, outcomes: Outcomes, random: np.random.Generator
         pair = max(at, key=lambda p: (bool(known & set(p)), any(set(v) == {value} for v in p)), default=None)
         if pair is not None:
             found.append(pair)
-    return found
+    return found[: outcomes.case.pairs]
 
 
 def _candidates(

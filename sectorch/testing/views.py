@@ -37,7 +37,8 @@ class Views:
     def _begin(self, outcomes: Outcomes) -> None:
         n = outcomes.protocol.n
         self._outcomes, self._uniform, self._n = outcomes, outcomes.case.uniform, n
-        self._runs = max(1, SAMPLES // n) if outcomes.elementwise else _runs_of(outcomes.protocol)
+        usual = max(1, SAMPLES // n) if outcomes.elementwise else _runs_of(outcomes.protocol)
+        self._runs = outcomes.case.runs or usual
         self._played: dict[Values, list[Played]] = {}
         self._together: dict[Values, Played] = {}
         self._sentences = Sentences(outcomes)

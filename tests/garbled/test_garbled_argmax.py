@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from helpers import Case, World, lines_of, play, run_with_profile, world_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_projection import project
+from test_projection import assert_projections_give
 
 from sectorch.choreography import PROTOCOLS, Phase
 from sectorch.choreography.ledger import Profile
@@ -23,6 +23,7 @@ from sectorch.garbled import (
     relay,
 )
 from sectorch.session import Session
+from sectorch.testing import Given
 
 SESSION = Session()
 A, S, Q = SESSION.answering[0], SESSION.S, SESSION.Q
@@ -272,7 +273,7 @@ def case_of(name: str, run, garbler: str) -> Case:
         wanted = F.one_hot(expected, 3) if name.startswith("onehot") else expected
         assert torch.equal(outputs[0], wanted)
 
-    return Case(name, program, check, shapes=lambda n: [(1,)], elementwise=False)
+    return Case(name, program, check, [Given(shape=(1,))], elementwise=False)
 
 
 STEPS = [
@@ -284,20 +285,7 @@ STEPS = [
 @pytest.mark.parametrize("case", STEPS, ids=str)
 def test_projections_together_give_the_result_at_Q(case):
     """As in tests/test_projection.py: one party to a thread, with its own keys and nobody else's values."""
-    inputs = case.inputs(COUNT)
-    read, runtimes, queues, querying = project(case, inputs)
-    case.check(inputs, read[querying])
-    for party, outputs in read.items():
-        assert all(o.is_meta for o in outputs) == (party != querying)
-    assert all(q.empty() for q in queues.values())
-    ledgers = [runtime.seen for runtime in runtimes.values()]
-    assert all(ledger == ledgers[0] for ledger in ledgers), "all parties know of the same messages"
-    outputs, profile = run_with_profile(Session(), case, inputs)
-    case.check(inputs, outputs)
-    seeds = len(ledgers[0]) - len(profile.ledger)
-    assert [(m.path, m.label, m.phase, m.round, m.shape) for m in ledgers[0][seeds:]] == [
-        (m.path, m.label, m.phase, m.round, m.shape) for m in profile.ledger
-    ]
+    assert_projections_give(case, case.inputs(COUNT))
 
 
 @pytest.mark.parametrize("case", STEPS, ids=str)

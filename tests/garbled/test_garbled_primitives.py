@@ -33,7 +33,7 @@ from sectorch.garbled.halfgates import evaluate, garble
 from sectorch.garbled.hashing import expand, hash_blocks, private_words, sigma, tweaks
 
 P_VALUE = 1e-12
-"""As in tests/test_leaks.py: some hundred such values are computed here."""
+"""As in `sectorch/testing/uniform.py`: some hundred such values are computed here."""
 
 
 def tensor(data: bytes) -> torch.Tensor:

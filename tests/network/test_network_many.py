@@ -8,8 +8,8 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
+from helpers import findings
 from network_world import Trio, known, until
-from test_leaks import findings
 from torch import nn
 
 import sectorch

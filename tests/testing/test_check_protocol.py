@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +22,6 @@ from sectorch.testing.exhaustive import Exhaustive, in_elements
 from sectorch.testing.outcomes import Outcomes
 from sectorch.testing.spans import broken, numbers
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gallery"))
 BEFORE = dict(PROTOCOLS)
 import parties  # noqa: E402
 import shares  # noqa: E402

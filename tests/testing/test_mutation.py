@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
+from own import OWN, cut
 
 from sectorch.choreography import Net
 from sectorch.choreography.roles import STAR
@@ -22,9 +21,6 @@ from sectorch.testing.constants import constants_of
 from sectorch.testing.draws import Draws
 from sectorch.testing.mutants import mutants_of
 from sectorch.testing.played import Protocol
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gallery"))
-from own import OWN, cut
 
 ANY = Given(low=-(1 << 63), high=(1 << 63) - 1)
 LEAKS = ("no mask", "mask twice", "short mask", "low bit unmasked", "mask told")

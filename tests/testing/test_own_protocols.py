@@ -1,0 +1,115 @@
+"""Every protocol that is shipped is held to its word by `check_protocol`, and faults that we know of are found in them.
+
+A result is the reference's for whatever anybody draws, so it tells Q nothing beyond it even with all that Q holds; each
+message and each view is the same for secrets that may not be told apart; and each party does its part alone.
+
+In the normal profile a bit of a message that is 1 with probability 1/2 + e/2 is found from e = 8.5% on, with two pairs
+of secrets for each party; the long one has more bits of each view together, all pairs, and 512 runs of those protocols
+of which a run is one experiment.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from own import OWN, Own
+
+from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
+from sectorch.mpc.star import truncate as truncate_module
+from sectorch.mpc.star.relu import relu
+from sectorch.mpc.star.shares import each
+from sectorch.mpc.star.truncate import truncate
+from sectorch.testing import Given, ProtocolFault, check_protocol
+
+ANY = Given(low=-(1 << 63), high=(1 << 63) - 1)
+
+
+def short_options(own: Own) -> dict:
+    """Some 16,000 elements of each message of an elementwise or guarded protocol, and of a product some 6,000."""
+    fewer = {"exhaustive": 0 if len(own.given) > 3 else 2 if own.deep else 3, "seconds": 1e6} | own.options
+    if own.options.get("elementwise", True):
+        return fewer | {"elements": 1024, "runs": 16, "pairs": 1 if own.deep else 2}
+    return fewer | {"elements": 256 if "guarded" in own.name else 96, "runs": 64, "pairs": 1}
+
+
+@pytest.mark.parametrize("own", OWN, ids=lambda own: own.name)
+def test_a_protocol_holds_its_word(own):
+    report = check_protocol(own.protocol, own.given, own.reference, **short_options(own))
+    assert report.findings == [] and report.false_alarms < 1e-6
+
+
+@pytest.mark.sectorch_long
+@pytest.mark.parametrize("own", OWN, ids=lambda own: own.name)
+def test_a_protocol_holds_its_word_in_many_runs(own):
+    options = {"exhaustive": 0, "elements": 1024 if own.deep else 4096, **own.options, "seconds": 1e6}
+    report = check_protocol(own.protocol, own.given, own.reference, **options)
+    assert report.findings == [] and report.false_alarms < 1e-6
+
+
+# Faults that we know of.
+
+
+def found_in(protocol, reference, given=ANY, **options) -> dict[str, str]:
+    """What is found in it, by check."""
+    with pytest.raises(ProtocolFault) as caught:
+        check_protocol(protocol, [given], reference, elements=1024, pairs=2, exhaustive=0, **options)
+    return {finding.check: finding.text for finding in caught.value.report.findings}
+
+
+def drawing(change):
+    """A ReLU, of which each draw is what `change` makes of it."""
+
+    def protocol(net, x):
+        inner = net.common
+        net.common = lambda *place: change(inner, *place)
+        return relu(net, x)
+
+    return protocol
+
+
+def positive(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(min=0)
+
+
+def test_a_mask_used_twice_is_found():
+    """Masks of one pair that repeat leave every message uniform; only the joint view tells."""
+    held = {}
+
+    def change(draw, p, q, shape, label, dtype=torch.int64):
+        shape = torch.Size(shape)
+        if (place := (draw, p, q, shape, dtype)) not in held:
+            held[place] = draw(p, q, shape, label, dtype)
+        return held[place]
+
+    assert "tells" in found_in(drawing(change), positive)["view"]
+
+
+@pytest.mark.parametrize(("left_out", "party"), [("b_A", "S"), ("b_S", "A")])
+def test_a_mask_left_out_is_found(left_out: str, party: str):
+    """Without b, the message e is a share of the sign: uniform, until the party adds its own share."""
+
+    def change(draw, p, q, shape, label, *dtype):
+        drawn = draw(p, q, shape, label, *dtype)
+        return drawn & 0 if label == left_out else drawn
+
+    assert found_in(drawing(change), positive)["view"].startswith(f"{party} tells")
+
+
+def test_the_rounding_of_former_versions_is_found(monkeypatch):
+    """Without the borrow a truncation is the floor, or one more, as Q's mask decides."""
+    borrow = truncate_module._borrow
+    monkeypatch.setattr(truncate_module, "_borrow", lambda *v: each(torch.zeros_like, borrow(*v)))
+    text = found_in(partial(truncate, shift=20), lambda x: (x + (1 << 19)) >> 20, Given(low=-(1 << 60), high=1 << 60))
+    assert "which Q knows, decides it" in text["draws"]
+
+
+@pytest.mark.parametrize("protocol", [leaky_drelu, partial(leaky_relu_privhfl, shift=20)])
+def test_paper_mode_does_not_pass(protocol):
+    """Two ordinary activations are told apart, not only extremes."""
+    small = Given(low=-(1 << 50), high=1 << 50)
+    shift = 20 if isinstance(protocol, partial) else 0
+    result = lambda x: ((x + (1 << 19)) >> 20).clamp(min=0) if shift else (x >= 0).long()
+    text = found_in(protocol, result, small, uniform=False)
+    assert text["view"].startswith("Q tells")
