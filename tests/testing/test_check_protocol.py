@@ -25,7 +25,6 @@ from sectorch.testing.spans import broken, numbers
 BEFORE = dict(PROTOCOLS)
 import parties  # noqa: E402
 import shares  # noqa: E402
-from own import OWN as OURS  # noqa: E402
 
 ANY = Given(low=-(1 << 63), high=(1 << 63) - 1)
 GALLERY = [*shares.GALLERY, *parties.GALLERY]
@@ -158,11 +157,6 @@ def test_a_domain_that_is_a_little_too_wide_is_found():
     assert on_small_domains(cut, [Given(low=-most, high=most)], rounded) == []
     ((check, text),) = on_small_domains(cut, [Given(low=-most, high=most + 8)], rounded)
     assert check == "exhaustive" and text.startswith("result 0 for input 46116860184268")
-
-
-@pytest.mark.parametrize("own", [o for o in OURS if o.options == {} and len(o.given) <= 3], ids=lambda o: o.name)
-def test_our_own_protocols_are_right_on_small_domains(own):
-    assert on_small_domains(own.protocol, own.given, own.reference, 2 if own.deep else 3) == []
 
 
 def test_domains_of_too_many_cases_and_inputs_that_are_not_elements():
