@@ -407,7 +407,7 @@ def test_only_an_answering_party_of_the_session_answers(take: str):
         assert "\n" not in str(said.value) and "party=session.answering[i]" in str(said.value)
         assert not p.ledger
         assert [next(count) for count in session._numbers.values()] == [
-            len(session._casts) + i for i in range(len(session._casts))
+            len(session.members.casts) + i for i in range(len(session.members.casts))
         ], "no call was numbered"
 
 

@@ -35,6 +35,7 @@ from sectorch.mpc.star.relu import maximum, ramps, relu
 from sectorch.mpc.star.select import bit_to_ring, select
 from sectorch.mpc.star.share import aggregate, aggregate_noisy, reveal, reveal_to_A, reveal_to_S, share
 from sectorch.mpc.star.shares import Shares, each
+from sectorch.mpc.star.shuffle import shuffle
 from sectorch.mpc.star.sign import at_least
 from sectorch.mpc.star.truncate import truncate
 from sectorch.mpc.star.within import raise_outside
@@ -272,6 +273,8 @@ OWN = [
     Own("multiply_matmul", lambda net, x, y: multiply(net, matmul, x, y), [_by_rows(6), _shaped(ANY, 6, 2)],
         torch.matmul, WHOLE),
     Own("square", square, [ANY], torch.square),
+    Own("shuffle", lambda net, x: each(partial(torch.sum, dim=0), shuffle(net, x)), [_by_rows(2)],
+        lambda x: x.sum(0), WHOLE | {"sorts": ("rho", "pi", "sigma")}),
     Own("truncate_20", partial(truncate, shift=20), [cut(20)], partial(rounded, shift=20)),
     Own("truncate_1", partial(truncate, shift=1), [cut(1)], partial(rounded, shift=1)),
     Own("truncate_fss", partial(truncate, shift=20, fss=True), [cut(20)], partial(rounded, shift=20)),

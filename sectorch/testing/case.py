@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -29,6 +29,7 @@ class Options(TypedDict, total=False):
         error: how far a result may be from the reference, in ring elements; 0.
         varies: how far two results for the same inputs may be apart; 0.
         uniform: whether messages have to be uniform; ciphertexts and statistical masks are not. True.
+        sorts: labels of draws that rows are sorted by: their lowest bits hardly ever change anything. None.
         elements: about so many in one run; 4096.
         pairs: of secrets that each party is compared for, at most; 7.
         runs: of each secret, for less time; as many as give 16,384 elements of a message, or 512 where each run is one
@@ -46,6 +47,7 @@ class Options(TypedDict, total=False):
     error: int
     varies: int
     uniform: bool
+    sorts: Collection[str]
     elements: int
     pairs: int
     runs: int | None
@@ -67,6 +69,7 @@ class Case:
     error: int = 0
     varies: int = 0
     uniform: bool = True
+    sorts: Collection[str] = ()
     elements: int = 4096
     pairs: int = 7
     runs: int | None = None

@@ -154,7 +154,8 @@ class Outcomes:
                 continue
             place = place_of(step, at < len(program.setup))
             width = 8 * step.dtype.itemsize
-            for bits, said in ((0xFF << (width - 8), "highest byte"), (1, "lowest bit")):
+            sorts = step.name.rsplit("/", 1)[-1] in self.case.sorts
+            for bits, said in ((0xFF << (width - 8), "highest byte"), (1, "lowest bit"))[: 1 if sorts else 2]:
                 mask = signed(sum(bits << k for k in range(0, 64, width)))
                 if not any(self._changed(i, place, mask) for i in range(AGAINST)):
                     owners = " and ".join(sorted(p.name for p in step.owners))

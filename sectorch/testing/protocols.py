@@ -135,7 +135,7 @@ def check_protocol(
         cost: "rounds" online, and bytes an element "online" and "offline", of the protocol itself.
         seconds: it may take.
         options: of `sectorch.testing.Options`: roles, dealer, answering, elementwise, error, varies,
-            uniform, exhaustive, elements, pairs, runs, seed.
+            uniform, sorts, exhaustive, elements, pairs, runs, seed.
 
     Returns:
         what was done, if nothing was found.
