@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -36,7 +37,7 @@ class Agreement:
     """
 
     def __init__(self, session: Session):
-        self._session = session
+        self._session: Session = weakref.proxy(session)  # which has this one, and lets go of its secrets at its end
         self._digests: dict[Party, bytes] = {}
 
     def __repr__(self) -> str:

@@ -12,10 +12,10 @@ from pathlib import Path
 from sectorch.testing import ProtocolFault, check_protocol
 
 sys.path.insert(0, str(Path(__file__).parent))
-import parties
+import own_roles
 import shares
 
-GALLERY = [*shares.GALLERY, *parties.GALLERY]
+GALLERY = [*shares.GALLERY, *own_roles.GALLERY]
 
 if __name__ == "__main__":
     for exhibit in GALLERY:

@@ -46,3 +46,9 @@ def compiling() -> Iterator[None]:
                     setattr(torch.compiler, flag, value)
                 if not _noting:
                     traceback.current_meta.pop("custom", None)
+
+
+def exported() -> bool:
+    """Whether torch says so by itself, whatever threads are inside of `compiling`."""
+    with _LOCK:
+        return any(_before) if _inside else torch.compiler.is_compiling()

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..errors import ArgumentError, TrainingModeError
 from ..session import Session
+from .compiling import exported
 
 
 class Inference(nn.Module):
@@ -42,7 +43,7 @@ class Inference(nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():  # torch.compile leaves the call, and all in it, as it is
             return torch.compiler.disable(super().__call__)(*args, **kwargs)
-        if torch.compiler.is_compiling() or torch._C._is_tracing():
+        if exported() or torch._C._is_tracing():
             raise ArgumentError(
                 "torch.export and torch.jit.trace cannot follow a secure module: call it as it is; a model is exported "
                 "before it is given to secure()"

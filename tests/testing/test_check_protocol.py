@@ -23,11 +23,11 @@ from sectorch.testing.outcomes import Outcomes
 from sectorch.testing.spans import broken, numbers
 
 BEFORE = dict(PROTOCOLS)
-import parties  # noqa: E402
+import own_roles  # noqa: E402
 import shares  # noqa: E402
 
 ANY = Given(low=-(1 << 63), high=(1 << 63) - 1)
-GALLERY = [*shares.GALLERY, *parties.GALLERY]
+GALLERY = [*shares.GALLERY, *own_roles.GALLERY]
 OWN = {name: spec for name, spec in PROTOCOLS.items() if name not in BEFORE}
 
 
