@@ -205,9 +205,11 @@ def test_virtual_parties_share_their_organisations_budget(tmp_path: Path):
 
 
 def test_what_was_not_answered_is_given_back_to_the_organisations(tmp_path: Path):
-    how = replace(QUICK, threshold=4, budgets=str(tmp_path), epsilon=60.0)
+    """The budget is wide, so the noise of a check is small (0.15): the two queries on which not all four agree are
+    refused whatever the operating system draws."""
+    how = replace(QUICK, threshold=4, budgets=str(tmp_path), epsilon=2000.0, budget_epsilon=3000.0)
     record = CaPC(*small(), how).run().records["p1"]
-    assert record.answered < 8
+    assert 0 < record.answered < 8
     for content in told(tmp_path).values():
         np.testing.assert_allclose(content["curve"], record.budget.curve)
 
