@@ -64,16 +64,18 @@ MODELS = {
     "lstm": lambda: Sequence(nn.LSTM(8, 16, batch_first=True)),
 }
 OPTIMISERS = {
-    "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-4),
-    "adam": lambda p: torch.optim.Adam(p, 0.003),
+    "sgd": lambda p, rate: torch.optim.SGD(p, rate or 0.1, momentum=0.9, weight_decay=1e-4),
+    "adam": lambda p, rate: torch.optim.Adam(p, rate or 0.003),
 }
 
 
-def digits() -> tuple[torch.Tensor, torch.Tensor]:
-    """1,797 pictures of 8 x 8 in [0, 1], shuffled."""
+def digits(size: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    """1,797 pictures of size x size in [0, 1], shuffled; of 8 x 8, and larger ones by interpolation."""
     found: Any = load_digits()
     order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))
-    return torch.tensor(found.images, dtype=torch.float32)[order, None] / 16, torch.tensor(found.target)[order]
+    x = torch.tensor(found.images, dtype=torch.float32)[order, None] / 16
+    x = x if size == 8 else F.interpolate(x, size=size, mode="bilinear")
+    return x, torch.tensor(found.target)[order]
 
 
 def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
@@ -103,13 +105,13 @@ def step(model: nn.Module, optimiser: torch.optim.Optimizer, x: torch.Tensor, y:
 
 def trained(seed: int, given: argparse.Namespace) -> tuple[float, float, float, float]:
     """Test accuracy of both, the seconds of a shared step, and how far losses that are read were apart at most."""
-    x, y = digits()
+    x, y = digits(28 if given.model == "lenet" else 8)
     train, test = (x[:1400], y[:1400]), (x[1400:], y[1400:])
     session, scheme = Session(reference=not given.secure), Scheme(frac_bits=given.frac_bits)
     torch.manual_seed(seed)
     plain = MODELS[given.model]()
     model = sectorch.shared(copy.deepcopy(plain), session=session, scheme=scheme)
-    optimisers = [OPTIMISERS[given.optimiser](m.parameters()) for m in (plain, model)]
+    optimisers = [OPTIMISERS[given.optimiser](m.parameters(), given.rate) for m in (plain, model)]
     seconds, steps, sent, apart = 0.0, 0, "", 0.0
     for _ in range(given.epochs):
         for rows in torch.randperm(len(train[0])).split(given.batch)[: given.steps]:
@@ -133,6 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=list(MODELS), default="mlp")
     parser.add_argument("--optimiser", choices=list(OPTIMISERS), default="sgd")
+    parser.add_argument("--rate", type=float, help="learning rate; 0.1 of sgd and 0.003 of adam unless named")
     parser.add_argument("--frac-bits", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=10)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from contextlib import ContextDecorator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -80,12 +80,32 @@ class Programs:
 PROGRAMS: WeakKeyDictionary[Session, Programs] = WeakKeyDictionary()
 
 
+@contextmanager
+def _recorded() -> Iterator[None]:
+    """Operations inside are written down, and computed at the end; within another step, as part of that one."""
+    if CURRENT.get() is not None:
+        yield
+        return
+    recording = Recording(_run)
+    token = CURRENT.set(recording)
+    with uncollected():  # a step's results are the cells that are there at its end, which must be the same everywhere
+        try:
+            yield
+        except BaseException:
+            recording.drop()
+            raise
+        else:
+            recording.flush()
+        finally:
+            CURRENT.reset(token)
+
+
 class Step(ContextDecorator):
     """A step of training as one call, whose program is traced once; see `step`."""
 
     def __init__(self, session: Session | None = None):
         self._session = session
-        self._tokens: list[Any] = []
+        self._entered: list[AbstractContextManager[None]] = []
 
     @property
     def session(self) -> Session:
@@ -97,18 +117,12 @@ class Step(ContextDecorator):
         return PROGRAMS.setdefault(self.session, Programs()).traced
 
     def __enter__(self) -> Step:
-        inner = CURRENT.get()
-        self._tokens.append(None if inner is not None else CURRENT.set(Recording(_run)))
+        self._entered.append(_recorded())
+        self._entered[-1].__enter__()
         return self
 
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        token, recording = self._tokens.pop(), CURRENT.get()
-        if token is None or recording is None:
-            return
-        try:
-            recording.drop() if kind is not None else recording.flush()
-        finally:
-            CURRENT.reset(token)
+    def __exit__(self, *raised: Any) -> None:
+        self._entered.pop().__exit__(*raised)
 
 
 def step(session: Session | None = None) -> Step:
@@ -125,7 +139,9 @@ def step(session: Session | None = None) -> Step:
     another program; steps that differ each time so are computed operator by operator.
 
     Results are those of the operators one by one, bit for bit. What fails inside leaves shared tensors as they were.
-    Rounds and bytes: those of its operators, of which those that do not wait for each other share rounds.
+    Rounds and bytes: those of its operators, of which those that do not wait for each other share rounds. Where the
+    parties are apart, 2 rounds more, and 64 bytes for each but S: nothing of a step is sent before all know that they
+    have recorded the same, or else `DisagreementError` is raised.
 
     Args:
         session: whose tensors; the default session unless named.
@@ -175,10 +191,22 @@ def _run(recording: Recording) -> None:
     groups, flags = _groups(recording)
     programs = PROGRAMS.setdefault(session, Programs())
     found = None if session.reference else programs.of(session, recording, groups)
+    _agreed(recording.context, found)
     if found is None:
         _one_by_one(recording)
     else:
         _from_program(found, recording, flags)
+
+
+def _agreed(context: Context, found: Traced | None) -> None:
+    """Parties that are apart find out whether they have recorded the same step, before anything of it is sent.
+
+    Raises DisagreementError.
+    """
+    session, party = context.session, context.party
+    if session.apart:
+        session.agreement.note(party, "step", None if found is None else found.program.digest)
+        session.agreement.compare(party)
 
 
 def _one_by_one(recording: Recording) -> None:

@@ -99,6 +99,56 @@ def test_processes_give_the_bits_of_one_process_to_those_who_are_named(world):
         assert {k: v.shape for k, v in values.items()} == {k: v.shape for k, v in one.items()}
 
 
+def steps(parties: Parties, constant: float = 0.25, power: int = 2) -> dict[str, torch.Tensor]:
+    """Three steps, from the programs of the first and of the later ones."""
+    with parties.session(STAR, FEW_NAMES, label="steps") as session:
+        rows = torch.cat(
+            [
+                sectorch.share(parties.inputs.get(o), owner=o, shape=(3 + i, 5), session=session)
+                for i, o in enumerate("QAS")
+            ]
+        )
+        model = sectorch.shared(nn.Linear(4, 1), session=session)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(torch.linspace(-0.5, 0.7, p.numel()).view(p.shape))
+        optimiser, loss = torch.optim.SGD(model.parameters(), lr=0.1), torch.empty(0)
+        for _ in range(3):
+            with sectorch.step(session):
+                optimiser.zero_grad()
+                loss = ((model(rows[:, :4]) - rows[:, 4:] + constant) ** power).mean()
+                loss.backward()
+                optimiser.step()
+        learned = {"loss": loss.reveal(), **{k: v.reveal(to="A") for k, v in model.state_dict().items()}}
+        return learned | {"programs": torch.tensor(sectorch.step(session).programs)}
+
+
+def test_steps_are_programs_among_processes_too_with_the_same_bits(world):
+    one = steps(Simulation({o: data()[o] for o in FEW.values()}))
+    found = apart(world, lambda name, parties: steps(parties), FEW)
+    assert not any(isinstance(value, BaseException) for value in found.values()), found
+    for name, learned in {"north": {"loss"}, "east": {"weight", "bias"}, "south": set()}.items():
+        assert {key for key, value in found[name].items() if not value.is_meta} == learned | {"programs"}
+        assert all(torch.equal(found[name][key], one[key]) for key in learned | {"programs"})
+
+
+@pytest.mark.parametrize("who", FEW)
+@pytest.mark.parametrize("other", [{"constant": 0.5}, {"power": 4}])
+def test_a_party_that_records_another_step_is_found_out_before_anything_of_it_is_sent(world, who, other):
+    """Another public number in a program with the same messages, and a program with other ones."""
+    seen: dict[str, Transcript] = {}
+
+    def work(name: str, parties: Parties) -> Any:
+        with Transcript() as seen[name]:
+            return steps(parties, **(other if name == who else {}))
+
+    found = apart(world, work, FEW)
+    assert {type(error) for error in found.values()} <= {DisagreementError, AbortedError}, found
+    assert DisagreementError in map(type, found.values())
+    sent = {line.protocol for transcript in seen.values() for line, _ in transcript.lines}
+    assert sent <= {"seed", "share", "agree", "announce"}, sent
+
+
 def shown(transcript: Transcript) -> set[str]:
     """What anybody got to see, but for keys and what is public."""
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -73,6 +74,31 @@ def test_fifty_steps_are_three_programs(name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(stepping, "_run", noted)
     trained(Session(reference=True), name, 50)
     assert len(keys) <= 3
+
+
+@pytest.mark.parametrize("often", [False, True])
+def test_a_collection_of_cycles_changes_no_program(often: bool, monkeypatch: pytest.MonkeyPatch):
+    """What lies in a cycle is there at the end of its step in every process, whenever Python looks for cycles."""
+    alive, run, session = [], stepping._run, Session(reference=True)
+
+    def noted(recording: Any) -> None:
+        alive.append(len(recording.alive))
+        run(recording)
+
+    monkeypatch.setattr(stepping, "_run", noted)
+    p = DifferentiableTensor(sectorch.share(torch.rand(3), session=session), requires_grad=True)
+    was = gc.get_threshold()
+    gc.set_threshold(1 if often else 0)
+    try:
+        for _ in range(2):
+            with sectorch.step(session):
+                cycle: list[Any] = [p * 2]
+                cycle.append(cycle)
+                del cycle
+                (p * 3).sum().backward()
+    finally:
+        gc.set_threshold(*was)
+    assert alive == [2, 2] and gc.isenabled(), "the gradient, and what lies in the cycle"
 
 
 def test_no_number_of_an_earlier_step_is_used():

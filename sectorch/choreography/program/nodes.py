@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,13 +67,32 @@ class Node:
         return self.step.owners
 
 
+class _Uncollected:
+    """How many want no collection now, over all threads, and whether there were any before."""
+
+    def __init__(self):
+        self.lock, self.count, self.was = threading.Lock(), 0, True
+
+
+_UNCOLLECTED = _Uncollected()
+
+
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """A program is tens of thousands of objects that stay: collections that pass over them take half of its time."""
-    was = gc.isenabled()
-    gc.disable()
+    """Inside, no cycle of objects is collected, in no thread, but for who asks for it.
+
+    A program is tens of thousands of objects that stay: collections that pass over them take half of its time. And what
+    is there when a step is over must not hang on when one happens to run (`training/programs.py`).
+    """
+    state = _UNCOLLECTED
+    with state.lock:
+        state.was = gc.isenabled() if state.count == 0 else state.was
+        state.count += 1
+        gc.disable()
     try:
         yield
     finally:
-        if was:
-            gc.enable()
+        with state.lock:
+            state.count -= 1
+            if state.count == 0 and state.was:
+                gc.enable()
