@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from sectorch.choreography.ledger import Transcript
 from sectorch.choreography.run.local import LocalRuntime
+from sectorch.mpc.smooth import harmonicloops, harmonics
 from sectorch.mpc.star import truncate
 from sectorch.mpc.star.guard import inner_product
+from sectorch.ops.series import ATAN, EXP, GELU, SIGMOID
 from sectorch.ring import bitplanes
 from sectorch.ring.bitplanes import planes, planes_beside, rows
 from sectorch.session import Session
@@ -96,3 +98,17 @@ def test_halves_of_a_truncation_of_any_ring_elements(count: int, shift: int, see
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bitplanes, "COMPILED", False)
         assert all(torch.equal(a, b) for a, b in zip(loops, made(), strict=True))
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 1100), st.sampled_from((ATAN, EXP, GELU, SIGMOID)), st.booleans(), st.integers(0, 1 << 30))
+def test_harmonics_of_any_turns(count: int, series, wide: bool, seed: int):
+    """To the last bit: A and S multiply shares by these numbers, on whatever machines they run."""
+    terms, (low, high) = len(series.cos), (-(2**63), 2**63 - 1) if wide else (-(2**31), 2**31 - 1)
+    draw = torch.Generator().manual_seed(seed)
+    turns = torch.randint(low, high, (count,), generator=draw).to(torch.int64 if wide else torch.int32)
+    turns[0] = low
+    held = torch.randint(-(2**63), 2**63 - 1, (2, 2 * terms, count), generator=draw)
+    assert torch.equal(harmonicloops.less_basis(turns, terms, held), harmonics.less_basis(turns, terms, held))
+    found, wanted = (module.combined(turns, held, series) for module in (harmonicloops, harmonics))
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))

@@ -91,9 +91,10 @@ def _kind() -> str:
     import numba
     from llvmlite import binding
 
+    from ..mpc.smooth import harmonicloops
     from ..ring import amx, bitloops, loops
 
-    sources = [Path(str(module.__file__)).stat() for module in (amx, bitloops, loops)]
+    sources = [Path(str(module.__file__)).stat() for module in (amx, bitloops, harmonicloops, loops)]
     known = [
         numba.__version__,
         llvmlite.__version__,
@@ -118,6 +119,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 @torch.no_grad()
 def _through() -> None:
-    """A net with the products and comparisons of most nets, large enough for the processor's matrix unit."""
-    net = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(784, 16)).eval()
+    """A net with the products, comparisons and series of most nets, large enough for the processor's matrix unit."""
+    layers = nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(784, 16), nn.GELU()
+    net = nn.Sequential(*layers).eval()
     secure(net, session=Session())(torch.rand(2, 8, 16, 16))

@@ -17,74 +17,25 @@ of which the second part is brought to the first one's scale. The sum is the ser
 rounds it exactly to f fraction bits. A rounded result depends on D's mask only where the series comes closer than that
 to the middle between two results: for 20 bits, about one x in 2^28 (the exponential) to 2^32.
 
-The public multipliers must be the same at A and S to the last bit: a difference of one unit would be multiplied by a
-share, which is a random ring element. They are therefore computed with IEEE additions and multiplications alone, each
-rounded once, and not by a library's cosine, which differs from machine to machine.
+The public multipliers are the same at A and S to the last bit (`harmonics.py`).
 """
 
 from __future__ import annotations
 
-import math
+from types import ModuleType
 
 import torch
 
 from ...backend import SERIES_BITS, Series
 from ...choreography import Message, Net, leaf, protocol
 from ...choreography.located import compute
-from ..star.deal import deal
+from ...ring.bitplanes import fast
+from ..star.deal import Made, deal
 from ..star.mask import open_masked
 from ..star.shares import Shares, each
 from ..star.truncate import public_quotient, quotient, wrap_term
-
-DIGIT = SERIES_BITS // 2
-
-_CHUNK = 1 << 15
-
-
-def cos_sin(turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of 2 pi t for float64 t in [-1/2, 1/2), the same bits on every IEEE machine; error below 1e-14.
-
-    Taylor polynomials at half the angle, then the double-angle formulas.
-    """
-    half = turns * math.pi
-    square = half * half
-    cos, sin = torch.zeros_like(half), torch.zeros_like(half)
-    for k in range(11, 0, -1):
-        cos = (cos + 1.0) * square * (-1.0 / ((2 * k - 1) * (2 * k)))
-        sin = (sin + 1.0) * square * (-1.0 / ((2 * k) * (2 * k + 1)))
-    cos, sin = cos + 1.0, (sin + 1.0) * half
-    return 1.0 - 2.0 * (sin * sin), 2.0 * (sin * cos)
-
-
-def _harmonics(turns: torch.Tensor, terms: int):
-    """Yield cos and sin of 2 pi j t for j = 1..terms, by the Chebyshev recurrence; t is an int32 or int64 fraction."""
-    cos, sin = cos_sin(turns.to(torch.float64) * 2.0 ** (-32 if turns.dtype == torch.int32 else -64))
-    twice = 2.0 * cos
-    previous = torch.ones_like(cos), torch.zeros_like(sin)
-    current = cos, sin
-    for _ in range(terms):
-        yield current
-        previous, current = current, (twice * current[0] - previous[0], twice * current[1] - previous[1])
-
-
-def _rounded(values: torch.Tensor) -> torch.Tensor:
-    return values.mul(2.0**SERIES_BITS).round_().to(torch.int64)
-
-
-def _digits(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """v = first + 2^-26 second, both at 26 fraction bits; the second within half a unit of the first."""
-    whole = _rounded(values)
-    first = (whole + (1 << (DIGIT - 1))) >> DIGIT
-    return first, whole.sub_(first << DIGIT)
-
-
-def _in_chunks(turns: torch.Tensor, leading: tuple[int, ...], fill) -> torch.Tensor:
-    """int64 [*leading, *shape], filled a cache-sized piece at a time."""
-    flat = turns.reshape(-1)
-    out = torch.empty(*leading, flat.shape[0], dtype=torch.int64, device=flat.device)
-    for start in range(0, flat.shape[0], _CHUNK):
-        fill(out[..., start : start + _CHUNK], flat[start : start + _CHUNK])
-    return out.view((*leading, *turns.shape))
+from . import harmonics
+from .harmonics import DIGIT
 
 
 @leaf
@@ -96,50 +47,28 @@ def turns_of(half: torch.Tensor, width: int) -> torch.Tensor:
 @leaf(shapes=lambda turns, series: torch.empty_like(turns, dtype=torch.int64))
 def value_at(turns: torch.Tensor, series: Series) -> torch.Tensor:
     """The series at public places, at `SERIES_BITS` fraction bits."""
-
-    def fill(out, turns):
-        out.fill_(round(series.constant * 2.0**SERIES_BITS))
-        for j, (cos, sin) in enumerate(_harmonics(turns, len(series.cos))):
-            out += _rounded(series.cos[j] * cos) + _rounded(series.sin[j] * sin)
-
-    return _in_chunks(turns, (), fill)
+    return harmonics.series_at(turns, series)
 
 
-@leaf(shapes=lambda turns, terms: turns.new_empty(2, 2 * terms, *turns.shape, dtype=torch.int64))
-def _basis(turns: torch.Tensor, terms: int) -> torch.Tensor:
-    """cos and sin of the harmonics, each in two digits: [2, 2 terms, *shape]."""
-
-    def fill(out, turns):
-        for j, values in enumerate(_harmonics(turns, terms)):
-            for i, value in enumerate(values):
-                out[0, 2 * j + i], out[1, 2 * j + i] = _digits(value)
-
-    return _in_chunks(turns, (2, 2 * terms), fill)
+@leaf(shapes=lambda turns, terms, v_A: torch.empty_like(v_A))
+def _less_basis(turns: torch.Tensor, terms: int, v_A: torch.Tensor) -> torch.Tensor:
+    """At D: cos and sin of the harmonics, each in two digits [2, 2 terms, *shape], less v_A."""
+    return _loops(turns, v_A).less_basis(turns, terms, v_A)
 
 
-@leaf(shapes=lambda turns, series: turns.new_empty(2, 2 * len(series.cos), *turns.shape, dtype=torch.int64))
-def _multipliers(turns: torch.Tensor, series: Series) -> torch.Tensor:
-    """By what the basis at r is multiplied where c is known, in its order: [2, 2 terms, *shape]."""
-    terms = len(series.cos)
-
-    def fill(out, turns):
-        for j, (cos, sin) in enumerate(_harmonics(turns, terms)):
-            a, b = series.cos[j], series.sin[j]
-            for i, value in enumerate((a * cos + b * sin, a * sin - b * cos)):
-                out[0, 2 * j + i], out[1, 2 * j + i] = _digits(value)
-
-    return _in_chunks(turns, (2, 2 * terms), fill)
+@leaf(shapes=lambda turns, held, series: (held[0, 0], held[1, 0]))
+def _combined(turns: torch.Tensor, held: torch.Tensor, series: Series) -> tuple[torch.Tensor, torch.Tensor]:
+    """A half of the sums P1 B1 and P1 B2 + P2 B1, P at the public turns."""
+    return _loops(turns, held).combined(turns, held, series)
 
 
-@leaf(shapes=lambda public, basis: (basis[0, 0], basis[1, 0]))
-def _combined(public: torch.Tensor, basis: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A half of the sums P1 B1 and P1 B2 + P2 B1."""
-    first, second = public[0, 0] * basis[0, 0], public[0, 0] * basis[1, 0]
-    second.addcmul_(public[1, 0], basis[0, 0])
-    for k in range(1, public.shape[1]):
-        first.addcmul_(public[0, k], basis[0, k])
-        second.addcmul_(public[0, k], basis[1, k]).addcmul_(public[1, k], basis[0, k])
-    return first, second
+def _loops(*tensors: torch.Tensor) -> ModuleType:
+    """Who computes it: compiled loops, which give the same bits, where these tensors are in this machine's memory."""
+    if not fast(*tensors):
+        return harmonics
+    from . import harmonicloops  # brings numba, which an import of the package does without
+
+    return harmonicloops
 
 
 def draw_error(series: Series) -> float:
@@ -174,13 +103,13 @@ def trigonometric(net: Net, x: Shares, scale_bits: int, series: Series) -> Share
     drawn = torch.int32 if width <= 32 else torch.int64
     r_A, r_S = net.common(D, A, x.shape, "r_A", drawn), net.common(D, S, x.shape, "r_S", drawn)
 
-    basis = deal(net, _basis(r_A + r_S, terms))
+    basis = deal(net, Made(_less_basis, (2, 2 * terms, *x.shape), (r_A + r_S, terms)))
     c_A = (turns_of(x.A, width) + r_A).send(A, S, "c_A")
     c_S = (turns_of(x.S, width) + r_S).send(S, A, "c_S")
-    public = _multipliers(c_A + c_S, series)
+    public = c_A + c_S
 
-    first_A, second_A = _combined(public, basis.A)
-    first_S, second_S = _combined(public, basis.S)
+    first_A, second_A = _combined(public, basis.A, series)
+    first_S, second_S = _combined(public, basis.S, series)
     second = _drop_digit(net, Shares(second_A, second_S))
     return Shares(first_A, first_S) + second + round(series.constant * 2.0**SERIES_BITS)
 
