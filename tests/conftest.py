@@ -8,11 +8,14 @@ other examples. What fails in one of nine examples is found by 40 with probabili
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 from pathlib import Path
 
 import torch
 from hypothesis import HealthCheck, settings
+
+pytest_plugins = ["same_draws"]
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "gallery"))
 
@@ -25,6 +28,9 @@ settings.load_profile("default")
 
 
 def pytest_configure(config):
+    # A shell starts what it runs in the background deaf to Ctrl-C, as are then the processes that tests stop by it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Test processes would otherwise fight over the cores; the results do not depend on it.
     torch.set_num_threads(1)
     # For absent devices torch.manual_seed writes down a stack trace each time, and op_db seeds before each sample.

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import hmac
 import itertools
+import os
 import pickle
 
 import pytest
@@ -13,8 +14,9 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from helpers import CASES, case_session, run, traced
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from same_draws import Stream, fresh
 
 from sectorch.choreography.streams import SECRET_BYTES, PairKey, agree, derive, keypair, random_secret
 from sectorch.errors import KeyAgreementError, StreamReuseError
@@ -275,3 +277,13 @@ def test_all_keys_of_a_session_differ():
     # Q-S once, and Q-A and S-A for each answering party.
     assert len(secrets) == len(set(secrets)) == 7
     assert case_session(CASES[0]).runtime.session != session.runtime.session
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_test_draws_the_same_in_every_run_and_a_process_that_it_forks_does_not():
+    assert Stream("a")(40) == Stream("a")(40) != Stream("b")(40)
+    assert isinstance(os.urandom, Stream) is settings.default.derandomize
+    child = os.fork()
+    if not child:
+        os._exit(int(os.urandom is fresh))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1

@@ -13,7 +13,6 @@ import torch
 from ..choreography.program.nodes import Taken
 from ..choreography.program.trace import Program
 from ..choreography.steps import Compute
-from ..ring.bitplanes import planes, rows
 from .constants import numbers_of
 from .known import Known, Played
 from .lined import Row, plane_of, rows_of, whole
@@ -22,7 +21,7 @@ from .outcomes import Outcomes
 from .said import Sentences
 from .secrets import Values
 from .spans import broken, differing_correlation, numbers
-from .uniform import SIGMAS, told_apart
+from .uniform import SIGMAS, histogram, ones_of, told_apart
 
 ALL_PLANES = 1500
 """Bits of a view up to which all planes are taken; of larger ones those in which carries do not hide relations, and
@@ -199,15 +198,20 @@ class JointView:
 
     def _vectors(self, run: Played, party: str, look: str) -> tuple[np.ndarray, list[str]]:
         """Bits of what a party knows, each of all elements as packed bytes, and their names; of `LOOKS`."""
+        most = min(LIMIT, max(0, self._n - SPARE))
+        if not most:
+            return np.empty((0, 0), np.uint8), []
         known = [k for k in run.known[party] if k.how in LOOKS[look]]
         aligned = {id(k): v for k in known if (v := whole(k.value, self._n)) is not None}
         every = look == "sums" and 64 * sum(map(len, aligned.values())) <= ALL_PLANES
         planes = range(64) if every else (0,) if look == "products" else self._planes
+        each = None if self._outcomes.elementwise else most  # of a large value no more are taken
         rows = [
-            (*row, k.how, i) for k in known if id(k) in aligned for i, row in enumerate(rows_of(k, self._n, planes))
-        ]
+            (*row, k.how, i)
+            for k in known if id(k) in aligned
+            for i, row in enumerate(itertools.islice(rows_of(k, self._n, planes), each))
+        ]  # fmt: skip
         rows.sort(key=lambda row: (row[2] == "computed", plane_of(row[1])))
-        most = min(LIMIT, max(0, self._n - SPARE))
         if len(rows) > most and not self._outcomes.elementwise:  # of a large value some rows, rather than no others
             rows.sort(key=lambda row: row[3])
         found: list[Row] = [row[:3] for row in rows[:most]]
@@ -341,4 +345,4 @@ def _with_steps(steps: Sequence, run: Played, party: str, secret: Values) -> Ite
 
 def _ones(value: torch.Tensor) -> np.ndarray:
     """For each bit of a word the share of elements in which it is one."""
-    return np.unpackbits(planes(rows(value)).numpy().view(np.uint8), axis=1).sum(axis=1, dtype=np.int64) / value.numel()
+    return ones_of(histogram(value.contiguous().numpy().reshape(-1))) / value.numel()

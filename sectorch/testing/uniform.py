@@ -10,6 +10,8 @@ from __future__ import annotations
 import numpy as np
 from scipy import special
 
+from ..ring.loops import compiled
+
 P_VALUE = 1e-12
 SIGMAS = 8.0
 FOUND = 7.13 + 3.72
@@ -18,8 +20,23 @@ _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np
 
 def histogram(values: np.ndarray) -> np.ndarray:
     """How often each byte stands in each place of a word: [bytes of a word, 256]."""
-    words = values.view(np.uint8).reshape(len(values), -1)
-    return np.stack([np.bincount(place, minlength=256) for place in words.T])
+    words = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), -1)
+    counts = np.zeros((words.shape[1], 256), np.int64)
+    _count(words, counts)
+    return counts
+
+
+@compiled
+def _count(words, counts):
+    """counts[k, b] of the rows whose place k is the byte b."""
+    for i in range(words.shape[0]):
+        for k in range(words.shape[1]):
+            counts[k, words[i, k]] += 1
+
+
+def ones_of(counts: np.ndarray) -> np.ndarray:
+    """Of a histogram how often each bit of a word is one, the lowest first."""
+    return (counts @ _BITS[:, ::-1]).ravel()
 
 
 def most_biased_bit(counts: np.ndarray) -> tuple[float, int]:
@@ -27,7 +44,7 @@ def most_biased_bit(counts: np.ndarray) -> tuple[float, int]:
 
     The number of bits of a word stands for all of them together, as of packed bits they belong together.
     """
-    ones = (counts @ _BITS[:, ::-1]).ravel()
+    ones = ones_of(counts)
     n = np.append(np.full(len(ones), counts[0].sum()), 8 * counts.sum())
     sigmas = np.abs(2 * np.append(ones, ones.sum()) - n) / np.sqrt(n)
     return float(2 * special.ndtr(-sigmas.max())), int(sigmas.argmax())

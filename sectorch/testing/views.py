@@ -31,7 +31,16 @@ class Views:
 
     def __init__(self, protocol: Protocol, outcomes: Outcomes):
         random = np.random.default_rng((outcomes.case.seed, 1))
-        self._pairs = {p.name: pairs_of(protocol, outcomes, random, p.name) for p in protocol.parties}
+        # Parties that have the same inputs and learn the same, as A and S nothing, may not tell the same secrets apart:
+        # those that are played for one are looked at for the other.
+        pairs: dict[tuple, list[Pair]] = {}
+        self._pairs = {}
+        for party in (p.name for p in protocol.parties):
+            own = tuple(i for i, g in enumerate(protocol.given) if g.party == party)
+            learned = tuple(i for i, owners in enumerate(protocol.learners) if party in owners)
+            if (own, learned) not in pairs:
+                pairs[own, learned] = pairs_of(protocol, outcomes, random, party)
+            self._pairs[party] = pairs[own, learned]
         self._begin(outcomes)
 
     def _begin(self, outcomes: Outcomes) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import chisquare
+from scipy.stats import binomtest, chisquare
 
 from sectorch.dp import (
     ConfidentGNMax,
@@ -20,19 +20,23 @@ from sectorch.dp import (
 )
 
 KINDS = (DiscreteGaussian, DiscreteLaplace)
-P_VALUE = 1e-6
-"""A right sampler fails one of a million runs of each test below; there are some twenty."""
+P_VALUE = 1e-12
+FEWEST = 100
+"""OpenDP draws afresh in each run, so a right sampler must as good as never fail one of the twenty comparisons below. A
+bin that expects 100 adds to Pearson's statistic what its limit allows with probability 1e-12 with one below 1e-11; one
+that expects 5 with 1e-9."""
+DRAWN = 30_000
 
 
 def fits(observed: np.ndarray, probabilities: np.ndarray) -> bool:
-    """Chi-square over bins that expect at least five; the rest is one bin."""
-    expected = probabilities * observed.sum()
-    large = expected >= 5
-    pooled = lambda v: np.append(v[large], v[~large].sum())
-    seen, wanted = pooled(observed), pooled(expected)
-    wanted[-1] = max(wanted[-1] + observed.sum() - wanted.sum(), 1e-12)  # what lies outside of the table
-    keep = wanted > 1e-9
-    return chisquare(seen[keep], wanted[keep] * seen[keep].sum() / wanted[keep].sum()).pvalue > P_VALUE
+    """Chi-square over values that expect at least so many; the others are one, which has an exact test of its own."""
+    count = int(observed.sum())
+    large = probabilities * count >= FEWEST
+    rest, seen = min(1.0, max(0.0, 1 - probabilities[large].sum())), int(observed[~large].sum())
+    if binomtest(seen, count, rest).pvalue < P_VALUE:
+        return False
+    wanted = probabilities[large] * (count - seen) / probabilities[large].sum()
+    return large.sum() < 2 or chisquare(observed[large], wanted).pvalue > P_VALUE
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -40,10 +44,11 @@ def fits(observed: np.ndarray, probabilities: np.ndarray) -> bool:
 def test_samples_fit(kind, scale):
     noise = kind(scale)
     x = np.arange(-noise.span, noise.span + 1)
-    drawn = noise.sample(20_000)
+    drawn = noise.sample(DRAWN)
     assert drawn.dtype == torch.int64
     observed = np.bincount(np.clip(drawn.numpy() + noise.span, 0, 2 * noise.span), minlength=len(x))
     assert fits(observed, np.exp(noise.log_pmf(x)))
+    assert not fits(observed, np.exp(kind(1.2 * scale).log_pmf(x))), "the control: a fifth more in scale"
 
 
 def test_two_samples_differ_and_shapes():
@@ -78,7 +83,7 @@ def test_probabilities(kind, scale, gap):
 @pytest.mark.parametrize("votes", [[30, 5, 5, 4, 3, 2, 0, 0, 0, 0], [5, 5, 5], [1, 0]])
 def test_labels_fit_the_mechanism(kind, votes):
     mechanism = kind(5.0)
-    labels = mechanism.labels(torch.tensor(votes).expand(20_000, -1))
+    labels = mechanism.labels(torch.tensor(votes).expand(DRAWN // 3, -1))
     probabilities = mechanism.distribution(votes)
     assert probabilities.sum() == pytest.approx(1, abs=1e-9)
     assert fits(np.bincount(labels.numpy(), minlength=len(votes)), probabilities)
