@@ -2,17 +2,13 @@
 
 With bytes x = sum_i x_i 2^(8 i) and y = sum_j y_j 2^(8 j),
 
-    x y = sum_{s < 8} 2^(8 s) sum_{i + j = s} x_i y_j   mod 2^64.
+    x y = sum_{s < 8} 2^(8 s) sum_{i + j = s} x_i y_j   mod 2^64,
 
-The unit multiplies tiles of 16 rows of 64 bytes and adds four neighbouring products of bytes at a time. So x is kept as
-two words of four bytes, X_0 (bytes 3 .. 0) and X_1 (bytes 7 .. 4), and y as eight words Y_t of the bytes t - 3 .. t,
-with zeros for bytes below 0:
-
-    sum_{i + j = s} x_i y_j = X_0 . Y_s + X_1 . Y_{s - 4},
-
-the second for s >= 4 only: 12 products of words. A sum over K of them is at most 8 K 255^2, which for K <= 512 is below
-2^31; longer sums are cut there and added in int64, where wrapping is meant. Source: Intel 64 and IA-32 Architectures
-Software Developer's Manual, volume 2, TDPBUUD.
+36 products of planes of bytes. The unit multiplies tiles of 16 rows of 64 bytes and adds four neighbouring products of
+bytes at a time. A tile of a plane of x has 64 summands of 16 rows; one of y has four summands of 16 columns in each of
+its 16 rows. The sum over i + j = s and K summands is at most 8 K 255^2, which for K <= 1024 is below 2^31; longer sums
+are cut there and added in int64, where wrapping is meant. Source: Intel 64 and IA-32 Architectures Software Developer's
+Manual, volume 2, TDPBUUD.
 """
 
 from __future__ import annotations
@@ -30,19 +26,22 @@ from .loops import compiled, intrinsic, over
 SIDE = 16
 """Rows of a tile, and words in a row."""
 WORDS = SIDE * SIDE
-COLUMNS = 64
+DEEP = 4 * SIDE
+"""Summands of a tile."""
+PLANES = 8
+COLUMNS = 128
 """Columns of the result at a time: what their part of y takes stays in the second-level cache."""
 ROWS = 512
-"""Rows of the result at a time."""
-DEPTH = 512
+"""Rows of the result at a time: what their part of x takes stays there too, unless the fan-in is large."""
+DEPTH = 1024
 """Fan-in at a time, at most."""
 
 
 def packed(x: torch.Tensor) -> torch.Tensor:
-    """[n, K] -> tiles of words int32 [n / 16, K / 16, 2, 16, 16], for `product`."""
+    """[n, K] -> tiles of words int32 [n / 16, 8, K / 64, 16, 16], for `product`."""
     n, deep = x.shape
-    out = torch.empty(-(-n // SIDE), -(-deep // SIDE), 2, SIDE, SIDE, dtype=torch.int32)
-    _pack_left(x.contiguous().view(-1).numpy(), np.arange(n) * deep, np.arange(deep), _words(out))
+    out = torch.empty(-(-n // SIDE), PLANES, -(-deep // DEEP), SIDE, SIDE, dtype=torch.int32)
+    _pack_left(x.contiguous().view(-1).numpy(), np.arange(n) * deep, np.arange(deep), _words(out).view(np.uint64))
     return out
 
 
@@ -64,14 +63,12 @@ def product(
     size = -(-len(x_rows) // (2 * SIDE * torch.get_num_threads())) * 2 * SIDE
     size = max(2 * SIDE, min(ROWS, size))
     blocks = max(1, -(-len(x_depth) // DEPTH))
-    depth = -(-len(x_depth) // (blocks * SIDE)) * SIDE
-    depth = max(SIDE, depth)
+    depth = max(DEEP, -(-len(x_depth) // (blocks * DEEP)) * DEEP)
     tall, wide = -(-min(size, len(x_rows)) // SIDE), -(-len(y_rows) // SIDE)
     room = (
         0 if len(kept) else tall * 2 * SIDE * depth,
-        COLUMNS * 8 * depth,
-        4 * WORDS,
-        8 * WORDS,
+        COLUMNS * 2 * depth,
+        PLANES * 4 * WORDS,
         2 * tall * wide * WORDS,
     )
     xs, ys, outs = (v.view(-1).numpy() for v in (x, y, out))
@@ -86,7 +83,7 @@ def product(
     return out
 
 
-_NOTHING = np.empty((0, 0, 2, SIDE, SIDE), np.uint32)
+_NOTHING = np.empty((0, PLANES, 0, SIDE, SIDE), np.uint32)
 _kept = threading.local()
 
 
@@ -151,62 +148,84 @@ _store0, _store1, _store2, _store3 = (_memory("tilestored64", t) for t in range(
 _dot0, _dot1, _dot2, _dot3 = (_tile("tdpbuud", t, 4 + t // 2, 6 + t % 2) for t in range(4))
 
 
+@compiled
+def _line(x, start, depth, out):
+    """x[start + depth[k]] for up to 64 summands, and zeros beyond them."""
+    count = len(depth)
+    if count == DEEP and depth[DEEP - 1] - depth[0] == DEEP - 1:
+        whole = x[start + depth[0] : start + depth[0] + DEEP]
+        for c in range(DEEP):
+            out[c] = np.uint64(whole[c])
+        return
+    for c in range(count):
+        out[c] = np.uint64(x[np.uint64(start + depth[c])])
+    for c in range(count, DEEP):
+        out[c] = np.uint64(0)
+
+
+_EIGHT = ir.VectorType(_WORD64, 8)
+
+
 @intrinsic
-def _turned(context, word):
-    """The bytes of a 64-bit word in the other order."""
+def _spread(context, line, out, stride):
+    """64 summands -> their eight planes: byte j of word g is that of summand 8 j + g, for x and for y. Addresses: of
+    the summands, of the first plane's 64 bytes, and how far the planes are apart."""
 
-    def generate(_, builder, signature, values):
-        return builder.bswap(values[0])
+    def generate(context, builder, signature, values):
+        def number(n: int):
+            return ir.Constant(_EIGHT, [n] * 8)
 
-    return types.uint64(types.uint64), generate
+        def at(address):
+            return builder.inttoptr(address, _EIGHT.as_pointer())
+
+        start = at(values[0])
+        rows = [builder.load(builder.gep(start, [ir.Constant(_WORD64, j)]), align=8) for j in range(8)]
+        for width, mask in ((4, 0x00000000FFFFFFFF), (2, 0x0000FFFF0000FFFF), (1, 0x00FF00FF00FF00FF)):
+            shift = number(8 * width)
+            for j in (j for j in range(8) if not j & width):
+                x, y = rows[j], rows[j + width]
+                swap = builder.and_(builder.xor(builder.lshr(x, shift), y), number(mask))
+                rows[j], rows[j + width] = builder.xor(x, builder.shl(swap, shift)), builder.xor(y, swap)
+        for p, row in enumerate(rows):
+            far = builder.mul(values[2], ir.Constant(_WORD64, p))
+            builder.store(row, at(builder.add(values[1], far)), align=8)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp), generate
 
 
 @compiled
 def _pack_left(x, rows, depth, out):
-    """x[rows[i] + depth[k]] -> tiles [rows / 16, K / 16, 2, 16, 16] of X_0 and X_1."""
-    tall, deep = len(rows), len(depth)
-    for i in range(-(-tall // SIDE)):
-        for k in range(-(-deep // SIDE)):
-            low, high, at = out[i, k, 0], out[i, k, 1], depth[k * SIDE : (k + 1) * SIDE]
-            if len(at) < SIDE or (i + 1) * SIDE > tall:
-                low[:], high[:] = 0, 0
-            together = len(at) == SIDE and at[SIDE - 1] - at[0] == SIDE - 1
-            for r in range(min(SIDE, tall - i * SIDE)):
-                row = rows[i * SIDE + r]
-                if together:
-                    line = x[row + at[0] : row + at[0] + SIDE]
-                    for c in range(SIDE):
-                        word = _turned(np.uint64(line[c]))
-                        low[r, c], high[r, c] = np.uint32(word >> np.uint64(32)), np.uint32(word)
+    """x[rows[i] + depth[k]] -> tiles [rows / 16, 8, K / 64, 16, 8], of eight bytes each."""
+    line, at, tiles = np.empty(DEEP, np.uint64), out.ctypes.data, out.shape[2]
+    for i in range(-(-len(rows) // SIDE)):
+        for k in range(-(-len(depth) // DEEP)):
+            for r in range(SIDE):
+                if i * SIDE + r < len(rows):
+                    _line(x, rows[i * SIDE + r], depth[k * DEEP : (k + 1) * DEEP], line)
                 else:
-                    for c in range(len(at)):
-                        word = _turned(np.uint64(x[row + at[c]]))
-                        low[r, c], high[r, c] = np.uint32(word >> np.uint64(32)), np.uint32(word)
+                    line[:] = 0
+                _spread(line.ctypes.data, at + ((i * PLANES * tiles + k) * SIDE + r) * DEEP, tiles * SIDE * DEEP)
 
 
 @compiled
 def _pack_right(y, columns, depth, out):
-    """y[columns[p] + depth[k]] -> tiles [columns / 16, K / 16, 8, 16, 16] of Y_0 to Y_7."""
-    wide, deep = len(columns), len(depth)
-    line = np.zeros(SIDE, np.uint64)
-    for j in range(-(-wide // SIDE)):
-        places = columns[j * SIDE : (j + 1) * SIDE]
-        line[:] = 0
-        for k in range(-(-deep // SIDE)):
-            tile = out[j, k]
-            for r in range(SIDE):
-                at = k * SIDE + r
-                if at < deep:
-                    for c in range(len(places)):
-                        line[c] = np.uint64(y[places[c] + depth[at]])
+    """y[columns[p] + depth[k]] -> tiles of words [columns / 16, 8, K / 64, 16, 16], of four bytes each."""
+    line, tile = np.empty(DEEP, np.uint64), np.empty((PLANES, SIDE, DEEP), np.uint8)
+    words = tile.view(np.uint32)
+    for j in range(-(-len(columns) // SIDE)):
+        for k in range(-(-len(depth) // DEEP)):
+            for n in range(SIDE):
+                if j * SIDE + n < len(columns):
+                    _line(y, columns[j * SIDE + n], depth[k * DEEP : (k + 1) * DEEP], line)
                 else:
                     line[:] = 0
-                for t in range(3):
-                    for c in range(SIDE):
-                        tile[t, r, c] = np.uint32(line[c] << np.uint64(24 - 8 * t))
-                for t in range(3, 8):
-                    for c in range(SIDE):
-                        tile[t, r, c] = np.uint32(line[c] >> np.uint64(8 * t - 24))
+                _spread(line.ctypes.data, tile.ctypes.data + n * DEEP, SIDE * DEEP)
+            for p in range(PLANES):
+                turned = out[j, p, k]
+                for q in range(SIDE):
+                    for n in range(SIDE):
+                        turned[q, n] = words[p, n, q]
 
 
 @compiled
@@ -224,35 +243,33 @@ def _steps(a, b, other_a, other_b, steps):
             _dot1()
             if other_a:
                 _dot3()
-        a += 8 * WORDS
-        b += 32 * WORDS
+        a += 4 * WORDS
+        b += 4 * WORDS
 
 
-@compiled
-def _add(sums, part, s):
-    """Four tiles of sums of products of words, times 2^(8 s)."""
-    if s == 0:
-        for i in range(4 * WORDS):
-            sums[i] = np.int64(part[i])
-    else:
-        shift = np.int64(8 * s)
-        for i in range(4 * WORDS):
-            sums[i] += np.int64(part[i]) << shift
+@intrinsic
+def _put(context, sums, part):
+    """Add eight sums of products of bytes, the s-th times 2^(8 s), to eight of the result. Addresses; the parts of one
+    s are four tiles behind those of the one before."""
 
+    def generate(context, builder, signature, values):
+        kind, wide = ir.VectorType(ir.IntType(32), 8), 4 * 4 * WORDS
+        place = builder.inttoptr(values[0], _EIGHT.as_pointer())
+        total = builder.load(place, align=8)
+        for s in range(PLANES):
+            at = builder.inttoptr(builder.add(values[1], ir.Constant(_WORD64, s * wide)), kind.as_pointer())
+            more = builder.zext(builder.load(at, align=4), _EIGHT)
+            total = builder.add(total, builder.shl(more, ir.Constant(_EIGHT, [8 * s] * 8)))
+        builder.store(total, place, align=8)
+        return context.get_dummy_value()
 
-@compiled
-def _put(sums, near, row, column, start):
-    """Add a tile at its place."""
-    for r in range(SIDE):
-        line, tile = sums[row + r, column : column + SIDE], near[start + r * SIDE : start + (r + 1) * SIDE]
-        for c in range(SIDE):
-            line[c] += tile[c]
+    return types.void(types.intp, types.intp), generate
 
 
 @compiled
 def _times(
-    x, x_rows, x_depth, y, y_rows, y_depth, out, out_rows, out_columns, kept, left, right, part, near, sums, size,
-    depth, low, high,
+    x, x_rows, x_depth, y, y_rows, y_depth, out, out_rows, out_columns, kept, left, right, part, sums, size, depth,
+    low, high,
 ):  # fmt: skip
     """`product` for the rows of x in blocks low .. high of `size`, with a fan-in of `depth` at a time."""
     deep, wide = len(x_depth), len(y_rows)
@@ -261,13 +278,15 @@ def _times(
     for t in range(8):
         configuration[16 + 2 * t] = 64
         configuration[48 + t] = SIDE
-    given, tiles = len(kept) > 0, depth // SIDE
+    given, tiles, tile = len(kept) > 0, depth // DEEP, 4 * WORDS
     tall, across = -(-min(size, len(x_rows)) // SIDE), -(-wide // SIDE)
-    own = left.reshape((0 if given else tall, tiles, 2, SIDE, SIDE))
-    blocks = right.reshape((COLUMNS // SIDE, tiles, 8, SIDE, SIDE))
-    near, sums = near.view(np.int64), sums.view(np.int64).reshape((tall * SIDE, across * SIDE))
-    left_row, right_row = 8 * WORDS * (kept.shape[1] if given else tiles), tiles * 32 * WORDS
-    right_at, part_at = right.ctypes.data, part.ctypes.data
+    own = left.view(np.uint64).reshape((0 if given else tall, PLANES, tiles, SIDE, 8))
+    blocks = right.reshape((COLUMNS // SIDE, PLANES, tiles, SIDE, SIDE))
+    sums = sums.view(np.int64).reshape((tall * SIDE, across * SIDE))
+    left_plane, right_plane = tile * (kept.shape[2] if given else tiles), tile * tiles
+    left_row, right_row = PLANES * left_plane, PLANES * right_plane
+    right_at, part_at, sums_at = right.ctypes.data, part.ctypes.data, sums.ctypes.data
+    packed = -1
     _configure(configuration.ctypes.data)
     for block in range(low, high):
         mine = x_rows[block * size : (block + 1) * size]
@@ -275,37 +294,44 @@ def _times(
         sums[:] = 0
         for first in range(0, deep, depth):
             last = min(deep, first + depth)
-            steps = -(-(last - first) // SIDE)
+            steps = -(-(last - first) // DEEP)
             if given:
-                left_at = kept.ctypes.data + block * size // SIDE * left_row + first // SIDE * 8 * WORDS
+                left_at = kept.ctypes.data + block * size // SIDE * left_row + first // DEEP * tile
             else:
                 left_at = left.ctypes.data
                 _pack_left(x, mine, x_depth[first:last], own)
             for at in range(0, wide, COLUMNS):
                 beside = y_rows[at : at + COLUMNS]
                 count = -(-len(beside) // SIDE)
-                _pack_right(y, beside, y_depth[first:last], blocks)
+                if packed != first * wide + at:  # the same for all rows, if it is the whole of y
+                    _pack_right(y, beside, y_depth[first:last], blocks)
+                    packed = first * wide + at
                 for i in range(0, tall, 2):
                     other_a = left_row if i + 1 < tall else 0
                     for j in range(0, count, 2):
                         other_b = right_row if j + 1 < count else 0
-                        for s in range(8):
+                        a, b = left_at + i * left_row, right_at + j * right_row
+                        for s in range(PLANES):
                             _zero0()
                             _zero1()
                             _zero2()
                             _zero3()
-                            a, b = left_at + i * left_row, right_at + j * right_row + s * 4 * WORDS
-                            _steps(a, b, other_a, other_b, steps)
-                            if s >= 4:
-                                _steps(a + 4 * WORDS, b - 16 * WORDS, other_a, other_b, steps)
-                            _store0(part_at)
-                            _store1(part_at + 4 * WORDS)
-                            _store2(part_at + 8 * WORDS)
-                            _store3(part_at + 12 * WORDS)
-                            _add(near, part, s)
+                            for p in range(s + 1):
+                                _steps(a + p * left_plane, b + (s - p) * right_plane, other_a, other_b, steps)
+                            near = part_at + 4 * s * tile
+                            _store0(near)
+                            _store1(near + tile)
+                            _store2(near + 2 * tile)
+                            _store3(near + 3 * tile)
                         for u in range(2 if other_a else 1):
                             for v in range(2 if other_b else 1):
-                                _put(sums, near, (i + u) * SIDE, at + (j + v) * SIDE, (2 * u + v) * WORDS)
+                                place = sums_at + 8 * ((i + u) * SIDE * across * SIDE + at + (j + v) * SIDE)
+                                near = part_at + (2 * u + v) * tile
+                                for _ in range(SIDE):
+                                    _put(place, near)
+                                    _put(place + 64, near + 32)
+                                    place += 8 * across * SIDE
+                                    near += 64
         rows = out_rows[block * size : (block + 1) * size]
         for top in range(0, len(rows), SIDE):
             for j in range(wide):

@@ -70,7 +70,7 @@ def unit() -> ModuleType | None:
 
 def _unit_for(n: int, k: int, m: int) -> ModuleType | None:
     """`unit`, if it is faster for a product of this size than torch's loops."""
-    return unit() if k >= 48 and min(n, m) > 8 and n * k * m >= _UNIT else None
+    return unit() if k >= 16 and min(n, m) > 8 and n * k * m >= _UNIT else None
 
 
 @functools.lru_cache(maxsize=512)
