@@ -11,12 +11,14 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ..ops.common import SLACK_BITS
+from ..ops.ranges import CAPACITY, fitted
 from ..tensor import SharedTensor
 from ..tensor.table import Context
+from . import targets
 from .cells import Cell
 from .functions import aten, torch
 from .operations import GRADIENTS
-from .public import VARYING, Varying, factor_form, inverse_form, places, scale_form
+from .public import VARYING, Varying, factor_form, inverse_form, places, scale_form, weight_form
 from .scale import (
     as_gradient,
     at,
@@ -71,16 +73,27 @@ def neg(context: Context, x: Cell) -> SharedTensor:
 
 @row("mul", aten.mul.Tensor, aten.mul.Scalar)
 def mul(context: Context, x: Any, y: Any) -> SharedTensor:
-    if isinstance(y, Varying):
-        value = operand(context, x) if y.form.kind == "mask" else content(x)
-        return coded(context, value, y) if y.form.kind == "mask" else _times(context, value, y)
-    if type(y) is Tensor and y.dim() and factor_form(y) is not None:
+    x, y = (x, y) if isinstance(x, Cell) else (y, x)
+    form = y.form if isinstance(y, Varying) else weight_form(y) if type(y) is Tensor else None
+    if form is not None and form.kind == "mask":
         return coded(context, operand(context, x), y)
+    if form is not None and form.kind == "floats":
+        return _weighted(context, operand(context, x), y)
+    if isinstance(y, Varying):
+        return _times(context, content(x), y)
     for value, other in ((x, y), (y, x)):
         number = plain_number(other)
         if number is not None:
             return _times(context, content(value), number)
     return torch.mul(operand(context, x), operand(context, y))
+
+
+def _weighted(context: Context, x: SharedTensor, y: Any) -> SharedTensor:
+    """x times public floats of f fraction bits, which may be others in the next step. No message."""
+    most = targets.largest(y, context.frac_bits)
+    x = fitted(context, x, CAPACITY / most)
+    shares = context.backend.each(operator.mul, x.shares, targets.whole(context, y, context.frac_bits))
+    return x.like(shares, x.scale_bits + context.frac_bits, None if x.bound is None else x.bound * most)
 
 
 def _times(context: Context, x: SharedTensor, number: Any) -> SharedTensor:
@@ -184,9 +197,11 @@ def addcdiv(context: Context, x: Any, a: Any, b: Any, value: float = 1) -> Share
     return total(context, x.content, times(context, quotient, value, state_bits(context), wide=True))
 
 
+for _key in (aten.add.Tensor, aten.sub.Tensor):
+    VARYING.setdefault(_key, {})["alpha"] = scale_form
 VARYING |= {
-    **{key: {"alpha": scale_form} for key in (aten.add.Tensor, aten.sub.Tensor)},
-    **{key: {1: factor_form} for key in (aten.mul.Tensor, aten.mul.Scalar)},
+    aten.mul.Tensor: {0: weight_form, 1: factor_form},
+    aten.mul.Scalar: {1: factor_form},
     **{key: {1: inverse_form} for key in (aten.div.Tensor, aten.div.Scalar)},
     aten.addcdiv.default: {"value": scale_form},
 }

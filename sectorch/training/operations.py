@@ -12,6 +12,7 @@ from ..errors import ShapeError
 from ..tensor import SharedTensor
 from ..tensor.table import Context, OpTable, Row
 from .cells import MANY, Cell, Made, Pool
+from .targets import taken
 
 GRADIENTS = OpTable(
     "tensors that are trained on",
@@ -70,7 +71,7 @@ def computed(context: Context, op: Operation) -> Any:
         return handler(context, *op.args, **op.kwargs)
     with context.session.operation(context.party) as net:
         before = len(net.raised)
-        result = handler(context, *op.args, **op.kwargs)
+        result = handler(context, *taken(context, op.key, op.args), **op.kwargs)
         if op.target is not None and isinstance(result, (SharedTensor, Made)):
             hold = CHANGED if op.parameter else [] if op.target.gradient else STATE
             for held in hold:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from ..session import Session, default_session
 from ..tensor import SharedTensor
 from ..tensor.table import Context
 from .cells import Cell, Pool
-from .public import Publics, Varying
+from .public import Brought, Publics, Varying
 from .recording import CURRENT, Recording, play
 
 LASTING = ("code", "normal", "positive")
@@ -43,7 +43,7 @@ class Traced:
 
     program: Program
     results: frozenset[int]
-    publics: Mapping[str, tuple[int, Callable[[Any], torch.Tensor]]]
+    publics: Mapping[str, Brought]
 
 
 class Programs:
@@ -134,9 +134,10 @@ def step(session: Session | None = None) -> Step:
             optimiser.step()
 
     Also a decorator. The Python inside runs each time, on shapes, and all is computed at the end, or when something is
-    revealed: what it does to shared tensors decides which program that is. Learning rates, bias corrections
-    of Adam, labels and masks are inputs of the program. Anything else that is public is a part of it, and another value
-    another program; steps that differ each time so are computed operator by operator.
+    revealed: what it does to shared tensors decides which program that is. Learning rates, bias corrections of Adam,
+    labels, targets, masks, and floats that are added or multiplied element by element are inputs of the program.
+    Anything else that is public is a part of it, and another value another program; steps that differ each time so are
+    computed operator by operator.
 
     Results are those of the operators one by one, bit for bit. What fails inside leaves shared tensors as they were.
     Rounds and bytes: those of its operators, of which those that do not wait for each other share rounds. Where the
@@ -297,9 +298,8 @@ def _from_program(found: Traced, recording: Recording, flags: list[Any]) -> None
         inputs |= backend.brought(f"cell {number}", before.content.shares)
     for number, word in enumerate(flags):
         inputs |= backend.brought(f"flag {number}", word)
-    for name, (slot, f) in found.publics.items():
-        value = f(recording.publics[slot])
-        inputs |= {f"{name}.A": value, f"{name}.S": value}
+    for name, brought in found.publics.items():
+        inputs |= {f"{name}.{role}": half for role, half in brought.halves(recording.publics).items()}
     kept, of, joined = session.run(found.program, inputs)
     words = [backend.again("flag", halves) for halves in joined]
     tensor = lambda y: y.held.tensor(backend.again("result", y.halves), session, party, scheme, y.dtype)

@@ -9,9 +9,9 @@ step is then computed operator by operator.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -52,11 +52,31 @@ def inverse_form(value: Any) -> Form | None:
     return Form("inverse", (places(1 / number, True),)) if _ordinary(number) else None
 
 
+SIZES = (0, 8, 11)
+"""Tensors of floats are of one form whose entries are at most the same one of these powers of two."""
+
+
+def floats_form(value: Any) -> Form | None:
+    """Of a tensor of floats that stands beside shared ones."""
+    if not isinstance(value, torch.Tensor) or not value.dim() or not value.is_floating_point():
+        return None
+    most = float(value.detach().abs().max()) if value.numel() else 0.0
+    size = next((size for size in SIZES if most <= 2.0**size), None)
+    return None if size is None else Form("floats", (tuple(value.shape), value.dtype, size))
+
+
+def weight_form(value: Any) -> Form | None:
+    """Of a tensor that a shared one is multiplied by: a mask of zeros and ones, or floats."""
+    if not isinstance(value, torch.Tensor) or not value.dim():
+        return None
+    mask = not value.is_complex() and bool(((value == 0) | (value == 1)).all())
+    return Form("mask", (tuple(value.shape),)) if mask else floats_form(value)
+
+
 def factor_form(value: Any) -> Form | None:
-    """Of a factor; of one near one, the rest is what has a size. Of a tensor, if it is a mask of zeros and ones."""
+    """Of a factor; of one near one, the rest is what has a size."""
     if isinstance(value, torch.Tensor) and value.dim():
-        whole = not value.is_floating_point() and bool(((value == 0) | (value == 1)).all())
-        return Form("mask", (tuple(value.shape),)) if whole else None
+        return weight_form(value)
     number = float(value)
     if 0.5 < number < 1:
         return Form("rest", (places(1 - number, False),)) if _ordinary(1 - number) else None
@@ -107,15 +127,34 @@ class Varying:
         """f(content, ...), whole numbers of a shape, as a value that A and S know."""
         return self.publics.value(context, self.slot, lambda v: f(v, *given), shape)
 
+    def embedded(self, context: Context, f: Callable) -> Any:
+        """f(content), whole numbers of its shape, as shares that A has whole."""
+        return self.publics.value(context, self.slot, f, self.size, shared=True)
+
+
+class Brought(NamedTuple):
+    """How a public input comes from what a step gives, and whether it is shares, of which S has none."""
+
+    slot: int
+    f: Callable[[Any], torch.Tensor]
+    shared: bool
+
+    def halves(self, publics: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """What A and S bring."""
+        value = self.f(publics[self.slot])
+        return {"A": value, "S": torch.zeros_like(value) if self.shared else value}
+
 
 @dataclass
 class Publics:
     """The public inputs of a program that is being traced: how each comes from what a step gives."""
 
-    inputs: dict[str, tuple[int, Callable[[Any], torch.Tensor]]] = field(default_factory=dict)
+    inputs: dict[str, Brought] = field(default_factory=dict)
 
-    def value(self, context: Context, slot: int, f: Callable[[Any], torch.Tensor], shape: torch.Size) -> Any:
+    def value(
+        self, context: Context, slot: int, f: Callable[[Any], torch.Tensor], shape: torch.Size, shared: bool = False
+    ) -> Any:
         name = f"public {len(self.inputs)}"
-        self.inputs[name] = slot, f
+        self.inputs[name] = Brought(slot, f, shared)
         meta = torch.empty(shape, dtype=torch.int64, device="meta")
         return context.backend.again(name, (meta, meta))

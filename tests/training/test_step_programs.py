@@ -13,7 +13,7 @@ from torch import nn
 import sectorch
 from sectorch import DifferentiableTensor, Session
 from sectorch.choreography.ledger import Transcript
-from sectorch.errors import ArgumentError, DimensionError, RangeExceededError, SecretAccessError
+from sectorch.errors import ArgumentError, DimensionError, RangeExceededError, SecretAccessError, SectorchError
 from sectorch.training import programs as stepping
 
 OPTIMISERS = {
@@ -122,6 +122,62 @@ def test_no_number_of_an_earlier_step_is_used():
         losses.append(found)
     assert all(torch.equal(a, b) for a, b in zip(*losses, strict=True))
     assert sectorch.step(session).programs == 6, "0.45 and 0.07 are of the form of 0.3 and 0.1, and only they"
+
+
+LOSSES = {
+    "mse": F.mse_loss,
+    "bce": F.binary_cross_entropy_with_logits,
+    "written": lambda x, y: ((y - x) ** 2 * (y + 1)).mean(),
+    "masked": lambda x, y: (x * (y > 0.5).float()).abs().sum(),
+    "smooth": F.smooth_l1_loss,
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_plain_targets_are_inputs_of_the_program_and_have_the_bits_of_shared_ones(name: str):
+    """Targets, summands, weights and masks of floats that are others in each step."""
+
+    def trained(session: Session, shared: bool = False, recorded: bool = True) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = sectorch.shared(nn.Linear(4, 1), session=session)
+        optimiser, found = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9), []
+        for _ in range(6):
+            x, y = sectorch.share(torch.rand(5, 4), session=session), torch.rand(5, 1)
+            with sectorch.step(session) if recorded else session.call():
+                optimiser.zero_grad()
+                loss = LOSSES[name](model(x), sectorch.share(y, session=session, limit=1.0) if shared else y)
+                loss.backward()
+                optimiser.step()
+            found.append(loss.reveal())
+        return [*found, *state(model).values()]
+
+    session = Session()
+    found, wanted = trained(session), trained(Session(reference=True), recorded=False)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert sectorch.step(session).programs <= 4 and None not in stepping.PROGRAMS[session].known.values()
+    if name in ("mse", "bce", "smooth"):
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(found, trained(Session(reference=True), True, recorded=False), strict=True)
+        )
+
+
+def test_plain_targets_of_other_sizes_are_other_programs_and_what_is_no_number_is_refused():
+    session = Session()
+    p = DifferentiableTensor(sectorch.share(torch.ones(2), session=session), requires_grad=True)
+
+    def attempt(y: torch.Tensor) -> float:
+        with sectorch.step(session):
+            loss = F.mse_loss(p, y)
+        return float(loss.reveal())
+
+    for y, programs in ((0.5, 1), (-1.0, 1), (3.0, 2), (256.0, 2), (300.0, 3), (2000.0, 3)):
+        assert attempt(torch.full((2,), y)) == pytest.approx((y - 1) ** 2, rel=1e-4)
+        assert sectorch.step(session).programs == programs
+    for wrong in (float("nan"), 1e9):
+        with pytest.raises(SectorchError):
+            attempt(torch.full((2,), wrong))
+    assert attempt(torch.full((2,), 0.5)) == 0.25 and p.detach().reveal().tolist() == [1, 1]
 
 
 def test_what_python_counts_goes_on_and_what_is_asked_inside_is_computed():
