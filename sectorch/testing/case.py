@@ -9,8 +9,12 @@ from typing import TypedDict
 import torch
 
 from ..choreography import Roles
+from ..choreography.program.trace import Program
 from ..choreography.roles import STAR
+from ..choreography.steps import Compute
 from ..errors import ArgumentError
+from .known import is_tests
+from .notes import LINEAR
 from .played import Given, Protocol
 
 Reference = Callable[..., "torch.Tensor | tuple[torch.Tensor, ...]"]
@@ -24,8 +28,9 @@ class Options(TypedDict, total=False):
         dealer: as of `sectorch.Session`; "Q".
         answering: how many parties answer; 1. Of more the protocol is f(nets, *values), with a net for each, and the
             inputs that are shared are shared by each of them in turn.
-        elementwise: whether each element of a result depends on the same element of each input alone; then the elements
-            of one run are as many experiments. Otherwise each run is one: small shapes find more. True.
+        elementwise: whether each element of a result depends on the same element of each input, and of each draw,
+            alone; then the elements of one run are as many experiments. Otherwise each run is one: small shapes find
+            more. True.
         error: how far a result may be from the reference, in ring elements; 0.
         varies: how far two results for the same inputs may be apart; 0.
         uniform: whether messages have to be uniform; ciphertexts and statistical masks are not. True.
@@ -93,5 +98,30 @@ class Case:
         return cls(protocol, given, reference, **options)
 
     def traced(self) -> Protocol:
-        """The protocol, traced; errors as of `Protocol`."""
-        return Protocol(self.protocol, self.given, self.roles, self.elements, self.dealer, self.answering)
+        """The protocol, traced; errors as of `Protocol`.
+
+        Raises:
+            ArgumentError: its elements are said to be experiments of their own, and share a value.
+        """
+        found = Protocol(self.protocol, self.given, self.roles, self.elements, self.dealer, self.answering)
+        if self.elementwise and (said := shared_by_elements(found.program, found.n)):
+            raise ArgumentError(
+                f"all elements share {said}, so they are no experiments of their own: pass elementwise=False, and "
+                f"small shapes"
+            )
+        return found
+
+
+def shared_by_elements(program: Program, n: int) -> str:
+    """A value of a few numbers that a step takes beside one of n elements, or of their packed bits; of a sum or a
+    difference it tells nothing of its own. Such a product is even in all elements where the few numbers are."""
+    sizes = {i.slot: i.shape.numel() for i in program.inputs}
+    for node in program.nodes:
+        for slot, y in zip(node.slots, node.results, strict=True):
+            sizes[slot] = y.numel() if isinstance(y, torch.Tensor) else 0
+        step = node.step
+        if isinstance(step, Compute) and step.f not in LINEAR and not is_tests(step.path):
+            taken = [sizes[slot] for slot in node.taken if sizes[slot]]
+            if taken and max(taken) >= n and min(taken) < -(-n // 64):
+                return f"a value of {min(taken)} in a step of {step.path or 'the protocol'}"
+    return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,13 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..choreography.program.nodes import Taken
-from ..choreography.program.trace import Program
-from ..choreography.steps import Compute
 from .constants import numbers_of
 from .known import Known, Played
 from .lined import Row, plane_of, rows_of, whole
-from .notes import LINEAR
+from .of_two import steps_of_two
 from .outcomes import Outcomes
 from .said import Sentences
 from .secrets import Values
@@ -305,25 +301,6 @@ def _with_products(run: Played, party: str, secret: Values) -> Iterator[tuple[st
         yield f"{message.name} - {one} * {other}", message.value - product
 
 
-def steps_of_two(program: Program) -> list[tuple[Callable, tuple[torch.Size, ...]]]:
-    """Steps that take two tensors, as functions of these, and their shapes; each kind of step once."""
-    shapes = {slot: y.shape for node in program.nodes for slot, y in zip(node.slots, node.results, strict=True)
-              if isinstance(y, torch.Tensor)} | {i.slot: i.shape for i in program.inputs}  # fmt: skip
-    found: dict[tuple, tuple[Callable, tuple[torch.Size, ...]]] = {}
-    for node in program.nodes:
-        if isinstance(node.step, Compute) and len(node.taken) == 2 and not node.many and node.step.f not in LINEAR:
-            taken = tuple(shapes[slot] for slot in node.taken)
-            found.setdefault(
-                (repr(node.step.f), taken), (functools.partial(_applied, node.step.f, node.operands), taken)
-            )
-    return list(found.values())
-
-
-def _applied(f: Callable, operands: Sequence, *tensors: torch.Tensor) -> torch.Tensor:
-    left = iter(tensors)
-    return f(*(next(left) if isinstance(o, Taken) else o for o in operands))
-
-
 def _with_steps(steps: Sequence, run: Played, party: str, secret: Values) -> Iterator[tuple[str, np.ndarray]]:
     """A message with what a step makes of two values, or of these less what an input is thought to be."""
     opened = [(k.name, k.value) for k in _words(run, party, "opened", "received") if k.value.dtype == torch.int64]
@@ -331,7 +308,7 @@ def _with_steps(steps: Sequence, run: Played, party: str, secret: Values) -> Ite
     values = [*opened, *less, *((k.name, k.value) for k in _words(run, party, "drawn"))]
     messages = [k for k in _words(run, party, "received") if k.value.dtype == torch.int64]
     for f, (first, second) in steps:
-        sides = ([v for v in values if v[1].shape[:-1] == shape] for shape in (first, second))
+        sides = ([v for v in values if (v[1].shape[:-1], v[1].dtype) == form] for form in (first, second))
         for (one, a), (other, b) in itertools.product(*sides):
             made = torch.stack([f(x, y) for x, y in zip(a.unbind(-1), b.unbind(-1), strict=True)], -1)
             for message in messages:

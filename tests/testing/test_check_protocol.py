@@ -21,6 +21,7 @@ from sectorch.testing.case import Case
 from sectorch.testing.exhaustive import Exhaustive, in_elements
 from sectorch.testing.outcomes import Outcomes
 from sectorch.testing.spans import broken, numbers
+from sectorch.testing.views import Views
 
 BEFORE = dict(PROTOCOLS)
 import own_roles  # noqa: E402
@@ -101,6 +102,33 @@ def test_protocols_that_are_not_elementwise():
     sizes = [Given(shape=(1, 2)), Given(shape=(2, 1))]
     leaks = mutate_protocol(product, sizes, torch.matmul, elementwise=False, kinds=("mask twice", "mask told"), most=3)
     assert leaks.survivors == [] and "view" in {p.by for p in leaks.planted}
+
+
+def test_a_step_of_two_values_is_taken_of_values_of_their_type_alone():
+    """A matrix product of words of 64 bits, beside a draw of the same shape of 32."""
+
+    def beside(net: Net, x: Shares, y: Shares) -> Shares:
+        drawn = net.common(net.Q, net.A, (2, 2), "of 32", dtype=torch.int32).to(torch.int64)
+        made = multiply(net, leaf(products.matmul), x, y)
+        return Shares(made.A + (drawn - drawn.clone()), made.S)
+
+    options = {"elementwise": False, "runs": 60, "pairs": 1}
+    case = Case.of(beside, [Given(shape=(2, 2))] * 2, torch.matmul, options)
+    outcomes = Outcomes(case.traced(), case)
+    assert list(Views(outcomes.protocol, outcomes).check(["A"])) == []
+
+
+def test_elements_that_share_a_secret_are_no_experiments():
+    """Under one mask, all their products are even, or none."""
+
+    def times_drawn(net: Net, x: Shares) -> Shares:
+        k = Shares(net.common(net.Q, net.A, (1,), "k_A"), net.common(net.Q, net.S, (1,), "k_S"))
+        return multiply(net, torch.mul, x, k)
+
+    scalar = Given(low=ANY.low, high=ANY.high, shape=(1,))
+    for f, given in ((times_drawn, [ANY]), (lambda net, x, y: multiply(net, torch.mul, x, y), [ANY, scalar])):
+        with pytest.raises(ArgumentError, match=r"share a value of 1 in a step of .*elementwise=False"):
+            check_protocol(f, given, torch.mul)
 
 
 def test_a_draw_of_which_bits_change_nothing():

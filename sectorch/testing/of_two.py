@@ -1,0 +1,37 @@
+"""The steps of a protocol that take two tensors, to be tried on what a party has."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..choreography.program.nodes import Taken
+from ..choreography.program.trace import Program
+from ..choreography.steps import Compute
+from .notes import LINEAR
+
+Form = tuple[torch.Size, torch.dtype]
+
+
+def steps_of_two(program: Program) -> list[tuple[Callable, tuple[Form, ...]]]:
+    """Steps that take two tensors, as functions of these, and their forms; each kind of step once."""
+    forms: dict[Any, Form] = {i.slot: (i.shape, i.dtype) for i in program.inputs}
+    for node in program.nodes:
+        made = zip(node.slots, node.results, strict=True)
+        forms |= {slot: (y.shape, y.dtype) for slot, y in made if isinstance(y, torch.Tensor)}
+    found: dict[tuple, tuple[Callable, tuple[Form, ...]]] = {}
+    for node in program.nodes:
+        if isinstance(node.step, Compute) and len(node.taken) == 2 and not node.many and node.step.f not in LINEAR:
+            taken = tuple(forms[slot] for slot in node.taken)
+            found.setdefault(
+                (repr(node.step.f), taken), (functools.partial(_applied, node.step.f, node.operands), taken)
+            )
+    return list(found.values())
+
+
+def _applied(f: Callable, operands: Sequence, *tensors: torch.Tensor) -> torch.Tensor:
+    left = iter(tensors)
+    return f(*(next(left) if isinstance(o, Taken) else o for o in operands))
