@@ -160,8 +160,9 @@ class Backend(Protocol):
     def truncate(self, x: Any, shift: int, limit_bits: int | None = None) -> Any:
         """floor(x / 2^shift + 1/2), for 1 <= shift <= 32."""
 
-    def at_least(self, x: Any, thresholds: tuple[int, ...] = (0,)) -> Any:
-        """[x - t >= 0] for each public threshold t, as 0 or 1: [T, *shape]."""
+    def at_least(self, x: Any, thresholds: tuple[int, ...] = (0,), high: int = 63) -> Any:
+        """[x - t >= 0] for each public threshold t, as 0 or 1: [T, *shape]. x - t is known to lie in
+        [-2^high, 2^high)."""
 
     def is_zero(self, x: Any) -> Any:
         """[x = 0], as 0 or 1, for all of the ring."""
@@ -187,8 +188,8 @@ class Backend(Protocol):
     def leaky_relu(self, x: Any, shift: int) -> Any:
         """max(x, 0) / 2^shift, rounded half up, in the paper's way: shows Q sign and size of x (`mpc/leaky.py`)."""
 
-    def maximum(self, x: Any, y: Any) -> Any:
-        """The larger of both, which have one shape."""
+    def maximum(self, x: Any, y: Any, high: int = 63) -> Any:
+        """The larger of both, which have one shape; their difference is known to lie in [-2^high, 2^high)."""
 
     def largest(self, x: Any, high: int = 63) -> Any:
         """The maximum along the first dimension; differences are known to lie in [-2^high, 2^high)."""

@@ -227,3 +227,24 @@ def test_divisors_up_to_a_quarter_of_the_limit(frac_bits: int):
     shared, error = share(x, frac_bits=frac_bits), 1e-5 * 2.0 ** (20 - frac_bits)
     assert (F.softsign(shared).reveal() - F.softsign(x.double())).abs().max() < error
     assert ((shared / shared.flip(0)).reveal() - x / x.flip(0)).abs().max() < error
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 40), st.booleans(), st.sampled_from(("lan", "wan")))
+def test_comparisons_look_at_every_plane_that_a_bound_leaves(bits: int, odd: bool, network: str):
+    """A comparison looks at as many planes as the bound has: right for values on both sides at the bound itself."""
+    most = (1 << bits) + (odd and bits > 0)
+    values = torch.tensor([most, -most, most - 1, 1 - most, 0, 1, -1, most // 2], dtype=torch.int64).clamp(-most, most)
+    x = share(torch.zeros(len(values)), network=network, range_check=False)
+    with x.session.operation(x.party):
+        tight = x.like(x.shares + values, 0, float(most))
+    rows, columns = tight.unsqueeze(1), tight.unsqueeze(0)
+    first, second = torch.broadcast_tensors(values.unsqueeze(1), values.unsqueeze(0))
+    for f in (torch.ge, torch.gt, torch.le, torch.lt, torch.maximum, torch.minimum):
+        assert torch.equal(f(rows, columns).reveal().double(), f(first, second).double()), f
+    for f in (torch.sign, torch.relu, torch.amax, torch.amin):
+        assert torch.equal(f(tight).reveal().double(), f(values).double()), f
+    for padding in (0, 1):
+        pool = torch.nn.MaxPool1d(2, 1, padding)
+        wanted = pool(values.double().view(1, 1, -1))
+        assert torch.equal(pool(tight.view(1, 1, -1)).reveal().double(), wanted)

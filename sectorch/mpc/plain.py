@@ -132,7 +132,7 @@ class Plain(Backend):
             self.flag_outside(y, limit_bits)
         return y
 
-    def at_least(self, x: T, thresholds: tuple[int, ...] = (0,)) -> T:
+    def at_least(self, x: T, thresholds: tuple[int, ...] = (0,), high: int = 63) -> T:
         return torch.stack([x - t >= 0 for t in thresholds]).to(torch.int64)
 
     def is_zero(self, x: T) -> T:
@@ -157,7 +157,7 @@ class Plain(Backend):
     def leaky_relu(self, x: T, shift: int) -> T:
         return self.ramps(x, (0,), shift)[0]
 
-    def maximum(self, x: T, y: T) -> T:
+    def maximum(self, x: T, y: T, high: int = 63) -> T:
         return torch.maximum(x, y)
 
     def largest(self, x: T, high: int = 63) -> T:

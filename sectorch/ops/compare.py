@@ -9,6 +9,7 @@ import torch
 from ..tensor import SharedTensor
 from ..tensor.table import BEFORE, Context, implements
 from .common import finite, is_secret, refuse, total, typed
+from .ranges import planes
 from .reduction import sum_
 
 T = torch.Tensor
@@ -16,7 +17,7 @@ T = torch.Tensor
 
 def not_negative(context: Context, x: SharedTensor) -> SharedTensor:
     """[x >= 0] as shares of 0 and 1."""
-    return x.like(context.backend.at_least(x.shares)[0], 0)
+    return x.like(context.backend.at_least(x.shares, high=planes(x))[0], 0)
 
 
 def complement(context: Context, x: SharedTensor) -> SharedTensor:
@@ -106,7 +107,7 @@ def total_tensor(context: Context, x: Any, y: Any) -> SharedTensor:
 
 @implements("sign", torch.sign, T.sign, torch.sgn, T.sgn, note="exact")
 def sign(context: Context, x: SharedTensor) -> SharedTensor:
-    bits = context.backend.at_least(x.shares, (0, 1))
+    bits = context.backend.at_least(x.shares, (0, 1), planes(x, more=1))
     return x.like(bits[0] + bits[1] - 1, 0)
 
 

@@ -8,7 +8,7 @@ from ..backend import Backend, Value
 from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
 from .common import end_to_end
-from .ranges import CAPACITY, fitted
+from .ranges import CAPACITY, fitted, planes
 
 T = torch.Tensor
 
@@ -123,7 +123,7 @@ def _stably(context: Context, x: SharedTensor, dim: int, descending: bool) -> Pa
     later = (torch.arange(count) > torch.arange(count).unsqueeze(-1)).to(torch.int64)
     shape = (count, count, *[1] * (x.dim() - 1))
     apart = backend.each(torch.unsqueeze, keys, 1) - backend.each(torch.unsqueeze, keys, 0)
-    ranks = backend.each(torch.sum, backend.at_least(apart - later.view(shape))[0], dim=1) - 1
+    ranks = backend.each(torch.sum, backend.at_least(apart - later.view(shape), high=planes(x, 2, 1))[0], dim=1) - 1
     wanted = torch.arange(count).view(-1, 1, *[1] * (x.dim() - 1))
     code = backend.is_zero(backend.each(torch.unsqueeze, ranks, 0) - wanted)
     places = backend.each(torch.sum, code * torch.arange(count).view(1, -1, *[1] * (x.dim() - 1)), dim=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
 from .bilinear import bilinear, scaled
 from .common import bound, local, refuse
+from .ranges import planes
 
 T = torch.Tensor
 _HIDDEN = vars(F)
@@ -59,7 +61,8 @@ def max_pool2d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any 
     kernel, padding, dilation = _pair(kernel_size), _pair(padding), _pair(dilation)
     stride = kernel if stride is None or stride == [] else _pair(stride)
     high = 63 if any(padding) or ceil_mode else bound(context, x.scale_bits, 1)
-    windows = context.backend.affine(_windows, x.shares, _LOWEST, kernel, stride, padding, dilation, ceil_mode)
+    high, lowest = min(high, planes(x, 2)), _LOWEST if x.bound is None else -math.ceil(x.bound)
+    windows = context.backend.affine(_windows, x.shares, lowest, kernel, stride, padding, dilation, ceil_mode)
     return x.like(context.backend.largest(windows, high), x.scale_bits)
 
 

@@ -19,7 +19,7 @@ from ..tensor.table import Context, implements
 from . import series as series_of
 from .codes import exponent_map
 from .common import SLACK_BITS, raised, require, settled, shortened
-from .ranges import CAPACITY, domain_bits, fitted, forbid
+from .ranges import CAPACITY, domain_bits, fitted, forbid, planes
 from .smooth import fitting, result_bits, series
 
 T = torch.Tensor
@@ -91,7 +91,7 @@ def log1p(context: Context, x: SharedTensor) -> torch.Tensor:
 
 @implements("sqrt", torch.sqrt, T.sqrt, in_place=(T.sqrt_,), note="0 <= x < 2^20; error 2e-6 + 1e-6 / y + 4e-6 y")
 def sqrt(context: Context, x: SharedTensor) -> SharedTensor:
-    sign = context.backend.at_least(x.shares)
+    sign = context.backend.at_least(x.shares, high=planes(x))
     forbid(context, -sign + 1)
     s, high = x.scale_bits, high_bits(context)
     normal = exponent(context, x, -s, high)
@@ -132,7 +132,7 @@ def _signed(context: Context, x: SharedTensor, sign: Value | None) -> SharedTens
 
 def _sign(context: Context, x: SharedTensor) -> Value:
     """1 where x >= 0, and -1."""
-    return context.backend.at_least(x.shares)[0] * 2 - 1
+    return context.backend.at_least(x.shares, high=planes(x))[0] * 2 - 1
 
 
 @implements("reciprocal", torch.reciprocal, T.reciprocal, in_place=(T.reciprocal_,),
@@ -205,6 +205,6 @@ def fractional_power(context: Context, x: SharedTensor, y: Any) -> torch.Tensor:
         return torch.exp(torch.log(x) * y)
     lowest = -(x.scale_bits + 1) * math.log(2)
     power = logarithm(context, x, lowest) * y
-    positive = context.backend.at_least(x.shares, (0, 1))
+    positive = context.backend.at_least(x.shares, (0, 1), planes(x, more=1))
     forbid(context, -positive[0] + 1)
     return _signed(context, settled(context, power.exp()), positive[1])

@@ -66,6 +66,12 @@ def above(limit: int, low: int) -> int:
     return math.ceil(math.log2(2.0**limit - low))
 
 
+def planes(x: SharedTensor, factor: float = 1.0, more: float = 0.0) -> int:
+    """Planes that a comparison has to look at of `factor` x and a number of magnitude `more`: as many as the bound has
+    bits, and all 63 of what nothing is known of."""
+    return 63 if x.bound is None else max(1, min(63, math.frexp(factor * x.bound + more)[1]))
+
+
 def fitted(context: Context, x: SharedTensor, allowed: float) -> SharedTensor:
     """x, of which every element is below `allowed` (of the ring) in magnitude: by its bound, or by a check.
 

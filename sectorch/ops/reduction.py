@@ -15,7 +15,7 @@ from ..tensor.table import Context, implements
 from .bilinear import scaled
 from .common import SLACK_BITS, aligned, plus, raised, shortened, summand
 from .order import with_indices
-from .ranges import CAPACITY, domain_bits, fitted, limit_at
+from .ranges import CAPACITY, domain_bits, fitted, limit_at, planes
 
 T = torch.Tensor
 
@@ -132,7 +132,7 @@ def _extreme(context: Context, x: SharedTensor, dim: Any, keepdim: bool, sign: i
         return x
     backend = context.backend
     flat = backend.each(_to_first, x.shares, dims, rest)
-    best = backend.largest(flat if sign > 0 else -flat)
+    best = backend.largest(flat if sign > 0 else -flat, planes(x, 2))
     kept = [1 if d in dims else shape[d] for d in range(len(shape))] if keepdim else [shape[d] for d in rest]
     return x.like(backend.each(torch.reshape, best if sign > 0 else -best, kept), x.scale_bits)
 
@@ -164,7 +164,7 @@ def _pairwise(context: Context, x: Any, y: Any, sign: int) -> SharedTensor:
     bound = max(bounds) if len(bounds) == len(operands) else None
     first, shape = operands[0], torch.broadcast_shapes(*(v.shares.shape for v in operands))
     left, right = (backend.each(torch.Tensor.expand, v.shares if sign > 0 else -v.shares, shape) for v in operands)
-    best = backend.maximum(left, right)
+    best = backend.maximum(left, right, planes(first.bounded(bound), 2))
     return first.like(best if sign > 0 else -best, bound=bound)
 
 

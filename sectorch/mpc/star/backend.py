@@ -138,8 +138,8 @@ class Star(Backend):
     def truncate(self, x: Shares, shift: int, limit_bits: int | None = None) -> Shares:
         return truncate(self.net, x, shift, self.fss, limit_bits)
 
-    def at_least(self, x: Shares, thresholds: tuple[int, ...] = (0,)) -> Shares:
-        return at_least(self.net, open_masked(self.net, x), thresholds, self.fss)
+    def at_least(self, x: Shares, thresholds: tuple[int, ...] = (0,), high: int = 63) -> Shares:
+        return at_least(self.net, open_masked(self.net, x), thresholds, self.fss, high)
 
     def is_zero(self, x: Shares) -> Shares:
         return bit_to_ring(self.net, is_zero(self.net, open_masked(self.net, x)), x.shape)
@@ -162,8 +162,8 @@ class Star(Backend):
     def leaky_relu(self, x: Shares, shift: int) -> Shares:
         return leaky_relu_privhfl(self.net, x, shift)
 
-    def maximum(self, x: Shares, y: Shares) -> Shares:
-        return maximum(self.net, x, y, fss=self.fss)
+    def maximum(self, x: Shares, y: Shares, high: int = 63) -> Shares:
+        return maximum(self.net, x, y, high, self.fss)
 
     def largest(self, x: Shares, high: int = 63) -> Shares:
         return max_tree(self.net, x, high, self.fss)

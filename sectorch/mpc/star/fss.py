@@ -152,11 +152,12 @@ def _sign_half(words, clear, first: bool) -> torch.Tensor:
 
 
 @protocol("signs", "docs/protocols.md; Boyle et al., EUROCRYPT 2021")
-def signs(net: Net, x: Masked, thresholds: tuple[int, ...] = (0,)) -> Shares:
+def signs(net: Net, x: Masked, thresholds: tuple[int, ...] = (0,), high: int = 63) -> Shares:
     """[x - t >= 0] for each public threshold t, as additive shares of 0 and 1: [T, *shape]. Exact.
 
-    No message online. Dealt as in `deal_key`. Nobody learns anything.
+    x - t is known to lie in [-2^high, 2^high). No message online. Dealt as in `deal_key`. Nobody learns anything.
     """
-    key = deal_key(net, x, 63)
+    check_planes(high)
+    key = deal_key(net, x, high)
     found = [_sign(key, x, t) for t in thresholds]
     return Shares(compute(torch.stack, [f.A for f in found]), compute(torch.stack, [f.S for f in found]))

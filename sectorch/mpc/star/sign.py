@@ -11,11 +11,15 @@ from .shares import Shares
 
 
 @protocol("at_least", "docs/protocols.md")
-def at_least(net: Net, x: Masked, thresholds: tuple[int, ...] = (0,), fss: bool = False) -> Shares:
+def at_least(net: Net, x: Masked, thresholds: tuple[int, ...] = (0,), fss: bool = False, high: int = 63) -> Shares:
     """[x - t >= 0] for each public threshold t, as shares of 0 and 1: [T, *shape]. Exact.
 
-    Rounds: 5 (tree) + 1 (bit), or none with `fss`, where the dealt bytes are some twenty times as many.
+    Args:
+        high: x - t is known to lie in [-2^high, 2^high); 63 assumes nothing.
+
+    Rounds: ceil(log2(ceil(high / 3))) (tree) + 1 (bit), or none with `fss`, where the dealt bytes are some twenty times
+    as many.
     """
     if fss:
-        return signs(net, x, thresholds)
-    return bit_to_ring(net, drelu(net, x, thresholds=thresholds), x.shape, len(thresholds))
+        return signs(net, x, thresholds, high)
+    return bit_to_ring(net, drelu(net, x, high, thresholds), x.shape, len(thresholds))
