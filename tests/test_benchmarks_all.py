@@ -21,6 +21,8 @@ WITHOUT = {
     "privhfl_pictures.py",
     "privhfl_seconds.py",
     "perturbation_cost.py",
+    "peers.py",
+    "peers_crypten.py",
     "training_crypten.py",
     "training_peers.py",
 }
