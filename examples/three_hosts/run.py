@@ -78,10 +78,16 @@ def enrol(here: Path, name: str) -> str | None:
     return made.get("fingerprint")
 
 
-def answers(options: list[str]) -> bool:
-    """Whether the server lists the model."""
-    listed = subprocess.run([*SECTORCH, "models", *options], capture_output=True, text=True)
-    return "hospital-b" in listed.stdout
+def wait(options: list[str], model: str = "") -> None:
+    """Wait until the server answers `sectorch models`, in this process, and lists the model."""
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()):
+            failed = command(["models", *options])
+        if not failed and model in printed.getvalue():
+            return
+        time.sleep(0.5)
+    raise SystemExit("the server, or the model, did not come up")
 
 
 def main() -> None:
@@ -122,17 +128,16 @@ def main() -> None:
                 "hospital-b",
                 *client("hospital-b"),
             ]
-            while not answers(client("alice", pins=False)):
-                if len(processes) == 1 or processes[1].poll() is not None:  # S may not listen yet
-                    processes[1:] = [subprocess.Popen(answer)]
+            wait(client("alice", pins=False))
+            processes.append(subprocess.Popen(answer))
+            wait(client("alice", pins=False), "hospital-b")
             ask = ("query", "hospital-b", *client("alice"), "--batch", options.batch)
             if options.prepare:
                 print(run(*ask, "--prepare", options.rows).stderr.strip().splitlines()[-1])
                 processes[0].terminate()
                 processes[0].wait(timeout=20)
                 processes[0] = subprocess.Popen(serve)
-                while not answers(client("alice", pins=False)):
-                    time.sleep(0.2)
+                wait(client("alice", pins=False), "hospital-b")
             asked = run(*ask, here / "images.npy", "--out", here / "logits.npy", "--json")
         finally:
             for process in reversed(processes):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shlex
@@ -37,12 +39,13 @@ def program(parties):
 class Running:
     """A federation that was set up by its command; everything that it starts ends with it."""
 
-    def __init__(self, folder: Path, capsys):
+    def __init__(self, folder: Path):
         self.folder = folder
         server = f"localhost:{free_port()}"
         entries = [f"{name}={role}" for name, role in PARTIES.items()]
-        assert run(["federation", "try", str(folder / "trial"), *entries, "--server", server, "--json"]) == 0
-        made = json.loads(capsys.readouterr().out)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            assert run(["federation", "try", str(folder / "trial"), *entries, "--server", server, "--json"]) == 0
+        made = json.loads(printed.getvalue())
         assert set(made["parties"]) == set(PARTIES)
         self.processes: list[subprocess.Popen] = []
         self.server = self.start(*shlex.split(made["server_command"])[1:])
@@ -68,9 +71,9 @@ class Running:
             process.communicate()
 
 
-@pytest.fixture
-def running(tmp_path, capsys):
-    running = Running(tmp_path, capsys)
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    running = Running(tmp_path_factory.mktemp("processes"))
     yield running
     running.close()
 

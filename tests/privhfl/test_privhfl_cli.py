@@ -36,13 +36,14 @@ def test_json_and_files(tmp_path: Path, capsys):
 
 
 def test_table_and_statement(tmp_path: Path, capsys):
-    assert cli.main([*QUICK, "--queries", "6", "8", "--no-plots", "--out", str(tmp_path)]) == 0
+    small = [*QUICK, "--architectures", "mlp", "--no-plots"]
+    assert cli.main([*small, "--queries", "6", "8", "--out", str(tmp_path)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for part in ("2 conditions, 1 seed", "queries 8", "(one seed)"):
         assert part in text
     assert set(json.loads((tmp_path / "study.json").read_text())["runs"]) == {"queries 6", "queries 8"}
     assert (tmp_path / "queries-8-seed-0" / "results.json").is_file()
-    assert cli.main([*QUICK, "--queries", "6", "--no-plots", "--out", str(tmp_path / "one")]) == 0
+    assert cli.main([*small, "--queries", "6", "--out", str(tmp_path / "one")]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for part in ("Test accuracy", "c3", "What each role received", "no summand", "this is a simulation"):
         assert part in text
@@ -138,5 +139,5 @@ def test_plots_without_matplotlib(result, tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(PlotError, match="pip install matplotlib"):
         result.write(tmp_path, drawn=True)
-    assert cli.main([*QUICK, "--queries", "4", "--out", str(tmp_path / "out")]) == 0
+    assert cli.main([*QUICK, "--architectures", "mlp", "--queries", "4", "--out", str(tmp_path / "out")]) == 0
     assert "no plots: plots need matplotlib" in " ".join(capsys.readouterr().out.split())
