@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from capc_cases import CLASSES, Known, KnownNoise, Lost, models, voters, votes_of
+from frequencies import fits
 from scipy.stats import chisquare
 from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
@@ -70,9 +71,10 @@ def test_confident_answers_are_as_frequent_as_they_should_be():
     labels = panel.ask(one.expand(3000, 1, 4, 4), mechanism).labels
     votes = votes_of(found, one)[0]
     answered = math.exp(mechanism.log_answered(votes))
-    wanted = np.append(answered * mechanism.answer.distribution(votes), 1 - answered) * 3000
+    wanted = np.append(answered * mechanism.answer.distribution(votes), 1 - answered)
     seen = np.append(np.bincount(labels[labels >= 0].numpy(), minlength=CLASSES), (labels < 0).sum())
-    assert (wanted > 5).all() and chisquare(seen, wanted).pvalue > 1e-6
+    assert (wanted * 3000 > 5).all() and fits(seen, wanted)
+    assert not fits(seen, np.append(wanted[1:-1], [wanted[0], wanted[-1]])), "the control: the classes moved by one"
 
 
 def test_several_batches_draw_fresh_noise():
@@ -123,7 +125,8 @@ def test_label_frequencies_fit_the_mechanism(kind):
     labels = Panel(voters(found), argmax="shares", inference="open", **SMALL).ask(one.expand(3000, 1, 4, 4), mechanism)
     probabilities = mechanism.distribution(votes_of(found, one)[0])
     seen = np.bincount(labels.labels.numpy(), minlength=CLASSES)
-    assert (probabilities * 3000 > 5).all() and chisquare(seen, probabilities * 3000).pvalue > 1e-6
+    assert (probabilities * 3000 > 5).all() and fits(seen, probabilities)
+    assert not fits(seen, kind(4.0).distribution(votes_of(found, one)[0])), "the control: twice the noise"
 
 
 def test_simulated_panel_is_the_same_mechanism():

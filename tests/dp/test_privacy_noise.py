@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from frequencies import fits
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest, chisquare
 
 from sectorch.dp import (
     ConfidentGNMax,
@@ -20,23 +20,7 @@ from sectorch.dp import (
 )
 
 KINDS = (DiscreteGaussian, DiscreteLaplace)
-P_VALUE = 1e-12
-FEWEST = 100
-"""OpenDP draws afresh in each run, so a right sampler must as good as never fail one of the twenty comparisons below. A
-bin that expects 100 adds to Pearson's statistic what its limit allows with probability 1e-12 with one below 1e-11; one
-that expects 5 with 1e-9."""
 DRAWN = 30_000
-
-
-def fits(observed: np.ndarray, probabilities: np.ndarray) -> bool:
-    """Chi-square over values that expect at least so many; the others are one, which has an exact test of its own."""
-    count = int(observed.sum())
-    large = probabilities * count >= FEWEST
-    rest, seen = min(1.0, max(0.0, 1 - probabilities[large].sum())), int(observed[~large].sum())
-    if binomtest(seen, count, rest).pvalue < P_VALUE:
-        return False
-    wanted = probabilities[large] * (count - seen) / probabilities[large].sum()
-    return large.sum() < 2 or chisquare(observed[large], wanted).pvalue > P_VALUE
 
 
 @pytest.mark.parametrize("kind", KINDS)
