@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import torch
 from op_stage import Stage, reference_stage, spelled, stage
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
+from torchs_samples import op_db
 
 from sectorch.tensor.table import row_of
 from sectorch.testing.calls import FOREIGN, INVALID, OUT_OF_RANGE, REFUSED, RIGHT, WRONG, Call, Outcome, judged

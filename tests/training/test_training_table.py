@@ -18,8 +18,8 @@ import torch
 from gradient_stage import outcome, wanting
 from op_rows.base import Data, OpRow
 from op_table import ROWS
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
+from torchs_samples import op_db
 
 from sectorch import Scheme, Session
 from sectorch.tensor.table import SHARES, spell
