@@ -15,6 +15,7 @@ import pytest
 from sectorch.protocols.capc import cli
 
 QUICK = ["--parties", "12", "--querying", "2", "--pool", "10", "--epsilon", "20", "--inference", "simulated"]
+QUICK += ["--local-epochs", "2"]
 
 
 def test_json_and_files(tmp_path: Path, capsys):
@@ -80,7 +81,7 @@ def test_errors_are_one_line(tmp_path: Path, capsys, options, text):
 def test_ctrl_c_and_resume(tmp_path: Path, capsys):
     """A real process, stopped while it asks; the same command goes on and keeps what was answered."""
     options = ["--parties", "8", "--querying", "2", "--pool", "12", "--epsilon", "40", "--chunk", "2", "--no-plots"]
-    options += ["--argmax", "shares", "--out", str(tmp_path)]
+    options += ["--local-epochs", "2", "--argmax", "shares", "--out", str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "sectorch.protocols.capc.cli", *options]
     with subprocess.Popen(
