@@ -17,10 +17,7 @@ from sectorch.federated.watch import Watch
 from sectorch.protocols.capride import CaPriDe, Settings, federation
 
 ROLES = {"north": "P1", "south": "P2", "west": "P3"}
-QUICK = Settings(
-    rounds=2, warmup=2, scale_bits=28, flood_bits=1.0, head_rank=4, temperature=2.0, leakage=None, peers=1
-)  # fmt: skip
-"""Each asks one of the others in a round."""
+QUICK = Settings(rounds=2, warmup=2, scale_bits=28, flood_bits=1.0, head_rank=4, temperature=2.0, leakage=None)
 
 
 @pytest.fixture(scope="module")
