@@ -1,6 +1,7 @@
 """Seconds and bytes of a training step beside CrypTen: the same net, batch and machine, in turn.
 
     python benchmarks/training_peers.py --python PYTHON3.10 [--environment DIR] [--model lenet] [--batch 128]
+    python benchmarks/training_peers.py --epoch          an epoch of sectorch's alone, and the memory that it takes
 
 Makes CrypTen's environment (PyPI, version 0.4.1) in DIR unless it is there, with a Python that it runs on, and writes
 benchmarks/results/training.json. Both run on the processor alone, on random pictures, by stochastic gradient descent
@@ -56,7 +57,7 @@ def ours(name: str, batch: int, steps: int) -> None:
     model = sectorch.shared(training.MODELS[name](), session=session)
     optimiser = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     x, y = torch.rand(batch, *SHAPES[name]), torch.randint(0, 10, (batch,))
-    seconds, sent = [], 0
+    seconds, resident, sent = [], [], 0
     for _ in range(steps):
         began = time.perf_counter()
         with sectorch.profile() as seen, sectorch.step(session):
@@ -67,13 +68,26 @@ def ours(name: str, batch: int, steps: int) -> None:
             optimiser.step()
         seconds.append(time.perf_counter() - began)
         sent = seen.online_bytes + seen.offline_bytes
-    print(json.dumps({"seconds": seconds, "bytes": sent}))
+        resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+    print(json.dumps({"seconds": seconds, "bytes": sent, "resident": resident}))
 
 
 def run(*command: Any) -> dict[str, Any]:
     """What a command's last line says."""
     done = subprocess.run([str(part) for part in command], check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def epoch(name: str, batch: int) -> None:
+    """Prints what a whole epoch took, and how much memory its process had after its first steps and at its end."""
+    steps = -(-PICTURES // batch)
+    found = run(sys.executable, __file__, "--ours", "--model", name, "--batch", batch, "--steps", steps)
+    load, memory = os.getloadavg()[0], [n / 1e6 for n in found["resident"]]
+    print(
+        f"an epoch of {PICTURES:,}: {steps} steps, {sum(found['seconds']) / 60:.1f} minutes, a step "
+        f"{statistics.median(found['seconds']):.2f} s; {memory[min(20, steps - 1)]:.0f} MB resident after 20 steps, "
+        f"{memory[-1]:.0f} at the end, {max(memory):.0f} at most; load {load:.1f}"
+    )
 
 
 def main() -> None:
@@ -86,8 +100,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=9, help="of sectorch's; the first ones, which trace, are left out")
     parser.add_argument("--peers-steps", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--epoch", action="store_true", help="a whole epoch of sectorch's alone")
     parser.add_argument("--ours", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.epoch:
+        epoch(given.model, given.batch)
+        return
     if given.ours:
         ours(given.model, given.batch, given.steps)
         return
@@ -107,11 +125,11 @@ def main() -> None:
             "bytes": runs[-1]["bytes"],
         }
         step = statistics.median(seconds)
-        epoch = -(-PICTURES // given.batch) * step
+        whole = -(-PICTURES // given.batch) * step
         print(
             f"{name}: {step:.2f} s a step ({min(seconds):.2f} to {max(seconds):.2f}), "
             f"{runs[-1]['bytes'] / 1e6:.0f} MB; "
-            f"{epoch / 60:.1f} minutes an epoch of {PICTURES:,}"
+            f"{whole / 60:.1f} minutes an epoch of {PICTURES:,}"
         )
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+import training_program
 from federation_world import World, each
 from torch import nn
 
@@ -99,53 +101,47 @@ def test_processes_give_the_bits_of_one_process_to_those_who_are_named(world):
         assert {k: v.shape for k, v in values.items()} == {k: v.shape for k, v in one.items()}
 
 
-def steps(parties: Parties, constant: float = 0.25, power: int = 2) -> dict[str, torch.Tensor]:
-    """Three steps, from the programs of the first and of the later ones."""
-    with parties.session(STAR, FEW_NAMES, label="steps") as session:
-        rows = torch.cat(
-            [
-                sectorch.share(parties.inputs.get(o), owner=o, shape=(3 + i, 5), session=session)
-                for i, o in enumerate("QAS")
-            ]
-        )
-        model = sectorch.shared(nn.Linear(4, 1), session=session)
-        with torch.no_grad():
-            for p in model.parameters():
-                p.copy_(torch.linspace(-0.5, 0.7, p.numel()).view(p.shape))
-        optimiser, loss = torch.optim.SGD(model.parameters(), lr=0.1), torch.empty(0)
-        for _ in range(3):
-            with sectorch.step(session):
-                optimiser.zero_grad()
-                loss = ((model(rows[:, :4]) - rows[:, 4:] + constant) ** power).mean()
-                loss.backward()
-                optimiser.step()
-        learned = {"loss": loss.reveal(), **{k: v.reveal(to="A") for k, v in model.state_dict().items()}}
-        return learned | {"programs": torch.tensor(sectorch.step(session).programs)}
+def few(world: World, program: Callable, **other: Any) -> dict[str, Any]:
+    """What a program of three gives at each; some compute another one."""
+
+    def run(name: str) -> Any:
+        with world.party(name) as federation:
+            own = {PARTIES[name]: training_program.rows_of(PARTIES[name])}
+            return other.get(name, program)(federation.taking(own, ""))
+
+    return each(FEW, run)
 
 
-def test_steps_are_programs_among_processes_too_with_the_same_bits(world):
-    one = steps(Simulation({o: data()[o] for o in FEW.values()}))
-    found = apart(world, lambda name, parties: steps(parties), FEW)
+def alone(program: Callable) -> dict[str, torch.Tensor]:
+    return program(Simulation({role: training_program.rows_of(role) for role in FEW.values()}))
+
+
+@pytest.mark.parametrize("name", ["steps", "estimators", "private"])
+def test_trainings_of_three_have_the_bits_of_one_process(world, name):
+    """Steps from programs, estimators, and DP-SGD; Q learns a loss, A the rest, S nothing."""
+    program = getattr(training_program, name)
+    one, found = alone(program), few(world, program)
     assert not any(isinstance(value, BaseException) for value in found.values()), found
-    for name, learned in {"north": {"loss"}, "east": {"weight", "bias"}, "south": set()}.items():
-        assert {key for key, value in found[name].items() if not value.is_meta} == learned | {"programs"}
-        assert all(torch.equal(found[name][key], one[key]) for key in learned | {"programs"})
+    for party, learned in {"north": one.keys() & {"loss"}, "east": one.keys() - {"loss"}, "south": set()}.items():
+        assert {key for key, value in found[party].items() if not value.is_meta} == learned
+        assert all(torch.equal(found[party][key], one[key]) for key in learned)
 
 
 @pytest.mark.parametrize("who", FEW)
 @pytest.mark.parametrize("other", [{"constant": 0.5}, {"power": 4}])
 def test_a_party_that_records_another_step_is_found_out_before_anything_of_it_is_sent(world, who, other):
     """Another public number in a program with the same messages, and a program with other ones."""
-    seen: dict[str, Transcript] = {}
+    seen: list[Transcript] = []
 
-    def work(name: str, parties: Parties) -> Any:
-        with Transcript() as seen[name]:
-            return steps(parties, **(other if name == who else {}))
+    def noting(parties: Parties, **changed: Any) -> Any:
+        with Transcript() as transcript:
+            seen.append(transcript)
+            return training_program.steps(parties, **changed)
 
-    found = apart(world, work, FEW)
+    found = few(world, noting, **{who: partial(noting, **other)})
     assert {type(error) for error in found.values()} <= {DisagreementError, AbortedError}, found
     assert DisagreementError in map(type, found.values())
-    sent = {line.protocol for transcript in seen.values() for line, _ in transcript.lines}
+    sent = {line.protocol for transcript in seen for line, _ in transcript.lines}
     assert sent <= {"seed", "share", "agree", "announce"}, sent
 
 
