@@ -1,6 +1,7 @@
 """Training on shares beside plain training with the same batches: test accuracy on scikit-learn's digits, by seed.
 
     python benchmarks/training.py [--model mlp|cnn|lenet|transformer|lstm] [--frac-bits 20] [--seeds 5] [--secure]
+    python benchmarks/training.py --model lenet --moved 24      how far two plain trainings get apart by themselves
 
 The steps are those of the fixed-point reference, whose bits a secure step gives (tests/training/); with --secure the
 parties compute, each step as one call, and what the last one sent is printed.
@@ -140,6 +141,24 @@ def trained(seed: int, given: argparse.Namespace) -> tuple[float, float, float, 
     return accuracy(plain, *test), accuracy(revealed(model, plain), *test), seconds / steps, apart
 
 
+def moved(seed: int, given: argparse.Namespace) -> tuple[float, float]:
+    """Test accuracy of a plain training, and of the same one whose weights begin 2^-`moved` apart at most."""
+    x, y = digits(28 if given.model == "lenet" else 8)
+    found = []
+    for size in (0.0, 2.0**-given.moved):
+        torch.manual_seed(seed)
+        model, generator = MODELS[given.model](), torch.Generator().manual_seed(7)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(size * (2 * torch.rand(p.shape, generator=generator) - 1))
+        optimiser = OPTIMISERS[given.optimiser](model.parameters(), given.rate)
+        for _ in range(given.epochs):
+            for rows in torch.randperm(1400).split(given.batch)[: given.steps]:
+                step(model, optimiser, x[rows], y[rows])
+        found.append(accuracy(model, x[1400:], y[1400:]))
+    return found[0], found[1]
+
+
 def main() -> None:
     """Prints a line for each seed, and the means."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -153,15 +172,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=None, help="steps of an epoch; all of its batches unless named")
     parser.add_argument("--secure", action="store_true")
     parser.add_argument("--losses", action="store_true", help="read the loss of each step, and compare it")
+    parser.add_argument("--moved", type=int, help="of plain training alone: with weights that are moved by 2^-MOVED")
     given = parser.parse_args()
     found = []
     for seed in range(given.seeds):
+        if given.moved is not None:
+            plain, other = moved(seed, given)
+            print(
+                f"seed {seed}: plain {plain:.2f} %, its weights moved {other:.2f} %, {other - plain:+.2f}", flush=True
+            )
+            continue
         plain, shared, seconds, apart = trained(seed, given)
         found.append((plain, shared))
         read = f", losses within {apart:.1e}" if given.losses else ""
         print(
             f"seed {seed}: plain {plain:.2f} %, shared {shared:.2f} %, {1e3 * seconds:.0f} ms a step{read}", flush=True
         )
+    if given.moved is not None:
+        return
     plain, shared = (sum(column) / len(found) for column in zip(*found, strict=True))
     print(f"mean: plain {plain:.2f} %, shared {shared:.2f} %, difference {shared - plain:+.2f} points")
 

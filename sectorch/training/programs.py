@@ -141,8 +141,8 @@ def step(session: Session | None = None) -> Step:
 
     Results are those of the operators one by one, bit for bit. What fails inside leaves shared tensors as they were.
     Rounds and bytes: those of its operators, of which those that do not wait for each other share rounds. Where the
-    parties are apart, 2 rounds more, and 64 bytes for each but S: nothing of a step is sent before all know that they
-    have recorded the same, or else `DisagreementError` is raised.
+    parties are apart, at most 2 rounds more, and 64 bytes for each but S: nothing of a step is sent before all know
+    that they have recorded the same, or else `DisagreementError` is raised.
 
     Args:
         session: whose tensors; the default session unless named.

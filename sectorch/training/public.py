@@ -47,7 +47,9 @@ def scale_form(value: Any) -> Form | None:
 
 
 def inverse_form(value: Any) -> Form | None:
-    """Of a divisor."""
+    """Of a divisor that is a number."""
+    if isinstance(value, torch.Tensor) and value.dim():
+        return None
     number = float(value)
     return Form("inverse", (places(1 / number, True),)) if _ordinary(number) else None
 

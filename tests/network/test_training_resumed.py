@@ -28,24 +28,24 @@ def world(tmp_path_factory):
     world.close()
 
 
-def trained(world: World, folder: Path, dying: str = "", at: int = -1) -> tuple[dict[str, Any], dict[str, float]]:
-    """What each party learns or fails with, and the bytes that each has counted; one dies at a message of its."""
+def trained(world: World, folder: Path, dying: str = "", at: int = -1) -> tuple[dict[str, Any], dict, dict]:
+    """What each party learns or fails with, the bytes that each has counted, and the messages that each has sent; one
+    dies at a message of its."""
     costs: dict[str, float] = {}
+    sent = dict.fromkeys(PARTIES, 0)
 
     def work(name: str) -> Any:
         federation = world.party(name)
         try:
-            if name == dying:
-                link, sent = federation.connection.link, [0]
-                inner = link.send
+            inner = federation.connection.link.send
 
-                def send(data: Any, urgent: bool = False) -> None:
-                    sent[0] += not urgent
-                    if sent[0] == at:
-                        federation.connection._stream.close()
-                    inner(data, urgent)
+            def send(data: Any, urgent: bool = False) -> None:
+                sent[name] += not urgent
+                if name == dying and sent[name] == at:
+                    federation.connection._stream.close()
+                inner(data, urgent)
 
-                link.send = send
+            federation.connection.link.send = send
             with Cost() as cost:
                 parties = federation.taking({PARTIES[name]: rows_of(PARTIES[name])}, "", folder / name)
                 found = program(parties)
@@ -54,27 +54,27 @@ def trained(world: World, folder: Path, dying: str = "", at: int = -1) -> tuple[
         finally:
             federation.close()
 
-    return each(PARTIES, work), costs
+    return each(PARTIES, work), costs, sent
 
 
 def test_a_party_that_dies_in_an_epoch_and_all_go_on_to_the_same_bits(world, tmp_path):
     one = program(Simulation({role: rows_of(role) for role in PARTIES.values()}, tmp_path / "one"))
-    whole, before = trained(world, tmp_path / "whole")
+    whole, before, sent = trained(world, tmp_path / "whole")
     assert {name for name, learned in whole.items() if learned} == {"east", "west"}
     assert all(torch.equal(whole["east"][key], one[key]) for key in one)
 
-    lost, _ = trained(world, tmp_path / "kept", "east", 330)
+    lost, *_ = trained(world, tmp_path / "kept", "east", sent["east"] * 6 // 10)
     assert all(isinstance(error, SectorchError) for error in lost.values()), lost
     steps = {int(path.stem) for path in (tmp_path / "kept").glob("*/*/*.state")}
     assert steps and max(steps) < EPOCHS * BATCHES, "it died in the middle"
-    found, after = trained(world, tmp_path / "kept")
+    found, after, _ = trained(world, tmp_path / "kept")
     for name in ("east", "west"):
         assert found[name].keys() == one.keys() and all(torch.equal(found[name][key], one[key]) for key in one)
     assert after["south"] < 0.9 * before["south"], "what was done was not done again"
 
-    again, _ = trained(world, tmp_path / "kept")
+    again, *_ = trained(world, tmp_path / "kept")
     assert all(torch.equal(again["west"][key], one[key]) for key in one), "at its end there is nothing left to do"
     for path in (tmp_path / "kept" / "south").glob("*/*.state"):
         path.unlink()
-    lost, _ = trained(world, tmp_path / "kept")
-    assert any(isinstance(error, CheckpointError) for error in lost.values()), "nothing begins anew by itself"
+    lost, *_ = trained(world, tmp_path / "kept")
+    assert any(isinstance(error, CheckpointError) for error in lost.values()), lost  # nothing begins anew

@@ -131,6 +131,11 @@ LOSSES = {
     "masked": lambda x, y: (x * (y > 0.5).float()).abs().sum(),
     "smooth": F.smooth_l1_loss,
 }
+BESIDE = (
+    lambda p, y: p / (y + 1), lambda p, y: torch.sub(y, p, alpha=0.3), lambda p, y: (p * 1.5).add_(y[:, :1]).mul_(y[0]),
+    lambda p, y: p * (y * 5000), lambda p, y: F.mse_loss(p, y.double()), lambda p, y: (p[:0] - y[:0]).sum(),
+    lambda p, y: F.binary_cross_entropy_with_logits(p, y, pos_weight=torch.tensor([2.0, 3.0])),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -160,6 +165,24 @@ def test_plain_targets_are_inputs_of_the_program_and_have_the_bits_of_shared_one
             torch.equal(a, b)
             for a, b in zip(found, trained(Session(reference=True), True, recorded=False), strict=True)
         )
+
+
+@pytest.mark.parametrize("f", BESIDE, ids=range(len(BESIDE)))
+def test_plain_tensors_beside_shared_ones_in_a_step(f: Any):
+    """Divisors and what is large are parts of the program; all are as in the reference, and in PyTorch."""
+    found, x, y = [], torch.rand(3, 2), torch.rand(3, 2)
+    for session in (Session(), Session(reference=True)):
+        p = DifferentiableTensor(sectorch.share(x, session=session), requires_grad=True)
+        with sectorch.step(session):
+            result = f(p, y)
+            result.sum().backward()
+        found.append((result.reveal(), p.grad.reveal()))
+    plain = x.clone().requires_grad_()
+    wanted = f(plain, y)
+    wanted.sum().backward()
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)) and found[0][0].dtype == wanted.dtype
+    assert torch.allclose(found[0][0], wanted, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(found[0][1], plain.grad, rtol=1e-4, atol=1e-3)
 
 
 def test_plain_targets_of_other_sizes_are_other_programs_and_what_is_no_number_is_refused():
