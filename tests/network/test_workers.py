@@ -266,12 +266,11 @@ def test_a_worker_that_is_killed_takes_its_own_sessions_only_and_comes_back(smal
             children = _children(stage.processes["server"].pid)
             victim = next(p for p in children if f"--worker {worker_of('alice', 2)} " in _command(p))
             os.kill(victim, signal.SIGKILL)
-            start = time.monotonic()
             assert torch.equal(models["bob"](X), expected)
+            end = time.monotonic() + 60
             with pytest.raises(errors.PeerLostError):
-                while time.monotonic() - start < 30:
+                while time.monotonic() < end:
                     models["alice"](X)
-            assert time.monotonic() - start < 5 + 10
 
             def again() -> bool:
                 with suppress(errors.NetworkError):
