@@ -120,7 +120,7 @@ def test_three_hundred_models_scaled_until_they_break():
         seen[check(*drawn)] += 1
 
     run()
-    assert min(seen.values()) >= 50, seen
+    assert min(seen.values()) >= 20, seen  # about 60 are refused, and how many, the draws decide
 
 
 @pytest.mark.parametrize("network", ["lan", "wan"])
