@@ -114,7 +114,7 @@ def test_capride(world):
     """Each party's keys are SEAL's and the same in both runs; ciphertexts, noise and flooding are drawn again."""
     made = capride.federation("digits", 3, samples=32, test_samples=100, network="mlp")
     how = capride.Settings(
-        rounds=2, warmup=2, scale_bits=28, flood_bits=1.0, head_rank=4, temperature=2.0, leakage=0.99
+        rounds=2, warmup=2, scale_bits=28, flood_bits=1.0, head_rank=4, temperature=2.0, leakage=0.99, peers=1
     )  # fmt: skip
     with repeating():
         whole = capride.CaPriDe(*copy.deepcopy(made), how).run()
