@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import PlotError
+from .extras import needed
 
 
 def require() -> Any:
@@ -18,11 +19,9 @@ def require() -> Any:
     Raises:
         PlotError: it is not installed.
     """
-    try:
+    with needed("a plot", "matplotlib", PlotError, "or leave plots out (--no-plots)"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PlotError("plots need matplotlib: pip install matplotlib, or leave them out (--no-plots)") from error
     return Figure, FigureCanvasAgg
 
 

@@ -15,7 +15,9 @@ import sectorch
 ROOT = Path(sectorch.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 LEVELS = (
+    "starting",
     "errors",
+    "extras",
     "files",
     "shown",
     "plots",

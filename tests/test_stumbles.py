@@ -1,7 +1,11 @@
 """What an engineer types in the first hour: each gives the plain result, or one line that says the way out."""
 
+import ast
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +21,21 @@ from sectorch.errors import (
     SecretAccessError,
     SectorchError,
     TopologyError,
+    UnsupportedDeviceError,
     UnsupportedOpError,
 )
-from sectorch.mpc.star.share import reveal, share
+from sectorch.extras import EXTRA
+from sectorch.mpc.star.mask import open_masked
+from sectorch.mpc.star.multiply import multiply, square
+from sectorch.mpc.star.share import reveal, reveal_to_A, share
+from sectorch.mpc.star.truncate import truncate
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(sectorch.__file__).parents[1]
 ROWS = torch.tensor([[0.5, -1.0, 2.0, 0.25], [1.0, 1.5, -0.5, 0.0]])
 
 
@@ -83,6 +98,20 @@ def test_a_move_that_would_change_nothing_is_refused(secure):
     for move in (secure.half, secure.double, lambda: secure.to("meta")):
         refused(ArgumentError, "call secure() again", move)
     assert secure.float().cpu().to("cpu").requires_grad_(False) is secure
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the way out is for machines without CUDA")
+def test_a_gpu_that_is_not_there_is_one_line_with_the_way_out(plain, secure):
+    encrypting = sectorch.secure(plain, backend="ckks")
+    training = sectorch.shared(nn.Linear(4, 3))
+    for move in (secure.cuda, lambda: secure.to("cuda:1"), encrypting.cuda, lambda: encrypting.to("cuda")):
+        refused(ArgumentError, "leave the move out", move)
+    for x in (sectorch.share(ROWS), training, training.weight):
+        refused(UnsupportedOpError, "leave .cuda() out", lambda x=x: x.cuda())
+        refused(UnsupportedOpError, "leave the call out", lambda x=x: x.to("cuda"))
+    refused(UnsupportedOpError, "leave the call out", lambda: sectorch.encrypt(ROWS).to("cuda"))
+    refused(UnsupportedDeviceError, "leave the device out", lambda: sectorch.Session(device="cuda"))
+    assert training.to("cpu") is training and encrypting.cpu() is encrypting
 
 
 def test_preprocess_says_what_it_takes(secure):
@@ -154,10 +183,90 @@ def test_a_protocol_author_s_mistakes_are_told_the_way():
         refused(ArgumentError, "multiply", lambda: shared * shared)
         refused(DtypeError, "sectorch.ring.encode", lambda: share(net, net.own(net.Q, torch.rand(3))))
         with pytest.raises(AttributeError, match=r"Shares\(at_A, at_S\)"):
-            reveal(net, located)
+            located.A  # noqa: B018
         with pytest.raises(AttributeError, match=r"each\(torch.sum, x\)"):
             shared.sum()
         assert net.read(reveal(net, 2 * (1 - shared) + 1), net.Q).equal(torch.tensor([3, 1, -1]))
+
+
+@protocol("forgetful", "this test")
+def forgetful(net):
+    reveal  # noqa: B018  and no return
+
+
+def test_values_of_another_kind_are_told_what_makes_them():
+    session = sectorch.Session()
+    with session.call(session.answering[0]) as net:
+        at_Q, plain = net.own(net.Q, torch.arange(3)), torch.arange(3)
+        shared, before = share(net, at_Q), net._steps
+        for f in (square, truncate, reveal, reveal_to_A):
+            more = (4,) if f is truncate else ()
+            refused(ArgumentError, "share(net, x)", lambda f=f, more=more: f(net, at_Q, *more))
+            refused(ArgumentError, "plain tensor of shape (3,)", lambda f=f, more=more: f(net, plain, *more))
+            refused(ArgumentError, "without a return", lambda f=f, more=more: f(net, forgetful(net), *more))
+        refused(ArgumentError, "share(net, x)", lambda: multiply(net, torch.mul, shared, y=at_Q))
+        refused(ArgumentError, "share(net, x)", lambda: open_masked(net, at_Q))  # type: ignore[arg-type]
+        refused(ArgumentError, "net.own(party, tensor)", lambda: share(net, plain))
+        refused(DtypeError, "x.long()", lambda: share(net, net.own(net.Q, plain > 1)))
+        for way, f in (
+            ("net.own(party, tensor)", lambda: net.read(plain, net.Q)),
+            ("net.own(party, tensor)", lambda: net.send(plain, net.Q, net.S, "x")),
+            ("net.own(party, tensor)", lambda: net.agreed(plain, [net.Q])),
+            ("without a return", lambda: net.read(forgetful(net), net.Q)),
+            ("reveal(net, x)", lambda: net.read(shared, net.Q)),
+            ("torch.as_tensor(x)", lambda: net.own(net.Q, [1, 2])),
+            ("torch.empty(shape", lambda: net.own(net.Q, None)),
+            ("take as it is", lambda: net.own(net.A, at_Q)),
+            ("take as it is", lambda: net.own(net.A, shared)),
+        ):
+            refused(ArgumentError, way, f)
+        for f in (lambda: net.read(at_Q, "Q"), lambda: net.own("Q", plain)):
+            refused(TopologyError, "net.Q", f)
+        assert net._steps == before  # nothing was drawn or sent
+        assert net.read(reveal(net, square(net, shared)), net.Q).equal(torch.tensor([0, 1, 4]))
+
+
+@pytest.mark.parametrize("how", [["sectorch"], ["-m", "sectorch"]])
+def test_ctrl_c_while_torch_loads_is_one_line(how: list[str], tmp_path):
+    """A torch whose import is stopped stands for torch; a line after it says that Python would have gone on."""
+    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('went on')\n")
+    script = tmp_path / "sectorch"
+    script.write_text("from sectorch.cli.main import main\nmain()\n")
+    command = how if how[0] == "-m" else [str(script)]
+    places = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, *command, "ops"], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": places}
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")
+    done = subprocess.run(  # whoever imports sectorch has Ctrl-C as before
+        [sys.executable, "-c", "import sectorch"], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": places},
+    )  # fmt: skip
+    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_what_is_missing_names_the_extra_that_brings_it():
+    """Each import of what is no dependency stands in `needed`, whose package the extra has, or one of the extra's."""
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    have = lambda lines: {re.split(r"[\[>=<;]", line)[0] for line in lines}
+    known = {*sys.stdlib_module_names, "sectorch", "dp_accounting", "nacl", *have(about["dependencies"])}
+    ways, bare = set(), []
+    for path in (ROOT / "sectorch").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "needed"]
+        for call in calls:
+            extra = next((k.value.value for k in call.keywords if k.arg == "extra"), None)
+            ways.add((call.args[1].value, extra or EXTRA[call.args[1].value]))
+        outside = [n for n in ast.walk(tree) if isinstance(n, (ast.Import, ast.ImportFrom))]
+        for node in outside:
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            if getattr(node, "level", 0) == 0 and not calls and any(n.split(".")[0] not in known for n in names):
+                bare.append(f"{path}:{node.lineno} {names}")
+    assert not [line for line in bare if "typing_extensions" not in line and "from_torchvision" not in line], bare
+    brings = {"pillow": "torchvision"}
+    for package, extra in ways:
+        assert brings.get(package, package) in have(about["optional-dependencies"][extra]), (package, extra)
+    assert len(ways) >= 9 and set(EXTRA) <= {package for package, _ in ways}
 
 
 def test_the_import_brings_torch_numpy_and_cryptography_alone():

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from ..errors import UndeclaredMessageError
+from .accepted import check_arguments, taken_by
 from .roles import STAR, Roles
 
 
@@ -80,14 +81,21 @@ def protocol(name: str, source: str, messages: Iterable[Message] = (), roles: Ro
 
     Raises:
         TopologyError: a message between roles that have no edge.
+        ArgumentError: of a call, before anything is drawn or sent: a parameter that is annotated with what protocols
+            take (`Located`, `Shares`, `Masked`) was given something else.
     """
 
     def decorate(f):
         summary = (f.__doc__ or "").strip().split("\n")[0]
         spec = PROTOCOLS[name] = ProtocolSpec(name, source, tuple(messages), summary, roles)
 
+        @functools.cache  # read at the first call: annotations may name what is defined further down
+        def takes():
+            return taken_by(f)
+
         @functools.wraps(f)
         def run(net: Declaring, *args, **kwargs):
+            check_arguments(name, takes(), args, kwargs)
             with net.lock, net.declared(spec):
                 return f(net, *args, **kwargs)
 

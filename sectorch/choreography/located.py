@@ -94,6 +94,7 @@ class Located:
     """
 
     __slots__ = ("_session", "_value", "owners", "phase", "round", "slot")
+    made_by = "net.own(party, tensor) brings a party's tensor in"
 
     def __init__(self, value, owners: frozenset[Party], phase: Phase, round: int, session: bytes, slot: Any = None):
         self._value = value

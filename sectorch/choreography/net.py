@@ -29,6 +29,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..errors import DtypeError, MisplacedValueError, SessionMismatchError, UndeclaredMessageError
+from .accepted import check_content, check_located
 from .declaration import PAYLOADS, Message, ProtocolSpec
 from .located import _RUNNING, Located, Party, Phase, running
 from .roles import Cast, Roles
@@ -128,8 +129,7 @@ class Net:
     def fresh(self, party: Party, f: Callable, *values: Any) -> Any:
         """`party` alone computes f(*values) with randomness of its own: a key pair, a ciphertext's noise.
 
-        Raises MisplacedValueError, at every party, if it lacks one of the values.
-        """
+        Raises MisplacedValueError, at every party, if it lacks one of the values."""
         return self._alone(party, f, values, random=True)
 
     def _alone(self, party: Party, f: Callable, values: tuple, random: bool) -> Any:
@@ -171,6 +171,7 @@ class Net:
             UndeclaredMessageError: the running protocol does not declare `label` from src to dst.
         """
         self.cast.check_edge(src, dst)
+        check_located(value, "net.send")
         if src not in value.owners:
             raise MisplacedValueError(f"{src} cannot send '{label}': it does not hold the value")
         phase, depth = self._dependence((value,))
@@ -240,7 +241,13 @@ class Net:
             self.runtime.install(frozenset((p, q)), secret._value)
 
     def own(self, party: Party, value: Any, phase: Phase = Phase.ONLINE, name: str = "x") -> Located:
-        """A value that `party` brings into the protocol: a query (online) or a weight (setup), by name."""
+        """A value that `party` brings into the protocol: a query (online) or a weight (setup), by name.
+
+        Raises:
+            ArgumentError: no tensor, or a value that parties hold already.
+        """
+        self.cast.check_party(party)
+        check_content(value)
         brought = Located(value, frozenset((party,)), phase, 0, self.runtime.session)
         if self.tracing is not None:
             self.tracing.brought(brought, name)
@@ -253,7 +260,10 @@ class Net:
 
         Raises:
             MisplacedValueError: `party` does not hold the value.
+            ArgumentError: a plain tensor, Shares, or None, which no party holds.
         """
+        self.cast.check_party(party)
+        check_located(value, "net.read")
         phase, depth = self._dependence((value,))
         if party not in value.owners:
             raise MisplacedValueError(f"{party} cannot read a value held by {sorted(p.name for p in value.owners)}")
@@ -269,6 +279,7 @@ class Net:
             MisplacedValueError: one of them does not hold the value.
         """
         parties = frozenset(parties)
+        check_located(value, "net.agreed")
         if not parties <= value.owners:
             raise MisplacedValueError(f"{_names(parties - value.owners)} cannot follow: the value was not sent there")
         phase, depth = self._dependence((value,))

@@ -73,20 +73,22 @@ class Cast:
 
     def check_edge(self, src: Party, dst: Party) -> None:
         """Raise TopologyError unless the two may send to each other."""
-        self._parties((src, dst))
+        self.check_party(src)
+        self.check_party(dst)
         if src == dst or frozenset((src, dst)) not in self._edges:
             raise TopologyError(f"no channel from {src} to {dst}; the roles are {self.roles}")
 
     def check_stream(self, p: Party, q: Party) -> None:
         """Raise TopologyError unless the two share a stream."""
-        self._parties((p, q))
+        self.check_party(p)
+        self.check_party(q)
         if p == q or frozenset((p, q)) not in self._streams:
             raise TopologyError(f"{p} and {q} share no stream; the roles are {self.roles}")
 
-    def _parties(self, ends: Iterable[Any]) -> None:
-        for end in ends:
-            if not isinstance(end, Party):
-                raise TopologyError(f"a party is one of the net, as net.{self.roles.names[0]}; got {end!r}")
+    def check_party(self, party: Any) -> None:
+        """Raise TopologyError for what is none, such as its name."""
+        if not isinstance(party, Party):
+            raise TopologyError(f"a party is one of the net, as net.{self.roles.names[0]}; got {party!r}")
 
     def check_plays(self, names: Iterable[str], protocol: str) -> None:
         """Raise MisplacedValueError unless all these roles are played."""

@@ -19,6 +19,7 @@ from ..choreography import Located, Message, Net, Party, Phase, protocol
 from ..choreography.located import compute
 from ..errors import ArgumentError, SectorchError, ShapeError, TrainingModeError, UnsupportedOpError
 from ..session import Session, default_session
+from ..tensor.arguments import refuse_move
 from .errors import LevelError, MemoryBudgetError, MissingKeyError, ScaleError
 from .scheme.keys import Keys, PublicKeys, keys_for
 from .scheme.leaving import residues
@@ -236,6 +237,10 @@ class CKKSModule(nn.Module):
     def train(self, mode: bool = True) -> CKKSModule:
         if mode:
             raise TrainingModeError("an encrypted model is for inference; train the plain model")
+        return self
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> CKKSModule:
+        refuse_move(fn, self.session.device)
         return self
 
     def explain(self, x: torch.Tensor) -> Report:

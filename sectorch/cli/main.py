@@ -14,11 +14,14 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from rich.console import Console
-from rich.table import Table
+from ..starting import is_command, stoppable
 
-from ..tensor.table import supported_ops
-from .command import DONE, STOPPED, UNREAD, USAGE, Parser, ended, print_json
+with stoppable(is_command()):
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..tensor.table import supported_ops
+    from .command import DONE, STOPPED, UNREAD, USAGE, Parser, ended, print_json
 
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "secure inference over three parties": {
@@ -116,7 +119,9 @@ def run(arguments: Sequence[str]) -> int:
         print(f"error: there is no command {first!r}{meant}; sectorch --help lists them", file=sys.stderr)
         return USAGE
     module, function = COMMANDS[first].split(":")
-    return getattr(importlib.import_module(f"sectorch.{module}"), function)(rest)
+    with stoppable(is_command()):
+        command = getattr(importlib.import_module(f"sectorch.{module}"), function)
+    return command(rest)
 
 
 def main() -> None:
@@ -128,7 +133,8 @@ def main() -> None:
     try:
         status = run(sys.argv[1:])
         sys.stdout.flush()
-    except KeyboardInterrupt:  # while modules are loaded
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
         status = STOPPED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left unwritten goes nowhere

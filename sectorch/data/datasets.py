@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 
-from .errors import DataError
+from ..extras import needed
+from .errors import DataError, DatasetMissingError
 from .pictures import ham10000, tiny_imagenet
 from .reading import ROOT_HELP as ROOT_HELP
 from .reading import Dataset as Dataset
 from .reading import Split as Split
 from .reading import from_torchvision as from_torchvision
-from .reading import installed as installed
 from .reading import root_of as root_of
 
 
@@ -49,7 +49,7 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
 
 
 def _digits(_root: Path) -> Dataset:
-    with installed("digits", "scikit-learn"):
+    with needed("digits", "scikit-learn", DatasetMissingError):
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
     images, target = load_digits(return_X_y=True)

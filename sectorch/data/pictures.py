@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
+from ..extras import needed
 from .errors import DatasetMissingError
-from .reading import ROOT_VARIABLE, Dataset, Split, installed
+from .reading import ROOT_VARIABLE, Dataset, Split
 from .seeds import generator
 
 TINY_FOLDER = "tiny-imagenet-200"
@@ -39,7 +40,7 @@ def _pictures(files: list[tuple[Path, int]]) -> Split:
     """Picture files as one tensor, grey ones as three equal channels."""
     import numpy as np
 
-    with installed("a folder of pictures", "pillow"):
+    with needed("a folder of pictures", "pillow", DatasetMissingError):
         from PIL import Image
 
     pixels = torch.empty((len(files), 3, 64, 64), dtype=torch.uint8)
@@ -61,7 +62,7 @@ def ham10000(root: Path) -> Dataset:
         )
     import numpy as np
 
-    with installed("ham10000", "pillow"):
+    with needed("ham10000", "pillow", DatasetMissingError):
         from PIL import Image
 
     with (folder / "HAM10000_metadata.csv").open(newline="") as file:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..extras import needed
 from .errors import DatasetMissingError
 
 ROOT_VARIABLE = "SECTORCH_DATA"
@@ -54,27 +54,6 @@ def root_of(root: str | Path | None) -> Path:
     return Path(chosen).expanduser().resolve()
 
 
-@contextmanager
-def installed(what: str, package: str) -> Iterator[None]:
-    """Imports of a package that only some data sets need.
-
-    Args:
-        what: what needs it, for people.
-        package: its name as pip knows it.
-
-    Raises:
-        DatasetMissingError: it is not installed; says how to install it.
-    """
-    try:
-        yield
-    except ImportError as error:
-        extra = {"scikit-learn": "demo", "torchvision": "privhfl"}.get(package)
-        named = f" (it is in sectorch's extra '{extra}')" if extra else ""
-        raise DatasetMissingError(
-            f"{what} needs {package}, which is not installed: pip install {package}{named}"
-        ) from error
-
-
 def from_torchvision(name: str, folder: Path, call: str, read: Callable[[], Any]) -> Any:
     """`read()`, which takes a data set from disk with torchvision.
 
@@ -86,7 +65,7 @@ def from_torchvision(name: str, folder: Path, call: str, read: Callable[[], Any]
     Raises:
         DatasetMissingError: not on disk, or torchvision is not installed.
     """
-    with installed(name, "torchvision"):
+    with needed(name, "torchvision", DatasetMissingError):
         try:
             return read()
         except (RuntimeError, OSError) as error:

@@ -34,8 +34,9 @@ class PlotError(SectorchError, ImportError):
     """Plots were asked for and matplotlib is missing.
 
     Example:
-        plots need matplotlib: pip install matplotlib, or leave them out (--no-plots)
+        a plot needs matplotlib, which is not installed: pip install 'sectorch[plots]', or leave plots out
+        (--no-plots)
 
     What to do:
-        `pip install matplotlib`, or leave them out.
+        `pip install 'sectorch[plots]'`, or leave them out.
     """

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from ..errors import ArgumentError
+from ..extras import needed
 
-try:
+with needed("sectorch.estimators", "scikit-learn", ArgumentError, "for 1.6 or newer", extra="estimators"):
     from sklearn.base import BaseEstimator, ClassifierMixin, ClusterMixin, RegressorMixin
     from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
-except ImportError:
-    raise ArgumentError(
-        "sectorch.estimators needs scikit-learn from 1.6 on, which is not installed: pip install scikit-learn"
-    ) from None
 
 __all__ = [
     "BaseEstimator",

@@ -17,6 +17,8 @@ from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from ..data.seeds import derive, generator
+from ..extras import needed
+from .errors import FederationError
 from .training import Training, predict, seconds_of, train
 
 _DRAWS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.RReLU)
@@ -91,7 +93,8 @@ def _alone(task: Task, how: Training, seed: int) -> Any:
         model = copy.deepcopy(task.model)
         train(model, task.images, task.labels, how, seed)
         return model
-    from sklearn.base import clone
+    with needed("a classifier with fit()", "scikit-learn", FederationError):
+        from sklearn.base import clone
 
     classifier: Any = clone(task.model)
     if "random_state" in classifier.get_params():

@@ -27,6 +27,7 @@ import torch
 
 from .. import files
 from ..errors import SectorchError
+from ..extras import needed
 from .errors import FederationError, WorkerError
 from .folder import RunFolder
 
@@ -235,12 +236,8 @@ def ray() -> Any:
     Raises:
         WorkerError: it is not installed.
     """
-    try:
+    with needed("reaching other machines", "ray", WorkerError, "or use processes=N"):
         import ray as found  # pyright: ignore[reportMissingImports]  an extra of its own, in no checked environment
-    except ImportError as error:
-        raise WorkerError(
-            "other machines are reached through Ray, which is not installed: pip install ray, or use processes=N"
-        ) from error
     if not found.is_initialized():
         found.init()
     return found

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..errors import ArgumentError, TrainingModeError
 from ..session import Session
+from ..tensor.arguments import refuse_move
 from .compiling import exported
 
 
@@ -31,13 +32,7 @@ class Inference(nn.Module):
 
     def _apply(self, fn: Callable, recurse: bool = True):
         """What .to(), .cuda(), .half() and their like do to a module's tensors."""
-        here = torch.zeros((), device=self.session.device)
-        there = fn(here)
-        if (there.device, there.dtype) != (here.device, here.dtype):
-            raise ArgumentError(
-                "a secure module stays what it is: its results have the model's dtype, and it computes on "
-                f"{here.device}; move or convert the plain model and call secure() again"
-            )
+        refuse_move(fn, self.session.device)
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

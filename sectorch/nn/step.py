@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..errors import ArgumentError, SectorchError, UnsupportedOpError
+from ..extras import needed
 from .choice import Choice, Texts
 from .module import SecureModule
 
@@ -30,7 +31,8 @@ class Scoring(nn.Module):
 
     def scores(self, input_ids: Any, attention_mask: Any, position_ids: Any, past: Cache) -> tuple[Any, Cache]:
         """The scores of the next token, [rows, words], and the whole cache."""
-        from transformers.cache_utils import DynamicCache
+        with needed("generating text", "transformers", ArgumentError):
+            from transformers.cache_utils import DynamicCache
 
         cache = DynamicCache()
         for layer, (keys, values) in enumerate(past):

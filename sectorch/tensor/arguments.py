@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.overrides import get_testing_overrides
 from torch.utils import _pytree as pytree
 
-from ..errors import UnsupportedOpError
+from ..errors import ArgumentError, UnsupportedOpError
 from .secret import SecretTensor
 from .table import spell
 
@@ -93,14 +93,48 @@ def as_sizes(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 CONVERSIONS = {torch.Tensor.to, torch.Tensor.cpu}
 
 
-def on_cpu(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """`.to` its own device changes nothing; another one is refused."""
-    for value in (*args[1:], *kwargs.values()):
-        if isinstance(value, (str, torch.device)) and torch.device(value).type != args[0].device.type:
+def stays(x: Any, args: tuple, kwargs: dict) -> None:
+    """Refuse what `.to` and its like would move to another device.
+
+    Raises:
+        UnsupportedOpError: it is not the one that x is on.
+    """
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, (str, torch.device)) and torch.device(value).type != x.device.type:
             raise UnsupportedOpError(
                 f"moving a secret tensor to {value} is not supported; it stays where its session is, on "
-                f"{args[0].device}: leave the call out, or use x.device"
+                f"{x.device}: leave the call out, or use x.device"
             )
+
+
+def refuse_move(fn: Callable, device: torch.device) -> None:
+    """Refuse what .to(), .cuda(), .half() and their like would do to the tensors of a secure module, which has none.
+
+    Args:
+        fn: what `nn.Module._apply` is given.
+        device: that it computes on.
+
+    Raises:
+        ArgumentError: of another device or dtype, here or not.
+    """
+    here = torch.zeros((), device=device)
+    try:
+        there = fn(here)
+    except (RuntimeError, AssertionError) as error:  # torch has no such device
+        raise ArgumentError(
+            f"a secure module computes on {device}, and the device asked for is not to be had here "
+            f"({str(error).split('.')[0]}): leave the move out"
+        ) from None
+    if (there.device, there.dtype) != (here.device, here.dtype):
+        raise ArgumentError(
+            f"a secure module stays what it is: its results have the model's dtype, and it computes on {device}; move "
+            f"or convert the plain model and call secure() again"
+        )
+
+
+def on_cpu(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """`.to` its own device changes nothing; another one is refused."""
+    stays(args[0], args[1:], kwargs)
     keep = lambda v: not isinstance(v, (str, torch.device))
     first, args = args[0], (args[0], *(v for v in args[1:] if keep(v)))
     kwargs = {k: v for k, v in kwargs.items() if keep(v)}

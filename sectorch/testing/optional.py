@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from ..errors import ArgumentError
+from ..extras import needed
 
-try:
+with needed("sectorch.testing.strategies", "hypothesis", ArgumentError):
     import hypothesis.strategies as strategies
-except ImportError:
-    raise ArgumentError(
-        "sectorch.testing.strategies needs hypothesis, which is not installed: pip install hypothesis"
-    ) from None
 
 __all__ = ["strategies"]

@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import ArgumentError, SecretAccessError, SectorchError, UnsupportedOpError
 from ..tensor import PrivateTensor, SecretTensor, SharedTensor
+from ..tensor.arguments import CONVERSIONS, stays
 from ..tensor.dispatch import METADATA, SECRETS
 from ..tensor.on_meta import result_on_meta
 from ..tensor.table import Context, spell, typed
@@ -37,6 +38,8 @@ REFUSED: dict[Any, str] = {}
 
 WITHOUT_ROW: list[Callable] = []
 """What is asked about an operator without a row: it gives it one, or what composes it of others, or None."""
+
+_SET_DATA = torch.Tensor.data.__set__  # pyright: ignore[reportAttributeAccessIssue]  a descriptor
 
 _SKIPPED = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
 
@@ -109,6 +112,8 @@ class DifferentiableTensor(SecretTensor):
     @classmethod
     def __torch_function__(cls, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
+        if func == _SET_DATA and args[0] is args[1]:  # as a module's .to(device) does where the device is its own
+            return None
         if func in SECRETS:
             raise SecretAccessError(
                 f"{spell(func)} would take the content out of a DifferentiableTensor; use .reveal(), which gives its "
@@ -118,6 +123,8 @@ class DifferentiableTensor(SecretTensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         args, kwargs = pytree.tree_map(_lifted, args), {name: pytree.tree_map(_lifted, v) for name, v in kwargs.items()}
+        if func in CONVERSIONS:
+            stays(args[0], args[1:], kwargs)
         if func in FUNCTIONS:
             return FUNCTIONS[func](*args, **kwargs)
         _refuse_what_has_none(func, (args, kwargs))

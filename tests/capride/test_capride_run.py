@@ -234,10 +234,10 @@ def test_ctrl_c_stops_cleanly(tmp_path: Path, capsys, monkeypatch):
 
 def test_plots_without_matplotlib(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(PlotError, match="pip install matplotlib"):
+    with pytest.raises(PlotError, match=r"pip install 'sectorch\[plots\]'"):
         require()
     assert cli.main([*QUICK, "--out", str(tmp_path)]) == 0
-    assert "no plots: plots need matplotlib" in " ".join(capsys.readouterr().out.split())
+    assert "no plots: a plot needs matplotlib" in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_estimate_grows_with_what_is_asked(made):

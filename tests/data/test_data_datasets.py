@@ -51,7 +51,7 @@ def test_a_missing_package_is_all_that_is_said(tmp_path: Path, monkeypatch, name
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(DatasetMissingError) as caught:
         load(name, tmp_path)
-    way = f"pip install {package} (it is in sectorch's extra '{extra}')"
+    way = f"pip install 'sectorch[{extra}]'"
     assert str(caught.value) == f"{name} needs {package}, which is not installed: {way}"
 
 

@@ -192,7 +192,7 @@ def test_workers_leave_files_and_pass_errors_on(tmp_path: Path):
 
 def test_ray_is_asked_for_what_is_not_there(tmp_path: Path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    with pytest.raises(SectorchError, match="pip install ray"):
+    with pytest.raises(SectorchError, match=r"pip install 'sectorch\[ray\]'"):
         Workers(2, "ray").ahead([1, 2], lambda *_: None, RunFolder(tmp_path))
 
 

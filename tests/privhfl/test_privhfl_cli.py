@@ -137,7 +137,7 @@ def test_plots(result, tmp_path: Path):
 
 def test_plots_without_matplotlib(result, tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(PlotError, match="pip install matplotlib"):
+    with pytest.raises(PlotError, match=r"pip install 'sectorch\[plots\]'"):
         result.write(tmp_path, drawn=True)
     assert cli.main([*QUICK, "--architectures", "mlp", "--queries", "4", "--out", str(tmp_path / "out")]) == 0
-    assert "no plots: plots need matplotlib" in " ".join(capsys.readouterr().out.split())
+    assert "no plots: a plot needs matplotlib" in " ".join(capsys.readouterr().out.split())

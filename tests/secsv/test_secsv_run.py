@@ -370,7 +370,7 @@ def test_the_strong_level_is_refused_with_the_weak_one_offered(small):
 def test_ray_runs_rounds_elsewhere_or_says_that_it_is_missing(trained, monkeypatch, tmp_path):
     """With Ray's four calls standing in for Ray, which is not among the test dependencies."""
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(WorkerError, match="pip install ray"):
+    with pytest.raises(WorkerError, match=r"pip install 'sectorch\[ray\]'"):
         ran(trained, protocol="plain", parallel="ray")
     started = []
 

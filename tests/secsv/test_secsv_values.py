@@ -109,7 +109,7 @@ def test_estimators_come_near_an_additive_game(name):
 @pytest.mark.parametrize("name", ["permutation", "kernel"])
 def test_a_missing_library_is_a_typed_error(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "shapiq", None)
-    with pytest.raises(EstimatorMissingError, match="pip install shapiq, or"):
+    with pytest.raises(EstimatorMissingError, match=r"pip install 'sectorch\[shapley\]', or"):
         estimate(name, [0, 1], lambda masks: dict.fromkeys(masks, 0.0))
 
 

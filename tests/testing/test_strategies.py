@@ -88,7 +88,10 @@ def test_without_hypothesis_there_is_one_error_with_the_way_out():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     last = done.stderr.strip().splitlines()[-1]
-    assert last.endswith("needs hypothesis, which is not installed: pip install hypothesis") and "ArgumentError" in last
+    assert (
+        last.endswith("needs hypothesis, which is not installed: pip install 'sectorch[testing]'")
+        and "ArgumentError" in last
+    )
 
 
 assert Scheme().frac_bits == 20, "the domains above are for this"

@@ -13,7 +13,7 @@ import os
 
 import torch
 
-from ...errors import KeyAgreementError
+from ...errors import KeyAgreementError, UnsupportedDeviceError
 from ..ledger import observers
 from ..net import Party, Phase
 from ..steps import Sent
@@ -21,10 +21,19 @@ from ..streams import PairKey
 
 
 class LocalRuntime:
-    """Every party is here; a message is handed over as it is. Streams are drawn on the host and moved to `device`."""
+    """Every party is here; a message is handed over as it is. Streams are drawn on the host and moved to `device`.
+
+    Raises:
+        UnsupportedDeviceError: neither the CPU nor a CUDA device that is here.
+    """
 
     def __init__(self, parties: frozenset[Party], device: torch.device | str = "cpu"):
         self.device = torch.device(device)
+        if self.device.type not in ("cpu", "meta") and not (self.device.type == "cuda" and torch.cuda.is_available()):
+            raise UnsupportedDeviceError(
+                f"sessions compute on the CPU, or on a CUDA device that torch has here, got {self.device}: leave the "
+                f"device out, and keep model and input on the CPU"
+            )
         self.session = os.urandom(16)
         self.here = parties
         self._keys: dict[frozenset[Party], PairKey] = {}

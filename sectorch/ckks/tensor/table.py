@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ...errors import DtypeError, SecretAccessError, SectorchError, ShapeError, UnsupportedOpError
+from ...tensor.arguments import CONVERSIONS, stays
 from ...tensor.dispatch import METADATA, SECRETS, is_operator
 from ...tensor.on_meta import torch_on_meta
 from ...tensor.table import OpTable, spell, typed
@@ -66,6 +67,8 @@ def call(func: Callable, args: tuple, kwargs: dict) -> Any:
     try:
         if handler is None:
             raise UnsupportedOpError(CIPHERTEXTS.unsupported(func, args, kwargs))
+        if func in CONVERSIONS:
+            stays(args[0], args[1:], kwargs)
         meta = _on_meta(func, args, kwargs)
         result = _checked(handler(*args, **kwargs), meta, func)
     except SectorchError as error:

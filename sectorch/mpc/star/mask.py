@@ -7,6 +7,7 @@ truncation, selection and multiplication of the same x: mask once, use often.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -22,6 +23,7 @@ class Masked:
     r: Located
     r_A: Located
     r_S: Located
+    made_by: ClassVar[str] = "open_masked(net, x) makes it of Shares"
 
     @property
     def shape(self) -> torch.Size:
@@ -38,7 +40,7 @@ def open_masked(net: Net, x: Shares) -> Masked:
     Rounds 1 (both directions at once), bytes 16 per element. After a linear layer S's half does not depend on the
     query, and then the 8 bytes from S to A are sent ahead. A and S receive uniform bits.
     """
-    masked = net.opened.get(x)
+    masked = net.opened.get(x) if isinstance(x, Shares) else None
     if masked is None:
         masked = net.opened[x] = _open_masked(net, x)
     return masked

@@ -8,7 +8,9 @@ import torch
 
 from ...backend import Noise
 from ...choreography import Located, Message, Net, leaf, protocol
+from ...choreography.declaration import PAYLOADS
 from ...choreography.located import shaped
+from ...errors import DtypeError
 from .shares import Shares
 
 
@@ -20,7 +22,15 @@ def share(net: Net, x: Located) -> Shares:
         x: int64 at Q, any shape.
 
     Rounds 1, bytes 8 per element (Q to S). A learns nothing, S receives uniform bits.
+
+    Raises:
+        DtypeError: of fractions or booleans, which are no ring elements.
     """
+    if x.dtype not in PAYLOADS:
+        raise DtypeError(
+            f"share takes ring elements (int64), got {x.dtype}: sectorch.ring.encode(x, bits) makes them of fractions, "
+            f"x.long() of booleans"
+        )
     Q, A, S = net.Q, net.A, net.S
     x_A = net.common(Q, A, x.shape, "x_A")
     return Shares(x_A, (x - x_A).send(Q, S, "x_S"))

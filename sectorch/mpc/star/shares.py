@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -29,6 +29,7 @@ class Shares:
     A: Located
     S: Located
     Q: Located | None = None
+    made_by: ClassVar[str] = "share(net, x) makes Shares of a value at Q; two halves are Shares(at_A, at_S)"
 
     def __post_init__(self):
         object.__setattr__(self, "A", self.A.at("A"))

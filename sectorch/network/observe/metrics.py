@@ -14,6 +14,7 @@ from typing import Any
 
 from ... import errors
 from ...errors import ArgumentError, SectorchError
+from ...extras import needed
 from ..log import Watcher
 from .manage import Page
 
@@ -52,7 +53,7 @@ class Metrics(Watcher):
     """
 
     def __init__(self, figures: Callable[[], dict[str, float]], clients: bool = False):
-        try:
+        with needed("--metrics", "prometheus-client", ArgumentError, "or leave it out"):
             from prometheus_client import (
                 CollectorRegistry,
                 Counter,
@@ -60,10 +61,6 @@ class Metrics(Watcher):
                 ProcessCollector,
                 disable_created_metrics,
             )
-        except ImportError:
-            raise ArgumentError(
-                "--metrics needs prometheus_client: pip install prometheus-client, or leave it out"
-            ) from None
         disable_created_metrics()  # when a series began: twice as many lines, which nobody reads
         self._figures, self._clients = figures, clients
         self._models, self._names = _Bounded(NAMES), _Bounded(NAMES)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...errors import ArgumentError
+from ...extras import needed
 from ..log import Watcher
 
 _PARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -33,15 +34,11 @@ class Traces(Watcher):
     """
 
     def __init__(self, provider: Any = None):
-        try:
+        with needed("--traces", "opentelemetry-sdk", ArgumentError, "or leave it out"):
             from opentelemetry import trace
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
             self._provider = provider or _exporting()
-        except ImportError:
-            raise ArgumentError(
-                "--traces needs OpenTelemetry: pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
-            ) from None
         self._api, self._propagator = trace, TraceContextTextMapPropagator()
         self._tracer = self._provider.get_tracer("sectorch")
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from ...data.datasets import installed
+from ...data.errors import DatasetMissingError
+from ...extras import needed
 from .errors import BatchMismatchError
 
 NAMES = ("digits", "breast-cancer", "diabetes", "cifar100", "images")
@@ -45,7 +46,7 @@ def load(name: str, root: str | None = None, dtype: torch.dtype = torch.float64)
         raise BatchMismatchError(f"data {name!r} is not known; there are {', '.join(NAMES)}")
     if name in ("cifar100", "images"):
         return _images(name, root, dtype)
-    with installed(name, "scikit-learn"):
+    with needed(name, "scikit-learn", DatasetMissingError):
         from sklearn import datasets
         from sklearn.model_selection import train_test_split
 
@@ -72,7 +73,7 @@ def _images(name: str, root: str | None, dtype: torch.dtype) -> Data:
         raise BatchMismatchError(
             f"data {name!r} is read from a folder that is there already; give it as --data-root, got {root}"
         )
-    with installed(name, "torchvision"):
+    with needed(name, "torchvision", DatasetMissingError):
         from torchvision import datasets, transforms
     shrink = transforms.Compose([transforms.Resize((64, 64)), transforms.ToTensor()])
     try:

@@ -21,9 +21,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ...data.datasets import Split, from_torchvision, installed, root_of
+from ...data.datasets import Split, from_torchvision, root_of
 from ...data.errors import DataError, DatasetMissingError, PartitionError
 from ...data.seeds import generator
+from ...extras import needed
 from .models import STEPS
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -141,7 +142,7 @@ def _some(pair: Pair, count: int | None, seed: int, what: str) -> Pair:
 
 
 def _bundled(name: str) -> tuple[np.ndarray, np.ndarray]:
-    with installed(name, "scikit-learn"):
+    with needed(name, "scikit-learn", DatasetMissingError):
         from sklearn import datasets
     data = getattr(datasets, f"load_{name.replace('-', '_')}")()
     return data.data, data.target

@@ -23,9 +23,9 @@ class EstimatorMissingError(SectorchError, ImportError):
     """An estimator lives in a library that is not installed.
 
     Example:
-        permutation sampling and KernelSHAP are shapiq's, which is not installed: pip install shapiq, or use estimator
-        'exact' or 'group-testing'
+        permutation sampling or KernelSHAP needs shapiq, which is not installed: pip install 'sectorch[shapley]', or use
+        estimator 'exact' or 'group-testing'
 
     What to do:
-        `pip install shapiq`, or take an estimator that is here.
+        `pip install 'sectorch[shapley]'`, or take an estimator that is here.
     """

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ...extras import needed
 from .errors import EstimatorMissingError, FederationError
 from .values import coalition, coalitions, shapley
 
@@ -55,13 +56,9 @@ def _exact(players: Sequence[int], ask: Ask, budget: int, seed: int) -> dict[int
 
 
 def _shapiq() -> Any:
-    try:
+    way = "or use estimator 'exact' or 'group-testing'"
+    with needed("permutation sampling or KernelSHAP", "shapiq", EstimatorMissingError, way):
         import shapiq
-    except ImportError as error:
-        raise EstimatorMissingError(
-            "permutation sampling and KernelSHAP are shapiq's, which is not installed: pip install shapiq, or use "
-            "estimator 'exact' or 'group-testing'"
-        ) from error
     return shapiq
 
 

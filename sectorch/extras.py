@@ -1,0 +1,43 @@
+"""Packages that only some of sectorch needs: which of its extras brings each, and one error where one is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .errors import SectorchError
+
+EXTRA = {
+    "hypothesis": "testing",
+    "matplotlib": "plots",
+    "opentelemetry-sdk": "traces",
+    "pillow": "privhfl",
+    "prometheus-client": "metrics",
+    "ray": "ray",
+    "scikit-learn": "demo",
+    "shapiq": "shapley",
+    "torchvision": "privhfl",
+    "transformers": "hf",
+}
+"""Names that pip knows, and the extra of sectorch's that has them, or that has one that brings them."""
+
+
+@contextmanager
+def needed(what: str, package: str, error: type[SectorchError], instead: str = "", extra: str = "") -> Iterator[None]:
+    """Imports of a package that only some of sectorch needs: they stand inside.
+
+    Args:
+        what: what needs it, for people.
+        package: its name as pip knows it.
+        error: what is raised.
+        instead: another way out, as in "or leave out --metrics".
+        extra: that brings it; as in the table unless given.
+
+    Raises:
+        SectorchError: it is not installed, or too old; of the kind `error`, and says how to install it.
+    """
+    try:
+        yield
+    except ImportError as missing:
+        way = f"pip install 'sectorch[{extra or EXTRA[package]}]'" + (f", {instead}" if instead else "")
+        raise error(f"{what} needs {package}, which is not installed: {way}") from missing
