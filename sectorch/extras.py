@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 
 from .errors import SectorchError
 
@@ -39,5 +40,14 @@ def needed(what: str, package: str, error: type[SectorchError], instead: str = "
     try:
         yield
     except ImportError as missing:
-        way = f"pip install 'sectorch[{extra or EXTRA[package]}]'" + (f", {instead}" if instead else "")
+        way = f"pip install '{_here()}[{extra or EXTRA[package]}]'" + (f", {instead}" if instead else "")
         raise error(f"{what} needs {package}, which is not installed: {way}") from missing
+
+
+def _here() -> str:
+    """What pip calls this package: by name it takes one that is installed, and otherwise whatever an index has."""
+    try:
+        metadata.distribution("sectorch")
+    except metadata.PackageNotFoundError:
+        return "."
+    return "sectorch"

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +19,14 @@ from sectorch.errors import (
     ArgumentError,
     CaptureWarning,
     DtypeError,
+    PlotError,
     SecretAccessError,
     SectorchError,
     TopologyError,
     UnsupportedDeviceError,
     UnsupportedOpError,
 )
-from sectorch.extras import EXTRA
+from sectorch.extras import EXTRA, needed
 from sectorch.mpc.star.mask import open_masked
 from sectorch.mpc.star.multiply import multiply, square
 from sectorch.mpc.star.share import reveal, reveal_to_A, share
@@ -270,6 +272,21 @@ def test_what_is_missing_names_the_extra_that_brings_it():
     for package, extra in ways:
         assert brings.get(package, package) in have(about["optional-dependencies"][extra]), (package, extra)
     assert len(ways) >= 9 and set(EXTRA) <= {package for package, _ in ways}
+
+
+def test_by_name_an_extra_is_asked_of_what_is_installed_alone(monkeypatch):
+    """pip takes a name that it does not find installed from an index, where it is anybody's."""
+
+    def missing(name: str):
+        raise metadata.PackageNotFoundError(name)
+
+    def plot() -> None:
+        with needed("a plot", "matplotlib", PlotError, "or leave it out"):
+            raise ImportError("no such thing")
+
+    refused(PlotError, "matplotlib, which is not installed: pip install 'sectorch[plots]', or leave it out", plot)
+    monkeypatch.setattr(metadata, "distribution", missing)
+    refused(PlotError, "pip install '.[plots]', or leave it out", plot)
 
 
 def test_the_import_brings_torch_numpy_and_cryptography_alone():

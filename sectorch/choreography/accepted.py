@@ -50,7 +50,7 @@ def check_content(value: Any) -> None:
         raise ArgumentError(
             f"net.own brings in what has no party yet, got {_said(value)}, which protocols take as it is"
         )
-    if value is None or isinstance(value, (bool, int, float, complex, str, list, tuple, dict, set)):
+    if value is None or isinstance(value, (str, list, tuple, dict, set)):
         way = "" if value is None else "torch.as_tensor(x) makes one of numbers; "
         raise ArgumentError(
             f"net.own brings in a tensor, got {_said(value)}; {way}of a party that is elsewhere, the shape is enough: "
