@@ -45,12 +45,12 @@ def check_located(value: Any, doing: str) -> None:
 
 
 def check_content(value: Any) -> None:
-    """Raise ArgumentError for what no party can bring in: a value that has parties already, or that is no tensor."""
+    """Raise ArgumentError for what no party can bring in: a value that has parties already, a list of numbers, nothing."""
     if hasattr(type(value), "made_by"):
         raise ArgumentError(
             f"net.own brings in what has no party yet, got {_said(value)}, which protocols take as it is"
         )
-    if value is None or isinstance(value, (str, list, tuple, dict, set)):
+    if value is None or isinstance(value, (str, list, tuple, set)):
         way = "" if value is None else "torch.as_tensor(x) makes one of numbers; "
         raise ArgumentError(
             f"net.own brings in a tensor, got {_said(value)}; {way}of a party that is elsewhere, the shape is enough: "
