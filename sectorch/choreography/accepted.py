@@ -45,7 +45,7 @@ def check_located(value: Any, doing: str) -> None:
 
 
 def check_content(value: Any) -> None:
-    """Raise ArgumentError for what no party can bring in: a value that has parties already, a list of numbers, nothing."""
+    """Raise ArgumentError for what no party brings in: a value that has parties already, a list, nothing."""
     if hasattr(type(value), "made_by"):
         raise ArgumentError(
             f"net.own brings in what has no party yet, got {_said(value)}, which protocols take as it is"
