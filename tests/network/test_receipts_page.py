@@ -96,6 +96,36 @@ def test_a_file_that_is_not_whole_has_no_page(files, tmp_path, capsys):
     assert "cannot write the page" in capsys.readouterr().err
 
 
+def test_receipts_are_never_written_over(files, capsys):
+    """A page goes by a page's name, so that it cannot take the place of what it is about, nor of a key."""
+    before = files["S"].read_bytes()
+    for name in (files["S"], files["A"], files["S"].with_name("june.pdf"), files["S"].with_name("key.pem")):
+        there = name.exists()
+        assert run(["audit", str(files["S"]), "--page", str(name)]) == 1
+        assert "writes HTML" in capsys.readouterr().err and name.exists() == there
+    assert files["S"].read_bytes() == before
+
+
+def test_what_an_auditor_does_first_has_a_way_out(files, tmp_path, capsys):
+    folder, crlf, other = tmp_path / "receipts", tmp_path / "crlf", tmp_path / "model.py"
+    folder.mkdir()
+    (folder / "north-S.receipts").write_bytes(files["S"].read_bytes())
+    crlf.write_bytes(files["S"].read_bytes().replace(b"\n", b"\r\n"))
+    other.write_text("import torch\n")
+    for given, said in (
+        ([folder], "an audit is of one file: its files are north-S.receipts"),
+        ([tmp_path / "receipts" / ".."], "is a folder"),
+        ([crlf], "get the file anew"),
+        ([other], "name the file that --receipts wrote"),
+        ([files["S"], "--against", files["S"]], "--against takes another party's"),
+    ):
+        assert run(["audit", *map(str, given)]) == 1
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1, error
+    assert run(["audit", str(files["A"])]) == 0
+    assert "the answering party (A)" in " ".join(capsys.readouterr().out.split())
+
+
 HOSTILE = ["<script>x</script>", "{{ 7 * 7 }}", "\u202e", "'\">"]
 
 

@@ -129,7 +129,8 @@ def audit(path: str | Path, key: str | None = None, head: str | None = None) -> 
             lines.check_signature(record, public)
             _take(found, record, opened)
         except ReceiptError as error:
-            raise ReceiptError(f"{path}, line {number + 1}: {error}") from None
+            way = "" if found.key else "; where the line is no receipt at all, name the file that --receipts wrote"
+            raise ReceiptError(f"{path}, line {number + 1}: {error}{way}") from None
         last = lines.hash_of(line)
         found.heads.append(last)
     if public is None:
@@ -155,6 +156,10 @@ def _lines(path: Path) -> Iterator[bytes]:
                     )
                 yield line[:-1]
                 number += 1
+    except IsADirectoryError:
+        inside = sorted(file.name for file in path.iterdir() if file.is_file())[:6]
+        said = f"its files are {', '.join(inside)}" if inside else "it has no files"
+        raise ArgumentError(f"{path} is a folder, and an audit is of one file: {said}") from None
     except OSError as error:
         raise ArgumentError(f"cannot read the receipts {path}: {error.strerror}") from None
 

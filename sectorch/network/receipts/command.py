@@ -20,7 +20,7 @@ from ..identity.identity import PRINT, fingerprint, fingerprint_of
 from ..names import readable
 from .audit import Audit, Comparison, Entry, compare
 from .audit import audit as checked
-from .page import page, write_page
+from .page import ROLES, page, write_page
 
 
 def audit(arguments: Sequence[str] | None = None) -> int:
@@ -59,6 +59,11 @@ def _audit(options: argparse.Namespace, console: Console) -> None:
         raise ArgumentError("--against-key is of the file that --against names")
     found = checked(options.file, _key(options.key), options.head)
     other = checked(options.against, _key(options.against_key)) if options.against else None
+    if other is not None and other.key == found.key:
+        raise ArgumentError(
+            f"both files are signed by {found.key}: --against takes another party's; --head finds what was cut from one's "
+            f"own since a head was noted"
+        )
     compared = None if other is None else compare(found, other)
     if options.page is not None:
         write_page(options.page, page(found, options.key is not None, other, compared))
@@ -126,7 +131,7 @@ def _show(console: Console, found: Audit, known: bool) -> None:
     if found.cut:
         at = ", ".join(str(number + 1) for number in found.cut)
         say(f"a half-written line was cut off before line {at}: a process had been ended in the middle")
-    say(f"{found.path}: {len(found.heads)} lines are whole, of '{found.party}' as {found.role}")
+    say(f"{found.path}: {len(found.heads)} lines are whole, of '{found.party}', {ROLES.get(found.role, found.role)}")
     say(
         f"signed by {found.key}"
         + ("" if known else ", which is for you to compare with what its owner told you (--key)")
@@ -136,7 +141,9 @@ def _show(console: Console, found: Audit, known: bool) -> None:
 
 def _show_comparison(console: Console, found: Audit, other: Audit, compared: Comparison) -> None:
     say = _said_on(console)
-    say(f"against {other.path}, of '{other.party}' as {other.role}, signed by {other.key}: {compared.same} agree")
+    say(
+        f"against {other.path}, of '{other.party}', {ROLES.get(other.role, other.role)}, signed by {other.key}: {compared.same} agree"
+    )
     for entries, audit in ((compared.missing, found), (compared.beyond, other)):
         if entries:
             console.print(_table(f"in {audit.path} alone", entries))

@@ -82,6 +82,8 @@ def parsed(line: bytes) -> dict:
         raise ReceiptError(f"it is longer than {LONGEST} bytes")
     try:
         record = json.loads(line)
+        if line.endswith(b"\r"):
+            raise ReceiptError("its end is that of another system's text files: get the file anew, copied as it is")
         if not isinstance(record, dict) or _canonical(record) != line:
             raise ReceiptError("it is not a JSON object in the form in which a party writes it")
     except (ValueError, RecursionError):

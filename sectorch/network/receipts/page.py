@@ -57,8 +57,10 @@ def write_page(path: Path, text: str) -> None:
     """The page as a file that is its owner's alone.
 
     Raises:
-        ArgumentError: it cannot be written.
+        ArgumentError: it cannot be written, or does not go by a page's name: receipts and keys are never written over.
     """
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ArgumentError(f"--page writes HTML, got {path}: name it {path.with_suffix('.html').name}, and print that")
     try:
         files.write(path, text.encode(), 0o600)
     except OSError as error:
