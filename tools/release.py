@@ -4,8 +4,8 @@
     python tools/release.py --list
     python tools/release.py --only version --only tree
 
-No network is needed: the wheel is installed into a fresh environment that borrows the packages sectorch depends on from the
-one that runs this. The last line is for a person to do, since it cannot be taken back.
+No network is needed: the wheel is installed into a fresh environment, which borrows the packages that sectorch depends
+on from the one that runs this. The last line is for a person to do, since it cannot be taken back.
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ NEXT = """next, by a person:
   1. make test and make test-long, on a quiet machine
   2. read CHANGELOG.md and docs/migrating.md once more, as somebody who uses {before}
   3. git tag -s v{version} -m "sectorch {version}", and push the tag
-  4. give dist/sectorch-{version}* to those who install it, with their SHA-256; on a package index only once the name is ours there
-     (README.md, docs/quickstart.md and tests/test_docs.py say that it is on none)"""
+  4. give dist/sectorch-{version}* to those who install it, with their SHA-256; on a package index only once the name
+     is ours there (README.md, docs/quickstart.md and tests/test_docs.py say that it is on none)"""
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:

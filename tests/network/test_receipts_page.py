@@ -112,14 +112,14 @@ def test_what_an_auditor_does_first_has_a_way_out(files, tmp_path, capsys):
     (folder / "north-S.receipts").write_bytes(files["S"].read_bytes())
     crlf.write_bytes(files["S"].read_bytes().replace(b"\n", b"\r\n"))
     other.write_text("import torch\n")
-    for given, said in (
+    for words, said in (
         ([folder], "an audit is of one file: its files are north-S.receipts"),
         ([tmp_path / "receipts" / ".."], "is a folder"),
         ([crlf], "get the file anew"),
         ([other], "name the file that --receipts wrote"),
         ([files["S"], "--against", files["S"]], "--against takes another party's"),
     ):
-        assert run(["audit", *map(str, given)]) == 1
+        assert run(["audit", *map(str, words)]) == 1
         error = capsys.readouterr().err
         assert said in error and error.count("\n") == 1, error
     assert run(["audit", str(files["A"])]) == 0

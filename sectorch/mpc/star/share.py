@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -14,7 +15,23 @@ from ...errors import DtypeError
 from .shares import Shares
 
 
+def _of_ring_elements(f: Callable) -> Callable:
+    """Refuse fractions and booleans, before anything is drawn."""
+
+    @functools.wraps(f)
+    def run(net: Net, x: Located) -> Shares:
+        if x.dtype not in PAYLOADS:
+            raise DtypeError(
+                f"share takes ring elements (int64), got {x.dtype}: sectorch.ring.encode(x, bits) makes them of "
+                f"fractions, x.long() of booleans"
+            )
+        return f(net, x)
+
+    return run
+
+
 @protocol("share", "PrivHFL, Figure 2", [Message("x_S", "Q", "S", "x_A of k_QA")])
+@_of_ring_elements
 def share(net: Net, x: Located) -> Shares:
     """Q secret-shares x: A draws its half from k_QA, S is sent the rest.
 
@@ -26,11 +43,6 @@ def share(net: Net, x: Located) -> Shares:
     Raises:
         DtypeError: of fractions or booleans, which are no ring elements.
     """
-    if x.dtype not in PAYLOADS:
-        raise DtypeError(
-            f"share takes ring elements (int64), got {x.dtype}: sectorch.ring.encode(x, bits) makes them of fractions, "
-            f"x.long() of booleans"
-        )
     Q, A, S = net.Q, net.A, net.S
     x_A = net.common(Q, A, x.shape, "x_A")
     return Shares(x_A, (x - x_A).send(Q, S, "x_S"))

@@ -61,8 +61,8 @@ def _audit(options: argparse.Namespace, console: Console) -> None:
     other = checked(options.against, _key(options.against_key)) if options.against else None
     if other is not None and other.key == found.key:
         raise ArgumentError(
-            f"both files are signed by {found.key}: --against takes another party's; --head finds what was cut from one's "
-            f"own since a head was noted"
+            f"both files are signed by {found.key}: --against takes another party's; --head finds what was cut from "
+            f"one's own since a head was noted"
         )
     compared = None if other is None else compare(found, other)
     if options.page is not None:
@@ -142,7 +142,8 @@ def _show(console: Console, found: Audit, known: bool) -> None:
 def _show_comparison(console: Console, found: Audit, other: Audit, compared: Comparison) -> None:
     say = _said_on(console)
     say(
-        f"against {other.path}, of '{other.party}', {ROLES.get(other.role, other.role)}, signed by {other.key}: {compared.same} agree"
+        f"against {other.path}, of '{other.party}', {ROLES.get(other.role, other.role)}, signed by {other.key}: "
+        f"{compared.same} agree"
     )
     for entries, audit in ((compared.missing, found), (compared.beyond, other)):
         if entries:
