@@ -172,7 +172,7 @@ def test_a_missing_package_is_one_line(name, package, tmp_path, capsys, monkeypa
 
 def test_the_folder_is_looked_at_before_torchvision(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(BatchMismatchError, match="a folder that is there already"):
+    with pytest.raises(BatchMismatchError, match=r"a folder that is there already: name it with --data-root$"):
         load("cifar100")
 
 

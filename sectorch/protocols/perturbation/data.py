@@ -70,8 +70,9 @@ def load(name: str, root: str | None = None, dtype: torch.dtype = torch.float64)
 
 def _images(name: str, root: str | None, dtype: torch.dtype) -> Data:
     if root is None or not Path(root).is_dir():
+        none = "" if root is None else f"; {root} is none"
         raise BatchMismatchError(
-            f"data {name!r} is read from a folder that is there already; give it as --data-root, got {root}"
+            f"data {name!r} is read from a folder that is there already: name it with --data-root{none}"
         )
     with needed(name, "torchvision", DatasetMissingError):
         from torchvision import datasets, transforms
