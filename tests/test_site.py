@@ -141,7 +141,8 @@ def exported(package: str) -> list[str]:
     """What a package's __init__.py gives under a name: `from .x import y as y`, but no modules."""
     path = ROOT.joinpath(*package.split("."), "__init__.py")
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    steps = [step for step in tree.body if isinstance(step, ast.ImportFrom) and step.module and step.level == 1]
+    flat = [inner for step in tree.body for inner in (step.body if isinstance(step, ast.With) else (step,))]
+    steps = [step for step in flat if isinstance(step, ast.ImportFrom) and step.module and step.level == 1]
     return [alias.asname for step in steps for alias in step.names if alias.asname]
 
 
