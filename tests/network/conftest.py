@@ -20,6 +20,14 @@ def settings_of_the_tests(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="module")
+def patience():
+    """A party is lost when its connection closes: threads of one busy process may well be silent for four seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sectorch.network.wire.stream.SILENT", 60)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def no_line_is_left_out(monkeypatch):
     """Each test begins a minute of its own, in which so many refused connections have a line."""

@@ -37,7 +37,7 @@ FEW = {"north": "Q", "east": "A", "south": "S"}
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
+def world(tmp_path_factory, patience):
     world = World(tmp_path_factory.mktemp("training"), PARTIES)
     yield world
     world.close()

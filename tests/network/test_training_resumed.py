@@ -22,7 +22,7 @@ PARTIES = {"north": "Q", "east": "A", "south": "S", "west": "H1"}
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
+def world(tmp_path_factory, patience):
     world = World(tmp_path_factory.mktemp("resumed"), PARTIES)
     yield world
     world.close()
