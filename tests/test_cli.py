@@ -105,7 +105,7 @@ BAD = {
         (["--weight-decay", "-1"], "weight_decay must be"),
         (["--partitions", "0"], "partitions must be at least 1"),
         (["--threads", "0"], "threads must be at least 1"),
-        (["--data", "cifar100"], "give it as --data-root"),
+        (["--data", "cifar100"], "name it with --data-root"),
     ],
     "shapley": [
         (["--clients", "1"], "clients must be at least 2"),
