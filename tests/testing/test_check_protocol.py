@@ -35,10 +35,11 @@ OWN = {name: spec for name, spec in PROTOCOLS.items() if name not in BEFORE}
 @pytest.fixture(autouse=True)
 def registry():
     """What is declared here is not for tests that read the registry."""
+    before = dict(PROTOCOLS)
     PROTOCOLS.update(OWN)
     yield
     PROTOCOLS.clear()
-    PROTOCOLS.update(BEFORE)
+    PROTOCOLS.update(before)
 
 
 for _name in OWN:
