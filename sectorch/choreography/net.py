@@ -244,10 +244,11 @@ class Net:
         """A value that `party` brings into the protocol: a query (online) or a weight (setup), by name.
 
         Raises:
-            ArgumentError: no tensor, or a value that parties hold already.
+            ArgumentError: no tensor, or a value that parties hold already. Of a party that is elsewhere None will do.
         """
         self.cast.check_party(party)
-        check_content(value)
+        if value is not None or party in self.runtime.here:
+            check_content(value)
         brought = Located(value, frozenset((party,)), phase, 0, self.runtime.session)
         if self.tracing is not None:
             self.tracing.brought(brought, name)
