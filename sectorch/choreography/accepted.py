@@ -44,13 +44,14 @@ def check_located(value: Any, doing: str) -> None:
         raise _refusal(f"{doing} takes a located value", Located, value)
 
 
-def check_content(value: Any) -> None:
-    """Raise ArgumentError for what no party brings in: a value that has parties already, a list, nothing."""
+def check_content(value: Any, here: bool) -> None:
+    """Raise ArgumentError for what no party brings in: a value that has parties already, a list, nothing. Of one that
+    is not here nothing will do."""
     if hasattr(type(value), "made_by"):
         raise ArgumentError(
             f"net.own brings in what has no party yet, got {_said(value)}, which protocols take as it is"
         )
-    if value is None or isinstance(value, (str, list, tuple, set)):
+    if (value is None and here) or isinstance(value, (str, list, tuple, set)):
         way = "" if value is None else "torch.as_tensor(x) makes one of numbers; "
         raise ArgumentError(
             f"net.own brings in a tensor, got {_said(value)}; {way}of a party that is elsewhere, the shape is enough: "

@@ -247,8 +247,7 @@ class Net:
             ArgumentError: no tensor, or a value that parties hold already. Of a party that is elsewhere None will do.
         """
         self.cast.check_party(party)
-        if value is not None or party in self.runtime.here:
-            check_content(value)
+        check_content(value, party in self.runtime.here)
         brought = Located(value, frozenset((party,)), phase, 0, self.runtime.session)
         if self.tracing is not None:
             self.tracing.brought(brought, name)

@@ -7,6 +7,7 @@ releases the interpreter's lock.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -41,9 +42,19 @@ def over(count: int, kernel: Callable, *arguments: Any) -> None:
     if threads < 2:
         kernel(*arguments, 0, count)
         return
-    pieces = min(count, 4 * threads)
-    bounds = [count * i // pieces for i in range(pieces + 1)]
-    list(_pool(threads, os.getpid()).map(lambda low, high: kernel(*arguments, low, high), bounds[:-1], bounds[1:]))
+    pieces, number = min(count, 2 * threads), itertools.count()
+
+    def run() -> None:
+        while (i := next(number)) < pieces:
+            kernel(*arguments, count * i // pieces, count * (i + 1) // pieces)
+
+    others = [_pool(threads, os.getpid()).submit(run) for _ in range(threads - 1)]
+    try:
+        run()
+    finally:  # nobody writes into these arrays any more once this is over
+        for other in others:
+            if not other.cancel():  # it has begun
+                other.result()
 
 
 @lru_cache(maxsize=4)
