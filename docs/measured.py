@@ -254,6 +254,13 @@ def beside_others() -> str:
         f"{steps[0]}; CrypTen 0.4.1 {steps[1]} on the same machine, in turn; [what differs](training.md#how-it-works)"
     )
     body.append([f"a training step of LeNet on {row['batch']} pictures", said, "training"])
+    for name, row in read("peers")["nets"].items():
+        ours, theirs = row["sectorch"], row["CrypTen 0.4.1"]
+        said = (
+            f"{ours['seconds']['median']:.3f} s, error {ours['error']:.0e}; CrypTen 0.4.1 "
+            f"{theirs['seconds']['median']:.2f} s, error {theirs['error']:.0e}, on the same machine, in turn"
+        )
+        body.append([f"an inference of {name}", said, "peers"])
     lines = [[what, found, f"`benchmarks/results/{name}.json`"] for what, found, name in body]
     return "\n".join("| " + " | ".join(line) + " |" for line in [["what", "figure", "file"], ["---"] * 3, *lines])
 
