@@ -235,16 +235,31 @@ def test_comparisons_look_at_every_plane_that_a_bound_leaves(bits: int, odd: boo
     """A comparison looks at as many planes as the bound has: right for values on both sides at the bound itself."""
     most = (1 << bits) + (odd and bits > 0)
     values = torch.tensor([most, -most, most - 1, 1 - most, 0, 1, -1, most // 2], dtype=torch.int64).clamp(-most, most)
-    x = share(torch.zeros(len(values)), network=network, range_check=False)
+    x = share(torch.zeros(len(values)), network=network)
     with x.session.operation(x.party):
         tight = x.like(x.shares + values, 0, float(most))
     rows, columns = tight.unsqueeze(1), tight.unsqueeze(0)
     first, second = torch.broadcast_tensors(values.unsqueeze(1), values.unsqueeze(0))
     for f in (torch.ge, torch.gt, torch.le, torch.lt, torch.maximum, torch.minimum):
         assert torch.equal(f(rows, columns).reveal().double(), f(first, second).double()), f
-    for f in (torch.sign, torch.relu, torch.amax, torch.amin):
+    for f in (torch.sign, torch.amax, torch.amin):
         assert torch.equal(f(tight).reveal().double(), f(values).double()), f
+    if most < x.scheme.activation_limit:
+        assert torch.equal(tight.relu().reveal().double(), values.relu().double())
     for padding in (0, 1):
         pool = torch.nn.MaxPool1d(2, 1, padding)
         wanted = pool(values.double().view(1, 1, -1))
         assert torch.equal(pool(tight.view(1, 1, -1)).reveal().double(), wanted)
+
+
+@given(st.integers(1, 40))
+def test_what_no_check_holds_is_compared_in_all_planes(bits: int):
+    """Without range checks a bound is a promise: values beyond it are compared right all the same."""
+    values = torch.tensor([1 << bits, -1 << bits, 3 << bits, -3 << bits, 1, -1, 0])
+    x = share(torch.zeros(len(values)), range_check=False)
+    with x.session.operation(x.party):
+        beyond = x.like(x.shares + values, 0, 1.0)
+    assert torch.equal((beyond >= 0).reveal(), values >= 0)
+    assert beyond.amax().reveal() == values.amax() and beyond.amin().reveal() == values.amin()
+    pool = torch.nn.MaxPool1d(2, 1, 1)
+    assert torch.equal(pool(beyond.view(1, 1, -1)).reveal().double(), pool(values.double().view(1, 1, -1)))

@@ -23,6 +23,7 @@ from sectorch.choreography.run.local import LocalRuntime
 from sectorch.choreography.streams import PairKey, random_secret
 from sectorch.errors import MaterialError, StreamReuseError
 from sectorch.mpc.star.linear import mask_weight
+from sectorch.ring.loops import over
 from sectorch.session import Session, default_session
 from sectorch.tensor import unwrapped
 
@@ -307,3 +308,36 @@ def test_an_encrypted_module_makes_its_keys_once():
     for y in at_once(lambda i: module(x), 3):
         assert float((y - wanted).abs().max()) < 1e-2
     assert len(module.queries) == 3
+
+
+def test_a_loop_covers_each_element_once_whoever_else_runs_one():
+    """And one that raises is over, in all threads, when its error comes: nothing is written afterwards."""
+
+    def add(out: torch.Tensor, low: int, high: int) -> None:
+        out[low:high] += 1
+
+    def all_counts(_: int) -> bool:
+        found = [torch.zeros(n, dtype=torch.int64) for n in range(1, 60)]
+        for out in found:
+            over(len(out), add, out)
+        return all(bool((out == 1).all()) for out in found)
+
+    def broken(out: torch.Tensor, low: int, high: int) -> None:
+        if low == 0:
+            raise ValueError("the first piece")
+        time.sleep(0.01)
+        add(out, low, high)
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with ThreadPoolExecutor(THREADS) as pool:
+            assert all(pool.map(all_counts, range(THREADS)))
+        out = torch.zeros(100, dtype=torch.int64)
+        with pytest.raises(ValueError, match="the first piece"):
+            over(len(out), broken, out)
+        kept = out.clone()
+        time.sleep(0.05)
+        assert torch.equal(out, kept)
+    finally:
+        torch.set_num_threads(before)

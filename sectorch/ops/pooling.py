@@ -61,7 +61,8 @@ def max_pool2d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any 
     kernel, padding, dilation = _pair(kernel_size), _pair(padding), _pair(dilation)
     stride = kernel if stride is None or stride == [] else _pair(stride)
     high = 63 if any(padding) or ceil_mode else bound(context, x.scale_bits, 1)
-    high, lowest = min(high, planes(x, 2)), _LOWEST if x.bound is None else -math.ceil(x.bound)
+    known = planes(x, 2)
+    high, lowest = min(high, known), _LOWEST if x.bound is None or known == 63 else -math.ceil(x.bound)
     windows = context.backend.affine(_windows, x.shares, lowest, kernel, stride, padding, dilation, ceil_mode)
     return x.like(context.backend.largest(windows, high), x.scale_bits)
 

@@ -68,8 +68,11 @@ def above(limit: int, low: int) -> int:
 
 def planes(x: SharedTensor, factor: float = 1.0, more: float = 0.0) -> int:
     """Planes that a comparison has to look at of `factor` x and a number of magnitude `more`: as many as the bound has
-    bits, and all 63 of what nothing is known of."""
-    return 63 if x.bound is None else max(1, min(63, math.frexp(factor * x.bound + more)[1]))
+    bits, and all 63 of what nothing is known of, or is taken for granted without a check: a result would else depend on
+    the dealer's mask where a value is beyond."""
+    if x.bound is None or not x.scheme.range_check:
+        return 63
+    return max(1, min(63, math.frexp(factor * x.bound + more)[1]))
 
 
 def fitted(context: Context, x: SharedTensor, allowed: float) -> SharedTensor:
