@@ -381,7 +381,7 @@ def test_what_the_owner_refuses_says_nothing_of_the_weights(pki, tmp_path, monke
             assert sent == [], "A has sent nothing of the call, so that nobody sees which layer it was"
         assert said[0] == said[1], "a weight and a bias that are too large are one refusal"
         words = said[0] + "".join(str(bytes(f.payload)) for fs in views.frames.values() for f in fs)
-        heard = re.compile(r"\b(1234|6000|2\.weight|2\.bias)\b")  # as a word: a fingerprint's hexadecimals may hold 1234
+        heard = re.compile(r"\b(1234|6000|2\.weight|2\.bias)\b")  # as words: a fingerprint may hold 1234 in itself
         assert not heard.search(words)
         log = lambda name: "".join(r.getMessage() for r in caplog.records if r.name == name)
         assert until(lambda: "'2.bias' reaches magnitude 6000" in log("sectorch.answer"), 30)
