@@ -159,8 +159,8 @@ def moved(seed: int, given: argparse.Namespace) -> tuple[float, float]:
     return found[0], found[1]
 
 
-def main() -> None:
-    """Prints a line for each seed, and the means."""
+def options(argv: list[str] | None = None) -> argparse.Namespace:
+    """What is trained and how, from a command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=list(MODELS), default="mlp")
     parser.add_argument("--optimiser", choices=list(OPTIMISERS), default="sgd")
@@ -173,8 +173,12 @@ def main() -> None:
     parser.add_argument("--secure", action="store_true")
     parser.add_argument("--losses", action="store_true", help="read the loss of each step, and compare it")
     parser.add_argument("--moved", type=int, help="of plain training alone: with weights that are moved by 2^-MOVED")
-    given = parser.parse_args()
-    found = []
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    """Prints a line for each seed, and the means."""
+    given, found = options(), []
     for seed in range(given.seeds):
         if given.moved is not None:
             plain, other = moved(seed, given)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import sectorch
-from sectorch import DifferentiableTensor, Session
+from sectorch import DifferentiableTensor, Scheme, Session
 from sectorch.choreography.ledger import Transcript
 from sectorch.errors import (
     ArgumentError,
@@ -76,19 +76,34 @@ def test_losses_are_those_of_plain_training(name: str):
     assert torch.allclose(torch.stack(found), torch.stack(wanted), atol=2e-3, rtol=0)
 
 
-def test_steps_of_nothing_are_shorter_than_plain_ones():
-    """Where a gradient is zero or lost, Adam's quotient does not blow up: squares are rounded up."""
-    session = Session(reference=True)
-    weight = torch.zeros(6)
-    p = DifferentiableTensor(sectorch.share(weight, session=session), requires_grad=True)
-    optimiser = torch.optim.Adam([p], 0.01)
-    for _ in range(3):
+@pytest.mark.parametrize("f", [16, 20])
+def test_a_step_of_adam_is_no_longer_than_plain_and_no_shorter_than_with_a_small_eps(f: int):
+    """Of gradients from nothing to 4; each step beside what the gradients so far make of m and v, in units of the rate.
+
+    A mean of squares gets a unit of 2^-(2f+6) a step, and errs by at most one more or less: a thousand times two
+    units, 2^(5-2f), under the root. m is rounded to a unit of 2^-(f+6), which over a root of 2^(2-f) or more is at
+    most 2^-9, and grows by the bias correction as m does. Public factors err by 2^-15, and series by less.
+    """
+    session, scheme, rate = Session(reference=True), Scheme(frac_bits=f), 0.003
+    draws = torch.Generator().manual_seed(f)
+    size = 2.0 ** (-f - 6 + (f + 8) * torch.rand(1000, generator=draws, dtype=torch.float64))
+    size[:10] = 0.0
+    p = DifferentiableTensor(sectorch.share(torch.zeros(1000), session=session, scheme=scheme), requires_grad=True)
+    optimiser = torch.optim.Adam([p], rate)
+    m = v = before = torch.zeros(1000, dtype=torch.float64)
+    exact = lambda x: x.cell.content.shares.double() / 2.0**x.cell.content.scale_bits
+    for t in range(1, 6):
+        weight = 2 * size * torch.rand(1000, generator=draws, dtype=torch.float64) - size
         optimiser.zero_grad()
-        (p * torch.tensor([0.0, 1.0, -1.0, 1e-3, 1e-5, 1e-6])).sum().backward()
+        ((p * (64 * weight).float()).sum() / 64).backward()
         optimiser.step()
-    moved = p.detach().reveal()
-    assert moved[0] == 0 and (moved.abs() <= 0.0301).all()
-    assert torch.allclose(moved[1:4], torch.tensor([-0.03, 0.03, -0.03]), atol=1e-3)
+        g, now = exact(p.grad), exact(p)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        mean, squares = m.abs() / (1 - 0.9**t), v / (1 - 0.999**t)
+        step, before = (before - now) * torch.where(m < 0, -1, 1) / rate, now
+        slack = 2.0**-9 / (1 - 0.9**t) + 2.0**-11
+        assert (step <= mean / squares.clamp(1e-30).sqrt() + slack).all()
+        assert (step >= mean / (squares + 2.0 ** (5 - 2 * f)).sqrt() - slack).all()
 
 
 def test_inputs_of_three_owners_meet_and_each_learns_what_is_named():
@@ -213,13 +228,10 @@ def test_what_cannot_be_done_is_refused_and_changes_nothing():
 @pytest.mark.parametrize(("model", "optimiser", "bits"), [("mlp", "adam", 20), ("cnn", "sgd", 20), ("cnn", "adam", 16)])
 def test_digits_are_learned_as_well_as_in_plain_training(model: str, optimiser: str, bits: int):
     """Within half a point on average over five seeds, with the same batches: benchmarks/training.py."""
-    import argparse
     import runpy
     from pathlib import Path
 
     program = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks/training.py"))
-    given = argparse.Namespace(
-        model=model, optimiser=optimiser, frac_bits=bits, epochs=4, batch=64, steps=None, secure=False, losses=False
-    )
+    given = program["options"](["--model", model, "--optimiser", optimiser, "--frac-bits", str(bits), "--epochs", "4"])
     found = torch.tensor([program["trained"](seed, given)[:2] for seed in range(5)])
     assert abs(float((found[:, 1] - found[:, 0]).mean())) <= 0.5
