@@ -42,8 +42,8 @@ def transformer() -> nn.Module:
     return Sequence(nn.Sequential(nn.Linear(8, 16), block))
 
 
-def lenet() -> nn.Module:
-    """Of pictures of 28 x 28, begun as He et al. (ICCV 2015): from torch's own start it stays at a tenth for long."""
+def lenet(own: bool = False) -> nn.Module:
+    """Of pictures of 28 x 28, begun as He et al. (ICCV 2015): from torch's `own` start it stays at a tenth for long."""
     made = nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2),
         nn.ReLU(),
@@ -58,7 +58,7 @@ def lenet() -> nn.Module:
         nn.ReLU(),
         nn.Linear(84, 10),
     )
-    for layer in made:
+    for layer in () if own else made:
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
             nn.init.kaiming_normal_(layer.weight)
             nn.init.zeros_(cast(torch.Tensor, layer.bias))
@@ -71,6 +71,7 @@ MODELS = {
         nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 10)
     ),
     "lenet": lenet,
+    "lenet-torch": lambda: lenet(own=True),
     "transformer": transformer,
     "lstm": lambda: Sequence(nn.LSTM(8, 16, batch_first=True)),
 }
@@ -116,7 +117,7 @@ def step(model: nn.Module, optimiser: torch.optim.Optimizer, x: torch.Tensor, y:
 
 def trained(seed: int, given: argparse.Namespace) -> tuple[float, float, float, float]:
     """Test accuracy of both, the seconds of a shared step, and how far losses that are read were apart at most."""
-    x, y = digits(28 if given.model == "lenet" else 8)
+    x, y = digits(28 if given.model.startswith("lenet") else 8)
     train, test = (x[:1400], y[:1400]), (x[1400:], y[1400:])
     session, scheme = Session(reference=not given.secure), Scheme(frac_bits=given.frac_bits)
     torch.manual_seed(seed)
@@ -143,7 +144,7 @@ def trained(seed: int, given: argparse.Namespace) -> tuple[float, float, float, 
 
 def moved(seed: int, given: argparse.Namespace) -> tuple[float, float]:
     """Test accuracy of a plain training, and of the same one whose weights begin 2^-`moved` apart at most."""
-    x, y = digits(28 if given.model == "lenet" else 8)
+    x, y = digits(28 if given.model.startswith("lenet") else 8)
     found = []
     for size in (0.0, 2.0**-given.moved):
         torch.manual_seed(seed)
