@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Iterable
 from graphlib import TopologicalSorter
@@ -58,15 +59,20 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-TREES = {name_of(path): ast.parse(path.read_text(), str(path)) for path in FILES}
+PATHS = {name_of(path): path for path in FILES}
 PACKAGES = {name_of(path) for path in FILES if path.name == "__init__.py"}
-MODULES = [name for name in TREES if name]
+MODULES = [name for name in PATHS if name]
+
+
+@functools.cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(PATHS[module].read_text(), str(PATHS[module]))
 
 
 def imports(module: str) -> set[str]:
     """Modules of the package that a module imports, wherever in the file."""
     found = set()
-    for node in ast.walk(TREES[module]):
+    for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names if alias.name.split(".")[0] == "sectorch"]
             found |= {name.removeprefix("sectorch").removeprefix(".") for name in names}
@@ -83,7 +89,7 @@ def imports(module: str) -> set[str]:
             prefix = ".".join([*base, *([inside] if inside else [])])
             for alias in node.names:
                 full = f"{prefix}.{alias.name}".strip(".")
-                found.add(full if full in TREES else prefix)
+                found.add(full if full in PATHS else prefix)
     return found - {module}
 
 
@@ -113,7 +119,7 @@ def test_imports_point_upward():
 @pytest.mark.parametrize("module", [m for m in MODULES if m.split(".")[0] in ("tensor", "ops")])
 def test_operations_know_a_backend_and_no_protocol(module: str):
     assert [name for name in imports(module) if name.split(".")[0] == "mpc"] == []
-    found = [n.lineno for n in ast.walk(TREES[module]) if isinstance(n, ast.Attribute) and n.attr in ("A", "S", "D")]
+    found = [n.lineno for n in ast.walk(tree(module)) if isinstance(n, ast.Attribute) and n.attr in ("A", "S", "D")]
     assert found == [], "who computes is the backend's to know"
 
 
@@ -136,13 +142,13 @@ def test_every_level_that_exists_is_used():
 
 
 def lines_of(module: str, wanted: Callable[[ast.AST], bool]) -> list[int]:
-    return [node.lineno for node in ast.walk(TREES[module]) if wanted(node)]
+    return [node.lineno for node in ast.walk(tree(module)) if wanted(node)]
 
 
 def test_files_are_short_and_say_what_they_are():
     lengths = {name_of(path): len(path.read_text().splitlines()) for path in FILES}
     nobody("a file has at most 350 lines", ((name, [n] if n > 350 else ()) for name, n in lengths.items()))
-    nobody("a file says what it is for", ((name, [] if ast.get_docstring(t) else [1]) for name, t in TREES.items()))
+    nobody("a file says what it is for", ((name, [] if ast.get_docstring(tree(name)) else [1]) for name in PATHS))
 
 
 def test_no_assert_statements():
@@ -187,7 +193,7 @@ def test_secrets_have_one_source_of_randomness():
 def used_names(module: str) -> set[str]:
     """What a module imports and calls, as dotted names."""
     names = set()
-    for node in ast.walk(TREES[module]):
+    for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:

@@ -53,6 +53,8 @@ def described(row: list, *calls: tuple, dtype: str = "torch.float32", before: tu
             return places[a["ref"]] if a["ref"] < len(places) else {"node": a["ref"] - start}
         if isinstance(a, dict):
             return {key: [placed(v) for v in value] if isinstance(value, list) else value for key, value in a.items()}
+        if isinstance(a, list) and {type(v) for v in a} == {int}:  # a million of them would take a second
+            return list(a)
         last = {"node": len(nodes) - 1} if nodes else {"input": 0}
         return last if a == "x" else [placed(v) for v in a] if isinstance(a, (list, tuple)) else a
 

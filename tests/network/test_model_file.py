@@ -29,8 +29,12 @@ from sectorch.nn.models import ZOO
 from sectorch.nn.program import MAX_JSON
 
 MODEL = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval().requires_grad_(False)
-DESCRIPTION, WEIGHTS = describe(MODEL, torch.randn(2, 3))
 PARTY = ["--name", "b", "--cert", "none.pem", "--key", "none.pem", "--ca", "none.pem"]
+
+
+@pytest.fixture(scope="module")
+def described() -> tuple[dict, dict]:
+    return describe(MODEL, torch.randn(2, 3))
 
 
 @pytest.fixture(scope="module")
@@ -75,15 +79,15 @@ def test_shared_weights_and_float64_are_kept_to_the_bit(tmp_path):
     assert torch.equal(in_one_process((description, weights), Inputs(x)), expected)
 
 
-def test_the_file_is_its_owners_and_there_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "m.safetensors"
-    write_model(DESCRIPTION, WEIGHTS, path)
+def test_the_file_is_its_owners_and_there_whole_or_not_at_all(described, tmp_path):
+    path, (description, weights) = tmp_path / "m.safetensors", described
+    write_model(description, weights, path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and list(tmp_path.iterdir()) == [path]
     before = path.read_bytes()
     with pytest.raises(ProgramError):
-        write_model(DESCRIPTION, {n: w[:1] for n, w in WEIGHTS.items()}, path)
+        write_model(description, {n: w[:1] for n, w in weights.items()}, path)
     with pytest.raises(ArgumentError, match="cannot write"):
-        write_model(DESCRIPTION, WEIGHTS, tmp_path / "none" / "m.safetensors")
+        write_model(description, weights, tmp_path / "none" / "m.safetensors")
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
@@ -98,14 +102,14 @@ def test_what_is_read_does_not_change_with_the_file(saved, tmp_path):
 
 
 @pytest.mark.parametrize("length", [0x280, 0x4B50])
-def test_a_header_whose_length_looks_like_a_pickle_or_a_zip_is_read(saved, length, tmp_path):
+def test_a_header_whose_length_looks_like_a_pickle_or_a_zip_is_read(described, saved, length, tmp_path):
     """safetensors begins with the header's length: 0x80 begins a pickle, PK a zip."""
     header = int.from_bytes(saved[:8], "little")
     padded = saved[8 : 8 + header].rstrip() + b" " * max(0, length - len(saved[8 : 8 + header].rstrip()))
     while len(padded) % 256 != length % 256 or (length == 0x4B50 and len(padded) != length):
         padded += b" "
     (tmp_path / "m.safetensors").write_bytes(len(padded).to_bytes(8, "little") + padded + saved[8 + header :])
-    assert read_model(tmp_path / "m.safetensors")[1].keys() == WEIGHTS.keys()
+    assert read_model(tmp_path / "m.safetensors")[1].keys() == described[1].keys()
 
 
 # A .pt2 is not read.
@@ -331,8 +335,8 @@ def test_weights_that_overlap_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("change", ["more", "fewer", "shape", "dtype"])
-def test_weights_and_description_have_to_agree(change, tmp_path):
-    weights = {name: value.clone() for name, value in WEIGHTS.items()}
+def test_weights_and_description_have_to_agree(described, change, tmp_path):
+    weights = {name: value.clone() for name, value in described[1].items()}
     name = next(iter(weights))
     if change == "more":
         weights["extra"] = torch.zeros(2)
@@ -340,7 +344,7 @@ def test_weights_and_description_have_to_agree(change, tmp_path):
         del weights[name]
     else:
         weights[name] = weights[name].T.contiguous() if change == "shape" else weights[name].double()
-    save_file(weights, tmp_path / "m", {KEY: to_json(DESCRIPTION).decode()})
+    save_file(weights, tmp_path / "m", {KEY: to_json(described[0]).decode()})
     with pytest.raises(ProgramError, match=name if change != "more" else "extra"):
         read_model(tmp_path / "m")
 

@@ -22,7 +22,16 @@ from sectorch.nn.models import ZOO
 from sectorch.nn.program import from_json, load_program, operation, operations
 
 MODEL = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval().requires_grad_(False)
-DESCRIPTION, WEIGHTS = describe(MODEL, torch.randn(2, 3))
+
+
+@pytest.fixture(scope="module")
+def small() -> tuple[dict, dict]:
+    return describe(MODEL, torch.randn(2, 3))
+
+
+@pytest.fixture(scope="module")
+def description(small) -> dict:
+    return small[0]
 
 
 @pytest.mark.parametrize("name", ["lenet", "vgg7", "resnet8", "cryptonets", "mlp"])
@@ -157,12 +166,13 @@ def test_what_the_owner_computes_by_other_functions_is_a_weight():
     assert torch.equal(in_one_process(described, Inputs(x)), sectorch.secure(model, session=sectorch.Session())(x))
 
 
-def test_no_weight_is_in_a_description():
-    text = to_json(DESCRIPTION).decode()
-    numbers = {f"{v:.6f}" for w in WEIGHTS.values() for v in w.flatten().tolist()}
-    assert not any(number in text for number in numbers) and not DESCRIPTION["constants"]
-    served = load_program(DESCRIPTION)
-    assert all(value.is_meta for value in served.values.values()) and len(served.values) == len(WEIGHTS)
+def test_no_weight_is_in_a_description(small):
+    description, weights = small
+    text = to_json(description).decode()
+    numbers = {f"{v:.6f}" for w in weights.values() for v in w.flatten().tolist()}
+    assert not any(number in text for number in numbers) and not description["constants"]
+    served = load_program(description)
+    assert all(value.is_meta for value in served.values.values()) and len(served.values) == len(weights)
 
 
 def test_only_listed_operations():
@@ -174,70 +184,74 @@ def test_only_listed_operations():
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a=print(1), b", "lambda", "x\ny", "A", "a" * 99, "__class__", "é"])
-def test_argument_names_cannot_carry_code(name):
+def test_argument_names_cannot_carry_code(description, name):
     with pytest.raises(ProgramError, match="impossible name"):
-        load_program(changed(["programs", 0, "nodes", 0, "kwargs"], {name: 0}))
+        load_program(changed(description, ["programs", 0, "nodes", 0, "kwargs"], {name: 0}))
 
 
-def changed(path: list, value) -> dict:
-    description = copy.deepcopy(DESCRIPTION)
-    at = description
+def changed(description: dict, path: list, value) -> dict:
+    """With another value at a place, or what a function makes of the one that is there."""
+    at = description = copy.deepcopy(description)
     for key in path[:-1]:
         at = at[key]
-    at[path[-1]] = value
+    at[path[-1]] = value(at[path[-1]]) if callable(value) else value
     return description
 
 
 ARGS = ["programs", 0, "nodes", 0, "args"]
 MALFORMED = {
-    "nothing": {},
-    "version 3": {"version": 3},
-    "version true": changed(["version"], True),
-    "no program": changed(["programs"], []),
-    "a program twice": changed(["programs"], DESCRIPTION["programs"] * 2),
-    "programs of no kind": changed(["programs"], "x"),
-    "nodes of no kind": changed(["programs", 0, "nodes"], "x"),
-    "a negative size": changed(["programs", 0, "inputs", 0, "shape"], [2, -1]),
-    "an unknown dtype": changed(["programs", 0, "inputs", 0, "dtype"], "torch.float8"),
-    "another name": changed(["programs", 0, "inputs", 0, "name"], "y"),
-    "an input more": changed(["programs", 0, "inputs"], DESCRIPTION["programs"][0]["inputs"] * 2),
-    "no input": changed(["programs", 0, "inputs"], []),
-    "rows below none": changed(["programs", 0, "rows"], -1),
-    "rows of no kind": changed(["programs", 0, "rows"], True),
-    "a call without inputs": changed(["programs", 0, "call"], {"tuple": [{"tuple": []}, {"dict": []}]}),
-    "a call of no kind": changed(["programs", 0, "call"], 3),
-    "an unknown operation": changed(["programs", 0, "nodes", 0, "name"], "builtins.exec"),
-    "a later node": changed([*ARGS, 0], {"node": 0}),
-    "a node that is not there": changed([*ARGS, 0], {"node": 10_000}),
-    "an input that is not there": changed([*ARGS, 0], {"input": 1}),
-    "a weight that is not there": changed([*ARGS, 0], {"weight": 10}),
-    "a constant that is not there": changed([*ARGS, 0], {"constant": 0}),
-    "a negative reference": changed([*ARGS, 0], {"weight": -1}),
-    "a reference of no kind": changed([*ARGS, 0], {"node": "x"}),
-    "two references": changed([*ARGS, 0], {"node": 0, "input": 0}),
-    "rows that count nothing": changed([*ARGS, 0], {"rows": 0}),
-    "an attribute": changed([*ARGS, 0], {"attribute": 1}),
-    "arguments of no kind": changed(ARGS, None),
-    "public values alone": changed(ARGS, []),
-    "a slice of two": changed([*ARGS, 0], {"slice": [1, 2]}),
-    "a dictionary with a key twice": changed([*ARGS, 0], {"dict": [["a", 1], ["a", 2]]}),
-    "a device": changed([*ARGS, 0], {"device": "cuda"}),
-    "a result of no kind": changed(["programs", 0, "result"], {"rows": 2}),
-    "a weight of no dtype": changed(["weights", 0, "dtype"], "torch.int64"),
-    "a weight twice": changed(["weights"], [DESCRIPTION["weights"][0]] * 2),
-    "a weight named like a constant": changed(["weights", 0, "name"], "constant constant 0"),
-    "a statistic of no kind": changed(["weights", 0, "statistic"], 1),
-    "constants of no kind": changed(["constants"], {}),
-    "a constant cut": changed(["constants"], [{"shape": [2], "dtype": "torch.int64", "data": "AAAA"}]),
-    "a constant of no text": changed(["constants"], [{"shape": [0], "dtype": "torch.int64", "data": "é"}]),
-    "a constant of no truth": changed(["constants"], [{"shape": [1], "dtype": "torch.bool", "data": "Ag=="}]),
+    "version true": (["version"], True),
+    "no program": (["programs"], []),
+    "a program twice": (["programs"], lambda programs: programs * 2),
+    "programs of no kind": (["programs"], "x"),
+    "nodes of no kind": (["programs", 0, "nodes"], "x"),
+    "a negative size": (["programs", 0, "inputs", 0, "shape"], [2, -1]),
+    "an unknown dtype": (["programs", 0, "inputs", 0, "dtype"], "torch.float8"),
+    "another name": (["programs", 0, "inputs", 0, "name"], "y"),
+    "an input more": (["programs", 0, "inputs"], lambda inputs: inputs * 2),
+    "no input": (["programs", 0, "inputs"], []),
+    "rows below none": (["programs", 0, "rows"], -1),
+    "rows of no kind": (["programs", 0, "rows"], True),
+    "a call without inputs": (["programs", 0, "call"], {"tuple": [{"tuple": []}, {"dict": []}]}),
+    "a call of no kind": (["programs", 0, "call"], 3),
+    "an unknown operation": (["programs", 0, "nodes", 0, "name"], "builtins.exec"),
+    "a later node": ([*ARGS, 0], {"node": 0}),
+    "a node that is not there": ([*ARGS, 0], {"node": 10_000}),
+    "an input that is not there": ([*ARGS, 0], {"input": 1}),
+    "a weight that is not there": ([*ARGS, 0], {"weight": 10}),
+    "a constant that is not there": ([*ARGS, 0], {"constant": 0}),
+    "a negative reference": ([*ARGS, 0], {"weight": -1}),
+    "a reference of no kind": ([*ARGS, 0], {"node": "x"}),
+    "two references": ([*ARGS, 0], {"node": 0, "input": 0}),
+    "rows that count nothing": ([*ARGS, 0], {"rows": 0}),
+    "an attribute": ([*ARGS, 0], {"attribute": 1}),
+    "arguments of no kind": (ARGS, None),
+    "public values alone": (ARGS, []),
+    "a slice of two": ([*ARGS, 0], {"slice": [1, 2]}),
+    "a dictionary with a key twice": ([*ARGS, 0], {"dict": [["a", 1], ["a", 2]]}),
+    "a device": ([*ARGS, 0], {"device": "cuda"}),
+    "a result of no kind": (["programs", 0, "result"], {"rows": 2}),
+    "a weight of no dtype": (["weights", 0, "dtype"], "torch.int64"),
+    "a weight twice": (["weights"], lambda weights: [weights[0]] * 2),
+    "a weight named like a constant": (["weights", 0, "name"], "constant constant 0"),
+    "a statistic of no kind": (["weights", 0, "statistic"], 1),
+    "constants of no kind": (["constants"], {}),
+    "a constant cut": (["constants"], [{"shape": [2], "dtype": "torch.int64", "data": "AAAA"}]),
+    "a constant of no text": (["constants"], [{"shape": [0], "dtype": "torch.int64", "data": "é"}]),
+    "a constant of no truth": (["constants"], [{"shape": [1], "dtype": "torch.bool", "data": "Ag=="}]),
 }
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_malformed_descriptions_are_refused(name):
+def test_malformed_descriptions_are_refused(description, name):
     with pytest.raises(ProgramError):
-        load_program(MALFORMED[name])
+        load_program(changed(description, *MALFORMED[name]))
+
+
+@pytest.mark.parametrize("text", [{}, {"version": 3}], ids=["nothing", "version 3"])
+def test_what_says_nothing_is_refused(text):
+    with pytest.raises(ProgramError):
+        load_program(text)
 
 
 def test_version_1_is_refused_with_the_way_out():
@@ -248,11 +262,15 @@ def test_version_1_is_refused_with_the_way_out():
 LEAF = st.none() | st.integers(-5, 2**70) | st.floats() | st.text(max_size=5) | st.lists(st.integers(0, 9))
 
 
+@pytest.fixture(scope="module")
+def answering() -> dict:
+    return describe(Answer().eval(), answer(2))[0]
+
+
 @given(st.data())
-def test_mutated_descriptions_are_refused_or_load(data):
+def test_mutated_descriptions_are_refused_or_load(answering, data):
     """Whatever replaces a part of a description, however deep: a ProgramError, or a graph of listed operations."""
-    description = copy.deepcopy(ANSWER)
-    at = description
+    at = description = copy.deepcopy(answering)
     while True:
         key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
         if not (isinstance(at[key], (dict, list)) and at[key] and data.draw(st.integers(0, 4))):
@@ -262,10 +280,6 @@ def test_mutated_descriptions_are_refused_or_load(data):
     at[key] = data.draw(LEAF | st.dictionaries(kinds, LEAF, max_size=2))
     with contextlib.suppress(ProgramError):
         load_program(description)
-
-
-torch.manual_seed(0)
-ANSWER = describe(Answer().eval(), answer(2))[0]
 
 
 @given(st.binary(max_size=60))
