@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-long lint bench bench-all docs site wheel clean
+.PHONY: demo test tests test-long lint bench bench-all docs site wheel clean
+
+# Compiled modules are kept, whatever the shell says: hundreds of test processes import them.
+export PYTHONDONTWRITEBYTECODE :=
 
 # A virtual environment with the package and its development tools; made again when pyproject.toml changes.
 $(READY): pyproject.toml
@@ -16,7 +19,10 @@ $(READY): pyproject.toml
 demo: $(READY)  ## train a small CNN on handwritten digits and classify the test images securely
 	$(BIN)/python examples/digits.py
 
-test: $(READY) lint  ## format, lint, types, tests with warnings as errors
+test: $(READY)  ## format, lint, types, tests with warnings as errors; types are checked beside the tests
+	$(MAKE) --jobs=2 lint tests
+
+tests: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-long: $(READY)  ## the longer profile: millions of samples, thousands of random programs
