@@ -54,7 +54,7 @@ def agrees(program: Program) -> None:
     event(f"{len(program.steps)} steps")
 
 
-FEW = settings(max_examples=400, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 MANY = settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
 
 

@@ -66,7 +66,6 @@ def label(kind: str, values: torch.Tensor, mask: torch.Tensor, **how) -> torch.T
 
 
 @pytest.mark.parametrize("kind", ONE_HOT)
-@settings(max_examples=60)
 @given(shape=SHAPE, bits=st.integers(2, 62), seed=st.integers(0, 1 << 30))
 def test_exact_where_nothing_is_dropped(kind: str, shape, bits: int, seed: int):
     values, mask = votes(shape, bits, seed), ring(shape, seed + 1)
