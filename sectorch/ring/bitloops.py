@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from .andloops import layer as layer
+from .andloops import masked as masked
+from .andloops import products as products
 from .loops import array as array
 from .loops import compiled
 from .loops import on_words as on_words
@@ -161,53 +164,6 @@ def moved(bits, low, k, down, out, at, end):
             for w in range(start, stop):
                 out[t, w] = bits[t, w] ^ carry[w - start]
                 carry[w - start] &= bits[t, w] ^ down
-
-
-@compiled
-def masked(state, alpha, opened, at, out, low, high):
-    """The opened rows of a layer under their masks."""
-    for i in range(len(opened)):
-        for w in range(low, high):
-            out[i, w] = state[opened[i], w] ^ alpha[at + i, w]
-
-
-@compiled
-def layer(
-    mine, theirs, state, alpha, dealt, left, right, onto, kept, at, made, first, opened, beyond, new, out, low, high
-):
-    """One party's half of the state after a layer of ANDs, and the rows that the next layer opens, under their masks.
-
-    Args:
-        mine, theirs: the opened rows as both sent them. first: all ones for the party that adds the public term.
-        opened, beyond: the rows of the new state that the next layer opens, and where their masks begin.
-    """
-    count = len(left)
-    for start in range(low, high, _SPAN):
-        end = min(high, start + _SPAN)
-        for i in range(count):
-            p, q = left[i], right[i]
-            for w in range(start, end):
-                x, y = mine[p, w] ^ theirs[p, w], mine[q, w] ^ theirs[q, w]
-                ands = (x & alpha[at + q, w]) ^ (alpha[at + p, w] & y) ^ dealt[made + i, w] ^ (x & y & first)
-                new[i, w] = ands
-            if i < len(onto):
-                for w in range(start, end):
-                    new[i, w] ^= state[onto[i], w]
-        for i in range(len(kept)):
-            for w in range(start, end):
-                new[count + i, w] = state[kept[i], w]
-        for i in range(len(opened)):
-            for w in range(start, end):
-                out[i, w] = new[opened[i], w] ^ alpha[beyond + i, w]
-
-
-@compiled
-def products(alpha, other, mask, left, right, out, low, high):
-    """The products of rows of alpha ^ other, under a mask."""
-    for i in range(len(left)):
-        p, q = left[i], right[i]
-        for w in range(low, high):
-            out[i, w] = ((alpha[p, w] ^ other[p, w]) & (alpha[q, w] ^ other[q, w])) ^ mask[i, w]
 
 
 @compiled

@@ -9,18 +9,19 @@ u_j = [j < r] for j = 0..6, and A and S pick by the public block of c, without a
 
     [c < r] = xor_j [c = j] u_j,        [c = r] = xor_j [c = j] (u_{j-1} xor u_j),   u_{-1} = 1, u_7 = 0.
 
-The blocks are then combined, the more significant one first, in a tree:
+The blocks are then combined in a tree whose nodes join up to four neighbours, of which 4 is the most significant one:
 
-    lt = lt_hi xor eq_hi lt_lo,         eq = eq_hi eq_lo,
+    lt = lt_4 xor eq_4 lt_3 xor eq_4 eq_3 lt_2 xor eq_4 eq_3 eq_2 lt_1,         eq = eq_4 eq_3 eq_2 eq_1,
 
-two ANDs a node (`circuit.py`, `layers.py`). The dealt blocks cost nothing online, so the tree has a third of the leaves
-that single bits would give, and up to two levels less. A comparison of the low planes alone says where a truncation
+in one round (`circuit.py`, `layers.py`). The dealt blocks cost nothing online, so the tree has a third of the leaves
+that single bits would give, and levels less. A comparison of the low planes alone says where a truncation
 borrows (`truncate.py`); several trees side by side share their rounds and messages.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,7 +32,7 @@ from ...errors import ArgumentError
 from ...ring.bitplanes import fast, planes, planes_beside, rows, words_for
 from .circuit import Circuit
 from .deal import Made, deal_bits
-from .layers import Layer, and_layers
+from .layers import WIDEST, Layer, and_layers
 from .mask import Masked
 from .shares import Shares, each
 
@@ -113,75 +114,78 @@ def _pick(hot: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     return out
 
 
-Node = tuple[int, int | None]
-"""A node of a tree by numbers of a circuit: lt, and eq where somebody needs it."""
+Node = tuple[int, int]
+"""A node of a tree by numbers of a circuit: lt and eq."""
 
 
-def join(circuit: Circuit, high: Node, low: Node) -> Node:
-    """lt = lt_hi xor eq_hi lt_lo, eq = eq_hi eq_lo."""
-    equal = high[1]
-    if equal is None:
-        raise ArgumentError("only the least significant node of a tree has no eq")
-    lt = circuit.land(equal, low[0], high[0])
-    return lt, None if low[1] is None else circuit.land(equal, low[1])
+def join(circuit: Circuit, nodes: Sequence[Node]) -> Node:
+    """One node of up to four neighbours, least significant first."""
+    if len(nodes) == 1:
+        return nodes[0]
+    equals = [equal for _, equal in reversed(nodes)]
+    less = [lt for lt, _ in reversed(nodes)]
+    lt = circuit.gate(*((*equals[:i], less[i]) for i in range(1, len(nodes))), onto=less[0])
+    return lt, circuit.gate(tuple(equals))
 
 
-def levels(circuit: Circuit, nodes: list[Node]) -> list[list[Node]]:
-    """A tree from its blocks, least significant first, to its root: level l has nodes of 2^l blocks."""
-    found = [nodes]
-    while len(nodes) > 1:
-        pairs = zip(nodes[0::2], nodes[1::2], strict=False)
-        nodes = [join(circuit, high, low) for low, high in pairs] + nodes[len(nodes) // 2 * 2 :]
-        found.append(nodes)
-    return found
+def levels_of(blocks: int) -> int:
+    """Levels of a tree over so many blocks: ceil(log4)."""
+    return 0 if blocks <= 1 else 1 + levels_of(-(-blocks // WIDEST))
 
 
-def _prefix(tree: list[list[Node]], blocks: int) -> list[Node]:
-    """Nodes of a tree that together cover its lowest blocks, least significant first."""
-    parts, at = [], 0
-    while at < blocks:
-        level = max(k for k in range(len(tree)) if at % (1 << k) == 0 and at + (1 << k) <= blocks)
-        parts.append(tree[level][at >> level])
-        at += 1 << level
-    return parts
+def _bits(group: int, lowest: bool) -> int:
+    """Bits that a node of so many blocks opens and has dealt; the lowest of a level needs no eq."""
+    opened, dealt = 2 * group - 2, 2**group - group - 1 + 2 ** (group - 1) - group
+    return 0 if group == 1 else 2 * opened + dealt if lowest else 2 * (opened + 1) + dealt + 2 ** (group - 1) - 1
 
 
-def _folded(circuit: Circuit, nodes: list[Node]) -> Node:
-    """One node of neighbours, least significant first: those that are there first are joined first."""
-    nodes = list(nodes)
-    while len(nodes) > 1:
-        depths = [max(circuit.depth(row) for row in node if row is not None) for node in nodes]
-        i = min(range(len(nodes) - 1), key=lambda i: max(depths[i : i + 2]))
-        nodes[i : i + 2] = [join(circuit, nodes[i + 1], nodes[i])]
+@functools.cache
+def grouped(count: int, levels: int) -> tuple[int, tuple[tuple[int, ...], ...]]:
+    """How a tree of so many levels joins its blocks: bits an element, and for each level the sizes of its groups, least
+    significant first. Of all trees with groups of like size the one with the fewest bits, opened and dealt."""
+    if levels == 0:
+        return 0, ()
+    found = []
+    for groups in range(-(-count // WIDEST), min(count, WIDEST ** (levels - 1)) + 1):
+        sizes = tuple(count // groups + (i < count % groups) for i in range(groups))
+        bits, above = grouped(groups, levels - 1)
+        found.append((bits + sum(_bits(size, i == 0) for i, size in enumerate(sizes)), (sizes, *above)))
+    return min(found)
+
+
+def tree(circuit: Circuit, nodes: list[Node], levels: int) -> Node:
+    """The root of a tree over these blocks, least significant first."""
+    for sizes in grouped(len(nodes), levels)[1]:
+        ends = itertools.accumulate(sizes)
+        nodes = [join(circuit, nodes[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
     return nodes[0]
 
 
 @functools.cache
 def forest(
-    blocks: tuple[int, ...], whole: tuple[bool, ...], above: tuple[int, int] | None = None
+    blocks: tuple[int, ...], whole: tuple[bool | None, ...], above: tuple[int, int] | None = None
 ) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
     """The layers that combine trees of so many blocks, side by side, and where their results stand.
 
     The state is [lt, eq] of the first tree's blocks, least significant first, and so on. The results are the rows of
     one lt for each tree, followed by the tree's eq for those that are `whole`: the values are equal in all planes. The
-    lowest block's eq enters for these only.
+    lowest block's eq enters for these only. None of a tree whose blocks only stand below others (`whole` is None).
 
     Args:
         above: a tree, and how many of its lowest blocks the trees after it stand above: their results are of both
-            together.
+            together, and nodes that trees have in common are made once.
     """
-    circuit, trees, at = Circuit(2 * sum(blocks)), [], 0
-    for number, (count, kept) in enumerate(zip(blocks, whole, strict=True)):
-        kept = kept or (above is not None and number > above[0])
-        trees.append(levels(circuit, [(at + i, at + count + i if kept or i else None) for i in range(count)]))
+    circuit, leaves_of, at = Circuit(2 * sum(blocks)), [], 0
+    for count in blocks:
+        leaves_of.append([(at + i, at + count + i) for i in range(count)])
         at += 2 * count
-    nodes = [tree[-1][0] for tree in trees]
     if above is not None:
-        tree, count = above
-        below = _prefix(trees[tree], count)
-        nodes[tree + 1 :] = [_folded(circuit, [*below, node]) for node in nodes[tree + 1 :]]
-    wanted = [row for (lt, eq), kept in zip(nodes, whole, strict=True) for row in ((lt, eq) if kept else (lt,))]
-    return circuit.layers(tuple(wanted))
+        below = leaves_of[above[0]][: above[1]]
+        leaves_of[above[0] + 1 :] = [below + own for own in leaves_of[above[0] + 1 :]]
+    trees = [(nodes, kept) for nodes, kept in zip(leaves_of, whole, strict=True) if kept is not None]
+    levels = max(levels_of(len(nodes)) for nodes, _ in trees)
+    roots = [(tree(circuit, nodes, levels), kept) for nodes, kept in trees]
+    return circuit.layers(tuple(row for (lt, eq), kept in roots for row in ((lt, eq) if kept else (lt,))))
 
 
 def deal_codes(net: Net, x: Masked, spans: Sequence[tuple[int, int]], tops: tuple[int, ...] = ()) -> Shares:
@@ -306,14 +310,12 @@ def _copied(words: torch.Tensor, copies: int) -> torch.Tensor:
 @functools.cache
 def _conjunction(blocks: int) -> tuple[Layer, ...]:
     """The layers of one AND over all blocks."""
-    layers = []
-    while blocks > 1:
-        half = blocks // 2
-        left = tuple(range(half))
-        right = tuple(range(half, 2 * half))
-        layers.append(Layer(left + right, left, right, (), tuple(range(2 * half, blocks))))
-        blocks -= half
-    return tuple(layers)
+    circuit, rows = Circuit(blocks), list(range(blocks))
+    for sizes in grouped(blocks, levels_of(blocks))[1]:
+        ends = itertools.accumulate(sizes)
+        parts = [tuple(rows[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+        rows = [circuit.gate(part) if len(part) > 1 else part[0] for part in parts]
+    return circuit.layers(tuple(rows))[0]
 
 
 @protocol("is_zero", "docs/protocols.md")

@@ -116,7 +116,7 @@ def linear_hash(words: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     return torch.cat((z, inner_product(z, keys[-1:])))
 
 
-_LAST = (Layer(opened=(0, 1), left=(0,), right=(1,), onto=(2,)),)
+_LAST = (Layer(opened=(0, 1), ands=((0, 1),), into=(0,), onto=(2,)),)
 """e u xor l of the rows e, u, l."""
 
 

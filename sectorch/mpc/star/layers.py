@@ -5,7 +5,9 @@ By Beaver, with alpha = alpha_A xor alpha_S from streams and d = x xor alpha ope
 
     x y = d_x d_y xor d_x alpha_y xor alpha_x d_y xor alpha_x alpha_y,
 
-of which D deals only the last term.
+of which D deals only the last term. An AND of three or four operands is the product of as many such sums: D deals the
+products of two and more of the masks, 4 bits and 11, and the AND takes one round as well. Products that several ANDs
+of a layer take are dealt once.
 """
 
 from __future__ import annotations
@@ -23,25 +25,62 @@ from ...ring.bitplanes import fast
 from .deal import Made, deal_bits
 from .shares import Shares, each
 
+WIDEST = 4
+"""Operands of an AND at most."""
+
 
 @dataclass(frozen=True)
 class Layer:
     """One round on a state of rows of words.
 
-    The rows `opened` are masked and opened; AND number i takes the opened ones `left[i]` and `right[i]`. The new state
-    is the first ANDs, each xor the row of the old state that `onto` names, the other ANDs, and the old rows `kept`.
+    The rows `opened` are masked and opened; AND number i takes the opened ones `ands[i]`, two to four of them, and is
+    xor-ed into the new row `into[i]`; each new row has one. The first new rows are xor the rows of the old state that
+    `onto` names. The new state is these rows, and the old rows `kept`.
     """
 
     opened: tuple[int, ...]
-    left: tuple[int, ...]
-    right: tuple[int, ...]
+    ands: tuple[tuple[int, ...], ...]
+    into: tuple[int, ...]
     onto: tuple[int, ...]
     kept: tuple[int, ...] = ()
+
+    @property
+    def made(self) -> int:
+        """New rows that are not kept."""
+        return 1 + max(self.into)
+
+    @functools.cached_property
+    def products(self) -> tuple[tuple[int, ...], ...]:
+        """The sets of two and more opened rows of whose masks the product is dealt."""
+        found = (part for rows in self.ands for size in range(2, len(rows) + 1) for part in _parts(rows, size))
+        return tuple(dict.fromkeys(found))
+
+    @functools.cached_property
+    def shares(self) -> np.ndarray:
+        """For AND number i and each set of its operands, by the bits of a number, where the masks' product stands: of
+        one operand in the opened rows, of more in `products`; [ANDs, 16]."""
+        place = {part: number for number, part in enumerate(self.products)}
+        found = np.zeros((len(self.ands), 1 << WIDEST), np.int64)
+        for i, rows in enumerate(self.ands):
+            for bits in range(1, 1 << len(rows)):
+                part = tuple(sorted(row for j, row in enumerate(rows) if bits >> j & 1))
+                found[i, bits] = place[part] if len(part) > 1 else part[0]
+        return found
 
     @functools.cached_property
     def rows(self) -> tuple[np.ndarray, ...]:
         """These numbers for compiled loops."""
-        return tuple(np.array(v, np.int64) for v in (self.opened, self.left, self.right, self.onto, self.kept))
+        single = (np.array(v, np.int64) for v in (self.opened, self.into, self.onto, self.kept))
+        return *single, _padded(self.ands), self.shares
+
+
+def _parts(rows: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
+    return [tuple(sorted(part)) for part in itertools.combinations(rows, size)]
+
+
+def _padded(sets: Sequence[tuple[int, ...]]) -> np.ndarray:
+    """Numbers of rows, two to four of them, as [n, 4]; -1 where there are fewer."""
+    return np.array([(*rows, *(-1,) * (WIDEST - len(rows))) for rows in sets], np.int64).reshape(-1, WIDEST)
 
 
 @functools.cache
@@ -58,11 +97,20 @@ def pick(words: torch.Tensor, rows: tuple[int, ...]) -> torch.Tensor:
     return words.index_select(0, _index(rows, words.device))
 
 
-def beaver(public: torch.Tensor, alpha: torch.Tensor, dealt: torch.Tensor, left, right, first: bool) -> torch.Tensor:
-    """One party's half of the ANDs of opened rows; `first` is the party that adds the public term."""
-    d_left, d_right = pick(public, left), pick(public, right)
-    ands = (d_left & pick(alpha, right)).bitwise_xor_(pick(alpha, left) & d_right).bitwise_xor_(dealt)
-    return ands.bitwise_xor_(d_left & d_right) if first else ands
+def beaver(public: torch.Tensor, alpha: torch.Tensor, dealt: torch.Tensor, layer: Layer, first: bool) -> torch.Tensor:
+    """One party's half of the new rows, from the opened ones; `first` is the party that adds the public term.
+
+    Each AND is the sum, over the sets of its operands, of its half of the product of these operands' masks, times the
+    public values of the other operands.
+    """
+    out = public.new_zeros(layer.made, public.shape[1])
+    for rows, row, shares in zip(layer.ands, layer.into, layer.shares, strict=True):
+        for bits in range(0 if first else 1, 1 << len(rows)):
+            others = [public[r] for j, r in enumerate(rows) if not bits >> j & 1]
+            if bits:
+                others.append((dealt if bits & (bits - 1) else alpha)[shares[bits]])
+            out[row] ^= functools.reduce(torch.bitwise_and, others)
+    return out
 
 
 @protocol("and_layers", "docs/protocols.md; PrivHFL, C.4.1 (Beaver), on bits", [
@@ -74,7 +122,8 @@ def and_layers(net: Net, state: Shares, layers: Sequence[Layer]) -> Shares:
     Args:
         state: words [rows, W], XOR-shared.
 
-    Rounds: one a layer; two bits an element online for each row opened, one dealt for each AND. Nobody learns anything.
+    Rounds: one a layer; two bits an element online for each row opened; dealt one for each AND of two operands, four
+    for one of three and eleven for one of four, less what ANDs have in common. Nobody learns anything.
     """
     if not layers:
         return state
@@ -82,17 +131,17 @@ def and_layers(net: Net, state: Shares, layers: Sequence[Layer]) -> Shares:
     width, opened = state.shape[1], sum(len(layer.opened) for layer in layers)
     alpha_A = net.common(D, A, (opened, width), "alpha_A")
     alpha_S = net.common(D, S, (opened, width), "alpha_S")
-    count = sum(len(layer.left) for layer in layers)
-    triples = deal_bits(net, Made(_products, (count, width), (alpha_A, alpha_S, tuple(layers))))
+    count = sum(len(layer.products) for layer in layers)
+    products = deal_bits(net, Made(_products, (count, width), (alpha_A, alpha_S, tuple(layers))))
 
     sent = each(_masked, state, Shares(alpha_A, alpha_S), layers[0])
     at, made = 0, 0
     for layer, following in itertools.zip_longest(layers, layers[1:]):
         sent_A, sent_S = sent.A.send(A, S, "masked_A"), sent.S.send(S, A, "masked_S")
         public, place = (sent_A, sent_S), (layer, following, at, made)
-        at, made = at + len(layer.opened), made + len(layer.left)
-        at_A = _joined(*public, state.A, alpha_A, triples.A, *place, True)
-        at_S = _joined(*public, state.S, alpha_S, triples.S, *place, False)
+        at, made = at + len(layer.opened), made + len(layer.products)
+        at_A = _joined(*public, state.A, alpha_A, products.A, *place, True)
+        at_S = _joined(*public, state.S, alpha_S, products.S, *place, False)
         state, sent = Shares(at_A[0], at_S[0]), Shares(at_A[1], at_S[1])
     return state
 
@@ -108,54 +157,52 @@ def _masked(state: torch.Tensor, alpha: torch.Tensor, layer: Layer) -> torch.Ten
 
 
 def _shapes_of_joined(sent, _0, state, _1, _2, layer: Layer, following: Layer | None, *_):
-    rows = len(layer.left) + len(layer.kept), len(following.opened) if following else 0
+    rows = layer.made + len(layer.kept), len(following.opened) if following else 0
     return tuple(state.new_empty(count, state.shape[1]) for count in rows)
 
 
 @leaf(shapes=_shapes_of_joined)
 def _joined(
-    sent_A, sent_S, state, alpha, triples, layer: Layer, following: Layer | None, at: int, made: int, first: bool
+    sent_A, sent_S, state, alpha, products, layer: Layer, following: Layer | None, at: int, made: int, first: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One party's half of the state after a layer, and the rows that the next one opens, under their masks.
 
     Args:
-        at, made: the rows of alpha and of the triples that came before this layer's.
+        at, made: the rows of alpha and of the products that came before this layer's.
     """
     opened, beyond = following.opened if following else (), at + len(layer.opened)
-    if not (loops := fast(sent_A, sent_S, state, alpha, triples)):
-        own, dealt = alpha[at:beyond], triples[made : made + len(layer.left)]
-        new = beaver(sent_A ^ sent_S, own, dealt, layer.left, layer.right, first)
+    if not (loops := fast(sent_A, sent_S, state, alpha, products)):
+        new = beaver(sent_A ^ sent_S, alpha[at:beyond], products[made:], layer, first)
         if layer.onto:
             new[: len(layer.onto)].bitwise_xor_(pick(state, layer.onto))
         new = torch.cat((new, pick(state, layer.kept))) if layer.kept else new
         return new, pick(new, opened) ^ alpha[beyond : beyond + len(opened)]
-    new = state.new_empty(len(layer.left) + len(layer.kept), state.shape[1])
+    new = state.new_empty(layer.made + len(layer.kept), state.shape[1])
     out = state.new_empty(len(opened), state.shape[1])
-    arrays = (v.numpy() for v in (sent_A, sent_S, state, alpha, triples))
+    arrays = (v.numpy() for v in (sent_A, sent_S, state, alpha, products))
     after = following.rows[0] if following else layer.rows[0][:0]
     place = at, made, -int(first), after, beyond, new.numpy(), out.numpy()
-    loops.on_words(state.shape[1], loops.layer, *arrays, *layer.rows[1:], *place)
+    loops.on_words(state.shape[1], loops.layer, *arrays, layer.made, *layer.rows[1:], *place)
     return new, out
 
 
 @leaf(shapes=lambda alpha_A, alpha_S, layers, v_A: torch.empty_like(v_A))
 def _products(alpha_A: torch.Tensor, alpha_S: torch.Tensor, layers: tuple[Layer, ...], v_A: torch.Tensor):
-    """alpha_x & alpha_y for every AND of every layer, under v_A."""
-    left, right = _operands(layers)
+    """The products of masks that all layers take, under v_A."""
+    sets = _operands(layers)
     if loops := fast(alpha_A, alpha_S, v_A):
         out = torch.empty_like(v_A)
-        arrays = alpha_A.numpy(), alpha_S.numpy(), v_A.numpy(), left, right, out.numpy()
+        arrays = alpha_A.numpy(), alpha_S.numpy(), v_A.numpy(), sets, out.numpy()
         loops.on_words(v_A.shape[1], loops.products, *arrays)
         return out
     alpha = alpha_A ^ alpha_S
-    left, right = (torch.from_numpy(rows).to(alpha.device) for rows in (left, right))
-    return (alpha[left] & alpha[right]).bitwise_xor_(v_A)
+    found = (functools.reduce(torch.bitwise_and, [alpha[i] for i in rows if i >= 0]) for rows in sets.tolist())
+    return torch.stack(list(found)) ^ v_A
 
 
 @functools.lru_cache(maxsize=64)
-def _operands(layers: tuple[Layer, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of all masks that the ANDs of all layers take."""
+def _operands(layers: tuple[Layer, ...]) -> np.ndarray:
+    """The rows of all masks that the products of all layers take."""
     starts = itertools.accumulate((len(layer.opened) for layer in layers), initial=0)
-    pairs = [(layer.rows[1] + at, layer.rows[2] + at) for layer, at in zip(layers, starts, strict=False)]
-    left, right = (np.concatenate(side) for side in zip(*pairs, strict=True))
-    return left, right
+    return _padded([tuple(i + at for i in part) for layer, at in zip(layers, starts, strict=False)
+                    for part in layer.products])  # fmt: skip

@@ -98,13 +98,13 @@ def raise_outside(
     less, more = planes_above(bits, k), planes_above(bits, k, down=False)
 
     counts = (low, top, top) if low else (top, top)
-    layers, places = forest(counts, (u is not None,) * len(counts), (0, low) if low else None)
+    kept = (u is not None, u is not None)
+    layers, places = forest(counts, (None, *kept) if low else kept, (0, low) if low else None)
     state = Shares(
         _leaves_around(bits, less, more, codes.A, span, top, True),
         _leaves_around(bits, less, more, codes.S, span, top, False),
     )
     found = and_layers(net, state, layers)
-    places = places[-2:] if u is None else places[-4:]
     raise_flags(
         net,
         Shares(

@@ -1,0 +1,108 @@
+"""Compiled loops of layers of ANDs on packed bits (`mpc/star/layers.py`); see `bitloops.py`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .loops import compiled
+
+_SPAN = 512
+"""Words combined at a time: their rows stay in the cache."""
+
+
+@compiled
+def masked(state, alpha, opened, at, out, low, high):
+    """The opened rows of a layer under their masks."""
+    for i in range(len(opened)):
+        for w in range(low, high):
+            out[i, w] = state[opened[i], w] ^ alpha[at + i, w]
+
+
+@compiled
+def layer(
+    mine, theirs, state, alpha, dealt, count, into, onto, kept, ands, shares, at, made, first, opened, beyond, new, out,
+    low, high,
+):  # fmt: skip
+    """One party's half of the state after a layer of ANDs, and the rows that the next layer opens, under their masks.
+
+    Args:
+        mine, theirs: the opened rows as both sent them. count: new rows that are not kept.
+        ands, into, shares: as in `layers.py`. first: all ones for the party that adds the public term.
+        opened, beyond: the rows of the new state that the next layer opens, and where their masks begin.
+    """
+    public = np.empty((len(mine), _SPAN), np.int64)
+    for start in range(low, high, _SPAN):
+        end = min(high, start + _SPAN)
+        for i in range(len(mine)):
+            for w in range(end - start):
+                public[i, w] = mine[i, start + w] ^ theirs[i, start + w]
+        for i in range(count):
+            for w in range(start, end):
+                new[i, w] = state[onto[i], w] if i < len(onto) else 0
+        for i in range(len(ands)):
+            _add_and(public, alpha, dealt, ands[i], shares[i], at, made, first, start, end, new[into[i]])
+        for i in range(len(kept)):
+            for w in range(start, end):
+                new[count + i, w] = state[kept[i], w]
+        for i in range(len(opened)):
+            for w in range(start, end):
+                out[i, w] = new[opened[i], w] ^ alpha[beyond + i, w]
+
+
+@compiled
+def _add_and(public, alpha, dealt, rows, shares, at, made, first, start, end, new):
+    """One party's half of an AND, xor-ed into a row: the sum, over the sets of operands, of its half of the product of
+    their masks times what is public of the others, one operand after the other taken out."""
+    d0, d1 = public[rows[0], : end - start], public[rows[1], : end - start]
+    a0, a1 = alpha[at + rows[0], start:end], alpha[at + rows[1], start:end]
+    s01, row = dealt[made + shares[3], start:end], new[start:end]
+    if rows[2] < 0:
+        for w in range(end - start):
+            row[w] ^= s01[w] ^ (d0[w] & a1[w]) ^ (d1[w] & (a0[w] ^ (d0[w] & first)))
+        return
+    d2, a2 = public[rows[2], : end - start], alpha[at + rows[2], start:end]
+    s02, s12 = dealt[made + shares[5], start:end], dealt[made + shares[6], start:end]
+    s012 = dealt[made + shares[7], start:end]
+    if rows[3] < 0:
+        for w in range(end - start):
+            x, y = d0[w], d1[w]
+            without = s01[w] ^ (x & a1[w]) ^ (y & (a0[w] ^ (x & first)))
+            row[w] ^= s012[w] ^ (x & s12[w]) ^ (y & (s02[w] ^ (x & a2[w]))) ^ (d2[w] & without)
+        return
+    d3, a3 = public[rows[3], : end - start], alpha[at + rows[3], start:end]
+    s03, s13 = dealt[made + shares[9], start:end], dealt[made + shares[10], start:end]
+    s23, s013 = dealt[made + shares[12], start:end], dealt[made + shares[11], start:end]
+    s023, s123 = dealt[made + shares[13], start:end], dealt[made + shares[14], start:end]
+    s0123 = dealt[made + shares[15], start:end]
+    for w in range(end - start):
+        x, y = d0[w], d1[w]
+        without = s01[w] ^ (x & a1[w]) ^ (y & (a0[w] ^ (x & first)))
+        without = s012[w] ^ (x & s12[w]) ^ (y & (s02[w] ^ (x & a2[w]))) ^ (d2[w] & without)
+        row[w] ^= d3[w] & without
+    for w in range(end - start):
+        x, y = d0[w], d1[w]
+        masked = s013[w] ^ (x & s13[w]) ^ (y & (s03[w] ^ (x & a3[w])))
+        row[w] ^= s0123[w] ^ (x & s123[w]) ^ (y & (s023[w] ^ (x & s23[w]))) ^ (d2[w] & masked)
+
+
+@compiled
+def products(alpha, other, mask, sets, out, low, high):
+    """The products of two to four rows of alpha ^ other, under a mask."""
+    both = np.empty((len(alpha), _SPAN), np.int64)
+    for start in range(low, high, _SPAN):
+        size = min(_SPAN, high - start)
+        for i in range(len(alpha)):
+            for w in range(size):
+                both[i, w] = alpha[i, start + w] ^ other[i, start + w]
+        for i in range(len(sets)):
+            p, q, third, fourth = sets[i]
+            if third < 0:
+                for w in range(size):
+                    out[i, start + w] = (both[p, w] & both[q, w]) ^ mask[i, start + w]
+            elif fourth < 0:
+                for w in range(size):
+                    out[i, start + w] = (both[p, w] & both[q, w] & both[third, w]) ^ mask[i, start + w]
+            else:
+                for w in range(size):
+                    four = both[p, w] & both[q, w] & both[third, w] & both[fourth, w]
+                    out[i, start + w] = four ^ mask[i, start + w]
