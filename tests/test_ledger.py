@@ -15,7 +15,7 @@ from sectorch.choreography.ledger import Cost, Profile, Transcript, alone
 from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
 from sectorch.mpc.smooth.normalise import normalise
 from sectorch.mpc.smooth.trigonometric import trigonometric
-from sectorch.mpc.star.compare import block_count, drelu, forest, is_zero
+from sectorch.mpc.star.compare import block_count, drelu, forest, grouped, is_zero
 from sectorch.mpc.star.deal import deal, deal_bits
 from sectorch.mpc.star.layers import and_layers
 from sectorch.mpc.star.linear import linear, mask_weight
@@ -95,15 +95,26 @@ def words(world: World, *leading: int) -> Shares:
     return Shares(net.own(net.A, ring_values(shape)), net.own(net.S, ring_values(shape, seed=1)))
 
 
-def tree(low: int, high: int, whole: bool = False) -> tuple[int, float, float]:
-    """Rounds, and bytes opened and dealt per element and threshold, of a comparison as its docstring counts them.
+def tree(low: int, high: int, whole: bool = False, levels: int | None = None) -> tuple[int, float, float]:
+    """Rounds, and bytes opened and dealt per element and threshold, of a comparison.
 
-    With `whole` the lowest block's equality is kept: one operand and one AND more a level.
+    With `whole` the lowest block's equality is kept. `levels`: those of a larger tree beside it, so that its own may be
+    narrower.
     """
     blocks = block_count(low, high)
-    levels = ceil(log2(blocks)) if blocks > 1 else 0
-    saved = 0 if whole else levels
-    return levels, 2 * (3 * (blocks - 1) - saved) / 8, (2 * blocks - 2 - saved) / 8
+    levels = (ceil(log2(blocks) / 2) if blocks > 1 else 0) if levels is None else levels
+    opened = dealt = 0
+    for sizes in grouped(blocks, levels)[1]:
+        for i, size in enumerate(sizes):
+            if size == 1:
+                continue
+            kept = whole or i > 0
+            # lt takes one eq less than there are blocks and as many lt; eq takes all of them. What is dealt of lt are
+            # the products of some of the eq above a block with its lt, and those of two and more eq.
+            opened += 2 * size - 2 + kept
+            dealt += sum(2**above - 1 for above in range(1, size)) + 2 ** (size - 1) - size
+            dealt += 2 ** (size - 1) - 1 if kept else 0
+    return levels, 2 * opened / 8, dealt / 8
 
 
 def codes(low: int, high: int, tops: int = 1) -> float:
@@ -119,10 +130,11 @@ def relu_cost(shift: int, high: int = 63, thresholds: int = 1) -> tuple[int, flo
     if not shift:
         rounds, opened, dealt = compared(high, thresholds)
         return rounds + 1, opened + thresholds * 0.25, dealt + thresholds * 16
-    low, top = tree(0, shift), tree(shift, high, True)
+    levels = max(tree(0, shift)[0], tree(shift, high)[0])
+    low, top = tree(0, shift, levels=levels), tree(shift, high, True, levels)
     opened, dealt = low[1] + top[1] + 6 / 8 + 6 / 8, low[2] + top[2] + 6 / 8 + 8 + 8 + 8 + 4
     coded = codes(0, shift, 0) + codes(shift, high, 1 if high == 63 else 2)
-    return 1 + max(low[0], top[0]) + 1 + 1, 16 + thresholds * opened, coded + thresholds * dealt + 8
+    return 1 + levels + 1 + 1, 16 + thresholds * opened, coded + thresholds * dealt + 8
 
 
 def truncate_cost(shift: int) -> tuple[int, float, float]:
@@ -142,14 +154,14 @@ def by_keys(high: int, words: int) -> float:
 
 COSTS = {
     "open_masked": (lambda w, x: open_masked(w.net, x), (1, 16, 0)),
-    "opened_once": (lambda w, x: (truncate(w.net, x, 20), relu(w.net, x, 20)), (7, 31.75 + 4, 60.75 + 27.25)),
+    "opened_once": (lambda w, x: (truncate(w.net, x, 20), relu(w.net, x, 20)), (5, 29.25 + 3.75, 69.875 + 27.875)),
     "deal": (lambda w, x: deal(w.net, w.net.common(w.net.Q, w.net.S, x.shape, "v")), (0, 0, 8)),
     "deal_int32": (
         lambda w, x: deal(w.net, w.net.common(w.net.Q, w.net.S, x.shape, "v", torch.int32), torch.int32),
         (0, 0, 4),
     ),
     "deal_bits": (lambda w, x: deal_bits(w.net, w.net.common(w.net.Q, w.net.S, (N // 64,), "v")), (0, 0, 1 / 8)),
-    "truncate": (lambda w, x: truncate(w.net, x, 20), (5, 20, 27.25)),
+    "truncate": (lambda w, x: truncate(w.net, x, 20), (4, 19.75, 27.875)),
     "truncate_1": (lambda w, x: truncate(w.net, x, 1), truncate_cost(1)),
     "truncate_32": (lambda w, x: truncate(w.net, x, 32), truncate_cost(32)),
     "truncate_fss": (lambda w, x: truncate(w.net, x, 20, fss=True), (1, 16, 12 + by_keys(20, 1))),
@@ -160,19 +172,19 @@ COSTS = {
     "drelu_high": (masked_drelu(high=31), compared(31)),
     "drelu_one_block": (masked_drelu(high=3), (1, 16, 1)),
     "drelu_thresholds": (masked_drelu(thresholds=(0, 1, 2, 3, 4)), compared(63, 5)),
-    "is_zero": (lambda w, x: is_zero(w.net, open_masked(w.net, x)), (1 + 5, 16 + 84 / 8, (154 + 21) * 1.0 / 8)),
+    "is_zero": (lambda w, x: is_zero(w.net, open_masked(w.net, x)), (1 + 3, 16 + 74 / 8, (154 + 35) / 8)),
     "tree": (lambda w, x: and_layers(w.net, words(w, 30), forest((15,), (False,))[0]), tree(20, 63)),
     "whole_tree": (lambda w, x: and_layers(w.net, words(w, 30), forest((15,), (True,))[0]), tree(20, 63, True)),
     "bit_to_ring": (lambda w, x: bit_to_ring(w.net, words(w), x.shape), (1, 0.25, 8)),
     "select": (lambda w, x: select(w.net, words(w), open_masked(w.net, x)), (1, 16.25, 16)),
     "relu": (lambda w, x: relu(w.net, x), relu_cost(0)),
-    "relu_20": (lambda w, x: relu(w.net, x, 20), (7, 31.75, 60.75)),
+    "relu_20": (lambda w, x: relu(w.net, x, 20), (5, 29.25, 69.875)),
     "relu_32": (lambda w, x: relu(w.net, x, 32), relu_cost(32)),
     "relu_bounded": (lambda w, x: relu(w.net, x, 20, 41), relu_cost(20, 41)),
     "maximum": (lambda w, x: maximum(w.net, x, w.halves(ring_values((N,)))), relu_cost(0)),
     "ramps": (
         lambda w, x: ramps(w.net, x, (0, 1, 2)),
-        (7, 16 + 3 * (tree(0, 63)[1] + 0.25), codes(0, 63) + 3 * (tree(0, 63)[2] + 16)),
+        (5, 16 + 3 * (tree(0, 63)[1] + 0.25), codes(0, 63) + 3 * (tree(0, 63)[2] + 16)),
     ),
     "ramps_20": (lambda w, x: ramps(w.net, x, (0, 1, 2), 20), relu_cost(20, thresholds=3)),
     "relu_fss": (lambda w, x: relu(w.net, x, fss=True), (1, 16, by_keys(63, 2))),
@@ -180,7 +192,7 @@ COSTS = {
     "signs": (lambda w, x: at_least(w.net, open_masked(w.net, x), fss=True), (1, 16, by_keys(63, 1))),
     "leaky_drelu": (lambda w, x: leaky_drelu(w.net, x), (3, 24, 0)),
     # A's half of the sign comes from a stream, so that its 8 bytes of the product's opening go ahead.
-    "leaky_relu": (lambda w, x: leaky_relu_privhfl(w.net, x, 20), (3 + 1 + 5, 24 + 16 + 8 + 20, 8 + 8 + 27.25)),
+    "leaky_relu": (lambda w, x: leaky_relu_privhfl(w.net, x, 20), (3 + 1 + 4, 24 + 16 + 8 + 19.75, 8 + 8 + 27.875)),
     "trigonometric": (lambda w, x: trigonometric(w.net, x, 20, SIGMOID), (2, 8 + 16, 32 * len(SIGMOID.cos) + 12)),
     "trigonometric_wide": (lambda w, x: trigonometric(w.net, x, 40, SIGMOID), (2, 32, 32 * len(SIGMOID.cos) + 12)),
     "reveal": (lambda w, x: reveal(w.net, x), (2, 16, 0)),
@@ -188,8 +200,8 @@ COSTS = {
 
 
 def test_the_figures_of_the_design():
-    assert relu_cost(20) == (7, 31.75, 60.75)
-    assert truncate_cost(20) == (5, 20, 27.25)
+    assert relu_cost(20) == (5, 29.25, 69.875)
+    assert truncate_cost(20) == (4, 19.75, 27.875)
 
 
 @pytest.mark.parametrize("name", COSTS)
@@ -203,10 +215,10 @@ def test_costs_of_normalising(thresholds: int):
     once_opened, once_dealt = 16 + 16, codes(0, 63) + 8
     _, opened, dealt = tree(0, 63)
     assert cost(lambda w, x: normalise(w.net, x, 5, 5 + thresholds - 1)) == pytest.approx(
-        (1 + 5 + 1 + 1, once_opened + thresholds * (opened + 0.25), once_dealt + thresholds * (dealt + 8))
+        (1 + 3 + 1 + 1, once_opened + thresholds * (opened + 0.25), once_dealt + thresholds * (dealt + 8))
     )
-    # "Per element and threshold: 14 bytes online", and what the openings of x and of the factor take.
-    assert opened + 0.25 == 14
+    # "Per element and threshold 13.25 bytes online and 14.875 dealt", beside the openings of x and of the factor.
+    assert (opened + 0.25, dealt + 8) == (13.25, 14.875)
 
 
 @pytest.mark.parametrize("count", range(1, 10))
@@ -276,9 +288,9 @@ def test_a_profile_of_a_small_program_counted_by_hand():
     # 15 above.
     setup = 12 * 8
     # c_S; codes, ANDs of the trees and of the last layer; r >> f, two bits, the first times r >> f, a bit mod 2^32
-    to_S_ahead = 6 * 8 + (155 + 9 + 28 + 6) * 8 + 6 * (8 + 8 + 8 + 8 + 4)
+    to_S_ahead = 6 * 8 + (155 + 14 + 96 + 6) * 8 + 6 * (8 + 8 + 8 + 8 + 4)
     to_A_ahead = 6 * 8  # c_S of the opening: S's half of y does not wait for the query
-    tree_each_way = (3 * 6 - 3 + 3 * 14 + 3) * 8
+    tree_each_way = (14 + 33 + 3) * 8
     online_QS = 2 * 4 * 8 + 6 * 8  # x_S, result
     online_SA = 2 * 4 * 8 + 6 * 8 + 2 * tree_each_way + 2 * 3 * 8 + 6 * 8  # m; c_A; trees; e; masked result
     assert profile.setup_bytes == setup
@@ -290,11 +302,11 @@ def test_a_profile_of_a_small_program_counted_by_hand():
     assert profile.bytes_between("Q", "A") == 0
     assert profile.bytes_between("A", "S", Phase.SETUP) == setup
     assert profile.bytes_between("A", "S", Phase.ONLINE) == online_SA
-    # share, m, c_A, four levels and the last layer, e, masked result, result.
-    assert profile.rounds == 1 + 1 + 1 + 4 + 1 + 1 + 1 + 1
-    assert [profile.rounds_of(phase) for phase in Phase] == [1, 2, 11]
+    # share, m, c_A, two levels and the last layer, e, masked result, result.
+    assert profile.rounds == 1 + 1 + 1 + 2 + 1 + 1 + 1 + 1
+    assert [profile.rounds_of(phase) for phase in Phase] == [1, 2, 9]
     rows = profile.by_protocol()
-    assert sum(row["messages"] for row in rows.values()) == len(profile.ledger) == 27
+    assert sum(row["messages"] for row in rows.values()) == len(profile.ledger) == 23
     assert sum(row["online_bytes"] for row in rows.values()) == profile.online_bytes
     assert sum(row["offline_bytes"] for row in rows.values()) == profile.offline_bytes
     assert rows["linear"]["online_bytes"] == 64
@@ -323,9 +335,9 @@ def test_observers_see_what_happens_inside_their_block_only():
             small_program(held, x)
     small_program(held, x)
     assert [line for line, _ in inner.lines] == outer.ledger
-    assert len(outer.ledger) == 27
+    assert len(outer.ledger) == 23
     received = [inner.received(role) for role in "QAS"]
-    assert sum(map(len, received)) == 27
+    assert sum(map(len, received)) == 23
     assert [line.label for line, _ in received[0]] == ["result"]
 
 
@@ -334,7 +346,7 @@ def test_the_table_shows_no_content():
     with Profile() as profile, Transcript() as transcript:
         small_program(held, x)
     text = profile.table()
-    for phrase in ("Q-S", "A-S", "11 online rounds", "nothing (uniform bits)", "and_layers", "r_A of k_DA"):
+    for phrase in ("Q-S", "A-S", "9 online rounds", "nothing (uniform bits)", "and_layers", "r_A of k_DA"):
         assert phrase in text
     assert "the result, which is Q's to learn" in " ".join(text.split())
     secrets = [x, *(value for _, value in transcript.lines)]

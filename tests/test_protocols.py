@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from math import ceil, log2
 
 import pytest
 import torch
@@ -27,18 +28,21 @@ from hypothesis import strategies as st
 
 from sectorch.choreography import Phase
 from sectorch.errors import ArgumentError
+from sectorch.mpc.star.circuit import Circuit
 from sectorch.mpc.star.compare import (
     CODES,
     block_count,
     blocks_of,
     drelu,
     forest,
+    grouped,
+    levels_of,
     one_hot,
     pick_equal,
     pick_less,
     thermometer,
 )
-from sectorch.mpc.star.layers import and_layers
+from sectorch.mpc.star.layers import WIDEST, and_layers
 from sectorch.mpc.star.linear import linear
 from sectorch.mpc.star.mask import open_masked
 from sectorch.mpc.star.multiply import multiply, square
@@ -275,12 +279,29 @@ def test_blocks_cover_the_planes(low: int, seed: int):
 
 
 def test_levels_of_the_tree():
-    for blocks in range(1, 40):
+    for blocks in range(1, 70):
         layers, _ = forest((blocks,), (False,))
-        assert len(layers) == (blocks - 1).bit_length()
-        # Two ANDs a node, and one less a level: the lowest block's equality is never needed.
-        assert sum(len(layer.left) for layer in layers) == 2 * (blocks - 1) - len(layers)
-        assert sum(len(layer.opened) for layer in layers) == 3 * (blocks - 1) - len(layers)
+        assert len(layers) == levels_of(blocks) == ceil(log2(blocks) / 2)
+        assert all(2 <= len(rows) <= WIDEST for layer in layers for rows in layer.ands)
+        # What the search over trees counted is what the layers open and have dealt.
+        bits = sum(2 * len(layer.opened) + len(layer.products) for layer in layers)
+        assert bits == grouped(blocks, len(layers))[0]
+
+
+@pytest.mark.parametrize("operands", [2, 3, 4])
+def test_an_and_of_several_operands(operands: int):
+    """All values of all operands, and products that two ANDs have in common are dealt once."""
+    circuit = Circuit(5)
+    rows = tuple(range(operands))
+    layers, places = circuit.layers((circuit.gate(rows, (0, 1), onto=4), circuit.gate(rows)))
+    assert [len(layer.products) for layer in layers] == [2**operands - operands - 1]
+    state = torch.stack([ring_values((8,), seed=i) for i in range(5)])
+    every = functools.reduce(torch.bitwise_and, state[:operands])
+    with session().call(session().answering[0]) as net:
+        out = and_layers(net, xor_shared(net, state), layers)
+        first, second = (net.read(out.A, net.A)[i] ^ net.read(out.S, net.S)[i] for i in places)
+    assert torch.equal(first, every ^ (state[0] & state[1]) ^ state[4])
+    assert torch.equal(second, every)
 
 
 def xor_shared(net, words: torch.Tensor) -> Shares:
@@ -318,7 +339,7 @@ def test_trees_side_by_side(counts, seed: int):
         hot, codes = (f(blocks_of(planes(rows(v)), 0, 3 * count)) for f, v in ((one_hot, one), (thermometer, other)))
         state += [pick_less(hot, codes), pick_equal(hot, codes) ^ hot[0]]
     layers, places = forest(tuple(counts), whole)
-    assert len(layers) == max(count - 1 for count in counts).bit_length()
+    assert len(layers) == max(levels_of(count) for count in counts)
     with session().call(session().answering[0]) as net:
         out = and_layers(net, xor_shared(net, torch.cat(state)), layers)
         found = [open_bits(net, out[at], torch.Size((128,))) for at in places]

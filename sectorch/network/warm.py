@@ -92,9 +92,9 @@ def _kind() -> str:
     from llvmlite import binding
 
     from ..mpc.smooth import harmonicloops
-    from ..ring import amx, bitloops, loops
+    from ..ring import amx, andloops, bitloops, loops
 
-    sources = [Path(str(module.__file__)).stat() for module in (amx, bitloops, harmonicloops, loops)]
+    sources = [Path(str(module.__file__)).stat() for module in (amx, andloops, bitloops, harmonicloops, loops)]
     known = [
         numba.__version__,
         llvmlite.__version__,

@@ -51,10 +51,10 @@ def ramps(
         shift: fraction bits to drop, 0..32; with a shift |x - t 2^shift| < 2^62 - 2^(shift-1).
         high: x - t 2^shift is known to lie in [-2^high, 2^high - 2^shift); fewer planes are compared.
         fss: by function secret sharing: one round (two with a shift), and some twenty times as many dealt bytes.
-        limit_bits: raise a flag (`guard.py`) where the first result is 2^limit_bits or more; about 5 bytes more.
+        limit_bits: raise a flag (`guard.py`) where the first result is 2^limit_bits or more; about 8 bytes more.
 
-    Rounds: 1 (opening) + ceil(log2 B) (trees) + 1 (bit), and with a shift 1 more; B = ceil((high - shift) / 3) blocks.
-    ReLU by 20 bits: 7 rounds, 31.75 bytes online (8 of them ahead after a linear layer), 60.75 dealt, per element.
+    Rounds: 1 (opening) + ceil(log4 B) (trees) + 1 (bit), and with a shift 1 more; B = ceil((high - shift) / 3) blocks.
+    ReLU by 20 bits: 5 rounds, 29.25 bytes online (8 of them ahead after a linear layer), 69.875 dealt, per element.
     Nobody learns anything.
     """
     check_shift(shift)

@@ -17,7 +17,7 @@ def at_least(net: Net, x: Masked, thresholds: tuple[int, ...] = (0,), fss: bool 
     Args:
         high: x - t is known to lie in [-2^high, 2^high); 63 assumes nothing.
 
-    Rounds: ceil(log2(ceil(high / 3))) (tree) + 1 (bit), or none with `fss`, where the dealt bytes are some twenty times
+    Rounds: ceil(log4(ceil(high / 3))) (tree) + 1 (bit), or none with `fss`, where the dealt bytes are some twenty times
     as many.
     """
     if fss:

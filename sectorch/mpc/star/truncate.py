@@ -85,8 +85,8 @@ def truncate(net: Net, x: Shares, shift: int, fss: bool = False, limit_bits: int
         limit_bits: raise a flag (`guard.py`) where the result is not within -2^limit_bits .. 2^limit_bits - 1. That
             compares the planes above as well: see `within.py`.
 
-    Rounds 1 (opening) + ceil(log2 B) (borrow) + 1 (bit), B = ceil(shift / 3). With 20 bits: 5 rounds, 20 bytes online
-    (8 of them ahead after a linear layer), 27.25 dealt, per element. Nobody learns anything.
+    Rounds 1 (opening) + ceil(log4 B) (borrow) + 1 (bit), B = ceil(shift / 3). With 20 bits: 4 rounds, 19.75 bytes
+    online (8 of them ahead after a linear layer), 27.875 dealt, per element. Nobody learns anything.
     """
     check_shift(shift, least=1)
     masked = open_masked(net, x)
