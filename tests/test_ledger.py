@@ -17,6 +17,7 @@ from sectorch.mpc.smooth.normalise import normalise
 from sectorch.mpc.smooth.trigonometric import trigonometric
 from sectorch.mpc.star.compare import block_count, drelu, forest, grouped, is_zero
 from sectorch.mpc.star.deal import deal, deal_bits
+from sectorch.mpc.star.fours import max_by_fours
 from sectorch.mpc.star.layers import and_layers
 from sectorch.mpc.star.linear import linear, mask_weight
 from sectorch.mpc.star.mask import open_masked
@@ -227,6 +228,17 @@ def test_a_maximum_of_many_takes_one_comparison_less(count: int):
     each = relu_cost(0)
     assert rounds == ceil(log2(count)) * each[0]
     assert (opened * count, dealt * count) == pytest.approx(((count - 1) * each[1], (count - 1) * each[2]))
+
+
+def test_a_maximum_by_fours():
+    """Six comparisons of differences that one opening serves, an AND of three of them, and three products with bits."""
+    rounds, opened, dealt = cost(lambda w, x: max_by_fours(w.net, x, 41), (4, N))
+    levels, node, made = tree(0, 41)
+    assert rounds == 1 + levels + 1 + 1
+    assert opened * 4 == pytest.approx(4 * 16 + 6 * node + 12 / 8 + 3 * 0.25)
+    assert dealt * 4 == pytest.approx(6 * (codes(0, 41) + made) + 12 / 8 + 3 * 16)
+    assert cost(lambda w, x: max_by_fours(w.net, x, 41), (128, 64))[0] == 3 * rounds + rounds - 1
+    assert cost(lambda w, x: max_tree(w.net, x, 41), (128, 64))[0] == 7 * (rounds - 1)
 
 
 def test_costs_of_sharing_and_linear_layers():

@@ -42,6 +42,7 @@ from sectorch.mpc.star.compare import (
     pick_less,
     thermometer,
 )
+from sectorch.mpc.star.fours import max_by_fours
 from sectorch.mpc.star.layers import WIDEST, and_layers
 from sectorch.mpc.star.linear import linear
 from sectorch.mpc.star.mask import open_masked
@@ -426,6 +427,14 @@ def test_maxima_up_to_the_largest_difference():
 def test_the_maximum_of_any_number_of_values(count: int, shape, seed: int):
     x = ring_values((count, *shape), 62, seed)
     assert torch.equal(run(lambda w, x: max_tree(w.net, x), x), x.amax(0))
+
+
+@given(count=st.integers(1, 40), shape=SHAPE, high=st.sampled_from([4, 63]), equal=st.booleans(), seed=SEED)
+def test_a_maximum_by_fours(count: int, shape, high: int, equal: bool, seed: int):
+    """Rows of any length, many of whose values are equal."""
+    x = ring_values((count, *shape), high - 2, seed)
+    x = x[torch.arange(count) // 3] if equal else x
+    assert torch.equal(run(lambda w, x: max_by_fours(w.net, x, high), x), x.amax(0))
 
 
 @pytest.mark.sectorch_long

@@ -19,6 +19,7 @@ from ..leaky import leaky_relu_privhfl
 from ..smooth.normalise import normalise
 from ..smooth.trigonometric import trigonometric
 from .compare import drelu, is_zero
+from .fours import LONG, max_by_fours
 from .guard import beside_tag, flags_of_bits, guard, joined, raise_flags, unpadded
 from .linear import Weight, linear, mask_weight
 from .mask import open_masked
@@ -166,6 +167,8 @@ class Star(Backend):
         return maximum(self.net, x, y, high, self.fss)
 
     def largest(self, x: Shares, high: int = 63) -> Shares:
+        if x.shape[0] >= LONG and not self.fss:
+            return max_by_fours(self.net, x, high)
         return max_tree(self.net, x, high, self.fss)
 
     def series(self, x: Shares, scale_bits: int, which: Series) -> Shares:
