@@ -69,13 +69,13 @@ def test_explain_goes_on_after_an_unsupported_layer():
 def test_network_estimate_by_hand():
     """One linear layer: 3 messages online (share, m, and the two of reveal), with the bytes of their tensors."""
     said = sectorch.explain(nn.Linear(4, 3, bias=False).eval(), torch.randn(2, 4))
-    # share 1, product 1, rounding 5 (opening, three levels, bit), reveal 2
-    assert said.rounds == 9
-    # A-S: m 8 * 8, c_A 6 * 8 (c_S is ahead), 15 rows of the tree and a bit each way in one word for all elements,
+    # share 1, product 1, rounding 4 (opening, two levels, bit), reveal 2
+    assert said.rounds == 8
+    # A-S: m 8 * 8, c_A 6 * 8 (c_S is ahead), 14 rows of the tree and a bit each way in one word for all elements,
     # masked 6 * 8; Q-S: x_S 8 * 8, the result 6 * 8
-    borrow = 2 * (15 + 1) * 8
+    borrow = 2 * (14 + 1) * 8
     assert said.online_bytes == 8 * 8 + 6 * 8 + borrow + 6 * 8 + 8 * 8 + 6 * 8
-    assert said.seconds("WAN")["online"] == pytest.approx((8 * 8 + 12 * 8 + borrow) / 12.5e6 + 9 * 0.05)
+    assert said.seconds("WAN")["online"] == pytest.approx((8 * 8 + 12 * 8 + borrow) / 12.5e6 + 8 * 0.05)
 
 
 def test_diff_finds_the_layer():

@@ -282,7 +282,7 @@ def drelu(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,
         words [T * W], W = ceil(N / 64).
 
     In B = ceil(high / 3) blocks. Rounds ceil(log4 B). Dealt: 7 B + 1 bits per element, and per element and threshold
-    those of the tree's nodes (`grouped`); with 63 planes 148 and 55 bits, and 104 online per threshold, in three rounds.
+    those of the tree's nodes (`grouped`). With 63 planes three rounds, 148 and 55 bits, and 104 online per threshold.
     Nobody learns anything: all messages are uniform to their receivers.
     """
     check_planes(high)

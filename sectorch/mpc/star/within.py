@@ -85,8 +85,8 @@ def raise_outside(
         u: words [W] of [c mod 2^shift < r mod 2^shift], where they are there already; planes below `shift` are then
             not compared again. fss: by a key of its own.
 
-    With B = ceil((63 - shift) / 3) blocks, T of which reach above plane k, some 10 B + 6 T bits per element are dealt. No
-    result waits for it, so its tree has a level more than it takes and is as narrow as that allows.
+    With B = ceil((63 - shift) / 3) blocks, T of which reach above plane k, some 10 B + 6 T bits per element are dealt.
+    No result waits for it, so its tree has a level more than it takes and is as narrow as that allows.
     """
     if fss:
         bits = signs(net, Masked(c, x.r, x.r_A, x.r_S), (1 << k, -1 << k))
