@@ -35,7 +35,6 @@ def quotients(draw) -> tuple[Scheme, torch.Tensor, Any, Any]:
     return scheme, x, y, draw(st.sampled_from(["number", "tensor", "secret"]))
 
 
-@settings(max_examples=60)
 @given(quotients())
 def test_a_rounded_quotient_is_exact_or_withheld(case):
     scheme, x, y, how = case
@@ -52,7 +51,6 @@ def test_a_rounded_quotient_is_exact_or_withheld(case):
         assert torch.equal(found.double(), expected.double())
 
 
-@settings(max_examples=60)
 @given(
     st.lists(st.integers(-(2**59) + 1, 2**59 - 1), min_size=1, max_size=20),
     st.integers(-(2**61), 2**61).filter(bool),

@@ -193,7 +193,6 @@ def test_a_flag_goes_with_what_depends_on_it():
 magnitudes = st.floats(-20, 12).map(lambda e: 2.0**e * (1 - 2.0**-20))
 
 
-@settings(max_examples=60)
 @given(magnitudes, magnitudes, st.booleans(), st.booleans(), st.sampled_from(["lan", "wan"]))
 def test_a_product_is_right_or_withheld(a: float, b: float, negative: bool, averaged: bool, network: str):
     """An error only from half of what the ring holds on: 2^21 with 2 f = 40 fraction bits, 2^15 with six more."""
