@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from .agreement import Agreement
+from .audits import Audits
 from .backend import Backend
 from .choreography import Net, Party, Phase, Runtime
 from .choreography.ledger import Observer, alone
@@ -115,6 +116,7 @@ class Session:
         """Nothing was asked yet."""
         self._setup = {party: self._net(party, Phase.SETUP) for party in self.members.casts}
         self._settled: WeakKeyDictionary[Tracing, Setup] = WeakKeyDictionary()
+        self._audits: dict[Party, Audits] = {}
         self._lock = threading.Lock()
         """Over `_settled`."""
 
@@ -128,7 +130,9 @@ class Session:
             edge_keys(self._setup[None])
         more = [*([self.dealer] if self.dealer != Q else []), *self.owners]
         for i, party in enumerate(self.answering):
-            seed(self._setup[party], first=i == 0, identities=known(Q, party))
+            identities = known(Q, party) or Identities()
+            seed(self._setup[party], first=i == 0, identities=identities)
+            self._audits[party] = Audits(self, party, identities)
             for client in more:
                 cast = Cast(STAR, {"Q": client, "A": party, "S": S, "D": self.dealer})
                 net = Net(self.runtime, self._number(party), cast, Phase.SETUP)
@@ -254,12 +258,15 @@ class Session:
                 net.tracing = Tracing(net.call, setup)
                 return net.tracing.program(f(net))
 
-    def run(self, program: Program, inputs: Mapping[str, torch.Tensor], material: Material | None = None) -> Any:
+    def run(
+        self, program: Program, inputs: Mapping[str, torch.Tensor], material: Material | None = None, audited: int = 1
+    ) -> Any:
         """A program as a call of its own.
 
         Args:
             inputs: by name, those of the parties that are here.
             material: what `prepare` made for one call; its offline steps were taken then.
+            audited: as of `prepare`, where there is no material.
 
         Returns:
             what the program's function returned, with what is read at parties who are here; shapes elsewhere.
@@ -269,8 +276,11 @@ class Session:
                 than in the program; or it is not what the setup, or the material, was made with.
             ArgumentError: a program of parties that this session has not.
             MaterialError: the material was used, or is of another session, program or model.
+            FalseDealingError: as from `prepare`.
         """
         part = self._part(program, inputs)
+        if material is None and audited != 1:
+            material = self.prepare(program, inputs, audited)
         if not isinstance(material, Material | None):
             raise ArgumentError(f"material is what `prepare` made, got a {type(material).__name__}")
         setup = self._setup_of(program)
@@ -283,12 +293,25 @@ class Session:
         finally:
             self.runtime.forget(number)
 
-    def prepare(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> Material:
-        """The offline part of a program, for one later call; of the inputs it takes those that are no queries."""
-        part = self._part(program, inputs)
-        setup = self._setup_of(program)
+    def prepare(self, program: Program, inputs: Mapping[str, torch.Tensor], audited: int = 1) -> Material:
+        """The offline part of a program, for one later call; of the inputs it takes those that are no queries.
+
+        Args:
+            audited: of how many calls that Q promises to deal it is one; see `Scheme.audited`.
+
+        Raises:
+            FalseDealingError: at A or S, Q has dealt, or promised, something else than the program says.
+            ArgumentError: a program, or a session, whose dealing cannot be audited.
+        """
+        self._part(program, inputs)
+        if audited != 1:
+            return self._audits_of(program).prepare(program, inputs, audited)
+        return self.prepared(program, inputs, self._number(_answering(program)))
+
+    def prepared(self, program: Program, inputs: Mapping[str, torch.Tensor], number: int) -> Material:
+        """The offline part of a program in the call of this number."""
+        part, setup = self._part(program, inputs), self._setup_of(program)
         settled = setup.values(part, self.runtime, inputs)
-        number = self._number(_answering(program))
         try:
             values = part.prepare(self.runtime, number, settled, inputs)
         finally:
@@ -319,6 +342,12 @@ class Session:
                 self._settled[program.before] = self._new_setup(_answering(program))
             return self._settled[program.before]
 
+    def _audits_of(self, program: Program) -> Audits:
+        found = self._audits.get(self._centre(_answering(program)))
+        if found is None or self.dealer != Q:
+            raise ArgumentError("dealing is audited where Q deals in secure inference, in a session that begins now")
+        return found
+
     def _new_setup(self, party: Party | None) -> Setup:
         return Setup(self._number(party))
 
@@ -335,16 +364,3 @@ class Session:
 def _answering(program: Program) -> Party | None:
     """Whose a program is; None of one that is played in other roles."""
     return next((party for party in program.parties if party.role == "A"), None)
-
-
-_default: dict[torch.device, Session] = {}
-_DEFAULT = threading.Lock()
-
-
-def default_session(device: torch.device | str = "cpu") -> Session:
-    """The session of this process that `share` and `secure` use when none is named: one a device, made on first use."""
-    device = torch.device(device)
-    with _DEFAULT:  # tensors of two threads must be of one session to meet
-        if device not in _default:
-            _default[device] = Session(device=device)
-        return _default[device]

@@ -21,10 +21,11 @@ from sectorch.choreography import Phase
 from sectorch.choreography.ledger import Profile
 from sectorch.choreography.run.local import LocalRuntime
 from sectorch.choreography.streams import PairKey, random_secret
+from sectorch.default import default_session
 from sectorch.errors import MaterialError, StreamReuseError
 from sectorch.mpc.star.linear import mask_weight
 from sectorch.ring.loops import over
-from sectorch.session import Session, default_session
+from sectorch.session import Session
 from sectorch.tensor import unwrapped
 
 THREADS = 8
@@ -285,7 +286,7 @@ def test_what_a_module_keeps_of_shapes_is_changed_by_one_thread_at_a_time(monkey
 
 
 def test_threads_share_the_default_session(monkeypatch):
-    monkeypatch.setattr("sectorch.session._default", {})
+    monkeypatch.setattr("sectorch.default._default", {})
     seeding = sectorch.session.seed
 
     def slowly(*args, **kwargs):

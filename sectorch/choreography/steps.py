@@ -15,6 +15,7 @@ import torch
 
 from .located import Party, Phase
 from .shapes import fresh_shape, on_shapes, shape_of
+from .streams import PairKeys
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Runtime(Protocol):
 
     session: bytes
     here: frozenset[Party]
+    keys: PairKeys
 
     def draw(self, pair: frozenset[Party], label: str, call: int, draw: int, count: int) -> torch.Tensor: ...
     def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor: ...

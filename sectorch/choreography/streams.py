@@ -50,6 +50,14 @@ class PairKey:
         """Whether both ends hold the same secret, in constant time."""
         return bytes_eq(self._secret, other._secret)
 
+    def of_call(self, call: int) -> bytes:
+        """The secret of a call whose streams can be shown without showing those of another."""
+        return derive(self._secret, self._session, f"call/{call}", SECRET_BYTES)
+
+    def again(self) -> PairKey:
+        """One that draws the same a second time: for who holds the key, and looks at what another made of it."""
+        return PairKey(self._secret, self._session)
+
     def words(self, label: str, call: int, draw: int, count: int) -> torch.Tensor:
         """`count` uniform ring elements, int64 [count].
 
@@ -86,6 +94,70 @@ class PairKey:
             stream.reset_nonce(counter)
         _fill(stream, out)
         self._streams[label] = stream
+
+
+class PairKeys:
+    """The pair keys that a process holds in one session, by pair of parties. Its repr shows nothing."""
+
+    def __init__(self, session: bytes):
+        self._session = session
+        self._keys: dict[frozenset, PairKey] = {}
+        self._separate: dict[int, dict[frozenset, PairKey]] = {}
+
+    def __repr__(self) -> str:
+        return f"PairKeys({len(self._keys)} pairs)"
+
+    def words(self, pair: frozenset, label: str, call: int, draw: int, count: int) -> torch.Tensor:
+        """As `PairKey.words`, of the call's own key where it has one."""
+        found = self._separate.get(call)
+        if found is None:
+            return self.of(pair).words(label, call, draw, count)
+        if pair not in found:
+            self.lend(pair, call, self.of(pair).of_call(call))
+        return found[pair].words(label, call, draw, count)
+
+    def of(self, pair: frozenset) -> PairKey:
+        """The key of this pair.
+
+        Raises:
+            KeyAgreementError: there is none yet.
+        """
+        key = self._keys.get(pair)
+        if key is None:
+            raise KeyAgreementError(f"{_names(pair)} hold no pair key yet: run the seed protocol first")
+        return key
+
+    def install(self, pair: frozenset, key: PairKey) -> None:
+        """Keep the key of a pair.
+
+        Raises:
+            KeyAgreementError: there is one with another secret.
+        """
+        if not self._keys.setdefault(pair, key).same_secret(key):
+            raise KeyAgreementError(f"{_names(pair)} did not agree on one key")
+
+    def separate(self, call: int) -> None:
+        """Draw for this call from keys of its own (`PairKey.of_call`)."""
+        self._separate.setdefault(call, {})
+
+    def lend(self, pair: frozenset, call: int, secret: bytes) -> None:
+        """Draw for this call and pair from this secret, which is that of the call."""
+        self._separate.setdefault(call, {})[pair] = PairKey(secret, self._session)
+
+    def forget(self, call: int) -> None:
+        """Drop what a finished call needed."""
+        self._separate.pop(call, None)
+        for key in tuple(self._keys.values()):
+            key.forget(call)
+
+    def clear(self) -> None:
+        """Let go of all keys."""
+        self._keys.clear()
+        self._separate.clear()
+
+
+def _names(pair: frozenset) -> list[str]:
+    return sorted(party.name for party in pair)
 
 
 class KeyStream:

@@ -23,11 +23,12 @@ from ..backend import MAX_SHIFT
 from ..choreography import Located, Message, Net, Party, protocol
 from ..choreography.located import compute
 from ..choreography.streams import PairKey, random_secret
+from ..default import default_session
 from ..errors import ArgumentError
 from ..mpc.star.shares import Shares
 from ..mpc.star.truncate import truncate
 from ..ring import products
-from ..session import Session, default_session
+from ..session import Session
 from ..tensor import Scheme, SharedTensor
 from .errors import KeyMismatchError, ScaleError, SlotError
 from .scheme.bounds import SIGMAS, fresh_error, held

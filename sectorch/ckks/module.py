@@ -17,8 +17,9 @@ from torch import nn
 
 from ..choreography import Located, Message, Net, Party, Phase, protocol
 from ..choreography.located import compute
+from ..default import default_session
 from ..errors import ArgumentError, SectorchError, ShapeError, TrainingModeError, UnsupportedOpError
-from ..session import Session, default_session
+from ..session import Session
 from ..tensor.arguments import refuse_move
 from .errors import LevelError, MemoryBudgetError, MissingKeyError, ScaleError
 from .scheme.keys import Keys, PublicKeys, keys_for

@@ -26,6 +26,7 @@ from .network import SessionOverError as SessionOverError
 from .network import StoreFullError as StoreFullError
 from .network import StoreInUseError as StoreInUseError
 from .network import UnknownModelError as UnknownModelError
+from .protocols import FalseDealingError as FalseDealingError
 from .protocols import KeyAgreementError as KeyAgreementError
 from .protocols import MaterialError as MaterialError
 from .protocols import MisplacedValueError as MisplacedValueError

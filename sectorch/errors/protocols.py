@@ -99,3 +99,21 @@ class KeyAgreementError(SectorchError, RuntimeError):
         Open a new session. If it comes again, take it for an attack or a damaged link: compare the fingerprints of
         the identity keys (`sectorch keys show`) over another channel.
     """
+
+
+class FalseDealingError(SectorchError, RuntimeError):
+    """The dealer has not dealt what the program says. Nothing that depends on the model went to it.
+
+    Its `evidence` says what was promised and signed; see docs/audited.md.
+
+    Example:
+        Q promised another dealing of call 7 than its streams give
+
+    What to do:
+        Both ends on the same version of sectorch? Then the asking party runs something else than sectorch: keep the
+        evidence, and answer it no more. If nobody cheats, please report it.
+    """
+
+    def __init__(self, text: str, evidence: object = None):
+        super().__init__(text)
+        self.evidence = evidence

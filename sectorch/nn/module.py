@@ -173,7 +173,7 @@ class SecureModule(Inference):
             )
         held = 0
         for piece in self.pieces(inputs):
-            material = self.session.prepare(self.choreography(piece), self._brought(piece))
+            material = self.session.prepare(self.choreography(piece), self._brought(piece), self.scheme.audited)
             held += material.bytes
             self.ahead.keep(piece, material)
         return held
@@ -226,7 +226,7 @@ class SecureModule(Inference):
             with self.session.call(self.party):
                 return revealed(self._run(self._shared(inputs)))
         with placed():
-            return self.session.run(program, self._brought(inputs), self.ahead.take(inputs))
+            return self.session.run(program, self._brought(inputs), self.ahead.take(inputs), self.scheme.audited)
 
     def share(self, x: torch.Tensor | Inputs) -> Inputs:
         """The module's inputs in shares."""
@@ -260,7 +260,7 @@ class SecureModule(Inference):
                 leaves, spec = pytree.tree_flatten(self._run(self._shared(inputs)))
                 return unwrapped(pytree.tree_unflatten(opened(leaves, learned), spec))
         with placed():
-            found = self.session.run(program, self._brought(inputs), self.ahead.take(inputs))
+            found = self.session.run(program, self._brought(inputs), self.ahead.take(inputs), self.scheme.audited)
         return unwrapped(as_shared(found, given, self.session, self.party, self.scheme))
 
     def _check_inputs(self, inputs: Inputs) -> Inputs:

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from ..choreography import Party
+from ..default import default_session
 from ..errors import ArgumentError, LeakyProtocolWarning
 from ..ring.scheme import named_scheme
-from ..session import Session, default_session
+from ..session import Session
 from ..tensor import Scheme
 from .accept import check_model, device_of, refuse_unused
 from .calibrate import calibrate as calibrated

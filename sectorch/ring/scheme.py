@@ -14,6 +14,7 @@ from .words import FRAC_BITS
 
 RELU_MODES = ("exact", "privhfl")
 NETWORKS = ("lan", "wan")
+MOST_AUDITED = 64
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,10 @@ class Scheme:
     """Inputs and activations stay below 2^limit_bits in magnitude, which is public; 12 with 20 fraction bits unless
     named, which leaves the weights of one output a sum of 2^9 (`gain`), as A checks. Without range checks a limit that
     is named is taken for granted: comparisons look at no plane above it."""
+    audited: int = 1
+    """Of how many calls that Q deals one is used: A and S draw which, and A recomputes what Q dealt in the others, before
+    anything is used. A Q that deals falsely is caught with a probability of 1 - 1/audited, with evidence that it has
+    signed. 1: Q is trusted to deal as it should. See docs/audited.md."""
 
     def __post_init__(self):
         bits = (self.frac_bits, 1 if self.limit_bits is None else self.limit_bits)
@@ -54,6 +59,8 @@ class Scheme:
             raise ArgumentError(f"relu must be one of {', '.join(RELU_MODES)}, got {self.relu!r}")
         if self.network not in NETWORKS:
             raise ArgumentError(f"network must be one of {', '.join(NETWORKS)}, got {self.network!r}")
+        if type(self.audited) is not int or not 1 <= self.audited <= MOST_AUDITED:
+            raise ArgumentError(f"audited is a whole number of calls, 1 to {MOST_AUDITED}, got {self.audited!r}")
         if self.limit_bits is not None and not 1 <= self.limit_bits <= 61 - 2 * self.frac_bits:
             raise ArgumentError(
                 f"activations below 2^{self.limit_bits} leave no room for weights beside 2 x {self.frac_bits} fraction "

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from ..choreography import Party
+from ..default import default_session
 from ..errors import ArgumentError, ShapeError
-from ..session import Session, default_session
+from ..session import Session
 from .on_meta import LARGEST
 from .secret import SecretTensor
 

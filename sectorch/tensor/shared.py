@@ -11,10 +11,11 @@ from torch.utils import _pytree as pytree
 from ..backend import MAX_SHIFT, Backend, Value
 from ..choreography import Party, Phase, leaf
 from ..choreography.located import compute
+from ..default import default_session
 from ..errors import ArgumentError, DtypeError, FixedPointRangeError, RangeExceededError, ShapeError
 from ..ring import check_encodable, decode, encode, range_limit
 from ..ring.scheme import Scheme as Scheme
-from ..session import Session, default_session
+from ..session import Session
 from ..shown import Facts
 from .secret import SecretTensor
 

@@ -22,10 +22,11 @@ from cryptography.exceptions import InvalidTag
 
 from .. import files
 from ..choreography import Party
+from ..default import default_session
 from ..errors import ArgumentError, CheckpointError
 from ..sealed.sealing import key_of, opened, sealed
 from ..sealed.tensors import read, written
-from ..session import Session, default_session
+from ..session import Session
 from .halves import Halves, joined
 
 _NAME = re.compile(r"(\d{12})\.state")

@@ -14,8 +14,9 @@ import torch
 from ..choreography.ledger import Observer, alone
 from ..choreography.program.nodes import uncollected
 from ..choreography.program.trace import Program, Tracing
+from ..default import default_session
 from ..nn.held import Held, Kept
-from ..session import Session, default_session
+from ..session import Session
 from ..tensor import SharedTensor
 from ..tensor.table import Context
 from .cells import Cell, Pool

@@ -13,11 +13,11 @@ import os
 
 import torch
 
-from ...errors import KeyAgreementError, UnsupportedDeviceError
+from ...errors import UnsupportedDeviceError
 from ..ledger import observers
 from ..net import Party, Phase
 from ..steps import Sent
-from ..streams import PairKey
+from ..streams import PairKey, PairKeys
 
 
 class LocalRuntime:
@@ -36,13 +36,10 @@ class LocalRuntime:
             )
         self.session = os.urandom(16)
         self.here = parties
-        self._keys: dict[frozenset[Party], PairKey] = {}
+        self.keys = PairKeys(self.session)
 
     def draw(self, pair: frozenset[Party], label: str, call: int, draw: int, count: int) -> torch.Tensor:
-        key = self._keys.get(pair)
-        if key is None:
-            raise KeyAgreementError(f"{sorted(p.name for p in pair)} hold no pair key yet: run the seed protocol first")
-        return key.words(label, call, draw, count).to(self.device)
+        return self.keys.words(pair, label, call, draw, count).to(self.device)
 
     def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor:
         for observer in observers():
@@ -50,13 +47,10 @@ class LocalRuntime:
         return value
 
     def install(self, pair: frozenset[Party], secret: torch.Tensor) -> None:
-        key = PairKey(bytes(secret.tolist()), self.session)
-        if not self._keys.setdefault(pair, key).same_secret(key):
-            raise KeyAgreementError(f"{sorted(p.name for p in pair)} did not agree on one key")
+        self.keys.install(pair, PairKey(bytes(secret.tolist()), self.session))
 
     def forget(self, call: int) -> None:
-        for key in tuple(self._keys.values()):
-            key.forget(call)
+        self.keys.forget(call)
 
     def computed(self, path: str, owners: frozenset[Party], phase: Phase, seconds: float) -> None:
         for observer in observers():
@@ -69,6 +63,7 @@ class DryRuntime:
     def __init__(self):
         self.session = os.urandom(16)
         self.here: frozenset[Party] = frozenset()
+        self.keys = PairKeys(self.session)
 
     def draw(self, pair, label, call, draw, count) -> torch.Tensor:
         return torch.empty(count, dtype=torch.int64, device="meta")

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import torch
 
-from ...errors import FrameError, KeyAgreementError
+from ...errors import FrameError
 from ..ledger import observers
 from ..net import Party, Phase
 from ..steps import Sent
-from ..streams import PairKey
+from ..streams import PairKey, PairKeys
 from .frames import Frame, Kind, parts_of
 
 
@@ -57,28 +57,24 @@ class PartyRuntime:
         self._wire = wire or session
         self._channels = channels
         self._alive = alive
-        self._keys: dict[frozenset[Party], PairKey] = {}
+        self.keys = PairKeys(session)
         self._sent = {party: itertools.count() for party in channels}
         self._received = {party: itertools.count() for party in channels}
 
     def draw(self, pair: frozenset[Party], label: str, call: int, draw: int, count: int) -> torch.Tensor:
-        key = self._keys.get(pair)
-        if key is None:
-            raise KeyAgreementError(f"{sorted(p.name for p in pair)} hold no pair key yet: run the seed protocol first")
-        return key.words(label, call, draw, count)
+        return self.keys.words(pair, label, call, draw, count)
 
     def install(self, pair: frozenset[Party], secret: torch.Tensor) -> None:
         if self.me in pair:
-            self._keys[pair] = PairKey(bytes(secret.tolist()), self.session)
+            self.keys.install(pair, PairKey(bytes(secret.tolist()), self.session))
 
     def forget(self, call: int) -> None:
         self._flush()
-        for key in self._keys.values():
-            key.forget(call)
+        self.keys.forget(call)
 
     def close(self) -> None:
         """Let go of the pair keys."""
-        self._keys.clear()
+        self.keys.clear()
 
     def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor:
         if self._alive is not None:

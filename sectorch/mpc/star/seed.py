@@ -41,6 +41,8 @@ class Identities:
     names: dict[str, str] = field(default_factory=lambda: {"Q": "Q", "A": "A"})
     key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate, repr=False)
     context: bytes = b""
+    public: bytes = b""
+    """The other's long-term key, once its signature was checked and it is trusted."""
 
     def trust(self, name: str, public: bytes) -> None:
         """Raise IdentityError unless `public` is the long-term key of `name`. Its signature has been checked."""
@@ -80,6 +82,7 @@ def _check(proof: bytes, session: bytes, role: str, who: Identities, public_q: b
             f"models, number formats or versions. Nothing was sent; ask the operator"
         ) from None
     who.trust(who.names[role], public)
+    who.public = public
 
 
 @protocol(

@@ -1,0 +1,100 @@
+"""What a dealer sends in a call, worked out by who has its streams; and what came from it.
+
+A dealer's messages are a function of the streams that it shares with the others: it brings nothing, and draws nothing of
+its own. So who has the keys of these streams, for one call, takes the dealer's part of the program, and sees what it
+has to send.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ...errors import ArgumentError
+from ..ledger import Observer, alone
+from ..net import Party, Phase
+from ..program.part import part_of
+from ..program.trace import Program
+from ..steps import Compute, Sent
+from ..streams import PairKeys
+
+DIGEST_BYTES = 32
+
+
+class Dealt(Observer):
+    """The digest of what a dealer sends ahead of a query, of each message in its place: SHA-256."""
+
+    def __init__(self, dealer: Party):
+        self._dealer = dealer
+        self._sum = hashlib.sha256()
+
+    def message(self, line: Sent, value: torch.Tensor) -> None:
+        if line.src != self._dealer or line.phase == Phase.ONLINE or value.is_meta:
+            return
+        about = repr((line.path, line.label, line.dst.name, tuple(line.shape), str(line.dtype))).encode()
+        self._sum.update(len(about).to_bytes(8, "big") + about)
+        self._sum.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+    def digest(self) -> bytes:
+        return self._sum.digest()
+
+
+class Rehearsal:
+    """The runtime of a dealer that sends nothing: `dealt` gives the digest of what it would send.
+
+    Args:
+        dealer: whose part is taken. session: its name. keys: of the dealer's pairs, as far as they are drawn from.
+        device: where tensors live.
+    """
+
+    def __init__(self, dealer: Party, session: bytes, keys: PairKeys, device: torch.device):
+        self.session, self.here, self.keys = session, frozenset((dealer,)), keys
+        self._dealer, self._device = dealer, device
+        self._dealt = Dealt(dealer)
+
+    def dealt(self, program: Program, call: int, settled: Mapping[Any, Any]) -> bytes:
+        """The digest of a call.
+
+        Args:
+            settled: the dealer's values of the setup.
+        """
+        self._dealt = Dealt(self._dealer)
+        with alone(Observer()):
+            part_of(program, self.here).prepare(self, call, settled, {})
+        return self._dealt.digest()
+
+    def draw(self, pair: frozenset[Party], label: str, call: int, draw: int, count: int) -> torch.Tensor:
+        return self.keys.words(pair, label, call, draw, count).to(self._device)
+
+    def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor:
+        self._dealt.message(line, value)
+        return value
+
+    def install(self, pair: frozenset[Party], secret: torch.Tensor) -> None:
+        raise ArgumentError("a program that is rehearsed agrees no keys")
+
+    def forget(self, call: int) -> None:
+        self.keys.forget(call)
+
+    def computed(self, path: str, owners: frozenset[Party], phase: Phase, seconds: float) -> None:
+        pass
+
+
+def check_rehearsed(program: Program, dealer: Party) -> None:
+    """Raise ArgumentError unless what the dealer sends ahead of the query is a function of its streams."""
+    who, ahead = dealer.name, "ahead of the query, so that nobody can recompute what it deals"
+    for node in (*program.setup, *program.call):
+        step = node.step
+        if isinstance(step, Compute) and step.random and dealer in step.owners:
+            raise ArgumentError(f"{who} draws randomness of its own in '{step.path}', which nobody can recompute")
+    brought = [i.name for i in program.inputs if i.party == dealer and i.phase != Phase.ONLINE]
+    if brought:
+        raise ArgumentError(f"{who} brings '{brought[0]}' {ahead}")
+    for m in program.messages:
+        if m.dst == dealer and m.phase != Phase.ONLINE:
+            raise ArgumentError(f"{who} is sent '{m.path}/{m.label}' {ahead}")
+        if m.src == dealer and m.phase == Phase.ONLINE and m.protocol != "share":
+            raise ArgumentError(f"{who} sends '{m.path}/{m.label}' after the query, which is no dealing")
