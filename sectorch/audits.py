@@ -29,51 +29,49 @@ if TYPE_CHECKING:
 
 
 class Audits:
-    """The audits of one session with one answering party.
+    """The audits of a session. `identities` are those of Q and each answering party, as they have proved them."""
 
-    Args:
-        party: that one. identities: Q's and its own, as they have proved them.
-    """
-
-    def __init__(self, session: Session, party: Party, identities: Identities):
+    def __init__(self, session: Session):
         self._session: Session = weakref.proxy(session)  # which has this one
-        self._A, self._Q, self._S = party, session.Q, session.S
-        self._identities = identities
-        self._setups: weakref.WeakKeyDictionary[Any, Setup] = weakref.WeakKeyDictionary()
+        self.identities: dict[Party, Identities] = {}
+        self.setups: weakref.WeakKeyDictionary[Any, Setup] = weakref.WeakKeyDictionary()
+        """Q's values of the setups, at who recomputes what it deals."""
+
+    def __repr__(self) -> str:
+        return "Audits(...)"
 
     def prepare(self, program: Program, inputs: Mapping[str, torch.Tensor], count: int) -> Material:
-        """The offline part of one of `count` calls that Q promises to deal, as `Session.prepare`; the others are looked at.
+        """The offline part of one of `count` calls that Q promises to deal; the others are looked at.
 
         Raises:
-            ArgumentError: a program of which nobody can recompute what Q deals.
+            ArgumentError: a program of which nobody can recompute what Q deals, or not Q deals, or not in this session.
             FalseDealingError: at A or S, Q has promised, or dealt, something else than the program says.
         """
         session = self._session
-        check_rehearsed(program, self._Q)
-        calls = tuple(session._number(self._A) for _ in range(count))
-        here = _Here(self, program, calls, session._setup_of(program).call)
-        with session.call(self._A) as net:
+        party = next((party for party in program.parties if party in self.identities), None)
+        if party is None or session.dealer != session.Q:
+            raise ArgumentError("dealing is audited where Q deals in secure inference, in a session that begins now")
+        check_rehearsed(program, session.Q)
+        calls = tuple(session.number(program) for _ in range(count))
+        here = _Here(session, program, party, calls)
+        with session.call(party) as net:
             chosen, promised = audit(net, count, here.promise, here.show, here.look)
         call = calls[chosen]
         session.runtime.keys.separate(call)
-        with Dealt(self._Q) if session.present(self._S) else nullcontext() as dealt:
+        with Dealt(session.Q) if session.present(session.S) else nullcontext() as dealt:
             material = session.prepared(program, inputs, call)
         if dealt is not None and dealt.digest() != _digest(promised, chosen):
-            raise FalseDealingError(f"{self._Q.name} has dealt something else in call {call} than it promised")
+            raise FalseDealingError(f"Q has dealt something else in call {call} than it promised")
         return material
 
 
 class _Here:
     """What whoever is in this process does in one audit."""
 
-    def __init__(self, audits: Audits, program: Program, calls: tuple[int, ...], setup: int | None):
-        if setup is None:
-            raise ArgumentError("a session that was taken up again deals nothing, and there is nothing to audit")
-        self._audits, self._program, self._calls, self._setup = audits, program, calls, setup
-        self._session = audits._session
-        self._keys = self._session.runtime.keys
-        self._with_A = frozenset((audits._Q, audits._A))
-        self._with_S = frozenset((audits._Q, audits._S))
+    def __init__(self, session: Session, program: Program, party: Party, calls: tuple[int, ...]):
+        self._session, self._program, self._calls = session, program, calls
+        self._identities, self._keys = session.audits.identities[party], session.runtime.keys
+        self._with_A, self._with_S = frozenset((session.Q, party)), frozenset((session.Q, session.S))
 
     def promise(self) -> torch.Tensor:
         """At Q: the digests of its calls, and a signature."""
@@ -85,7 +83,7 @@ class _Here:
             found.append(rehearsal.dealt(self._program, call, settled))
             rehearsal.forget(call)
         promise = self._promise(tuple(found))
-        return _tensor(b"".join(found) + self._audits._identities.key.sign(promise.statement()))
+        return _tensor(b"".join(found) + self._identities.key.sign(promise.statement()))
 
     def show(self, chosen: torch.Tensor) -> torch.Tensor:
         """At S: its streams with Q of the calls that are not used."""
@@ -100,8 +98,7 @@ class _Here:
         """
         digests = tuple(_digest(promised, i) for i in range(len(self._calls)))
         promise = self._promise(digests, bytes(promised[len(digests) * DIGEST_BYTES :].tolist()))
-        public = self._audits._identities.public
-        promise.check(public)
+        promise.check(self._identities.public)
         rehearsal, settled = self._rehearsal()
         for i, call in enumerate(self._calls):
             if i == int(chosen):
@@ -113,8 +110,8 @@ class _Here:
             found = rehearsal.dealt(self._program, call, settled)
             rehearsal.forget(call)
             if found != digests[i]:
-                said = f"{self._audits._Q.name} promised another dealing of call {call} than its streams give"
-                raise FalseDealingError(said, Evidence(promise, public, call, found, with_A, with_S))
+                said = f"Q promised another dealing of call {call} than its streams give"
+                raise FalseDealingError(said, Evidence(promise, self._identities.public, call, found, with_A, with_S))
         return torch.empty(0, dtype=torch.uint8)
 
     def _promise(self, digests: tuple[bytes, ...], signature: bytes = b"") -> Promise:
@@ -122,13 +119,13 @@ class _Here:
 
     def _rehearsal(self) -> tuple[Rehearsal, Mapping[Any, Any]]:
         """A dealer that sends nothing, and its values of the setup: it draws them from the streams of Q and A."""
-        session, dealer = self._session, self._audits._Q
+        session, before = self._session, self._program.before
         keys = PairKeys(session.runtime.session)
         keys.install(self._with_A, self._keys.of(self._with_A).again())
-        rehearsal = Rehearsal(dealer, session.runtime.session, keys, session.device)
-        setups, before = self._audits._setups, self._program.before
+        rehearsal = Rehearsal(session.Q, session.runtime.session, keys, session.device)
+        setups = session.audits.setups
         if before not in setups:
-            setups[before] = Setup(self._setup)
+            setups[before] = Setup(session.setup_number(self._program))
         return rehearsal, setups[before].values(part_of(self._program, rehearsal.here), rehearsal, {})
 
 

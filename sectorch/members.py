@@ -83,6 +83,25 @@ class Members:
         return list(dict.fromkeys(found))
 
 
+def members_of(
+    answering: int, dealer: str, owners: Sequence[str], roles: Roles, names: Mapping[str, str] | None
+) -> Members:
+    """Those whom a `Session` of these arguments has. Raises ArgumentError as it does."""
+    if answering < 1:
+        raise ArgumentError(f"a session needs at least one answering party, got {answering}")
+    if dealer not in ("Q", "D"):
+        raise ArgumentError(
+            f"the dealer is Q, or D, a party of its own, got {dealer!r}; A and S must not know the masks"
+        )
+    if roles is not STAR and (answering > 1 or dealer != "Q" or owners):
+        raise ArgumentError(f"answering, dealer and owners are for secure inference, and the roles are {roles}")
+    called = {name: name for name in roles.names} | dict(names or {})
+    different = set(called) == set(roles.names) and len(set(called.values())) == len(called)
+    if names and (roles is STAR or not different):
+        raise ArgumentError(f"names are of different parties in roles of one's own, got {names} for {roles}")
+    return Members(roles, answering_parties(answering), Q if dealer == "Q" else Party("D", "D"), owners, called)
+
+
 def answering_parties(count: int) -> tuple[Party, ...]:
     """The answering parties of a session, as it calls them."""
     return tuple(Party("A" if count == 1 else f"A{i + 1}", "A") for i in range(count))

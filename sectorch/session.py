@@ -26,7 +26,7 @@ from .choreography.roles import STAR, Cast, Roles
 from .choreography.run.local import DryRuntime, LocalRuntime
 from .errors import ArgumentError
 from .members import A as A
-from .members import Members, answering_parties
+from .members import Members, members_of
 from .members import Q as Q
 from .members import S as S
 from .mpc.plain import Plain
@@ -75,23 +75,9 @@ class Session:
         runtime: Runtime | None = None,
         device: torch.device | str = "cpu",
     ):
-        if answering < 1:
-            raise ArgumentError(f"a session needs at least one answering party, got {answering}")
-        if dealer not in ("Q", "D"):
-            raise ArgumentError(
-                f"the dealer is Q, or D, a party of its own, got {dealer!r}; A and S must not know the masks"
-            )
-        if roles is not STAR and (answering > 1 or dealer != "Q" or reference or owners):
-            raise ArgumentError(
-                f"answering, dealer, owners and reference are for secure inference, and the roles are {roles}"
-            )
-        called = {name: name for name in roles.names} | dict(names or {})
-        different = set(called) == set(roles.names) and len(set(called.values())) == len(called)
-        if names and (roles is STAR or not different):
-            raise ArgumentError(f"names are of different parties in roles of one's own, got {names} for {roles}")
-        self._begin(
-            Members(roles, answering_parties(answering), Q if dealer == "Q" else Party("D", "D"), owners, called)
-        )
+        if reference and roles is not STAR:
+            raise ArgumentError(f"a reference is for secure inference, and the roles are {roles}")
+        self._begin(members_of(answering, dealer, owners, roles, names))
         self.device = torch.device(device)
         self.reference = reference
         self.runtime = runtime or (DryRuntime() if dry else LocalRuntime(self.parties, self.device))
@@ -110,13 +96,12 @@ class Session:
         self.owners, self.parties = who.owners, who.parties
         if self.roles is STAR:
             self.Q, self.S = Q, S
-        self.agreement = Agreement(self)
+        self.agreement, self.audits = Agreement(self), Audits(self)
 
     def _open(self) -> None:
         """Nothing was asked yet."""
         self._setup = {party: self._net(party, Phase.SETUP) for party in self.members.casts}
         self._settled: WeakKeyDictionary[Tracing, Setup] = WeakKeyDictionary()
-        self._audits: dict[Party, Audits] = {}
         self._lock = threading.Lock()
         """Over `_settled`."""
 
@@ -130,9 +115,8 @@ class Session:
             edge_keys(self._setup[None])
         more = [*([self.dealer] if self.dealer != Q else []), *self.owners]
         for i, party in enumerate(self.answering):
-            identities = known(Q, party) or Identities()
-            seed(self._setup[party], first=i == 0, identities=identities)
-            self._audits[party] = Audits(self, party, identities)
+            self.audits.identities[party] = known(Q, party) or Identities()
+            seed(self._setup[party], first=i == 0, identities=self.audits.identities[party])
             for client in more:
                 cast = Cast(STAR, {"Q": client, "A": party, "S": S, "D": self.dealer})
                 net = Net(self.runtime, self._number(party), cast, Phase.SETUP)
@@ -273,8 +257,7 @@ class Session:
 
         Raises:
             ArgumentError, DtypeError, ShapeError: an input is missing, is no plain tensor, or of another shape or type
-                than in the program; or it is not what the setup, or the material, was made with.
-            ArgumentError: a program of parties that this session has not.
+                than in the program, or not what setup or material was made with; a program of other parties.
             MaterialError: the material was used, or is of another session, program or model.
             FalseDealingError: as from `prepare`.
         """
@@ -287,7 +270,7 @@ class Session:
         settled = setup.values(part, self.runtime, inputs)
         if material is not None:
             return part.resume(self.runtime, material, setup.call, settled, inputs)
-        number = self._number(_answering(program))
+        number = self.number(program)
         try:
             return part.call(self.runtime, number, settled, inputs)
         finally:
@@ -305,8 +288,8 @@ class Session:
         """
         self._part(program, inputs)
         if audited != 1:
-            return self._audits_of(program).prepare(program, inputs, audited)
-        return self.prepared(program, inputs, self._number(_answering(program)))
+            return self.audits.prepare(program, inputs, audited)
+        return self.prepared(program, inputs, self.number(program))
 
     def prepared(self, program: Program, inputs: Mapping[str, torch.Tensor], number: int) -> Material:
         """The offline part of a program in the call of this number."""
@@ -321,10 +304,16 @@ class Session:
     def check(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> None:
         """What whoever is here can check of its own inputs to a program's setup, before anything of it is sent.
 
-        Raises:
-            SectorchError: at the owner: a weight does not fit.
-        """
+        Raises SectorchError at the owner of a weight that does not fit."""
         self._setup_of(program).check(self._part(program, inputs), self.runtime, inputs)
+
+    def number(self, program: Program) -> int:
+        """Of the next call of a program."""
+        return self._number(_answering(program))
+
+    def setup_number(self, program: Program) -> int | None:
+        """What addresses the randomness of its setup; None in a session that was taken up again."""
+        return self._setup_of(program).call
 
     def _part(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> Part:
         if not isinstance(program, Program) or not isinstance(inputs, Mapping):
@@ -341,12 +330,6 @@ class Session:
             if program.before not in self._settled:
                 self._settled[program.before] = self._new_setup(_answering(program))
             return self._settled[program.before]
-
-    def _audits_of(self, program: Program) -> Audits:
-        found = self._audits.get(self._centre(_answering(program)))
-        if found is None or self.dealer != Q:
-            raise ArgumentError("dealing is audited where Q deals in secure inference, in a session that begins now")
-        return found
 
     def _new_setup(self, party: Party | None) -> Setup:
         return Setup(self._number(party))

@@ -251,6 +251,8 @@ class SecureModule(Inference):
         return self(inputs if inputs.in_shares else inputs.staying())
 
     def _staying(self, inputs: Inputs) -> Any:
+        if not self.session.reference:
+            self.scheme.check_trusting()
         program, learned = self._choreography(inputs), inputs.learned or 0
         given = [x for x in inputs.tensors if isinstance(x, SharedTensor)]
         for x in given if learned else ():  # what Q learns depends on what was in range before, too

@@ -43,9 +43,9 @@ class Scheme:
     named, which leaves the weights of one output a sum of 2^9 (`gain`), as A checks. Without range checks a limit that
     is named is taken for granted: comparisons look at no plane above it."""
     audited: int = 1
-    """Of how many calls that Q deals one is used: A and S draw which, and A recomputes what Q dealt in the others, before
-    anything is used. A Q that deals falsely is caught with a probability of 1 - 1/audited, with evidence that it has
-    signed. 1: Q is trusted to deal as it should. See docs/audited.md."""
+    """Of how many calls that Q promises to deal one is used: A and S draw which, and A recomputes the others before. A
+    Q that deals falsely is caught with a probability of 1 - 1/audited, with evidence that it has signed. 1: Q is
+    trusted to deal as it should. See docs/audited.md."""
 
     def __post_init__(self):
         bits = (self.frac_bits, 1 if self.limit_bits is None else self.limit_bits)
@@ -85,6 +85,14 @@ class Scheme:
     def gain(self) -> float:
         """What the weights of one output may sum to in magnitude: then no sum of products leaves the ring."""
         return 2.0 ** (61 - 2 * self.frac_bits - self.activation_bits) * 63 / 64
+
+    def check_trusting(self) -> None:
+        """Raise ArgumentError where Q is not trusted to deal, for what is not audited."""
+        if self.audited != 1:
+            raise ArgumentError(
+                "dealing is audited in whole calls of a secure module whose result Q learns; with tensors in shares, "
+                "operation by operation, in training and among several answering parties Q is trusted: audited=1"
+            )
 
     @property
     def fss(self) -> bool:

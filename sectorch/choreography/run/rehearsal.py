@@ -1,8 +1,8 @@
 """What a dealer sends in a call, worked out by who has its streams; and what came from it.
 
-A dealer's messages are a function of the streams that it shares with the others: it brings nothing, and draws nothing of
-its own. So who has the keys of these streams, for one call, takes the dealer's part of the program, and sees what it
-has to send.
+A dealer's messages are a function of the streams that it shares with the others: it brings nothing, and draws nothing
+of its own. So who has the keys of these streams, for one call, takes the dealer's part of the program, and sees what
+it has to send.
 """
 
 from __future__ import annotations

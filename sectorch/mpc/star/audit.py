@@ -86,7 +86,7 @@ class Evidence:
 ])  # fmt: skip
 def audit(
     net: Net, count: int, promise: Callable[[], torch.Tensor], show: Callable[[torch.Tensor], torch.Tensor],
-    look: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None],
+    look: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> tuple[int, torch.Tensor]:  # fmt: skip
     """Which of `count` calls is used, after A has looked at all others.
 

@@ -41,7 +41,7 @@ class Identities:
     names: dict[str, str] = field(default_factory=lambda: {"Q": "Q", "A": "A"})
     key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate, repr=False)
     context: bytes = b""
-    public: bytes = b""
+    public: bytes = field(default=b"", init=False)
     """The other's long-term key, once its signature was checked and it is trusted."""
 
     def trust(self, name: str, public: bytes) -> None:

@@ -62,6 +62,13 @@ def query(arguments: Sequence[str] | None = None) -> int:
         "--activation-limit", type=float, metavar="L", help="a power of two that inputs and activations are below; 4096"
     )
     p.add_argument("--no-range-check", action="store_true", help="trust model and inputs to stay below it")
+    p.add_argument(
+        "--audited",
+        type=int,
+        default=1,
+        metavar="N",
+        help="use one of N calls, and have what is dealt in others looked at",
+    )
     p.add_argument("--model-version", metavar="VERSION", help="ask this version of the model only; --json shows it")
     p.add_argument("--store", type=Path, help="folder for prepared material")
     add_patience(p)
@@ -86,7 +93,8 @@ def _query(options: argparse.Namespace, _: Console) -> None:
     if options.batch < 1:
         raise ArgumentError(f"--batch is at least 1, got {options.batch}")
     limit = None if options.activation_limit is None else limit_bits_of(options.activation_limit)
-    scheme = Scheme(network=options.network, range_check=not options.no_range_check, limit_bits=limit)
+    checked, audited = not options.no_range_check, options.audited
+    scheme = Scheme(network=options.network, range_check=checked, limit_bits=limit, audited=audited)
     given = None if options.inputs is None else read(options.inputs)
     if options.out is not None:
         writable(options.out.parent)

@@ -124,6 +124,10 @@ def answer(arguments: Sequence[str] | None = None) -> int:
     p.add_argument(
         "--answer-unchecked", action="store_true", help="answer questions that are asked with --no-range-check too"
     )
+    p.add_argument(
+        "--audited", type=int, default=1, metavar="N",
+        help="answer those only who use one of N or more calls that they deal, and have the others looked at",
+    )  # fmt: skip
     p.add_argument("--replica", action="store_true", help="others of this party answer too, with stores of their own")
     add_client(p)
     add_pins(p)
@@ -156,6 +160,7 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
         party = Answering(
             servers[0], credentials, description, weights, known, kept, patience, options.answer_unchecked,
             options.receipts, options.limits, model=first, replica=options.replica,
+            audited=options.audited,
         )  # fmt: skip
         for model, path in others:
             party.offer(*read_model(path), model)

@@ -33,6 +33,7 @@ from typing import Any
 import torch
 
 from ...errors import ArgumentError, RefusedError
+from ...ring.scheme import MOST_AUDITED
 from ..commands import arrays
 from .file import Federated, in_file, only, short
 from .own import Own
@@ -45,7 +46,7 @@ _COMMON = ("parties", "from", "runs")
 _KEYS = {
     "program": ("program", "source", "traced", "inputs", *_COMMON),
     "paper": ("paper", "settings", "most", "own", *_COMMON),
-    "model": ("model", "clients", "unchecked"),
+    "model": ("model", "clients", "unchecked", "audited"),
 }
 
 
@@ -71,6 +72,7 @@ class Accepted:
     most: Mapping[str, float] = field(default_factory=dict)
     own: tuple[str, ...] = ()
     unchecked: bool = False
+    audited: int = 1
 
     @property
     def key(self) -> str:
@@ -229,7 +231,11 @@ def _accepted(said: Mapping[str, Any], own: Own, federated: Federated) -> Accept
         unchecked = said.get("unchecked", False)
         if type(unchecked) is not bool:
             raise ArgumentError(f"unchecked in [[accept]] is true or false, got {short(unchecked)}")
-        return Accepted(kind, what, starters=_names(said, "clients", federated), unchecked=unchecked)
+        audited = said.get("audited", 1)
+        if type(audited) is not int or not 1 <= audited <= MOST_AUDITED:
+            raise ArgumentError(f"audited in [[accept]] is 1 to {MOST_AUDITED} calls, got {short(audited)}")
+        clients = _names(said, "clients", federated)
+        return Accepted(kind, what, starters=clients, unchecked=unchecked, audited=audited)
     if kind == "paper":
         command_of(what)
     digest, traced = said.get("source" if kind == "program" else "settings"), said.get("traced", "")

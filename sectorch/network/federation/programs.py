@@ -311,13 +311,13 @@ class _Noted(Session):
         self._rehearsal = rehearsal
         super().__init__(roles=roles, names=names, dry=True)
 
-    def run(self, program: Program, inputs: Mapping[str, torch.Tensor], material: Any = None) -> Any:
+    def run(self, program: Program, inputs: Mapping[str, torch.Tensor], material: Any = None, audited: int = 1) -> Any:
         self._rehearsal.steps.append(program.digest)
         for node in program.nodes:
             if isinstance(node.step, Read):
                 by = ", ".join(sorted(self._rehearsal.name_of(party) for party in node.step.owners))
                 self._rehearsal.reads.append(f"{by} reads a result")
-        return super().run(program, inputs, material)
+        return super().run(program, inputs, material, audited)
 
 
 def check_edges(federated: Federated, roles: Roles, cast: Mapping[Party, str]) -> None:

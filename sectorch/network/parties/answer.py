@@ -14,12 +14,12 @@ import torch
 from ...choreography.program.together import Taking
 from ...errors import (
     ArgumentError,
+    FalseDealingError,
     FrameError,
     IdentityError,
     MaterialError,
     NetworkError,
     PeerLostError,
-    RefusedError,
 )
 from ...session import A, S
 from ..identity.certificates import Credentials
@@ -33,6 +33,7 @@ from ..store.store import Store
 from ..wire.channel import Channel, again
 from ..wire.link import Link
 from ..wire.turns import Turns
+from .admission import Admission
 from .client import Connection, no_identity
 from .joint import Joining, Joint
 from .offers import Offer, Offers
@@ -50,7 +51,7 @@ class Answering:
     Args:
         pins: the clients that are known; the file in the user's settings unless given.
         store: where prepared material is kept; a temporary one unless given.
-        unchecked: whether questions with range_check=False are answered too.
+        unchecked, audited: as of `Admission`, which keeps evidence in a lasting store's folder.
         receipts: a file in which each query is signed for before it is answered.
         limits: a file of what each client may ask (`limits.file`).
         model: the name of this model after the party's own and a slash; without it, it has the party's own. Others are
@@ -77,6 +78,7 @@ class Answering:
         *,
         model: str = "",
         replica: bool = False,
+        audited: int = 1,
     ):
         if credentials.identity is None:
             raise no_identity(credentials.name)
@@ -86,8 +88,8 @@ class Answering:
         self._worker, self._label = 0, ""
         self._everywhere = [self]
         self._pins = pins or Pins()
-        self._unchecked = unchecked
         self.store = store or Store()
+        self._admission = Admission(unchecked, audited, self.store.folder if self.store.lasting else None)
         self.store.evicted = self._evicted
         if replica and not self.store.lasting:
             raise ArgumentError("a replica has a store of its own (--store FOLDER), by which the server knows it again")
@@ -271,6 +273,7 @@ class Answering:
             offer = self._offers.find(request.get("model"), request.get("edition"))
             self._offers.rest(channel, offer)
             party = self._party(session, channel, request, offer)
+            self._admission.check_key(party.who["client"], party.who["key"])
             if self._quotas is not None:
                 who = party.who
                 self._quotas.session(who["client"], who["key"], [who["model"]])
@@ -286,6 +289,8 @@ class Answering:
                 self._offers.rest(channel, offer)
         except Exception as error:
             said = reason(error, f"'{self.connection.name}'")
+            if party is not None and isinstance(error, FalseDealingError) and error.evidence is not None:
+                self._admission.ban(party.who["client"], party.who["key"], party.who["model"], error.evidence)
             # Whom the pins refuse, and the command that pins it, is for this party's own user.
             own = error if isinstance(error, IdentityError) else in_full(error)
             write(log, "session ended", client=readable(str(request.get("for")), LONGEST), why=own)
@@ -317,8 +322,7 @@ class Answering:
         place, of, resume = request.get("place", 0), request.get("of", 1), request.get("resume")
         if type(place) is not int or type(of) is not int or not 0 <= place < of:
             raise MaterialError("a place among the answering parties that does not exist")
-        if not (self._unchecked or scheme.range_check):
-            raise RefusedError(f"'{self.connection.name}' answers with range checks only: leave range_check=False out")
+        self._admission.check(self.connection.name, scheme, of)
         names = {"Q": client, "A": offer.name}
         agreed = context(offer.description, offer.edition, scheme, place, of)
         identities = PinnedIdentities(names, self.connection.identity, agreed, self._pins)

@@ -30,6 +30,7 @@ def answer(
     receipts: str | Path | None = None,
     limits: str | Path | None = None,
     replica: bool = False,
+    audited: int = 1,
 ) -> Answering:
     """Answer queries with `model`.
 
@@ -37,7 +38,7 @@ def answer(
         model: in evaluation mode: whatever `sectorch.secure` takes, or what torch.export made of it.
         inputs: what it is called with; see `save_model`.
         name: the certificate's common name, which is the default.
-        pins, store, unchecked, receipts, limits, replica: see `Answering`.
+        pins, store, unchecked, receipts, limits, replica, audited: see `Answering`.
         patience: seconds without a word after which a party counts as hanging; 60 unless named.
 
     Raises:
@@ -48,7 +49,18 @@ def answer(
     name = name_of(name or credentials.name, "an answering party's name")  # before a recording, which takes its time
     description, weights = describe(model, inputs)
     running = Answering(
-        address, credentials, description, weights, pins, store, patience, unchecked, receipts, limits, replica=replica
+        address,
+        credentials,
+        description,
+        weights,
+        pins,
+        store,
+        patience,
+        unchecked,
+        receipts,
+        limits,
+        replica=replica,
+        audited=audited,
     )
     try:
         running.register(name)

@@ -265,11 +265,13 @@ class Connection:
             scheme, old: see `model`; of every one of them.
 
         Raises:
-            ArgumentError, RefusedError: as from `model`.
+            ArgumentError, RefusedError: as from `model`; dealing that is to be audited.
             UnknownModelError: one is not connected.
             ShapeError: they take different kinds of input.
         """
-        return RemoteGroup(self, names, _answerable(named_scheme("aggregate", scheme, old)))
+        scheme = _answerable(named_scheme("aggregate", scheme, old))
+        scheme.check_trusting()
+        return RemoteGroup(self, names, scheme)
 
 
 def no_identity(name: str) -> IdentityError:

@@ -9,6 +9,7 @@ import threading
 import time
 
 from ...errors import (
+    FalseDealingError,
     FixedPointRangeError,
     FrameError,
     KeyAgreementError,
@@ -31,7 +32,7 @@ ENDING = 5.0
 
 def scheme_in(scheme: Scheme) -> dict:
     """A number representation as a part of a request; `scheme_of` reads it."""
-    kept = ("frac_bits", "network", "limit_bits", "range_check")
+    kept = ("frac_bits", "network", "limit_bits", "range_check", "audited")
     return {name: getattr(scheme, name) for name in kept}
 
 
@@ -43,10 +44,10 @@ def scheme_of(request: dict) -> Scheme:
     """
     try:
         frac_bits, limit_bits = request.get("frac_bits", 20), request.get("limit_bits")
-        check = request.get("range_check", True)
+        check, audited = request.get("range_check", True), request.get("audited", 1)
         if type(frac_bits) is not int or type(limit_bits) not in (int, type(None)) or type(check) is not bool:
             raise FrameError("a scheme of wrong types")
-        return Scheme(frac_bits, "exact", str(request.get("network", "lan")), check, limit_bits)
+        return Scheme(frac_bits, "exact", str(request.get("network", "lan")), check, limit_bits, audited)
     except NetworkError:
         raise
     except SectorchError as error:
@@ -81,6 +82,10 @@ def in_full(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
+_TOLD = (NetworkError, MaterialError, KeyAgreementError, FalseDealingError, ReceiptError, QuotaFileError)
+"""Whose text the others are told."""
+
+
 def reason(error: BaseException, who: str) -> str:
     """What the other parties are told of an error: its type, and the text of our own kinds, which hold no secret.
 
@@ -91,7 +96,7 @@ def reason(error: BaseException, who: str) -> str:
         return "AbortedError: stopped by its user"
     if isinstance(error, FixedPointRangeError):
         return f"RefusedError: {UNFIT}"
-    known = isinstance(error, (NetworkError, MaterialError, KeyAgreementError, ReceiptError, QuotaFileError))
+    known = isinstance(error, _TOLD)
     said = getattr(error, "told", None) or error
     if isinstance(error, (StoreFullError, ReceiptError, QuotaFileError)):
         said = f"at {who}: {error}"

@@ -245,7 +245,7 @@ class PartySession:
         """
         if request.get("do") != "predict" or request.get("use") or request.get("after") is not None:
             return None
-        if not self.fresh or self.grouped:
+        if not self.fresh or self.grouped or self._scheme.audited != 1:
             return None
         inputs, (module,) = self.asked(request).meta(), self._modules
         if inputs.in_shares or inputs.key not in module._checked or len(self.pieces(inputs)) > 1:
