@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 import torch
 
-from .choreography import Party
+from .choreography import Net, Party, Runtime
 from .choreography.program.material import Material
 from .choreography.program.part import part_of
 from .choreography.program.setup import Setup
@@ -24,8 +24,28 @@ from .errors import ArgumentError, FalseDealingError
 from .mpc.star.audit import Evidence, Promise, audit
 from .mpc.star.seed import Identities
 
-if TYPE_CHECKING:
-    from .session import Session
+
+class Session(Protocol):
+    """What an audit needs of the session that it is in (`session.Session`)."""
+
+    Q: Party
+    S: Party
+    dealer: Party
+    device: torch.device
+    runtime: Runtime
+
+    @property
+    def audits(self) -> Audits: ...
+
+    def number(self, program: Program) -> int: ...
+
+    def setup_number(self, program: Program) -> int | None: ...
+
+    def prepared(self, program: Program, inputs: Mapping[str, torch.Tensor], number: int) -> Material: ...
+
+    def present(self, party: Party) -> bool: ...
+
+    def call(self, party: Party) -> AbstractContextManager[Net]: ...
 
 
 class Audits:
@@ -126,7 +146,7 @@ class _Here:
         setups = session.audits.setups
         if before not in setups:
             setups[before] = Setup(session.setup_number(self._program))
-        return rehearsal, setups[before].values(part_of(self._program, rehearsal.here), rehearsal, {})
+        return rehearsal, setups[before].values(part_of(self._program, frozenset((session.Q,))), rehearsal, {})
 
 
 def _digest(promised: torch.Tensor, number: int) -> bytes:

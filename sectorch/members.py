@@ -84,7 +84,7 @@ class Members:
 
 
 def members_of(
-    answering: int, dealer: str, owners: Sequence[str], roles: Roles, names: Mapping[str, str] | None
+    answering: int, dealer: str, owners: Sequence[str], roles: Roles, names: Mapping[str, str] | None, reference: bool
 ) -> Members:
     """Those whom a `Session` of these arguments has. Raises ArgumentError as it does."""
     if answering < 1:
@@ -93,8 +93,10 @@ def members_of(
         raise ArgumentError(
             f"the dealer is Q, or D, a party of its own, got {dealer!r}; A and S must not know the masks"
         )
-    if roles is not STAR and (answering > 1 or dealer != "Q" or owners):
-        raise ArgumentError(f"answering, dealer and owners are for secure inference, and the roles are {roles}")
+    if roles is not STAR and (answering > 1 or dealer != "Q" or reference or owners):
+        raise ArgumentError(
+            f"answering, dealer, owners and reference are for secure inference, and the roles are {roles}"
+        )
     called = {name: name for name in roles.names} | dict(names or {})
     different = set(called) == set(roles.names) and len(set(called.values())) == len(called)
     if names and (roles is STAR or not different):

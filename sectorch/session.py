@@ -75,9 +75,7 @@ class Session:
         runtime: Runtime | None = None,
         device: torch.device | str = "cpu",
     ):
-        if reference and roles is not STAR:
-            raise ArgumentError(f"a reference is for secure inference, and the roles are {roles}")
-        self._begin(members_of(answering, dealer, owners, roles, names))
+        self._begin(members_of(answering, dealer, owners, roles, names, reference))
         self.device = torch.device(device)
         self.reference = reference
         self.runtime = runtime or (DryRuntime() if dry else LocalRuntime(self.parties, self.device))

@@ -273,7 +273,7 @@ def test_draws_of_int32_use_half_the_words():
 
 def test_all_keys_of_a_session_differ():
     session = Session(3)
-    secrets = [key._secret for key in session.runtime._keys.values()]
+    secrets = [key._secret for key in session.runtime.keys._keys.values()]
     # Q-S once, and Q-A and S-A for each answering party.
     assert len(secrets) == len(set(secrets)) == 7
     assert case_session(CASES[0]).runtime.session != session.runtime.session

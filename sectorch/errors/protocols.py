@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .base import SectorchError
 
 
@@ -114,6 +116,6 @@ class FalseDealingError(SectorchError, RuntimeError):
         evidence, and answer it no more. If nobody cheats, please report it.
     """
 
-    def __init__(self, text: str, evidence: object = None):
+    def __init__(self, text: str, evidence: Any = None):
         super().__init__(text)
         self.evidence = evidence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -73,7 +74,9 @@ class SecureModule(Inference):
     ):  # fmt: skip
         super().__init__()
         party = session.answering_party(party)
+        named, scheme = scheme, replace(scheme, audited=1)
         self.session, self.party, self.scheme = session, party, scheme
+        self.named = scheme if session.reference else named  # with its audits, of which tensors know nothing
         self._lock = threading.Lock()  # over what the module keeps of calls: several threads may call it
         self.__dict__["_served"] = model if isinstance(model, Served) else None
         if isinstance(model, Served):
@@ -108,12 +111,12 @@ class SecureModule(Inference):
 
     def over(self, module: nn.Module) -> SecureModule:
         """Another module made of this one's plain model, of the same session, answering party and scheme."""
-        return SecureModule(module, self.session, self.party, self.scheme, self._chunk, dtype=self.dtype)
+        return SecureModule(module, self.session, self.party, self.named, self._chunk, dtype=self.dtype)
 
     def extra_repr(self) -> str:
         alone = self.traces.alone
         how = "" if alone is None else f"operation by operation, since {alone}; "
-        return f"{how}model at {self.party}, {self.scheme}"
+        return f"{how}model at {self.party}, {self.named}"
 
     def bind(self, session: Session, party: Party) -> tuple[nn.Module, Weights]:
         """The module with its weights private to a party of a session, and what its programs' names stand for there."""
@@ -173,7 +176,7 @@ class SecureModule(Inference):
             )
         held = 0
         for piece in self.pieces(inputs):
-            material = self.session.prepare(self.choreography(piece), self._brought(piece), self.scheme.audited)
+            material = self.session.prepare(self.choreography(piece), self._brought(piece), self.named.audited)
             held += material.bytes
             self.ahead.keep(piece, material)
         return held
@@ -223,13 +226,15 @@ class SecureModule(Inference):
     def _predict(self, inputs: Inputs) -> Any:
         program = self._choreography(inputs)
         if program is None:
+            self.named.check_trusting()
             with self.session.call(self.party):
                 return revealed(self._run(self._shared(inputs)))
         with placed():
-            return self.session.run(program, self._brought(inputs), self.ahead.take(inputs), self.scheme.audited)
+            return self.session.run(program, self._brought(inputs), self.ahead.take(inputs), self.named.audited)
 
     def share(self, x: torch.Tensor | Inputs) -> Inputs:
         """The module's inputs in shares."""
+        self.named.check_trusting()
         return self._shared(Inputs.of(x)).known()
 
     def _shared(self, inputs: Inputs) -> Inputs:
@@ -251,8 +256,7 @@ class SecureModule(Inference):
         return self(inputs if inputs.in_shares else inputs.staying())
 
     def _staying(self, inputs: Inputs) -> Any:
-        if not self.session.reference:
-            self.scheme.check_trusting()
+        self.named.check_trusting()
         program, learned = self._choreography(inputs), inputs.learned or 0
         given = [x for x in inputs.tensors if isinstance(x, SharedTensor)]
         for x in given if learned else ():  # what Q learns depends on what was in range before, too
@@ -262,7 +266,7 @@ class SecureModule(Inference):
                 leaves, spec = pytree.tree_flatten(self._run(self._shared(inputs)))
                 return unwrapped(pytree.tree_unflatten(opened(leaves, learned), spec))
         with placed():
-            found = self.session.run(program, self._brought(inputs), self.ahead.take(inputs), self.scheme.audited)
+            found = self.session.run(program, self._brought(inputs), self.ahead.take(inputs), self.named.audited)
         return unwrapped(as_shared(found, given, self.session, self.party, self.scheme))
 
     def _check_inputs(self, inputs: Inputs) -> Inputs:

@@ -42,8 +42,7 @@ class SharedTensor(SecretTensor):
         cls, shares: Value, scale_bits: int, session: Session, party: Party, scheme: Scheme, dtype,
         bound: float | None = None,
     ):  # fmt: skip
-        if session.runtime.here and not session.reference:
-            scheme.check_trusting()
+        scheme.check_trusting()
         self = torch.Tensor._make_wrapper_subclass(cls, shares.shape, dtype=dtype, device=session.device)
         self.shares = shares
         self.scale_bits = scale_bits

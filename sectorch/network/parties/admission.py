@@ -49,8 +49,8 @@ class Admission:
             raise RefusedError(f"what Q deals for several answering parties is not audited, and '{who}' is asked alone")
         if scheme.audited < self._audited:
             raise RefusedError(
-                f"'{who}' answers those only whose dealing it can look at: ask with Scheme(audited={self._audited}), or "
-                f"--audited {self._audited}"
+                f"'{who}' answers those only whose dealing it can look at: ask with Scheme(audited={self._audited}), "
+                f"or --audited {self._audited}"
             )
 
     def check_key(self, client: str, key: str) -> None:

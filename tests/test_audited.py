@@ -1,0 +1,379 @@
+"""Audited dealing: the same bits, a Q that deals falsely is caught as often as is stated, and nothing else is computed.
+
+What Q can falsify is what it sends: its messages to S ahead of the query, and what it promises of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from contextlib import contextmanager
+
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch import nn
+
+import sectorch
+from sectorch.audits import _Here
+from sectorch.choreography import Phase
+from sectorch.choreography.ledger import Cost, Transcript
+from sectorch.choreography.run.local import LocalRuntime
+from sectorch.choreography.run.rehearsal import Rehearsal
+from sectorch.errors import ArgumentError, FalseDealingError, MaterialError, SectorchError
+from sectorch.mpc.star.audit import Promise
+from sectorch.ring.scheme import MOST_AUDITED, Scheme
+from sectorch.session import Session
+
+
+class Attended(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(6), nn.MultiheadAttention(6, 2, batch_first=True)
+
+    def forward(self, x):
+        x = self.norm(x)
+        return nn.functional.gelu(self.attention(x, x, x, need_weights=False)[0])
+
+
+torch.manual_seed(0)
+ZOO = {
+    "convolution": (
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)),
+        torch.randn(2, 1, 6, 6),
+    ),
+    "attention": (Attended(), torch.randn(1, 3, 6)),
+    "signs": (nn.Sequential(nn.Linear(3, 4), nn.Hardtanh(), nn.Linear(4, 2), nn.Softmax(-1)), torch.randn(2, 3)),
+}
+for model, _ in ZOO.values():
+    model.eval()
+
+TINY = nn.Sequential(nn.Linear(2, 2), nn.ReLU()).eval(), torch.randn(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [*((name, Scheme(audited=2)) for name in ZOO), ("convolution", Scheme(audited=3, network="wan"))],
+)
+def test_an_audited_call_gives_the_bits_of_the_reference(name, scheme):
+    model, x = ZOO[name]
+    secure = sectorch.secure(model, scheme, session=Session())
+    plain = sectorch.reference(model, dataclasses.replace(scheme, audited=1))(x)
+    assert torch.equal(secure(x), plain)
+    secure.preprocess(len(x))
+    assert torch.equal(secure(x), plain) and torch.equal(secure(x[:1]), plain[:1])
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_what_an_audit_costs_in_bytes(count):
+    model, x = ZOO["convolution"]
+    costs = []
+    for scheme in (Scheme(), Scheme(audited=count)):
+        secure = sectorch.secure(model, scheme, session=Session())
+        secure(x)
+        with Cost() as cost:
+            secure(x)
+        costs.append((cost.online_bytes, cost.offline_bytes))
+    (online, offline), (online_audited, offline_audited) = costs
+    assert online_audited == online
+    # Promised to S and on to A: 32 bytes a call and a signature; shown: 32 a call; chosen: a word.
+    assert offline_audited - offline == 2 * (32 * count + 64) + 32 * count + 8
+
+
+# A Q that cheats.
+
+
+@contextmanager
+def cheating(change: Callable[[int, torch.Tensor], torch.Tensor], promising: set[int], dealing: set[int] | None = None):
+    """Q falsifies its messages of some calls: those of `promising` where it promises, of `dealing` where it deals.
+
+    Args:
+        change: of the message's number in its call, and its content; a copy.
+    """
+    dealing = promising if dealing is None else dealing
+    at: dict[tuple[bool, int], int] = {}
+
+    def falsified(line, value, promise: bool):
+        calls = promising if promise else dealing
+        if line.src.role != "Q" or line.phase != Phase.OFFLINE or line.path == "audit" or line.call not in calls:
+            return value
+        number = at.setdefault((promise, line.call), 0)
+        at[promise, line.call] += 1
+        return change(number, value.clone())
+
+    dealt, promised = LocalRuntime.transfer, [False]
+
+    def promise(self):
+        promised[0] = True
+        try:
+            return own(self)
+        finally:
+            promised[0] = False
+
+    own, rehearsed = _Here.promise, Rehearsal.transfer
+    patch = pytest.MonkeyPatch()
+    patch.setattr(_Here, "promise", promise)
+    patch.setattr(
+        Rehearsal, "transfer",
+        lambda self, line, value: rehearsed(self, line, falsified(line, value, True) if promised[0] else value),
+    )  # fmt: skip
+    patch.setattr(LocalRuntime, "transfer", lambda self, line, value: dealt(self, line, falsified(line, value, False)))
+    try:
+        yield
+    finally:
+        patch.undo()
+
+
+def flipped(bit: int, where: int, message: int) -> Callable[[int, torch.Tensor], torch.Tensor]:
+    def change(number, value):
+        if number == message:
+            flat = value.view(-1).view(torch.uint8)
+            flat[where % len(flat)] ^= 1 << bit
+        return value
+
+    return change
+
+
+def every(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[int, torch.Tensor], torch.Tensor]:
+    return lambda number, value: change(value)
+
+
+def messages_of(model: nn.Module, x: torch.Tensor, scheme: Scheme) -> list[tuple[str, int]]:
+    """What Q deals in a call: labels and bytes."""
+    program = sectorch.secure(model, scheme, session=Session()).choreography(x)
+    return [
+        (f"{m.protocol}/{m.label}", m.bytes) for m in program.messages if m.src.role == "Q" and m.phase == Phase.OFFLINE
+    ]
+
+
+def next_calls(session: Session, count: int) -> range:
+    """The numbers of the calls of the next audit."""
+    first = session._number(None) + 1
+    return range(first, first + count)
+
+
+@pytest.mark.parametrize("network", ["lan", "wan"])
+def test_each_message_that_is_dealt_otherwise_than_promised_is_noticed(network):
+    """One bit of any message, at its beginning, in the middle and at its end: S has the digest."""
+    scheme = Scheme(audited=2, network=network)
+    model, x = ZOO["convolution"]
+    dealt = messages_of(model, x, Scheme(network=network))
+    assert {"lan": {"linear/c_S", "deal/v_S", "deal_bits/v_S"}, "wan": {"linear/c_S", "deal_key/seeds"}}[network] <= {
+        name for name, _ in dealt
+    }
+    session = Session()
+    secure = sectorch.secure(model, scheme, session=session)
+    kinds = {name: number for number, (name, size) in enumerate(dealt) if size}
+    for number in kinds.values():
+        for bit, where in ((0, 0), (7, dealt[number][1] // 2), (6, dealt[number][1] - 1)):
+            calls = set(next_calls(session, 2))
+            with cheating(flipped(bit, where, number), set(), calls), pytest.raises(FalseDealingError, match="dealt"):
+                secure(x)
+    assert torch.equal(secure(x), sectorch.reference(model, Scheme(network=network))(x)), "an honest Q goes on"
+
+
+DESIGNED = {
+    "a low bit": every(lambda v: v ^ 1),
+    "2^63, which a product with an even number hides": every(lambda v: v ^ torch.iinfo(v.dtype).min),
+    "one number": every(lambda v: torch.full_like(v, 77)),
+    "zeros": every(torch.zeros_like),
+    "complements": every(torch.bitwise_not),
+    "rows in another order": every(lambda v: v.flip(0) if v.dim() and len(v) > 1 else v + 1),
+    "one element": flipped(0, 0, 3),
+    "the last element": flipped(3, -1, 0),
+    "the first message": lambda number, v: v + 1 if number == 0 else v,
+    "scaled": every(lambda v: v * 3 + 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", DESIGNED)
+def test_a_false_promise_is_found_unless_its_call_is_the_one_that_is_used(how):
+    """Q promises the false dealing of one call, and deals so: caught if and only if another call is used."""
+    model, x = TINY
+    session = Session()
+    secure = sectorch.secure(model, Scheme(audited=3), session=session)
+    found = 0
+    for _ in range(6):
+        calls = next_calls(session, 3)
+        with cheating(DESIGNED[how], {calls[1]}), Transcript() as seen:
+            try:
+                secure(x)
+                caught = None
+            except FalseDealingError as error:
+                caught = error
+        (chosen,) = [int(value) for line, value in seen.lines if (line.path, line.label) == ("audit", "chosen")] or [-1]
+        used = {line.call for line, _ in seen.lines if line.path != "audit" and line.phase != Phase.SETUP}
+        if caught is None:
+            assert chosen == 1 and used == {calls[1]}
+        else:
+            found += 1
+            assert caught.evidence.call == calls[1] and not used, "nothing was dealt, sent or revealed"
+            caught.evidence.promise.check(caught.evidence.public)
+            assert str(calls[1]) in str(caught) and "Evidence(" in repr(caught.evidence)
+            assert caught.evidence.with_A.hex() not in repr(caught.evidence)
+    assert found
+
+
+def trials(count: int, of: int) -> int:
+    """How often a Q that promises one false dealing is caught."""
+    model, x = TINY
+    session, caught = Session(), 0
+    secure = sectorch.secure(model, Scheme(audited=of), session=session)
+    secure(x)
+    for number in range(count):
+        calls = next_calls(session, of)
+        with cheating(every(lambda v: v ^ 1), {calls[number % of]}):
+            try:
+                secure(x)
+            except FalseDealingError:
+                caught += 1
+    return caught
+
+
+def unlikely(caught: int, count: int, p: float) -> float:
+    """The probability of a count as far from its mean, or farther, on its side: an exact binomial tail, twice."""
+    tail = range(caught, count + 1) if caught >= count * p else range(caught + 1)
+    return 2 * sum(math.comb(count, k) * p**k * (1 - p) ** (count - k) for k in tail)
+
+
+@pytest.mark.parametrize("of", [2, 4])
+def test_cheating_is_caught_as_often_as_is_stated(of):
+    caught = trials(60, of)
+    assert unlikely(caught, 60, 1 - 1 / of) > 1e-6
+
+
+@pytest.mark.sectorch_long
+@pytest.mark.parametrize("of", [2, 4, 10])
+def test_cheating_is_caught_as_often_as_is_stated_in_a_thousand_trials(of):
+    caught = trials(1000, of)
+    print(f"one of {of} used: caught {caught} of 1000, stated {1 - 1 / of:.3f}")
+    assert unlikely(caught, 1000, 1 - 1 / of) > 1e-6
+
+
+@pytest.mark.sectorch_long
+def test_a_thousand_falsifications_at_random_are_all_noticed():
+    """A random bit of a random message of both calls, promised and dealt alike: one of the two is looked at."""
+    model, x = ZOO["convolution"]
+    dealt = [(number, size) for number, (_, size) in enumerate(messages_of(model, x, Scheme())) if size]
+    session = Session()
+    secure = sectorch.secure(model, Scheme(audited=2), session=session)
+    pick = torch.Generator().manual_seed(0)
+    draw = lambda n: int(torch.randint(n, (1,), generator=pick))
+    for _ in range(1000):
+        number, size = dealt[draw(len(dealt))]
+        with cheating(flipped(draw(8), draw(size), number), set(next_calls(session, 2))):
+            with pytest.raises(FalseDealingError):
+                secure(x)
+
+
+def test_nobody_but_a_and_s_can_know_which_call_is_used():
+    """The number comes of k_SA, and Q is told after it has promised."""
+    model, x = TINY
+    secure = sectorch.secure(model, Scheme(audited=4), session=Session())
+    with Transcript() as seen:
+        for _ in range(24):
+            secure(x)
+    labels = [line.label for line, _ in seen.lines if line.path == "audit"]
+    assert labels == 24 * labels[:4] and labels.index("promised") < labels.index("chosen")
+    chosen = [int(value) for line, value in seen.lines if line.label == "chosen"]
+    assert set(chosen) == {0, 1, 2, 3}
+
+
+def test_the_streams_of_the_call_that_is_used_are_shown_to_nobody():
+    model, x = TINY
+    session = Session()
+    secure = sectorch.secure(model, Scheme(audited=3), session=session)
+    key = session.runtime.keys.of(frozenset((session.Q, session.S)))
+    for _ in range(5):
+        calls = next_calls(session, 3)
+        with Transcript() as seen:
+            secure(x)
+        by = {line.label: value for line, value in seen.lines if line.path == "audit"}
+        (used,) = {line.call for line, _ in seen.lines if line.path != "audit" and line.phase != Phase.SETUP}
+        assert used == calls[int(by["chosen"])]
+        for place, call in enumerate(calls):
+            shown = bytes(by["shown"][32 * place : 32 * place + 32].tolist())
+            assert shown == (bytes(32) if call == used else key.of_call(call))
+        (dst,) = {line.dst.role for line, _ in seen.lines if line.label == "shown"}
+        assert dst == "A"
+
+
+def test_a_call_of_its_own_key_draws_what_no_other_does():
+    """With keys of its own, a call's streams say nothing of others: HKDF of the pair's secret, by the call's number."""
+    session = Session()
+    pair = frozenset((session.Q, session.S))
+    keys = session.runtime.keys
+    secrets = {keys.of(pair).of_call(call) for call in range(20)}
+    assert len(secrets) == 20
+    keys.separate(7)
+    assert not torch.equal(keys.words(pair, "r", 7, 0, 4), keys.of(pair).again().words("r", 7, 0, 4))
+
+
+def test_what_is_signed_is_one_promise():
+    key = Ed25519PrivateKey.generate()
+    promise = Promise(bytes(16), "program", (3, 4), (bytes(32), bytes([1]) * 32))
+    signed = dataclasses.replace(promise, signature=key.sign(promise.statement()))
+    public = key.public_key().public_bytes_raw()
+    signed.check(public)
+    others = {"session": bytes([1]) * 16, "program": "another", "calls": (4, 3), "digests": promise.digests[::-1]}
+    for name, value in others.items():
+        with pytest.raises(FalseDealingError):
+            dataclasses.replace(signed, **{name: value}).check(public)
+    with pytest.raises(FalseDealingError):
+        signed.check(Ed25519PrivateKey.generate().public_key().public_bytes_raw())
+
+
+# What is not audited is refused.
+
+
+def test_what_nobody_would_look_at_is_refused():
+    model, x = TINY
+    audited = Scheme(audited=2)
+    with pytest.raises(ArgumentError, match="Q is trusted: audited=1"):
+        sectorch.share(x, scheme=audited)
+    with pytest.raises(ArgumentError, match="Q is trusted: audited=1"):
+        sectorch.secure(model, audited, session=Session()).in_shares(x)
+    with pytest.raises(ArgumentError, match="where Q deals"):
+        sectorch.secure(model, audited, session=Session(dealer="D"))(x)
+    with pytest.warns(sectorch.errors.LeakyProtocolWarning):
+        leaky = sectorch.secure(model, Scheme(relu="privhfl", audited=2), session=Session())
+    with pytest.raises(ArgumentError, match=r"recompute|after the query"):
+        leaky(x)
+    for wrong in (0, -1, MOST_AUDITED + 1, 2.0, True, "2", None):
+        with pytest.raises(ArgumentError, match="audited is a whole number"):
+            Scheme(audited=wrong)
+
+
+def test_a_module_that_runs_operation_by_operation_is_not_audited():
+    class Changing(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            Changing.calls += 1
+            return x * float(Changing.calls)
+
+    secure = sectorch.secure(Changing().eval(), Scheme(audited=2), session=Session())
+    with pytest.raises(SectorchError):
+        secure(torch.ones(2))
+
+
+def test_material_of_an_audited_call_is_used_once():
+    model, x = TINY
+    session = Session()
+    secure = sectorch.secure(model, Scheme(audited=2), session=session)
+    program, inputs = secure.choreography(x), secure._brought(secure._check_inputs(sectorch.nn.inputs.Inputs.of(x)))
+    material = session.prepare(program, inputs, 2)
+    session.run(program, inputs, material, 2)
+    with pytest.raises(MaterialError):
+        session.run(program, inputs, material, 2)
+
+
+def test_threads_audit_side_by_side():
+    from concurrent.futures import ThreadPoolExecutor
+
+    model, x = ZOO["convolution"]
+    secure = sectorch.secure(model, Scheme(audited=2), session=Session())
+    plain = secure(x)
+    with ThreadPoolExecutor(3) as pool:
+        assert all(torch.equal(y, plain) for y in pool.map(lambda _: secure(x), range(6)))
