@@ -6,20 +6,23 @@ streams, A recomputes, and S holds what it is dealt to what was promised.
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
+from cryptography.hazmat.primitives.constant_time import bytes_eq
 
 from .choreography import Net, Party, Runtime
 from .choreography.program.material import Material
 from .choreography.program.part import part_of
 from .choreography.program.setup import Setup
 from .choreography.program.trace import Program
-from .choreography.run.rehearsal import DIGEST_BYTES, Dealt, Rehearsal, check_rehearsed
-from .choreography.streams import SECRET_BYTES, PairKeys
+from .choreography.run.rehearsal import Dealt, Rehearsal, check_rehearsed
+from .choreography.streams import SECRET_BYTES, PairKeys, derive
 from .errors import ArgumentError, FalseDealingError
 from .mpc.star.audit import Evidence, Promise, audit
 from .mpc.star.seed import Identities
@@ -78,9 +81,9 @@ class Audits:
             chosen, promised = audit(net, count, here.promise, here.show, here.look)
         call = calls[chosen]
         session.runtime.keys.separate(call)
-        with Dealt(session.Q) if session.present(session.S) else nullcontext() as dealt:
+        with Dealt(session.Q, here.digest_key(call)) if session.present(session.S) else nullcontext() as dealt:
             material = session.prepared(program, inputs, call)
-        if dealt is not None and dealt.digest() != _digest(promised, chosen):
+        if dealt is not None and not bytes_eq(dealt.digest(), here.read(promised).digests[chosen]):
             raise FalseDealingError(f"Q has dealt something else in call {call} than it promised")
         return material
 
@@ -96,14 +99,12 @@ class _Here:
     def promise(self) -> torch.Tensor:
         """At Q: the digests of its calls, and a signature."""
         rehearsal, settled = self._rehearsal()
-        found = []
-        for call in self._calls:
-            for pair in (self._with_A, self._with_S):
-                rehearsal.keys.lend(pair, call, self._keys.of(pair).of_call(call))
-            found.append(rehearsal.dealt(self._program, call, settled))
-            rehearsal.forget(call)
-        promise = self._promise(tuple(found))
-        return _tensor(b"".join(found) + self._identities.key.sign(promise.statement()))
+        keys = [(self._keys.of(self._with_A).of_call(c), self._keys.of(self._with_S).of_call(c)) for c in self._calls]
+        digests = tuple(self._dealt(rehearsal, settled, c, *both) for c, both in zip(self._calls, keys, strict=True))
+        streams = tuple(_named(*both) for both in keys)
+        promise = Promise(self._session.runtime.session, self._program.digest, self._calls, digests, streams)
+        signature = self._identities.key.sign(promise.statement())
+        return _tensor(replace(promise, signature=signature).sent())
 
     def show(self, chosen: torch.Tensor) -> torch.Tensor:
         """At S: its streams with Q of the calls that are not used."""
@@ -116,26 +117,37 @@ class _Here:
         Raises:
             FalseDealingError: it has not, or has not signed.
         """
-        digests = tuple(_digest(promised, i) for i in range(len(self._calls)))
-        promise = self._promise(digests, bytes(promised[len(digests) * DIGEST_BYTES :].tolist()))
-        promise.check(self._identities.public)
+        promise, public = self.read(promised), self._identities.public
+        promise.check(public)
         rehearsal, settled = self._rehearsal()
         for i, call in enumerate(self._calls):
             if i == int(chosen):
                 continue
             with_A = self._keys.of(self._with_A).of_call(call)
             with_S = bytes(shown[i * SECRET_BYTES : (i + 1) * SECRET_BYTES].tolist())
-            rehearsal.keys.lend(self._with_A, call, with_A)
-            rehearsal.keys.lend(self._with_S, call, with_S)
-            found = rehearsal.dealt(self._program, call, settled)
-            rehearsal.forget(call)
-            if found != digests[i]:
+            found = self._dealt(rehearsal, settled, call, with_A, with_S)
+            if (found, _named(with_A, with_S)) != (promise.digests[i], promise.streams[i]):
                 said = f"Q promised another dealing of call {call} than its streams give"
-                raise FalseDealingError(said, Evidence(promise, self._identities.public, call, found, with_A, with_S))
-        return torch.empty(0, dtype=torch.uint8)
+                raise FalseDealingError(said, Evidence(promise, public, call, found, with_A, with_S))
+        return torch.zeros(1, dtype=torch.uint8)
 
-    def _promise(self, digests: tuple[bytes, ...], signature: bytes = b"") -> Promise:
-        return Promise(self._session.runtime.session, self._program.digest, self._calls, digests, signature)
+    def digest_key(self, call: int) -> bytes:
+        """At S: what a call's digest is under."""
+        return _digest_key(self._keys.of(self._with_S).of_call(call))
+
+    def read(self, promised: torch.Tensor) -> Promise:
+        """What Q promised, as it came."""
+        session = self._session.runtime.session
+        return Promise.read(session, self._program.digest, self._calls, bytes(promised.tolist()))
+
+    def _dealt(self, rehearsal: Rehearsal, settled: Mapping, call: int, with_A: bytes, with_S: bytes) -> bytes:
+        """The digest of what Q deals in a call from these streams."""
+        rehearsal.keys.lend(self._with_A, call, with_A)
+        rehearsal.keys.lend(self._with_S, call, with_S)
+        try:
+            return rehearsal.dealt(self._program, call, settled, _digest_key(with_S))
+        finally:
+            rehearsal.forget(call)
 
     def _rehearsal(self) -> tuple[Rehearsal, Mapping[Any, Any]]:
         """A dealer that sends nothing, and its values of the setup: it draws them from the streams of Q and A."""
@@ -149,8 +161,13 @@ class _Here:
         return rehearsal, setups[before].values(part_of(self._program, frozenset((session.Q,))), rehearsal, {})
 
 
-def _digest(promised: torch.Tensor, number: int) -> bytes:
-    return bytes(promised[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES].tolist())
+def _digest_key(with_S: bytes) -> bytes:
+    return derive(with_S, b"", "promised dealing", SECRET_BYTES)
+
+
+def _named(with_A: bytes, with_S: bytes) -> bytes:
+    """What says which keys they are, and nothing of them to who lacks one."""
+    return hashlib.sha256(with_A + with_S).digest()
 
 
 def _tensor(data: bytes) -> torch.Tensor:

@@ -310,7 +310,7 @@ def test_a_sum_with_one_overflow_has_no_result_and_the_next_is_right(group, monk
 
 
 def test_without_the_check_all_parties_run_without_it(trio, model, monkeypatch):
-    trio.party._unchecked = True  # as answer(..., unchecked=True) has it
+    trio.party._admission._unchecked = True  # as answer(..., unchecked=True) has it
     paths = defaultdict(set)
     transfer = PartyRuntime.transfer
 

@@ -8,6 +8,7 @@ it has to send.
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,11 +26,15 @@ DIGEST_BYTES = 32
 
 
 class Dealt(Observer):
-    """The digest of what a dealer sends ahead of a query, of each message in its place: SHA-256."""
+    """The digest of what a dealer sends ahead of a query, of each message in its place: HMAC-SHA-256.
 
-    def __init__(self, dealer: Party):
+    Args:
+        key: without which the digest says nothing of what was dealt.
+    """
+
+    def __init__(self, dealer: Party, key: bytes):
         self._dealer = dealer
-        self._sum = hashlib.sha256()
+        self._sum = hmac.new(key, digestmod=hashlib.sha256)
 
     def message(self, line: Sent, value: torch.Tensor) -> None:
         if line.src != self._dealer or line.phase == Phase.ONLINE or value.is_meta:
@@ -53,15 +58,15 @@ class Rehearsal:
     def __init__(self, dealer: Party, session: bytes, keys: PairKeys, device: torch.device):
         self.session, self.here, self.keys = session, frozenset((dealer,)), keys
         self._dealer, self._device = dealer, device
-        self._dealt = Dealt(dealer)
+        self._dealt: Dealt | None = None
 
-    def dealt(self, program: Program, call: int, settled: Mapping[Any, Any]) -> bytes:
+    def dealt(self, program: Program, call: int, settled: Mapping[Any, Any], key: bytes) -> bytes:
         """The digest of a call.
 
         Args:
-            settled: the dealer's values of the setup.
+            settled: the dealer's values of the setup. key: of the digest.
         """
-        self._dealt = Dealt(self._dealer)
+        self._dealt = Dealt(self._dealer, key)
         with alone(Observer()):
             part_of(program, self.here).prepare(self, call, settled, {})
         return self._dealt.digest()
@@ -70,7 +75,8 @@ class Rehearsal:
         return self.keys.words(pair, label, call, draw, count).to(self._device)
 
     def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor:
-        self._dealt.message(line, value)
+        if self._dealt is not None:
+            self._dealt.message(line, value)
         return value
 
     def install(self, pair: frozenset[Party], secret: torch.Tensor) -> None:

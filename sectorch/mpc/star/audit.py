@@ -2,13 +2,14 @@
 
 Covert security (Aumann and Lindell, TCC 2007) by cut and choose: Q promises what it will deal in n calls by a digest of
 each, and signs them. Which one is used, A and S draw from k_SA, of which Q knows nothing. For each of the others S
-shows A its stream of that call with Q. A has the other stream, recomputes what Q has to deal, and compares. Then Q
-deals for the one that is used, and S holds it to its digest.
+shows A its stream of that call with Q. A has the other stream, recomputes what Q has to deal, and compares. Only then
+is Q told: who leaves when it hears that a false one was looked at has left evidence by then. It deals for the one that
+is used, and S holds it to its digest.
 
 Every call has streams of its own (`PairKey.of_call`), so that the ones that are shown say nothing of the one that is
-used, and what is shown has hidden nothing: no query was ever under it. Looking takes no part in a query, so that an
-abort says nothing about the model. Q is not told before it has promised, and is not sent anything that depends on the
-model before A and S have looked.
+used, and what is shown has hidden nothing: no query was ever under it. The digests are under keys that A lacks until
+they are shown, or it could try out what few bits it does not know. Looking takes no part in a query, so that an abort
+says nothing about the model.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Promise:
     Attributes:
         session, program: their names: of the session, and the program's digest.
         calls: the numbers of the calls. digests: of what is dealt in each.
+        streams: SHA-256 of the two keys that it is dealt from, with A's first: so that nobody can name others later.
         signature: Q's, by its identity key.
     """
 
@@ -44,13 +46,26 @@ class Promise:
     program: str
     calls: tuple[int, ...]
     digests: tuple[bytes, ...]
+    streams: tuple[bytes, ...]
     signature: bytes = b""
 
     def statement(self) -> bytes:
         """What is signed; every part carries its length."""
         calls = b"".join(call.to_bytes(8, "big") for call in self.calls)
-        parts = (_CONTEXT, self.session, self.program.encode(), calls, b"".join(self.digests))
+        said = (b"".join(self.digests), b"".join(self.streams))
+        parts = (_CONTEXT, self.session, self.program.encode(), calls, *said)
         return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+    def sent(self) -> bytes:
+        """The message: what the other parties do not know of it."""
+        return b"".join(self.digests) + b"".join(self.streams) + self.signature
+
+    @classmethod
+    def read(cls, session: bytes, program: str, calls: tuple[int, ...], sent: bytes) -> Promise:
+        """What came, for these calls."""
+        words = [sent[at : at + DIGEST_BYTES] for at in range(0, 2 * len(calls) * DIGEST_BYTES, DIGEST_BYTES)]
+        digests, streams = tuple(words[: len(calls)]), tuple(words[len(calls) :])
+        return cls(session, program, calls, digests, streams, sent[-SIGNATURE_BYTES:])
 
     def check(self, public: bytes) -> None:
         """Raise FalseDealingError unless it is signed by this key."""
@@ -82,6 +97,7 @@ class Evidence:
     Message("promised", "Q", "S", "digests of uniform words", "what Q promises to deal, by digest, and its signature"),
     Message("promised_on", "S", "A", "digests of uniform words", "what Q promises to deal, and its signature"),
     Message("shown", "S", "A", "streams of calls that are not used", "k_QS of the calls that are not used"),
+    Message("looked", "A", "S", "always the same", "that it has looked, and found nothing"),
     Message("chosen", "S", "Q", "a draw of k_SA", "which of its calls is used"),
 ])  # fmt: skip
 def audit(
@@ -91,24 +107,25 @@ def audit(
     """Which of `count` calls is used, after A has looked at all others.
 
     Args:
-        promise: at Q, gives `promised`, uint8: 32 bytes a call, and a signature of 64.
+        promise: at Q, gives `promised`, uint8: 64 bytes a call, and a signature of 64.
         show: at S, of the number in its place: 32 bytes a call, zeros for the one that is used.
-        look: at A, of the number, what was promised and what was shown; raises FalseDealingError.
+        look: at A, of the number, what was promised and what was shown; gives one byte, or raises FalseDealingError.
 
     Returns:
         its number, from 0, and what was promised, as S has it.
 
-    Rounds 2 (Q to S, S to Q and A), 32 bytes a call and 64 from Q to S, 64 a call and 64 from S to A, 8 from S to Q.
-    S learns digests of what it will be dealt; A learns S's streams of calls that are never used.
+    Rounds 4, as S waits for A before it tells Q; 64 bytes a call and 64 from Q to S, 96 a call and 64 from S to A, 1
+    from A to S, 8 from S to Q. S learns digests of what it will be dealt; A learns S's streams of calls that are never
+    used.
     """
     Q, A, S = net.Q, net.A, net.S
-    length = count * DIGEST_BYTES + SIGNATURE_BYTES
+    length = 2 * count * DIGEST_BYTES + SIGNATURE_BYTES
     promised = net.fresh(Q, shaped(lambda: _bytes_of(length))(promise)).send(Q, S, "promised")
     chosen = compute(_chosen, net.common(A, S, (1,), "chosen"), count)
     shown = net.fresh(S, shaped(lambda *_: _bytes_of(count * SECRET_BYTES))(show), chosen.at("S"))
     shown, at_A = shown.send(S, A, "shown"), promised.send(S, A, "promised_on")
-    net.check(A, shaped(lambda *_: _bytes_of(0))(look), chosen, at_A, shown)
-    chosen = chosen.send(S, Q, "chosen")
+    net.check(A, shaped(lambda *_: _bytes_of(1))(look), chosen, at_A, shown).send(A, S, "looked")
+    chosen = chosen.send(S, Q, "chosen")  # S has waited for A: a call is taken verb by verb here, and never traced
     return int(net.agreed(chosen, (Q, A, S))), net.read(promised, S)
 
 

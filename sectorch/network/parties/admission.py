@@ -68,7 +68,8 @@ class Admission:
         said = {
             "client": client, "key": key, "model": model, "found_at": datetime.now(timezone.utc).isoformat(),
             "session": promise.session.hex(), "program": promise.program, "calls": list(promise.calls),
-            "promised": [digest.hex() for digest in promise.digests], "signature": promise.signature.hex(),
+            "promised": [digest.hex() for digest in promise.digests],
+            "streams": [named.hex() for named in promise.streams], "signature": promise.signature.hex(),
             "public_key": evidence.public.hex(), "call": evidence.call, "digest_of_its_streams": evidence.found.hex(),
             "stream_with_A": evidence.with_A.hex(), "stream_with_S": evidence.with_S.hex(),
         }  # fmt: skip
