@@ -4,8 +4,8 @@
     python benchmarks/audited.py --nets resnet50 --repeats 3
     python benchmarks/audited.py --json results.json
 
-Ahead of the query and after it are timed apart: material is prepared, and then used. All parties are in this process, on
-one thread unless --threads says otherwise, so that the seconds are the work of all three together. What is compared
+Ahead of the query and after it are timed apart: material is prepared, and then used. All parties are in this process,
+on one thread unless --threads says otherwise, so that the seconds are the work of all three together. What is compared
 alternates, and medians are printed.
 """
 
