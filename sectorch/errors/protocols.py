@@ -109,7 +109,7 @@ class FalseDealingError(SectorchError, RuntimeError):
     Its `evidence` says what was promised and signed; see docs/audited.md.
 
     Example:
-        Q promised another dealing of call 7 than its streams give
+        Q has dealt something else in call 7 than it promised
 
     What to do:
         Both ends on the same version of sectorch? Then the asking party runs something else than sectorch: keep the
