@@ -26,6 +26,7 @@ from sectorch.garbled.shares import argmax_noisy_shares, argmax_onehot_shares
 from sectorch.mpc.smooth.normalise import normalise
 from sectorch.mpc.smooth.trigonometric import draw_error, trigonometric
 from sectorch.mpc.star.compare import drelu, is_zero
+from sectorch.mpc.star.fours import max_by_fours
 from sectorch.mpc.star.guard import guard, joined, unpadded
 from sectorch.mpc.star.linear import linear, mask_weight
 from sectorch.mpc.star.mask import open_masked
@@ -308,6 +309,7 @@ OWN = [
     Own("maximum_fss", partial(maximum, fss=True), [Given(low=-(1 << 62), high=(1 << 62) - 1)] * 2, torch.maximum,
         deep=True),
     Own("max_tree", _largest(), [HALF_RING] * 3, _maximum),
+    Own("max_by_fours", lambda net, *rows: max_by_fours(net, each(_stacked, *rows)), [HALF_RING] * 5, _maximum),
     Own("max_tree_fss", _largest(fss=True), [HALF_RING] * 3, _maximum, deep=True),
     Own("normalise", _normalise, [Given(low=1, high=(1 << 61) - 1)], _normal),
     Own("normalise_fss", partial(_normalise, fss=True), [Given(low=1, high=(1 << 61) - 1)], _normal, deep=True),
