@@ -314,8 +314,8 @@ def _conjunction(blocks: int) -> tuple[Layer, ...]:
     circuit, rows = Circuit(blocks), list(range(blocks))
     for sizes in grouped(blocks, levels_of(blocks))[1]:
         ends = itertools.accumulate(sizes)
-        parts = [tuple(rows[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
-        rows = [circuit.gate(part) if len(part) > 1 else part[0] for part in parts]
+        parts = [rows[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        rows = [circuit.gate(tuple(part)) if len(part) > 1 else part[0] for part in parts]
     return circuit.layers(tuple(rows))[0]
 
 

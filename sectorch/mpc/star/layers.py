@@ -63,8 +63,8 @@ class Layer:
         found = np.zeros((len(self.ands), 1 << WIDEST), np.int64)
         for i, rows in enumerate(self.ands):
             for bits in range(1, 1 << len(rows)):
-                part = tuple(sorted(row for j, row in enumerate(rows) if bits >> j & 1))
-                found[i, bits] = place[part] if len(part) > 1 else part[0]
+                part = sorted(row for j, row in enumerate(rows) if bits >> j & 1)
+                found[i, bits] = place[tuple(part)] if len(part) > 1 else part[0]
         return found
 
     @functools.cached_property
