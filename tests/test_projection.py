@@ -89,7 +89,7 @@ def assert_projections_give(case, inputs) -> dict[Party, list]:
     ledgers = [runtime.seen for runtime in runtimes.values()]
     assert all(ledger == ledgers[0] for ledger in ledgers), "all parties know of the same messages"
     for party, runtime in runtimes.items():
-        assert set(runtime._keys) == {pair for r in runtimes.values() for pair in r._keys if party in pair}
+        assert set(runtime.keys._keys) == {pair for r in runtimes.values() for pair in r.keys._keys if party in pair}
     if case.answering == 1:
         outputs, profile = run_with_profile(Session(), case, inputs)
         case.check(inputs, outputs)
