@@ -7,6 +7,7 @@ streams, A recomputes, and S holds what it is dealt to what was promised.
 from __future__ import annotations
 
 import hashlib
+import threading
 import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -42,7 +43,7 @@ class Session(Protocol):
 
     def number(self, program: Program) -> int: ...
 
-    def setup_number(self, program: Program) -> int | None: ...
+    def settled(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> Setup: ...
 
     def prepared(self, program: Program, inputs: Mapping[str, torch.Tensor], number: int) -> Material: ...
 
@@ -59,6 +60,7 @@ class Audits:
         self.identities: dict[Party, Identities] = {}
         self.setups: weakref.WeakKeyDictionary[Any, Setup] = weakref.WeakKeyDictionary()
         """Q's values of the setups, at who recomputes what it deals."""
+        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return "Audits(...)"
@@ -75,8 +77,15 @@ class Audits:
         if party is None or session.dealer != session.Q:
             raise ArgumentError("dealing is audited where Q deals in secure inference, in a session that begins now")
         check_rehearsed(program, session.Q)
+        with self._lock:  # of several threads, as all parties count their calls
+            return self._prepared(program, inputs, count, party)
+
+    def _prepared(self, program: Program, inputs: Mapping[str, torch.Tensor], count: int, party: Party) -> Material:
+        session = self._session
+        setup = session.settled(program, inputs)
+        rehearsed = self.setups.setdefault(program.before, setup.rehearsed())
         calls = tuple(session.number(program) for _ in range(count))
-        here = _Here(session, program, party, calls)
+        here = _Here(session, program, party, calls, rehearsed)
         with session.call(party) as net:
             chosen, promised = audit(net, count, here.promise, here.show, here.look)
         call = calls[chosen]
@@ -91,8 +100,8 @@ class Audits:
 class _Here:
     """What whoever is in this process does in one audit."""
 
-    def __init__(self, session: Session, program: Program, party: Party, calls: tuple[int, ...]):
-        self._session, self._program, self._calls = session, program, calls
+    def __init__(self, session: Session, program: Program, party: Party, calls: tuple[int, ...], setup: Setup):
+        self._session, self._program, self._calls, self._setup = session, program, calls, setup
         self._identities, self._keys = session.audits.identities[party], session.runtime.keys
         self._with_A, self._with_S = frozenset((session.Q, party)), frozenset((session.Q, session.S))
 
@@ -151,14 +160,11 @@ class _Here:
 
     def _rehearsal(self) -> tuple[Rehearsal, Mapping[Any, Any]]:
         """A dealer that sends nothing, and its values of the setup: it draws them from the streams of Q and A."""
-        session, before = self._session, self._program.before
+        session = self._session
         keys = PairKeys(session.runtime.session)
         keys.install(self._with_A, self._keys.of(self._with_A).again())
         rehearsal = Rehearsal(session.Q, session.runtime.session, keys, session.device)
-        setups = session.audits.setups
-        if before not in setups:
-            setups[before] = Setup(session.setup_number(self._program))
-        return rehearsal, setups[before].values(part_of(self._program, frozenset((session.Q,))), rehearsal, {})
+        return rehearsal, self._setup.values(part_of(self._program, frozenset((session.Q,))), rehearsal, {})
 
 
 def _digest_key(with_S: bytes) -> bytes:

@@ -309,9 +309,10 @@ class Session:
         """Of the next call of a program."""
         return self._number(_answering(program))
 
-    def setup_number(self, program: Program) -> int | None:
-        """What addresses the randomness of its setup; None in a session that was taken up again."""
-        return self._setup_of(program).call
+    def settled(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> Setup:
+        """The setup of a program, with all that the program needs of it taken."""
+        self._setup_of(program).values(self._part(program, inputs), self.runtime, inputs)
+        return self._setup_of(program)
 
     def _part(self, program: Program, inputs: Mapping[str, torch.Tensor]) -> Part:
         if not isinstance(program, Program) or not isinstance(inputs, Mapping):

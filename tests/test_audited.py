@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -147,6 +148,14 @@ def messages_of(model: nn.Module, x: torch.Tensor, scheme: Scheme) -> list[tuple
     ]
 
 
+def begun(model: nn.Module, x: torch.Tensor, scheme: Scheme) -> tuple[Session, nn.Module]:
+    """A session, and a secure module of it that was called: its setup has its number."""
+    session = Session()
+    secure = sectorch.secure(model, scheme, session=session)
+    secure(x)
+    return session, secure
+
+
 def next_calls(session: Session, count: int) -> range:
     """The numbers of the calls of the next audit."""
     first = session._number(None) + 1
@@ -162,8 +171,7 @@ def test_each_message_that_is_dealt_otherwise_than_promised_is_noticed(network):
     assert {"lan": {"linear/c_S", "deal/v_S", "deal_bits/v_S"}, "wan": {"linear/c_S", "deal_key/seeds"}}[network] <= {
         name for name, _ in dealt
     }
-    session = Session()
-    secure = sectorch.secure(model, scheme, session=session)
+    session, secure = begun(model, x, scheme)
     kinds = {name: number for number, (name, size) in enumerate(dealt) if size}
     for number in kinds.values():
         for bit, where in ((0, 0), (7, dealt[number][1] // 2), (6, dealt[number][1] - 1)):
@@ -191,8 +199,7 @@ DESIGNED = {
 def test_a_false_promise_is_found_unless_its_call_is_the_one_that_is_used(how):
     """Q promises the false dealing of one call, and deals so: caught if and only if another call is used."""
     model, x = TINY
-    session = Session()
-    secure = sectorch.secure(model, Scheme(audited=3), session=session)
+    session, secure = begun(model, x, Scheme(audited=3))
     found = 0
     for _ in range(6):
         calls = next_calls(session, 3)
@@ -218,9 +225,7 @@ def test_a_false_promise_is_found_unless_its_call_is_the_one_that_is_used(how):
 def trials(count: int, of: int) -> int:
     """How often a Q that promises one false dealing is caught."""
     model, x = TINY
-    session, caught = Session(), 0
-    secure = sectorch.secure(model, Scheme(audited=of), session=session)
-    secure(x)
+    (session, secure), caught = begun(model, x, Scheme(audited=of)), 0
     for number in range(count):
         calls = next_calls(session, of)
         with cheating(every(lambda v: v ^ 1), {calls[number % of]}):
@@ -256,8 +261,7 @@ def test_a_thousand_falsifications_at_random_are_all_noticed():
     """A random bit of a random message of both calls, promised and dealt alike: one of the two is looked at."""
     model, x = ZOO["convolution"]
     dealt = [(number, size) for number, (_, size) in enumerate(messages_of(model, x, Scheme())) if size]
-    session = Session()
-    secure = sectorch.secure(model, Scheme(audited=2), session=session)
+    session, secure = begun(model, x, Scheme(audited=2))
     pick = torch.Generator().manual_seed(0)
     draw = lambda n: int(torch.randint(n, (1,), generator=pick))
     for _ in range(1000):
@@ -282,8 +286,7 @@ def test_nobody_but_a_and_s_can_know_which_call_is_used():
 
 def test_the_streams_of_the_call_that_is_used_are_shown_to_nobody():
     model, x = TINY
-    session = Session()
-    secure = sectorch.secure(model, Scheme(audited=3), session=session)
+    session, secure = begun(model, x, Scheme(audited=3))
     key = session.runtime.keys.of(frozenset((session.Q, session.S)))
     for _ in range(5):
         calls = next_calls(session, 3)
@@ -374,10 +377,29 @@ def test_material_of_an_audited_call_is_used_once():
 
 
 def test_threads_audit_side_by_side():
-    from concurrent.futures import ThreadPoolExecutor
-
     model, x = ZOO["convolution"]
     secure = sectorch.secure(model, Scheme(audited=2), session=Session())
     plain = secure(x)
     with ThreadPoolExecutor(3) as pool:
         assert all(torch.equal(y, plain) for y in pool.map(lambda _: secure(x), range(6)))
+
+
+def test_programs_of_one_model_are_audited_in_any_order():
+    """What they have in common is drawn once, with the numbers that it has where it was first needed."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
+    shapes = [torch.randn(rows, 3) for rows in (1, 2, 5)]
+    for audited in ([2, 2, 2], [1, 2, 1], [2, 1, 2]):  # as a program of one's own may be run either way
+        secure = sectorch.secure(model, Scheme(audited=2), session=Session())
+        for x, count in zip(shapes, audited, strict=True):
+            secure.named = Scheme(audited=count)
+            assert torch.equal(secure(x), sectorch.reference(model)(x))
+
+
+def test_threads_audit_programs_of_their_own():
+    """Each has another shape, and all begin at once: an honest Q is found fault with in none."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
+    secure = sectorch.secure(model, Scheme(audited=2), session=Session())
+    shapes = [torch.randn(rows, 3) for rows in range(1, 7)]
+    with ThreadPoolExecutor(6) as pool:
+        for x, y in zip(shapes, pool.map(secure, shapes), strict=True):
+            assert torch.equal(y, sectorch.reference(model)(x))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from sectorch.choreography.run.party import PartyRuntime
 from sectorch.choreography.run.rehearsal import Rehearsal
 from sectorch.mpc.star.audit import Promise
 from sectorch.network import answer
+from sectorch.network.federation.policy import _accepted
 from sectorch.network.identity.identity import fingerprint
 from sectorch.network.parties.admission import Admission
 from sectorch.network.store.store import Store
@@ -142,8 +145,6 @@ def test_a_false_promise_is_evidence_and_a_ban(insisting, monkeypatch, caplog):
     trio.start_querying(name="bob")
     assert torch.equal(trio.connection.model("hospital-b", AUDITED)(GOOD), sectorch.reference(model)(GOOD))
     path.unlink()
-    trio.party.close()
-    trio.party = answer(trio.address, trio.made["hospital-b"], model, GOOD, pins=trio.pins, audited=2)
     trio.start_querying(name="alice")
     assert torch.equal(trio.connection.model("hospital-b", AUDITED)(GOOD), sectorch.reference(model)(GOOD))
 
@@ -179,3 +180,52 @@ def test_who_leaves_when_it_hears_that_it_was_looked_at_has_left_evidence(insist
             break
     assert 1 not in told, "it never heard that another call than its false one is used"
     assert list(folder.glob("false-dealing-*.json"))
+
+
+def test_sessions_that_are_open_are_no_further_chances(insisting, monkeypatch):
+    """Q has opened several, and cheats in all of them at once: what comes after the first that is found is refused."""
+    trio, _ = insisting
+    remotes = [trio.connection.model("hospital-b", AUDITED) for _ in range(4)]
+    said = []
+
+    def ask(remote):
+        try:
+            remote(GOOD)
+        except errors.SectorchError as error:
+            said.append(str(error))
+
+    with monkeypatch.context() as patch:
+        cheat(patch, promising=True)
+        threads = [threading.Thread(target=ask, args=(remote,)) for remote in remotes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert len(said) == 4 and sum("promised another dealing" in text for text in said) == 1
+    assert sum("has dealt falsely before" in text for text in said) == 3
+
+
+def test_a_full_disk_is_no_way_out(insisting, monkeypatch, caplog):
+    trio, _ = insisting
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        cheat(patch, promising=True)
+        patch.setattr("sectorch.files.write", full)
+        with pytest.raises(errors.SectorchError, match="promised another dealing"):
+            trio.connection.model("hospital-b", AUDITED)(GOOD)
+        assert until(lambda: "not kept: No space left on device" in caplog.text, 30)
+    with pytest.raises(errors.RefusedError, match="has dealt falsely before"):
+        trio.connection.model("hospital-b", AUDITED)(GOOD)
+
+
+@pytest.mark.parametrize("said", [0, 65, 2.0, True, "2"])
+def test_a_policy_says_how_many(said):
+    federated = SimpleNamespace(member=lambda name: SimpleNamespace(name=name))
+    accepted = partial(_accepted, own=None, federated=federated)
+    model = {"model": "m.safetensors", "clients": ["alice"]}
+    assert accepted({**model, "audited": 3}).audited == 3 and accepted(model).audited == 1
+    with pytest.raises(errors.ArgumentError, match=r"audited in .* is 1 to 64 calls"):
+        accepted({**model, "audited": said})

@@ -7,7 +7,6 @@ needed, and kept.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,19 +29,25 @@ class Setup:
             or sent a second time.
     """
 
-    def __init__(self, call: int | None):
+    def __init__(self, call: int | None, of: Setup | None = None):
         self.call = call
         self._lock = threading.Lock()
         self._values: dict[Slot, Any] = {}
         self._taken: set[Slot] = set()
         """The first result of each draw, message, check and random step that was taken."""
-        self._draws = itertools.count()
+        self._numbers: dict[Slot, int] = {} if of is None else of._numbers
+        """Of the draws, in the order in which they were first taken."""
         self._brought: dict[str, torch.Tensor] = {}
         """The inputs that it was made with."""
         self._of: WeakKeyDictionary[Part, dict[Slot, Any]] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"Setup({len(self._values)} values)"
+
+    def rehearsed(self) -> Setup:
+        """One that has taken nothing, and whose draws have the numbers that they have here: for who takes another's
+        part of what was taken here."""
+        return Setup(self.call, self)
 
     def values(self, part: Part, runtime: Runtime, inputs: Mapping[str, torch.Tensor]) -> dict[Slot, Any]:
         """What a part of a program needs of the setup; what is missing of it is done now.
@@ -102,7 +107,7 @@ class Setup:
                 raise MaterialError("a step of the setup needs what was made before and not kept, or never made here")
             return False
         if isinstance(step, Draw):
-            number = next(self._draws)
+            number = self._numbers.setdefault(first, len(self._numbers))
             line = line and replace(line, step=replace(step, number=number))
         if line is not None:
             line.take(runtime, self.call or 0, values)

@@ -14,7 +14,6 @@ import torch
 from ...choreography.program.together import Taking
 from ...errors import (
     ArgumentError,
-    FalseDealingError,
     FrameError,
     IdentityError,
     MaterialError,
@@ -281,7 +280,8 @@ class Answering:
                 self._offers.begin(channel, offer)
                 join = self._joins(party, asked)
                 with self._turns.turn(str(request.get("for")), channel.beat):
-                    with self._charged(party, channel, asked):
+                    who = party.who["client"], party.who["key"], party.who["model"]
+                    with self._admission.asking(*who, channel.beat), self._charged(party, channel, asked):
                         stored = party.follow(asked, join)
                 if stored is not None:
                     channel.tell(stored)
@@ -289,8 +289,6 @@ class Answering:
                 self._offers.rest(channel, offer)
         except Exception as error:
             said = reason(error, f"'{self.connection.name}'")
-            if party is not None and isinstance(error, FalseDealingError) and error.evidence is not None:
-                self._admission.ban(party.who["client"], party.who["key"], party.who["model"], error.evidence)
             # Whom the pins refuse, and the command that pins it, is for this party's own user.
             own = error if isinstance(error, IdentityError) else in_full(error)
             write(log, "session ended", client=readable(str(request.get("for")), LONGEST), why=own)
