@@ -112,6 +112,28 @@ def test_a_query_of_processes_has_the_labels_and_bytes_of_the_local_run(stage, m
     assert (there.bytes, there.online_bytes) == (here.bytes, here.online_bytes)
 
 
+def test_a_process_that_insists_on_audits_answers_audited_questions_only(stage, model):
+    stage.credentials("strict")
+    files = (*stage._files("strict", "--ca"), "--pins", str(stage.pins.path))
+    own = ("--name", "strict", "--server", f"localhost:{stage.port}", "--store", str(stage.folder / "store-strict"))
+    stage._start("strict", ["answer", str(stage.folder / "hospital-b.safetensors"), *own, *files, "--audited", "2"])
+    try:
+        with stage.connect("visitor") as connection:
+            assert until(lambda: "strict" in connection.models(), 60)
+        x = torch.randn(3, 6)
+        np.save(stage.folder / "x.npy", x.numpy())
+        out = stage.folder / "audited.npy"
+        kept = ("--pins", str(stage.pins.path), "--store", str(stage.folder / "store-cli"), "--out", str(out))
+        ask = command(stage, "query", "strict", str(stage.folder / "x.npy"), *kept)
+        assert "--audited 2" in done(ask, 1)
+        done([*ask, "--audited", "2"])
+        assert torch.equal(torch.from_numpy(np.load(out)), sectorch.reference(model)(x))
+    finally:
+        process = stage.processes.pop("strict")
+        process.terminate()
+        process.wait(30)
+
+
 def test_prepared_rows_are_topped_up_and_used(stage, model):
     pieces = lambda: pieces_in(stage.folder / "store-s")
     assert "10 rows are prepared" in done(query(stage, "--prepare", "10", "--batch", "4"))
