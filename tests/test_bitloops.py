@@ -14,10 +14,10 @@ from sectorch.choreography.ledger import Transcript
 from sectorch.choreography.run.local import LocalRuntime
 from sectorch.mpc.smooth import harmonicloops, harmonics
 from sectorch.mpc.star import truncate
-from sectorch.mpc.star.guard import inner_product
 from sectorch.ops.series import ATAN, EXP, GELU, SIGMOID
 from sectorch.ring import bitplanes
 from sectorch.ring.bitplanes import planes, planes_beside, rows
+from sectorch.ring.field import inner_product
 from sectorch.session import Session
 
 SHAPES = [(), (0,), (1,), (63,), (64,), (65,), (3, 0, 2), (5, 13), (513,), (8, 65)]

@@ -22,7 +22,7 @@ _SPAN = 512
 
 
 @compiled
-def _transpose(a):
+def transposed(a):
     """64 bit rows of 8 words each: row j becomes bit j of all 64. H. S. Warren, Hacker's Delight, 7-3."""
     j, mask = 32, np.uint64(0x00000000FFFFFFFF)
     while j:
@@ -53,7 +53,7 @@ def _planes_at(v, width, word, a):
                 at = t * width + word + c
                 if at < len(v):
                     a[t, c] = np.uint64(v[at])
-    _transpose(a)
+    transposed(a)
     return count
 
 
@@ -257,16 +257,3 @@ def negative_less(v, less, out, low, high):
     """1 where v is negative and else 0, less another, mod 2^32."""
     for at in range(low, high):
         out[at] = np.int32(np.int64(v[at] < 0) - np.int64(less[at]))
-
-
-@compiled
-def inner_product(x, y):
-    """sum_j x_j y_j in GF(2)[x], of polynomials of degree below 64 -> the low and the high word of the sum."""
-    total, above = np.uint64(0), np.uint64(0)
-    for w in range(len(x)):
-        a, b = np.uint64(x[w]), np.uint64(y[w])
-        for i in range(64):
-            bit = np.uint64(0) - ((a >> np.uint64(i)) & np.uint64(1))
-            total ^= (b << np.uint64(i)) & bit
-            above ^= (b >> np.uint64(63 - i) >> np.uint64(1)) & bit
-    return np.int64(total), np.int64(above)

@@ -16,29 +16,17 @@ which value it was. S sees uniform words only.
 from __future__ import annotations
 
 import functools
-import operator
 
 import torch
 
 from ...choreography import Located, Message, Net, leaf, protocol
 from ...choreography.located import compute
 from ...choreography.streams import key_stream
-from ...ring import signed
-from ...ring.bitplanes import fast, planes, rows
+from ...ring.bitplanes import planes, rows
+from ...ring.field import inner_product
+from .claims import settle
 from .layers import Layer, and_layers
 from .shares import Shares, each
-
-FIELD = 0b11011
-"""x^64 = x^4 + x^3 + x + 1 in GF(2^64)."""
-
-_CARRIED = [functools.reduce(operator.xor, (FIELD << b for b in range(4) if n >> b & 1), 0) for n in range(16)]
-"""x^64 times a polynomial of degree below four."""
-
-_DIGITS = torch.arange(0, 64, 4).view(16, 1)
-"""Where the 16 digits of four bits begin."""
-
-SPAN = 1 << 12
-"""Words multiplied at a time: few enough to stay in the cache."""
 
 
 def raise_flags(net: Net, flags: Shares) -> None:
@@ -71,43 +59,6 @@ def _filled(count: int, device: torch.device) -> torch.Tensor:
     """Ones where a tensor of so many elements has them; of word w of W these are the first that t W + w < count."""
     with torch.inference_mode(False):
         return planes(rows(torch.ones(count, dtype=torch.int64, device=device)))[0].clone()
-
-
-def inner_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """sum_j x_j y_j in GF(2^64): [W] and [W] -> [1]; bits of a word are coefficients, the lowest is that of x^0."""
-    if loops := fast(x, y):
-        low, high = loops.inner_product(loops.array(x), loops.array(y))
-        return x.new_tensor([signed(_reduced(low % (1 << 64), high % (1 << 64)))])
-    total = x.new_zeros(16)
-    for at in range(0, x.shape[0], SPAN):
-        # n y for the 16 polynomials n of degree below four; each digit of x picks one.
-        part = y[at : at + SPAN]
-        multiples = [torch.zeros_like(part), part]
-        for n in range(2, 16):
-            half = multiples[n // 2]
-            double = (half << 1) ^ ((half >> 63) & FIELD)
-            multiples.append(double ^ part if n % 2 else double)
-        digits = (x[at : at + SPAN] >> _DIGITS.to(x.device)).bitwise_and_(15)
-        total ^= _xor_of(torch.stack(multiples).gather(0, digits))
-    out = 0
-    for picked in reversed(total.tolist()):
-        out = (out << 4) % (1 << 64) ^ _CARRIED[out >> 60] ^ picked % (1 << 64)
-    return x.new_tensor([signed(out)])
-
-
-def _reduced(low: int, high: int) -> int:
-    """low + x^64 high in GF(2^64), for polynomials of degree below 64."""
-    carried = functools.reduce(operator.xor, (high << b for b in range(5) if FIELD >> b & 1))
-    return low ^ carried % (1 << 64) ^ _CARRIED[carried >> 64]
-
-
-def _xor_of(rows: torch.Tensor) -> torch.Tensor:
-    """The xor of each row: [n, W] -> [n]."""
-    while rows.shape[1] > 1:
-        half = rows.shape[1] // 2
-        folded = rows[:, :half] ^ rows[:, half : 2 * half]
-        rows = torch.cat((folded, rows[:, 2 * half :]), 1) if rows.shape[1] % 2 else folded
-    return rows[:, 0]
 
 
 def linear_hash(words: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -182,6 +133,7 @@ def guard(net: Net, x: Shares, flags: tuple[Shares, ...]) -> tuple[Shares, Locat
     8 for the tag each way. A flag that is set goes unseen with a probability of 2^-64.
     """
     Q, A, S, words = net.Q, net.A, net.S, finished(net, flags)
+    settle(net)
     count = sum(f.shape.numel() for f in words)
     keys = net.common(A, S, (count + 1,), "hash_keys")
     n = net.common(A, S, (2,), "n")

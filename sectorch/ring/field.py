@@ -1,0 +1,175 @@
+"""The field GF(2^64): a word's bits are the coefficients of a polynomial, the lowest is that of x^0; addition is xor.
+
+Products are taken modulo x^64 + x^4 + x^3 + x + 1. Compiled loops (`fieldloops.py`) do it in one pass, by the
+processor's carry-less products where it has them; torch's functions give the same bits elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from types import ModuleType
+
+import torch
+
+from . import bitplanes
+
+FIELD = 0b11011
+"""x^64 = x^4 + x^3 + x + 1."""
+
+
+@functools.cache
+def _compiled() -> ModuleType:
+    return importlib.import_module("sectorch.ring.fieldloops")
+
+
+def loops_for(*values: torch.Tensor) -> ModuleType | None:
+    """The compiled loops, where these values are in this machine's own memory."""
+    return _compiled() if bitplanes.COMPILED and all(v.is_cpu for v in values) else None
+
+
+def times(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """x y, element by element, with broadcasting."""
+    x, y = torch.broadcast_tensors(x, y)
+    if loops := loops_for(x, y):
+        out = torch.empty(x.shape, dtype=torch.int64)
+        loops.times(x.reshape(-1).numpy(), y.reshape(-1).numpy(), out.view(-1).numpy())
+        return out
+    out = torch.zeros_like(x, memory_format=torch.contiguous_format)
+    for bit in range(63, -1, -1) if not x.is_meta else ():
+        out = (out << 1) ^ ((out >> 63) & FIELD) ^ (x & -((y >> bit) & 1))
+    return out
+
+
+def xor_of(values: torch.Tensor) -> torch.Tensor:
+    """The xor along the last dimension: [..., n] -> [...]."""
+    while (count := values.shape[-1]) > 1:
+        half = count // 2
+        folded = values[..., :half] ^ values[..., half : 2 * half]
+        values = torch.cat((folded, values[..., 2 * half :]), -1) if count % 2 else folded
+    return values[..., 0] if count else values.new_zeros(values.shape[:-1])
+
+
+def inner_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """sum_j x_j y_j: [..., n] and [n] -> [..., 1]."""
+    if loops := loops_for(x, y):
+        out = x.new_empty(*x.shape[:-1], 1)
+        loops.inner_products(x.reshape(out.numel(), -1 if len(y) else 0).numpy(), y.numpy(), out.view(-1).numpy())
+        return out
+    return xor_of(times(x, y)).unsqueeze(-1)
+
+
+def powers_of_x(count: int, device: torch.device) -> torch.Tensor:
+    """x^0, x^1, ...: of a word of packed bits the weight of each in the word taken as a number of the field."""
+    return torch.bitwise_left_shift(torch.ones(count, dtype=torch.int64, device=device), torch.arange(count).to(device))
+
+
+def spread_points(values: torch.Tensor, variables: int) -> torch.Tensor:
+    """[2^variables, m] -> [3^variables, m]: a multilinear function's values at {0, 1}^v, and at {0, 1, infinity}^v.
+
+    The first variable is the highest bit of the row; at infinity stands the coefficient, the sum of both values.
+    """
+    for done in range(variables):
+        parts = values.view(3**done, 2, 1 << (variables - done - 1), values.shape[-1])
+        values = torch.cat((parts, parts[:, :1] ^ parts[:, 1:]), 1).flatten(0, 2)
+    return values
+
+
+def points(x: torch.Tensor, y: torch.Tensor, variables: int) -> torch.Tensor:
+    """The inner products of x and y at all of {0, 1, infinity}^variables: [2^v, m] twice -> [3^v]."""
+    if loops := loops_for(x, y):
+        out = torch.empty(3**variables, dtype=torch.int64)
+        loops.points(x.numpy(), y.numpy(), *loops.spread_plan(variables), out.numpy())
+        return out
+    return xor_of(times(spread_points(x, variables), spread_points(y, variables)))
+
+
+def points_of_bits(x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, variables: int) -> torch.Tensor:
+    """As `points` of packed bits [2^v, W], with a weight for each word [W] times x^t for its bit t: [3^v]."""
+    if loops := loops_for(x, y, weights):
+        out = torch.empty(3**variables, dtype=torch.int64)
+        loops.bit_points(x.numpy(), y.numpy(), weights.numpy(), *loops.spread_plan(variables), out.numpy())
+        return out
+    return inner_product(spread_points(x, variables) & spread_points(y, variables), weights)[:, 0]
+
+
+def points_of_chosen(x: torch.Tensor, y: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
+    """As `points` of words x [8, 8, C] and bits y of packed words [C], of which x[i, t] takes the bit 8 i + t.
+
+    Args:
+        inner: [8], weights of t. The points are of i: [27].
+    """
+    if loops := loops_for(x, y, inner):
+        out = torch.empty(27, dtype=torch.int64)
+        loops.chosen_points(x.numpy(), y.numpy(), inner.numpy(), *loops.spread_plan(3), out.numpy())
+        return out
+    bits = -bits_of(y, 64).view(8, -1)
+    sums = xor_of((spread_points(x.flatten(1), 3) & spread_points(bits, 3)).view(27, 8, -1))
+    return inner_product(sums, inner)[:, 0]
+
+
+def bits_of(words: torch.Tensor, count: int) -> torch.Tensor:
+    """The lowest bits of packed words [C], as 0 and 1: [count, C]."""
+    return (words >> torch.arange(count, device=words.device).view(-1, 1)).bitwise_and(1)
+
+
+def weights_at(point: torch.Tensor, infinity: bool = False) -> torch.Tensor:
+    """The weights of a function's values at {0, 1}^v, in the order of `points`, for its value at a point [v].
+
+    Args:
+        infinity: of a function of degree two, at {0, 1, infinity}^v: of each variable t of 1 + t, t and t + t^2.
+    """
+    if loops := loops_for(point):
+        out = torch.empty((3 if infinity else 2) ** point.shape[0], dtype=torch.int64)
+        loops.weights_at(point.numpy(), infinity, out.numpy())
+        return out
+    found = powers_of_x(1, point.device)
+    for t in point.split(1):
+        one, squared = times(found, t), times(found, times(t, t))
+        found = torch.stack((found ^ one, one, one ^ squared) if infinity else (found ^ one, one), 1).view(-1)
+    return found
+
+
+def combined(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """sum_i weights_i x_i: [n, m] and [n] -> [m]."""
+    if loops := loops_for(x, weights):
+        out = torch.empty(x.shape[1], dtype=torch.int64)
+        loops.combined(x.numpy(), weights.numpy(), out.numpy())
+        return out
+    return inner_product(x.t(), weights)[:, 0]
+
+
+def combined_bits(x: torch.Tensor, weights: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
+    """sum_i weights_i x_i for packed bits: [64, W] and [64] -> [64 W]; bit t of word w is at t W + w.
+
+    Args:
+        scales: [W], with which bit t of word w is multiplied by x^t scales_w.
+    """
+    if loops := loops_for(x, weights):
+        out = torch.empty(64 * x.shape[1], dtype=torch.int64)
+        loops.combined_bits(
+            x.numpy(), weights.numpy(), (weights[:0] if scales is None else scales).numpy(), out.numpy()
+        )
+        return out
+    found = xor_of((bitplanes.spread(x) & weights.view(-1, 1, 1)).permute(1, 2, 0))
+    if scales is not None:
+        found = times(found, times(powers_of_x(64, x.device).view(64, 1), scales))
+    return found.reshape(-1)
+
+
+def combined_words(words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """sum_i weights_i of the bits 8 i + t that are set, of each word: [C] and [8] -> [8, C]."""
+    if loops := loops_for(words, weights):
+        out = words.new_empty(8, words.shape[0])
+        loops.combined_words(words.numpy(), weights.numpy(), out.numpy())
+        return out
+    return xor_of((-bits_of(words, 64).view(8, 8, -1) & weights.view(8, 1, 1)).permute(1, 2, 0))
+
+
+def scaled(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """[n, m] with its columns multiplied by [m]."""
+    if loops := loops_for(x, scales):
+        out = torch.empty(x.shape, dtype=torch.int64)
+        loops.scaled(x.numpy(), scales.numpy(), out.numpy())
+        return out
+    return times(x, scales)

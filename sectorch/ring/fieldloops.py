@@ -1,0 +1,258 @@
+"""Compiled loops over GF(2^64) (`field.py`), of proofs and hashes; see `mpc/star/prove.py`.
+
+Sums of products are kept as polynomials of twice the length, two words each, and reduced once.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from .bitloops import transposed
+from .carryless import SIDE, carryless, chosen_line, dot, masked_dot, xor_line
+from .loops import compiled
+
+_REDUCED = np.uint64(0b11011)
+
+
+@compiled
+def reduced(low, high):
+    """low + x^64 high in the field."""
+    first, above = carryless(high, _REDUCED)
+    second, _ = carryless(above, _REDUCED)
+    return low ^ first ^ second
+
+
+@compiled
+def times(x, y, out):
+    """x y of [n], element by element."""
+    for i in range(len(x)):
+        low, high = carryless(np.uint64(x[i]), np.uint64(y[i]))
+        out[i] = np.int64(reduced(low, high))
+
+
+@compiled
+def inner_products(x, y, out):
+    """The inner product of each row of x [n, m] with y [m]."""
+    for i in range(len(x)):
+        low, high = np.uint64(0), np.uint64(0)
+        for j in range(len(y)):
+            a, b = carryless(np.uint64(x[i, j]), np.uint64(y[j]))
+            low ^= a
+            high ^= b
+        out[i] = np.int64(reduced(low, high))
+
+
+@functools.cache
+def spread_plan(variables: int) -> tuple[np.ndarray, np.ndarray]:
+    """How values at {0, 1}^v, in rows, become those at {0, 1, infinity}^v: which rows are xor-ed into which further
+    one, [3^v - 2^v, 3], and in which row each point's value then is."""
+    blocks, xors, rows = [0], [], 1 << variables
+    for variable in range(variables):
+        half, parts = 1 << (variables - variable - 1), []
+        for first in blocks:
+            xors += [(first + i, first + half + i, rows + i) for i in range(half)]
+            parts += [first, first + half, rows]
+            rows += half
+        blocks = parts
+    return np.array(xors, np.int64).reshape(-1, 3), np.array(blocks, np.int64)
+
+
+@compiled
+def _spread(values, xors):
+    """By a plan, for eight words in each row."""
+    at = values.ctypes.data
+    for i in range(len(xors)):
+        xor_line(at + 64 * xors[i, 0], at + 64 * xors[i, 1], at + 64 * xors[i, 2])
+
+
+@compiled
+def _taken(x, start, out):
+    """Eight columns of x, with zeros beyond its end."""
+    size = min(SIDE, x.shape[1] - start)
+    if size == SIDE:
+        for i in range(len(x)):
+            for c in range(SIDE):
+                out[i, c] = np.uint64(x[i, start + c])
+    else:
+        out[: len(x)] = 0
+        for i in range(len(x)):
+            for c in range(size):
+                out[i, c] = np.uint64(x[i, start + c])
+
+
+@compiled
+def _sums(totals, out):
+    for p in range(len(out)):
+        out[p] = np.int64(reduced(totals[p, 0], totals[p, 1]))
+
+
+@compiled
+def bit_points(x, y, weights, xors, places, out):
+    """sum_w weights_w (x y)_w at all points {0, 1, infinity}^v; x, y: packed bits [2^v, W]; see `spread_plan`."""
+    xs, ys = np.empty((len(places), SIDE), np.uint64), np.empty((len(places), SIDE), np.uint64)
+    scale, totals = np.zeros((1, SIDE), np.uint64), np.zeros((len(places), 2), np.uint64)
+    for start in range(0, x.shape[1], SIDE):
+        _taken(x, start, xs)
+        _taken(y, start, ys)
+        for c in range(SIDE):
+            scale[0, c] = np.uint64(weights[start + c]) if start + c < len(weights) else np.uint64(0)
+        _spread(xs, xors)
+        _spread(ys, xors)
+        for p in range(len(places)):
+            masked_dot(xs, p, ys, p, scale, totals, p)
+    _sums(totals[places], out)
+
+
+@compiled
+def chosen_points(x, y, inner, xors, places, out):
+    """sum_c inner_t (x y)_{t,c} at all points {0, 1, infinity}^3, of words x [8, 8, C] and bits y of packed words [C].
+
+    Of a word the bit 8 i + t is that of x[i, t]; the points are of i.
+    """
+    count = len(places)
+    xs, ys = np.empty((count, SIDE), np.uint64), np.empty((count, SIDE), np.uint64)
+    totals, bits = np.zeros((8, count, SIDE), np.uint64), np.zeros(SIDE, np.uint64)
+    from_x, from_y = xs.ctypes.data, ys.ctypes.data
+    for start in range(0, x.shape[2], SIDE):
+        for c in range(SIDE):
+            bits[c] = np.uint64(y[start + c]) if start + c < len(y) else np.uint64(0)
+        for t in range(8):
+            _taken(x[:, t], start, xs)
+            for i in range(8):
+                for c in range(SIDE):
+                    ys[i, c] = np.uint64(0) - ((bits[c] >> np.uint64(8 * i + t)) & np.uint64(1))
+            _spread(xs, xors)
+            _spread(ys, xors)
+            to = totals.ctypes.data + 64 * count * t
+            for p in range(count):
+                chosen_line(from_x + 64 * p, from_y + 64 * p, to + 64 * p)
+    for p in range(count):
+        low, high = np.uint64(0), np.uint64(0)
+        for t in range(8):
+            total = np.uint64(0)
+            for c in range(SIDE):
+                total ^= totals[t, places[p], c]
+            a, b = carryless(total, np.uint64(inner[t]))
+            low ^= a
+            high ^= b
+        out[p] = np.int64(reduced(low, high))
+
+
+@compiled
+def points(x, y, xors, places, out):
+    """sum_j (x y)_j at all points {0, 1, infinity}^v; x, y: [2^v, m]."""
+    xs, ys = np.empty((len(places), SIDE), np.uint64), np.empty((len(places), SIDE), np.uint64)
+    totals = np.zeros((len(places), 2), np.uint64)
+    for start in range(0, x.shape[1], SIDE):
+        _taken(x, start, xs)
+        _taken(y, start, ys)
+        _spread(xs, xors)
+        _spread(ys, xors)
+        for p in range(len(places)):
+            dot(xs, p, ys, p, totals, p)
+    _sums(totals[places], out)
+
+
+@compiled
+def weights_at(point, infinity, out):
+    """The weights of a function's values at {0, 1}^v, or {0, 1, infinity}^v, for its value at a point of the field:
+    of each variable t the products of 1 + t, t and t + t^2."""
+    out[0], count = 1, 1
+    for v in range(len(point)):
+        t = np.uint64(point[v])
+        low, high = carryless(t, t)
+        squared = reduced(low, high)
+        for i in range(count - 1, -1, -1):
+            whole = np.uint64(out[i])
+            low, high = carryless(whole, t)
+            one = reduced(low, high)
+            if infinity:
+                low, high = carryless(whole, squared)
+                out[3 * i + 2] = np.int64(one ^ reduced(low, high))
+                out[3 * i + 1], out[3 * i] = np.int64(one), np.int64(whole ^ one)
+            else:
+                out[2 * i + 1], out[2 * i] = np.int64(one), np.int64(whole ^ one)
+        count *= 3 if infinity else 2
+
+
+@compiled
+def combined(x, weights, out):
+    """sum_i weights_i x_i of rows x [n, m]."""
+    for start in range(0, x.shape[1], SIDE):
+        size = min(SIDE, x.shape[1] - start)
+        low, high = np.zeros(SIDE, np.uint64), np.zeros(SIDE, np.uint64)
+        for i in range(len(x)):
+            weight = np.uint64(weights[i])
+            for c in range(size):
+                a, b = carryless(np.uint64(x[i, start + c]), weight)
+                low[c] ^= a
+                high[c] ^= b
+        for c in range(size):
+            out[start + c] = np.int64(reduced(low[c], high[c]))
+
+
+@compiled
+def _tables(weights):
+    """The sums of up to 64 weights by the bits of a word, for each of its bytes."""
+    tables = np.zeros((8, 256), np.uint64)
+    for i in range(len(weights)):
+        for v in range(256):
+            if (v >> (i % 8)) & 1:
+                tables[i // 8, v] ^= np.uint64(weights[i])
+    return tables
+
+
+@compiled
+def _sum_of(tables, bits):
+    found = np.uint64(0)
+    for k in range(8):
+        found ^= tables[k, (bits >> np.uint64(8 * k)) & np.uint64(255)]
+    return found
+
+
+@compiled
+def combined_bits(x, weights, scales, out):
+    """sum_i weights_i x_i of packed bits x [64, W]: the bit t of word w stands at t W + w of [64 W].
+
+    Args:
+        scales: for each word, of which bit t is multiplied by x^t times it; or none.
+    """
+    width, tables = x.shape[1], _tables(weights)
+    a, scale = np.zeros((64, SIDE), np.uint64), np.zeros(SIDE, np.uint64)
+    for start in range(0, width, SIDE):
+        size = min(SIDE, width - start)
+        _taken(x, start, a)
+        transposed(a)
+        for c in range(size if len(scales) else 0):
+            scale[c] = np.uint64(scales[start + c])
+        for t in range(64):
+            for c in range(size):
+                found = _sum_of(tables, a[t, c])
+                if len(scales):
+                    low, high = carryless(found, scale[c])
+                    found = reduced(low, high)
+                    scale[c] = (scale[c] << np.uint64(1)) ^ ((np.uint64(0) - (scale[c] >> np.uint64(63))) & _REDUCED)
+                out[t * width + start + c] = np.int64(found)
+
+
+@compiled
+def combined_words(words, weights, out):
+    """sum_i weights_i of the bits 8 i + t that are set, of each word: [C] -> [8, C]."""
+    for w in range(len(words)):
+        bits = np.uint64(words[w])
+        for t in range(8):
+            found = np.uint64(0)
+            for i in range(8):
+                found ^= np.uint64(weights[i]) & (np.uint64(0) - ((bits >> np.uint64(8 * i + t)) & np.uint64(1)))
+            out[t, w] = np.int64(found)
+
+
+@compiled
+def scaled(x, scales, out):
+    """x [n, m] with its columns multiplied by numbers of the field."""
+    for i in range(len(x)):
+        for j in range(x.shape[1]):
+            low, high = carryless(np.uint64(x[i, j]), np.uint64(scales[j]))
+            out[i, j] = np.int64(reduced(low, high))

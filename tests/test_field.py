@@ -1,0 +1,102 @@
+"""GF(2^64): against whole numbers in Python, compiled against torch's functions, and the laws of a field."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import ring_values
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sectorch.ring import bitplanes, field
+
+MODULUS = (1 << 64) | 0b11011
+SEEDS = st.integers(0, 1 << 30)
+
+
+def product(x: int, y: int) -> int:
+    """By long multiplication and division of polynomials."""
+    total = 0
+    for bit in range(64):
+        if y >> bit & 1:
+            total ^= x << bit
+    for bit in range(total.bit_length() - 1, 63, -1):
+        if total >> bit & 1:
+            total ^= MODULUS << (bit - 64)
+    return total
+
+
+def values(seed: int, *shape: int) -> torch.Tensor:
+    return ring_values(shape, 63, seed)
+
+
+def both(f, *args):
+    """What compiled loops give, which torch's functions give as well."""
+    found = f(*args)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bitplanes, "COMPILED", False)
+        assert torch.equal(found, f(*args))
+    return found
+
+
+def unsigned(x: torch.Tensor) -> list[int]:
+    return [v % (1 << 64) for v in x.reshape(-1).tolist()]
+
+
+@given(SEEDS)
+def test_products_are_those_of_polynomials(seed):
+    x, y = values(seed, 5), values(seed + 1, 5)
+    found = both(field.times, x, y)
+    assert unsigned(found) == [product(a, b) for a, b in zip(unsigned(x), unsigned(y), strict=True)]
+
+
+def test_products_known_from_elsewhere():
+    """x^63 x = x^64 = x^4 + x^3 + x + 1; all ones times x; 3 5 = 15 as of polynomials."""
+    x = torch.tensor([-(1 << 63), -1, 3])
+    y = torch.tensor([2, 2, 5])
+    assert unsigned(both(field.times, x, y)) == [0b11011, (1 << 64) - 2 ^ 0b11011, 15]
+
+
+@given(SEEDS)
+def test_every_number_but_zero_has_an_inverse(seed):
+    x = values(seed, 4) | 1
+    power = torch.ones_like(x)  # x^(2^64 - 2)
+    for _ in range(63):
+        power = field.times(field.times(power, power), x)
+    assert torch.equal(field.times(field.times(power, power), x), torch.ones_like(x))
+
+
+@given(st.integers(0, 20), SEEDS)
+def test_sums_over_words(width, seed):
+    x, y, w = values(seed, 64, width), values(seed + 1, 64, width), values(seed + 2, width)
+    k, eight = values(seed + 3, 64), values(seed + 4, 8)
+    for variables in (1, 3, 6):
+        part = x[: 1 << variables].contiguous(), y[: 1 << variables].contiguous()
+        weighed = both(field.points_of_bits, *part, w, variables)
+        assert weighed.shape == both(field.points, *part, variables).shape == (3**variables,)
+    both(field.inner_product, x, w)
+    both(field.combined, x, k)
+    both(field.combined_bits, x, k, w)
+    both(field.combined_bits, x, k)
+    both(field.scaled, x, w)
+    both(field.points_of_chosen, x.view(8, 8, width), w, eight)
+    both(field.combined_words, w, eight)
+
+
+@given(st.integers(1, 6), SEEDS)
+def test_points_are_of_the_multilinear_functions(variables, seed):
+    """What stands at {0, 1, infinity}^v gives the product of both functions at any point."""
+    x, y, point = values(seed, 1 << variables, 1), values(seed + 1, 1 << variables, 1), values(seed + 2, variables)
+    weights = both(field.weights_at, point)
+    at_x, at_y = (field.combined(v, weights) for v in (x, y))
+    sent = field.points(x, y, variables)
+    assert torch.equal(field.inner_product(sent, both(field.weights_at, point, True)), field.times(at_x, at_y))
+
+
+@given(st.integers(0, 9), SEEDS)
+def test_bits_are_numbers_of_the_field(width, seed):
+    """Packed bits as numbers 0 and 1, bit by bit, give what their own loops give."""
+    bits, weights = values(seed, 64, width), values(seed + 1, 64)
+    apart = (bits.unsqueeze(1) >> torch.arange(64).view(1, 64, 1)).bitwise_and(1)  # [row, bit, word]
+    expected = field.combined(apart.reshape(64, 64 * width), weights)
+    assert torch.equal(field.combined_bits(bits, weights), expected)
