@@ -31,6 +31,7 @@ from .members import Q as Q
 from .members import S as S
 from .mpc.plain import Plain
 from .mpc.star.backend import Star
+from .mpc.star.claims import settle
 from .mpc.star.seed import Identities, edge_keys, seed
 from .ring.scheme import Scheme
 
@@ -339,6 +340,7 @@ class Session:
         try:
             with running(net):
                 yield net
+                settle(net)
         finally:
             _CALL.reset(token)
 

@@ -15,7 +15,8 @@ from torch import nn
 
 import sectorch
 from sectorch.audits import _Here
-from sectorch.choreography import leaf
+from sectorch.choreography import Phase, leaf
+from sectorch.choreography.ledger import Transcript
 from sectorch.errors import FalseDealingError
 from sectorch.mpc.star import compare, relu, select
 from sectorch.ring import logical_shift
@@ -133,6 +134,18 @@ def test_where_nobody_looks_one_call_gives_the_model(secret):
     # by one of them.
     smallest = float(secret[2].weight.detach().abs().max(0).values.min())
     assert stolen(secret, thief.read(y)) < 4 / smallest
+
+
+def test_where_it_is_proved_no_attempt_gives_anything(secret):
+    thief = Thief()
+    with thief.at_work(), Transcript() as transcript:
+        secure = sectorch.secure(secret, Scheme(range_check=False, verified=True), session=Session())
+        thief.dealing = True
+        for _ in range(12):
+            with pytest.raises(FalseDealingError):
+                secure(thief.x)
+    to_Q = {line.label for line, _ in transcript.lines if line.dst.role == "Q" and line.phase != Phase.SETUP}
+    assert to_Q == {"coin"}
 
 
 @pytest.mark.parametrize("of", [2, 3])

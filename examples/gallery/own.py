@@ -25,6 +25,7 @@ from sectorch.garbled.confident import UNANSWERED, argmax_confident_shares
 from sectorch.garbled.shares import argmax_noisy_shares, argmax_onehot_shares
 from sectorch.mpc.smooth.normalise import normalise
 from sectorch.mpc.smooth.trigonometric import draw_error, trigonometric
+from sectorch.mpc.star.claims import settle
 from sectorch.mpc.star.compare import drelu, is_zero
 from sectorch.mpc.star.fours import max_by_fours
 from sectorch.mpc.star.guard import guard, joined, unpadded
@@ -135,6 +136,18 @@ def _limited(net: Net, x: Shares) -> Shares:
     return x
 
 
+def _verified(protocol: Callable) -> Callable:
+    """A protocol in which the dealer proves what it deals."""
+
+    def program(net: Net, *values: Any) -> Any:
+        net.verified = True
+        found = protocol(net, *values)
+        settle(net)
+        return found
+
+    return program
+
+
 def _stacked(*rows: torch.Tensor) -> torch.Tensor:
     return torch.stack(rows)
 
@@ -226,6 +239,7 @@ def _joined(net: Net, x: Shares) -> tuple:
 
 CONV = Conv2d((2, 1), (1, 0), (1, 2))
 WIDE = Conv2d((1, 1), (1, 1))
+DEPTHWISE = Conv2d((1, 1), (1, 1), groups=2)
 SERIES = {
     "error": int((SIGMOID.error + draw_error(SIGMOID) / 2) * 2.0**SERIES_BITS) + 2,
     "varies": int(draw_error(SIGMOID) * 2.0**SERIES_BITS) + 1,
@@ -270,6 +284,12 @@ OWN = [
         lambda x, w: torch.conv2d(x, w, None, (2, 1), (1, 0), (1, 2)), WHOLE),
     Own("conv2d_tiled", _linear(WIDE), [_by_rows(2, 4, 3), _shaped(WEIGHT, 128, 2, 2, 3)],
         lambda x, w: torch.conv2d(x, w, padding=1), WHOLE),
+    Own("verified_linear", _verified(_linear(Linear())), [_shaped(ANY, 64, 2), _shaped(WEIGHT, 1, 2)],
+        lambda x, w: x @ w.T, WHOLE),
+    Own("verified_conv2d", _verified(_linear(CONV)), [_shaped(ANY, 1, 2, 4, 3), _shaped(WEIGHT, 64, 2, 3, 2)],
+        lambda x, w: torch.conv2d(x, w, None, (2, 1), (1, 0), (1, 2)), WHOLE),
+    Own("verified_depthwise", _verified(_linear(DEPTHWISE)), [_shaped(ANY, 1, 2, 8, 8), _shaped(WEIGHT, 2, 1, 3, 3)],
+        lambda x, w: torch.conv2d(x, w, padding=1, groups=2), WHOLE),
     Own("multiply", lambda net, x, y: multiply(net, torch.mul, x, y), [ANY, ANY], torch.mul),
     Own("multiply_matmul", lambda net, x, y: multiply(net, matmul, x, y), [_by_rows(6), _shaped(ANY, 6, 2)],
         torch.matmul, WHOLE),
@@ -335,6 +355,10 @@ OWN = [
     Own("guarded_ramps", _guarded(lambda net, x: ramps(net, x, (0, 7), 20, limit_bits=LIMIT_BITS)[0]),
         [Given(low=-(1 << 61), high=(1 << 61) - 1)], _inside(lambda x: rounded(x, 20).clamp(min=0)), HASHED),
     Own("guarded_limit", _guarded(_limited), [HALF_RING], _inside(lambda x: x), HASHED),
+    Own("verified_relu_20", _verified(partial(relu, shift=20)), [cut(20)], lambda x: rounded(x, 20).clamp(min=0),
+        HASHED),
+    Own("verified_truncate", _verified(partial(truncate, shift=20)), [cut(20)], partial(rounded, shift=20), HASHED),
+    Own("verified_select", _verified(_select), [ANY], lambda x: x.clamp(min=0), HASHED),
     Own("argmax_onehot_shares", _by_class(_opened_one_hot), _classes("A", "Q"), _by_class(_one_hot)),
     Own("argmax_noisy_shares", _by_class(partial(argmax_noisy_shares, bits=16)), _classes("S", "Q"),
         _by_class(lambda at_S, at_Q: _first_largest(at_S + at_Q))),

@@ -75,15 +75,18 @@ class Net:
         self.cast = cast
         self.setup = setup or self
         self._base = base
-        self._draws = 0
+        self._draws = self._steps = 0
         self.lock = threading.RLock()
         """Held over each protocol and step: the net of the setup is used by all threads of a session."""
         self._stack: list[ProtocolSpec] = []
         self.tracing: Tracing | None = None
         """Who writes down the steps, where nobody is present."""
-        self._steps = 0
+        self.verified = False
+        """Whether the dealer proves what it sends before it is used; see `mpc/star/prove.py`."""
         self.opened: WeakKeyDictionary = WeakKeyDictionary()
         """What this call has opened under a mask, by the shares that were opened: mask once, use often."""
+        self.claims: Any = None
+        """What was dealt and is not proved yet; see `mpc/star/claims.py`."""
         self.raised: list[Any] = []
         """Flags that protocols of this call raised, as XOR-shared words; see `mpc/star/guard.py`."""
 
@@ -291,10 +294,7 @@ class Net:
             if type(value) is Located:
                 if value._session != self.runtime.session:
                     raise SessionMismatchError("values of two sessions cannot meet: their shares have different keys")
-                if value.phase > phase:
-                    phase, depth = value.phase, value.round
-                elif value.phase == phase and value.round > depth:
-                    depth = value.round
+                phase, depth = max((phase, depth), (value.phase, value.round))
         return phase, depth
 
     def _declared(self, label: str, src: Party, dst: Party) -> Message:

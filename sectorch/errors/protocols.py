@@ -106,7 +106,8 @@ class KeyAgreementError(SectorchError, RuntimeError):
 class FalseDealingError(SectorchError, RuntimeError):
     """The dealer has not dealt what the program says. Nothing that depends on the model went to it.
 
-    Its `evidence` says what was promised and signed; see docs/audited.md.
+    Where dealing is audited, its `evidence` says what was promised and signed; see docs/audited.md. Where it is
+    verified, it has none; see docs/verified.md.
 
     Example:
         Q has dealt something else in call 7 than it promised

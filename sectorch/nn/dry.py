@@ -15,6 +15,7 @@ from ..choreography import Party
 from ..choreography.ledger import Profile, alone
 from ..choreography.program.trace import PLACE, Program, Tracing
 from ..errors import ArgumentError
+from ..mpc.star.claims import check_proved
 from ..session import Session
 from ..tensor import Scheme, SecretTensor, SharedTensor, share_tensor
 from .bind import Weights
@@ -39,6 +40,8 @@ class Checked:
     budget: Budget | None = field(repr=False, default=None)
     samplewise: bool = False
     """Whether rows were seen not to meet."""
+    dealer: Party | None = None
+    """Who has to prove what it deals, if somebody has."""
 
     @cached_property
     def choreography(self) -> Program:
@@ -51,7 +54,10 @@ class Checked:
             raise ArgumentError("there is no one program: the module runs operation by operation")
         if any(isinstance(y, SecretTensor) for y in pytree.tree_leaves(self.outputs)):
             raise ArgumentError("there is no program: the module gives weights, which nobody may learn")
-        return self.tracing.program(self.outputs)
+        program = self.tracing.program(self.outputs)
+        if self.dealer is not None:
+            check_proved(program, self.dealer)
+        return program
 
 
 def dry_run(
@@ -101,7 +107,7 @@ def dry_run(
         given = [node for node in program.graph.nodes if node.op == "placeholder"]
         shapes.update(zip(given, inputs.shapes, strict=True))
     apart = program is not None and inputs.rows is not None and is_samplewise(program, shapes if limited else None)
-    return Checked(profile, tracing, outputs, budget, apart)
+    return Checked(profile, tracing, outputs, budget, apart, session.dealer if scheme.verified else None)
 
 
 def shared_inputs(inputs: Inputs, session: Session, scheme: Scheme, party: Party | None = None) -> Inputs:

@@ -46,6 +46,10 @@ class Scheme:
     """Of how many calls that Q promises to deal one is used: A and S draw which, and A recomputes the others before. A
     Q that deals falsely is caught with a probability of 1 - 1/audited, with evidence that it has signed. 1: Q is
     trusted to deal as it should. See docs/audited.md."""
+    verified: bool = False
+    """Q proves to A and S what it deals, before anything that depends on it is shown to Q: a Q that deals falsely is
+    found out but for a probability of 2^-40. For linear layers, convolutions, ReLU, maxima, pooling and truncation in
+    the lan protocols; anything else is refused. See docs/verified.md."""
 
     def __post_init__(self):
         bits = (self.frac_bits, 1 if self.limit_bits is None else self.limit_bits)
@@ -61,6 +65,16 @@ class Scheme:
             raise ArgumentError(f"network must be one of {', '.join(NETWORKS)}, got {self.network!r}")
         if type(self.audited) is not int or not 1 <= self.audited <= MOST_AUDITED:
             raise ArgumentError(f"audited is a whole number of calls, 1 to {MOST_AUDITED}, got {self.audited!r}")
+        if type(self.verified) is not bool or (self.verified and self.audited != 1):
+            raise ArgumentError(
+                f"verified is True or False, and proves what audited=n only looks at: name one of the two, got "
+                f"verified={self.verified!r} and audited={self.audited}"
+            )
+        if self.verified and (self.network != "lan" or self.relu != "exact"):
+            raise ArgumentError(
+                f"verified=True covers the exact protocols of network='lan', got network={self.network!r} and "
+                f"relu={self.relu!r}; audited=n covers all"
+            )
         if self.limit_bits is not None and not 1 <= self.limit_bits <= 61 - 2 * self.frac_bits:
             raise ArgumentError(
                 f"activations below 2^{self.limit_bits} leave no room for weights beside 2 x {self.frac_bits} fraction "

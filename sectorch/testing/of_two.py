@@ -17,18 +17,20 @@ Form = tuple[torch.Size, torch.dtype]
 
 
 def steps_of_two(program: Program) -> list[tuple[Callable, tuple[Form, ...]]]:
-    """Steps that take two tensors, as functions of these, and their forms; each kind of step once."""
+    """Steps that take two tensors, as functions of these, and their forms; each kind of step once. No
+    checks, which give nothing but an error."""
     forms: dict[Any, Form] = {i.slot: (i.shape, i.dtype) for i in program.inputs}
     for node in program.nodes:
         made = zip(node.slots, node.results, strict=True)
         forms |= {slot: (y.shape, y.dtype) for slot, y in made if isinstance(y, torch.Tensor)}
     found: dict[tuple, tuple[Callable, tuple[Form, ...]]] = {}
     for node in program.nodes:
-        if isinstance(node.step, Compute) and len(node.taken) == 2 and not node.many and node.step.f not in LINEAR:
+        step = node.step
+        if not isinstance(step, Compute) or not step.pure or step.f in LINEAR:
+            continue
+        if len(node.taken) == 2 and not node.many:
             taken = tuple(forms[slot] for slot in node.taken)
-            found.setdefault(
-                (repr(node.step.f), taken), (functools.partial(_applied, node.step.f, node.operands), taken)
-            )
+            found.setdefault((repr(step.f), taken), (functools.partial(_applied, step.f, node.operands), taken))
     return list(found.values())
 
 

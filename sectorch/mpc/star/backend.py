@@ -18,6 +18,7 @@ from ...ring.scheme import Scheme
 from ..leaky import leaky_relu_privhfl
 from ..smooth.normalise import normalise
 from ..smooth.trigonometric import trigonometric
+from .claims import settle
 from .compare import drelu, is_zero
 from .fours import LONG, max_by_fours
 from .guard import beside_tag, flags_of_bits, guard, joined, raise_flags, unpadded
@@ -40,6 +41,7 @@ class Star(Backend):
 
     def __init__(self, net: Net, scheme: Scheme, device: torch.device):
         self.net, self.fss, self.device = net, scheme.fss, device
+        net.verified |= scheme.verified
 
     def share(self, x: Located, whole: bool) -> Shares:
         shares = share(self.net, x)
@@ -68,11 +70,13 @@ class Star(Backend):
 
     def reveal(self, x: Shares, flags: Sequence[Shares]) -> tuple[Located, Located | None]:
         if not flags:
+            settle(self.net)
             return reveal(self.net, x), None
         padded, key = guard(self.net, x, tuple(flags))
         return unpadded(reveal(self.net, padded), x.shape, key)
 
     def reveal_to(self, x: Shares, party: Any) -> Located:
+        settle(self.net)
         if party not in (self.net.A, self.net.S):
             with self._querying(party):
                 return reveal(self.net, x)
@@ -94,6 +98,8 @@ class Star(Backend):
         self, terms: Sequence[tuple[Star, Shares, Sequence[Shares]]], guarded: bool, noise: Noise | None = None
     ) -> tuple[Located, Located | None]:
         shape = terms[0][1].shape
+        for term, _, _ in terms if not guarded else ():
+            settle(term.net)
         drawn = None if noise is None else self.net.fresh(self.net.S, at_server(noise, shape))
         if not guarded:
             return self._sum([(term.net, x) for term, x, _ in terms], drawn), None

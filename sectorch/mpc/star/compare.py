@@ -30,6 +30,7 @@ import torch
 from ...choreography import Net, leaf, protocol
 from ...errors import ArgumentError
 from ...ring.bitplanes import fast, planes, planes_beside, rows, words_for
+from . import proved
 from .circuit import Circuit
 from .deal import Made, deal_bits
 from .layers import WIDEST, Layer, and_layers
@@ -195,8 +196,10 @@ def deal_codes(net: Net, x: Masked, spans: Sequence[tuple[int, int]], tops: tupl
     Returns:
         words [7 blocks + len(tops), W], XOR-shared, of which as many bits an element are dealt.
     """
-    rows = CODES * sum(block_count(*span) for span in spans) + len(tops)
-    return deal_bits(net, Made(masked_codes, (rows, words_for(x.shape.numel())), (x.r, tuple(spans), tops)))
+    counts = [block_count(*span) for span in spans]
+    shape = CODES * sum(counts) + len(tops), words_for(x.shape.numel())
+    planes = [(high - BLOCK * count, high) for count, (_, high) in zip(counts, spans, strict=True)]
+    return deal_bits(net, Made(masked_codes, shape, (x.r, tuple(spans), tops)), proved.codes(net, x, planes, tops))
 
 
 @leaf(shapes=lambda r, spans, tops, v_A: torch.empty_like(v_A))

@@ -12,6 +12,8 @@ import torch
 
 from ...choreography import Located, Message, Net, protocol
 from ...choreography.located import compute
+from .claims import Claim, noted
+from .halves import Halves
 from .shares import Shares
 
 
@@ -30,17 +32,24 @@ class Made:
 
 
 @protocol("deal", "PrivHFL, 2.3 (shares from streams)", [Message("v_S", "D", "S", "v_A of k_DA")])
-def deal(net: Net, v: Located | Made, dtype: torch.dtype = torch.int64) -> Shares:
+def deal(net: Net, v: Located | Made, dtype: torch.dtype = torch.int64, claim: Claim | None = None) -> Shares:
     """v = v_A + v_S, mod 2^64 (int64) or mod 2^32 (int32).
+
+    Args:
+        claim: what has to hold of it (`proved.py`), for where D is not trusted; None where there is no proof.
 
     Ahead of the query; one message of 8 (or 4) bytes per element from D to S, which is uniform to S.
     """
     v_A = net.common(net.D, net.A, v.shape, "v_A", dtype)
-    return Shares(v_A, (v - v_A).send(net.D, net.S, "v_S"))
+    dealt = Halves(v_A, (v - v_A).send(net.D, net.S, "v_S"))
+    noted(net, claim, dealt)
+    return dealt.shares
 
 
 @protocol("deal_bits", "PrivHFL, 2.3 (shares from streams)", [Message("v_S", "D", "S", "v_A of k_DA")])
-def deal_bits(net: Net, v: Located | Made) -> Shares:
+def deal_bits(net: Net, v: Located | Made, claim: Claim | None = None) -> Shares:
     """v = v_A xor v_S for words of packed bits; one bit per bit from D to S."""
     v_A = net.common(net.D, net.A, v.shape, "v_A")
-    return Shares(v_A, (v ^ v_A).send(net.D, net.S, "v_S"))
+    dealt = Halves(v_A, (v ^ v_A).send(net.D, net.S, "v_S"))
+    noted(net, claim, dealt)
+    return dealt.shares

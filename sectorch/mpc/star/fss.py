@@ -16,6 +16,7 @@ import torch
 
 from ...choreography import Located, Message, Net, leaf, protocol
 from ...choreography.located import compute
+from .claims import check_unproved
 from .compare import check_planes
 from .dcf import evaluate, generate
 from .guard import flags_of_bits, raise_flags
@@ -63,6 +64,7 @@ def deal_key(net: Net, x: Masked, high: int, signed: bool = True, product: bool 
     Ahead of the query. D sends 24 high + 8 bytes per element to S, with `product` 32 high + 16, and S sends the same on
     to A. Each sees uniform bits (computationally: AES).
     """
+    check_unproved(net)
     D, A, S = net.D, net.A, net.S
     count = x.shape.numel()
     seed_A, seed_S = net.common(D, A, (count, 2), "seed_A"), net.common(D, S, (count, 2), "seed_S")

@@ -22,7 +22,9 @@ import torch
 
 from ...choreography import Message, Net, leaf, protocol
 from ...ring.bitplanes import fast
+from . import proved
 from .deal import Made, deal_bits
+from .halves import Halves
 from .shares import Shares, each
 
 WIDEST = 4
@@ -132,7 +134,8 @@ def and_layers(net: Net, state: Shares, layers: Sequence[Layer]) -> Shares:
     alpha_A = net.common(D, A, (opened, width), "alpha_A")
     alpha_S = net.common(D, S, (opened, width), "alpha_S")
     count = sum(len(layer.products) for layer in layers)
-    products = deal_bits(net, Made(_products, (count, width), (alpha_A, alpha_S, tuple(layers))))
+    claim = proved.ands(net, Halves(alpha_A, alpha_S), _operands(tuple(layers)).tolist())
+    products = deal_bits(net, Made(_products, (count, width), (alpha_A, alpha_S, tuple(layers))), claim)
 
     sent = each(_masked, state, Shares(alpha_A, alpha_S), layers[0])
     at, made = 0, 0

@@ -14,7 +14,9 @@ import torch
 from ...choreography import Located, Message, Net, protocol
 from ...choreography.located import compute, running
 from ...ring.products import Tiled
+from .halves import Halves
 from .shares import Shares
+from .sums import Sums, check_linear
 
 
 class Weight:
@@ -25,6 +27,8 @@ class Weight:
         self.a = a
         self.masked = masked
         self._tiles: dict[str, tuple[Located, Located, Located]] = {}
+        self.sums: dict[int, Sums] = {}
+        """Of its channels, for who looks at what is dealt; by groups of channels."""
 
     @property
     def shape(self) -> torch.Size:
@@ -81,7 +85,10 @@ def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight) -
     b = net.common(S, D, x.shape, "b")
     c = compute(product, b, weight.a, a_tiles)
     c_A = net.common(D, A, c.shape, "c_A")
-    c = Shares(c_A, (c - c_A).send(D, S, "c_S"))
+    dealt = Halves(c_A, (c - c_A).send(D, S, "c_S"))
+    if net.verified:
+        check_linear(net, setup, product, b, weight, dealt)
+    c = dealt.shares
 
     m = (x.S - b).send(S, A, "m")
     return (

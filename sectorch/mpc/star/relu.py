@@ -20,13 +20,15 @@ import torch
 from ...choreography import Located, Message, Net, leaf, protocol
 from ...ring import logical_shift, signed
 from ...ring.bitplanes import fast, planes_beside, words_for
+from . import proved
 from .compare import BLOCK, block_count, check_planes, deal_codes, drelu, forest, pick_blocks
 from .deal import Made, deal, deal_bits
 from .fss import gate
 from .guard import kept_rows, raise_flags
+from .halves import Halves
 from .layers import and_layers
 from .mask import Masked, open_masked
-from .select import BitMask, by_words, chosen_by, open_bit, per_element, picked, random_bits, ring_mask, select
+from .select import BitMask, by_words, chosen_by, deal_mask, open_bit, per_element, picked, random_bits, select
 from .shares import Shares, each
 from .truncate import check_shift, half, shifted_less, truncate
 from .within import planes_above, raise_above
@@ -91,10 +93,11 @@ def _floored(
 
 def _deal_products(net: Net, x: Masked, mask: BitMask, copies: int, shift: int) -> tuple[Shares, ...]:
     """What the products s (C - R), s u and s msb(r) take, ahead of the query: R, the bits of s and u, s R, s msb(r)."""
-    R = deal(net, Made(shifted_less, x.shape, (x.r, shift)))
-    bits = deal(net, ring_mask(mask.part(0, 2 * copies)))
-    chosen = deal(net, chosen_by(mask.part(0, copies), x.r, shift))
-    return R, bits, chosen, deal(net, ring_mask(mask.part(2 * copies, 3 * copies)), torch.int32)
+    first, R = mask.part(0, copies), []
+    quotient = deal(net, Made(shifted_less, x.shape, (x.r, shift)), claim=proved.quotient(net, x, shift, R))
+    bits = deal_mask(net, mask.part(0, 2 * copies))
+    chosen = deal(net, chosen_by(first, x.r, shift), claim=proved.chosen(net, first.halves, lambda: R[0], copies))
+    return quotient, bits, chosen, deal_mask(net, mask.part(2 * copies, 3 * copies), torch.int32)
 
 
 @leaf(shapes=lambda first, second, c, *_: torch.empty_like(c))
@@ -148,6 +151,7 @@ def _compared(
     k = ~(state[lt] ^ each(_repeated, codes[r_high], copies) ^ bits[high])
     return _floor_bits(
         net,
+        x,
         each(_stacked, state[eq], k, state[u]),
         each(_repeated, codes[-1], copies),
         _repeated(_signs_of(x.r), copies),
@@ -207,17 +211,18 @@ def _stacked(*words: torch.Tensor) -> torch.Tensor:
 @protocol("floor_bits", "docs/protocols.md; PrivHFL, C.4.1 (Beaver), on bits", [
     Message("masked_A", "A", "S", "alpha_A of k_DA"), Message("masked_S", "S", "A", "alpha_S of k_DS"),
 ])  # fmt: skip
-def _floor_bits(net: Net, taken: Shares, wraps: Shares, wrap: Located, top: Located) -> Shares:
+def _floor_bits(net: Net, x: Masked, taken: Shares, wraps: Shares, wrap: Located, top: Located) -> Shares:
     """b = k xor eq u, b u, and b w (1 - msb(c)) for a bit w = msb(r) that D knows: words [3 W], XOR-shared.
 
     Args:
-        taken: words [3, W] of eq, k and u. wraps: w in shares. wrap: w at D. top: public, msb(c).
+        x: whose r it is. taken: words [3, W] of eq, k and u. wraps: w in shares. wrap: w at D. top: public, msb(c).
 
     Rounds 1, online six bits per element, dealt six.
     """
     D, A, S = net.D, net.A, net.S
     alpha_A, alpha_S = net.common(D, A, taken.shape, "alpha_A"), net.common(D, S, taken.shape, "alpha_S")
-    dealt = deal_bits(net, _floor_products(alpha_A ^ alpha_S, wrap))
+    claim = proved.floor_products(net, Halves(alpha_A, alpha_S), x)
+    dealt = deal_bits(net, _floor_products(alpha_A ^ alpha_S, wrap), claim)
     sent_A = (taken.A ^ alpha_A).send(A, S, "masked_A")
     sent_S = (taken.S ^ alpha_S).send(S, A, "masked_S")
     public = sent_A ^ sent_S

@@ -14,7 +14,9 @@ import torch
 from ...choreography import Located, Message, Net, leaf, protocol
 from ...ring import logical_shift
 from ...ring.bitplanes import fast, spread, unrows, words_for
+from . import proved
 from .deal import Made, deal
+from .halves import Halves
 from .mask import Masked
 from .shares import Shares
 
@@ -27,6 +29,10 @@ class BitMask:
     b_S: Located
     shape: torch.Size
     copies: int | None
+
+    def halves(self) -> Halves:
+        """Its words, of which D knows both halves."""
+        return Halves(self.b_A, self.b_S)
 
     def part(self, first: int, last: int) -> BitMask:
         """The copies first .. last - 1."""
@@ -52,10 +58,11 @@ def random_bits(net: Net, shape: torch.Size, copies: int | None = None) -> BitMa
     return BitMask(b_A, b_S, shape, copies)
 
 
-def ring_mask(mask: BitMask) -> Made:
-    """What D deals of a mask: its bits as 0 and 1."""
+def deal_mask(net: Net, mask: BitMask, dtype: torch.dtype = torch.int64) -> Shares:
+    """The bits of a mask as 0 and 1 in the ring; 8 bytes for each, or 4."""
     shape = mask.shape if mask.copies is None else (mask.copies, *mask.shape)
-    return Made(_bits_less, torch.Size(shape), (mask.b_A, mask.b_S, mask.shape, mask.copies))
+    made = Made(_bits_less, torch.Size(shape), (mask.b_A, mask.b_S, mask.shape, mask.copies))
+    return deal(net, made, dtype, proved.bits_as_numbers(net, mask.halves, mask.shape, mask.copies))
 
 
 def chosen_by(mask: BitMask, v: Located, shift: int = 0) -> Made:
@@ -131,7 +138,7 @@ def bit_to_ring(net: Net, s: Shares, shape: torch.Size, copies: int | None = Non
     Rounds 1, online two bits per element; dealt 8 bytes.
     """
     mask = random_bits(net, shape, copies)
-    b = deal(net, ring_mask(mask))
+    b = deal_mask(net, mask)
     e = open_bit(net, s, mask)
     return Shares(_opened_bit(*e, shape, copies, b.A, 1), _opened_bit(*e, shape, copies, b.S, 0))
 
@@ -146,8 +153,8 @@ def select(net: Net, s: Shares, x: Masked) -> Shares:
     Rounds 1, online two bits per element. Dealt: 16 bytes per element.
     """
     mask = random_bits(net, x.shape)
-    b = deal(net, ring_mask(mask))
-    chosen = deal(net, chosen_by(mask, x.r))
+    b = deal_mask(net, mask)
+    chosen = deal(net, chosen_by(mask, x.r), claim=proved.chosen(net, mask.halves, lambda: Halves(x.r_A, x.r_S), None))
     e = open_bit(net, s, mask)
     return Shares(_product(*e, x.c, b.A, x.r_A, chosen.A, 1), _product(*e, x.c, b.S, x.r_S, chosen.S, 0))
 

@@ -27,6 +27,7 @@ from ...choreography.located import compute
 from ...errors import ArgumentError
 from ...ring import HEADROOM_BITS, logical_shift, sign_mask
 from ...ring.bitplanes import fast
+from . import proved
 from .compare import block_count, deal_codes, forest, leaves, planes_of
 from .deal import Made, deal
 from .fss import borrow
@@ -90,8 +91,8 @@ def truncate(net: Net, x: Shares, shift: int, fss: bool = False, limit_bits: int
     """
     check_shift(shift, least=1)
     masked = open_masked(net, x)
-    R = deal(net, Made(shifted_less, masked.shape, (masked.r, shift)))
-    wrap = deal(net, Made(_negative_less, masked.shape, (masked.r,)), torch.int32)
+    R = deal(net, Made(shifted_less, masked.shape, (masked.r, shift)), claim=proved.quotient(net, masked, shift))
+    wrap = deal(net, Made(_negative_less, masked.shape, (masked.r,)), torch.int32, proved.sign(net, masked))
     moved = masked.c + half(shift)
     if fss:
         words, u = None, borrow(net, masked, moved, shift)

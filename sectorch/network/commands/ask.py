@@ -69,6 +69,7 @@ def query(arguments: Sequence[str] | None = None) -> int:
         metavar="N",
         help="use one of N calls, and have what is dealt in others looked at",
     )
+    p.add_argument("--verified", action="store_true", help="prove what is dealt")
     p.add_argument("--model-version", metavar="VERSION", help="ask this version of the model only; --json shows it")
     p.add_argument("--store", type=Path, help="folder for prepared material")
     add_patience(p)
@@ -93,8 +94,8 @@ def _query(options: argparse.Namespace, _: Console) -> None:
     if options.batch < 1:
         raise ArgumentError(f"--batch is at least 1, got {options.batch}")
     limit = None if options.activation_limit is None else limit_bits_of(options.activation_limit)
-    checked, audited = not options.no_range_check, options.audited
-    scheme = Scheme(network=options.network, range_check=checked, limit_bits=limit, audited=audited)
+    checked, levels = not options.no_range_check, {"audited": options.audited, "verified": options.verified}
+    scheme = Scheme(network=options.network, range_check=checked, limit_bits=limit, **levels)
     given = None if options.inputs is None else read(options.inputs)
     if options.out is not None:
         writable(options.out.parent)

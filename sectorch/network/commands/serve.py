@@ -128,6 +128,7 @@ def answer(arguments: Sequence[str] | None = None) -> int:
         "--audited", type=int, default=1, metavar="N",
         help="answer those only who use one of N or more calls that they deal, and have the others looked at",
     )  # fmt: skip
+    p.add_argument("--verified", action="store_true", help="answer those only who prove what they deal")
     p.add_argument("--replica", action="store_true", help="others of this party answer too, with stores of their own")
     add_client(p)
     add_pins(p)
@@ -160,7 +161,7 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
         party = Answering(
             servers[0], credentials, description, weights, known, kept, patience, options.answer_unchecked,
             options.receipts, options.limits, model=first, replica=options.replica,
-            audited=options.audited,
+            audited=options.audited, verified=options.verified,
         )  # fmt: skip
         for model, path in others:
             party.offer(*read_model(path), model)

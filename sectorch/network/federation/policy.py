@@ -46,7 +46,7 @@ _COMMON = ("parties", "from", "runs")
 _KEYS = {
     "program": ("program", "source", "traced", "inputs", *_COMMON),
     "paper": ("paper", "settings", "most", "own", *_COMMON),
-    "model": ("model", "clients", "unchecked", "audited"),
+    "model": ("model", "clients", "unchecked", "audited", "verified"),
 }
 
 
@@ -73,6 +73,7 @@ class Accepted:
     own: tuple[str, ...] = ()
     unchecked: bool = False
     audited: int = 1
+    verified: bool = False
 
     @property
     def key(self) -> str:
@@ -234,8 +235,11 @@ def _accepted(said: Mapping[str, Any], own: Own, federated: Federated) -> Accept
         audited = said.get("audited", 1)
         if type(audited) is not int or not 1 <= audited <= MOST_AUDITED:
             raise ArgumentError(f"audited in [[accept]] is 1 to {MOST_AUDITED} calls, got {short(audited)}")
+        verified = said.get("verified", False)
+        if type(verified) is not bool:
+            raise ArgumentError(f"verified in [[accept]] is true or false, got {short(verified)}")
         clients = _names(said, "clients", federated)
-        return Accepted(kind, what, starters=clients, unchecked=unchecked, audited=audited)
+        return Accepted(kind, what, starters=clients, unchecked=unchecked, audited=audited, verified=verified)
     if kind == "paper":
         command_of(what)
     digest, traced = said.get("source" if kind == "program" else "settings"), said.get("traced", "")

@@ -33,16 +33,24 @@ class Admission:
     Args:
         unchecked: whether questions with range_check=False are answered too.
         audited: of how many calls at least one is used (`Scheme.audited`); 1 where clients are trusted to deal.
+        verified: whether clients have to prove what they deal (`Scheme.verified`); who asks so is never audited.
         folder: where evidence is kept, if it is.
 
     Raises:
         ArgumentError: that is no number of calls.
     """
 
-    def __init__(self, unchecked: bool = False, audited: int = 1, folder: Path | None = None):
+    def __init__(
+        self, unchecked: bool = False, audited: int = 1, folder: Path | None = None, verified: bool = False
+    ):  # fmt: skip
         if type(audited) is not int or not 1 <= audited <= MOST_AUDITED:
             raise ArgumentError(f"audited is a whole number of calls, 1 to {MOST_AUDITED}, got {audited!r}")
-        self._unchecked, self._audited, self._folder = unchecked, audited, folder
+        if type(verified) is not bool or (verified and audited != 1):
+            raise ArgumentError(
+                "verified is True or False, and covers what audited=n does but for operations without a proof: name "
+                "one of the two"
+            )
+        self._unchecked, self._audited, self._folder, self._verified = unchecked, audited, folder, verified
         self._banned: set[str] = set()
         self._guard, self._asking = threading.Lock(), defaultdict[str, Turns](lambda: Turns(1, MANY, MANY))
 
@@ -54,6 +62,10 @@ class Admission:
         """
         if not (self._unchecked or scheme.range_check):
             raise RefusedError(f"'{who}' answers with range checks only: leave range_check=False out")
+        if scheme.verified:
+            return
+        if self._verified:
+            raise RefusedError(f"'{who}' answers those only who prove what they deal: ask with Scheme(verified=True)")
         if of > 1 and max(scheme.audited, self._audited) > 1:
             raise RefusedError(f"what Q deals for several answering parties is not audited, and '{who}' is asked alone")
         if scheme.audited < self._audited:

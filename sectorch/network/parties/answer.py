@@ -50,7 +50,7 @@ class Answering:
     Args:
         pins: the clients that are known; the file in the user's settings unless given.
         store: where prepared material is kept; a temporary one unless given.
-        unchecked, audited: as of `Admission`, which keeps evidence in a lasting store's folder.
+        unchecked, audited, verified: as of `Admission`, which keeps evidence in a lasting store's folder.
         receipts: a file in which each query is signed for before it is answered.
         limits: a file of what each client may ask (`limits.file`).
         model: the name of this model after the party's own and a slash; without it, it has the party's own. Others are
@@ -78,6 +78,7 @@ class Answering:
         model: str = "",
         replica: bool = False,
         audited: int = 1,
+        verified: bool = False,
     ):
         if credentials.identity is None:
             raise no_identity(credentials.name)
@@ -88,7 +89,7 @@ class Answering:
         self._everywhere = [self]
         self._pins = pins or Pins()
         self.store = store or Store()
-        self._admission = Admission(unchecked, audited, self.store.folder if self.store.lasting else None)
+        self._admission = Admission(unchecked, audited, self.store.folder if self.store.lasting else None, verified)
         self.store.evicted = self._evicted
         if replica and not self.store.lasting:
             raise ArgumentError("a replica has a store of its own (--store FOLDER), by which the server knows it again")

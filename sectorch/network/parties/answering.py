@@ -31,6 +31,7 @@ def answer(
     limits: str | Path | None = None,
     replica: bool = False,
     audited: int = 1,
+    verified: bool = False,
 ) -> Answering:
     """Answer queries with `model`.
 
@@ -38,7 +39,7 @@ def answer(
         model: in evaluation mode: whatever `sectorch.secure` takes, or what torch.export made of it.
         inputs: what it is called with; see `save_model`.
         name: the certificate's common name, which is the default.
-        pins, store, unchecked, receipts, limits, replica, audited: see `Answering`.
+        pins, store, unchecked, receipts, limits, replica, audited, verified: see `Answering`.
         patience: seconds without a word after which a party counts as hanging; 60 unless named.
 
     Raises:
@@ -61,6 +62,7 @@ def answer(
         limits,
         replica=replica,
         audited=audited,
+        verified=verified,
     )
     try:
         running.register(name)

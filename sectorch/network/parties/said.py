@@ -32,7 +32,7 @@ ENDING = 5.0
 
 def scheme_in(scheme: Scheme) -> dict:
     """A number representation as a part of a request; `scheme_of` reads it."""
-    kept = ("frac_bits", "network", "limit_bits", "range_check", "audited")
+    kept = ("frac_bits", "network", "limit_bits", "range_check", "audited", "verified")
     return {name: getattr(scheme, name) for name in kept}
 
 
@@ -45,9 +45,10 @@ def scheme_of(request: dict) -> Scheme:
     try:
         frac_bits, limit_bits = request.get("frac_bits", 20), request.get("limit_bits")
         check, audited = request.get("range_check", True), request.get("audited", 1)
+        network, verified = str(request.get("network", "lan")), request.get("verified", False)
         if type(frac_bits) is not int or type(limit_bits) not in (int, type(None)) or type(check) is not bool:
             raise FrameError("a scheme of wrong types")
-        return Scheme(frac_bits, "exact", str(request.get("network", "lan")), check, limit_bits, audited)
+        return Scheme(frac_bits, "exact", network, check, limit_bits, audited, verified)
     except NetworkError:
         raise
     except SectorchError as error:

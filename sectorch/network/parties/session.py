@@ -241,11 +241,12 @@ class PartySession:
     def joinable(self, request: dict) -> Program | None:
         """The program of a call that may be taken with those of other sessions; None of any other request.
 
-        It is a prediction in one piece, of shapes that were asked for before, with nothing that was prepared.
+        It is a prediction in one piece, of shapes that were asked for before, with nothing that was prepared; and Q is
+        told nothing on the way.
         """
         if request.get("do") != "predict" or request.get("use") or request.get("after") is not None:
             return None
-        if not self.fresh or self.grouped or self._scheme.audited != 1:
+        if not self.fresh or self.grouped or self._scheme.audited != 1 or self._scheme.verified:
             return None
         inputs, (module,) = self.asked(request).meta(), self._modules
         if inputs.in_shares or inputs.key not in module._checked or len(self.pieces(inputs)) > 1:

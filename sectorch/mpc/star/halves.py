@@ -1,0 +1,151 @@
+"""Values of which A and S have halves and D both, and what can be claimed of them in a proof (`prove.py`)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ...choreography import Located, leaf
+from ...choreography.located import compute
+from ...ring.bitplanes import words_for
+from .shares import Shares
+
+ROWS = 6
+"""Variables of the first step of bits: 64 words become one."""
+WORD_ROWS = 3
+"""Variables of the first step of words, in 8 rows of 8 parts."""
+
+
+@dataclass(frozen=True)
+class Halves:
+    """A value in XOR shares, of which D knows both: one at A and D, the other at S and D."""
+
+    A: Located
+    S: Located
+
+    @property
+    def whole(self) -> Located:
+        """At D."""
+        return self.A ^ self.S
+
+    @property
+    def shares(self) -> Shares:
+        """Without D."""
+        return Shares(self.A, self.S)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.A.shape
+
+
+@dataclass(frozen=True)
+class Products:
+    """Claims x y = z for each bit of words of one shape."""
+
+    x: Halves
+    y: Halves
+    z: Halves
+
+
+@dataclass(frozen=True)
+class Words:
+    """Claims base + sum X Y = 0 in GF(2^64), for each element of tensors [copies, ...].
+
+    Attributes:
+        base: words. terms_A, terms_S: pairs of X, words of A or of S, and of bits Y of the other, packed for each copy
+            (`ring/bitplanes.py`); D knows both.
+    """
+
+    base: Halves
+    copies: int
+    terms_A: tuple[tuple[Located, Located], ...] = ()
+    terms_S: tuple[tuple[Located, Located], ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Words of packed bits."""
+        return self.copies * words_for(self.base.shape.numel() // self.copies)
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term X Y: `place`, the columns of its claim; of so many copies."""
+
+    X: Located
+    Y: Located
+    copies: int
+    place: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """All terms: those with X at A, and then those with X at S."""
+
+    of_A: list[Term]
+    of_S: list[Term]
+
+    @classmethod
+    def of(cls, words: Sequence[Words]) -> Terms:
+        ends = itertools.accumulate(w.width for w in words)
+        placed = [(w, (end - w.width, end)) for w, end in zip(words, ends, strict=True)]
+        return cls(
+            [Term(*term, w.copies, place) for w, place in placed for term in w.terms_A],
+            [Term(*term, w.copies, place) for w, place in placed for term in w.terms_S],
+        )
+
+    @property
+    def places(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+        """The columns of their claims, of those of A and those of S."""
+        return tuple(term.place for term in self.of_A), tuple(term.place for term in self.of_S)
+
+    def factors(self, hidden: Halves) -> tuple[Halves, Halves]:
+        """What A and S have of X, [64, C], and of Y, packed [C]."""
+        return (
+            Halves(_words(self.of_A, hidden.A), _words(self.of_S, hidden.S)),
+            Halves(_bits(self.of_S, hidden.A), _bits(self.of_A, hidden.S)),
+        )
+
+    def whole(self, hidden: Halves) -> tuple[Located, Located]:
+        """X and Y of all, at D."""
+        return _words(self.of_A + self.of_S, hidden.A), _bits(self.of_A + self.of_S, hidden.A)
+
+
+def _words(terms: Sequence[Term], hidden: Located) -> Located:
+    return compute(columns, tuple(term.copies for term in terms), hidden[:0], *(term.X for term in terms))
+
+
+def _bits(terms: Sequence[Term], hidden: Located) -> Located:
+    return compute(flat, hidden[:0], *(term.Y for term in terms))
+
+
+def gathered(f: Callable, hidden: Halves, found: Sequence[Halves], *public: Any) -> Halves:
+    """All of them beside each other, by f, which is given nothing first."""
+    sides = (hidden.A[:0], [v.A for v in found]), (hidden.S[:0], [v.S for v in found])
+    return Halves(*(compute(f, *public, nothing, *side) for nothing, side in sides))
+
+
+@leaf
+def flat(*parts: torch.Tensor) -> torch.Tensor:
+    return torch.cat([part.reshape(-1) for part in parts])
+
+
+@leaf
+def rows_of(*words: torch.Tensor) -> torch.Tensor:
+    """All words in 2^ROWS rows, with zeros at the end: [64, W]."""
+    found = flat(*words)
+    return F.pad(found, (0, -found.shape[0] % (1 << ROWS))).view(1 << ROWS, -1)
+
+
+@leaf
+def columns(copies: tuple[int, ...], nothing: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
+    """The elements of all parts as bits of packed words stand: [64, W], with zeros at the end of each copy."""
+    found = [nothing.view(64, 0)]
+    for count, part in zip(copies, parts, strict=True):
+        flat = part.reshape(count, -1)
+        found.append(F.pad(flat, (0, -flat.shape[1] % 64)).view(count, 64, -1).transpose(0, 1).reshape(64, -1))
+    return torch.cat(found, 1)

@@ -1,0 +1,279 @@
+"""What has to hold of each value that is dealt: as products of bits, zeros and words (`prove.py`).
+
+A mask r = r_A + r_S has carries c_0 = 0 and, with c_k and the bits of r_A and r_S,
+
+    c_{k+1} = c_k xor (r_A,k xor c_k) (r_S,k xor c_k),       r_k = r_A,k xor r_S,k xor c_k.
+
+The bits of r and its last carry are dealt in XOR shares, once for a mask: so A and S have shares of every carry. What
+else is dealt of a mask is a product of these bits, or a word that a few bits choose among words that A and S have: of
+words a_i of A and s_i of S, one of which is right for each value i of a bit b = b_A xor b_S,
+
+    a_b xor s_b = (a_{b_A} xor s_{b_S}) xor b_S (a_0 xor a_1) xor b_A (s_0 xor s_1).
+
+A and S work out their halves of a claim from what each holds; D does it for both.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...choreography import Net, leaf
+from ...choreography.located import compute
+from ...ring import logical_shift
+from ...ring.bitplanes import planes_beside, spread, unrows, words_for
+from .claims import Claim, claims_of
+from .deal import Made, deal_bits
+from .halves import Halves, Products, Words
+from .mask import Masked
+
+
+def _both(f: Callable, *values: Any) -> Halves:
+    """f of what A has of the values, and of what S has."""
+    return Halves(*(compute(f, *(_half(v, side) for v in values)) for side in "AS"))
+
+
+def _several(f: Callable, *values: Any) -> list[Halves]:
+    """As `_both`, of an f that gives several."""
+    found = [compute(f, *(_half(v, side) for v in values)) for side in "AS"]
+    return [Halves(*halves) for halves in zip(*found, strict=True)]
+
+
+def _half(v: Any, side: str) -> Any:
+    return getattr(v, side) if isinstance(v, Halves) else v
+
+
+_AT = Halves(True, False)  # type: ignore[arg-type]
+"""Whether it is A."""
+
+
+@leaf(shapes=lambda r: r.new_empty(64, words_for(r.numel())))
+def _planes(r: torch.Tensor) -> torch.Tensor:
+    return planes_beside((r,))
+
+
+@leaf
+def _bits_less(r_A: torch.Tensor, r_S: torch.Tensor, v_A: torch.Tensor) -> torch.Tensor:
+    """At D: the planes of the bits of r_A + r_S and of its last carry, under v_A."""
+    r, x, y = (planes_beside((v,)) for v in (r_A + r_S, r_A, r_S))
+    carry = (x[63] & y[63]) | ((x[63] | y[63]) & ~r[63])
+    return torch.cat((r, carry[None])).bitwise_xor_(v_A)
+
+
+def bits_of(net: Net, mask: Masked) -> Halves:
+    """Words [65, W] of the bits of r and of its last carry; proved, and dealt once for a mask."""
+    known = claims_of(net).masks
+    if mask.r_A not in known:
+        shape = (65, words_for(mask.shape.numel()))
+        made = Made(_bits_less, shape, (mask.r_A, mask.r_S))
+
+        def claim(bits: Halves) -> None:
+            own = Halves(compute(_planes, mask.r_A), compute(_planes, mask.r_S))
+            x, y, z, start = _several(_carries, _AT, bits, own)
+            claims = claims_of(net)
+            claims.products.append(Products(x, y, z))
+            claims.zeros.append(start)
+            known[mask.r_A] = bits
+
+        deal_bits(net, made, claim)
+    return known[mask.r_A]
+
+
+@leaf
+def _carries(at_A: bool, bits: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Halves of r_A xor c, of r_S xor c, of the change of the carry, and of c_0."""
+    carries = torch.cat((bits[:64] ^ own, bits[64:]))
+    x, y = (bits[:64], carries[:64]) if at_A else (carries[:64], bits[:64])
+    return x, y, carries[1:] ^ carries[:64], carries[0]
+
+
+def codes(net: Net, mask: Masked, spans: Sequence[tuple[int, int]], tops: Sequence[int]) -> Claim:
+    """Of thermometer codes, words [7 blocks + tops, W], of the blocks of three planes in these spans, from -2 on."""
+
+    def claim(dealt: Halves) -> None:
+        *products, zero = _several(_code_products, dealt, bits_of(net, mask), tuple(spans), tuple(tops))
+        claims = claims_of(net)
+        claims.products.append(Products(*products))
+        claims.zeros.append(zero)
+
+    return claim
+
+
+@leaf
+def _code_products(dealt: torch.Tensor, bits: torch.Tensor, spans: tuple, tops: tuple) -> tuple[torch.Tensor, ...]:
+    """A block's codes are sums of r_1 r_0, r_2 r_1, r_2 r_0, r_2 r_1 r_0 and of r_0, r_1, r_2."""
+    codes, above = dealt.split((len(dealt) - len(tops), len(tops)))
+    u = codes.view(7, -1, codes.shape[1]).unbind(0)
+    below = bits.new_zeros(2, bits.shape[1])
+    planes = [bits[low:high] if low >= 0 else torch.cat((below[low:], bits[:high])) for low, high in spans]
+    r = torch.cat([part.view(-1, 3, part.shape[1]) for part in planes]).unbind(1)
+    high, both = u[4] ^ u[5] ^ u[6], u[2] ^ u[3] ^ u[6]
+    middle = u[1] ^ u[3] ^ u[5]
+    low = middle ^ u[0] ^ u[2] ^ u[4] ^ u[6]
+    zero = torch.cat(
+        (low ^ r[0], middle ^ r[1], u[3] ^ r[2], *(above[i : i + 1] ^ bits[top] for i, top in enumerate(tops)))
+    )
+    return (
+        torch.cat((r[1], r[2], r[2], r[2])),
+        torch.cat((r[0], r[1], r[0], both)),
+        torch.cat((both, u[5], high, u[6])),
+        zero,
+    )
+
+
+def ands(net: Net, alpha: Halves, sets: Sequence[Sequence[int]]) -> Claim:
+    """Of the products of sets of rows of alpha, words [opened, W]; without its last row, a set is dealt as well."""
+    rows = [tuple(row for row in rows if row >= 0) for rows in sets]
+    place = {found: number for number, found in enumerate(rows)}
+
+    def claim(dealt: Halves) -> None:
+        parts = tuple((found[0] if len(found) == 2 else place[found[:-1]], found[-1]) for found in rows)
+        wide = tuple(len(found) > 2 for found in rows)
+        x, y = _several(_operands, dealt, alpha, parts, wide)
+        claims_of(net).products.append(Products(x, y, dealt))
+
+    return claim
+
+
+@leaf
+def _operands(dealt: torch.Tensor, alpha: torch.Tensor, parts: tuple, wide: tuple) -> tuple[torch.Tensor, ...]:
+    """The last row of each set, and the product of the others."""
+    others = [(dealt if many else alpha)[first] for (first, _), many in zip(parts, wide, strict=True)]
+    return torch.stack(others), alpha[[last for _, last in parts]]
+
+
+def floor_products(net: Net, alpha: Halves, mask: Masked) -> Claim:
+    """Of the products of the masks eq, k and u, words [3, T W], and of w = msb(r), as `relu.py` deals them."""
+
+    def claim(dealt: Halves) -> None:
+        x, y = _several(_floor_operands, dealt, alpha, bits_of(net, mask))
+        claims_of(net).products.append(Products(x, y, dealt))
+
+    return claim
+
+
+@leaf
+def _floor_operands(dealt: torch.Tensor, alpha: torch.Tensor, bits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    eq, k, u = alpha
+    w = bits[63].repeat(alpha.shape[1] // bits.shape[1])
+    return torch.stack((eq, k, k, u, eq, dealt[0])), torch.stack((u, u, w, w, w, w))
+
+
+# Words
+
+
+def _one_of(net: Net, words: Halves, bits: Halves, copies: int | None) -> None:
+    """Note that a_b = s_b for words [2, ...] a_i and s_i of A and S and a bit b, packed, in halves."""
+    base, factor = _several(_chosen, words, bits, copies)
+    terms = ((factor.A, bits.S),), ((factor.S, bits.A),)
+    claims_of(net).words.append(Words(base, copies or 1, *terms))
+
+
+@leaf
+def _chosen(words: torch.Tensor, bits: torch.Tensor, copies: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The word that one's own half of the bit takes, and the difference that the other half makes."""
+    zero, one = words
+    difference = zero ^ one
+    return zero ^ (difference & -_elements(bits, zero.shape if copies is None else zero.shape[1:], copies)), difference
+
+
+def _elements(words: torch.Tensor, shape: torch.Size, copies: int | None) -> torch.Tensor:
+    """Packed bits as 0 and 1: `shape`, or [copies, *shape]."""
+    if copies is None:
+        return unrows(spread(words), shape).bitwise_and(1)
+    found = spread(words.view(copies, words_for(shape.numel())))
+    return found.flatten(1)[:, : shape.numel()].bitwise_and(1).view(copies, *shape)
+
+
+def bits_as_numbers(net: Net, words: Callable[[], Halves], shape: torch.Size, copies: int | None) -> Claim:
+    """Of the bits of words [W] or [copies * W] as ring elements 0 and 1, of 64 or 32 bits."""
+
+    def claim(dealt: Halves) -> None:
+        bits = words()
+        base, factor = compute(_complement, bits.A, dealt.A, shape, copies)
+        base = Halves(base, dealt.S.to(torch.int64))
+        claims_of(net).words.append(Words(base, copies or 1, ((factor, bits.S),)))
+
+    return claim
+
+
+@leaf
+def _complement(words, v_A, shape: torch.Size, copies: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """What S's half has to be where its half of the bit is 0, and what is different where it is 1."""
+    bit = _elements(words, shape, copies)
+    zero, one = ((bit ^ i).to(v_A.dtype).sub_(v_A).to(torch.int64) for i in (0, 1))
+    return zero, zero ^ one
+
+
+def chosen(net: Net, mask_bits: Callable[[], Halves], value: Callable[[], Halves], copies: int | None) -> Claim:
+    """Of b v for a bit b of words and a value v = v_A + v_S: 0 = a_0 = -d_A, or d_S - v_S = v_A - d_A."""
+
+    def claim(dealt: Halves) -> None:
+        _one_of(net, _both(_with_and_without, _AT, dealt, value()), mask_bits(), copies)
+
+    return claim
+
+
+@leaf
+def _with_and_without(at_A: bool, dealt: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return torch.stack((-dealt, value - dealt) if at_A else (dealt, dealt - value))
+
+
+def sign(net: Net, mask: Masked) -> Claim:
+    """Of msb(r) as a number."""
+    return bits_as_numbers(net, lambda: _both(_row, bits_of(net, mask), 63), mask.shape, None)
+
+
+@leaf
+def _row(words: torch.Tensor, row: int) -> torch.Tensor:
+    return words[row].clone()
+
+
+def quotient(net: Net, mask: Masked, shift: int, found: list[Halves] | None = None) -> Claim:
+    """Of r >> f = (r_A >> f) + (r_S >> f) + c_f - 2^(64-f) c_64.
+
+    Args:
+        found: where the dealt halves are put, for what else is claimed of them.
+    """
+
+    def claim(dealt: Halves) -> None:
+        if found is not None:
+            found.append(dealt)
+        bits, own = bits_of(net, mask), Halves(mask.r_A, mask.r_S)
+        low, last = _several(_two_carries, bits, _both(_row_of, own, shift), shift)
+        base, *factors = compute(_quotients, dealt.A, mask.r_A, low.A, last.A, shift)
+        at_S = compute(_less_quotient, dealt.S, mask.r_S, shift)
+        chosen = low.S, last.S, low.S & last.S
+        claims_of(net).words.append(Words(Halves(base, at_S), 1, tuple(zip(factors, chosen, strict=True))))
+
+    return claim
+
+
+@leaf
+def _two_carries(bits: torch.Tensor, own: torch.Tensor, shift: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Halves of c_f and of c_64."""
+    return bits[shift] ^ own, bits[64].clone()
+
+
+@leaf
+def _row_of(r: torch.Tensor, plane: int) -> torch.Tensor:
+    return planes_beside((r,))[plane].clone()
+
+
+@leaf
+def _quotients(v_A, r_A, low, last, shift: int) -> tuple[torch.Tensor, ...]:
+    """What S's half less its r_S >> f has to be, by S's halves of the two carries: coefficients of 1, c, c', c c'."""
+    rest = logical_shift(r_A, shift) - v_A
+    low, last = (_elements(words, r_A.shape, None) for words in (low, last))
+    found = [rest + (low ^ i) - ((last ^ j) << (64 - shift)) for j in (0, 1) for i in (0, 1)]
+    pairs = found[0], found[0] ^ found[1], found[0] ^ found[2]
+    return *pairs, functools.reduce(operator.xor, found)
+
+
+@leaf
+def _less_quotient(v_S: torch.Tensor, r_S: torch.Tensor, shift: int) -> torch.Tensor:
+    return v_S - logical_shift(r_S, shift)

@@ -1,0 +1,400 @@
+"""Verified dealing: the same bits, whatever is dealt falsely is found, and a dealer that proves adaptively is, too.
+
+What D can falsify is what it sends: here a word of a dealt message, in any way, after which D proves as it should, or
+as well as it can.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from helpers import ring_values
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import sectorch
+from sectorch.choreography import Located, Net, Phase
+from sectorch.choreography.ledger import Transcript
+from sectorch.errors import ArgumentError, FalseDealingError, UnsupportedOpError
+from sectorch.mpc.star import claims, prove
+from sectorch.mpc.star.claims import check_proved, settle
+from sectorch.mpc.star.compare import is_zero
+from sectorch.mpc.star.fours import max_by_fours
+from sectorch.mpc.star.halves import Halves, Products, Words
+from sectorch.mpc.star.linear import linear, mask_weight
+from sectorch.mpc.star.mask import open_masked
+from sectorch.mpc.star.multiply import square
+from sectorch.mpc.star.relu import ramps, relu
+from sectorch.mpc.star.select import bit_to_ring
+from sectorch.mpc.star.share import reveal, share
+from sectorch.mpc.star.shares import Shares
+from sectorch.mpc.star.truncate import truncate
+from sectorch.ring import field
+from sectorch.ring.products import Conv2d, Linear
+from sectorch.ring.scheme import Scheme
+from sectorch.session import Session
+
+DEALT = ("v_S", "c_S", "more_S")
+"""Labels of what a dealer sends that is no proof."""
+
+
+def rounded(x: torch.Tensor, shift: int) -> torch.Tensor:
+    return (x + (1 << shift >> 1)) >> shift
+
+
+def _layer(product: Callable, *shape: int) -> Callable:
+    def run(net: Net, x: Shares) -> Shares:
+        omega = net.setup.own(net.A, ring_values(shape, 63, 7), phase=Phase.SETUP)
+        return linear(net, net.setup, product, x, mask_weight(net.setup, omega))
+
+    return run
+
+
+def _plain(product: Callable, *shape: int) -> Callable:
+    return lambda x: product(x, ring_values(shape, 63, 7))
+
+
+PROTOCOLS: dict[str, tuple[Callable, Callable, tuple[int, ...]]] = {
+    "relu": (partial(relu, high=43), lambda x: x.clamp(min=0), (70,)),
+    "relu_20": (partial(relu, shift=20), lambda x: rounded(x, 20).clamp(min=0), (70,)),
+    "relu_1_limited": (partial(relu, shift=1, limit_bits=44), lambda x: rounded(x, 1).clamp(min=0), (3,)),
+    "ramps": (
+        lambda net, x: ramps(net, x, (0, 1 << 20), 20)[1], lambda x: (rounded(x, 20) - (1 << 20)).clamp(min=0), (5, 13),
+    ),
+    "truncate": (partial(truncate, shift=20), partial(rounded, shift=20), (65,)),
+    "truncate_limited": (partial(truncate, shift=3, limit_bits=45), partial(rounded, shift=3), (64,)),
+    "max": (max_by_fours, lambda x: x.amax(0), (6, 5)),
+    "is_zero": (
+        lambda net, x: bit_to_ring(net, is_zero(net, open_masked(net, x)), x.shape), lambda x: (x == 0).long(), (9,),
+    ),
+    "linear_few": (_layer(Linear(), 5, 7), _plain(Linear(), 5, 7), (3, 7)),
+    "linear_many": (_layer(Linear(), 5, 7), _plain(Linear(), 5, 7), (90, 7)),
+    "conv": (_layer(Conv2d((1, 1), (1, 1)), 4, 3, 3, 3), _plain(Conv2d((1, 1), (1, 1)), 4, 3, 3, 3), (2, 3, 9, 9)),
+    "conv_groups": (
+        _layer(Conv2d((2, 2), (0, 0), (1, 1), 3), 6, 1, 2, 2), _plain(Conv2d((2, 2), (0, 0), (1, 1), 3), 6, 1, 2, 2),
+        (1, 3, 5, 5),
+    ),
+}  # fmt: skip
+
+
+def outcome(protocol: Callable, x: torch.Tensor, session: Session | None = None) -> torch.Tensor:
+    session = session or Session()
+    with session.call() as net:
+        net.verified = True
+        y = protocol(net, share(net, net.own(net.Q, x)))
+        settle(net)
+        return net.read(reveal(net, y), net.Q)
+
+
+class Falsified:
+    """D sends something else in the place of dealt message number `which`."""
+
+    def __init__(self, which: int, change: Callable[[torch.Tensor], torch.Tensor]):
+        self.which, self.change, self.seen = which, change, 0
+        self._send = Net.send
+
+    def __enter__(self) -> Falsified:
+        def send(net: Net, value: Located, src, dst, label: str) -> Located:
+            if src == net.D and label in DEALT:
+                if self.seen == self.which:
+                    value = value + self.change(value._value)
+                self.seen += 1
+            return self._send(net, value, src, dst, label)
+
+        Net.send = send
+        return self
+
+    def __exit__(self, *_) -> None:
+        Net.send = self._send
+
+
+def _at(place: float, number: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def change(v: torch.Tensor) -> torch.Tensor:
+        difference = torch.zeros(v.numel(), dtype=torch.int64)
+        difference[min(v.numel() - 1, int(place * v.numel()))] = number
+        return difference.to(v.dtype).view(v.shape)
+
+    return change
+
+
+def _family(v: torch.Tensor) -> torch.Tensor:
+    """Differences whose sum is nothing."""
+    difference = torch.zeros(v.numel(), dtype=v.dtype)
+    difference[0] += 5
+    difference[-1] -= 5
+    return difference.view(v.shape) if v.numel() > 1 else difference.view(v.shape) + 1
+
+
+WAYS = {
+    "lowest bit first": _at(0, 1), "lowest bit last": _at(1, 1), "middle": _at(0.5, 1 << 29),
+    "highest bit first": _at(0, -(1 << 63) | 1 << 31), "highest bit last": _at(1, -(1 << 63) | 1 << 31),
+    "less one": _at(0.3, -1), "a family": _family, "all": torch.ones_like,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+@given(st.integers(0, 1 << 30))
+@settings(max_examples=4)
+def test_honest_dealing_gives_the_same_numbers(name, seed):
+    protocol, plain, shape = PROTOCOLS[name]
+    x = ring_values(shape, 40, seed)
+    assert torch.equal(outcome(protocol, x), plain(x))
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_whatever_is_dealt_falsely_is_found(name):
+    """Each message in one way after the other; the next in the next way."""
+    protocol, _, shape = PROTOCOLS[name]
+    which, ways = 0, list(WAYS.values())
+    while True:
+        with Falsified(which, ways[(which + len(name)) % len(ways)]) as falsified:
+            try:
+                outcome(protocol, ring_values(shape, 40, which))
+            except FalseDealingError:
+                which += 1
+                continue
+        assert which >= falsified.seen > 0, f"message {which} was false, and nobody noticed"
+        return
+
+
+@pytest.mark.sectorch_long
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_whatever_is_dealt_falsely_is_found_in_every_way(name):
+    """Each message in each way, and then 50 times in random words."""
+    protocol, _, shape = PROTOCOLS[name]
+    draw, tried = random.Random(0), 0
+    with Falsified(-1, torch.ones_like) as counted:
+        outcome(protocol, ring_values(shape, 40, 0))
+    anyhow = [lambda v: torch.randint(-(1 << 31), 1 << 31, v.shape).to(v.dtype)] * 8
+    anyhow += [_at(draw.random(), 1 << draw.randrange(63)) for _ in range(42)]
+    for which in range(counted.seen):
+        for change in [*WAYS.values(), *anyhow]:
+            if name != "relu_20" and change in anyhow[8:] and draw.random() < 0.5:
+                continue
+            with Falsified(which, lambda v, change=change: _something(change(v))), pytest.raises(FalseDealingError):
+                outcome(protocol, ring_values(shape, 40, which))
+            tried += 1
+    print(f"{name}: {tried} falsifications, all found")
+
+
+def _something(difference: torch.Tensor) -> torch.Tensor:
+    """It, but that 32 bits may have lost it."""
+    return difference if bool(difference.any()) else torch.ones_like(difference)
+
+
+# The proof by itself, and a dealer that proves as well as it can.
+
+
+def _halves(net: Net, shape: tuple[int, ...]) -> Halves:
+    return Halves(net.common(net.D, net.A, shape, "a"), net.common(net.D, net.S, shape, "s"))
+
+
+def _claimed(net: Net, rows: int, width: int, wrong: int = 0) -> tuple[list[Products], list[Halves], list[Words]]:
+    """Claims that hold, but for a difference in the first product."""
+    x, y = _halves(net, (rows, width)), _halves(net, (rows, width))
+    z_A = net.common(net.D, net.A, (rows, width), "z")
+    at = torch.zeros(rows, width, dtype=torch.int64)
+    at.view(-1)[:1] = wrong
+    z = Halves(z_A, ((x.whole & y.whole) ^ z_A ^ at).send(net.D, net.S, "v_S"))
+    X, Y = net.common(net.D, net.A, (2, 64 * width), "X"), net.common(net.D, net.S, (2 * width,), "Y")
+    base_A = net.common(net.D, net.A, (2, 64 * width), "base")
+    base = Halves(base_A, (base_A ^ _chosen(X, Y)).send(net.D, net.S, "v_S"))
+    same = net.common(net.D, net.A, (3,), "same")
+    return [Products(x, y, z)], [Halves(same, same.send(net.D, net.S, "v_S"))], [Words(base, 2, ((X, Y),))]
+
+
+def _chosen(X: Located, Y: Located) -> Located:
+    bits = (Y.view(2, 1, -1) >> torch.arange(64).view(1, 64, 1)).bitwise_and(1)
+    return X & -(bits.reshape(X.shape))
+
+
+def proved(rows: int, width: int, wrong: int = 0) -> None:
+    from sectorch.choreography import Message, protocol
+
+    @protocol("made", "this test", [Message("v_S", "D", "S", "z of k_DA")])
+    def made(net: Net) -> tuple:
+        return _claimed(net, rows, width, wrong)
+
+    with Session().call() as net:
+        prove.prove(net, *made(net))
+
+
+@given(st.integers(1, 3), st.integers(1, 70))
+@settings(max_examples=15)
+def test_what_holds_is_accepted(rows, width):
+    proved(rows, width)
+
+
+def test_nothing_to_prove_is_accepted():
+    with Session().call() as net:
+        prove.prove(net, [], [], [])
+
+
+def test_each_single_bit_counts():
+    for bit in range(64):
+        with pytest.raises(FalseDealingError):
+            proved(1, 1, -(1 << 63) if bit == 63 else 1 << bit)
+
+
+def _inverse(x: torch.Tensor) -> torch.Tensor:
+    power = torch.ones_like(x)
+    for _ in range(63):
+        power = field.times(field.times(power, power), x)
+    return field.times(power, power)
+
+
+def test_a_dealer_that_proves_what_is_false_step_by_step(monkeypatch):
+    """It knows all but the coins to come, and makes every sum fit: until the last product does not."""
+    first_proof, proof = prove._first_proof.kernel, prove._proof.kernel
+    coins, compared = prove._first_coins, prove._compared
+    error: list[torch.Tensor] = []
+    sent: list[tuple[torch.Tensor, int]] = []
+    seen: list[torch.Tensor] = []
+
+    def first(x, y, X, Y, hidden, coin, claims, places):
+        _, _, _, omega, _ = coins(coin, x.shape[1], claims)
+        found = first_proof(x, y, X, Y, hidden, coin, claims, places)
+        error[:] = [field.times(torch.tensor([5]), omega[:1])]  # of the first word, times its weight
+        found[0] ^= field.times(error[0], torch.ones(1, dtype=torch.int64))[0]
+        sent[:] = [(found, prove.ROWS)]
+        return found
+
+    def later(left, variables):
+        found = proof(left, variables)
+        found[0] ^= error[-1][0]
+        sent.append((found, variables))
+        return found
+
+    def folded(coin, variables):
+        """What the error is worth at the point that the coin gives."""
+        point = prove.key_stream(coin, variables)
+        error.append(field.times(error[-1], field.weights_at(point, True)[:1]))
+
+    def after_first(z, zero, base, had, first, coin, secret):
+        if len(error) == 1:
+            folded(coin, prove.ROWS)
+        return first_claim(z, zero, base, had, first, coin, secret)
+
+    def after(state, had, coin, secret, variables, number):
+        if number == len(error):
+            folded(coin, variables)
+        return next_claim(state, had, coin, secret, variables, number)
+
+    def looked(theirs, mine):
+        seen.append(theirs ^ mine)
+        return compared(theirs, mine)
+
+    first_claim, next_claim = prove._first_claim.kernel, prove._next_claim.kernel
+    for name, f in (("_first_proof", first), ("_proof", later), ("_first_claim", after_first), ("_next_claim", after)):
+        own = getattr(prove, name)
+        f.shapes = getattr(own.kernel, "shapes", own.kernel)
+        monkeypatch.setattr(prove, name, f)
+    looked.shapes = compared.shapes
+    monkeypatch.setattr(prove, "_compared", looked)
+    with pytest.raises(FalseDealingError):
+        proved(2, 40, wrong=5)
+    x, y, claim, wrong = seen[0].split(1)
+    assert not wrong.any(), "every sum fitted"
+    assert torch.equal(field.times(x, y) ^ claim, error[-1]) and error[-1].any()
+
+
+# Whole models.
+
+
+def cnn() -> nn.Module:
+    torch.manual_seed(0)
+    first = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)
+    second = nn.Conv2d(4, 6, 3, stride=2, groups=2), nn.ReLU(), nn.AvgPool2d(2)
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(6, 3)).eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return cnn()
+
+
+X = torch.randn(2, 1, 12, 12, generator=torch.Generator().manual_seed(1))
+
+
+def online(transcript: Transcript) -> list[tuple]:
+    """What was sent after the query: protocols, ends and bytes."""
+    lines = [line for line, _ in transcript.lines if line.phase == Phase.ONLINE]
+    return [(line.path, line.label, line.src.name, line.dst.name, line.bytes) for line in lines]
+
+
+def test_a_model_gives_the_same_bits_and_no_byte_more_online(model):
+    trusted, verified = sectorch.secure(model), sectorch.secure(model, Scheme(verified=True))
+    with Transcript() as before:
+        y = trusted(X)
+    with Transcript() as after:
+        assert torch.equal(verified(X), y)
+    assert online(before) == online(after)
+    verified.preprocess(X.shape[0])
+    with Transcript() as after:
+        assert torch.equal(verified(X), y)
+    assert {line.phase for line, _ in after.lines} == {Phase.ONLINE}
+
+
+def test_several_proofs_where_there_is_much(model, monkeypatch):
+    y = sectorch.secure(model)(X)
+    monkeypatch.setattr(claims, "MOST", 6_000)
+    verified = sectorch.secure(model, Scheme(verified=True))
+    with Transcript() as transcript:
+        assert torch.equal(verified(X), y)
+    assert sum(line.label == "last" for line, _ in transcript.lines) > 1
+
+
+def test_operation_by_operation_and_results_in_shares(model):
+    session = Session()
+    verified = sectorch.secure(model, Scheme(verified=True), session=session)
+    kept = verified.in_shares(X)
+    with Transcript() as transcript:
+        assert torch.equal((kept.relu() + 1).reveal(), sectorch.secure(model)(X).relu() + 1)
+    assert any(line.label == "last" for line, _ in transcript.lines)
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [(nn.Softmax(-1), torch.randn(2, 4)), (nn.GELU(), torch.randn(2, 4)), (nn.LayerNorm(4), torch.randn(2, 4))],
+)
+def test_what_has_no_proof_is_refused_and_nothing_is_sent(layer, x):
+    with Transcript() as transcript, pytest.raises(UnsupportedOpError, match="audited"):
+        sectorch.secure(nn.Sequential(nn.Linear(4, 4), layer).eval(), Scheme(verified=True))(x)
+    assert not online(transcript)
+
+
+def test_protocols_without_a_proof_are_refused():
+    with pytest.raises(UnsupportedOpError):
+        outcome(square, torch.arange(3))
+    with pytest.raises(UnsupportedOpError):
+        outcome(partial(relu, fss=True), torch.arange(3))
+    with pytest.raises(UnsupportedOpError):
+        outcome(_layer(lambda x, w, _: x * w, 3), torch.arange(3))
+
+
+@pytest.mark.parametrize("options", [{"network": "wan"}, {"relu": "privhfl"}, {"audited": 2}, {}])
+def test_a_scheme_says_what_it_covers(options):
+    with pytest.raises(ArgumentError, match="verified"):
+        Scheme(verified=True if options else "yes", **options)
+
+
+def test_a_program_that_shows_something_before_its_proof_is_refused():
+    session = Session()
+
+    def program(net: Net, early: bool) -> torch.Tensor:
+        net.verified = True
+        y = relu(net, share(net, net.own(net.Q, torch.empty(3, dtype=torch.int64, device="meta"))), 20)
+        if not early:
+            settle(net)
+        result = net.read(reveal(net, y), net.Q)
+        settle(net)
+        return result
+
+    check_proved(session.trace(partial(program, early=False)), session.Q)
+    with pytest.raises(UnsupportedOpError, match="before all is proved"):
+        check_proved(session.trace(partial(program, early=True)), session.Q)
