@@ -32,10 +32,11 @@ def zoo(name: str, rows: int) -> tuple[nn.Module, torch.Tensor]:
     return randomised(construct()), torch.randn(rows, *shape)
 
 
-SMALL = ["lenet", "mlp", "cryptonets", "cryptonets_relu", "vgg7", "resnet8"]
+SMALL = ["lenet", "mlp", "cryptonets", "cryptonets_relu"]
+DEEP = [pytest.param(name, marks=pytest.mark.sectorch_long) for name in ("vgg7", "resnet8")]
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [*SMALL, *DEEP])
 def test_the_zoo_in_every_way_of_running_it(name: str):
     model, x = zoo(name, 3)
     wanted = sectorch.reference(model)(x)

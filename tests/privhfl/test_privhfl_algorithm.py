@@ -184,7 +184,7 @@ class Ray:
         return made
 
 
-@pytest.mark.parametrize("kind", ["processes", "ray"])
+@pytest.mark.parametrize("kind", ["processes", pytest.param("ray", marks=pytest.mark.sectorch_long)])
 def test_side_by_side_is_the_same(kind, tmp_path: Path, monkeypatch):
     """Two processes that work ahead leave what one would have made, on one thread."""
     monkeypatch.setattr(parallel_module, "ray", Ray)
