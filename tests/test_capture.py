@@ -98,7 +98,7 @@ def noise(draw: random.Random, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(draw.randrange(2**32)))
 
 
-@settings(FEW, max_examples=30)
+@settings(FEW, max_examples=10)  # the test after next looks at 40 others
 @given(SEEDS)
 def test_random_modules(seed: int):
     right_or_refused(*random_module(seed), derive=True)

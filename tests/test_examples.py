@@ -145,8 +145,9 @@ def test_attacks_is_a_notebook_of_cells():
     assert text.startswith("# %% [markdown]\n") and text.count("\n# %%\n") == 5
 
 
+@pytest.mark.sectorch_long
 def test_three_processes():
-    """A server, an answering and a querying process over TLS."""
+    """A server, an answering and a querying process over TLS; tests/network/test_network_processes.py has such too."""
     done = subprocess.run(
         [sys.executable, "examples/three_hosts/run.py", "--rows", "8", "--batch", "8"],
         cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
@@ -160,7 +161,7 @@ def test_three_processes():
 
 def test_chat(example):
     pytest.importorskip("transformers")
-    same, text = example("chat", 20, 4)
+    same, text = example("chat", 20, 2)
     assert same == 1.0
     assert "100% of the letters" in text
 

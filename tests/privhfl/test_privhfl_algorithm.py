@@ -335,7 +335,7 @@ def test_a_broken_file_is_named(tmp_path: Path):
 
 
 def program(out: Path) -> list[str]:
-    options = "--clients 3 --samples 20 --queries 8 --local-epochs 3 --retraining-epochs 2 --no-plots"
+    options = "--clients 3 --samples 20 --queries 2 --local-epochs 1 --retraining-epochs 1 --no-plots"
     return [sys.executable, "-m", "sectorch.protocols.privhfl.cli", *options.split(), "--out", str(out)]
 
 
