@@ -131,9 +131,8 @@ class Session:
     def _net(self, party: Party | None, base: Phase) -> Net:
         party = self._centre(party)
         setup = None if base == Phase.SETUP else self._setup[party]
-        return Net(
-            self.runtime, self._number(party), Cast(self.members.playing, self.members.casts[party]), base, setup
-        )
+        cast = Cast(self.members.playing, self.members.casts[party])
+        return Net(self.runtime, self._number(party), cast, base, setup)
 
     def _number(self, party: Party | None) -> int:
         """Of the next call with this answering party; no two calls have the same, since it addresses randomness.
@@ -239,7 +238,8 @@ class Session:
             setup = shapes.setup(party).tracing = Tracing(shapes.setup(party).call, alone=True)
             with shapes.call(party) as net:
                 net.tracing = Tracing(net.call, setup)
-                return net.tracing.program(f(net))
+                found = f(net)
+            return net.tracing.program(found)
 
     def run(
         self, program: Program, inputs: Mapping[str, torch.Tensor], material: Material | None = None, audited: int = 1

@@ -391,10 +391,27 @@ def test_a_program_that_shows_something_before_its_proof_is_refused():
         y = relu(net, share(net, net.own(net.Q, torch.empty(3, dtype=torch.int64, device="meta"))), 20)
         if not early:
             settle(net)
-        result = net.read(reveal(net, y), net.Q)
-        settle(net)
-        return result
+        return net.read(reveal(net, y), net.Q)
 
     check_proved(session.trace(partial(program, early=False)), session.Q)
     with pytest.raises(UnsupportedOpError, match="before all is proved"):
         check_proved(session.trace(partial(program, early=True)), session.Q)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.one, self.two = nn.Linear(4, 5), nn.Linear(5, 2), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.body(x).relu()
+        return self.one(h), self.two(h).relu()
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+def test_results_with_flags_of_their_own_and_no_rows_at_all(rows):
+    torch.manual_seed(0)
+    model, x = TwoHeads().eval(), torch.randn(rows, 4)
+    wanted = sectorch.secure(model)(x)
+    found = sectorch.secure(model, Scheme(verified=True))(x)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))

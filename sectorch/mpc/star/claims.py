@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...choreography import Located, Net, Party, Phase
 from ...choreography.program.nodes import Node
@@ -57,7 +58,7 @@ def noted(net: Net, claim: Claim | None, dealt: Halves) -> None:
     """
     if claim is None:
         check_unproved(net)
-    elif net.verified:
+    elif net.verified and dealt.shape.numel():
         claim(dealt)
         if claims_of(net).size > MOST:
             settle(net)
@@ -84,19 +85,26 @@ def check_proved(program: Program, dealer: Party) -> None:
     """Look once more at a program that was traced with verified=True, whoever wrote what is in it.
 
     Raises:
-        UnsupportedOpError: the dealer sends what is not among what is proved, or deals after the last proof, or
-            something goes to others than A and S before it.
+        UnsupportedOpError: the dealer sends what is not among what is proved, or something goes to others than A and S
+            that depends on what was dealt after the last proof before it.
     """
-    last = max((i for i, node in enumerate(program.call) if _is_proof(node)), default=-1)
+    latest: dict[Any, int] = {}
+    """The last step of dealing that a value depends on."""
+    proof = -1
     for i, node in enumerate(program.call):
+        depends = max((latest.get(slot, -1) for slot in node.taken), default=-1)
         header = node.step.header if isinstance(node.step, Move) else None
-        if header is None:
-            continue
-        if header.src == dealer and header.phase != Phase.ONLINE:
-            if header.protocol not in PROVED or (i > last and header.protocol in NOTED):
+        if _is_proof(node):
+            proof = i
+        elif header is not None and header.src == dealer and header.phase != Phase.ONLINE:
+            if header.protocol not in PROVED:
                 raise UnsupportedOpError(f"'{header.path}' deals '{header.label}', which is not proved; use audited=n")
-        elif header.dst.role not in ("A", "S") and header.protocol != "prove" and i < last:
+            depends = i if header.protocol in NOTED and header.bytes else depends
+        elif (
+            header is not None and header.dst.role not in ("A", "S") and header.protocol != "prove" and depends > proof
+        ):
             raise UnsupportedOpError(f"'{header.path}' sends '{header.label}' to {header.dst} before all is proved")
+        latest.update(dict.fromkeys(node.slots, depends))
 
 
 def _is_proof(node: Node) -> bool:

@@ -107,10 +107,10 @@ def codes(net: Net, mask: Masked, spans: Sequence[tuple[int, int]], tops: Sequen
 def _code_products(dealt: torch.Tensor, bits: torch.Tensor, spans: tuple, tops: tuple) -> tuple[torch.Tensor, ...]:
     """A block's codes are sums of r_1 r_0, r_2 r_1, r_2 r_0, r_2 r_1 r_0 and of r_0, r_1, r_2."""
     codes, above = dealt.split((len(dealt) - len(tops), len(tops)))
-    u = codes.view(7, -1, codes.shape[1]).unbind(0)
+    u = codes.view(7, codes.shape[0] // 7, codes.shape[1]).unbind(0)
     below = bits.new_zeros(2, bits.shape[1])
     planes = [bits[low:high] if low >= 0 else torch.cat((below[low:], bits[:high])) for low, high in spans]
-    r = torch.cat([part.view(-1, 3, part.shape[1]) for part in planes]).unbind(1)
+    r = torch.cat([part.view(len(part) // 3, 3, part.shape[1]) for part in planes]).unbind(1)
     high, both = u[4] ^ u[5] ^ u[6], u[2] ^ u[3] ^ u[6]
     middle = u[1] ^ u[3] ^ u[5]
     low = middle ^ u[0] ^ u[2] ^ u[4] ^ u[6]
