@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from network_world import Trio, until
@@ -11,7 +13,8 @@ import sectorch
 from sectorch import errors
 from sectorch.choreography import Phase
 from sectorch.choreography.run.party import PartyRuntime
-from sectorch.network import answer
+from sectorch.network import Store, answer
+from sectorch.network.commands.ask import query
 from sectorch.network.federation.policy import _accepted
 from sectorch.network.parties.admission import Admission
 from sectorch.network.parties.said import scheme_in, scheme_of
@@ -35,7 +38,10 @@ def insisting(pki, tmp_path):
 
 
 def changed(monkeypatch, change) -> list[str]:
-    """What Q sends ahead of a query is changed by change(line, value); the protocols in which Q is sent something."""
+    """What Q sends ahead of a query is changed by change(line, value); the protocols in which Q is sent something.
+
+    By Q alone: the others are in this process too, and as they are.
+    """
     sent, to_Q = PartyRuntime.transfer, []
 
     def transfer(self, line, value):
@@ -61,58 +67,175 @@ def test_questions_have_the_same_answers(insisting):
 def test_who_does_not_prove_is_not_answered(insisting):
     trio, model = insisting
     for scheme in (Scheme(), Scheme(audited=4)):
-        with pytest.raises(errors.RefusedError, match=r"ask with Scheme\(verified=True\)"):
+        with pytest.raises(errors.RefusedError, match=r"ask with Scheme\(verified=True\), or --verified"):
             trio.connection.model("hospital-b", scheme)
     assert until(trio.idle, 30)
     assert torch.equal(trio.connection.model("hospital-b", VERIFIED)(GOOD), sectorch.reference(model)(GOOD))
 
 
 @pytest.mark.parametrize("label", ["v_S", "c_S", "more_S", "proof_S"])
-def test_who_deals_or_proves_falsely_is_shown_nothing(insisting, monkeypatch, label):
+def test_who_deals_or_proves_falsely_is_shown_nothing(insisting, monkeypatch, caplog, label):
     trio, model = insisting
     remote = trio.connection.model("hospital-b", VERIFIED)
     with monkeypatch.context() as patch:
         to_Q = changed(patch, lambda line, value: value + 1 if line.label == label else value)
-        with pytest.raises(errors.SectorchError, match="dealt something else") as caught:
+        with pytest.raises(errors.FalseDealingError, match="dealt something else") as caught:
             remote(GOOD)
-    assert {path.rsplit("/", 1)[-1] for path in to_Q} <= {"prove", "seed", "agree"}, "coins, and nothing else"
+    assert nothing_but_coins(to_Q)
     assert "share" not in str(caught.value)
+    assert until(trio.idle, 30)
+    logged = [(r.name, r.facts) for r in caplog.records if r.getMessage().startswith("false dealing")]
+    assert {name for name, _ in logged} == {"sectorch.server", "sectorch.answer"}, "a line at S, and one at A"
+    assert len(logged) == 2 and all(facts["client"] == "alice" for _, facts in logged)
     assert torch.equal(remote(GOOD), sectorch.reference(model)(GOOD)), "the next question is taken"
 
 
-def test_a_proof_that_is_another_calls_fails(insisting, monkeypatch):
-    """Of the same session: every word of it is replaced by that of the call before."""
+def nothing_but_coins(to_Q: list[str]) -> bool:
+    return {path.rsplit("/", 1)[-1] for path in to_Q} <= {"prove", "seed", "agree"}
+
+
+@pytest.mark.parametrize("cut", [lambda v: v[:-1], lambda v: v[:0], lambda v: v.to(torch.int32), lambda v: v[None]])
+def test_a_proof_of_another_form_is_refused(insisting, monkeypatch, cut):
+    trio, model = insisting
+    remote = trio.connection.model("hospital-b", VERIFIED)
+    with monkeypatch.context() as patch:
+        to_Q = changed(patch, lambda line, value: cut(value) if line.label == "proof_S" else value)
+        with pytest.raises(errors.SectorchError) as caught:
+            remote(GOOD)
+    assert isinstance(caught.value, errors.NetworkError), (type(caught.value), caught.value)
+    assert nothing_but_coins(to_Q) and until(trio.idle, 30)
+    assert torch.equal(remote(GOOD), sectorch.reference(model)(GOOD))
+
+
+def test_nothing_is_shown_to_who_sends_no_proof(insisting, monkeypatch):
+    """Q is gone when it should send a part of it: each part, in turn. What it sent before was right."""
+    trio, model = insisting
+    parts, before = [0], []
+
+    def leaves(line, value):
+        if line.label == "proof_S":
+            parts[0] += 1
+            before.append(nothing_but_coins(to_Q))
+            if parts[0] == wanted:
+                trio.kill("Q")
+        return value
+
+    for wanted in (1, 2, 0):
+        parts[0] = 0
+        remote = trio.connection.model("hospital-b", VERIFIED)
+        with monkeypatch.context() as patch:
+            to_Q = changed(patch, leaves)
+            if wanted == 0:
+                assert torch.equal(remote(GOOD), sectorch.reference(model)(GOOD))
+                break
+            with pytest.raises(errors.NetworkError):
+                remote(GOOD)
+        assert nothing_but_coins(to_Q) and until(lambda: trio.server.sessions == 0, 30)
+        trio.restart("Q")
+    assert parts[0] >= 2 and all(before), "until its last part, nothing is shown"
+    assert not nothing_but_coins(to_Q), "and then the result is"
+
+
+@pytest.mark.parametrize("other_session", [False, True])
+def test_a_proof_that_is_another_calls_fails(insisting, monkeypatch, other_session):
+    """Every word of it is replaced by that of the call before, of this session or of another."""
     trio, _ = insisting
     remote = trio.connection.model("hospital-b", VERIFIED)
-    kept: dict[tuple[int, str], list] = {}
-
-    def again(line, value):
-        if line.label != "proof_S":
-            return value
-        before = kept.setdefault((line.call, "sent"), [])
-        before.append(value.clone())
-        first = kept[min(kept)]
-        return first[len(before) - 1] if len(kept) > 1 else value
-
+    kept: list[torch.Tensor] = []
     with monkeypatch.context() as patch:
-        changed(patch, again)
+        changed(patch, lambda line, value: (line.label == "proof_S" and kept.append(value.clone())) or value)
         remote(GOOD)
-        with pytest.raises(errors.SectorchError, match="dealt something else"):
+    if other_session:
+        remote.close()
+        remote = trio.connection.model("hospital-b", VERIFIED)
+    with monkeypatch.context() as patch:
+        changed(patch, lambda line, value: kept.pop(0) if line.label == "proof_S" else value)
+        with pytest.raises(errors.FalseDealingError, match="its proof fails"):
             remote(GOOD)
+    assert not kept
 
 
 def test_an_end_has_the_same_form_for_any_model_and_input(insisting, monkeypatch):
-    """The same words, and the same messages to Q before it, whatever the query."""
-    trio, _ = insisting
-    remote = trio.connection.model("hospital-b", VERIFIED)
+    """The same words, and before it the same messages to Q, of the same sizes, whatever the query and the weights."""
+    trio, model = insisting
     ends = []
-    for x in (GOOD, torch.zeros(3, 4), -100 * GOOD):
+    for scale in (1, 3):
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter *= scale
+        trio.party.close()
+        trio.party = answer(trio.address, trio.made["hospital-b"], other, GOOD, pins=trio.pins, verified=True)
+        for x in (GOOD, torch.zeros(3, 4)):
+            for label in ("c_S", "v_S"):
+                remote = trio.connection.model("hospital-b", VERIFIED)
+                with monkeypatch.context() as patch:
+                    false = lambda line, value, label=label: value + 1 if line.label == label else value
+                    to_Q, sizes = changed(patch, false), came_to_Q(patch)
+                    with pytest.raises(errors.FalseDealingError) as caught:
+                        remote(x)
+                ends.append((label, str(caught.value), to_Q, sizes))
+    for label in ("c_S", "v_S"):
+        first, *others = [end[1:] for end in ends if end[0] == label]
+        assert others == [first] * 3
+
+
+def came_to_Q(monkeypatch) -> list[tuple]:
+    """The labels and shapes of what Q is sent."""
+    sent, came_there = PartyRuntime.transfer, []
+
+    def transfer(self, line, value):
+        came = sent(self, line, value)
+        if line.dst.role == self.me.role == "Q":
+            came_there.append((line.label, tuple(came.shape), came.dtype))
+        return came
+
+    monkeypatch.setattr(PartyRuntime, "transfer", transfer)
+    return came_there
+
+
+def test_what_was_prepared_falsely_is_kept_by_nobody_who_uses_it(pki, tmp_path, monkeypatch):
+    """S has no half of it, on disk either, and what was prepared without a proof is not used with one."""
+    _, made = pki
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)).eval()
+    trio = Trio(made, model, GOOD, tmp_path)
+    trio.connection.close()
+    trio.start_querying(Store(tmp_path / "store-q"))
+    try:
+        remote = trio.connection.model("hospital-b", VERIFIED)
         with monkeypatch.context() as patch:
-            to_Q = changed(patch, lambda line, value: value + 1 if line.label == "v_S" else value)
-            with pytest.raises(errors.SectorchError) as caught:
-                remote(x)
-        ends.append((type(caught.value), str(caught.value), [path for path in to_Q if path != "seed"]))
-    assert ends[0] == ends[1] == ends[2]
+            changed(patch, lambda line, value: value + 1 if line.label == "v_S" else value)
+            with pytest.raises(errors.FalseDealingError):
+                remote.prepare(len(GOOD))
+        assert until(trio.idle, 30)
+        assert not any(len(shelf) for shelf in trio.server.store.shelves())
+        assert remote.prepared() == {}
+        plain = trio.connection.model("hospital-b")
+        plain.prepare(len(GOOD))
+        assert plain.prepared() and trio.connection.model("hospital-b", VERIFIED).prepared() == {}
+        plain.close()
+        for shelf in trio.connection.store.shelves():  # Q says that it is another's
+            monkeypatch.setitem(shelf.binding, "scheme", repr(VERIFIED))
+        with pytest.raises(errors.MaterialError, match="another client, model or number format"):
+            trio.connection.model("hospital-b", VERIFIED)
+        remote = trio.connection.model("hospital-b", VERIFIED)
+        assert torch.equal(remote(GOOD), sectorch.reference(model)(GOOD))
+    finally:
+        trio.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--network", "wan"], "verified=True covers the exact protocols of network='lan', got network='wan'"),
+        (["--audited", "2"], "name one of the two"),
+    ],
+)
+def test_options_that_do_not_go_together_are_one_line(tmp_path, capsys, options, said):
+    assert query(["hospital-b", str(tmp_path / "x.npy"), "--verified", *options]) != 0
+    lines = capsys.readouterr().err.strip()
+    assert said in " ".join(lines.split()) and "Traceback" not in lines
 
 
 def test_a_request_without_the_word_is_one_without_a_proof():

@@ -65,7 +65,9 @@ class Admission:
         if scheme.verified:
             return
         if self._verified:
-            raise RefusedError(f"'{who}' answers those only who prove what they deal: ask with Scheme(verified=True)")
+            raise RefusedError(
+                f"'{who}' answers those only who prove what they deal: ask with Scheme(verified=True), or --verified"
+            )
         if of > 1 and max(scheme.audited, self._audited) > 1:
             raise RefusedError(f"what Q deals for several answering parties is not audited, and '{who}' is asked alone")
         if scheme.audited < self._audited:
@@ -104,6 +106,14 @@ class Admission:
                 f"'{client}' has dealt falsely before, as it has signed, and is not answered any more; the answering "
                 f"party keeps the evidence"
             )
+
+    def ended(self, error: Exception, facts: dict[str, str]) -> None:
+        """A session has ended with this error: note a false dealing of which there is no evidence, and so no ban.
+
+        S may find it out when this party has done its part of the call already.
+        """
+        if isinstance(error, FalseDealingError) and error.evidence is None:
+            write(log, "false dealing", logging.ERROR, **facts, evidence="none that it has signed: no ban")
 
     def _ban(self, client: str, key: str, model: str, evidence: Evidence) -> None:
         """Answer this key no more, and keep why."""

@@ -290,6 +290,8 @@ class Answering:
                 self._offers.rest(channel, offer)
         except Exception as error:
             said = reason(error, f"'{self.connection.name}'")
+            if party is not None:
+                self._admission.ended(error, party.who)
             # Whom the pins refuse, and the command that pins it, is for this party's own user.
             own = error if isinstance(error, IdentityError) else in_full(error)
             write(log, "session ended", client=readable(str(request.get("for")), LONGEST), why=own)

@@ -12,7 +12,7 @@ from typing import Any
 from ...choreography import Party
 from ...choreography.program.part import part_of
 from ...choreography.program.together import Taking
-from ...errors import MaterialError, NetworkError, PeerLostError, SessionOverError
+from ...errors import FalseDealingError, MaterialError, NetworkError, PeerLostError, SessionOverError
 from ...mpc.star.seed import Identities
 from ...session import Q, S
 from ...tensor import Scheme
@@ -121,6 +121,8 @@ class Serving:
             lost = [channel.link for channel in answering(channels) if channel.link.closed is not None]
             if lost and isinstance(error, NetworkError) and self._others(told.names, lost):
                 error = SessionOverError(f"{error}; others answer as well, and asking again asks one of them")
+            if isinstance(error, FalseDealingError):
+                write(log, "false dealing", logging.ERROR, **told.facts)
             said = reason(error, "the server")
             write(log, "session ended", client=told.client, why=in_full(error))
             log.debug("in detail", exc_info=error)

@@ -49,7 +49,7 @@ REQUEST_BYTES = 1 << 20
 RELAYED = " (as the server relays it)"
 _KINDS = (
     "BusyError", "MaterialError", "StoreFullError", "IdentityError", "KeyAgreementError", "UnknownModelError",
-    "RefusedError", "ReceiptError", "QuotaError", "QuotaFileError", "SessionOverError",
+    "RefusedError", "ReceiptError", "QuotaError", "QuotaFileError", "SessionOverError", "FalseDealingError",
 )  # fmt: skip
 """Errors that keep their type on the way to another party; all others become an AbortedError."""
 
