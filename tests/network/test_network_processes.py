@@ -112,22 +112,27 @@ def test_a_query_of_processes_has_the_labels_and_bytes_of_the_local_run(stage, m
     assert (there.bytes, there.online_bytes) == (here.bytes, here.online_bytes)
 
 
-def test_a_process_that_insists_on_audits_answers_audited_questions_only(stage, model):
+@pytest.mark.parametrize("level", ["--audited 2", pytest.param("--verified", marks=pytest.mark.sectorch_long)])
+def test_a_process_that_insists_on_a_level_answers_such_questions_only(stage, model, level):
     stage.credentials("strict")
     files = (*stage._files("strict", "--ca"), "--pins", str(stage.pins.path))
     own = ("--name", "strict", "--server", f"localhost:{stage.port}", "--store", str(stage.folder / "store-strict"))
-    stage._start("strict", ["answer", str(stage.folder / "hospital-b.safetensors"), *own, *files, "--audited", "2"])
+    stage._start("strict", ["answer", str(stage.folder / "hospital-b.safetensors"), *own, *files, *level.split()])
     try:
         with stage.connect("visitor") as connection:
             assert until(lambda: "strict" in connection.models(), 60)
         x = torch.randn(3, 6)
         np.save(stage.folder / "x.npy", x.numpy())
-        out = stage.folder / "audited.npy"
+        out = stage.folder / f"{level.split()[0][2:]}.npy"
         kept = ("--pins", str(stage.pins.path), "--store", str(stage.folder / "store-cli"), "--out", str(out))
         ask = command(stage, "query", "strict", str(stage.folder / "x.npy"), *kept)
-        assert "--audited 2" in done(ask, 1)
-        done([*ask, "--audited", "2"])
+        assert f"or {level}" in done(ask, 1)
+        done([*ask, *level.split()])
         assert torch.equal(torch.from_numpy(np.load(out)), sectorch.reference(model)(x))
+        if level == "--verified":
+            done(command(stage, "query", "strict", "--prepare", "3", "--batch", "3", *kept[:4], level))
+            used = command(stage, "query", "strict", str(stage.folder / "x.npy"), *kept[:4], "--json", level)
+            assert '"prepared_calls": 1' in done(used)
     finally:
         process = stage.processes.pop("strict")
         process.terminate()
