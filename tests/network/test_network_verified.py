@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -254,5 +255,9 @@ def test_what_an_operator_asks_for_is_one_thing():
     Admission(audited=4).check("clinic", VERIFIED, 1)
     with pytest.raises(errors.ArgumentError, match="name one of the two"):
         Admission(verified=True, audited=2)
+    federated = SimpleNamespace(member=lambda name: SimpleNamespace(name=name))
+    said = {"model": "lenet", "clients": ["alice"]}
+    assert _accepted({**said, "verified": True}, None, federated).verified is True
+    assert _accepted(said, None, federated).verified is False
     with pytest.raises(errors.ArgumentError, match="true or false"):
         _accepted({"model": "lenet", "clients": [], "verified": 2}, None, None)
