@@ -26,8 +26,8 @@ def kernels(tmp_path_factory):
 
 
 def case(path: Path):
-    """One kernel in the normal profile: the first notebook that a user opens. Examples and pages run what others do."""
-    marks = [] if path.stem == "first_prediction" else [pytest.mark.sectorch_long]
+    """Two take minutes, of training and of attacks."""
+    marks = [pytest.mark.sectorch_long] if path.stem in ("a_federation_of_five", "attacks") else []
     return pytest.param(path, id=path.stem, marks=marks)
 
 
