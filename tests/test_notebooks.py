@@ -27,7 +27,7 @@ def kernels(tmp_path_factory):
 
 def case(path: Path):
     """Two take minutes, of training and of attacks."""
-    marks = [pytest.mark.sectorch_long] if path.stem in ("a_federation_of_five", "attacks") else []
+    marks = [pytest.mark.sectorch_long] if path.stem in ("a_federation_of_five", "attacks_and_what_stops_them") else []
     return pytest.param(path, id=path.stem, marks=marks)
 
 
