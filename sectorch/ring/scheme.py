@@ -171,5 +171,6 @@ def check_limit(x: torch.Tensor, scheme: Scheme) -> None:
         if largest >= scheme.activation_limit:
             raise FixedPointRangeError(
                 f"the input reaches magnitude {largest:.6g}, and activations are below {scheme.activation_limit:g} "
-                f"with {scheme.frac_bits} fraction bits; scale it down, use fewer of them, or name limit_bits"
+                f"with {scheme.frac_bits} fraction bits; scale it down, use fewer fraction bits, or name limit_bits; "
+                "secure(model, calibrate=batch) chooses both"
             )

@@ -97,6 +97,8 @@ def test_arrays_by_name_from_files(tagger, tmp_path):
         assert torch.equal(written["tags"], expected["tags"])
     with pytest.raises(ArgumentError, match="as --out"):
         write(result, tmp_path / "y.npy")
+    write(x["ids"], tmp_path / "ids")  # no suffix: the file is of that name and no other
+    assert (np.load(tmp_path / "ids") == x["ids"].numpy()).all() and not (tmp_path / "ids.npy").exists()
     with pytest.raises(ArgumentError, match="got inputs named ids"):
         batches(remote.served, {"ids": x["ids"]}, 2)
     assert json.dumps(sorted(written)) == '["parts.0", "tags"]'

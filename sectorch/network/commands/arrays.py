@@ -109,7 +109,7 @@ def check_kind(path: Path) -> None:
 
 
 def write(result: Any, path: Path) -> None:
-    """A result as a file of the kind that its name says: a single tensor as .npy, several by name.
+    """A result as a file of that name and of the kind that it says: a single tensor as .npy, several by name.
 
     Raises:
         ArgumentError: several tensors for a .npy.
@@ -119,7 +119,8 @@ def write(result: Any, path: Path) -> None:
     if path.suffix in (".npy", ""):
         if len(tensors) != 1:
             raise ArgumentError(f"the result has {len(tensors)} arrays ({', '.join(tensors)}): name a .npz as --out")
-        np.save(path, next(iter(tensors.values())).numpy())
+        with path.open("wb") as file:  # given a name, numpy adds a suffix that nobody asked for
+            np.save(file, next(iter(tensors.values())).numpy())
         return
     tensors = {name or "result": value.contiguous().clone() for name, value in tensors.items()}
     if path.suffix == ".npz":

@@ -22,6 +22,7 @@ from ...cli.command import Parser
 from ...errors import ArgumentError, PeerLostError
 from ...files import write as write_file
 from ..names import name_of
+from ..wire.address import unheard
 from .options import console
 
 PROGRAM = [sys.executable, "-c", "from sectorch.cli.main import main; main()"]
@@ -201,5 +202,5 @@ def _reserved(stack: ExitStack, address: str) -> str:
                 held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             held.bind((where[0], number, *where[2:]))
     except OSError as error:
-        raise PeerLostError(f"cannot listen on {address}: {error.strerror or error}") from None
+        raise PeerLostError(f"cannot listen on {address}: {unheard(error)}") from None
     return f"{host}:{number}"

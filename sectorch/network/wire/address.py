@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 from ...errors import ArgumentError
 
 
@@ -16,3 +19,10 @@ def host_port(address: str) -> tuple[str, int]:
     if not colon or not bare or not (port.isascii() and port.isdigit()) or int(port) > 65535 or "/" in bare:
         raise ArgumentError(f"a server's address is host:port, as cloud.example:7100; got {address!r}")
     return bare, int(port)
+
+
+def unheard(error: OSError) -> str:
+    """Why nobody can listen on an address, and the way out where there is one."""
+    if error.errno == errno.EADDRINUSE:  # its own text repeats the address
+        return f"{os.strerror(error.errno)}; stop what listens there, or name another port"
+    return error.strerror or str(error)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from ...errors import BusyError, IdentityError, NetworkError, PeerLostError
 from ..identity.certificates import Credentials, certificate_print, peer_name
 from ..log import write
-from .address import host_port
+from .address import host_port, unheard
 from .link import Link, farewell
 from .stream import LINGER, READ, SMALL, Stream, piece
 from .tls import Tls, context_of, why
@@ -240,7 +240,7 @@ def _bound(address: str, shared: bool) -> list[socket.socket]:
             return _bound_once(host, port, shared)
         except OSError as error:
             if port or not attempt:  # a port that is free on one of the addresses need not be on the others
-                raise PeerLostError(f"cannot listen on {address}: {error.strerror or error}") from None
+                raise PeerLostError(f"cannot listen on {address}: {unheard(error)}") from None
     raise PeerLostError(f"cannot listen on {address}")
 
 
