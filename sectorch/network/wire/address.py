@@ -24,5 +24,5 @@ def host_port(address: str) -> tuple[str, int]:
 def unheard(error: OSError) -> str:
     """Why nobody can listen on an address, and the way out where there is one."""
     if error.errno == errno.EADDRINUSE:  # its own text repeats the address
-        return f"{os.strerror(error.errno)}; stop what listens there, or name another port"
+        return f"{os.strerror(error.errno or 0)}; stop what listens there, or name another port"
     return error.strerror or str(error)
