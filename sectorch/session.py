@@ -49,7 +49,7 @@ class Session:
     Args:
         answering: how many answering parties, each with a model of its own; they are called A, or A1 ... An.
         dealer: who deals correlated randomness: "Q", or "D", a party of its own that sends to S, shares streams with A
-            and S, and receives nothing. The dealer knows the masks of all values, and must not collude with A or S.
+            and S, and receives nothing but a proof's coins. It knows all masks, and must not collude with A or S.
         owners: names of further parties that own inputs and learn results, each with an edge to S and a stream with A.
         roles: of protocols of one's own, each played by a party of its name; secure inference needs Q, A and S.
         names: of the parties that play roles of one's own, by role, where they have others.

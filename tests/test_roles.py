@@ -160,12 +160,14 @@ def test_two_of_many_play_a_protocol_of_two():
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.answering == 1], ids=str)
 def test_every_protocol_with_a_dealer_of_its_own(case):
-    """The same result; the dealer is sent nothing and brings nothing, and Q knows no mask that is dealt with."""
+    """The same result; the dealer is sent nothing, but coins where it proves what it deals, and brings nothing, and Q
+    knows no mask that is dealt with."""
     session, inputs = sectorch.Session(dealer="D"), case.inputs(70)
     program, brought = traced(session, case.program, inputs)
     outputs = session.run(program, brought)
     case.check(inputs, outputs)
-    assert not [m for m in program.messages if m.dst.name == "D"]
+    sent = {m.label for m in program.messages if m.dst.name == "D"}
+    assert sent == ({"coin"} if "verified" in case.name and "prove" in {m.protocol for m in program.messages} else set())
     assert not [i for i in program.inputs if i.party.name == "D"]
     assert {m.dst.name for m in program.messages if m.src.name == "D"} <= {"S"}
     assert all(m.phase <= Phase.OFFLINE for m in program.messages if m.src.name == "D"), "it deals ahead of the query"
