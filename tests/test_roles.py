@@ -167,7 +167,9 @@ def test_every_protocol_with_a_dealer_of_its_own(case):
     outputs = session.run(program, brought)
     case.check(inputs, outputs)
     sent = {m.label for m in program.messages if m.dst.name == "D"}
-    assert sent == ({"coin"} if "verified" in case.name and "prove" in {m.protocol for m in program.messages} else set())
+    assert sent == (
+        {"coin"} if "verified" in case.name and "prove" in {m.protocol for m in program.messages} else set()
+    )
     assert not [i for i in program.inputs if i.party.name == "D"]
     assert {m.dst.name for m in program.messages if m.src.name == "D"} <= {"S"}
     assert all(m.phase <= Phase.OFFLINE for m in program.messages if m.src.name == "D"), "it deals ahead of the query"
