@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from helpers import ring_values
@@ -10,6 +15,7 @@ from hypothesis import strategies as st
 
 from sectorch.ring import bitplanes, field
 
+ROOT = Path(__file__).parents[1]
 MODULUS = (1 << 64) | 0b11011
 SEEDS = st.integers(0, 1 << 30)
 
@@ -24,6 +30,22 @@ def product(x: int, y: int) -> int:
         if total >> bit & 1:
             total ^= MODULUS << (bit - 64)
     return total
+
+
+@pytest.mark.sectorch_long
+def test_without_the_instruction_the_loops_give_the_same(tmp_path):
+    """In a process that takes the processor for one without it, and compiles anew."""
+    program = """
+from llvmlite import binding
+features = binding.get_host_cpu_features
+binding.get_host_cpu_features = lambda: (f := features(), f.pop("pclmul", None))[0]
+import pytest, sys
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-n", "0", "tests/test_field.py"]) or (
+    __import__("sectorch.ring.carryless", fromlist=["_"]).carryless.__name__ != "_shifted"))
+"""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
 def values(seed: int, *shape: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import sectorch
-from sectorch.choreography import Located, Net, Phase
+from sectorch.choreography import Located, Message, Net, Phase, protocol
 from sectorch.choreography.ledger import Transcript
 from sectorch.errors import ArgumentError, FalseDealingError, UnsupportedOpError
 from sectorch.mpc.star import claims, prove
@@ -214,8 +214,6 @@ def _chosen(X: Located, Y: Located) -> Located:
 
 
 def proved(rows: int, width: int, wrong: int = 0) -> None:
-    from sectorch.choreography import Message, protocol
-
     @protocol("made", "this test", [Message("v_S", "D", "S", "z of k_DA")])
     def made(net: Net) -> tuple:
         return _claimed(net, rows, width, wrong)
@@ -260,7 +258,7 @@ def test_a_dealer_that_proves_what_is_false_step_by_step(monkeypatch):
         _, _, _, omega, _ = coins(coin, x.shape[1], claims)
         found = first_proof(x, y, X, Y, hidden, coin, claims, places)
         error[:] = [field.times(torch.tensor([5]), omega[:1])]  # of the first word, times its weight
-        found[0] ^= field.times(error[0], torch.ones(1, dtype=torch.int64))[0]
+        found[0] ^= error[0][0]
         sent[:] = [(found, prove.ROWS)]
         return found
 
@@ -301,6 +299,31 @@ def test_a_dealer_that_proves_what_is_false_step_by_step(monkeypatch):
     x, y, claim, wrong = seen[0].split(1)
     assert not wrong.any(), "every sum fitted"
     assert torch.equal(field.times(x, y) ^ claim, error[-1]) and error[-1].any()
+
+
+@pytest.mark.parametrize("count", [64, 1280])
+def test_what_a_relu_claims_and_what_the_proof_sends(count):
+    """As docs/verified.md has it: of a ReLU by 20 bits 268 products, 68 zeros and 8 terms, and 65 bits dealt more."""
+    x, sent = ring_values((count,), 40, 0), {}
+    for verified in (False, True):
+        with Transcript() as transcript, Session().call() as net:
+            net.verified = verified
+            relu(net, share(net, net.own(net.Q, x)), 20)
+            found = claims.claims_of(net)
+            settle(net)
+        sent[verified] = [line for line, _ in transcript.lines]
+    width = count // 64
+    assert sum(p.z.shape.numel() for p in found.products) == 268 * width
+    assert sum(zero.shape.numel() for zero in found.zeros) == 68 * width
+    assert sum(len(w.terms_A + w.terms_S) * w.width for w in found.words) == 8 * width
+    mine = [line for line in sent[True] if line.protocol == "prove"]
+    assert sum(m.bytes for m in sent[True]) - sum(m.bytes for m in sent[False] + mine) == 65 * count // 8
+    n, steps, points = 64 * -(-268 * width // 64) + 8 * 8 * width + 1, 0, 0
+    while n > 1:
+        variables = min(prove.FOLDED, (n - 1).bit_length())
+        n, steps, points = -(-n // (1 << variables)), steps + 1, points + 3**variables
+    assert sum(m.bytes for m in mine) == 16 * (2 + steps) + 8 * (3**6 + 3**3 + 1 + points) + 32 < 10_000
+    assert max(m.round for m in mine) == 1 + (2 * (1 + steps) + 1), "after the round in which it was dealt"
 
 
 # Whole models.
@@ -396,6 +419,20 @@ def test_a_program_that_shows_something_before_its_proof_is_refused():
     check_proved(session.trace(partial(program, early=False)), session.Q)
     with pytest.raises(UnsupportedOpError, match="before all is proved"):
         check_proved(session.trace(partial(program, early=True)), session.Q)
+
+
+def test_several_answering_parties_prove_each_for_itself():
+    torch.manual_seed(0)
+    models, x = [nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval() for _ in range(2)], torch.randn(2, 4)
+    totals = []
+    for scheme in (Scheme(), Scheme(verified=True)):
+        session = Session(2)
+        with Transcript() as transcript:
+            secure = [sectorch.secure(m, scheme, session=session, party=p)
+                      for m, p in zip(models, session.answering, strict=True)]  # fmt: skip
+            totals.append(sectorch.aggregate([f.in_shares(x) for f in secure]))
+    assert torch.equal(*totals)
+    assert sum(line.label == "last" for line, _ in transcript.lines) == 2 * 2, "of each one's call, and of its flags"
 
 
 class TwoHeads(nn.Module):

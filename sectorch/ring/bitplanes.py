@@ -95,6 +95,14 @@ def spread(words: torch.Tensor) -> torch.Tensor:
     return (words.unsqueeze(-2) << positions).bitwise_right_shift_(63)
 
 
+def masks_of(words: torch.Tensor, shape: torch.Size, copies: int | None) -> torch.Tensor:
+    """Packed bits [W] or [copies * W] -> a mask per element: `shape`, or [copies, *shape]."""
+    if copies is None:
+        return unrows(spread(words), shape)
+    matrices = spread(words.view(copies, words_for(shape.numel())))
+    return matrices.flatten(1)[:, : shape.numel()].view(copies, *shape)
+
+
 def bits_shape(count: int) -> torch.Size:
     """The shape of one packed bit per element."""
     return torch.Size((words_for(count),))

@@ -130,10 +130,10 @@ def test_text_that_grows_as_it_is_read(reader, text):
 
 
 def test_steps_are_counted_and_have_an_end(monkeypatch):
-    """A hundred times the activations take a hundred times as many; a limit on all of them is kept."""
+    """So many times the activations take so many times as many; a limit on all of them is kept."""
     monkeypatch.setattr(bounds, "OPERATIONS_MOST", 3_000)
     few = described([4], *[("F.relu", ["x"], {})] * 2)
-    many = described([4], *[("F.relu", ["x"], {})] * 200)  # some 56 operations each
+    many = described([4], *[("F.relu", ["x"], {})] * 60)  # 56 operations each
     assert outcome(json.dumps(few).encode()) == "runs"
     assert outcome(json.dumps(many).encode()) == "ProgramError"
 

@@ -108,4 +108,4 @@ def check_proved(program: Program, dealer: Party) -> None:
 
 
 def _is_proof(node: Node) -> bool:
-    return isinstance(node.step, Compute) and not node.step.pure and node.step.path.endswith("prove")
+    return isinstance(node.step, Compute) and not node.step.pure and node.step.path.split("/")[-1] == "prove"

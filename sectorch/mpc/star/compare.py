@@ -34,7 +34,7 @@ from . import proved
 from .circuit import Circuit
 from .deal import Made, deal_bits
 from .layers import WIDEST, Layer, and_layers
-from .mask import Masked
+from .mask import Masked, planes_of
 from .shares import Shares, each
 
 BLOCK = 3
@@ -229,12 +229,6 @@ def codes_of(r: torch.Tensor, spans: Sequence[tuple[int, int]], tops: tuple[int,
     for i, top in enumerate(tops):
         out[i - len(tops)] = bits[top]
     return out
-
-
-@leaf(shapes=lambda v: v.new_empty(64, words_for(v.numel())))
-def planes_of(v: torch.Tensor) -> torch.Tensor:
-    """The bit planes of a tensor: [64, W], W = ceil(N / 64)."""
-    return planes_beside((v,))
 
 
 @leaf(shapes=lambda bits, codes, spans, *_: bits.new_empty(2 * sum(block_count(*s) for s in spans), bits.shape[1]))

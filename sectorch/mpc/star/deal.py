@@ -32,7 +32,7 @@ class Made:
 
 
 @protocol("deal", "PrivHFL, 2.3 (shares from streams)", [Message("v_S", "D", "S", "v_A of k_DA")])
-def deal(net: Net, v: Located | Made, dtype: torch.dtype = torch.int64, claim: Claim | None = None) -> Shares:
+def deal_halves(net: Net, v: Located | Made, dtype: torch.dtype = torch.int64, claim: Claim | None = None) -> Halves:
     """v = v_A + v_S, mod 2^64 (int64) or mod 2^32 (int32).
 
     Args:
@@ -43,7 +43,12 @@ def deal(net: Net, v: Located | Made, dtype: torch.dtype = torch.int64, claim: C
     v_A = net.common(net.D, net.A, v.shape, "v_A", dtype)
     dealt = Halves(v_A, (v - v_A).send(net.D, net.S, "v_S"))
     noted(net, claim, dealt)
-    return dealt.shares
+    return dealt
+
+
+def deal(net: Net, v: Located | Made, dtype: torch.dtype = torch.int64, claim: Claim | None = None) -> Shares:
+    """`deal_halves` as A and S have them."""
+    return deal_halves(net, v, dtype, claim).shares
 
 
 @protocol("deal_bits", "PrivHFL, 2.3 (shares from streams)", [Message("v_S", "D", "S", "v_A of k_DA")])

@@ -11,7 +11,8 @@ from typing import ClassVar
 
 import torch
 
-from ...choreography import Located, Message, Net, protocol
+from ...choreography import Located, Message, Net, leaf, protocol
+from ...ring.bitplanes import planes_beside, words_for
 from .shares import Shares
 
 
@@ -59,3 +60,9 @@ def _open_masked(net: Net, x: Shares) -> Masked:
     c_A = (x.A + r_A).send(A, S, "c_A")
     c_S = (x.S + r_S).send(S, A, "c_S")
     return Masked(c_A + c_S, r_A + r_S, r_A, r_S)
+
+
+@leaf(shapes=lambda v: v.new_empty(64, words_for(v.numel())))
+def planes_of(v: torch.Tensor) -> torch.Tensor:
+    """The bit planes of a tensor: [64, W], W = ceil(N / 64)."""
+    return planes_beside((v,))

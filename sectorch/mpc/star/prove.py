@@ -9,9 +9,9 @@ vectors of length m. D sends
     H(p) = <x(p), y(p)>    for p in {0, 1, infinity}^v    (at infinity stands the coefficient),
 
 in shares, and the sum over {0, 1}^v has to be the claim. A and S draw a point r, and the claim is now that
-<x(r), y(r)> = H(r), which each works out of its own shares, since x(r) is linear in x, and H(r) in what was sent. Bits
-are 64 to a word, with v = 6, and then v = 3. At the end A shows S its half of what is left. An entry that D and A and S
-draw at random makes that uniform, and S compares.
+<x(r), y(r)> = H(r), which each works out of its own shares, since x(r) is linear in x, and H(r) in what was sent. In
+the first step bits are 64 to a word, with v = 6, and words that bits choose have v = 3; then v = 4. At the end A shows
+S its half of what is left. An entry that D and A and S draw at random makes that uniform, and S compares.
 
 Source: Boneh, Boyle, Corrigan-Gibbs, Gilboa and Ishai, CRYPTO 2019 (fully linear proofs, on shared inputs); Boyle,
 Gilboa, Ishai and Nof, CCS 2019. With several variables at a time, which costs D little and saves rounds; see
@@ -61,8 +61,9 @@ def prove(net: Net, products: Sequence[Products], zeros: Sequence[Halves], words
     Args:
         zeros: words that are zero.
 
-    Rounds 2 a step, and 1: a step for the bits, and ceil(log16 n) for n = (bits + terms) / 64 + 1. Bytes 16 from S to D
-    for each step, 8 (3^6 + 1) and 8 * 3^4 from D to S, 32 from A to S. Nobody learns anything: D sends uniform words,
+    Rounds 2 a step, and 1: a first step, and ceil(log16 n) for n = bits / 64 + terms / 8 + 1, with whole words of bits.
+    Bytes 16 from S to D for each step; 8 (3^6 + 3^3 + 1) and 8 * 3^4, or less in the last step, from D to S; 32 from A
+    to S. Nobody learns anything: D sends uniform words,
     and of A's last ones two are uniform, and the others follow from what S has.
     """
     D, A, S = net.D, net.A, net.S

@@ -25,11 +25,11 @@ import torch
 from ...choreography import Net, leaf
 from ...choreography.located import compute
 from ...ring import logical_shift
-from ...ring.bitplanes import planes_beside, spread, unrows, words_for
+from ...ring.bitplanes import masks_of, planes_beside, words_for
 from .claims import Claim, claims_of
 from .deal import Made, deal_bits
 from .halves import Halves, Products, Words
-from .mask import Masked
+from .mask import Masked, planes_of
 
 
 def _both(f: Callable, *values: Any) -> Halves:
@@ -51,11 +51,6 @@ _AT = Halves(True, False)  # type: ignore[arg-type]
 """Whether it is A."""
 
 
-@leaf(shapes=lambda r: r.new_empty(64, words_for(r.numel())))
-def _planes(r: torch.Tensor) -> torch.Tensor:
-    return planes_beside((r,))
-
-
 @leaf
 def _bits_less(r_A: torch.Tensor, r_S: torch.Tensor, v_A: torch.Tensor) -> torch.Tensor:
     """At D: the planes of the bits of r_A + r_S and of its last carry, under v_A."""
@@ -72,7 +67,7 @@ def bits_of(net: Net, mask: Masked) -> Halves:
         made = Made(_bits_less, shape, (mask.r_A, mask.r_S))
 
         def claim(bits: Halves) -> None:
-            own = Halves(compute(_planes, mask.r_A), compute(_planes, mask.r_S))
+            own = Halves(planes_of(mask.r_A), planes_of(mask.r_S))
             x, y, z, start = _several(_carries, _AT, bits, own)
             claims = claims_of(net)
             claims.products.append(Products(x, y, z))
@@ -178,15 +173,7 @@ def _chosen(words: torch.Tensor, bits: torch.Tensor, copies: int | None) -> tupl
     """The word that one's own half of the bit takes, and the difference that the other half makes."""
     zero, one = words
     difference = zero ^ one
-    return zero ^ (difference & -_elements(bits, zero.shape if copies is None else zero.shape[1:], copies)), difference
-
-
-def _elements(words: torch.Tensor, shape: torch.Size, copies: int | None) -> torch.Tensor:
-    """Packed bits as 0 and 1: `shape`, or [copies, *shape]."""
-    if copies is None:
-        return unrows(spread(words), shape).bitwise_and(1)
-    found = spread(words.view(copies, words_for(shape.numel())))
-    return found.flatten(1)[:, : shape.numel()].bitwise_and(1).view(copies, *shape)
+    return zero ^ (difference & masks_of(bits, zero.shape if copies is None else zero.shape[1:], copies)), difference
 
 
 def bits_as_numbers(net: Net, words: Callable[[], Halves], shape: torch.Size, copies: int | None) -> Claim:
@@ -204,16 +191,16 @@ def bits_as_numbers(net: Net, words: Callable[[], Halves], shape: torch.Size, co
 @leaf
 def _complement(words, v_A, shape: torch.Size, copies: int | None) -> tuple[torch.Tensor, torch.Tensor]:
     """What S's half has to be where its half of the bit is 0, and what is different where it is 1."""
-    bit = _elements(words, shape, copies)
+    bit = masks_of(words, shape, copies).bitwise_and(1)
     zero, one = ((bit ^ i).to(v_A.dtype).sub_(v_A).to(torch.int64) for i in (0, 1))
     return zero, zero ^ one
 
 
-def chosen(net: Net, mask_bits: Callable[[], Halves], value: Callable[[], Halves], copies: int | None) -> Claim:
+def chosen(net: Net, mask_bits: Callable[[], Halves], value: Halves, copies: int | None) -> Claim:
     """Of b v for a bit b of words and a value v = v_A + v_S: 0 = a_0 = -d_A, or d_S - v_S = v_A - d_A."""
 
     def claim(dealt: Halves) -> None:
-        _one_of(net, _both(_with_and_without, _AT, dealt, value()), mask_bits(), copies)
+        _one_of(net, _both(_with_and_without, _AT, dealt, value), mask_bits(), copies)
 
     return claim
 
@@ -233,16 +220,10 @@ def _row(words: torch.Tensor, row: int) -> torch.Tensor:
     return words[row].clone()
 
 
-def quotient(net: Net, mask: Masked, shift: int, found: list[Halves] | None = None) -> Claim:
-    """Of r >> f = (r_A >> f) + (r_S >> f) + c_f - 2^(64-f) c_64.
-
-    Args:
-        found: where the dealt halves are put, for what else is claimed of them.
-    """
+def quotient(net: Net, mask: Masked, shift: int) -> Claim:
+    """Of r >> f = (r_A >> f) + (r_S >> f) + c_f - 2^(64-f) c_64."""
 
     def claim(dealt: Halves) -> None:
-        if found is not None:
-            found.append(dealt)
         bits, own = bits_of(net, mask), Halves(mask.r_A, mask.r_S)
         low, last = _several(_two_carries, bits, _both(_row_of, own, shift), shift)
         base, *factors = compute(_quotients, dealt.A, mask.r_A, low.A, last.A, shift)
@@ -268,7 +249,7 @@ def _row_of(r: torch.Tensor, plane: int) -> torch.Tensor:
 def _quotients(v_A, r_A, low, last, shift: int) -> tuple[torch.Tensor, ...]:
     """What S's half less its r_S >> f has to be, by S's halves of the two carries: coefficients of 1, c, c', c c'."""
     rest = logical_shift(r_A, shift) - v_A
-    low, last = (_elements(words, r_A.shape, None) for words in (low, last))
+    low, last = (masks_of(words, r_A.shape, None).bitwise_and(1) for words in (low, last))
     found = [rest + (low ^ i) - ((last ^ j) << (64 - shift)) for j in (0, 1) for i in (0, 1)]
     pairs = found[0], found[0] ^ found[1], found[0] ^ found[2]
     return *pairs, functools.reduce(operator.xor, found)

@@ -22,7 +22,7 @@ from ...ring import logical_shift, signed
 from ...ring.bitplanes import fast, planes_beside, words_for
 from . import proved
 from .compare import BLOCK, block_count, check_planes, deal_codes, drelu, forest, pick_blocks
-from .deal import Made, deal, deal_bits
+from .deal import Made, deal, deal_bits, deal_halves
 from .fss import gate
 from .guard import kept_rows, raise_flags
 from .halves import Halves
@@ -93,11 +93,11 @@ def _floored(
 
 def _deal_products(net: Net, x: Masked, mask: BitMask, copies: int, shift: int) -> tuple[Shares, ...]:
     """What the products s (C - R), s u and s msb(r) take, ahead of the query: R, the bits of s and u, s R, s msb(r)."""
-    first, R = mask.part(0, copies), []
-    quotient = deal(net, Made(shifted_less, x.shape, (x.r, shift)), claim=proved.quotient(net, x, shift, R))
+    first = mask.part(0, copies)
+    R = deal_halves(net, Made(shifted_less, x.shape, (x.r, shift)), claim=proved.quotient(net, x, shift))
     bits = deal_mask(net, mask.part(0, 2 * copies))
-    chosen = deal(net, chosen_by(first, x.r, shift), claim=proved.chosen(net, first.halves, lambda: R[0], copies))
-    return quotient, bits, chosen, deal_mask(net, mask.part(2 * copies, 3 * copies), torch.int32)
+    chosen = deal(net, chosen_by(first, x.r, shift), claim=proved.chosen(net, first.halves, R, copies))
+    return R.shares, bits, chosen, deal_mask(net, mask.part(2 * copies, 3 * copies), torch.int32)
 
 
 @leaf(shapes=lambda first, second, c, *_: torch.empty_like(c))

@@ -13,7 +13,7 @@ import torch
 
 from ...choreography import Located, Message, Net, leaf, protocol
 from ...ring import logical_shift
-from ...ring.bitplanes import fast, spread, unrows, words_for
+from ...ring.bitplanes import fast, masks_of, words_for
 from . import proved
 from .deal import Made, deal
 from .halves import Halves
@@ -44,10 +44,7 @@ class BitMask:
 @leaf
 def per_element(first: torch.Tensor, second: torch.Tensor, shape: torch.Size, copies: int | None) -> torch.Tensor:
     """Two halves of words -> a mask per element: `shape`, or [copies, *shape]."""
-    if copies is None:
-        return unrows(spread(first ^ second), shape)
-    matrices = spread((first ^ second).view(copies, words_for(shape.numel())))
-    return matrices.flatten(1)[:, : shape.numel()].view(copies, *shape)
+    return masks_of(first ^ second, shape, copies)
 
 
 def random_bits(net: Net, shape: torch.Size, copies: int | None = None) -> BitMask:
@@ -154,7 +151,7 @@ def select(net: Net, s: Shares, x: Masked) -> Shares:
     """
     mask = random_bits(net, x.shape)
     b = deal_mask(net, mask)
-    chosen = deal(net, chosen_by(mask, x.r), claim=proved.chosen(net, mask.halves, lambda: Halves(x.r_A, x.r_S), None))
+    chosen = deal(net, chosen_by(mask, x.r), claim=proved.chosen(net, mask.halves, Halves(x.r_A, x.r_S), None))
     e = open_bit(net, s, mask)
     return Shares(_product(*e, x.c, b.A, x.r_A, chosen.A, 1), _product(*e, x.c, b.S, x.r_S, chosen.S, 0))
 

@@ -28,11 +28,11 @@ from ...errors import ArgumentError
 from ...ring import HEADROOM_BITS, logical_shift, sign_mask
 from ...ring.bitplanes import fast
 from . import proved
-from .compare import block_count, deal_codes, forest, leaves, planes_of
+from .compare import block_count, deal_codes, forest, leaves
 from .deal import Made, deal
 from .fss import borrow
 from .layers import and_layers
-from .mask import Masked, open_masked
+from .mask import Masked, open_masked, planes_of
 from .select import bit_to_ring
 from .shares import Shares
 from .within import raise_outside
