@@ -57,7 +57,7 @@ BENCHMARKS: dict[str, str] = {
     "network-many": "at_once.py --nets lenet cryptonets --queries 4 --clients 2",
     "network-serve": "serve.py --clients 1 2 --cores 2 --seconds 2 --warm 1 --json {work}/figures.json",
     "network-soak": "soak.py --queries 20 --json {work}/figures.json",
-    "audited": "audited.py --nets lenet --counts 2 --repeats 3 --json {work}/figures.json",
+    "dealing": "dealing.py --nets lenet --counts 2 --repeats 3 --json {work}/figures.json",
     "ckks-linear": "ckks.py linear --repeats 1 --json {work}/figures.json",
     "ckks-cryptonets": "ckks.py cryptonets --repeats 1 --json {work}/figures.json",
     "ckks-cnn": "ckks.py cnn --repeats 1 --json {work}/figures.json",
