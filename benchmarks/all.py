@@ -51,6 +51,7 @@ BENCHMARKS: dict[str, str] = {
     "real-size": "real_size.py vit-s --json {work}/figures.json",
     "ranges": "ranges.py lenet --repeats 3 --json {work}/figures.json",
     "domains": "domains.py --points 200 --sizes 1 768 --spreads 3 --json {work}/figures.json",
+    "gpu": "gpu.py lenet --device cpu --repeats 1 --json {work}/figures.json",
     "products": "products.py",
     "network": "network.py --nets lenet --batches 1 --repeats 3 --json {work}/figures.json",
     "network-floor": "floor.py --repeats 5",
