@@ -137,7 +137,9 @@ def profiled(name: str, batch: int, device: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("nets", nargs="*", metavar="NET", help=f"{', '.join(NETS)}, another of the zoo or torchvision's")
+    parser.add_argument(
+        "nets", nargs="*", metavar="NET", help=f"{', '.join(NETS)}, another of the zoo or torchvision's"
+    )
     parser.add_argument("--batches", nargs="+", type=int, default=[1])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
