@@ -1,4 +1,4 @@
-"""On a CUDA device: plain and secure seconds of a model, with all parties on the device, and their bits against the CPU.
+"""On a CUDA device: plain and secure seconds of a model with all parties on the device, and its bits against the CPU's.
 
     python benchmarks/gpu.py                                   # VGG-7, ResNet-50 and BERT-base
     python benchmarks/gpu.py vgg7 --batches 1 32 --repeats 7
