@@ -41,7 +41,7 @@ def pytest_configure(config):
 
 def pytest_collection_finish():
     # What torch and the collected tests hold stays to the end, so that no collection of garbage need walk over it, nor
-    # over torch's compiler, which it imports when it first computes on shapes. Nearly all that dies is counted, so that
+    # over torch's compiler, which optimizers and many tests import. Nearly all that dies is counted, so that
     # cycles need not be looked for at every turn: a fifth of the tests' time went there.
     import torch._dynamo  # noqa: F401
 

@@ -299,6 +299,21 @@ def test_the_import_brings_torch_numpy_and_cryptography_alone():
     assert done.stdout == "[]\n" and not done.stderr
 
 
+def test_a_first_call_needs_no_compiler_and_one_that_is_imported_hides_what_it_hides():
+    """torch imports its compiler to hide its kernels for shapes from it: 2 s of each process that is started."""
+    code = (
+        "import sys, torch, sectorch; from torch import nn; "
+        "model = sectorch.secure(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2), "
+        "nn.Flatten(), nn.Linear(18, 3), nn.Softmax(-1)).eval()); model(torch.randn(2, 1, 8, 8)); "
+        "print('torch._dynamo' in sys.modules); import torch._dynamo; a = torch.empty(2, device='meta'); "
+        "print((a + a).shape); from sectorch.choreography import kernels; "
+        "hidden, *_ = kernels._hidden_in(torch._refs.add, set()); "
+        "print(getattr(hidden, '__dynamo_disable').__module__ == kernels.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\ntorch.Size([2])\nFalse\n"
+
+
 def test_the_command_as_a_module():
     done = subprocess.run([sys.executable, "-m", "sectorch", "--help"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage: sectorch COMMAND")

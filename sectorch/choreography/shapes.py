@@ -12,7 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .kernels import spare_the_compiler
 from .located import Applied, Place
+
+spare_the_compiler()
 
 MOST = 1 << 13
 """Results that are kept."""

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..choreography import Phase
+from ..choreography.kernels import spare
 from ..choreography.ledger import Profile
 from ..errors import ProgramError, SectorchError
 from ..tensor.table import row_of
@@ -238,6 +239,9 @@ class Budget(TorchDispatchMode):
             asked = max((*(n for s in sizes[:1] for n in s[:2]), *numbers), default=1)
         if asked > MAX_CELLS:
             raise ProgramError(f"the model asks '{name}' for {asked} cells or steps; at most {MAX_CELLS}")
+
+
+spare(Budget.__torch_dispatch__)
 
 
 @functools.cache

@@ -24,7 +24,6 @@ from torch import fx, nn
 from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ArgumentError, SectorchError, UnsupportedOpError
 from ..session import Session
@@ -43,6 +42,7 @@ from ..tensor.on_meta import (
 from ..tensor.table import BEFORE, COMPOSED, row_of, spell
 from . import bounds
 from .compiling import compiling
+from .drawing import Drawing
 from .huggingface import without_caches
 from .inputs import Inputs, flattened, refuse_complex
 from .nodes import name_of
@@ -77,17 +77,6 @@ class StandIn(SharedTensor):
 
     def reveal(self, to: Any = None) -> torch.Tensor:
         raise NotCaptured("the module reveals a value on its way")
-
-
-class _Draws(TorchDispatchMode):
-    """Notices torch's random numbers, of this thread."""
-
-    drawn = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self.drawn = True
-        return func(*args, **(kwargs or {}))
 
 
 class Recorder(TorchFunctionMode):
@@ -326,7 +315,7 @@ def capture(
     first = next(iter(weights.values()), None)
     session, scheme = (first.session, first.scheme) if first is not None else (Session(dry=True), Scheme())
     layers = {id(layer): name for name, layer in module.named_modules()}
-    recorder, draws, before = Recorder(session, scheme, weights, layers), _Draws(), state_of(module)
+    recorder, draws, before = Recorder(session, scheme, weights, layers), Drawing(), state_of(module)
     generator = torch.get_rng_state()
     given = recorder.inputs(inputs)
     with torch.no_grad(), compiling(), draws, recorder:
