@@ -1,7 +1,10 @@
 """What an engineer types in the first hour: each gives the plain result, or one line that says the way out."""
 
 import ast
+import copy
+import dataclasses
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -14,7 +17,7 @@ import torch
 from torch import nn
 
 import sectorch
-from sectorch.choreography import Message, protocol
+from sectorch.choreography import Message, Roles, protocol
 from sectorch.errors import (
     ArgumentError,
     CaptureWarning,
@@ -22,6 +25,7 @@ from sectorch.errors import (
     PlotError,
     SecretAccessError,
     SectorchError,
+    ShapeError,
     TopologyError,
     UnsupportedDeviceError,
     UnsupportedOpError,
@@ -31,6 +35,7 @@ from sectorch.mpc.star.mask import open_masked
 from sectorch.mpc.star.multiply import multiply, square
 from sectorch.mpc.star.share import reveal, reveal_to_A, share
 from sectorch.mpc.star.truncate import truncate
+from sectorch.network.commands.arrays import check_out
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -317,3 +322,103 @@ def test_a_first_call_needs_no_compiler_and_one_that_is_imported_hides_what_it_h
 def test_the_command_as_a_module():
     done = subprocess.run([sys.executable, "-m", "sectorch", "--help"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage: sectorch COMMAND")
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(4, 3), nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        return self.norm(self.first(x))
+
+
+class Refusing(nn.Module):
+    def forward(self, x):
+        raise ValueError("the author's own")
+
+
+def test_what_a_layer_says_of_its_input_names_the_layer():
+    model = Normed().eval()
+    secured, reference = sectorch.secure(model), sectorch.reference(model)
+    for f in (secured, reference, lambda x: sectorch.explain(model, x)):
+        refused(ShapeError, "expected 2D or 3D input (got 1D input)", lambda f=f: f(ROWS[0]))
+        refused(ShapeError, "layer 'norm' (BatchNorm1d) at ", lambda f=f: f(ROWS[0]))
+    torch.testing.assert_close(secured(ROWS), model(ROWS).detach(), rtol=0, atol=1e-4)
+    recurrent = sectorch.secure(nn.LSTM(4, 3).eval())
+    refused(ShapeError, "LSTM", lambda: recurrent(torch.ones(2, 2, 2, 4)))
+    with pytest.raises(ValueError, match=r"^the author's own$"):  # what a model says itself is not changed
+        sectorch.secure(Refusing().eval())(ROWS)
+
+
+def test_a_misspelt_option_of_a_scheme_names_the_nearest(plain):
+    for f, way in (
+        (lambda: sectorch.Scheme(fracbits=20), "Scheme(frac_bits=...)"),
+        (lambda: sectorch.Scheme(limit=12), "Scheme(limit_bits=...)"),
+        (lambda: sectorch.secure(plain, verify=True), "Scheme(verified=...)"),
+    ):
+        with pytest.raises(TypeError, match="unexpected keyword argument") as raised:
+            f()
+        assert str(raised.value).endswith(f"; did you mean {way}?")
+    with pytest.raises(TypeError, match=r"'answering'$"):
+        sectorch.Scheme(answering=3)
+    given = sectorch.Scheme(16, network="wan")
+    assert copy.deepcopy(given) == dataclasses.replace(given, frac_bits=16) == pickle.loads(pickle.dumps(given))
+
+
+def test_the_nearest_names_have_a_word_in_common():
+    x = sectorch.share(torch.eye(3))
+    for f, near in (
+        (torch.erfinv, "erf."), (torch.nn.functional.max_unpool2d, "max_pool2d, max_pool1d, max_pool3d."),
+        (torch.special.erfcx, "erfc, erf."), (torch.pinverse, ""), (torch.linalg.svd, ""), (torch.linalg.eigh, ""),
+        (torch.linalg.pinv, "inv."), (torch.lgamma, ""), (torch.histc, ""),
+    ):  # fmt: skip
+        args = (torch.zeros(3, 3, dtype=torch.int64), 2) if "unpool" in f.__name__ else ()
+        refused(UnsupportedOpError, f"supported: {near}" if near else "similar name", lambda f=f, a=args: f(x, *a))
+
+
+def test_wrapped_for_several_devices_is_told_what_to_give(plain):
+    wrapped, within = nn.DataParallel(plain), nn.Sequential(nn.DataParallel(nn.Linear(4, 3)), nn.ReLU())
+    for f in (sectorch.secure, sectorch.reference, sectorch.shared):
+        refused(ArgumentError, "give what it wraps: model.module", lambda f=f: f(wrapped.eval()))
+        refused(ArgumentError, "give what it wraps: model.0.module", lambda f=f: f(within.eval()))
+    assert sectorch.secure(wrapped.module)(ROWS).shape == (2, 3)
+
+
+def test_a_profile_s_repr_is_its_figures(secure):
+    with sectorch.profile() as profile:
+        secure(ROWS)
+    found = repr(profile)
+    assert found == str(profile) and len(found) < 110
+    assert found.startswith(f"Profile(rounds={profile.rounds}, online_bytes={profile.online_bytes}, ")
+
+
+ONE = Roles("G C", edges="G-C")
+
+
+@protocol("told", "this test", [Message("x", "G", "C", "nothing", shows="the number")], roles=ONE)
+def told(net, x):
+    return x.send(net.G, net.C, "x")
+
+
+def test_floats_in_a_protocol_of_one_s_own_are_told_to_be_encoded():
+    session = sectorch.Session(roles=ONE)
+    of = lambda dtype: lambda net: net.read(
+        told(net, net.own(net.G, torch.empty(3, dtype=dtype), name="G")), net.C
+    )  # fmt: skip
+    refused(DtypeError, "sectorch.ring.encode", lambda: session.trace(of(torch.float32)))
+    program = session.trace(of(torch.int64))
+    refused(ShapeError, "sectorch.ring.encode", lambda: session.run(program, {"G": torch.rand(3)}))
+    refused(ShapeError, "trace the program", lambda: session.run(program, {"G": torch.arange(4)}))
+    assert session.run(program, {"G": torch.arange(3)}).equal(torch.arange(3))
+
+
+def test_where_predictions_go_is_tried_before_there_are_any(tmp_path, monkeypatch):
+    refused(ArgumentError, "is a folder; name a file in it", lambda: check_out(tmp_path))
+    refused(ArgumentError, ".safetensors", lambda: check_out(tmp_path / "x.csv"))
+    (tmp_path / "file").touch()
+    refused(ArgumentError, "cannot write to", lambda: check_out(tmp_path / "file" / "x.npy"))
+    monkeypatch.setattr(os, "access", lambda *_: False)  # whoever runs the tests may be allowed to write everywhere
+    check_out(tmp_path / "new" / "x.npy")
+    refused(ArgumentError, "cannot be written; name another with --out", lambda: check_out(tmp_path / "file"))
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "file"]

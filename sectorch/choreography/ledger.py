@@ -74,7 +74,7 @@ CALLS = 1024
 """The latest calls and phases whose rounds are still counted one by one; those before are taken for over."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Cost(Observer):
     """Seconds, rounds and bytes of the runs inside the block, in memory that does not grow with them.
 
@@ -93,6 +93,12 @@ class Cost(Observer):
     )
     _start: float = field(default=0.0, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(rounds={self.rounds}, online_bytes={self.online_bytes}, "
+            f"offline_bytes={self.offline_bytes}, seconds={self.seconds:.3f})"
+        )
 
     def __enter__(self):
         self._start = time.perf_counter()
@@ -171,7 +177,7 @@ class Cost(Observer):
         return table
 
 
-@dataclass
+@dataclass(repr=False)
 class Profile(Shown, Cost):
     """A `Cost` that keeps the line of every message, for tables by edge and by protocol."""
 

@@ -11,7 +11,7 @@ class UnsupportedOpError(SectorchError, NotImplementedError):
     Not a TypeError: Python's operators would take that for "try the other operand", and go on.
 
     Example:
-        torch.erfinv(SharedTensor(2, 3)) is not supported on secret tensors; nearest supported: inv, erf, erfc.
+        torch.erfinv(SharedTensor(2, 3)) is not supported on secret tensors; nearest supported: erf.
         sectorch.supported_ops() lists all
 
     What to do:

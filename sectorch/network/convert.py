@@ -46,7 +46,7 @@ def _convert(options: argparse.Namespace, console: Console) -> None:
     if options.inputs is not None:
         if not is_function(options.source):
             raise ArgumentError(f"--inputs are what a function gives; {options.source} is none")
-        arrays.check_kind(options.inputs)
+        arrays.check_out(options.inputs, "--inputs")
     example: Any = None
     if is_function(options.source):
         if not options.trust:

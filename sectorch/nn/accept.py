@@ -44,6 +44,17 @@ def _made(given: Any) -> str:
     return "a model of torch, in evaluation mode"
 
 
+def refuse_scattered(model: nn.Module) -> None:
+    """Raise `ArgumentError` for a module that would send its batches to several devices or processes."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            place = f"layer '{name}'" if name else "the model"
+            raise ArgumentError(
+                f"{place} is wrapped in {type(layer).__name__}, which sends batches to other devices; give what it "
+                f"wraps: model{'.' * bool(name)}{name}.module"
+            )
+
+
 def check_model(model: Any, device: torch.device) -> None:
     """Raise unless the model can be made secure on this device."""
     if isinstance(getattr(model, "session", None), Session) or isinstance(model, fx.Interpreter):
@@ -55,6 +66,7 @@ def check_model(model: Any, device: torch.device) -> None:
             "what torch.jit made has no forward to follow: give the nn.Module that it was made from, or what "
             "torch.export.export makes of it"
         )
+    refuse_scattered(model)
     refuse_training(model)
     tensors = (*model.parameters(), *model.buffers())
     if device.type == "meta":  # of an absent party, whose weights are shapes; whole numbers are public, and here

@@ -48,7 +48,7 @@ from .inputs import Inputs, flattened, refuse_complex
 from .nodes import name_of
 from .state import state_of
 from .trace import CONSTANT, OutOfPlace, Trace, functional_form
-from .where import Place, raise_located
+from .where import Place, layers_refusals, raise_located
 from .written import Written
 
 _T = torch.Tensor
@@ -318,7 +318,7 @@ def capture(
     recorder, draws, before = Recorder(session, scheme, weights, layers), Drawing(), state_of(module)
     generator = torch.get_rng_state()
     given = recorder.inputs(inputs)
-    with torch.no_grad(), compiling(), draws, recorder:
+    with torch.no_grad(), compiling(), layers_refusals(layers), draws, recorder:
         result = recorder.written.swapped(without_caches(inputs.called(module, given)))
     if draws.drawn:
         torch.set_rng_state(generator)

@@ -14,7 +14,7 @@ from .compiling import compiling
 from .huggingface import without_caches
 from .inputs import Inputs
 from .nodes import name_of
-from .where import Place, raise_located
+from .where import Place, layers_refusals, raise_located
 from .written import Written
 
 
@@ -24,7 +24,7 @@ class Watched(TorchFunctionMode):
     def __init__(self, module: nn.Module):
         super().__init__()
         self.written = Written()
-        self._layers = {id(layer): name for name, layer in module.named_modules()}
+        self.layers = {id(layer): name for name, layer in module.named_modules()}
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = self.written.swapped((args, kwargs or {}))
@@ -34,10 +34,11 @@ class Watched(TorchFunctionMode):
             args = self.written.taken(func, args)
             return self.written.made(func, func(*args, **kwargs))
         except SectorchError as error:
-            raise_located(error, Place.now(self._layers).text(name_of(func)))
+            raise_located(error, Place.now(self.layers).text(name_of(func)))
 
 
 def watched(module: nn.Module, inputs: Inputs) -> Any:
     """The module's own call, with its hooks and its attributes."""
-    with compiling(), Watched(module) as watching:
+    watching = Watched(module)
+    with compiling(), layers_refusals(watching.layers), watching:
         return watching.written.swapped(without_caches(inputs.called(module)))

@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 import torch
 from torch import fx
 
-from ..errors import KeyAgreementError, MaterialError, NetworkError, SectorchError
+from ..errors import KeyAgreementError, MaterialError, NetworkError, SectorchError, ShapeError
 
 _TORCH = Path(torch.__file__).parent
+_LAYERS = str(_TORCH / "nn" / "modules")
 _CALL = str(_TORCH / "nn" / "modules" / "module.py")
 _OWN = ("capture.py", "eager.py", "written.py")
 _SKIPPED = (str(_TORCH), str(Path(__file__)), *(str(Path(__file__).with_name(name)) for name in _OWN), "<")
@@ -36,13 +38,14 @@ class Place:
     source: str = ""
 
     @staticmethod
-    def now(layers: dict[int, str]) -> Place:
+    def now(layers: dict[int, str], innermost: FrameType | None = None) -> Place:
         """Of the frames that are running now, out to the call of the whole module.
 
         Args:
             layers: path by id of each module.
+            innermost: of an error that has come out of its frames, the one that raised it.
         """
-        frame, source, owner, layer = sys._getframe(1), "", None, False
+        frame, source, owner, layer = innermost or sys._getframe(1), "", None, False
         while frame is not None:
             code = frame.f_code
             if code.co_filename == _CALL and code.co_name == "_call_impl":
@@ -83,6 +86,33 @@ def raise_located(error: SectorchError, place: str) -> NoReturn:
     named = type(error)(f"{place}: {error}")
     named.layer = place
     raise named from error
+
+
+@contextmanager
+def layers_refusals(layers: dict[int, str]) -> Iterator[None]:
+    """What a layer of torch's says of its input before it calls any function, as an error that names the layer.
+
+    BatchNorm looks at the number of dimensions, a recurrent layer at the size of a state. What the model's own code
+    raises stays as it is.
+
+    Args:
+        layers: path by id of each module.
+
+    Raises:
+        ShapeError: in torch's words.
+    """
+    try:
+        yield
+    except (ValueError, RuntimeError, AssertionError) as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        if trace is None or isinstance(error, SectorchError):
+            raise
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith(_LAYERS) or file == _CALL:
+            raise
+        raise ShapeError(f"{Place.now(layers, trace.tb_frame).text()}: {error}") from None
 
 
 @contextmanager

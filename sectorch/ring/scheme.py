@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import warnings
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ class Scheme:
 
     Raises:
         ArgumentError: a field that is out of its range, or fields that leave no room for products.
+        TypeError: a field that there is none of, with the nearest.
     """
 
     frac_bits: int = FRAC_BITS
@@ -50,6 +52,12 @@ class Scheme:
     """Q proves to A and S what it deals, before anything that depends on it is shown to Q: a Q that deals falsely is
     found out but for a probability of 2^-40. For linear layers, convolutions, ReLU, maxima, pooling and truncation in
     the lan protocols; anything else is refused. See docs/verified.md."""
+
+    def __new__(cls, *_: Any, **named: Any) -> Scheme:
+        for name in named:
+            if name not in cls.__dataclass_fields__:
+                raise TypeError(misnamed("Scheme", name))
+        return super().__new__(cls)
 
     def __post_init__(self):
         bits = (self.frac_bits, 1 if self.limit_bits is None else self.limit_bits)
@@ -114,6 +122,13 @@ class Scheme:
         return self.network == "wan"
 
 
+def misnamed(call: str, name: str) -> str:
+    """What a TypeError says of a keyword argument that a call does not take, with the nearest field of a scheme."""
+    near = difflib.get_close_matches(name, Scheme.__dataclass_fields__, 1)
+    way = f"; did you mean Scheme({near[0]}=...)?" if near else ""
+    return f"{call}() got an unexpected keyword argument '{name}'{way}"
+
+
 OLD_KEYWORDS = ("relu", "frac_bits", "network", "range_check", "activation_limit")
 
 
@@ -134,7 +149,7 @@ def named_scheme(call: str, scheme: Scheme | str | None, old: dict[str, Any]) ->
     """
     for name in old:
         if name not in OLD_KEYWORDS:
-            raise TypeError(f"{call}() got an unexpected keyword argument '{name}'")
+            raise TypeError(misnamed(call, name))
     if isinstance(scheme, str):
         scheme, old = None, {"relu": scheme, **old}
     if not isinstance(scheme, Scheme | None):

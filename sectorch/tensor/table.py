@@ -190,9 +190,17 @@ class OpTable:
             del self.rows[row.name]
 
     def nearest(self, func: Callable) -> list[str]:
-        """Rows whose names come nearest to that of an unsupported function."""
+        """Rows whose names have words in common with an unsupported function's, begin it, or are nearly its own."""
         name = getattr(func, "__name__", str(func)).strip("_").split(".")[-1]
-        return difflib.get_close_matches(name, self.rows, n=3, cutoff=0.5)
+        for kind in ("linalg_", "special_", "fft_"):
+            name = name.removeprefix(kind)
+
+        def likeness(row: str) -> float:
+            like = difflib.SequenceMatcher(None, name, row).ratio()
+            within = f"_{row}_" in f"_{name}_" or f"_{name}_" in f"_{row}_" or name.startswith(row)
+            return like if like > 0.8 or (within and min(len(row), len(name)) > 2) else 0
+
+        return [row for row in sorted(self.rows, key=likeness, reverse=True)[:3] if likeness(row)]
 
     def unsupported(self, func: Callable, args: tuple, kwargs: dict) -> str:
         """What an error says of an operation that is missing: function, arguments, the nearest that there is."""

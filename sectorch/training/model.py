@@ -9,6 +9,7 @@ from torch import nn
 
 from ..choreography import Party
 from ..errors import ArgumentError
+from ..nn.accept import refuse_scattered
 from ..session import Session
 from ..tensor import Scheme, share_tensor
 from .scale import parameter_bits
@@ -28,10 +29,12 @@ def shared(
         session, party, scheme: as of `sectorch.share`.
 
     Raises:
+        ArgumentError: no module, a DataParallel, or one that is shared already.
         FixedPointRangeError, NonFiniteError, DtypeError: a parameter that cannot be shared; nothing was changed.
     """
     if not isinstance(module, nn.Module):
         raise ArgumentError(f"shared() takes an nn.Module, got a {type(module).__name__}")
+    refuse_scattered(module)
     limit = 2.0 ** parameter_bits(scheme or Scheme())
     made: dict[int, Any] = {}
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):

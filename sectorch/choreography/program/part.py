@@ -243,9 +243,12 @@ def given(brought: list[Input], inputs: Mapping[str, torch.Tensor]) -> dict[Slot
         if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.is_meta or x.layout != torch.strided:
             raise DtypeError(f"the program takes a plain tensor for '{one.name}', got {_said(x)}")
         if (x.shape, x.dtype) != (one.shape, one.dtype):
+            way = "trace the program for these"
+            if x.is_floating_point() and not one.dtype.is_floating_point:
+                way = "encode fractions as ring elements (sectorch.ring.encode)"
             raise ShapeError(
                 f"'{one.name}' is {tuple(one.shape)} of {one.dtype} in the program, and {tuple(x.shape)} of {x.dtype} "
-                f"came; trace the program for these"
+                f"came; {way}"
             )
         found[one.slot] = x
     return found

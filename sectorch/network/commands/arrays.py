@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.utils import _pytree as pytree
 
+from ...cli.command import writable
 from ...errors import ArgumentError
 from ...nn.calls import named
 from ...nn.inputs import Inputs
@@ -102,10 +104,19 @@ def in_json(result: Any) -> Any:
     return pytree.tree_map(lambda v: None if v != v else v, numbers)
 
 
-def check_kind(path: Path) -> None:
-    """Raise ArgumentError for a file of a kind that is not written."""
+def check_out(path: Path, named: str = "--out") -> None:
+    """Try whether predictions can be written there, before there are any.
+
+    Raises:
+        ArgumentError: a file of a kind that is not written, a folder, or where nothing can be written.
+    """
     if path.suffix not in (*KINDS, ""):
-        raise ArgumentError(f"predictions are written as {', '.join(KINDS)}, not as {path}")
+        raise ArgumentError(f"arrays are written as {', '.join(KINDS)}, not as {path}")
+    if path.is_dir():
+        raise ArgumentError(f"{path} is a folder; name a file in it with {named}")
+    writable(path.parent, named)
+    if path.exists() and not os.access(path, os.W_OK):
+        raise ArgumentError(f"{path} is there and cannot be written; name another with {named}")
 
 
 def write(result: Any, path: Path) -> None:

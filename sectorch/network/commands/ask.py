@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from ...choreography.ledger import Cost
-from ...cli.command import Parser, bars, ended, print_json, writable
+from ...cli.command import Parser, bars, ended, print_json
 from ...errors import ArgumentError, RangeExceededError, StoreInUseError
 from ...nn.inputs import Inputs
 from ...ring.scheme import Scheme, limit_bits_of
@@ -23,7 +23,7 @@ from ..parties.client import connect
 from ..parties.query import RemoteModel
 from ..store.store import Store
 from ..warm import warm
-from .arrays import Given, batches, by_name, check_kind, in_json, joined, read, write
+from .arrays import Given, batches, by_name, check_out, in_json, joined, read, write
 from .asker import add_asker, asker
 from .kept import Kept, digest
 from .options import (
@@ -98,8 +98,7 @@ def _query(options: argparse.Namespace, _: Console) -> None:
     scheme = Scheme(network=options.network, range_check=checked, limit_bits=limit, **levels)
     given = None if options.inputs is None else read(options.inputs)
     if options.out is not None:
-        writable(options.out.parent)
-        check_kind(options.out)
+        check_out(options.out)
     at, credentials, known = asker(options, options.name)
     folder = options.store or _own_folder(credentials.name)
     kept = _own_store(folder, needed=options.prepare > 0)

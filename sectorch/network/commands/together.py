@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...choreography.ledger import Cost
-from ...cli.command import Parser, ended, print_json, writable
+from ...cli.command import Parser, ended, print_json
 from ...errors import ArgumentError
 from ...federated.parties import Simulation, tensors
 from ..code import function_of
@@ -69,8 +69,7 @@ def _run(options: argparse.Namespace, screen: Console) -> None:
     if (options.federation is None) != (options.name is None):
         raise ArgumentError("--federation and --as go together: the file, and which of its parties this process is")
     if options.out is not None:
-        arrays.check_kind(options.out)
-        writable(options.out.parent)
+        arrays.check_out(options.out)
     program, inputs = function_of(options.program[0]), _inputs(options.input)
     kept = source_of(options.program[0]).kept(options.job)
     waits = dict(patience=options.wait, wait=options.wait)
