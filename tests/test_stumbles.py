@@ -34,8 +34,11 @@ from sectorch.extras import EXTRA, needed
 from sectorch.mpc.star.mask import open_masked
 from sectorch.mpc.star.multiply import multiply, square
 from sectorch.mpc.star.share import reveal, reveal_to_A, share
+from sectorch.mpc.star.shares import Shares
 from sectorch.mpc.star.truncate import truncate
 from sectorch.network.commands.arrays import check_out
+from sectorch.network.federation.programs import source_of
+from sectorch.testing import Given, check_protocol
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -175,7 +178,7 @@ def test_a_plain_layer_on_a_secret_tensor_warns_of_nothing(plain):
     torch.testing.assert_close(plain(sectorch.share(ROWS)).reveal(), plain(ROWS).detach(), rtol=0, atol=1e-4)
 
 
-@protocol("by_name", "this test", [Message("x", "A", "S", "nothing")])
+@protocol("stumble_by_name", "this test", [Message("x", "A", "S", "nothing")])
 def by_name(net, x):
     return x.send("A", "S", "x")
 
@@ -196,7 +199,7 @@ def test_a_protocol_author_s_mistakes_are_told_the_way():
         assert net.read(reveal(net, 2 * (1 - shared) + 1), net.Q).equal(torch.tensor([3, 1, -1]))
 
 
-@protocol("forgetful", "this test")
+@protocol("stumble_forgetful", "this test")
 def forgetful(net):
     reveal  # noqa: B018  and no return
 
@@ -396,7 +399,7 @@ def test_a_profile_s_repr_is_its_figures(secure):
 ONE = Roles("G C", edges="G-C")
 
 
-@protocol("told", "this test", [Message("x", "G", "C", "nothing", shows="the number")], roles=ONE)
+@protocol("stumble_told", "this test", [Message("x", "G", "C", "nothing", shows="the number")], roles=ONE)
 def told(net, x):
     return x.send(net.G, net.C, "x")
 
@@ -422,3 +425,32 @@ def test_where_predictions_go_is_tried_before_there_are_any(tmp_path, monkeypatc
     check_out(tmp_path / "new" / "x.npy")
     refused(ArgumentError, "cannot be written; name another with --out", lambda: check_out(tmp_path / "file"))
     assert sorted(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+@pytest.mark.parametrize("place", ["site-packages", "dist-packages", "beside"])
+def test_a_program_s_digest_is_of_no_installed_package(place, tmp_path, monkeypatch):
+    """Torch may be the system's, or where a .pth points: its thousands of files are the machine's, and none is read."""
+    (tmp_path / place / "brought").mkdir(parents=True)
+    (tmp_path / place / "brought" / "__init__.py").write_text("import torch\n")
+    (tmp_path / "mine.py").write_text("import brought\n\n\ndef program(parties):\n    return {}\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / place)])
+    used = source_of("mine.py:program", tmp_path).used
+    assert used == ((tmp_path / place / "brought" / "__init__.py",) if place == "beside" else ())
+
+
+@protocol("stumble_drawn", "this test", [Message("c", "A", "S", "nothing")])
+def drawn(net, x):
+    """Draws a mask as in plain torch, which all parties would know."""
+    r = torch.zeros(x.shape, dtype=torch.int64)
+    return Shares(-r, x.S + (x.A + r).send(net.A, net.S, "c"))
+
+
+def test_the_inputs_of_a_protocol_under_test():
+    for f, way in (
+        (lambda: check_protocol(drawn, [Given()], lambda x: x), "net.common and net.fresh draw one"),
+        (lambda: check_protocol(drawn, Given(), lambda x: x), "[Given()]"),  # type: ignore[arg-type]
+        (lambda: check_protocol(drawn, [torch.arange(3)], lambda x: x), "[Given()]"),  # type: ignore[list-item]
+        (lambda: check_protocol(drawn, [Given("Z")], lambda x: x), "the roles are Q A S"),
+        (lambda: Given("Q", low=0.5, high=2), "sectorch.ring.encode"),  # type: ignore[arg-type]
+    ):
+        refused(ArgumentError, way, f)

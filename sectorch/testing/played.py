@@ -41,7 +41,7 @@ class Given:
         phase: as of `net.own`: `Phase.SETUP` for what is the same in every call, as weights are.
 
     Raises:
-        ArgumentError: low above high, or beyond the ring.
+        ArgumentError: no whole numbers, low above high, or beyond the ring.
     """
 
     party: str = SHARED
@@ -51,6 +51,11 @@ class Given:
     phase: Phase = Phase.ONLINE
 
     def __post_init__(self):
+        if type(self.low) is not int or type(self.high) is not int:
+            raise ArgumentError(
+                f"an input is a ring element, a whole number, from low to high, got {self.low!r} to {self.high!r}; "
+                f"fractions are sectorch.ring.encode(x, bits)"
+            )
         if not -(1 << 63) <= self.low <= self.high < 1 << 63:
             raise ArgumentError(f"an input is a ring element from low to high, got {self.low} to {self.high}")
 
@@ -77,6 +82,8 @@ class Protocol:
     def __init__(
         self, protocol: Callable, given: Sequence[Given], roles: Roles, n: int, dealer: str = "Q", answering: int = 1
     ):
+        if not isinstance(given, (list, tuple)) or not all(isinstance(g, Given) for g in given):
+            raise ArgumentError("the inputs of a protocol are a list, [Given()] or [Given('Q', low=0, high=9), ...]")
         self.given, self.n = tuple(given), n
         self._protocol, self._roles, self._dealer, self._answering = protocol, roles, dealer, answering
         shared = [i for i, g in enumerate(given) if g.party == SHARED]

@@ -32,8 +32,15 @@ class Shares:
     made_by: ClassVar[str] = "share(net, x) makes Shares of a value at Q; two halves are Shares(at_A, at_S)"
 
     def __post_init__(self):
-        object.__setattr__(self, "A", self.A.at("A"))
-        object.__setattr__(self, "S", self.S.at("S"))
+        try:
+            object.__setattr__(self, "A", self.A.at("A"))
+            object.__setattr__(self, "S", self.S.at("S"))
+        except AttributeError:
+            kinds = ", ".join(type(half).__name__ for half in (self.A, self.S))
+            raise ArgumentError(
+                f"Shares are two located values, one at A and one at S, got {kinds}; net.own(party, tensor) brings one "
+                f"in, net.common and net.fresh draw one"
+            ) from None
 
     @property
     def shape(self) -> torch.Size:

@@ -37,8 +37,9 @@ from ..code import FUNCTION
 from .file import Federated
 from .star import roles_of, star_of
 
-_INSTALLED = tuple(Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
-_OWN = Path(__file__).parents[2]
+_INSTALLED = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+_PACKAGES = ("site-packages", "dist-packages")
+_OWN = Path(__file__).resolve().parents[2]
 _loaded: dict[Path, tuple[str, ModuleType]] = {}
 _LOADING = threading.RLock()
 
@@ -175,7 +176,9 @@ def _imported(path: Path, content: bytes) -> frozenset[str]:
 
 
 def _is_installed(path: Path) -> bool:
-    return path.is_relative_to(_OWN) or any(path.is_relative_to(place) for place in _INSTALLED)
+    """Whether this environment has it, or one that it sees: the user's, the system's, or one that a .pth names."""
+    seen = (Path(place).resolve() for place in sys.path if Path(place).name in _PACKAGES)
+    return path.is_relative_to(_OWN) or any(path.is_relative_to(place) for place in (*_INSTALLED, *seen))
 
 
 def _digest(path: Path, content: bytes, used: tuple[Path, ...]) -> str:
