@@ -6,6 +6,7 @@ import dataclasses
 import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
 from importlib import metadata
@@ -18,6 +19,7 @@ from torch import nn
 
 import sectorch
 from sectorch.choreography import Message, Roles, protocol
+from sectorch.cli.command import STOPPED, TERMINATED, Parser, ended
 from sectorch.errors import (
     ArgumentError,
     CaptureWarning,
@@ -36,6 +38,7 @@ from sectorch.mpc.star.multiply import multiply, square
 from sectorch.mpc.star.share import reveal, reveal_to_A, share
 from sectorch.mpc.star.shares import Shares
 from sectorch.mpc.star.truncate import truncate
+from sectorch.network.commands import workers
 from sectorch.network.commands.arrays import check_out
 from sectorch.network.federation.programs import source_of
 from sectorch.testing import Given, check_protocol
@@ -454,3 +457,51 @@ def test_the_inputs_of_a_protocol_under_test():
         (lambda: Given("Q", low=0.5, high=2), "sectorch.ring.encode"),  # type: ignore[arg-type]
     ):
         refused(ArgumentError, way, f)
+
+
+def test_what_cannot_be_saved_says_what_can(secure):
+    for take in (pickle.dumps, copy.deepcopy):
+        refused(ArgumentError, "save the plain model", lambda take=take: take(secure))
+    model = sectorch.shared(nn.Linear(4, 3))
+    for kept in (model.state_dict(), sectorch.share(ROWS)):
+        refused(SecretAccessError, "sectorch.Checkpoints", lambda kept=kept: pickle.dumps(kept))
+    refused(ArgumentError, "p.reveal(to='A')", lambda: sectorch.secure(model.eval()))
+
+
+@pytest.mark.parametrize("sign, status", [(signal.SIGTERM, TERMINATED), (signal.SIGINT, STOPPED)])
+def test_a_command_is_stopped_by_either_signal(sign: int, status: int, capsys):
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    closed = []
+
+    def run(*_):
+        try:
+            signal.raise_signal(sign)
+        finally:
+            closed.append(True)
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert ended(Parser("tried", "Tried.", []), [], run, "stopped here") == status
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])
+    assert closed == [True] and capsys.readouterr().err == "stopped here\n"
+
+
+def test_what_a_script_started_behind_an_ampersand_ignores_ctrl_c_and_heeds_sigterm(monkeypatch):
+    """SIGINT is ignored there; whoever takes it all the same is stopped by another command's Ctrl-C."""
+    before, seen = signal.signal(signal.SIGINT, signal.SIG_IGN), []
+
+    def look(_: float) -> None:
+        seen.append(signal.getsignal(signal.SIGINT))
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(workers.time, "sleep", look)
+    try:
+        assert workers._Workers([], 0.0).run() == 0
+        assert seen == [signal.SIG_IGN] and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -7,6 +7,10 @@
 | 2 | the command line cannot be understood |
 | 130 | stopped by Ctrl-C |
 | 141 | whoever read its output reads no more, as `head` does |
+| 143 | stopped by SIGTERM, in the same way as by Ctrl-C; `server`, `answer` and `up` drain, and end with 0 |
+
+Ctrl-C is ignored where whoever started the command has said so, as a shell script does for what it starts behind `&`.
+SIGTERM stops it there.
 
 Results go to standard output: tables for people, or JSON and nothing else with `--json`. All other words go to standard
 error then.
@@ -17,9 +21,12 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,7 +37,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..errors import ArgumentError, PlotError, SectorchError
 from ..plots import require
 
-DONE, FAILED, USAGE, STOPPED, UNREAD = 0, 1, 2, 130, 141
+DONE, FAILED, USAGE, STOPPED, UNREAD, TERMINATED = 0, 1, 2, 130, 141, 143
 
 GOES_ON = "stopped; what is finished is in {out}, and the same command goes on from there"
 """For commands whose runs can be taken up."""
@@ -94,12 +101,33 @@ class Parser(argparse.ArgumentParser):
         self.takes_json("results.json")
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: what is open is closed as after Ctrl-C."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Inside, SIGTERM is `Terminated`, unless somebody has a handler for it already."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _terminate(*_: Any) -> NoReturn:
+    raise Terminated
+
+
 def ended(parser: Parser, arguments: Sequence[str] | None, run: Run, stopped: str = "stopped") -> int:
     """`run(options, console)`'s exit status, see the top of this file; what it returns is its status, None is 0.
 
     Args:
         arguments: those of the process unless given.
-        stopped: what Ctrl-C prints; `{out}` stands for the option of that name.
+        stopped: what Ctrl-C and SIGTERM print; `{out}` stands for the option of that name.
 
     Raises:
         SystemExit: for a command line that cannot be understood, and after help.
@@ -112,10 +140,11 @@ def ended(parser: Parser, arguments: Sequence[str] | None, run: Run, stopped: st
         setattr(options, parser.rest, words[cut + 1 :])
     errors = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
     try:
-        return run(options, Console(stderr=options.json)) or DONE
-    except KeyboardInterrupt:
+        with terminable():
+            return run(options, Console(stderr=options.json)) or DONE
+    except KeyboardInterrupt as interrupt:
         errors.print(stopped.format(**vars(options)))
-        return STOPPED
+        return TERMINATED if isinstance(interrupt, Terminated) else STOPPED
     except BrokenPipeError:  # of standard output; a party's lost connection is a SectorchError
         raise
     except Exception as error:

@@ -111,7 +111,8 @@ def _in_processes(
 def _alone() -> None:
     """A worker uses one thread, and ends without a word where it is interrupted."""
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _do(sent: bytes) -> None:

@@ -13,7 +13,7 @@ from ..errors import ArgumentError, DtypeError, SessionMismatchError, TrainingMo
 from ..ring import check_encodable
 from ..ring.scheme import check_limit
 from ..session import Session
-from ..tensor import Scheme, SharedTensor
+from ..tensor import Scheme, SecretTensor, SharedTensor
 
 
 def refuse_training(model: nn.Module) -> None:
@@ -69,6 +69,11 @@ def check_model(model: Any, device: torch.device) -> None:
     refuse_scattered(model)
     refuse_training(model)
     tensors = (*model.parameters(), *model.buffers())
+    if any(isinstance(t, SecretTensor) for t in tensors):
+        raise ArgumentError(
+            "the model's weights are in shares, and secure() takes those of one party: reveal them to it into a plain "
+            "model, p.reveal(to='A'), or call the shared model as it is"
+        )
     if device.type == "meta":  # of an absent party, whose weights are shapes; whole numbers are public, and here
         tensors = tuple(t for t in tensors if t.is_floating_point())
     elsewhere = {str(t.device) for t in tensors} - {str(device)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -34,6 +34,12 @@ class Inference(nn.Module):
         """What .to(), .cuda(), .half() and their like do to a module's tensors."""
         refuse_move(fn, self.session.device)
         return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise ArgumentError(
+            "a secure module has keys and shares, and cannot be copied or saved: save the plain model, and call "
+            "secure() again; sectorch.network.save_model writes one for `sectorch answer`"
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():  # torch.compile leaves the call, and all in it, as it is

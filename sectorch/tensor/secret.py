@@ -73,7 +73,10 @@ class SecretTensor(torch.Tensor):
         return sorted({*dir(type(self)), *self.__dict__})
 
     def __reduce_ex__(self, protocol) -> NoReturn:
-        raise SecretAccessError(f"a {type(self).__name__} cannot be pickled, copied or saved: it would carry secrets")
+        raise SecretAccessError(
+            f"a {type(self).__name__} cannot be pickled, copied or saved: it would carry secrets; .reveal() gives the "
+            f"values to who may know them, and sectorch.Checkpoints keeps what nobody may"
+        )
 
     def __deepcopy__(self, memo) -> NoReturn:
         self.__reduce_ex__(2)

@@ -79,7 +79,10 @@ class _Workers:
         self._stopping = 0
 
     def run(self) -> int:
-        kept = {sign: signal.signal(sign, self._heard) for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+        heard = [signal.SIGTERM, signal.SIGHUP]
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as of a script's background
+            heard.append(signal.SIGINT)
+        kept = {sign: signal.signal(sign, self._heard) for sign in heard}
         try:
             for command in self._commands:
                 self._processes.append(self._start(command))

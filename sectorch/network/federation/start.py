@@ -121,11 +121,11 @@ class Start:
             words = ", ".join(missing)
             if time.monotonic() > end:
                 raise PeerLostError(
-                    f"{words} did not come up in {seconds:.0f} s: `sectorch up {self.federation.file.name}.toml --as "
-                    f"{missing[0]}` there, and run this again"
+                    f"{words} did not come up in {seconds:.0f} s: `sectorch up FILE --as {missing[0]}` there, and run "
+                    f"this again"
                 )
             if words != told:
-                self.say(f"waiting for {words} to be up")
+                self.say(f"waiting for {words} to be up, {seconds:.0f} s at most (--wait)")
             told = words
             time.sleep(min(LOOK, seconds))
 
