@@ -505,3 +505,15 @@ def test_what_a_script_started_behind_an_ampersand_ignores_ctrl_c_and_heeds_sigt
         assert seen == [signal.SIG_IGN] and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_misspelt_option_of_a_command_names_the_nearest(capsys):
+    p = Parser("tried", "Tried.", [])
+    p.add_argument("--queries", type=int)
+    for words, way in (
+        (["--querys", "20"], "--querys 20 (perhaps --queries); "), (["--querys=20"], "(perhaps --queries)"),
+        (["--verbose"], "unrecognized arguments: --verbose; sectorch tried --help"),
+    ):  # fmt: skip
+        with pytest.raises(SystemExit):
+            p.parse_args(words)
+        assert way in capsys.readouterr().err

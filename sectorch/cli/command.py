@@ -19,6 +19,7 @@ error then.
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import json
 import signal
@@ -88,6 +89,10 @@ class Parser(argparse.ArgumentParser):
     """Under which name `ended` gives what stands after --; nothing may stand there where it is None."""
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: "):
+            wrong = message.split()[2].split("=")[0]
+            near = difflib.get_close_matches(wrong, self._option_string_actions, 1)
+            message += f" (perhaps {near[0]})" if near else ""
         self.exit(USAGE, f"error: {message}; {self.prog} --help lists the options\n")
 
     def takes_json(self, what: str) -> None:
