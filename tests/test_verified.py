@@ -248,49 +248,44 @@ def _inverse(x: torch.Tensor) -> torch.Tensor:
 
 def test_a_dealer_that_proves_what_is_false_step_by_step(monkeypatch):
     """It knows all but the coins to come, and makes every sum fit: until the last product does not."""
-    first_proof, proof = prove._first_proof.kernel, prove._proof.kernel
-    coins, compared = prove._first_coins, prove._compared
+    names = "_first_proof", "_proof", "_first_point", "_point"
+    first_proof, proof, first_point, point = (getattr(prove, name).kernel for name in names)
+    compared = prove._compared
     error: list[torch.Tensor] = []
-    sent: list[tuple[torch.Tensor, int]] = []
+    sent: list[torch.Tensor] = []
     seen: list[torch.Tensor] = []
 
-    def first(x, y, X, Y, hidden, coin, claims, places):
-        _, _, _, omega, _ = coins(coin, x.shape[1], claims)
-        found = first_proof(x, y, X, Y, hidden, coin, claims, places)
+    def first(x, y, X, Y, hidden, inner, omega, scales):
+        found = first_proof(x, y, X, Y, hidden, inner, omega, scales)
         error[:] = [field.times(torch.tensor([5]), omega[:1])]  # of the first word, times its weight
         found[0] ^= error[0][0]
-        sent[:] = [(found, prove.ROWS)]
+        sent[:] = [found]
         return found
 
     def later(left, variables):
         found = proof(left, variables)
         found[0] ^= error[-1][0]
-        sent.append((found, variables))
+        sent.append(found)
         return found
 
-    def folded(coin, variables):
-        """What the error is worth at the point that the coin gives."""
-        point = prove.key_stream(coin, variables)
-        error.append(field.times(error[-1], field.weights_at(point, True)[:1]))
+    def at_first(coin):
+        return folded(first_point(coin))
 
-    def after_first(z, zero, base, had, first, coin, secret):
-        if len(error) == 1:
-            folded(coin, prove.ROWS)
-        return first_claim(z, zero, base, had, first, coin, secret)
+    def at(coin, variables):
+        return folded(point(coin, variables))
 
-    def after(state, had, coin, secret, variables, number):
-        if number == len(error):
-            folded(coin, variables)
-        return next_claim(state, had, coin, secret, variables, number)
+    def folded(found):
+        """What the error is worth at the point drawn, by the weight of the first value that was sent."""
+        if len(error) == len(sent):
+            error.append(field.times(error[-1], found[-1][:1]))
+        return found
 
     def looked(theirs, mine):
         seen.append(theirs ^ mine)
         return compared(theirs, mine)
 
-    first_claim, next_claim = prove._first_claim.kernel, prove._next_claim.kernel
-    for name, f in (("_first_proof", first), ("_proof", later), ("_first_claim", after_first), ("_next_claim", after)):
-        own = getattr(prove, name)
-        f.shapes = getattr(own.kernel, "shapes", own.kernel)
+    for name, f in zip(names, (first, later, at_first, at), strict=True):
+        f.shapes = getattr(prove, name).kernel.shapes
         monkeypatch.setattr(prove, name, f)
     looked.shapes = compared.shapes
     monkeypatch.setattr(prove, "_compared", looked)

@@ -178,6 +178,40 @@ def bits_less(b, other, mask, out, low, high):
 
 
 @compiled
+def masks(words, out):
+    """All ones where the bits of words [K, W] are set, and 0 elsewhere: [K, N]."""
+    width, count = words.shape[1], out.shape[1]
+    for k in range(len(words)):
+        for t in range(64):
+            for w in range(min(width, count - t * width)):
+                out[k, t * width + w] = -((words[k, w] >> t) & 1)
+
+
+@compiled
+def sums_of_rows(x, y, ends, rows, out):
+    """The xor of some rows of x and, numbered after them, of y, for each row of `out`; those up to ends[i] of `rows`."""
+    start, width = 0, out.shape[1]
+    for i in range(len(ends)):
+        out[i] = 0
+        for row in rows[start : ends[i]]:
+            taken = x[row] if row < len(x) else y[row - len(x)]
+            for w in range(width):
+                out[i, w] ^= taken[w]
+        start = ends[i]
+
+
+@compiled
+def placed(part, out, at):
+    """Elements [K, N] at a column of a matrix [64, ...], as bits of packed words stand."""
+    width = -(-part.shape[1] // 64)
+    for k in range(len(part)):
+        for t in range(64):
+            for w in range(width):
+                i = t * width + w
+                out[t, at + k * width + w] = part[k, i] if i < part.shape[1] else 0
+
+
+@compiled
 def chosen_less(b, other, v, shift, mask, out, low, high):
     """v >> shift (logical) where the bits of b ^ other [K, W] are set and 0 elsewhere, less a mask: [K, N]."""
     width, count = b.shape[1], mask.shape[1]

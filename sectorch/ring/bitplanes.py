@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Sequence
 from types import ModuleType
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -89,6 +91,15 @@ def planes_beside(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return out
 
 
+def signs_of(v: torch.Tensor) -> torch.Tensor:
+    """The sign bits of elements as words: plane 63."""
+    if not (loops := fast(v)):
+        return planes_beside((v,))[63].clone()
+    out = torch.empty(words_for(v.numel()), dtype=torch.int64)
+    loops.on_words(len(out), loops.signs, loops.array(v).reshape(-1), out.numpy())
+    return out
+
+
 def spread(words: torch.Tensor) -> torch.Tensor:
     """Packed bits [..., W] -> masks [..., 64, W]: all ones for the elements whose bit is set, zero for the others."""
     positions = (63 - _POSITIONS).to(words.device)
@@ -97,6 +108,10 @@ def spread(words: torch.Tensor) -> torch.Tensor:
 
 def masks_of(words: torch.Tensor, shape: torch.Size, copies: int | None) -> torch.Tensor:
     """Packed bits [W] or [copies * W] -> a mask per element: `shape`, or [copies, *shape]."""
+    if loops := fast(words):
+        out = words.new_empty(copies or 1, shape.numel())
+        loops.masks(loops.array(words).reshape(out.shape[0], -1), out.numpy())
+        return out.view(shape if copies is None else (copies, *shape))
     if copies is None:
         return unrows(spread(words), shape)
     matrices = spread(words.view(copies, words_for(shape.numel())))
@@ -106,3 +121,46 @@ def masks_of(words: torch.Tensor, shape: torch.Size, copies: int | None) -> torc
 def bits_shape(count: int) -> torch.Size:
     """The shape of one packed bit per element."""
     return torch.Size((words_for(count),))
+
+
+class RowSums:
+    """Sums (xor) of some rows of two tensors [m, W] and [n, W]: for each set of rows one, [len(sets), W].
+
+    Args:
+        sets: numbers of rows; those of the second tensor go on after those of the first.
+    """
+
+    def __init__(self, sets: Sequence[Sequence[int]]):
+        self.sets = sets
+        self.ends = np.cumsum([len(rows) for rows in sets], dtype=np.int64)
+        self.rows = np.array([row for rows in sets for row in rows], np.int64)
+
+    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = x.new_zeros(len(self.sets), x.shape[1])
+        if loops := fast(x, y):
+            loops.sums_of_rows(loops.array(x), loops.array(y), self.ends, self.rows, out.numpy())
+            return out
+        for i, rows in enumerate(self.sets):
+            for row in rows:
+                out[i] ^= x[row] if row < len(x) else y[row - len(x)]
+        return out
+
+
+def columns_of(parts: Sequence[tuple[torch.Tensor, int]], nothing: torch.Tensor) -> torch.Tensor:
+    """The elements of all parts as bits of packed words stand: [64, W], with zeros at the end of each copy.
+
+    Args:
+        parts: with the number of their copies.
+    """
+    flats = [part.reshape(copies, part.numel() // copies) for part, copies in parts]
+    out = nothing.new_zeros(64, sum(len(flat) * words_for(flat.shape[1]) for flat in flats))
+    at, loops = 0, fast(out, *flats)
+    for flat in flats:
+        copies, width = len(flat), words_for(flat.shape[1])
+        if loops:
+            loops.placed(loops.array(flat), out.numpy(), at)
+        else:
+            whole = F.pad(flat, (0, -flat.shape[1] % 64)).view(copies, 64, width)
+            out[:, at : at + copies * width] = whole.transpose(0, 1).reshape(64, -1)
+        at += copies * width
+    return out

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from ...choreography import Located, leaf
 from ...choreography.located import compute
-from ...ring.bitplanes import words_for
+from ...ring.bitplanes import columns_of, words_for
 from .shares import Shares
 
 ROWS = 6
@@ -110,10 +109,6 @@ class Terms:
             Halves(_bits(self.of_S, hidden.A), _bits(self.of_A, hidden.S)),
         )
 
-    def whole(self, hidden: Halves) -> tuple[Located, Located]:
-        """X and Y of all, at D."""
-        return _words(self.of_A + self.of_S, hidden.A), _bits(self.of_A + self.of_S, hidden.A)
-
 
 def _words(terms: Sequence[Term], hidden: Located) -> Located:
     return compute(columns, tuple(term.copies for term in terms), hidden[:0], *(term.X for term in terms))
@@ -137,15 +132,11 @@ def flat(*parts: torch.Tensor) -> torch.Tensor:
 @leaf
 def rows_of(*words: torch.Tensor) -> torch.Tensor:
     """All words in 2^ROWS rows, with zeros at the end: [64, W]."""
-    found = flat(*words)
-    return F.pad(found, (0, -found.shape[0] % (1 << ROWS))).view(1 << ROWS, -1)
+    zeros = words[0].new_zeros(-sum(part.numel() for part in words) % (1 << ROWS))
+    return flat(*words, zeros).view(1 << ROWS, -1)
 
 
 @leaf
 def columns(copies: tuple[int, ...], nothing: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
     """The elements of all parts as bits of packed words stand: [64, W], with zeros at the end of each copy."""
-    found = [nothing.view(64, 0)]
-    for count, part in zip(copies, parts, strict=True):
-        flat = part.reshape(count, -1)
-        found.append(F.pad(flat, (0, -flat.shape[1] % 64)).view(count, 64, -1).transpose(0, 1).reshape(64, -1))
-    return torch.cat(found, 1)
+    return columns_of(list(zip(parts, copies, strict=True)), nothing)

@@ -20,10 +20,10 @@ docs/verified.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 
 from ...choreography import Located, Message, Net, leaf, protocol
 from ...choreography.located import compute, shaped
@@ -40,7 +40,6 @@ from ...ring.field import (
     scaled,
     times,
     weights_at,
-    xor_of,
 )
 from .halves import ROWS, WORD_ROWS, Halves, Products, Terms, Words, columns, flat, gathered, rows_of
 from .shares import Shares, each
@@ -74,25 +73,35 @@ def prove(net: Net, products: Sequence[Products], zeros: Sequence[Halves], words
     base = gathered(columns, hidden, [w.base for w in words], tuple(w.copies for w in words))
     terms = Terms.of(words)
     X, Y = terms.factors(hidden)
+    (of_A, of_S), count = terms.places, X.A.shape[1] + X.S.shape[1]
 
-    first, first_D = _coin(net, *(v.S for v in (x, y, z, zero, base, X, Y)))
-    all_D = x.whole, y.whole, *terms.whole(hidden), hidden.whole, first_D
-    claims, (of_A, of_S) = base.shape[1], terms.places
-    sent = _send(net, compute(_first_proof, *all_D, claims, of_A + of_S))
-    coin, coin_D = _coin(net, sent.S)
-    state = each(_first_claim, z.shares, zero.shares, base.shares, sent, first, coin, secret)
-    at_A = x.A, y.A, X.A, Y.A, hidden.A, first, coin, claims, of_A, (0, X.S.shape[1])
-    at_S = x.S, y.S, X.S, Y.S, hidden.S, first, coin, claims, of_S, (X.A.shape[1], 0)
-    left = Shares(compute(_first_folded, *at_A), compute(_first_folded, *at_S))
-    left_D = compute(_first_folded, *all_D, coin_D, claims, of_A + of_S, (0, 0))
-    number = 1
-    while (count := left.shape[1]) > 1:
-        variables, number = min(FOLDED, (count - 1).bit_length()), number + 1
-        sent = _send(net, compute(_proof, left_D, variables))
-        coin, coin_D = _coin(net, sent.S)
-        state = each(_next_claim, state, sent, coin, secret, variables, number)
-        left, left_D = each(_folded, left, coin, variables), compute(_folded, left_D, coin_D, variables)
-    last = each(_last, left, state)
+    coins, coins_D = (
+        compute(_first_coins, coin, x.shape[1], base.shape[1])
+        for coin in _coin(net, *(v.S for v in (x, y, z, zero, base, X, Y)))
+    )
+    *_, inner, omega, lam = coins
+    *_, inner_D, omega_D, lam_D = coins_D
+    tests, *weights = compute(_tests, secret, coins, zero.shape[0])
+    wrong = each(_wrong, z.shares, zero.shares, base.shares, omega, lam, *weights)
+    all_D = x.whole, y.whole, compute(_beside, X.A, X.S), compute(_beside, Y.S, Y.A), hidden.whole
+    drawn_D = inner_D, omega_D, compute(_scales, lam_D, of_A + of_S)
+    sent = [_send(net, compute(_first_proof, *all_D, *drawn_D))]
+    point, point_D = (compute(_first_point, coin) for coin in _coin(net, sent[0].S))
+    drawn_A, drawn_S = ((inner, omega, compute(_scales, lam, places)) for places in (of_A, of_S))
+    left = Shares(
+        compute(_first_folded, x.A, y.A, X.A, Y.A, hidden.A, *drawn_A, point, count, (0, X.A.shape[1])),
+        compute(_first_folded, x.S, y.S, X.S, Y.S, hidden.S, *drawn_S, point, count, (X.A.shape[1], 0)),
+    )
+    left_D = compute(_first_folded, *all_D, *drawn_D, point_D, count, (0, 0))
+    points = [point]
+    while left.shape[1] > 1:
+        variables = _variables(left.shape[1])
+        sent.append(_send(net, compute(_proof, left_D, variables)))
+        point, point_D = (compute(_point, coin, variables) for coin in _coin(net, sent[-1].S))
+        left, left_D = each(_folded, left, point[0]), compute(_folded, left_D, point_D[0])
+        points.append(point)
+    wanted = compute(_wanted, tests, weights, [point[-1] for point in points])
+    last = each(_last, left, wrong, *wanted, *sent)
     net.check(S, _compared, last.A.send(A, S, "last"), last.S)
 
 
@@ -113,93 +122,127 @@ def _after(coin: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
     return coin.clone()
 
 
-def _first_coins(coin: torch.Tensor, width: int, claims: int) -> Sequence[torch.Tensor]:
+@leaf
+def _beside(*parts: torch.Tensor) -> torch.Tensor:
+    return torch.cat(parts, -1)
+
+
+@leaf
+def _first_coins(coin: torch.Tensor, width: int, claims: int) -> tuple[torch.Tensor, ...]:
     """Weights: of the 64 rows of bits, of the 8 rows of words and of the 8 parts of a row; of the words of a row of
     bits, and of the columns of claims on words."""
     return key_stream(coin, 80 + width + claims).split((64, 8, 8, width, claims))
 
 
+@leaf
 def _scales(lam: torch.Tensor, places: Sequence[tuple[int, int]]) -> torch.Tensor:
     """Of the columns of terms that belong to claims at these places."""
     return torch.cat([lam[:0], *(lam[at:end] for at, end in places)])
 
 
+@leaf
+def _tests(secret: torch.Tensor, coins: Sequence[torch.Tensor], count: int) -> tuple[torch.Tensor, ...]:
+    """Weights of what has to be zero, which D never learns.
+
+    Of each step's test; of `count` words; of the 64 rows of bits; of the 8 rows of words, and of their 64 parts.
+    """
+    tests, kappa = key_stream(secret, 64 + count).split((64, count))
+    alpha, outer, inner = coins[:3]
+    outer = times(outer, tests[1:2])
+    return tests, kappa, times(alpha, tests[:1]), outer, times(outer.view(8, 1), inner).view(-1)
+
+
+@leaf
+def _wrong(z, zero, base, omega, lam, kappa, rows, _, parts) -> torch.Tensor:
+    """One party's half of what has to be zero with no proof, and with the first one: [1]."""
+    sums = inner_product(inner_product(z, omega)[:, 0], rows) ^ inner_product(zero, kappa)
+    return sums ^ inner_product(inner_product(base, lam)[:, 0], parts)
+
+
 @leaf(shapes=lambda x, *_: x.new_empty(POINTS_OF_BITS + POINTS_OF_WORDS + 1))
-def _first_proof(x, y, X, Y, hidden, first, claims: int, places: tuple) -> torch.Tensor:
+def _first_proof(x, y, X, Y, hidden, inner, omega, scales) -> torch.Tensor:
     """H of the bits, H of the words, and the product of the hidden factors."""
-    _, _, inner, omega, lam = _first_coins(first, x.shape[1], claims)
-    words = points_of_chosen(scaled(X, _scales(lam, places)).view(8, 8, -1), Y, inner)
+    words = points_of_chosen(scaled(X, scales).view(8, 8, -1), Y, inner)
     return torch.cat((points_of_bits(x, y, omega, ROWS), words, times(hidden[:1], hidden[1:])))
 
 
-@leaf(shapes=lambda z, *_: z.new_empty(2))
-def _first_claim(z, zero, base, sent, first, coin, secret) -> torch.Tensor:
-    """One party's half of the claim after the first step, and of what has to be zero: [2]."""
-    alpha, outer, inner, omega, lam = _first_coins(first, z.shape[1], base.shape[1])
-    tests, kappa = _tests(secret, zero.shape[0])
-    bits, words, product = sent.split((POINTS_OF_BITS, POINTS_OF_WORDS, 1))
-    wrong = inner_product(zero, kappa)
-    wrong ^= times(inner_product(inner_product(z, omega)[:, 0] ^ _corners(bits, ROWS), alpha), tests[:1])
-    sums = inner_product(inner_product(base, lam).view(8, 8), inner)[:, 0]
-    wrong ^= times(inner_product(sums ^ _corners(words, WORD_ROWS), outer), tests[1:2])
+@leaf(shapes=lambda coin: tuple(coin.new_empty(n) for n in (64, 8, 1, POINTS_OF_BITS + POINTS_OF_WORDS + 1)))
+def _first_point(coin: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The weights of the rows of bits, and of words, at the points drawn; of the hidden factors; and of the proof."""
     point, word_point, scale = key_stream(coin, ROWS + WORD_ROWS + 1).split((ROWS, WORD_ROWS, 1))
-    claim = inner_product(bits, weights_at(point, infinity=True)) ^ times(product, scale)
-    return torch.cat((claim ^ inner_product(words, weights_at(word_point, infinity=True)), wrong))
+    sent = weights_at(point, infinity=True), weights_at(word_point, infinity=True), scale
+    return weights_at(point), weights_at(word_point), scale.clone(), torch.cat(sent)
 
 
-def _shape_of_folded(x, y, X, Y, *_others) -> torch.Tensor:
-    (before, after), mine = _others[-1], _others[-2]
-    return x.new_empty(2, 64 * x.shape[1] + 8 * (before + sum(end - at for at, end in mine) + after) + 1)
-
-
-@leaf(shapes=_shape_of_folded)
-def _first_folded(x, y, X, Y, hidden, first, coin, claims: int, mine: tuple, around: tuple[int, int]) -> torch.Tensor:
-    """The factors [2, n] after the first step: of the bits, of the terms, and the hidden ones.
+@leaf(shapes=lambda x, *others: x.new_empty(2, _whole(64 * x.shape[1] + 8 * others[-2] + 1)))
+def _first_folded(x, y, X, Y, hidden, inner, omega, scales, point, count: int, at: tuple[int, int]) -> torch.Tensor:
+    """The factors [2, n] after the first step: of the bits, of the terms, and the hidden ones; with zeros at the end.
 
     Args:
-        claims: columns of all claims. mine: where the claims of the terms are whose X this party has.
-        around: columns of terms before and after these, of which it has Y only.
+        count: columns of all terms. at: where those begin of which this party has X, and those of which it has Y.
     """
-    _, _, inner, omega, lam = _first_coins(first, x.shape[1], claims)
-    point, word_point, scale = key_stream(coin, ROWS + WORD_ROWS + 1).split((ROWS, WORD_ROWS, 1))
-    weights, word_weights = weights_at(point), weights_at(word_point)
-    X = times(combined(X.view(8, -1), word_weights).view(8, -1), times(inner.view(8, 1), _scales(lam, mine)))
-    Y = combined_words(Y, word_weights)
-    own, X = X.shape[1], F.pad(X, around)
-    if Y.shape[1] < X.shape[1]:
-        Y = F.pad(Y, (0, own) if around[0] else (own, 0))
-    return torch.stack((
-        torch.cat((combined_bits(x, weights, omega), X.reshape(-1), times(hidden[:1], scale))),
-        torch.cat((combined_bits(y, weights), Y.reshape(-1), hidden[1:])),
-    ))  # fmt: skip
+    weights, word_weights, scale, _ = point
+    bits, terms = 64 * x.shape[1], 8 * count
+    out = x.new_zeros(2, _whole(bits + terms + 1))
+    out[0, :bits] = combined_bits(x, weights, omega)
+    out[1, :bits] = combined_bits(y, weights)
+    X = times(combined(X.view(8, -1), word_weights).view(8, -1), times(inner.view(8, 1), scales))
+    for row, found in enumerate((X, combined_words(Y, word_weights))):
+        out[row, bits : bits + terms].view(8, count)[:, at[row] : at[row] + found.shape[1]] = found
+    out[:, bits + terms] = torch.cat((times(hidden[:1], scale), hidden[1:]))
+    return out
 
 
 @leaf(shapes=lambda left, variables: left.new_empty(3**variables))
 def _proof(left, variables: int) -> torch.Tensor:
     """H of what is left."""
-    x, y = _split(left, variables)
+    x, y = left.view(2, 1 << variables, -1)
     return points(x, y, variables)
 
 
-@leaf(shapes=lambda state, *_: state)
-def _next_claim(state, sent, coin, secret, variables: int, number: int) -> torch.Tensor:
-    """As `_first_claim`, after a later step."""
-    tests, _ = _tests(secret, 0)
-    wrong = xor_of(_corners(sent, variables)).view(1) ^ state[:1]
-    claim = inner_product(sent, weights_at(key_stream(coin, variables), infinity=True))
-    return torch.cat((claim, state[1:] ^ times(wrong, tests[number : number + 1])))
+@leaf(shapes=lambda coin, variables: (coin.new_empty(1 << variables), coin.new_empty(3**variables)))
+def _point(coin: torch.Tensor, variables: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights of the rows at the point drawn, and of the proof."""
+    point = key_stream(coin, variables)
+    return weights_at(point), weights_at(point, infinity=True)
 
 
-@leaf(shapes=lambda left, coin, variables: left.new_empty(2, -(-left.shape[1] >> variables)))
-def _folded(left, coin, variables: int) -> torch.Tensor:
-    weights = weights_at(key_stream(coin, variables))
-    return torch.stack([combined(part, weights) for part in _split(left, variables)])
+@leaf(shapes=lambda left, weights: left.new_empty(2, _whole(left.shape[1] // weights.shape[0])))
+def _folded(left: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    parts = left.view(2, weights.shape[0], -1)
+    out = left.new_zeros(2, _whole(parts.shape[2]))
+    for i in range(2):
+        out[i, : parts.shape[2]] = combined(parts[i], weights)
+    return out
 
 
 @leaf
-def _last(left, state) -> torch.Tensor:
+def _wanted(tests, weights: Sequence[torch.Tensor], points: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Weights of all that was sent: in what has to be zero, and of the last step in the claim.
+
+    The values of each step at {0, 1}^v are the claim of the step before.
+    """
+    _, rows, outer, _ = weights
+    corners = [torch.cat((_at_corners(rows, ROWS), _at_corners(outer, WORD_ROWS), tests.new_zeros(1)))]
+    for number, point in enumerate(points[1:], 2):
+        variables = round(math.log(point.shape[0], 3))
+        corners[-1] ^= times(points[number - 2], tests[number : number + 1])
+        corners.append(_at_corners(tests[number : number + 1].expand(1 << variables), variables))
+    return torch.cat(corners), points[-1].clone()
+
+
+def _at_corners(values: torch.Tensor, variables: int) -> torch.Tensor:
+    """Those of {0, 1}^variables, [2^v], among {0, 1, infinity}^variables, and zeros: [3^v]."""
+    out = values.new_zeros([3] * variables)
+    out[(slice(2),) * variables] = values.view([2] * variables)
+    return out.view(-1)
+
+
+@leaf(shapes=lambda left, *_: left.new_empty(4))
+def _last(left, wrong, total, claim, *sent: torch.Tensor) -> torch.Tensor:
     """One party's half of the last factors, of the claim and of what has to be zero: [4]."""
-    return torch.cat((left[:, 0], state))
+    claim = inner_product(sent[-1], claim)
+    return torch.cat((left[:, 0], claim, wrong ^ inner_product(torch.cat(sent), total)))
 
 
 @shaped(lambda mine, theirs: mine[:1])
@@ -211,19 +254,12 @@ def _compared(theirs: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
     return mine[:1]
 
 
-def _tests(secret: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
-    """Weights of what has to be zero, which D never learns: of each step's test, and of each word."""
-    return key_stream(secret, 64 + count).split((64, count))
+def _variables(count: int) -> int:
+    """Of the step that folds so many."""
+    return min(FOLDED, (count - 1).bit_length())
 
 
-def _split(left: torch.Tensor, variables: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """[2, n] -> x and y [2^variables, m], with zeros at the end."""
-    missing = -left.shape[1] % (1 << variables)
-    left = F.pad(left, (0, missing)) if missing else left
-    x, y = left.view(2, 1 << variables, -1)
-    return x, y
-
-
-def _corners(sent: torch.Tensor, variables: int) -> torch.Tensor:
-    """H at {0, 1}^variables."""
-    return sent.view([3] * variables)[(slice(2),) * variables].reshape(-1)
+def _whole(count: int) -> int:
+    """With zeros at the end, so that they can be folded."""
+    variables = _variables(count)
+    return -(-count >> variables) << variables

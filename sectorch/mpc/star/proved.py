@@ -16,7 +16,6 @@ A and S work out their halves of a claim from what each holds; D does it for bot
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ import torch
 from ...choreography import Net, leaf
 from ...choreography.located import compute
 from ...ring import logical_shift
-from ...ring.bitplanes import masks_of, planes_beside, words_for
+from ...ring.bitplanes import RowSums, masks_of, planes_beside, signs_of, words_for
 from .claims import Claim, claims_of
 from .deal import Made, deal_bits
 from .halves import Halves, Products, Words
@@ -54,8 +53,9 @@ _AT = Halves(True, False)  # type: ignore[arg-type]
 @leaf
 def _bits_less(r_A: torch.Tensor, r_S: torch.Tensor, v_A: torch.Tensor) -> torch.Tensor:
     """At D: the planes of the bits of r_A + r_S and of its last carry, under v_A."""
-    r, x, y = (planes_beside((v,)) for v in (r_A + r_S, r_A, r_S))
-    carry = (x[63] & y[63]) | ((x[63] | y[63]) & ~r[63])
+    r = planes_beside((r_A + r_S,))
+    x, y = (signs_of(v) for v in (r_A, r_S))
+    carry = (x & y) | ((x | y) & ~r[63])
     return torch.cat((r, carry[None])).bitwise_xor_(v_A)
 
 
@@ -98,26 +98,38 @@ def codes(net: Net, mask: Masked, spans: Sequence[tuple[int, int]], tops: Sequen
     return claim
 
 
-@leaf
+def _shapes_of_codes(dealt, bits, spans: tuple, tops: tuple) -> tuple[torch.Tensor, ...]:
+    blocks = (len(dealt) - len(tops)) // 7
+    return tuple(dealt.new_empty(rows, dealt.shape[1]) for rows in (*[4 * blocks] * 3, 3 * blocks + len(tops)))
+
+
+@leaf(shapes=_shapes_of_codes)
 def _code_products(dealt: torch.Tensor, bits: torch.Tensor, spans: tuple, tops: tuple) -> tuple[torch.Tensor, ...]:
     """A block's codes are sums of r_1 r_0, r_2 r_1, r_2 r_0, r_2 r_1 r_0 and of r_0, r_1, r_2."""
-    codes, above = dealt.split((len(dealt) - len(tops), len(tops)))
-    u = codes.view(7, codes.shape[0] // 7, codes.shape[1]).unbind(0)
-    below = bits.new_zeros(2, bits.shape[1])
-    planes = [bits[low:high] if low >= 0 else torch.cat((below[low:], bits[:high])) for low, high in spans]
-    r = torch.cat([part.view(len(part) // 3, 3, part.shape[1]) for part in planes]).unbind(1)
-    high, both = u[4] ^ u[5] ^ u[6], u[2] ^ u[3] ^ u[6]
-    middle = u[1] ^ u[3] ^ u[5]
-    low = middle ^ u[0] ^ u[2] ^ u[4] ^ u[6]
-    zero = torch.cat(
-        (low ^ r[0], middle ^ r[1], u[3] ^ r[2], *(above[i : i + 1] ^ bits[top] for i, top in enumerate(tops)))
-    )
-    return (
-        torch.cat((r[1], r[2], r[2], r[2])),
-        torch.cat((r[0], r[1], r[0], both)),
-        torch.cat((both, u[5], high, u[6])),
-        zero,
-    )
+    found = _sums_of_codes(len(dealt), spans, tops)(dealt, bits)
+    products = 4 * ((len(dealt) - len(tops)) // 7)
+    return found.split((products, products, products, len(found) - 3 * products))
+
+
+@functools.lru_cache(maxsize=256)
+def _sums_of_codes(count: int, spans: tuple, tops: tuple) -> RowSums:
+    """Of codes, and of the planes of bits after them: the factors and the products of all blocks, and what is zero."""
+    starts = [plane for low, high in spans for plane in range(low, high, 3)]
+    blocks = (count - len(tops)) // 7
+    u = [[(k * blocks + block,) for block in range(blocks)] for k in range(7)]
+    r = [[(count + low + i,) if low + i >= 0 else () for low in starts] for i in range(3)]
+    high, both, middle, zeros = _all(u[4], u[5], u[6]), _all(u[2], u[3], u[6]), _all(u[1], u[3], u[5]), []
+    low = _all(middle, u[0], u[2], u[4], u[6])
+    for found, plane in ((low, r[0]), (middle, r[1]), (u[3], r[2])):
+        zeros += _all(found, plane)
+    zeros += [(7 * blocks + i, count + top) for i, top in enumerate(tops)]
+    factors = [*r[1], *r[2], *r[2], *r[2]], [*r[0], *r[1], *r[0], *both]
+    return RowSums([*factors[0], *factors[1], *both, *u[5], *high, *u[6], *zeros])
+
+
+def _all(*sets: list) -> list[tuple[int, ...]]:
+    """The sums of all sets of each block."""
+    return [sum(rows, ()) for rows in zip(*sets, strict=True)]
 
 
 def ands(net: Net, alpha: Halves, sets: Sequence[Sequence[int]]) -> Claim:
@@ -134,11 +146,16 @@ def ands(net: Net, alpha: Halves, sets: Sequence[Sequence[int]]) -> Claim:
     return claim
 
 
-@leaf
+@leaf(shapes=lambda dealt, alpha, parts, wide: (torch.empty_like(dealt), torch.empty_like(dealt)))
 def _operands(dealt: torch.Tensor, alpha: torch.Tensor, parts: tuple, wide: tuple) -> tuple[torch.Tensor, ...]:
     """The last row of each set, and the product of the others."""
-    others = [(dealt if many else alpha)[first] for (first, _), many in zip(parts, wide, strict=True)]
-    return torch.stack(others), alpha[[last for _, last in parts]]
+    return _rows_of_operands(len(dealt), parts, wide)(dealt, alpha).split(len(dealt))
+
+
+@functools.lru_cache(maxsize=256)
+def _rows_of_operands(count: int, parts: tuple, wide: tuple) -> RowSums:
+    others = [(first if many else count + first,) for (first, _), many in zip(parts, wide, strict=True)]
+    return RowSums([*others, *((count + last,) for _, last in parts)])
 
 
 def floor_products(net: Net, alpha: Halves, mask: Masked) -> Claim:
@@ -191,9 +208,10 @@ def bits_as_numbers(net: Net, words: Callable[[], Halves], shape: torch.Size, co
 @leaf
 def _complement(words, v_A, shape: torch.Size, copies: int | None) -> tuple[torch.Tensor, torch.Tensor]:
     """What S's half has to be where its half of the bit is 0, and what is different where it is 1."""
-    bit = masks_of(words, shape, copies).bitwise_and(1)
-    zero, one = ((bit ^ i).to(v_A.dtype).sub_(v_A).to(torch.int64) for i in (0, 1))
-    return zero, zero ^ one
+    bit = masks_of(words, shape, copies).bitwise_and_(1)
+    one = (1 - bit).to(v_A.dtype).sub_(v_A).to(torch.int64)
+    zero = bit.to(v_A.dtype).sub_(v_A).to(torch.int64)
+    return zero, one.bitwise_xor_(zero)
 
 
 def chosen(net: Net, mask_bits: Callable[[], Halves], value: Halves, copies: int | None) -> Claim:
@@ -249,10 +267,12 @@ def _row_of(r: torch.Tensor, plane: int) -> torch.Tensor:
 def _quotients(v_A, r_A, low, last, shift: int) -> tuple[torch.Tensor, ...]:
     """What S's half less its r_S >> f has to be, by S's halves of the two carries: coefficients of 1, c, c', c c'."""
     rest = logical_shift(r_A, shift) - v_A
-    low, last = (masks_of(words, r_A.shape, None).bitwise_and(1) for words in (low, last))
-    found = [rest + (low ^ i) - ((last ^ j) << (64 - shift)) for j in (0, 1) for i in (0, 1)]
-    pairs = found[0], found[0] ^ found[1], found[0] ^ found[2]
-    return *pairs, functools.reduce(operator.xor, found)
+    low, last = (masks_of(words, r_A.shape, None).bitwise_and_(1) for words in (low, last))
+    by_low = rest + low, rest.add_(1).sub_(low)
+    by_last = last << (64 - shift), (last ^ 1).bitwise_left_shift_(64 - shift)
+    zero, first, second, both = (a - b for b in by_last for a in by_low)
+    first ^= zero
+    return zero, first, zero ^ second, both.bitwise_xor_(second).bitwise_xor_(first)
 
 
 @leaf

@@ -19,7 +19,7 @@ import torch
 
 from ...choreography import Located, Message, Net, leaf, protocol
 from ...ring import logical_shift, signed
-from ...ring.bitplanes import fast, planes_beside, words_for
+from ...ring.bitplanes import fast, planes_beside, signs_of, words_for
 from . import proved
 from .compare import BLOCK, block_count, check_planes, deal_codes, drelu, forest, pick_blocks
 from .deal import Made, deal, deal_bits, deal_halves
@@ -168,11 +168,7 @@ def _planes_beside(*c: torch.Tensor) -> torch.Tensor:
 @leaf(shapes=lambda v: v.new_empty(words_for(v.numel())))
 def _signs_of(v: torch.Tensor) -> torch.Tensor:
     """The sign bits as words: plane 63."""
-    if not (loops := fast(v)):
-        return planes_beside((v,))[63].clone()
-    out = torch.empty(words_for(v.numel()), dtype=torch.int64)
-    loops.on_words(len(out), loops.signs, loops.array(v).reshape(-1), out.numpy())
-    return out
+    return signs_of(v)
 
 
 @leaf(shapes=lambda bits, _, spans, top, *_1: bits.new_empty(2 * (_blocks(spans) + top), bits.shape[1]))
