@@ -3,6 +3,7 @@
     python benchmarks/dealing.py                              # VGG-7 and LeNet, one of 2 and of 4 calls, and verified
     python benchmarks/dealing.py --nets resnet50 --counts --repeats 3
     python benchmarks/dealing.py --json results.json
+    python benchmarks/dealing.py --nets --calls 10000         # honest calls that are verified: how many are refused
 
 Ahead of the query and after it are timed apart: material is prepared, and then used. All parties are in this process
 and on one thread, and the seconds are of its processor, the work of all three together. What is compared alternates,
@@ -12,7 +13,9 @@ and medians are printed.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import random
 import statistics
 import time
 
@@ -23,6 +26,7 @@ from rich.table import Table
 
 import sectorch
 from sectorch import Scheme
+from sectorch.errors import SectorchError
 from sectorch.nn.models import ZOO, randomize_batchnorm
 from sectorch.session import Session
 
@@ -70,11 +74,38 @@ def measured(name: str, levels: dict[str, Scheme], repeats: int) -> list[dict]:
     return list(found.values())
 
 
+HONEST = {"mlp": 1, "cryptonets_relu": 2, "lenet": 5, "vgg5": 500, "vgg7": 500, "resnet8": 500}
+"""Nets that are called honestly, and in how many rounds once."""
+
+
+def honest(calls: int) -> list[dict]:
+    """So many verified calls of nobody who cheats, each compared with `sectorch.reference`."""
+    nets = {}
+    for name in HONEST:
+        model, x = built(name)
+        verified = sectorch.secure(model, Scheme(verified=True), session=Session())
+        nets[name] = verified, sectorch.reference(model), x.shape[1:]
+    found = {name: {"net": name, "calls": 0, "refused": 0, "other bits": 0} for name in HONEST}
+    turns = (name for number in itertools.count() for name, every in HONEST.items() if number % every == 0)
+    for name in track(itertools.islice(turns, calls), "honest calls", calls, transient=True):
+        secure, reference, shape = nets[name]
+        row, rows = found[name], 1 if HONEST[name] > 100 else 1 + found[name]["calls"] % 3
+        x = torch.randn(rows, *shape) * 2.0 ** random.randrange(-6, 3)
+        row["calls"] += 1
+        try:
+            row["other bits"] += not torch.equal(secure(x), reference(x))
+        except SectorchError as error:
+            row["refused"] += 1
+            print(name, error)
+    return list(found.values())
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--nets", nargs="+", default=["lenet", "vgg7"])
+    p.add_argument("--nets", nargs="*", default=["lenet", "vgg7"])
     p.add_argument("--counts", nargs="*", type=int, default=[2, 4], help="audited: one of so many calls is used")
     p.add_argument("--repeats", type=int, default=9)
+    p.add_argument("--calls", type=int, default=0, help="honest calls")
     p.add_argument("--json")
     options = p.parse_args()
     torch.set_num_threads(1)
@@ -90,10 +121,14 @@ def main() -> None:
             cells += [f"{mine:.4f}", f"{mine / before:.2f}"]
         cells += [f"{row['ahead_bytes'] / 1e6:.4f}", f"{row['ahead_bytes'] / off['ahead_bytes']:.4f}"]
         table.add_row(*cells, f"{row['online_bytes'] / 1e6:.4f}", "yes" if row["same"] else "NO")
-    Console(width=120).print(table)
+    if rows:
+        Console(width=120).print(table)
+    honestly = honest(options.calls) if options.calls else []
+    for row in honestly:
+        print(f"{row['net']}: {row['calls']} honest calls, {row['refused']} refused, {row['other bits']} of other bits")
     if options.json:
         with open(options.json, "w") as file:
-            json.dump(rows, file, indent=1)
+            json.dump(rows + honestly, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -178,37 +178,27 @@ def bits_less(b, other, mask, out, low, high):
 
 
 @compiled
-def masks(words, out):
+def masks(words, out, low, high):
     """All ones where the bits of words [K, W] are set, and 0 elsewhere: [K, N]."""
     width, count = words.shape[1], out.shape[1]
     for k in range(len(words)):
         for t in range(64):
-            for w in range(min(width, count - t * width)):
+            for w in range(low, min(high, count - t * width)):
                 out[k, t * width + w] = -((words[k, w] >> t) & 1)
 
 
 @compiled
-def sums_of_rows(x, y, ends, rows, out):
-    """The xor of some rows of x and, numbered after them, of y, for each row of `out`; those up to ends[i] of `rows`."""
-    start, width = 0, out.shape[1]
+def sums_of_rows(x, y, ends, rows, out, low, high):
+    """The xor of some rows of x and, numbered after them, of y, for each row of `out`: its `rows` are up to ends[i]."""
+    start = 0
     for i in range(len(ends)):
-        out[i] = 0
-        for row in rows[start : ends[i]]:
-            taken = x[row] if row < len(x) else y[row - len(x)]
-            for w in range(width):
-                out[i, w] ^= taken[w]
+        found = out[i, low:high]
+        found[:] = 0
+        for k in range(start, ends[i]):
+            taken = x[rows[k], low:high] if rows[k] < len(x) else y[rows[k] - len(x), low:high]
+            for w in range(len(found)):
+                found[w] ^= taken[w]
         start = ends[i]
-
-
-@compiled
-def placed(part, out, at):
-    """Elements [K, N] at a column of a matrix [64, ...], as bits of packed words stand."""
-    width = -(-part.shape[1] // 64)
-    for k in range(len(part)):
-        for t in range(64):
-            for w in range(width):
-                i = t * width + w
-                out[t, at + k * width + w] = part[k, i] if i < part.shape[1] else 0
 
 
 @compiled

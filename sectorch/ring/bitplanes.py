@@ -110,7 +110,8 @@ def masks_of(words: torch.Tensor, shape: torch.Size, copies: int | None) -> torc
     """Packed bits [W] or [copies * W] -> a mask per element: `shape`, or [copies, *shape]."""
     if loops := fast(words):
         out = words.new_empty(copies or 1, shape.numel())
-        loops.masks(loops.array(words).reshape(out.shape[0], -1), out.numpy())
+        matrix = loops.array(words).reshape(out.shape[0], -1)
+        loops.on_words(matrix.shape[1], loops.masks, matrix, out.numpy())
         return out.view(shape if copies is None else (copies, *shape))
     if copies is None:
         return unrows(spread(words), shape)
@@ -136,31 +137,13 @@ class RowSums:
         self.rows = np.array([row for rows in sets for row in rows], np.int64)
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        out = x.new_zeros(len(self.sets), x.shape[1])
+        out = x.new_empty(len(self.sets), x.shape[1])
         if loops := fast(x, y):
-            loops.sums_of_rows(loops.array(x), loops.array(y), self.ends, self.rows, out.numpy())
+            arrays = loops.array(x), loops.array(y), self.ends, self.rows, out.numpy()
+            loops.on_words(x.shape[1], loops.sums_of_rows, *arrays)
             return out
+        out.zero_()
         for i, rows in enumerate(self.sets):
             for row in rows:
                 out[i] ^= x[row] if row < len(x) else y[row - len(x)]
         return out
-
-
-def columns_of(parts: Sequence[tuple[torch.Tensor, int]], nothing: torch.Tensor) -> torch.Tensor:
-    """The elements of all parts as bits of packed words stand: [64, W], with zeros at the end of each copy.
-
-    Args:
-        parts: with the number of their copies.
-    """
-    flats = [part.reshape(copies, part.numel() // copies) for part, copies in parts]
-    out = nothing.new_zeros(64, sum(len(flat) * words_for(flat.shape[1]) for flat in flats))
-    at, loops = 0, fast(out, *flats)
-    for flat in flats:
-        copies, width = len(flat), words_for(flat.shape[1])
-        if loops:
-            loops.placed(loops.array(flat), out.numpy(), at)
-        else:
-            whole = F.pad(flat, (0, -flat.shape[1] % 64)).view(copies, 64, width)
-            out[:, at : at + copies * width] = whole.transpose(0, 1).reshape(64, -1)
-        at += copies * width
-    return out

@@ -23,7 +23,8 @@ _PAIR = ir.VectorType(_WORD, 2)
 
 
 def _multiplied(builder, x, y, which: int):
-    """The product of the low words of two pairs (0x00), of their high words (0x11), or of low and high (0x10)."""
+    """The product of the low words of two pairs (0x00), of their high words (0x11), or of x's high and y's low
+    (0x01)."""
     kind = ir.FunctionType(_PAIR, [_PAIR, _PAIR, _BYTE])
     f = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.pclmulqdq")
     return builder.call(f, [x, y, ir.Constant(_BYTE, which)])
@@ -69,6 +70,25 @@ def _line(masked: bool):
         return types.void(types.intp, types.intp, types.intp, types.intp), generate
 
     return run
+
+
+@intrinsic
+def _weighed_line(context, x, y, totals):
+    """Eight words at an address, each times one word at another, added to the two words of each of eight sums."""
+
+    def generate(context, builder, signature, values):
+        line, sums = (builder.inttoptr(v, _PAIR.as_pointer()) for v in (values[0], values[2]))
+        word = builder.load(builder.inttoptr(values[1], _WORD.as_pointer()))
+        weight = builder.insert_element(ir.Constant(_PAIR, [0, 0]), word, ir.Constant(_PLACE, 0))
+        for i in range(SIDE // 2):
+            pair = builder.load(builder.gep(line, [ir.Constant(_PLACE, i)]), align=8)
+            for half in range(2):
+                at = builder.gep(sums, [ir.Constant(_PLACE, 2 * i + half)])
+                found = builder.xor(builder.load(at, align=8), _multiplied(builder, pair, weight, half))
+                builder.store(found, at, align=8)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp), generate
 
 
 @intrinsic
@@ -133,8 +153,21 @@ if _has_instruction():
         at, of = x.ctypes.data + 64 * i, mask.ctypes.data + 64 * j
         _masked_line(at, of, y.ctypes.data, totals.ctypes.data + 16 * k)
 
+    @inlined
+    def weighed(x, i, start, weights, totals):
+        """totals[c] += x[i, start + c] weights[i] for eight c."""
+        at = x.ctypes.data + 8 * (i * x.shape[1] + start)
+        _weighed_line(at, weights.ctypes.data + 8 * i, totals.ctypes.data)
+
 else:
     carryless = _shifted
+
+    @inlined
+    def weighed(x, i, start, weights, totals):
+        for c in range(SIDE):
+            low, high = carryless(np.uint64(x[i, start + c]), np.uint64(weights[i]))
+            totals[c, 0] ^= low
+            totals[c, 1] ^= high
 
     @inlined
     def dot(x, i, y, j, totals, k):

@@ -134,7 +134,7 @@ def combined(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """sum_i weights_i x_i: [n, m] and [n] -> [m]."""
     if loops := loops_for(x, weights):
         out = torch.empty(x.shape[1], dtype=torch.int64)
-        loops.combined(x.numpy(), weights.numpy(), out.numpy())
+        loops.combined(x.contiguous().numpy(), weights.contiguous().numpy(), out.numpy())
         return out
     return inner_product(x.t(), weights)[:, 0]
 

@@ -10,7 +10,7 @@ import functools
 import numpy as np
 
 from .bitloops import transposed
-from .carryless import SIDE, carryless, chosen_line, dot, masked_dot, xor_line
+from .carryless import SIDE, carryless, chosen_line, dot, masked_dot, weighed, xor_line
 from .loops import compiled
 
 _REDUCED = np.uint64(0b11011)
@@ -180,17 +180,19 @@ def weights_at(point, infinity, out):
 @compiled
 def combined(x, weights, out):
     """sum_i weights_i x_i of rows x [n, m]."""
-    for start in range(0, x.shape[1], SIDE):
-        size = min(SIDE, x.shape[1] - start)
-        low, high = np.zeros(SIDE, np.uint64), np.zeros(SIDE, np.uint64)
+    totals, whole = np.empty((SIDE, 2), np.uint64), x.shape[1] // SIDE * SIDE
+    for start in range(0, whole, SIDE):
+        totals[:] = 0
         for i in range(len(x)):
-            weight = np.uint64(weights[i])
-            for c in range(size):
-                a, b = carryless(np.uint64(x[i, start + c]), weight)
-                low[c] ^= a
-                high[c] ^= b
-        for c in range(size):
-            out[start + c] = np.int64(reduced(low[c], high[c]))
+            weighed(x, i, start, weights, totals)
+        _sums(totals, out[start : start + SIDE])
+    for j in range(whole, x.shape[1]):
+        low, high = np.uint64(0), np.uint64(0)
+        for i in range(len(x)):
+            a, b = carryless(np.uint64(x[i, j]), np.uint64(weights[i]))
+            low ^= a
+            high ^= b
+        out[j] = np.int64(reduced(low, high))
 
 
 @compiled

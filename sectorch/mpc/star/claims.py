@@ -33,8 +33,8 @@ class Claims:
     products: list[Products] = field(default_factory=list)
     zeros: list[Halves] = field(default_factory=list)
     words: list[Words] = field(default_factory=list)
-    masks: dict[Located, Halves] = field(default_factory=dict)
-    """The bits of masks, by the half that A has; see `proved.py`."""
+    masks: dict[Located, tuple[Halves, Halves]] = field(default_factory=dict)
+    """The bits of masks, and the planes of their halves, by the half that A has; see `proved.py`."""
 
     @property
     def size(self) -> int:

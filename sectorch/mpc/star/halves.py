@@ -11,7 +11,8 @@ import torch
 
 from ...choreography import Located, leaf
 from ...choreography.located import compute
-from ...ring.bitplanes import columns_of, words_for
+from ...ring.bitplanes import words_for
+from ...ring.claimed import columns_of
 from .shares import Shares
 
 ROWS = 6
@@ -102,26 +103,26 @@ class Terms:
         """The columns of their claims, of those of A and those of S."""
         return tuple(term.place for term in self.of_A), tuple(term.place for term in self.of_S)
 
-    def factors(self, hidden: Halves) -> tuple[Halves, Halves]:
+    def factors(self, nothing: Halves) -> tuple[Halves, Halves]:
         """What A and S have of X, [64, C], and of Y, packed [C]."""
         return (
-            Halves(_words(self.of_A, hidden.A), _words(self.of_S, hidden.S)),
-            Halves(_bits(self.of_S, hidden.A), _bits(self.of_A, hidden.S)),
+            Halves(_words(self.of_A, nothing.A), _words(self.of_S, nothing.S)),
+            Halves(_bits(self.of_S, nothing.A), _bits(self.of_A, nothing.S)),
         )
 
 
-def _words(terms: Sequence[Term], hidden: Located) -> Located:
-    return compute(columns, tuple(term.copies for term in terms), hidden[:0], *(term.X for term in terms))
+def _words(terms: Sequence[Term], nothing: Located) -> Located:
+    return compute(columns, tuple(term.copies for term in terms), nothing, *(term.X for term in terms))
 
 
-def _bits(terms: Sequence[Term], hidden: Located) -> Located:
-    return compute(flat, hidden[:0], *(term.Y for term in terms))
+def _bits(terms: Sequence[Term], nothing: Located) -> Located:
+    return compute(flat, nothing, *(term.Y for term in terms))
 
 
-def gathered(f: Callable, hidden: Halves, found: Sequence[Halves], *public: Any) -> Halves:
+def gathered(f: Callable, nothing: Halves, found: Sequence[Halves], *public: Any) -> Halves:
     """All of them beside each other, by f, which is given nothing first."""
-    sides = (hidden.A[:0], [v.A for v in found]), (hidden.S[:0], [v.S for v in found])
-    return Halves(*(compute(f, *public, nothing, *side) for nothing, side in sides))
+    sides = [nothing.A, *(v.A for v in found)], [nothing.S, *(v.S for v in found)]
+    return Halves(*(compute(f, *public, *side) for side in sides))
 
 
 @leaf
@@ -139,4 +140,4 @@ def rows_of(*words: torch.Tensor) -> torch.Tensor:
 @leaf
 def columns(copies: tuple[int, ...], nothing: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
     """The elements of all parts as bits of packed words stand: [64, W], with zeros at the end of each copy."""
-    return columns_of(list(zip(parts, copies, strict=True)), nothing)
+    return columns_of(parts, copies, nothing)

@@ -68,11 +68,12 @@ def prove(net: Net, products: Sequence[Products], zeros: Sequence[Halves], words
     D, A, S = net.D, net.A, net.S
     hidden = Halves(net.common(D, A, (2,), "hidden"), net.common(D, S, (2,), "hidden"))
     secret = net.common(A, S, (2,), "secret_coin")
-    x, y, z = (gathered(rows_of, hidden, [getattr(p, name) for p in products]) for name in "xyz")
-    zero = gathered(flat, hidden, zeros)
-    base = gathered(columns, hidden, [w.base for w in words], tuple(w.copies for w in words))
+    nothing = Halves(hidden.A[:0], hidden.S[:0])
+    x, y, z = (gathered(rows_of, nothing, [getattr(p, name) for p in products]) for name in "xyz")
+    zero = gathered(flat, nothing, zeros)
+    base = gathered(columns, nothing, [w.base for w in words], tuple(w.copies for w in words))
     terms = Terms.of(words)
-    X, Y = terms.factors(hidden)
+    X, Y = terms.factors(nothing)
     (of_A, of_S), count = terms.places, X.A.shape[1] + X.S.shape[1]
 
     coins, coins_D = (

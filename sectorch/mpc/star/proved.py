@@ -23,8 +23,8 @@ import torch
 
 from ...choreography import Net, leaf
 from ...choreography.located import compute
-from ...ring import logical_shift
-from ...ring.bitplanes import RowSums, masks_of, planes_beside, signs_of, words_for
+from ...ring import claimed, logical_shift
+from ...ring.bitplanes import RowSums, planes_beside, signs_of, words_for
 from .claims import Claim, claims_of
 from .deal import Made, deal_bits
 from .halves import Halves, Products, Words
@@ -61,6 +61,11 @@ def _bits_less(r_A: torch.Tensor, r_S: torch.Tensor, v_A: torch.Tensor) -> torch
 
 def bits_of(net: Net, mask: Masked) -> Halves:
     """Words [65, W] of the bits of r and of its last carry; proved, and dealt once for a mask."""
+    return _bits_beside(net, mask)[0]
+
+
+def _bits_beside(net: Net, mask: Masked) -> tuple[Halves, Halves]:
+    """As `bits_of`, and the planes of r_A at A and r_S at S."""
     known = claims_of(net).masks
     if mask.r_A not in known:
         shape = (65, words_for(mask.shape.numel()))
@@ -72,7 +77,7 @@ def bits_of(net: Net, mask: Masked) -> Halves:
             claims = claims_of(net)
             claims.products.append(Products(x, y, z))
             claims.zeros.append(start)
-            known[mask.r_A] = bits
+            known[mask.r_A] = bits, own
 
         deal_bits(net, made, claim)
     return known[mask.r_A]
@@ -188,17 +193,15 @@ def _one_of(net: Net, words: Halves, bits: Halves, copies: int | None) -> None:
 @leaf
 def _chosen(words: torch.Tensor, bits: torch.Tensor, copies: int | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The word that one's own half of the bit takes, and the difference that the other half makes."""
-    zero, one = words
-    difference = zero ^ one
-    return zero ^ (difference & masks_of(bits, zero.shape if copies is None else zero.shape[1:], copies)), difference
+    return claimed.chosen(words[0], words[1], bits, copies)
 
 
-def bits_as_numbers(net: Net, words: Callable[[], Halves], shape: torch.Size, copies: int | None) -> Claim:
+def bits_as_numbers(net: Net, words: Callable[[], Halves], copies: int | None) -> Claim:
     """Of the bits of words [W] or [copies * W] as ring elements 0 and 1, of 64 or 32 bits."""
 
     def claim(dealt: Halves) -> None:
         bits = words()
-        base, factor = compute(_complement, bits.A, dealt.A, shape, copies)
+        base, factor = compute(_complement, bits.A, dealt.A, copies)
         base = Halves(base, dealt.S.to(torch.int64))
         claims_of(net).words.append(Words(base, copies or 1, ((factor, bits.S),)))
 
@@ -206,12 +209,9 @@ def bits_as_numbers(net: Net, words: Callable[[], Halves], shape: torch.Size, co
 
 
 @leaf
-def _complement(words, v_A, shape: torch.Size, copies: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _complement(words, v_A, copies: int | None) -> tuple[torch.Tensor, torch.Tensor]:
     """What S's half has to be where its half of the bit is 0, and what is different where it is 1."""
-    bit = masks_of(words, shape, copies).bitwise_and_(1)
-    one = (1 - bit).to(v_A.dtype).sub_(v_A).to(torch.int64)
-    zero = bit.to(v_A.dtype).sub_(v_A).to(torch.int64)
-    return zero, one.bitwise_xor_(zero)
+    return claimed.complements(words, v_A, copies)
 
 
 def chosen(net: Net, mask_bits: Callable[[], Halves], value: Halves, copies: int | None) -> Claim:
@@ -230,7 +230,7 @@ def _with_and_without(at_A: bool, dealt: torch.Tensor, value: torch.Tensor) -> t
 
 def sign(net: Net, mask: Masked) -> Claim:
     """Of msb(r) as a number."""
-    return bits_as_numbers(net, lambda: _both(_row, bits_of(net, mask), 63), mask.shape, None)
+    return bits_as_numbers(net, lambda: _both(_row, bits_of(net, mask), 63), None)
 
 
 @leaf
@@ -242,8 +242,7 @@ def quotient(net: Net, mask: Masked, shift: int) -> Claim:
     """Of r >> f = (r_A >> f) + (r_S >> f) + c_f - 2^(64-f) c_64."""
 
     def claim(dealt: Halves) -> None:
-        bits, own = bits_of(net, mask), Halves(mask.r_A, mask.r_S)
-        low, last = _several(_two_carries, bits, _both(_row_of, own, shift), shift)
+        low, last = _several(_two_carries, *_bits_beside(net, mask), shift)
         base, *factors = compute(_quotients, dealt.A, mask.r_A, low.A, last.A, shift)
         at_S = compute(_less_quotient, dealt.S, mask.r_S, shift)
         chosen = low.S, last.S, low.S & last.S
@@ -255,24 +254,13 @@ def quotient(net: Net, mask: Masked, shift: int) -> Claim:
 @leaf
 def _two_carries(bits: torch.Tensor, own: torch.Tensor, shift: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Halves of c_f and of c_64."""
-    return bits[shift] ^ own, bits[64].clone()
-
-
-@leaf
-def _row_of(r: torch.Tensor, plane: int) -> torch.Tensor:
-    return planes_beside((r,))[plane].clone()
+    return bits[shift] ^ own[shift], bits[64].clone()
 
 
 @leaf
 def _quotients(v_A, r_A, low, last, shift: int) -> tuple[torch.Tensor, ...]:
     """What S's half less its r_S >> f has to be, by S's halves of the two carries: coefficients of 1, c, c', c c'."""
-    rest = logical_shift(r_A, shift) - v_A
-    low, last = (masks_of(words, r_A.shape, None).bitwise_and_(1) for words in (low, last))
-    by_low = rest + low, rest.add_(1).sub_(low)
-    by_last = last << (64 - shift), (last ^ 1).bitwise_left_shift_(64 - shift)
-    zero, first, second, both = (a - b for b in by_last for a in by_low)
-    first ^= zero
-    return zero, first, zero ^ second, both.bitwise_xor_(second).bitwise_xor_(first)
+    return claimed.quotients(v_A, r_A, low, last, shift)
 
 
 @leaf

@@ -59,7 +59,7 @@ def deal_mask(net: Net, mask: BitMask, dtype: torch.dtype = torch.int64) -> Shar
     """The bits of a mask as 0 and 1 in the ring; 8 bytes for each, or 4."""
     shape = mask.shape if mask.copies is None else (mask.copies, *mask.shape)
     made = Made(_bits_less, torch.Size(shape), (mask.b_A, mask.b_S, mask.shape, mask.copies))
-    return deal(net, made, dtype, proved.bits_as_numbers(net, mask.halves, mask.shape, mask.copies))
+    return deal(net, made, dtype, proved.bits_as_numbers(net, mask.halves, mask.copies))
 
 
 def chosen_by(mask: BitMask, v: Located, shift: int = 0) -> Made:

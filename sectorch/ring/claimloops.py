@@ -1,0 +1,70 @@
+"""Compiled loops of what is claimed of dealt values (`mpc/star/proved.py`); see `bitloops.py`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .loops import compiled
+
+
+@compiled
+def complements(words, v, zero, difference, low, high):
+    """What the other half of a bit as a number has to be, of one half v [K, N]: where the other half of the words
+    [K, W] is 0, and what is different where it is 1."""
+    width, count = words.shape[1], v.shape[1]
+    for k in range(len(words)):
+        for t in range(64):
+            for w in range(low, min(high, count - t * width)):
+                bit, half = (words[k, w] >> t) & 1, np.int64(v[k, t * width + w])
+                found = np.int64(v.dtype.type(bit - half))
+                zero[k, t * width + w] = found
+                difference[k, t * width + w] = found ^ np.int64(v.dtype.type(1 - bit - half))
+
+
+@compiled
+def chosen(zero, one, words, base, difference, low, high):
+    """The word that the bit of words [K, W] takes of two [K, N], and what is different in the other."""
+    width, count = words.shape[1], zero.shape[1]
+    for k in range(len(words)):
+        for t in range(64):
+            for w in range(low, min(high, count - t * width)):
+                at = t * width + w
+                found = zero[k, at] ^ one[k, at]
+                difference[k, at] = found
+                base[k, at] = zero[k, at] ^ (found & -((words[k, w] >> t) & 1))
+
+
+@compiled
+def quotients(v, r, low_bit, last_bit, shift, out, low, high):
+    """The coefficients [4, N] of 1, c, c' and c c' in (r >> shift) - v + low - 2^(64 - shift) last, where c and c' are
+    the other halves of these two bits."""
+    width, count = len(low_bit), len(v)
+    kept, top = np.int64((1 << (64 - shift)) - 1), np.int64(64 - shift)
+    for t in range(64):
+        for w in range(low, min(high, count - t * width)):
+            at = t * width + w
+            rest = ((r[at] >> shift) & kept) - v[at]
+            first, last = (low_bit[w] >> t) & 1, (last_bit[w] >> t) & 1
+            first, other = rest + first, rest + 1 - first
+            last, without = last << top, (1 - last) << top
+            out[0, at] = first - last
+            out[1, at] = (first - last) ^ (other - last)
+            out[2, at] = (first - last) ^ (first - without)
+            out[3, at] = out[1, at] ^ (first - without) ^ (other - without)
+
+
+@compiled
+def placed(elements, counts, out):
+    """Tensors of counts[i, 1] elements, counts[i, 0] copies of each beside each other, in a matrix of zeros [64, W] as
+    bits of packed words stand."""
+    start = column = 0
+    for i in range(len(counts)):
+        count, width = counts[i, 1], (counts[i, 1] + 63) // 64
+        for _ in range(counts[i, 0]):
+            for low in range(0, count, max(1, width)):
+                taken = elements[start + low : start + min(low + width, count)]
+                row = out[low // width, column : column + width]
+                for w in range(len(taken)):
+                    row[w] = taken[w]
+            start += count
+            column += width
