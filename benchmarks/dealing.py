@@ -87,7 +87,7 @@ def honest(calls: int) -> list[dict]:
         nets[name] = verified, sectorch.reference(model), x.shape[1:]
     found = {name: {"net": name, "calls": 0, "refused": 0, "other bits": 0} for name in HONEST}
     turns = (name for number in itertools.count() for name, every in HONEST.items() if number % every == 0)
-    for name in track(itertools.islice(turns, calls), "honest calls", calls, transient=True):
+    for number, name in enumerate(itertools.islice(turns, calls), 1):
         secure, reference, shape = nets[name]
         row, rows = found[name], 1 if HONEST[name] > 100 else 1 + found[name]["calls"] % 3
         x = torch.randn(rows, *shape) * 2.0 ** random.randrange(-6, 3)
@@ -97,6 +97,11 @@ def honest(calls: int) -> list[dict]:
         except SectorchError as error:
             row["refused"] += 1
             print(name, error)
+        if number % 500 == 0:
+            print(
+                f"{number} calls, {sum(row['refused'] + row['other bits'] for row in found.values())} failed",
+                flush=True,
+            )
     return list(found.values())
 
 
