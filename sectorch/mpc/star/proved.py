@@ -183,19 +183,6 @@ def _floor_operands(dealt: torch.Tensor, alpha: torch.Tensor, bits: torch.Tensor
 # Words
 
 
-def _one_of(net: Net, words: Halves, bits: Halves, copies: int | None) -> None:
-    """Note that a_b = s_b for words [2, ...] a_i and s_i of A and S and a bit b, packed, in halves."""
-    base, factor = _several(_chosen, words, bits, copies)
-    terms = ((factor.A, bits.S),), ((factor.S, bits.A),)
-    claims_of(net).words.append(Words(base, copies or 1, *terms))
-
-
-@leaf
-def _chosen(words: torch.Tensor, bits: torch.Tensor, copies: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The word that one's own half of the bit takes, and the difference that the other half makes."""
-    return claimed.chosen(words[0], words[1], bits, copies)
-
-
 def bits_as_numbers(net: Net, words: Callable[[], Halves], copies: int | None) -> Claim:
     """Of the bits of words [W] or [copies * W] as ring elements 0 and 1, of 64 or 32 bits."""
 
@@ -218,14 +205,19 @@ def chosen(net: Net, mask_bits: Callable[[], Halves], value: Halves, copies: int
     """Of b v for a bit b of words and a value v = v_A + v_S: 0 = a_0 = -d_A, or d_S - v_S = v_A - d_A."""
 
     def claim(dealt: Halves) -> None:
-        _one_of(net, _both(_with_and_without, _AT, dealt, value), mask_bits(), copies)
+        bits = mask_bits()
+        base, factor = _several(_chosen, _AT, dealt, value, bits, copies)
+        terms = ((factor.A, bits.S),), ((factor.S, bits.A),)
+        claims_of(net).words.append(Words(base, copies or 1, *terms))
 
     return claim
 
 
 @leaf
-def _with_and_without(at_A: bool, dealt: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    return torch.stack((-dealt, value - dealt) if at_A else (dealt, dealt - value))
+def _chosen(at_A: bool, dealt, value, bits, copies: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The word that one's own half of the bit takes of the two, and the difference that the other half makes."""
+    zero, one = (-dealt, value - dealt) if at_A else (dealt, dealt - value)
+    return claimed.chosen(zero, one, bits, copies)
 
 
 def sign(net: Net, mask: Masked) -> Claim:
