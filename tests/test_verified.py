@@ -358,6 +358,22 @@ def test_a_model_gives_the_same_bits_and_no_byte_more_online(model):
     assert {line.phase for line, _ in after.lines} == {Phase.ONLINE}
 
 
+def test_all_calls_of_a_session_meet_the_weights_that_s_was_sent_first():
+    """S is sent the masked weights once: what A has later, in its own process, is not what these calls are of."""
+    changed = cnn()
+    verified, sent = sectorch.secure(changed, Scheme(verified=True)), []
+    for _ in range(2):
+        with Transcript() as transcript:
+            y = verified(X)
+        sent.append((y, sum(line.label == "omega_masked" for line, _ in transcript.lines)))
+        with torch.no_grad():
+            for weight in changed.parameters():
+                weight.add_(1)
+    (first, masked), (second, again) = sent
+    assert torch.equal(first, second) and masked == 3 and again == 0
+    assert not torch.equal(sectorch.secure(changed, Scheme(verified=True))(X), first)
+
+
 def test_several_proofs_where_there_is_much(model, monkeypatch):
     y = sectorch.secure(model)(X)
     monkeypatch.setattr(claims, "MOST", 6_000)
