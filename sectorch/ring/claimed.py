@@ -30,7 +30,7 @@ def complements(words: torch.Tensor, v: torch.Tensor, copies: int | None) -> tup
         It where the other half of the packed bits is 0, as int64, and what is different where it is 1.
     """
     if loops := bitplanes.fast(words, v):
-        zero, difference = torch.empty(v.shape, dtype=torch.int64), torch.empty(v.shape, dtype=torch.int64)
+        zero, difference = (v.new_empty(v.shape, dtype=torch.int64) for _ in range(2))
         matrix = words.view(copies or 1, -1).numpy()
         arrays = [x.view(len(matrix), -1).numpy() for x in (v, zero, difference)]
         loops.on_words(matrix.shape[1], _compiled().complements, matrix, *arrays)
@@ -59,7 +59,7 @@ def quotients(
 ) -> tuple[torch.Tensor, ...]:
     """The coefficients of 1, c, c' and c c' in (r >> shift) - v + (low xor c) - 2^(64 - shift) (last xor c')."""
     if loops := bitplanes.fast(v, r, low, last):
-        out = torch.empty(4, *v.shape, dtype=torch.int64)
+        out = v.new_empty(4, *v.shape)
         arrays = [loops.array(x).reshape(-1) for x in (v, r, low, last)]
         loops.on_words(len(low), _compiled().quotients, *arrays, shift, out.view(4, -1).numpy())
         return out.unbind()
