@@ -1,18 +1,29 @@
-"""On a GPU, where there is one: limb products, and whole models with all parties on it, against the CPU."""
+"""On a GPU, where there is one: limb products, whole models and every operation, all parties on it, against the CPU."""
 
 from __future__ import annotations
+
+import functools
+from typing import Any
 
 import pytest
 import torch
 from helpers import ring_values
+from op_stage import Stage, reference_stage
+from test_ops import ONCE, TORCH_SAYS, Called, each, of_rows, opened
+from torch.utils import _pytree as pytree
 
 import sectorch
 from sectorch import Scheme
 from sectorch.nn.models import ZOO
 from sectorch.ring import limbs, products
 from sectorch.ring.products import Conv2d
+from sectorch.session import Session
+from sectorch.testing.calls import listed, revealed
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    *(pytest.mark.filterwarnings(f"ignore:{text}:UserWarning") for text in TORCH_SAYS),
+]
 
 
 @pytest.mark.parametrize("kind", limbs.KINDS)
@@ -42,3 +53,38 @@ def test_models(name: str, network: str):
     assert (y.cpu() - expected).abs().max() <= 1e-4
     with pytest.raises(sectorch.errors.ArgumentError, match="the input is on cpu, the secure module on cuda:0"):
         secured(x)
+
+
+def test_a_module_is_recorded_and_checked_there():
+    """Material can be prepared for what was recorded; an input of the check is where the module's weights are."""
+    secured = sectorch.secure(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()).eval().cuda())
+    x = torch.randn(2, 4).cuda()
+    expected = secured(x)
+    secured.preprocess(x)
+    assert torch.equal(secured(x), expected)
+
+
+class OnDevice(Stage):
+    """All operands of a sample on the device, its public tensors too."""
+
+    def place(self, role: str, plain: torch.Tensor, arrange: Any = None) -> torch.Tensor:
+        return super().place(role, plain.cuda(), arrange)
+
+
+@functools.cache
+def on_device() -> OnDevice:
+    return OnDevice(Session(device="cuda"))
+
+
+@of_rows(ONCE)
+def test_operations(cases: list[Called]):
+    def moved(v: Any) -> Any:
+        return v.cuda() if type(v) is torch.Tensor and v.is_cpu else v
+
+    def body(case: Called) -> None:
+        args, kwargs = pytree.tree_map(moved, case.secret(at=on_device(), grid=False))
+        found = [revealed(leaf) for leaf in pytree.tree_leaves(listed(case.key(*args, **kwargs)))]
+        for mine, ideal in zip(found, opened(case, reference_stage(), grid=False)[1], strict=True):
+            assert torch.equal(mine.cpu(), ideal) if isinstance(mine, torch.Tensor) else mine == ideal
+
+    each(cases, body)

@@ -58,14 +58,14 @@ class PairKey:
         """One that draws the same a second time: for who holds the key, and looks at what another made of it."""
         return PairKey(self._secret, self._session)
 
-    def words(self, label: str, call: int, draw: int, count: int) -> torch.Tensor:
-        """`count` uniform ring elements, int64 [count].
+    def words(self, label: str, call: int, draw: int, count: int, pinned: bool = False) -> torch.Tensor:
+        """`count` uniform ring elements, int64 [count]; `pinned` in memory that a device copies from by itself.
 
         Raises:
             StreamReuseError: this place of the stream, or a later one of the same call, was drawn already.
         """
         self._claim(label, call, draw)
-        out = torch.empty(count, dtype=torch.int64)
+        out = torch.empty(count, dtype=torch.int64, pin_memory=pinned)
         if count:
             self._fill(label, call, draw, out.numpy().data.cast("B"))
         return out
@@ -107,14 +107,16 @@ class PairKeys:
     def __repr__(self) -> str:
         return f"PairKeys({len(self._keys)} pairs)"
 
-    def words(self, pair: frozenset, label: str, call: int, draw: int, count: int) -> torch.Tensor:
+    def words(
+        self, pair: frozenset, label: str, call: int, draw: int, count: int, pinned: bool = False
+    ) -> torch.Tensor:
         """As `PairKey.words`, of the call's own key where it has one."""
         found = self._separate.get(call)
         if found is None:
-            return self.of(pair).words(label, call, draw, count)
+            return self.of(pair).words(label, call, draw, count, pinned)
         if pair not in found:
             self.lend(pair, call, self.of(pair).of_call(call))
-        return found[pair].words(label, call, draw, count)
+        return found[pair].words(label, call, draw, count, pinned)
 
     def of(self, pair: frozenset) -> PairKey:
         """The key of this pair.

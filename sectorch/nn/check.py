@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..errors import CaptureWarning
+from .accept import device_of
 from .huggingface import without_caches
 from .inputs import Inputs
 from .passes import PASSES, optimised
@@ -86,14 +87,14 @@ def original(module: nn.Module, inputs: Inputs) -> Any:
         return without_caches(inputs.called(module, given))
 
 
-def sample(inputs: Inputs) -> Inputs:
+def sample(inputs: Inputs, device: torch.device) -> Inputs:
     """Random numbers of these shapes and kinds, always the same ones: normal in float64, or zeros and ones."""
     draw = torch.Generator().manual_seed(0x5EC)
 
     def like(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if dtype.is_floating_point:
-            return torch.randn(shape, generator=draw, dtype=torch.float64)
-        return torch.randint(0, 2, shape, generator=draw).to(dtype)
+            return torch.randn(shape, generator=draw, dtype=torch.float64).to(device)
+        return torch.randint(0, 2, shape, generator=draw).to(device, dtype)
 
     return inputs.having([like(shape, dtype) for shape, dtype in inputs.described.values()])
 
@@ -121,7 +122,7 @@ def checked(module: nn.Module, program: Trace, inputs: Inputs) -> Verdict:
     stages = [program, *optimised(program)]
     if any(0 in shape for shape in inputs.shapes) or any(v.is_meta for v in program.values.values()):
         return Verdict.OPTIMISED
-    given = sample(inputs)
+    given = sample(inputs, device_of(module))
     try:
         expected = original(module, given)
     except Exception:
@@ -162,7 +163,8 @@ class _Reached:
 
             def nudge(v: torch.Tensor) -> torch.Tensor:
                 size = NARROW_ROUNDING if v.dtype in _NARROW else ROUNDING
-                return _doubled(v) * (1 + size * (2 * torch.rand(v.shape, generator=draw, dtype=torch.float64) - 1))
+                random = torch.rand(v.shape, generator=draw, dtype=torch.float64).to(v.device)
+                return _doubled(v) * (1 + size * (2 * random - 1))
 
             moved = self.inputs.having([nudge(x) if x.is_floating_point() else x for x in self.inputs.tensors])
             pairs = zip(

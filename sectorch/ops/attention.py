@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import ArgumentError
-from ..ring import HEADROOM_BITS
+from ..ring import HEADROOM_BITS, products
 from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
 from .common import SLACK_BITS, refuse, settled, shortened, summand, typed
@@ -58,7 +58,7 @@ def _mixed(context: Context, weights: torch.Tensor, value: Any) -> torch.Tensor:
     w, v = shortened(context, summand(context, weights), f + spare), settled(context, value, 0)
     most = 1.01 + 2.0 ** (4 - f) + weights.shape[-1] * 2.0 ** -(w.scale_bits + 1)  # that a row's weights sum to
     v = fitted(context, v, min(limit_at(context, v.scale_bits), CAPACITY / most / 2.0**w.scale_bits))
-    shares = context.backend.multiply(torch.matmul, w.shares, v.shares)
+    shares = context.backend.multiply(products.matmul, w.shares, v.shares)
     bound = None if v.bound is None else most * 2.0**w.scale_bits * v.bound
     return typed(w.like(shares, w.scale_bits + v.scale_bits, bound), value.dtype)
 

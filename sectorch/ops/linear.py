@@ -12,6 +12,8 @@ import torch.nn.functional as F
 
 from ..errors import DtypeError, ShapeError
 from ..ring import products
+from ..ring.contractions import einsum as contracted
+from ..ring.contractions import kept_letters, letters_of
 from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
 from .bilinear import bilinear
@@ -87,34 +89,13 @@ def _with_bias(context: Context, x: Any, y: SharedTensor, bias: Any) -> SharedTe
     return total(context, y, bias)
 
 
-def _letters(equation: str, operands: tuple) -> list[str]:
-    """The letter of every dimension of every operand; an ellipsis stands for letters of its own."""
-    letters = []
-    for part, operand in zip(equation.replace(" ", "").split("->")[0].split(","), operands, strict=True):
-        missing = operand.dim() - len(part.replace("...", ""))
-        letters += list(part) if "..." not in part else _spelled(part, missing)
-    return letters
-
-
-def _spelled(part: str, missing: int) -> list[str]:
-    before, after = part.split("...")
-    return [*before, *(f".{i}" for i in range(missing, 0, -1)), *after]
-
-
 def _terms(equation: str, operands: tuple) -> int:
     """How many products one output of an einsum sums up. A dimension of one may meet a longer one of its letter."""
-    letters, sizes = _letters(equation, operands), {}
+    letters, sizes = letters_of(equation, operands), {}
     for letter, n in zip(letters, (n for o in operands for n in o.shape), strict=True):
         sizes[letter] = max(n, sizes.get(letter, 1))
-    kept = _kept(equation, letters)
+    kept = kept_letters(equation, letters)
     return math.prod(n for letter, n in sizes.items() if letter not in kept)
-
-
-def _kept(equation: str, letters: list[str]) -> set[str]:
-    """The letters of an einsum's result."""
-    out = equation.replace(" ", "").split("->")[1] if "->" in equation else None
-    kept = {x for x in letters if (letters.count(x) == 1 if out is None else x in out)}
-    return kept | {x for x in letters if x.startswith(".") and (out is None or "..." in out)}
 
 
 @dataclass(frozen=True)
@@ -129,8 +110,8 @@ class _Contracted:
 
 
 def _contracted(equation: str, operands: tuple, at: int) -> _Contracted:
-    letters, before = _letters(equation, operands), sum(o.dim() for o in operands[:at])
-    kept, shape = _kept(equation, letters), operands[at].shape
+    letters, before = letters_of(equation, operands), sum(o.dim() for o in operands[:at])
+    kept, shape = kept_letters(equation, letters), operands[at].shape
     dims = tuple(d for d in range(len(shape)) if letters[before + d] not in kept)
     return _Contracted(dims, _terms(equation, operands) // max(1, math.prod(shape[d] for d in dims)))
 
@@ -144,7 +125,7 @@ def einsum(context: Context, equation: str, *operands: Any) -> SharedTensor:
         refuse(f"einsum of {len(operands)} operands", "contract two at a time")
     x, y = operands
     sums = _contracted(equation, operands, 0), _contracted(equation, operands, 1)
-    return bilinear(context, partial(torch.einsum, equation), x, y, _terms(equation, operands), sums)
+    return bilinear(context, partial(contracted, equation), x, y, _terms(equation, operands), sums)
 
 
 def _one_dimensional(*given: Any) -> None:

@@ -24,6 +24,7 @@ _STAGES = (
     (1, 0x5555555555555555),
 )
 _CHUNK = 1 << 14  # columns transposed at a time: 8 MiB, which stays in the last-level cache
+_CHUNK_AWAY = 1 << 18  # on a device, where each step is a launch: 128 MiB
 _POSITIONS = torch.arange(64).view(64, 1)
 
 
@@ -69,7 +70,7 @@ def planes(matrix: torch.Tensor) -> torch.Tensor:
     out = matrix.clone(memory_format=torch.contiguous_format)
     if out.is_meta:
         return out
-    for part in out.split(_CHUNK, dim=-1):
+    for part in out.split(_CHUNK if out.is_cpu else _CHUNK_AWAY, dim=-1):
         for j, mask in _STAGES:
             pairs = part.unflatten(-2, (32 // j, 2, j))
             low, high = pairs[..., 0, :, :], pairs[..., 1, :, :]
@@ -104,6 +105,17 @@ def spread(words: torch.Tensor) -> torch.Tensor:
     """Packed bits [..., W] -> masks [..., 64, W]: all ones for the elements whose bit is set, zero for the others."""
     positions = (63 - _POSITIONS).to(words.device)
     return (words.unsqueeze(-2) << positions).bitwise_right_shift_(63)
+
+
+def xor_along(values: torch.Tensor) -> torch.Tensor:
+    """The xor along the first dimension: [n, ...] -> [...], for n of one and more."""
+    while (count := len(values)) > 1:
+        half = count // 2
+        folded = values[:half] ^ values[half : 2 * half]
+        if count % 2:
+            folded[0] ^= values[-1]
+        values = folded
+    return values[0]
 
 
 def masks_of(words: torch.Tensor, shape: torch.Size, copies: int | None) -> torch.Tensor:

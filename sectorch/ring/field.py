@@ -1,7 +1,8 @@
 """The field GF(2^64): a word's bits are the coefficients of a polynomial, the lowest is that of x^0; addition is xor.
 
-Products are taken modulo x^64 + x^4 + x^3 + x + 1. Compiled loops (`fieldloops.py`) do it in one pass, by the
-processor's carry-less products where it has them; torch's functions give the same bits elsewhere.
+Products are taken modulo x^64 + x^4 + x^3 + x + 1, where x^64 = x^4 + x^3 + x + 1. Compiled loops (`fieldloops.py`) do
+it in one pass, by the processor's carry-less products where it has them; torch's functions give the same bits
+elsewhere.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from types import ModuleType
 import torch
 
 from . import bitplanes
+from .bitplanes import xor_along
+from .words import logical_shift
 
-FIELD = 0b11011
-"""x^64 = x^4 + x^3 + x + 1."""
+_PIECE = 1 << 17
+"""Products at a time where there are no compiled loops: 64 words each, 64 MiB."""
 
 
 @functools.cache
@@ -35,19 +38,28 @@ def times(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         out = torch.empty(x.shape, dtype=torch.int64)
         loops.times(x.reshape(-1).numpy(), y.reshape(-1).numpy(), out.view(-1).numpy())
         return out
-    out = torch.zeros_like(x, memory_format=torch.contiguous_format)
-    for bit in range(63, -1, -1) if not x.is_meta else ():
-        out = (out << 1) ^ ((out >> 63) & FIELD) ^ (x & -((y >> bit) & 1))
-    return out
+    if x.is_meta or not x.numel():
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+    parts = zip(x.reshape(-1).split(_PIECE), y.reshape(-1).split(_PIECE), strict=True)
+    return torch.cat([_times(a, b) for a, b in parts]).view(x.shape)
+
+
+def _times(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """x y for [n]: the 64 shifted x that y's bits choose, in two words each, summed up and reduced."""
+    at = torch.arange(64, device=x.device).view(-1, 1)
+    chosen = -((y >> at) & 1)
+    low = xor_along((x << at) & chosen)
+    # x >> (64 - at), logical: no shift by 64 exists, and the bits that the sign filled in are cleared
+    high = xor_along(((x >> (63 - at)) >> 1) & ((1 << at) - 1) & chosen)
+    over = logical_shift(high, 63) ^ logical_shift(high, 61) ^ logical_shift(high, 60)
+    for part in (high, over):
+        low = low ^ part ^ (part << 1) ^ (part << 3) ^ (part << 4)
+    return low
 
 
 def xor_of(values: torch.Tensor) -> torch.Tensor:
     """The xor along the last dimension: [..., n] -> [...]."""
-    while (count := values.shape[-1]) > 1:
-        half = count // 2
-        folded = values[..., :half] ^ values[..., half : 2 * half]
-        values = torch.cat((folded, values[..., 2 * half :]), -1) if count % 2 else folded
-    return values[..., 0] if count else values.new_zeros(values.shape[:-1])
+    return xor_along(values.movedim(-1, 0)) if values.shape[-1] else values.new_zeros(values.shape[:-1])
 
 
 def inner_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,19 @@ class Limbs:
 FLOAT64 = Limbs(22, 3, 1 << 11)
 INT8 = Limbs(8, 8, ((1 << 31) - 1) >> 14)
 KINDS = {"float64": FLOAT64, "int8": INT8}
+_FILLED = 64  # rows, columns and fan-in from which on int8 products fill the tensor cores
+_FULL_FLOAT64 = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
+"""Compute capabilities with float64 units at half the rate of float32: there float64 limbs are three to five times as
+fast as int8 (`benchmarks/products.py --limbs --device cuda`, on an H100); the others have a 32nd or a 64th of it."""
 _ROWS, _MULTIPLE = 17, 8  # least rows and the granularity that torch._int_mm asks for on CUDA
+
+
+def kind_for(x: torch.Tensor, y: torch.Tensor) -> str:
+    """The faster limbs for `x @ y` where x is."""
+    if min(x.shape[-2], x.shape[-1], y.shape[-1]) < _FILLED:
+        return "float64"
+    full = x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) in _FULL_FLOAT64
+    return "float64" if full else "int8"
 
 
 def digits(x: torch.Tensor, limbs: Limbs) -> torch.Tensor:

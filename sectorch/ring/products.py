@@ -79,16 +79,11 @@ def _steps(count: int, step: int = 1) -> np.ndarray:
     return np.arange(count) * step
 
 
-def _limb_kind(n: int, k: int, m: int) -> str:
-    """The limbs to use on CUDA: int8 products pay once the matrices fill the tensor cores."""
-    return "int8" if min(n, m) >= TILE and k >= TILE else "float64"
-
-
 def _limb_matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """`limbs.matmul` with the shapes of `torch.matmul`."""
     left = x.unsqueeze(0) if x.dim() == 1 else x
     right = y.unsqueeze(1) if y.dim() == 1 else y
-    out = limbs.matmul(left, right, _limb_kind(left.shape[-2], left.shape[-1], right.shape[-1]))
+    out = limbs.matmul(left, right, limbs.kind_for(left, right))
     if y.dim() == 1:
         out = out.squeeze(-1)
     return out.squeeze(-1 if y.dim() == 1 else -2) if x.dim() == 1 else out
@@ -261,11 +256,9 @@ class Conv2d(Tiled):
         batch, channels, kh, kw, oh, ow = windows.shape
         k, groups = channels // self.groups * kh * kw, self.groups
         rows = weight.reshape(groups, -1, k)
-        kind = _limb_kind(rows.shape[1], k, oh * ow)
         span = max(1, _LIMB_ELEMENTS // (groups * k * oh * ow))
-        parts = [
-            limbs.matmul(rows, piece.reshape(piece.shape[0], groups, k, oh * ow), kind) for piece in windows.split(span)
-        ]
+        columns = (piece.reshape(piece.shape[0], groups, k, oh * ow) for piece in windows.split(span))
+        parts = [limbs.matmul(rows, piece, limbs.kind_for(rows, piece)) for piece in columns]
         return torch.cat(parts).view(batch, weight.shape[0], oh, ow)
 
     def _depthwise(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,10 @@ class LocalRuntime:
         self.keys = PairKeys(self.session)
 
     def draw(self, pair: frozenset[Party], label: str, call: int, draw: int, count: int) -> torch.Tensor:
-        return self.keys.words(pair, label, call, draw, count).to(self.device)
+        if self.device.type != "cuda":
+            return self.keys.words(pair, label, call, draw, count)
+        # The processor draws the next words while the device copies these and computes.
+        return self.keys.words(pair, label, call, draw, count, pinned=True).to(self.device, non_blocking=True)
 
     def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor:
         for observer in observers():

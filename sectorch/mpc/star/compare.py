@@ -29,7 +29,7 @@ import torch
 
 from ...choreography import Net, leaf, protocol
 from ...errors import ArgumentError
-from ...ring.bitplanes import fast, planes, planes_beside, rows, words_for
+from ...ring.bitplanes import fast, planes, planes_beside, rows, words_for, xor_along
 from . import proved
 from .circuit import Circuit
 from .deal import Made, deal_bits
@@ -109,10 +109,7 @@ def pick_equal(hot: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 
 def _pick(hot: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     """xor_j h_j u_j."""
-    out, part = hot[0] & codes[0], torch.empty_like(codes[0])
-    for h, u in zip(hot[1:], codes[1:], strict=True):
-        out.bitwise_xor_(torch.bitwise_and(h, u, out=part))
-    return out
+    return xor_along(hot & codes)
 
 
 Node = tuple[int, int]

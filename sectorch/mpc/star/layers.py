@@ -32,6 +32,25 @@ WIDEST = 4
 
 
 @dataclass(frozen=True)
+class Group:
+    """The ANDs of one size in a layer, for functions that make all of them at once.
+
+    Attributes:
+        size: operands of each.
+        operands: the opened rows that are the ANDs' first operands, then their second ones, ...
+        single, several: sets of one operand and of more, as the bits of a number; and where the masks' products stand,
+            of the first set for all ANDs, then of the second one, ...
+        into: numbers of ANDs in this group, and the new rows that they are added to, in sets of different rows.
+    """
+
+    size: int
+    operands: tuple[int, ...]
+    single: tuple[tuple[int, ...], tuple[int, ...]]
+    several: tuple[tuple[int, ...], tuple[int, ...]]
+    into: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
 class Layer:
     """One round on a state of rows of words.
 
@@ -70,6 +89,24 @@ class Layer:
         return found
 
     @functools.cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The ANDs of two operands, of three and of four."""
+        sizes = sorted({len(rows) for rows in self.ands})
+        return tuple(self._group([i for i, rows in enumerate(self.ands) if len(rows) == size]) for size in sizes)
+
+    def _group(self, numbers: list[int]) -> Group:
+        size = len(self.ands[numbers[0]])
+        sets = tuple(1 << j for j in range(size)), tuple(b for b in range(1, 1 << size) if b & (b - 1))
+        single, several = ((bits, tuple(self.shares[numbers][:, bits].T.reshape(-1).tolist())) for bits in sets)
+        into, left = [], list(enumerate(self.into[i] for i in numbers))
+        while left:  # each new row once at a time
+            once = {row: place for place, row in reversed(left)}
+            into.append((tuple(once.values()), tuple(once)))
+            left = [(place, row) for place, row in left if once[row] != place]
+        operands = tuple(self.ands[i][j] for j in range(size) for i in numbers)
+        return Group(size, operands, single, several, tuple(into))
+
+    @functools.cached_property
     def rows(self) -> tuple[np.ndarray, ...]:
         """These numbers for compiled loops."""
         single = (np.array(v, np.int64) for v in (self.opened, self.into, self.onto, self.kept))
@@ -103,15 +140,20 @@ def beaver(public: torch.Tensor, alpha: torch.Tensor, dealt: torch.Tensor, layer
     """One party's half of the new rows, from the opened ones; `first` is the party that adds the public term.
 
     Each AND is the sum, over the sets of its operands, of its half of the product of these operands' masks, times the
-    public values of the other operands.
+    public values of the other operands: one operand after the other is taken out, of all ANDs of a size at once.
     """
-    out = public.new_zeros(layer.made, public.shape[1])
-    for rows, row, shares in zip(layer.ands, layer.into, layer.shares, strict=True):
-        for bits in range(0 if first else 1, 1 << len(rows)):
-            others = [public[r] for j, r in enumerate(rows) if not bits >> j & 1]
-            if bits:
-                others.append((dealt if bits & (bits - 1) else alpha)[shares[bits]])
-            out[row] ^= functools.reduce(torch.bitwise_and, others)
+    out, device = public.new_zeros(layer.made, public.shape[1]), public.device
+    for group in layer.groups:
+        opened = pick(public, group.operands).unflatten(0, (group.size, -1))
+        halves = public.new_empty(1 << group.size, *opened.shape[1:])
+        halves[0] = -int(first)
+        for source, (sets, rows) in ((alpha, group.single), (dealt, group.several)):
+            halves.index_copy_(0, _index(sets, device), pick(source, rows).view(len(sets), *opened.shape[1:]))
+        for operand in reversed(opened):
+            unset, chosen = halves.chunk(2)
+            halves = chosen ^ (operand & unset)
+        for places, rows in group.into:
+            out.index_copy_(0, _index(rows, device), pick(out, rows) ^ pick(halves[0], places))
     return out
 
 
@@ -199,8 +241,11 @@ def _products(alpha_A: torch.Tensor, alpha_S: torch.Tensor, layers: tuple[Layer,
         loops.on_words(v_A.shape[1], loops.products, *arrays)
         return out
     alpha = alpha_A ^ alpha_S
-    found = (functools.reduce(torch.bitwise_and, [alpha[i] for i in rows if i >= 0]) for rows in sets.tolist())
-    return torch.stack(list(found)) ^ v_A
+    alpha = torch.cat(
+        (alpha, torch.full_like(alpha[:1], -1))
+    )  # row -1: what an AND of fewer operands has in their place
+    places = (_index(tuple(column), alpha.device) for column in (sets.T % len(alpha)).tolist())
+    return functools.reduce(torch.bitwise_and, [alpha[at] for at in places]) ^ v_A
 
 
 @functools.lru_cache(maxsize=64)
