@@ -150,6 +150,7 @@ def main() -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --device cpu shows what would run")
     pairs = [(n, b) for n in options.nets or NETS for b in options.batches]
+    torch.backends.cudnn.allow_tf32 = False  # or the plain model's own products have ten bits
     if options.profile:
         for name, batch in pairs:
             profiled(name, batch, options.device)

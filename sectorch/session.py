@@ -23,7 +23,7 @@ from .choreography.program.part import Part, part_of
 from .choreography.program.setup import Setup
 from .choreography.program.trace import Program, Tracing
 from .choreography.roles import STAR, Cast, Roles
-from .choreography.run.local import DryRuntime, LocalRuntime
+from .choreography.run.local import DryRuntime, LocalRuntime, device_named
 from .errors import ArgumentError
 from .members import A as A
 from .members import Members, members_of
@@ -77,7 +77,7 @@ class Session:
         device: torch.device | str = "cpu",
     ):
         self._begin(members_of(answering, dealer, owners, roles, names, reference))
-        self.device = torch.device(device)
+        self.device = device_named(device)
         self.reference = reference
         self.runtime = runtime or (DryRuntime() if dry else LocalRuntime(self.parties, self.device))
         casts = self.members.casts

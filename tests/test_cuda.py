@@ -71,6 +71,11 @@ class OnDevice(Stage):
         return super().place(role, plain.cuda(), arrange)
 
 
+def test_a_device_may_be_named_without_its_number():
+    session = Session(device="cuda")
+    assert torch.equal(sectorch.share(torch.arange(3).cuda(), session=session).reveal(), torch.arange(3).cuda())
+
+
 @functools.cache
 def on_device() -> OnDevice:
     return OnDevice(Session(device="cuda"))

@@ -20,6 +20,14 @@ from ..steps import Sent
 from ..streams import PairKey, PairKeys
 
 
+def device_named(device: torch.device | str) -> torch.device:
+    """The device, with its number: "cuda" is the current one, on which torch's tensors say "cuda:0"."""
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 class LocalRuntime:
     """Every party is here; a message is handed over as it is. Streams are drawn on the host and moved to `device`.
 
@@ -28,7 +36,7 @@ class LocalRuntime:
     """
 
     def __init__(self, parties: frozenset[Party], device: torch.device | str = "cpu"):
-        self.device = torch.device(device)
+        self.device = device_named(device)
         if self.device.type not in ("cpu", "meta") and not (self.device.type == "cuda" and torch.cuda.is_available()):
             raise UnsupportedDeviceError(
                 f"sessions compute on the CPU, or on a CUDA device that torch has here, got {self.device}: leave the "
