@@ -81,7 +81,13 @@ def on_device() -> OnDevice:
     return OnDevice(Session(device="cuda"))
 
 
-@of_rows(ONCE)
+OTHERWISE = {
+    "to": "the sample moves to the CPU, which is refused there",
+    "batch_norm": "the device's rsqrt of public float32 numbers has other last bits than the CPU's",
+}
+
+
+@of_rows([case for case in ONCE if case.row.name not in OTHERWISE])
 def test_operations(cases: list[Called]):
     def moved(v: Any) -> Any:
         return v.cuda() if type(v) is torch.Tensor and v.is_cpu else v

@@ -65,7 +65,7 @@ class PairKey:
             StreamReuseError: this place of the stream, or a later one of the same call, was drawn already.
         """
         self._claim(label, call, draw)
-        out = torch.empty(count, dtype=torch.int64, pin_memory=pinned)
+        out = torch.empty(count, dtype=torch.int64, device="cpu", pin_memory=pinned)
         if count:
             self._fill(label, call, draw, out.numpy().data.cast("B"))
         return out
@@ -194,7 +194,7 @@ def key_stream(key: torch.Tensor, count: int) -> torch.Tensor:
     if key.is_meta or not count:
         return out
     stream = Cipher(algorithms.AES(key.cpu().numpy().tobytes()), modes.CTR(bytes(16))).encryptor()
-    words = out if out.device.type == "cpu" else torch.empty(count, dtype=torch.int64)
+    words = out if out.device.type == "cpu" else torch.empty(count, dtype=torch.int64, device="cpu")
     _fill(stream, words.numpy().data.cast("B"))
     return words.to(key.device)
 

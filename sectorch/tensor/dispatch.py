@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -167,7 +168,7 @@ def _handled(
     if at < len(args) and not isinstance(args[at], bool):  # torch.elu_ has a number there
         raise UnsupportedOpError(f"{spell(func)} with {len(args)} arguments is not supported on secret tensors")
     try:
-        with context.session.operation(context.party) as net:
+        with context.session.operation(context.party) as net, made_on(context.session.device):
             before = len(net.raised)
             result = handler(context, *args, **renamed(func, handler, len(args), kwargs))
             return result, tuple(net.raised[before:])
@@ -181,6 +182,11 @@ def _handled(
         raise UnsupportedOpError(
             f"this form of {spell(func)} is not supported on secret tensors ({type(error).__name__}: {error})"
         ) from None
+
+
+def made_on(device: torch.device) -> AbstractContextManager[Any]:
+    """The indices, masks and numbers that a handler makes are made on the session's device."""
+    return nullcontext() if device.type in ("cpu", "meta") else device
 
 
 def _context(secrets: list[SecretTensor]) -> Context:

@@ -19,6 +19,7 @@ from ...backend import SERIES_BITS, Series
 DIGIT = SERIES_BITS // 2
 
 _CHUNK = 1 << 15
+_CHUNK_AWAY = 1 << 22  # on a device, where each step is a launch
 
 
 def cos_sin(turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,8 +69,9 @@ def _in_chunks(turns: torch.Tensor, leading: tuple[int, ...], fill) -> torch.Ten
     """int64 [*leading, *shape], filled a cache-sized piece at a time."""
     flat = turns.reshape(-1)
     out = torch.empty(*leading, flat.shape[0], dtype=torch.int64, device=flat.device)
-    for start in range(0, flat.shape[0], _CHUNK):
-        fill(out[..., start : start + _CHUNK], flat[start : start + _CHUNK])
+    size = _CHUNK if flat.is_cpu else _CHUNK_AWAY
+    for start in range(0, flat.shape[0], size):
+        fill(out[..., start : start + size], flat[start : start + size])
     return out.view((*leading, *turns.shape))
 
 

@@ -28,7 +28,7 @@ def _permute(cipher: Cipher, blocks: torch.Tensor) -> torch.Tensor:
     """AES_k(x) xor x for contiguous blocks [..., 2]."""
     if blocks.is_meta:
         return torch.empty_like(blocks)
-    padded = torch.empty(blocks.numel() + 2, dtype=torch.int64)
+    padded = torch.empty(blocks.numel() + 2, dtype=torch.int64, device="cpu")
     source, target = blocks.cpu().numpy().data, padded.numpy().data
     cipher.encryptor().update_into(source.cast("B"), target.cast("B"))
     return padded[:-2].view(blocks.shape).to(blocks.device).bitwise_xor_(blocks)
