@@ -261,6 +261,11 @@ def beside_others() -> str:
             f"{theirs['seconds']['median']:.2f} s, error {theirs['error']:.0e}, on the same machine, in turn"
         )
         body.append([f"an inference of {name}", said, "peers"])
+    there = read("gpu")
+    for row in there["rows"]:
+        if row["net"] != "lenet":
+            said = f"{row['secure_s']:.2f} s; {row['online_s']:.2f} s where prepared ahead"
+            body.append([f"{row['net']}, batch of {row['batch']}, all parties on an H100", said, "gpu"])
     lines = [[what, found, f"`benchmarks/results/{name}.json`"] for what, found, name in body]
     return "\n".join("| " + " | ".join(line) + " |" for line in [["what", "figure", "file"], ["---"] * 3, *lines])
 
