@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from sectorch.errors import UnsupportedDeviceError
 from sectorch.ring import products
 from sectorch.ring.products import TILE, Conv2d, Linear, matmul
+from sectorch.ring.tiles import times_tiles
 
 
 def by_integers(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -93,6 +94,18 @@ BATCHED = [
     ((0, 3, 5), (5, 4)),
     ((0, 5), (5, 4)),
 ]
+
+
+def test_tiles_on_either_kind_of_processor(monkeypatch):
+    """torch's kernel and the compiled loop; sums of any length, the edges of the ring, a tensor with strides."""
+    for r, k, count in ((1, 1, 1), (3, 4, 2), (130, 577, 3), (2, 0, 1), (5, 7, 1)):
+        left, tiles = ring_values((k, r), 63).t(), ring_values((count, k, TILE), 63, 1)
+        found = []
+        for wide in (True, False):
+            monkeypatch.setattr("sectorch.ring.tiles.wide_products", lambda wide=wide: wide)
+            found.append(times_tiles(left, tiles))
+        assert torch.equal(*found), (r, k, count)
+        assert torch.equal(found[0][0], by_sums(left, tiles[0]))
 
 
 @pytest.mark.parametrize(("left", "right"), BATCHED)

@@ -3,9 +3,10 @@
 torch's own int64 kernels are exact (they wrap), but their speed depends on the shape: the inner loop is fastest when
 the contiguous side of the product is 64 wide (50 GMAC/s on two cores with AVX-512, against 6 to 25 for other widths
 and 17 for a plain `@`). So both operands are brought into that form: a product `left @ tiles` with `tiles` of shape
-[tiles, K, 64], run as a 1x1 convolution, which torch also spreads over the cores. `benchmarks/products.py` prints the
-comparison. A processor with a matrix unit for bytes makes products of some size there (`amx.py`), and products with a
-single row are a compiled loop. On CUDA, where torch has no int64 products, they are made of limbs (`limbs.py`).
+[tiles, K, 64], run as a 1x1 convolution, which torch also spreads over the cores; without AVX-512 a compiled loop is
+faster (`tileloops.py`). `benchmarks/products.py` prints the comparison. Where there is a matrix unit for bytes,
+products of some size go there (`amx.py`), and those with a single row to a compiled loop. On CUDA, where torch has no
+int64 products, they are made of limbs (`limbs.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch.nn.functional as F
 
 from ..errors import UnsupportedDeviceError
 from . import limbs
+from .tiles import times_tiles
 
 TILE = 64
 _CHUNK_ELEMENTS = 1 << 19  # 4 MiB of unfolded columns at a time: they stay in the second-level caches
@@ -35,7 +37,7 @@ _scratch = threading.local()
 
 
 def _buffer(elements: int) -> torch.Tensor:
-    """A reused int64 buffer of this thread. A fresh one would cost more in page faults than the copy into it."""
+    """A reused int64 buffer of this thread: a fresh one's page faults cost more than the copy into it."""
     held = getattr(_scratch, "buffer", None)
     if held is None or held.numel() < elements:
         # A tensor made in inference mode could not be written outside it, and the thread keeps this one.
@@ -89,11 +91,6 @@ def _limb_matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return out.squeeze(-1 if y.dim() == 1 else -2) if x.dim() == 1 else out
 
 
-def _times_tiles(left: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
-    """[r, K] times [tiles, K, 64] -> [tiles, r, 64]."""
-    return F.conv1d(tiles, left.unsqueeze(-1))
-
-
 def to_tiles(matrix: torch.Tensor) -> torch.Tensor:
     """[K, n] -> [ceil(n/64), K, 64], zero padded."""
     rows, n = matrix.shape
@@ -118,7 +115,7 @@ def _times_prepared(x: torch.Tensor, tiles: torch.Tensor, n: int) -> torch.Tenso
     """[r, K] times a prepared weight [n, K] -> [r, n]."""
     amx = unit()
     if amx is None or tiles.dtype == torch.int64:
-        return _from_tiles(_times_tiles(x, tiles), n)
+        return _from_tiles(times_tiles(x, tiles), n)
     (r, k), x = x.shape, x.contiguous()
     out = torch.empty(r, n, dtype=torch.int64)
     left = out, _steps(n, k), _steps(k)  # of the weight only its tiles are read
@@ -156,8 +153,8 @@ def _matmul2d(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if n * k * m < _SMALL or min(n, m) < 8 or max(n, m) < TILE:
         return x @ y
     if m >= n:
-        return _from_tiles(_times_tiles(x.contiguous(), to_tiles(y)), m)
-    return _from_tiles(_times_tiles(y.t().contiguous(), to_tiles(x.t())), n).t()
+        return _from_tiles(times_tiles(x.contiguous(), to_tiles(y)), m)
+    return _from_tiles(times_tiles(y.t().contiguous(), to_tiles(x.t())), n).t()
 
 
 class Tiled(ABC):
@@ -329,15 +326,15 @@ def _columns_product(windows: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
             source = windows.unflatten(5, (ow // TILE, TILE)).permute(0, 4, 5, 1, 2, 3, 6)
         tiles = _buffer(batch * positions * k).view(source.shape)
         tiles.copy_(source)
-        product = _times_tiles(weight, tiles.view(-1, k, TILE))
+        product = times_tiles(weight, tiles.view(-1, k, TILE))
         return product.view(batch, -1, out_channels, TILE).transpose(1, 2).reshape(batch, out_channels, positions)
     if TILE % positions == 0 and batch % (TILE // positions) == 0:
         images = TILE // positions
         source = windows.unflatten(0, (-1, images)).permute(0, 2, 3, 4, 1, 5, 6)
         tiles = _buffer(batch * positions * k).view(source.shape)
         tiles.copy_(source)
-        product = _times_tiles(weight, tiles.view(-1, k, TILE))
+        product = times_tiles(weight, tiles.view(-1, k, TILE))
         return product.view(-1, out_channels, images, positions).transpose(1, 2).reshape(batch, out_channels, positions)
     columns = windows.permute(1, 2, 3, 0, 4, 5).reshape(k, batch * positions)
-    product = _from_tiles(_times_tiles(weight, to_tiles(columns)), batch * positions)
+    product = _from_tiles(times_tiles(weight, to_tiles(columns)), batch * positions)
     return product.view(out_channels, batch, positions).transpose(0, 1)
