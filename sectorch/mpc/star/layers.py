@@ -241,9 +241,7 @@ def _products(alpha_A: torch.Tensor, alpha_S: torch.Tensor, layers: tuple[Layer,
         loops.on_words(v_A.shape[1], loops.products, *arrays)
         return out
     alpha = alpha_A ^ alpha_S
-    alpha = torch.cat(
-        (alpha, torch.full_like(alpha[:1], -1))
-    )  # row -1: what an AND of fewer operands has in their place
+    alpha = torch.cat((alpha, torch.full_like(alpha[:1], -1)))  # the last row: no operand, in an AND of fewer
     places = (_index(tuple(column), alpha.device) for column in (sets.T % len(alpha)).tolist())
     return functools.reduce(torch.bitwise_and, [alpha[at] for at in places]) ^ v_A
 
