@@ -1,6 +1,7 @@
 """Exact int64 products: torch's own kernels against those of sectorch/ring/products.py and limbs.py, in the same run.
 
 python benchmarks/products.py
+python benchmarks/products.py --batches                # matrices alone: minutes less without AVX-512
 python benchmarks/products.py --limbs                  # limb products too (slow on a CPU: they are for CUDA)
 python benchmarks/products.py --limbs --device cuda    # where torch has no int64 products
 """
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
-from sectorch.ring import limbs, products
+from sectorch.ring import limbs, products, tiles
 from sectorch.ring.products import Conv2d, matmul
 
 CONVOLUTIONS = [(3, 64, 32), (64, 128, 16), (128, 256, 8), (256, 256, 8), (256, 512, 4), (512, 512, 4)]
@@ -67,26 +68,33 @@ def by_limbs(device: str) -> Table:
 
 
 def row(table: Table, name: str, macs: float, torchs: Callable, seconds: Callable[[], float]) -> None:
-    """torch's product, ours without the processor's matrix unit, and ours with it where there is one."""
+    """torch's product, ours without the processor's matrix unit in both ways, and with it where there is one."""
     with mock.patch.object(products, "unit", lambda: None):
-        tiles = seconds()
+        by_loop, by_torch = (_with_tiles(seconds, wide) for wide in (False, True))
     by_unit = "none here" if products.unit() is None else f"{macs / seconds():.1f}"
-    table.add_row(name, f"{macs / best(torchs):.1f}", f"{macs / tiles:.1f}", by_unit)
+    table.add_row(name, f"{macs / best(torchs):.2f}", f"{macs / by_torch:.2f}", f"{macs / by_loop:.2f}", by_unit)
+
+
+def _with_tiles(seconds: Callable[[], float], wide: bool) -> float:
+    """With tiles by torch's kernel, as where there are vector products of 64-bit words, or by the compiled loop."""
+    with mock.patch.object(tiles, "wide_products", lambda: wide):
+        return seconds()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limbs", action="store_true")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--batches", nargs="*", type=int, default=[1, 32], help="of the convolutions")
     options = parser.parse_args()
     if options.limbs:
         Console().print(by_limbs(options.device))
     if options.device != "cpu":
         return
     table = Table(title=f"GMAC/s mod 2^64, {torch.get_num_threads()} threads")
-    for column in ("product", "torch", "in tiles", "by the matrix unit"):
+    for column in ("product", "torch", "tiles by torch", "tiles by a loop", "by the matrix unit"):
         table.add_column(column, justify="left" if column == "product" else "right")
-    for batch in (1, 32):
+    for batch in options.batches:
         for c_in, c_out, size in CONVOLUTIONS:
             x, w = ring(batch, c_in, size, size), ring(c_out, c_in, 3, 3)
             conv = Conv2d(padding=(1, 1))

@@ -344,3 +344,8 @@ def test_a_kept_shape_is_torchs():
             for y, like in zip(*((v if isinstance(v, tuple) else (v,)) for v in (found, wanted)), strict=True):
                 assert (y.shape, y.stride(), y.dtype, y.is_meta) == (like.shape, like.stride(), like.dtype, True)
     assert on_shapes(f.add, (x, 1)) is not on_shapes(f.add, (x, 1))
+
+
+def test_words_are_drawn_where_the_session_is():
+    session = Session(device="meta")
+    assert session.runtime.draw(frozenset((session.Q, session.S)), "words", 1 << 20, 0, 3).is_meta

@@ -39,7 +39,7 @@ import sectorch
 from sectorch.choreography.ledger import Profile
 from sectorch.errors import SectorchError, SessionMismatchError
 from sectorch.session import Session
-from sectorch.tensor import SharedTensor
+from sectorch.tensor import SharedTensor, dispatch
 from sectorch.tensor.table import HANDLER, SMOOTH, TABLE
 from sectorch.testing.calls import listed, revealed
 
@@ -199,6 +199,37 @@ def test_every_spelling_gives_torchs_result(cases: list[Called]):
         case.check(case.key(*args, **kwargs), case.expected(grid=False))
 
     each(cases, body)
+
+
+MAKING = (
+    "scaled_dot_product_attention",
+    "cov",
+    "gradient",
+    "index_fill",
+    "inv",
+    "istft",
+    "matrix_power",
+    "solve",
+    "sort",
+    "stft",
+    "take",
+)
+"""Rows whose handlers make indices, masks or constants."""
+
+
+@of_rows([case for case in ONCE if case.row.name in MAKING])
+def test_what_a_handler_makes_is_asked_for_on_a_device(cases: list[Called], monkeypatch):
+    """On a CPU this shows that handlers run in the context of a device; `test_cuda.py` has the other devices."""
+    asked = []
+    monkeypatch.setattr(dispatch, "made_on", lambda device: asked.append(device) or device)
+
+    def body(case: Called) -> None:
+        found = opened(case, stage(), grid=False)[1]
+        for secure, ideal in zip(found, opened(case, reference_stage(), grid=False)[1], strict=True):
+            assert torch.equal(secure, ideal)
+
+    each(cases, body)
+    assert set(asked) == {torch.device("cpu")}
 
 
 @pytest.mark.parametrize("name", sorted(SMOOTH))

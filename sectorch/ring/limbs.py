@@ -42,8 +42,9 @@ INT8 = Limbs(8, 8, ((1 << 31) - 1) >> 14)
 KINDS = {"float64": FLOAT64, "int8": INT8}
 _FILLED = 64  # rows, columns and fan-in from which on int8 products fill the tensor cores
 _FULL_FLOAT64 = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
-"""Compute capabilities with float64 units at half the rate of float32: there float64 limbs are three to five times as
-fast as int8 (`benchmarks/products.py --limbs --device cuda`, on an H100); the others have a 32nd or a 64th of it."""
+"""Compute capabilities with float64 units at half the rate of float32; the others have a 32nd or a 64th of it. On an
+H100 (9.0) float64 limbs are 1.5 to 3.1 times as fast as int8 (`benchmarks/products.py --limbs --device cuda`); no
+other device was timed."""
 _ROWS, _MULTIPLE = 17, 8  # least rows and the granularity that torch._int_mm asks for on CUDA
 
 

@@ -48,7 +48,7 @@ class LocalRuntime:
 
     def draw(self, pair: frozenset[Party], label: str, call: int, draw: int, count: int) -> torch.Tensor:
         if self.device.type != "cuda":
-            return self.keys.words(pair, label, call, draw, count)
+            return self.keys.words(pair, label, call, draw, count).to(self.device)
         # The processor draws the next words while the device copies these and computes.
         return self.keys.words(pair, label, call, draw, count, pinned=True).to(self.device, non_blocking=True)
 
