@@ -62,6 +62,16 @@ def test_one_word_of_two(seed, count, copies):
     assert torch.equal(base, torch.where(masks_of(words, torch.Size((count,)), copies) == 0, zero, one))
 
 
+@given(SEEDS, COUNTS)
+def test_bits_and_the_last_carry_of_a_sum(seed, count):
+    x, y = ring_values((count,), 63, seed), ring_values((count,), 63, seed + 1)
+    mask = ring_values((65, words_for(count)), 63, seed + 2)
+    found = both(claimed.sum_bits, x, y, mask) ^ mask
+    assert torch.equal(found[:64], bitplanes.planes_beside((x + y,)))
+    sums = [sum(v % (1 << 64) for v in pair) >> 64 for pair in zip(x.tolist(), y.tolist(), strict=True)]
+    assert masks_of(found[64], x.shape, None).tolist() == [-carry for carry in sums]
+
+
 @given(SEEDS, COUNTS, st.integers(1, 62))
 def test_quotients_by_both_carries(seed, count, shift):
     v, r, low = drawn(seed, count, None)
@@ -75,12 +85,21 @@ def test_quotients_by_both_carries(seed, count, shift):
     assert torch.equal(found, logical_shift(r, shift) - v + c - (high << (64 - shift)))
 
 
+def _placed(sums: RowSums, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """What it writes among zeros."""
+    out = torch.zeros(3 + len(sums.sets) * x.shape[1], dtype=torch.int64)
+    sums.into(x, y, out)
+    return out
+
+
 @given(SEEDS, st.lists(st.lists(st.integers(0, 8), max_size=5), max_size=9), st.sampled_from((1, 7, 70)))
 def test_sums_of_rows(seed, sets, width):
     x, y = ring_values((4, width), 63, seed), ring_values((5, width), 63, seed + 1)
-    rows, found = torch.cat((x, y)), both(RowSums(sets), x, y)
-    assert found.shape == (len(sets), width)
-    for taken, expected in zip(found, sets, strict=True):
+    starts = [3 + i * width for i in reversed(range(len(sets)))]
+    rows, found = torch.cat((x, y)), both(_placed, RowSums(sets, starts), x, y)
+    assert not found[:3].any()
+    for start, expected in zip(starts, sets, strict=True):
+        taken = found[start : start + width]
         total = torch.zeros(width, dtype=torch.int64)
         for row in expected:
             total ^= rows[row]

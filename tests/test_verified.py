@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -25,11 +26,12 @@ from sectorch.mpc.star import claims, prove
 from sectorch.mpc.star.claims import check_proved, settle
 from sectorch.mpc.star.compare import is_zero
 from sectorch.mpc.star.fours import max_by_fours
-from sectorch.mpc.star.halves import Halves, Products, Words
+from sectorch.mpc.star.halves import Halves, Words
 from sectorch.mpc.star.linear import linear, mask_weight
 from sectorch.mpc.star.mask import open_masked
 from sectorch.mpc.star.multiply import square
 from sectorch.mpc.star.relu import ramps, relu
+from sectorch.mpc.star.rows import Products, Sets
 from sectorch.mpc.star.select import bit_to_ring
 from sectorch.mpc.star.share import reveal, share
 from sectorch.mpc.star.shares import Shares
@@ -194,7 +196,17 @@ def _halves(net: Net, shape: tuple[int, ...]) -> Halves:
     return Halves(net.common(net.D, net.A, shape, "a"), net.common(net.D, net.S, shape, "s"))
 
 
-def _claimed(net: Net, rows: int, width: int, wrong: int = 0) -> tuple[list[Products], list[Halves], list[Words]]:
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of x and y, which are dealt one above the other, times each other; and one row that is zero."""
+
+    def sets(self, count: int, at_A: bool) -> Sets:
+        many = (count - 1) // 2
+        x, y, z = ([(part + i,) for i in range(many)] for part in (0, many, count))
+        return Sets(x, y, z, [(count - 1,)])
+
+
+def _claimed(net: Net, rows: int, width: int, wrong: int = 0) -> tuple[list[Products], list[Words]]:
     """Claims that hold, but for a difference in the first product."""
     x, y = _halves(net, (rows, width)), _halves(net, (rows, width))
     z_A = net.common(net.D, net.A, (rows, width), "z")
@@ -204,8 +216,10 @@ def _claimed(net: Net, rows: int, width: int, wrong: int = 0) -> tuple[list[Prod
     X, Y = net.common(net.D, net.A, (2, 64 * width), "X"), net.common(net.D, net.S, (2 * width,), "Y")
     base_A = net.common(net.D, net.A, (2, 64 * width), "base")
     base = Halves(base_A, (base_A ^ _chosen(X, Y)).send(net.D, net.S, "v_S"))
-    same = net.common(net.D, net.A, (3,), "same")
-    return [Products(x, y, z)], [Halves(same, same.send(net.D, net.S, "v_S"))], [Words(base, 2, ((X, Y),))]
+    zero = net.common(net.D, net.A, (1, width), "zero")
+    zero = Halves(zero, zero.send(net.D, net.S, "v_S"))
+    factors = Halves(*(torch.cat([getattr(v, side) for v in (x, y, zero)]) for side in "AS"))
+    return [Products(factors, z, _Rows())], [Words(base, 2, ((X, Y),))]
 
 
 def _chosen(X: Located, Y: Located) -> Located:
@@ -230,7 +244,7 @@ def test_what_holds_is_accepted(rows, width):
 
 def test_nothing_to_prove_is_accepted():
     with Session().call() as net:
-        prove.prove(net, [], [], [])
+        prove.prove(net, [], [])
 
 
 def test_each_single_bit_counts():
@@ -308,8 +322,7 @@ def test_what_a_relu_claims_and_what_the_proof_sends(count):
             settle(net)
         sent[verified] = [line for line, _ in transcript.lines]
     width = count // 64
-    assert sum(p.z.shape.numel() for p in found.products) == 268 * width
-    assert sum(zero.shape.numel() for zero in found.zeros) == 68 * width
+    assert [sum(words) for words in zip(*(p.words for p in found.products), strict=True)] == [268 * width, 68 * width]
     assert sum(len(w.terms_A + w.terms_S) * w.width for w in found.words) == 8 * width
     mine = [line for line in sent[True] if line.protocol == "prove"]
     assert sum(m.bytes for m in sent[True]) - sum(m.bytes for m in sent[False] + mine) == 65 * count // 8

@@ -132,6 +132,7 @@ def test_the_check_costs_what_it_states_and_nothing_online(by, product, x, w):
     groups = getattr(product, "groups", 1)
     depth, channels = math.prod(w[1:]), w[0] // groups
     places = product(torch.zeros(x, dtype=torch.int64), torch.zeros(w, dtype=torch.int64)).numel() // w[0]
+    run(product, ring_values(x), ring_values(w), False)  # the session's keys, where this test is its first
     before, after = (traffic(product, x, w, verified) for verified in (False, True))
     assert after[Phase.ONLINE] == before[Phase.ONLINE]
     once, ahead, rounds = after[Phase.SETUP], after[Phase.OFFLINE], before[Phase.OFFLINE][1]

@@ -188,11 +188,11 @@ def masks(words, out, low, high):
 
 
 @compiled
-def sums_of_rows(x, y, ends, rows, out, low, high):
-    """The xor of some rows of x and, numbered after them, of y, for each row of `out`: its `rows` are up to ends[i]."""
+def sums_of_rows(x, y, ends, rows, starts, out, low, high):
+    """The xor of some rows of x and, numbered after them, of y: of `rows` up to ends[i] at starts[i] of `out`."""
     start = 0
     for i in range(len(ends)):
-        found = out[i, low:high]
+        found = out[starts[i] + low : starts[i] + high]
         found[:] = 0
         for k in range(start, ends[i]):
             taken = x[rows[k], low:high] if rows[k] < len(x) else y[rows[k] - len(x), low:high]

@@ -136,26 +136,30 @@ def bits_shape(count: int) -> torch.Size:
     return torch.Size((words_for(count),))
 
 
+Rows = tuple[int, ...]
+"""Numbers of rows."""
+
+
 class RowSums:
-    """Sums (xor) of some rows of two tensors [m, W] and [n, W]: for each set of rows one, [len(sets), W].
+    """Sums (xor) of some rows of two tensors [m, W] and [n, W], each written to its place among other words.
 
     Args:
         sets: numbers of rows; those of the second tensor go on after those of the first.
+        starts: where each sum is written to.
     """
 
-    def __init__(self, sets: Sequence[Sequence[int]]):
-        self.sets = sets
+    def __init__(self, sets: Sequence[Rows], starts: Sequence[int]):
+        self.sets, self.starts = sets, np.array(starts, np.int64)
         self.ends = np.cumsum([len(rows) for rows in sets], dtype=np.int64)
         self.rows = np.array([row for rows in sets for row in rows], np.int64)
 
-    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        out = x.new_empty(len(self.sets), x.shape[1])
-        if loops := fast(x, y):
-            arrays = loops.array(x), loops.array(y), self.ends, self.rows, out.numpy()
+    def into(self, x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
+        """Write them into `out` [N]."""
+        if loops := fast(x, y, out):
+            arrays = loops.array(x), loops.array(y), self.ends, self.rows, self.starts, out.numpy()
             loops.on_words(x.shape[1], loops.sums_of_rows, *arrays)
-            return out
-        out.zero_()
-        for i, rows in enumerate(self.sets):
+            return
+        for start, rows in zip(self.starts.tolist(), self.sets, strict=True):
+            found = out[start : start + x.shape[1]].zero_()
             for row in rows:
-                out[i] ^= x[row] if row < len(x) else y[row - len(x)]
-        return out
+                found ^= x[row] if row < len(x) else y[row - len(x)]

@@ -23,6 +23,18 @@ def _compiled() -> ModuleType:
     return importlib.import_module("sectorch.ring.claimloops")
 
 
+def sum_bits(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The bit planes of x + y and those of its last carry, xor a mask [65, W]."""
+    if loops := bitplanes.fast(x, y, mask):
+        out = torch.empty_like(mask)
+        arrays = [loops.array(v).reshape(-1) for v in (x, y)]
+        loops.on_words(mask.shape[1], _compiled().sum_bits, *arrays, mask.numpy(), out.numpy())
+        return out
+    bits = bitplanes.planes_beside((x + y,))
+    first, second = (bitplanes.signs_of(v) for v in (x, y))
+    return torch.cat((bits, ((first & second) | ((first | second) & ~bits[63]))[None])).bitwise_xor_(mask)
+
+
 def complements(words: torch.Tensor, v: torch.Tensor, copies: int | None) -> tuple[torch.Tensor, torch.Tensor]:
     """What the other half of a bit as a number has to be, of one half v = bit - other [N] or [copies, N].
 

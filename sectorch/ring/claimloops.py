@@ -4,7 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 
+from .bitloops import transposed
+from .carryless import SIDE
 from .loops import compiled
+
+
+@compiled
+def sum_bits(x, y, mask, out, low, high):
+    """The bit planes of the sums of elements [N] and those of their last carries, xor a mask [65, W]."""
+    width, count = mask.shape[1], len(x)
+    a, carry = np.empty((64, SIDE), np.uint64), np.empty(SIDE, np.uint64)
+    for word in range(low, high, SIDE):
+        size = min(SIDE, high - word)
+        a[:], carry[:] = 0, 0
+        for t in range(64):
+            for c in range(min(size, count - t * width - word)):
+                at = t * width + word + c
+                first, second = np.uint64(x[at]), np.uint64(y[at])
+                found = first + second
+                a[t, c] = found
+                carry[c] |= (((first & second) | ((first | second) & ~found)) >> np.uint64(63)) << np.uint64(t)
+        transposed(a)
+        for t in range(64):
+            for c in range(size):
+                out[t, word + c] = np.int64(a[t, c]) ^ mask[t, word + c]
+        for c in range(size):
+            out[64, word + c] = np.int64(carry[c]) ^ mask[64, word + c]
 
 
 @compiled

@@ -11,6 +11,7 @@ import functools
 import importlib
 from types import ModuleType
 
+import numpy as np
 import torch
 
 from . import bitplanes
@@ -33,11 +34,15 @@ def loops_for(*values: torch.Tensor) -> ModuleType | None:
 
 def times(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """x y, element by element, with broadcasting."""
-    x, y = torch.broadcast_tensors(x, y)
     if loops := loops_for(x, y):
-        out = torch.empty(x.shape, dtype=torch.int64)
-        loops.times(x.reshape(-1).numpy(), y.reshape(-1).numpy(), out.view(-1).numpy())
-        return out
+        a, b = x.numpy(), y.numpy()
+        if a.shape != b.shape:
+            shape = np.broadcast_shapes(a.shape, b.shape)
+            a, b = (np.broadcast_to(v, shape).copy() for v in (a, b))
+        out = np.empty(a.shape, np.int64)
+        loops.times(a.reshape(-1), b.reshape(-1), out.reshape(-1))
+        return torch.from_numpy(out)
+    x, y = torch.broadcast_tensors(x, y)
     if x.is_meta or not x.numel():
         return torch.empty_like(x, memory_format=torch.contiguous_format)
     parts = zip(x.reshape(-1).split(_PIECE), y.reshape(-1).split(_PIECE), strict=True)
@@ -151,22 +156,35 @@ def combined(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return inner_product(x.t(), weights)[:, 0]
 
 
-def combined_bits(x: torch.Tensor, weights: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
-    """sum_i weights_i x_i for packed bits: [64, W] and [64] -> [64 W]; bit t of word w is at t W + w.
+def folded(x: torch.Tensor, weights: torch.Tensor, width: int) -> torch.Tensor:
+    """As `combined` for each of x [k, n, m], with zeros at the end: [k, width]."""
+    out = x.new_zeros(len(x), width)
+    if loops := loops_for(x, weights):
+        to, by = out.numpy(), weights.numpy()
+        for i, rows in enumerate(x.numpy()):
+            loops.combined(rows, by, to[i, : x.shape[2]])
+    else:
+        for i, rows in enumerate(x):
+            out[i, : x.shape[2]] = combined(rows, weights)
+    return out
+
+
+def combined_bits(
+    x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, scales: torch.Tensor | None = None
+) -> None:
+    """sum_i weights_i x_i for packed bits: [64, W] and [64], into `out` [64 W]; bit t of word w is at t W + w.
 
     Args:
         scales: [W], with which bit t of word w is multiplied by x^t scales_w.
     """
-    if loops := loops_for(x, weights):
-        out = torch.empty(64 * x.shape[1], dtype=torch.int64)
-        loops.combined_bits(
-            x.numpy(), weights.numpy(), (weights[:0] if scales is None else scales).numpy(), out.numpy()
-        )
-        return out
+    if loops := loops_for(x, weights, out):
+        scales = weights[:0] if scales is None else scales
+        loops.combined_bits(x.numpy(), weights.numpy(), scales.numpy(), out.numpy())
+        return
     found = xor_of((bitplanes.spread(x) & weights.view(-1, 1, 1)).permute(1, 2, 0))
     if scales is not None:
         found = times(found, times(powers_of_x(64, x.device).view(64, 1), scales))
-    return found.reshape(-1)
+    out.copy_(found.reshape(-1))
 
 
 def combined_words(words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -200,9 +200,9 @@ def _tables(weights):
     """The sums of up to 64 weights by the bits of a word, for each of its bytes."""
     tables = np.zeros((8, 256), np.uint64)
     for i in range(len(weights)):
-        for v in range(256):
-            if (v >> (i % 8)) & 1:
-                tables[i // 8, v] ^= np.uint64(weights[i])
+        table, below = tables[i // 8], 1 << (i % 8)
+        for v in range(below):
+            table[below + v] = table[v] ^ np.uint64(weights[i])
     return tables
 
 

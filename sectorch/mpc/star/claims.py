@@ -11,8 +11,9 @@ from ...choreography.program.nodes import Node
 from ...choreography.program.trace import Program
 from ...choreography.steps import Compute, Move
 from ...errors import UnsupportedOpError
-from .halves import Halves, Products, Words
+from .halves import Halves, Words
 from .prove import prove
+from .rows import Products
 
 NOTED = ("deal", "deal_bits")
 """Protocols whose messages are claimed, and proved later."""
@@ -31,7 +32,6 @@ class Claims:
     """What is not proved yet."""
 
     products: list[Products] = field(default_factory=list)
-    zeros: list[Halves] = field(default_factory=list)
     words: list[Words] = field(default_factory=list)
     masks: dict[Located, tuple[Halves, Halves]] = field(default_factory=dict)
     """The bits of masks, and the planes of their halves, by the half that A has; see `proved.py`."""
@@ -39,8 +39,7 @@ class Claims:
     @property
     def size(self) -> int:
         """Words of all claims."""
-        products = sum(p.z.shape.numel() for p in self.products)
-        return products + sum(zero.shape.numel() for zero in self.zeros) + sum(w.base.shape.numel() for w in self.words)
+        return sum(sum(p.words) for p in self.products) + sum(w.base.shape.numel() for w in self.words)
 
 
 def claims_of(net: Net) -> Claims:
@@ -78,7 +77,7 @@ def settle(net: Net) -> None:
     found = net.claims
     if found is not None and found.size:
         net.claims = Claims(masks=found.masks)
-        prove(net, found.products, found.zeros, found.words)
+        prove(net, found.products, found.words)
 
 
 def check_proved(program: Program, dealer: Party) -> None:

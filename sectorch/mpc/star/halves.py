@@ -44,15 +44,6 @@ class Halves:
 
 
 @dataclass(frozen=True)
-class Products:
-    """Claims x y = z for each bit of words of one shape."""
-
-    x: Halves
-    y: Halves
-    z: Halves
-
-
-@dataclass(frozen=True)
 class Words:
     """Claims base + sum X Y = 0 in GF(2^64), for each element of tensors [copies, ...].
 
@@ -128,13 +119,6 @@ def gathered(f: Callable, nothing: Halves, found: Sequence[Halves], *public: Any
 @leaf
 def flat(*parts: torch.Tensor) -> torch.Tensor:
     return torch.cat([part.reshape(-1) for part in parts])
-
-
-@leaf
-def rows_of(*words: torch.Tensor) -> torch.Tensor:
-    """All words in 2^ROWS rows, with zeros at the end: [64, W]."""
-    zeros = words[0].new_zeros(-sum(part.numel() for part in words) % (1 << ROWS))
-    return flat(*words, zeros).view(1 << ROWS, -1)
 
 
 @leaf

@@ -33,6 +33,7 @@ from ...ring.field import (
     combined,
     combined_bits,
     combined_words,
+    folded,
     inner_product,
     points,
     points_of_bits,
@@ -41,7 +42,8 @@ from ...ring.field import (
     times,
     weights_at,
 )
-from .halves import ROWS, WORD_ROWS, Halves, Products, Terms, Words, columns, flat, gathered, rows_of
+from .halves import ROWS, WORD_ROWS, Halves, Terms, Words, columns, gathered
+from .rows import Products, factors
 from .shares import Shares, each
 
 FOLDED = 4
@@ -54,11 +56,8 @@ POINTS_OF_BITS, POINTS_OF_WORDS = 3**ROWS, 3**WORD_ROWS
     Message("proof_S", "D", "S", "proof_A of k_DA"),
     Message("last", "A", "S", "hidden of k_DA and k_DS"),
 ])  # fmt: skip
-def prove(net: Net, products: Sequence[Products], zeros: Sequence[Halves], words: Sequence[Words]) -> None:
+def prove(net: Net, products: Sequence[Products], words: Sequence[Words]) -> None:
     """What was dealt is as claimed, or S raises FalseDealingError: but for a probability below 2^-56.
-
-    Args:
-        zeros: words that are zero.
 
     Rounds 2 a step, and 1: a first step, and ceil(log16 n) for n = bits / 64 + terms / 8 + 1, with whole words of bits.
     Bytes 16 from S to D for each step; 8 (3^6 + 3^3 + 1) and 8 * 3^4, or less in the last step, from D to S; 32 from A
@@ -69,8 +68,7 @@ def prove(net: Net, products: Sequence[Products], zeros: Sequence[Halves], words
     hidden = Halves(net.common(D, A, (2,), "hidden"), net.common(D, S, (2,), "hidden"))
     secret = net.common(A, S, (2,), "secret_coin")
     nothing = Halves(hidden.A[:0], hidden.S[:0])
-    x, y, z = (gathered(rows_of, nothing, [getattr(p, name) for p in products]) for name in "xyz")
-    zero = gathered(flat, nothing, zeros)
+    x, y, z, zero = factors(nothing, products)
     base = gathered(columns, nothing, [w.base for w in words], tuple(w.copies for w in words))
     terms = Terms.of(words)
     X, Y = terms.factors(nothing)
@@ -184,9 +182,10 @@ def _first_folded(x, y, X, Y, hidden, inner, omega, scales, point, count: int, a
     """
     weights, word_weights, scale, _ = point
     bits, terms = 64 * x.shape[1], 8 * count
-    out = x.new_zeros(2, _whole(bits + terms + 1))
-    out[0, :bits] = combined_bits(x, weights, omega)
-    out[1, :bits] = combined_bits(y, weights)
+    out = x.new_empty(2, _whole(bits + terms + 1))
+    out[:, bits:] = 0
+    combined_bits(x, weights, out[0, :bits], omega)
+    combined_bits(y, weights, out[1, :bits])
     X = times(combined(X.view(8, -1), word_weights).view(8, -1), times(inner.view(8, 1), scales))
     for row, found in enumerate((X, combined_words(Y, word_weights))):
         out[row, bits : bits + terms].view(8, count)[:, at[row] : at[row] + found.shape[1]] = found
@@ -211,10 +210,7 @@ def _point(coin: torch.Tensor, variables: int) -> tuple[torch.Tensor, torch.Tens
 @leaf(shapes=lambda left, weights: left.new_empty(2, _whole(left.shape[1] // weights.shape[0])))
 def _folded(left: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     parts = left.view(2, weights.shape[0], -1)
-    out = left.new_zeros(2, _whole(parts.shape[2]))
-    for i in range(2):
-        out[i, : parts.shape[2]] = combined(parts[i], weights)
-    return out
+    return folded(parts, weights, _whole(parts.shape[2]))
 
 
 @leaf

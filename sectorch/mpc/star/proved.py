@@ -15,7 +15,6 @@ A and S work out their halves of a claim from what each holds; D does it for bot
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,11 +23,12 @@ import torch
 from ...choreography import Net, leaf
 from ...choreography.located import compute
 from ...ring import claimed, logical_shift
-from ...ring.bitplanes import RowSums, planes_beside, signs_of, words_for
+from ...ring.bitplanes import Rows, words_for
 from .claims import Claim, claims_of
 from .deal import Made, deal_bits
-from .halves import Halves, Products, Words
+from .halves import Halves, Words
 from .mask import Masked, planes_of
+from .rows import Carries, Codes, Dealt, Products
 
 
 def _both(f: Callable, *values: Any) -> Halves:
@@ -50,13 +50,10 @@ _AT = Halves(True, False)  # type: ignore[arg-type]
 """Whether it is A."""
 
 
-@leaf
+@leaf(shapes=lambda r_A, r_S, v_A: torch.empty_like(v_A))
 def _bits_less(r_A: torch.Tensor, r_S: torch.Tensor, v_A: torch.Tensor) -> torch.Tensor:
     """At D: the planes of the bits of r_A + r_S and of its last carry, under v_A."""
-    r = planes_beside((r_A + r_S,))
-    x, y = (signs_of(v) for v in (r_A, r_S))
-    carry = (x & y) | ((x | y) & ~r[63])
-    return torch.cat((r, carry[None])).bitwise_xor_(v_A)
+    return claimed.sum_bits(r_A, r_S, v_A)
 
 
 def bits_of(net: Net, mask: Masked) -> Halves:
@@ -73,111 +70,58 @@ def _bits_beside(net: Net, mask: Masked) -> tuple[Halves, Halves]:
 
         def claim(bits: Halves) -> None:
             own = Halves(planes_of(mask.r_A), planes_of(mask.r_S))
-            x, y, z, start = _several(_carries, _AT, bits, own)
-            claims = claims_of(net)
-            claims.products.append(Products(x, y, z))
-            claims.zeros.append(start)
+            _noted(net, Products(bits, own, Carries()))
             known[mask.r_A] = bits, own
 
         deal_bits(net, made, claim)
     return known[mask.r_A]
 
 
-@leaf
-def _carries(at_A: bool, bits: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Halves of r_A xor c, of r_S xor c, of the change of the carry, and of c_0."""
-    carries = torch.cat((bits[:64] ^ own, bits[64:]))
-    x, y = (bits[:64], carries[:64]) if at_A else (carries[:64], bits[:64])
-    return x, y, carries[1:] ^ carries[:64], carries[0]
+def _noted(net: Net, products: Products) -> None:
+    """Among the claims of now: what comes first for a claim may be so much that those before it are proved."""
+    claims_of(net).products.append(products)
 
 
 def codes(net: Net, mask: Masked, spans: Sequence[tuple[int, int]], tops: Sequence[int]) -> Claim:
     """Of thermometer codes, words [7 blocks + tops, W], of the blocks of three planes in these spans, from -2 on."""
 
     def claim(dealt: Halves) -> None:
-        *products, zero = _several(_code_products, dealt, bits_of(net, mask), tuple(spans), tuple(tops))
-        claims = claims_of(net)
-        claims.products.append(Products(*products))
-        claims.zeros.append(zero)
+        _noted(net, Products(dealt, bits_of(net, mask), Codes(tuple(spans), tuple(tops))))
 
     return claim
-
-
-def _shapes_of_codes(dealt, bits, spans: tuple, tops: tuple) -> tuple[torch.Tensor, ...]:
-    blocks = (len(dealt) - len(tops)) // 7
-    return tuple(dealt.new_empty(rows, dealt.shape[1]) for rows in (*[4 * blocks] * 3, 3 * blocks + len(tops)))
-
-
-@leaf(shapes=_shapes_of_codes)
-def _code_products(dealt: torch.Tensor, bits: torch.Tensor, spans: tuple, tops: tuple) -> tuple[torch.Tensor, ...]:
-    """A block's codes are sums of r_1 r_0, r_2 r_1, r_2 r_0, r_2 r_1 r_0 and of r_0, r_1, r_2."""
-    found = _sums_of_codes(len(dealt), spans, tops)(dealt, bits)
-    products = 4 * ((len(dealt) - len(tops)) // 7)
-    return found.split((products, products, products, len(found) - 3 * products))
-
-
-@functools.lru_cache(maxsize=256)
-def _sums_of_codes(count: int, spans: tuple, tops: tuple) -> RowSums:
-    """Of codes, and of the planes of bits after them: the factors and the products of all blocks, and what is zero."""
-    starts = [plane for low, high in spans for plane in range(low, high, 3)]
-    blocks = (count - len(tops)) // 7
-    u = [[(k * blocks + block,) for block in range(blocks)] for k in range(7)]
-    r = [[(count + low + i,) if low + i >= 0 else () for low in starts] for i in range(3)]
-    high, both, middle, zeros = _all(u[4], u[5], u[6]), _all(u[2], u[3], u[6]), _all(u[1], u[3], u[5]), []
-    low = _all(middle, u[0], u[2], u[4], u[6])
-    for found, plane in ((low, r[0]), (middle, r[1]), (u[3], r[2])):
-        zeros += _all(found, plane)
-    zeros += [(7 * blocks + i, count + top) for i, top in enumerate(tops)]
-    factors = [*r[1], *r[2], *r[2], *r[2]], [*r[0], *r[1], *r[0], *both]
-    return RowSums([*factors[0], *factors[1], *both, *u[5], *high, *u[6], *zeros])
-
-
-def _all(*sets: list) -> list[tuple[int, ...]]:
-    """The sums of all sets of each block."""
-    return [sum(rows, ()) for rows in zip(*sets, strict=True)]
 
 
 def ands(net: Net, alpha: Halves, sets: Sequence[Sequence[int]]) -> Claim:
     """Of the products of sets of rows of alpha, words [opened, W]; without its last row, a set is dealt as well."""
-    rows = [tuple(row for row in rows if row >= 0) for rows in sets]
+    rows: list[Rows] = [tuple(row for row in rows if row >= 0) for rows in sets]
     place = {found: number for number, found in enumerate(rows)}
 
     def claim(dealt: Halves) -> None:
-        parts = tuple((found[0] if len(found) == 2 else place[found[:-1]], found[-1]) for found in rows)
-        wide = tuple(len(found) > 2 for found in rows)
-        x, y = _several(_operands, dealt, alpha, parts, wide)
-        claims_of(net).products.append(Products(x, y, dealt))
+        many = dealt.shape[0]
+        others = tuple(place[found[:-1]] if len(found) > 2 else many + found[0] for found in rows)
+        sums = Dealt(others, tuple(many + found[-1] for found in rows))
+        _noted(net, Products(dealt, alpha, sums))
 
     return claim
-
-
-@leaf(shapes=lambda dealt, alpha, parts, wide: (torch.empty_like(dealt), torch.empty_like(dealt)))
-def _operands(dealt: torch.Tensor, alpha: torch.Tensor, parts: tuple, wide: tuple) -> tuple[torch.Tensor, ...]:
-    """The last row of each set, and the product of the others."""
-    return _rows_of_operands(len(dealt), parts, wide)(dealt, alpha).split(len(dealt))
-
-
-@functools.lru_cache(maxsize=256)
-def _rows_of_operands(count: int, parts: tuple, wide: tuple) -> RowSums:
-    others = [(first if many else count + first,) for (first, _), many in zip(parts, wide, strict=True)]
-    return RowSums([*others, *((count + last,) for _, last in parts)])
 
 
 def floor_products(net: Net, alpha: Halves, mask: Masked) -> Claim:
     """Of the products of the masks eq, k and u, words [3, T W], and of w = msb(r), as `relu.py` deals them."""
 
     def claim(dealt: Halves) -> None:
-        x, y = _several(_floor_operands, dealt, alpha, bits_of(net, mask))
-        claims_of(net).products.append(Products(x, y, dealt))
+        _noted(net, Products(dealt, _both(_floor_operands, alpha, bits_of(net, mask)), _FLOOR))
 
     return claim
 
 
+_FLOOR = Dealt((6, 7, 7, 8, 6, 0), (8, 8, 9, 9, 9, 9))
+"""Of eq, k, u and w, which come after the six that are dealt: eq u, k u, k w, u w, eq w and eq u w."""
+
+
 @leaf
-def _floor_operands(dealt: torch.Tensor, alpha: torch.Tensor, bits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    eq, k, u = alpha
-    w = bits[63].repeat(alpha.shape[1] // bits.shape[1])
-    return torch.stack((eq, k, k, u, eq, dealt[0])), torch.stack((u, u, w, w, w, w))
+def _floor_operands(alpha: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+    """eq, k and u, and w for each copy."""
+    return torch.cat((alpha, bits[63].repeat(alpha.shape[1] // bits.shape[1])[None]))
 
 
 # Words

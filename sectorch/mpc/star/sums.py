@@ -187,7 +187,8 @@ def _sums_of_channels(rows: torch.Tensor, more: torch.Tensor, psi: torch.Tensor)
 @leaf
 def _of_inputs(product: Callable, kernel: torch.Size, b: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """The rows of inputs times rows [groups, 40, K]: [groups, R, 40]."""
-    return torch.cat([_products(part, rows) for part in unfolded.inputs(product, b, kernel)], 1)
+    found = [_products(part, rows) for part in unfolded.inputs(product, b, kernel)]
+    return torch.cat(found, 1) if len(found) > 1 else found[0]
 
 
 @leaf
