@@ -16,8 +16,8 @@ from sectorch.choreography.run.party import PartyRuntime
 from sectorch.errors import PeerLostError
 
 PROCESSES = multiprocessing.get_context("forkserver")
-"""Each is a fork of a server that has imported the package and nothing of the tests: an import takes two seconds."""
-PROCESSES.set_forkserver_preload(["sectorch"])
+"""Each is a fork of a server that has imported the package and nothing of the tests: an import takes five seconds."""
+PROCESSES.set_forkserver_preload(["sectorch", "sectorch.cli.main", "torch._dynamo", "numba", "sklearn.datasets"])
 
 
 class Pipe:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import run_command
 
 from sectorch.cli.command import Parser, ended, writable
 from sectorch.cli.main import COMMANDS, GROUPS, overview, run
@@ -308,7 +309,7 @@ def test_the_program():
 
     def done(*arguments: str) -> tuple[int, str]:
         command = [sys.executable, "-m", "sectorch.cli.main", *arguments]
-        process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        process = run_command(command, timeout=120)
         assert process.stdout == ""
         return process.returncode, process.stderr
 

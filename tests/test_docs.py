@@ -7,12 +7,12 @@ import inspect
 import os
 import re
 import shlex
-import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import pytest
+from commands import run_command
 
 from sectorch.choreography import PROTOCOLS
 from sectorch.errors import LeakyProtocolWarning
@@ -67,9 +67,7 @@ def anchors(page: Path) -> set[str]:
 def run(*arguments: str, folder: Path = ROOT) -> None:
     """A Python program in a process of its own, with one thread: more would only get in the way of other tests."""
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=one_thread, capture_output=True, text=True, timeout=300
-    )
+    done = run_command([sys.executable, *arguments], cwd=folder, env=one_thread, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run_command
 
 from sectorch.choreography import PROTOCOLS
 
@@ -148,9 +148,9 @@ def test_attacks_is_a_notebook_of_cells():
 @pytest.mark.sectorch_long
 def test_three_processes():
     """A server, an answering and a querying process over TLS; tests/network/test_network_processes.py has such too."""
-    done = subprocess.run(
+    done = run_command(
         [sys.executable, "examples/three_hosts/run.py", "--rows", "8", "--batch", "8"],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "same labels as plain: 8 of 8" in done.stdout

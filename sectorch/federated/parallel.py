@@ -84,7 +84,8 @@ class Workers:
 def _in_processes(
     tasks: Sequence, work: Callable[[Any, RunFolder], Any], folder: RunFolder, count: int, done: Callable[[], None]
 ) -> None:
-    """In new processes, not forked ones: torch does not train in a fork of a process that has trained."""
+    """In forks of a server that has imported the package and done nothing: torch does not train in a fork of a process
+    that has trained, and a process that imports torch and its optimizers anew takes five seconds to begin."""
     try:
         sent = [pickle.dumps((work, task, folder)) for task in tasks]
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -93,7 +94,9 @@ def _in_processes(
             f"module, or use one process"
         ) from error
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _alone)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", "sectorch", "torch._dynamo"])  # optimizers import the last
+    pool = ProcessPoolExecutor(count, context, _alone, (dict(os.environ),))
     try:
         for future in as_completed([pool.submit(_do, one) for one in sent]):
             future.result()
@@ -108,8 +111,10 @@ def _in_processes(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _alone() -> None:
-    """A worker uses one thread, and ends without a word where it is interrupted."""
+def _alone(environment: dict[str, str]) -> None:
+    """A worker uses one thread, and ends without a word where it is interrupted; its server may be older than what is
+    in the environment now."""
+    os.environ.update(environment)
     torch.set_num_threads(1)
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -12,7 +12,7 @@ import torch
 from .constants import numbers_of
 from .known import Known, Played
 from .lined import Row, plane_of, rows_of, whole
-from .of_two import steps_of_two
+from .of_two import of_every_run, steps_of_two
 from .outcomes import Outcomes
 from .said import Sentences
 from .secrets import Values
@@ -310,7 +310,7 @@ def _with_steps(steps: Sequence, run: Played, party: str, secret: Values) -> Ite
     for f, (first, second) in steps:
         sides = ([v for v in values if (v[1].shape[:-1], v[1].dtype) == form] for form in (first, second))
         for (one, a), (other, b) in itertools.product(*sides):
-            made = torch.stack([f(x, y) for x, y in zip(a.unbind(-1), b.unbind(-1), strict=True)], -1)
+            made = of_every_run(f, a, b)
             for message in messages:
                 if message.value.shape == made.shape:
                     for sign, value in (("+", message.value + made), ("-", message.value - made)):

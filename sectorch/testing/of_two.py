@@ -37,3 +37,12 @@ def steps_of_two(program: Program) -> list[tuple[Callable, tuple[Form, ...]]]:
 def _applied(f: Callable, operands: Sequence, *tensors: torch.Tensor) -> torch.Tensor:
     left = iter(tensors)
     return f(*(next(left) if isinstance(o, Taken) else o for o in operands))
+
+
+def of_every_run(f: Callable, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """f of what two tensors are in each run, [..., runs] each: of all runs at once where f is made of torch's
+    operators, and run by run where it is not, as a compiled loop."""
+    try:
+        return torch.vmap(f, -1, -1)(a, b)
+    except RuntimeError:
+        return torch.stack([f(x, y) for x, y in zip(a.unbind(-1), b.unbind(-1), strict=True)], -1)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from commands import PIPE, Command
 
 from sectorch.protocols.capc import cli
 
@@ -84,9 +84,7 @@ def test_ctrl_c_and_resume(tmp_path: Path, capsys):
     options += ["--local-epochs", "2", "--argmax", "shares", "--out", str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "sectorch.protocols.capc.cli", *options]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    with Command(command, stdout=PIPE, stderr=PIPE, env=environment) as process:
         kept = tmp_path / "labels" / "p1-0.json"
         while not kept.is_file() and process.poll() is None:
             time.sleep(0.02)

@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import PIPE, Command
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -154,7 +154,7 @@ def test_a_process_that_is_killed_has_charged_what_it_said(tmp_path: Path):
     """kill -9 at any moment: the file is whole, holds every charge that was reported and at most one more."""
     path = tmp_path / "a.json"
     BudgetFile(path, LIMIT).close()
-    with subprocess.Popen([sys.executable, "-c", CHARGES, str(path)], stdout=subprocess.PIPE, text=True) as process:
+    with Command([sys.executable, "-c", CHARGES, str(path)], stdout=PIPE) as process:
         assert process.stdout is not None
         for _ in range(25):
             process.stdout.readline()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from subprocess import TimeoutExpired
+from types import SimpleNamespace
+
 import pytest
 import torch
+from commands import PIPE, Command
 from network_world import known
 from torch import nn
 
@@ -14,8 +18,11 @@ from sectorch.network.parties.stage import enrol
 
 @pytest.fixture(scope="session", autouse=True)
 def settings_of_the_tests(tmp_path_factory):
-    """Identity keys are pinned here and not in the settings of whoever runs the tests."""
+    """Identity keys are pinned here and not in the settings of whoever runs the tests; a stage's processes have nothing
+    to import."""
+    programs = SimpleNamespace(Popen=Command, PIPE=PIPE, TimeoutExpired=TimeoutExpired)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sectorch.network.parties.stage.subprocess", programs)
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("settings")))
         yield
 

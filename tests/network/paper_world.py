@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from commands import PIPE, STDOUT, Command
 from drawn import FOLDER
 from torch.utils import _pytree as pytree
 
@@ -74,14 +74,12 @@ PAPERS = {
 }  # fmt: skip
 
 
-def started(folder: Path, *line: str, **more: str) -> subprocess.Popen:
+def started(folder: Path, *line: str, **more: str) -> Command:
     """`sectorch` with draws that repeat."""
     paths = os.pathsep.join([str(HERE), *sys.path])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, FOLDER: str(folder / "keys"), **more}
     command = [sys.executable, str(HERE / "drawn_command.py"), *line]
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    return Command(command, cwd=folder, env=environment, stdout=PIPE, stderr=STDOUT)
 
 
 def tensors(folder: Path) -> dict[str, object]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
+from commands import DEVNULL, Command, run_command
 from network_world import until
 from paper_world import PAPERS, Paper, compared, costs, started
 
@@ -34,7 +34,7 @@ def federation(paper: Paper, folder: Path, capsys: pytest.CaptureFixture) -> Pat
     return folder / "trial" / "federation.toml"
 
 
-def said_of(processes: dict[str, subprocess.Popen]) -> dict[str, str]:
+def said_of(processes: dict[str, Command]) -> dict[str, str]:
     for process in processes.values():
         process.kill()
     return {name: process.communicate()[0] or "" for name, process in processes.items()}
@@ -48,8 +48,8 @@ def test_commands(name, tmp_path, capsys):
     paper = PAPERS[name]
     file = federation(paper, tmp_path, capsys)
     seconds = [alone(paper, tmp_path)]
-    hub = subprocess.Popen([*PROGRAM, "up", str(file), "--as", "server"], cwd=tmp_path, stderr=subprocess.DEVNULL)
-    parties: dict[str, subprocess.Popen] = {}
+    hub = Command([*PROGRAM, "up", str(file), "--as", "server"], cwd=tmp_path, stderr=DEVNULL)
+    parties: dict[str, Command] = {}
     try:
         begun = time.monotonic()
         join = ["--no-plots", "--federation", str(file)]
@@ -84,7 +84,7 @@ def test_up_and_run(name, tmp_path, capsys):
     try:
         begun = time.monotonic()
         start = [*PROGRAM, "run", str(file), name, "--as", starter, "--json", "--wait", "240", "--", *options]
-        said = subprocess.run(start, cwd=tmp_path, capture_output=True, text=True, timeout=400)
+        said = run_command(start, cwd=tmp_path, timeout=400)
         seconds.append(time.monotonic() - begun)
     finally:
         told = said_of(ups)

@@ -8,11 +8,11 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import PIPE, Command
 from network_world import until
 
 from sectorch.cli.main import run
@@ -47,20 +47,20 @@ class Running:
             assert run(["federation", "try", str(folder / "trial"), *entries, "--server", server, "--json"]) == 0
         made = json.loads(printed.getvalue())
         assert set(made["parties"]) == set(PARTIES)
-        self.processes: list[subprocess.Popen] = []
+        self.processes: list[Command] = []
         self.server = self.start(*shlex.split(made["server_command"])[1:])
         for seed, role in enumerate(PARTIES.values()):
             np.save(folder / f"{role}.npy", np.random.default_rng(seed).normal(size=4))
 
-    def start(self, *arguments: str) -> subprocess.Popen:
-        process = subprocess.Popen(
-            [*PROGRAM, *arguments], cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    def start(self, *arguments: str) -> Command:
+        process = Command(
+            [*PROGRAM, *arguments], cwd=self.folder, stdout=PIPE, stderr=PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         self.processes.append(process)
         return process
 
-    def party(self, name: str, program: str) -> subprocess.Popen:
+    def party(self, name: str, program: str) -> Command:
         own = [] if name == "collector" else ["--input", f"{PARTIES[name]}={PARTIES[name]}.npy"]
         file = str(self.folder / "trial" / "federation.toml")
         return self.start("run", program, "--federation", file, "--as", name, *own, "--out", f"{name}.npy", "--json")
@@ -112,7 +112,7 @@ def test_a_party_that_is_stopped_by_its_user_ends_and_the_others_wait(running):
     assert process.returncode == 130
 
 
-def _waits(process: subprocess.Popen) -> bool:
+def _waits(process: Command) -> bool:
     """Whether it says that it waits for the others."""
     assert process.stderr is not None
     return any("waits for" in line for line in iter(process.stderr.readline, ""))

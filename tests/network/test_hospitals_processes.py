@@ -6,13 +6,13 @@ import itertools
 import json
 import os
 import shlex
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import PIPE, Command, run_command
 
 from sectorch.cli.main import run
 from sectorch.network.parties.stage import PROGRAM, free_port
@@ -24,16 +24,16 @@ PARTIES = {"north": "Q", "east": "A", "south": "S", "mid": "H4", "west": "H5"}
 @pytest.mark.sectorch_long
 @pytest.mark.parametrize("way", ["horizontal", "vertical"])
 def test_five_hospitals_as_processes_learn_the_model_of_one_process(tmp_path, capsys, way):
-    started: list[subprocess.Popen] = []
+    started: list[Command] = []
 
-    def start(*arguments: str) -> subprocess.Popen:
-        started.append(subprocess.Popen(
-            [*PROGRAM, *arguments], cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    def start(*arguments: str) -> Command:
+        started.append(Command(
+            [*PROGRAM, *arguments], cwd=tmp_path, stdout=PIPE, stderr=PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         ))  # fmt: skip
         return started[-1]
 
-    subprocess.run([sys.executable, str(EXAMPLE), str(tmp_path)], check=True)
+    run_command([sys.executable, str(EXAMPLE), str(tmp_path)], check=True)
     own = {name: ["--input", f"{role}={way}-{role}.npy"] for name, role in PARTIES.items()}
     try:
         alone = start("run", f"{EXAMPLE}:{way}", *itertools.chain(*own.values()), "--out", "alone.npz", "--json")

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from commands import PIPE, Command, run_command
 from network_world import pieces_in, until
 from torch import nn
 
@@ -50,8 +51,8 @@ def query(stage: Stage, *arguments: str) -> list[str]:
 
 
 def in_process(arguments: list[str]) -> subprocess.CompletedProcess:
-    """A command of the querying party in a process of its own, which takes seconds to import torch."""
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=240)
+    """A command of the querying party in a process of its own."""
+    return run_command(arguments, timeout=240)
 
 
 def here(arguments: list[str]) -> subprocess.CompletedProcess:
@@ -174,9 +175,7 @@ def test_bench_as_json(tmp_path):
 
 
 def test_ctrl_c_at_the_querying_party_ends_it_cleanly_and_preparing_goes_on(stage, model):
-    running = subprocess.Popen(
-        query(stage, "--prepare", "100000", "--batch", "1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    running = Command(query(stage, "--prepare", "100000", "--batch", "1"), stdout=PIPE, stderr=PIPE)
     pieces = lambda: pieces_in(stage.folder / "store-cli")
     assert until(lambda: pieces() > 3, 60)
     running.send_signal(signal.SIGINT)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import PIPE, Command
 from hypothesis import given
 from hypothesis import strategies as st
 from network_world import Trio, until
@@ -260,9 +261,7 @@ def test_a_process_that_is_killed_leaves_a_file_that_goes_on(made, pki, tmp_path
         "    print(number, flush=True)\n"
         "    receipts.ended(number, 'done')\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, "hospital-b", str(path), str(folder)], stdout=subprocess.PIPE, text=True
-    )
+    process = Command([sys.executable, "-c", program, "hospital-b", str(path), str(folder)], stdout=PIPE)
     out = process.stdout
     acknowledged = [int(out.readline()) for _ in range(20)]
     process.send_signal(signal.SIGKILL)

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import training_program
+from commands import PIPE, Command
 from network_world import until
 
 from sectorch.cli.main import run
@@ -35,7 +35,7 @@ class Running:
         self.folder, self.file, self.started = (
             folder,
             str(folder / "trial" / "federation.toml"),
-            list[subprocess.Popen](),
+            list[Command](),
         )
         for role in PARTIES.values():
             np.save(folder / f"{role}.npy", training_program.rows_of(role).numpy())
@@ -43,15 +43,15 @@ class Running:
         assert run(["federation", "try", str(folder / "trial"), *entries, "--server", server, "--json"]) == 0
         self.start("server", *shlex.split(json.loads(capsys.readouterr().out)["server_command"])[1:])
 
-    def start(self, name: str, *arguments: str) -> subprocess.Popen:
+    def start(self, name: str, *arguments: str) -> Command:
         with (self.folder / f"{name}.log").open("a") as log:
-            self.started.append(subprocess.Popen(
-                [*PROGRAM, *arguments], cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=log,
+            self.started.append(Command(
+                [*PROGRAM, *arguments], cwd=self.folder, stdout=PIPE, stderr=log,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             ))  # fmt: skip
         return self.started[-1]
 
-    def among(self, functions: dict[str, str]) -> dict[str, subprocess.Popen]:
+    def among(self, functions: dict[str, str]) -> dict[str, Command]:
         """`sectorch run` at each of these parties, to the end."""
         found = {}
         for name, function in functions.items():

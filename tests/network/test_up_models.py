@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import Command, run_command
 from network_world import until
 from torch import nn
 
@@ -61,16 +62,16 @@ def test_a_model_is_answered_to_whom_its_owner_has_accepted(folder):
     (folder / "fed" / "clinic.toml").write_text(
         f'[files]\nreceipts = "{folder}/receipts"\n\n' + (folder / "fed" / "clinic.toml").read_text()
     )
-    running: dict[str, subprocess.Popen] = {}
+    running: dict[str, Command] = {}
 
     def up(name: str) -> None:
         with (folder / f"{name}.log").open("a") as log:
-            running[name] = subprocess.Popen([*PROGRAM, "up", file, "--as", name], stdout=log, stderr=log, env=known)
+            running[name] = Command([*PROGRAM, "up", file, "--as", name], stdout=log, stderr=log, env=known)
 
     def asks(name: str, out: str) -> subprocess.CompletedProcess:
         words = ["query", "clinic", str(folder / "x.npy"), "--federation", file, "--as", name, "--out", out, "--json"]
         own = ["--store", str(folder / f"{name}-store")]
-        return subprocess.run([*PROGRAM, *words, *own], capture_output=True, text=True, timeout=240, env=known)
+        return run_command([*PROGRAM, *words, *own], timeout=240, env=known)
 
     answers = lambda times: (folder / "clinic.log").read_text().count("answers through") == times
     try:

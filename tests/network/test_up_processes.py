@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from commands import PIPE, Command
 from network_world import until
 
 from sectorch.cli.main import run
@@ -39,7 +39,7 @@ class Running:
     """Everything that it starts ends with it."""
 
     def __init__(self, folder: Path):
-        self.folder, self.processes, self.started = folder, dict[str, subprocess.Popen](), list[subprocess.Popen]()
+        self.folder, self.processes, self.started = folder, dict[str, Command](), list[Command]()
         self.program = folder / "sums.py"
         self.program.write_text(EXAMPLE.read_text().split("if __name__")[0] + SLOW)
         self.file = str(folder / "trial" / "federation.toml")
@@ -57,9 +57,9 @@ class Running:
             path = folder / "trial" / f"{name}.toml"
             path.write_text(receipts + path.read_text())
 
-    def start(self, *arguments: str) -> subprocess.Popen:
-        process = subprocess.Popen(
-            [*PROGRAM, *arguments], cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    def start(self, *arguments: str) -> Command:
+        process = Command(
+            [*PROGRAM, *arguments], cwd=self.folder, stdout=PIPE, stderr=PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         self.started.append(process)
@@ -67,12 +67,12 @@ class Running:
 
     def up(self, name: str) -> None:
         with (self.folder / f"{name}.log").open("a") as log:
-            self.processes[name] = subprocess.Popen(
+            self.processes[name] = Command(
                 [*PROGRAM, "up", self.file, "--as", name], cwd=self.folder, stdout=log, stderr=log,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )  # fmt: skip
 
-    def run(self, function: str) -> subprocess.Popen:
+    def run(self, function: str) -> Command:
         return self.start(
             "run", self.file, f"{self.program}:{function}", "--as", "collector", "--json", "--wait", "240"
         )

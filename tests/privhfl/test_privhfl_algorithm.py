@@ -6,7 +6,6 @@ import copy
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import DEVNULL, Command, run_command
 from torch import nn
 
 from sectorch.errors import FixedPointRangeError
@@ -345,8 +345,8 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 def test_kill_in_the_middle_and_start_again(tmp_path: Path):
     """SIGKILL once the first client has asked; the same command then gives the table of a run that nobody killed."""
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    with subprocess.Popen(program(whole), env=ONE_THREAD, stdout=subprocess.DEVNULL) as other:
-        process = subprocess.Popen(program(killed), env=ONE_THREAD, stdout=subprocess.DEVNULL)
+    with Command(program(whole), env=ONE_THREAD, stdout=DEVNULL) as other:
+        process = Command(program(killed), env=ONE_THREAD, stdout=DEVNULL)
         deadline = time.monotonic() + 120
         while not (killed / "round-1" / "c1.labels.json").is_file():
             assert process.poll() is None and time.monotonic() < deadline
@@ -354,7 +354,7 @@ def test_kill_in_the_middle_and_start_again(tmp_path: Path):
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert not (killed / "results.json").exists()
-        subprocess.run(program(killed), env=ONE_THREAD, stdout=subprocess.DEVNULL, check=True, timeout=300)
+        run_command(program(killed), env=ONE_THREAD, stdout=DEVNULL, check=True, timeout=300)
     assert other.returncode == 0
     found = [json.loads((out / "results.json").read_text()) for out in (killed, whole)]
     same = ("clients", "mean", "by_architecture", "statement", "received")

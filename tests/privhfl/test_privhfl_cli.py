@@ -6,12 +6,12 @@ import csv
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from commands import PIPE, Command
 
 from sectorch.cli.main import run
 from sectorch.errors import LeakyProtocolWarning
@@ -108,7 +108,7 @@ def test_an_unknown_option_is_one_line(capsys):
 def test_ctrl_c_stops_cleanly(tmp_path: Path):
     options = ["--clients", "3", "--samples", "20", "--local-epochs", "2000", "--no-plots", "--out"]
     command = [sys.executable, "-m", "sectorch.protocols.privhfl.cli", *options, str(tmp_path / "run")]
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
+    process = Command(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=PIPE)
     deadline = time.monotonic() + 120
     while not (tmp_path / "run" / "run.json").is_file() and time.monotonic() < deadline:
         time.sleep(0.01)

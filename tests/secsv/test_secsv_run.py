@@ -6,13 +6,13 @@ import copy
 import json
 import os
 import signal
-import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
 import torch
+from commands import run_command
 
 from sectorch import ckks
 from sectorch.choreography.run.local import LocalRuntime
@@ -129,7 +129,7 @@ def test_kill_9_in_the_middle(trained, tmp_path, monkeypatch):
     from sectorch.protocols.secsv.secsv import SecSVTester
 
     script = KILLED.format(here=str(Path(__file__).parent), out=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300)
+    done = run_command([sys.executable, "-c", script], env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300)
     assert done.returncode == -signal.SIGKILL
     path = tmp_path / "round-002.jsonl"
     before = [json.loads(x)["coalition"] for x in path.read_text().splitlines()]

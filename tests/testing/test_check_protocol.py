@@ -101,7 +101,9 @@ def test_costs_are_measured():
 def test_protocols_that_are_not_elementwise():
     product = lambda net, x, y: multiply(net, leaf(products.matmul), x, y)
     sizes = [Given(shape=(1, 2)), Given(shape=(2, 1))]
-    leaks = mutate_protocol(product, sizes, torch.matmul, elementwise=False, kinds=("mask twice", "mask told"), most=3)
+    leaks = mutate_protocol(
+        product, sizes, torch.matmul, elementwise=False, runs=384, kinds=("mask twice", "mask told"), most=3
+    )
     assert leaks.survivors == [] and "view" in {p.by for p in leaks.planted}
 
 
