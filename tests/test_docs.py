@@ -136,15 +136,23 @@ def test_blocks_are_found():
         assert text.count("```python") == len(FENCE.findall(text)), name(page)
 
 
-def test_quickstart_commands_run(tmp_path: Path):
-    """Each line of its shell blocks, in an empty folder."""
+SMALLER = {"privhfl": ["--samples", "20", "--local-epochs", "1", "--retraining-epochs", "1", "--architectures", "mlp"]}
+"""With which a command of the quickstart takes seconds."""
+
+
+@pytest.mark.parametrize(
+    "smaller", [SMALLER, pytest.param({}, marks=pytest.mark.sectorch_long)], ids=["small", "whole"]
+)
+def test_quickstart_commands_run(smaller: dict[str, list[str]], tmp_path: Path):
+    """Each line of its shell blocks, in an empty folder: as it stands in long runs, and on less data in others."""
     text = (ROOT / "docs/quickstart.md").read_text(encoding="utf-8")
     lines = [line for block in re.findall(r"^```bash\n(.*?)^```$", text, re.M | re.S) for line in block.splitlines()]
     assert lines
     for line in lines:
         command, *arguments = shlex.split(line)
         assert command == "sectorch"
-        run("-c", "from sectorch.cli.main import main; main()", *arguments, folder=tmp_path)
+        line_of_it = [*arguments, *smaller.get(arguments[0], [])]
+        run("-c", "from sectorch.cli.main import main; main()", *line_of_it, folder=tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

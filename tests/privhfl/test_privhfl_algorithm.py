@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import signal
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from commands import DEVNULL, Command, run_command
+from commands import run_command
 from torch import nn
 
 from sectorch.errors import FixedPointRangeError
@@ -334,28 +332,31 @@ def test_a_broken_file_is_named(tmp_path: Path):
         PrivHFL(clients, test, classes, QUICK, out=tmp_path).run()
 
 
-def program(out: Path) -> list[str]:
-    options = "--clients 3 --samples 20 --queries 2 --local-epochs 1 --retraining-epochs 1 --no-plots"
-    return [sys.executable, "-m", "sectorch.protocols.privhfl.cli", *options.split(), "--out", str(out)]
+OPTIONS = "--clients 3 --samples 20 --queries 2 --local-epochs 1 --retraining-epochs 1 --no-plots --architectures mlp"
 
-
-ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+KILLED = """
+import os, signal, sys
+from sectorch.federated import RunFolder
+from sectorch.protocols.privhfl import cli
+whole = RunFolder.keep
+def keep(self, name, *what):
+    whole(self, name, *what)
+    if name == "round-1/c1.labels":
+        os.kill(os.getpid(), signal.SIGKILL)
+RunFolder.keep = keep
+cli.main(sys.argv[1:])
+"""
 
 
 def test_kill_in_the_middle_and_start_again(tmp_path: Path):
     """SIGKILL once the first client has asked; the same command then gives the table of a run that nobody killed."""
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    with Command(program(whole), env=ONE_THREAD, stdout=DEVNULL) as other:
-        process = Command(program(killed), env=ONE_THREAD, stdout=DEVNULL)
-        deadline = time.monotonic() + 120
-        while not (killed / "round-1" / "c1.labels.json").is_file():
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert not (killed / "results.json").exists()
-        run_command(program(killed), env=ONE_THREAD, stdout=DEVNULL, check=True, timeout=300)
-    assert other.returncode == 0
+    options = {out: [*OPTIONS.split(), "--out", str(out)] for out in (killed, whole)}
+    died = run_command([sys.executable, "-c", KILLED, *options[killed]], timeout=300)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    assert (killed / "round-1" / "c1.labels.json").is_file() and not (killed / "results.json").exists()
+    for out in (killed, whole):
+        run_command([sys.executable, "-m", "sectorch.protocols.privhfl.cli", *options[out]], check=True, timeout=300)
     found = [json.loads((out / "results.json").read_text()) for out in (killed, whole)]
     same = ("clients", "mean", "by_architecture", "statement", "received")
     assert [found[0][name] for name in same] == [found[1][name] for name in same]

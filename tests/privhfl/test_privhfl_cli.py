@@ -106,7 +106,18 @@ def test_an_unknown_option_is_one_line(capsys):
 
 
 def test_ctrl_c_stops_cleanly(tmp_path: Path):
-    options = ["--clients", "3", "--samples", "20", "--local-epochs", "2000", "--no-plots", "--out"]
+    options = [
+        "--clients",
+        "3",
+        "--samples",
+        "20",
+        "--local-epochs",
+        "2000",
+        "--architectures",
+        "mlp",
+        "--no-plots",
+        "--out",
+    ]
     command = [sys.executable, "-m", "sectorch.protocols.privhfl.cli", *options, str(tmp_path / "run")]
     process = Command(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=PIPE)
     deadline = time.monotonic() + 120
