@@ -326,15 +326,18 @@ fraction bits (`scale_0`), and public operands must not be rounded to that."""
 STRIDES = {transposed: 1, strided: 1}
 
 
-def arranged(case: Called, arrangements: dict, turn: int | None) -> None:
-    """A sample in each arrangement: on shares in the one whose turn it is, and in the reference in the others.
+def arranged(case: Called, arrangements: dict, turn: int, shares: bool, every: bool) -> None:
+    """A sample in the arrangement whose turn it is, on shares or in the reference, and in every other in the reference.
 
     What is on shares is computed by the protocols that the reference's functions stand for, bit for bit. Of fraction
     bits they see how far to shift, which `test_protocols.py` tries from 1 to 32: a row's first sample is on shares.
     """
     arrangements = {a: factor for a, factor in arrangements.items() if a is not scale_0 or case.row.whole}
     for i, (arrange, factor) in enumerate(arrangements.items()):
-        on_shares = turn is not None and i == turn % len(arrangements)
+        in_turn = i == turn % len(arrangements)
+        if not in_turn and not every:
+            continue
+        on_shares = in_turn and shares
         args, kwargs = case.secret(arrange=arrange, at=stage() if on_shares else reference_stage())
         try:
             case.check(case.key(*args, **kwargs), case.expected(rounded=arrange is scale_0), factor=factor)
@@ -342,12 +345,19 @@ def arranged(case: Called, arrangements: dict, turn: int | None) -> None:
             raise AssertionError(f"{arrange.__name__}: {type(error).__name__}: {error}") from error
 
 
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.sectorch_long)], ids=["some", "every"])
 @pytest.mark.parametrize("arrangements", [SCALES, STRIDES], ids=["fraction bits", "strides"])
 @of_rows([c for c in ONCE if not c.writes])
-def test_fraction_bits_and_strides_do_not_matter(cases: list[Called], arrangements: dict):
-    first = zlib.crc32(cases[0].row.name.encode())  # rows of one sample take turns, too
-    turns = {repr(case): first + i for i, case in enumerate(cases) if arrangements is STRIDES or i == 0}
-    each(cases, lambda case: arranged(case, arrangements, turns.get(repr(case))))
+def test_fraction_bits_and_strides_do_not_matter(cases: list[Called], arrangements: dict, every: bool):
+    """A row's first sample in every arrangement, the others in one by turns; in long runs each in every one."""
+    turn = zlib.crc32(cases[0].row.name.encode())  # rows of one sample take turns, too
+    turns = {repr(case): (turn + i, i == 0) for i, case in enumerate(cases)}
+
+    def body(case: Called) -> None:
+        turn, first = turns[repr(case)]
+        arranged(case, arrangements, turn, arrangements is STRIDES or first, every or first)
+
+    each(cases, body)
 
 
 SHAPES = [((0,), (0,)), ((), ()), ((2, 0), (1, 0)), ((2, 1), (1, 3)), ((2, 3), (3,)), ((), (2, 3)), ((2, 3), ()),
