@@ -21,6 +21,7 @@ from torch import nn
 import sectorch
 from sectorch.choreography import Located, Message, Net, Phase, protocol
 from sectorch.choreography.ledger import Transcript
+from sectorch.choreography.steps import Compute
 from sectorch.errors import ArgumentError, FalseDealingError, UnsupportedOpError
 from sectorch.mpc.star import claims, prove
 from sectorch.mpc.star.claims import check_proved, settle
@@ -467,6 +468,40 @@ class TwoHeads(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         h = self.body(x).relu()
         return self.one(h), self.two(h).relu()
+
+
+@pytest.mark.parametrize("label", ["c_S", "v_S"])
+def test_what_is_done_until_an_end_does_not_depend_on_model_or_input(label, monkeypatch):
+    """Every step, with what it is taken on, and every message: the same ones for weights and inputs far apart."""
+    send, run = Net.send, Compute.run
+    steps: list[str] = []
+
+    def false(net: Net, value: Located, src, dst, name: str) -> Located:
+        return send(net, value + 1 if src == net.D and name == label else value, src, dst, name)
+
+    def computed(step: Compute, runtime, call: int, values) -> object:
+        shapes = [tuple(v.shape) if isinstance(v, torch.Tensor) else type(v).__name__ for v in values]
+        steps.append(f"{step.path} {getattr(step.f, '__name__', step.f)} {shapes}")
+        return run(step, runtime, call, values)
+
+    def until_the_end(scale: float, x: torch.Tensor) -> list[str]:
+        model = cnn()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight *= scale
+        verified = sectorch.secure(model, Scheme(verified=True))
+        steps.clear()
+        with Transcript() as transcript, pytest.raises(FalseDealingError) as caught:
+            verified(x)
+        shown = {m.protocol for m, _ in transcript.lines if m.dst.role == "Q"}
+        assert shown <= {"prove", "seed", "agree"}, "coins, and keys"
+        messages = [f"{m.path} {m.label} {m.src} {m.dst} {m.shape} {m.dtype}" for m, _ in transcript.lines]
+        return [*steps, *messages, str(caught.value)]
+
+    monkeypatch.setattr(Net, "send", false)
+    monkeypatch.setattr(Compute, "run", computed)
+    done = [until_the_end(scale, x) for scale in (0.0, 3.0) for x in (torch.zeros_like(X), 500 * X)]
+    assert len(done[0]) > 30 and done[1:] == done[:1] * 3
 
 
 @pytest.mark.parametrize("rows", [0, 2])

@@ -13,6 +13,7 @@ from torch import nn
 import sectorch
 from sectorch import errors
 from sectorch.choreography import Phase
+from sectorch.choreography.program.part import Part
 from sectorch.choreography.run.party import PartyRuntime
 from sectorch.network import Store, answer
 from sectorch.network.commands.ask import query
@@ -135,6 +136,59 @@ def test_nothing_is_shown_to_who_sends_no_proof(insisting, monkeypatch):
         trio.restart("Q")
     assert parts[0] >= 2 and all(before), "until its last part, nothing is shown"
     assert not nothing_but_coins(to_Q), "and then the result is"
+
+
+def test_who_withholds_its_proof_until_it_is_too_late_is_shown_nothing(insisting, monkeypatch):
+    """Q is there, and beats, and sends its proof when S has given the call up. All that it sends is right."""
+    trio, model = insisting
+    remote, late = trio.connection.model("hospital-b", VERIFIED), []
+
+    def withhold(line, value):
+        if line.label == "proof_S" and not late:
+            late.append(until(lambda: trio.server.sessions == 0, 30))
+        return value
+
+    with monkeypatch.context() as patch:
+        to_Q, failed = changed(patch, withhold), failures(patch)
+        hurried(patch, 0.5)
+        with pytest.raises(errors.AbortedError, match="PeerLostError: alice has said nothing"):
+            remote(GOOD)
+        assert late == [True] and nothing_but_coins(to_Q) and until(trio.idle, 30)
+    assert failed.pop("A", errors.AbortedError) is errors.AbortedError, "unless it had done its part"
+    assert failed == {"S": errors.PeerLostError, "Q": errors.AbortedError}
+    assert torch.equal(trio.connection.model("hospital-b", VERIFIED)(GOOD), sectorch.reference(model)(GOOD))
+
+
+def hurried(monkeypatch, seconds: float) -> None:
+    """S waits so long for a part of a proof, and as usual for everything else."""
+    sent = PartyRuntime.transfer
+
+    def transfer(self, line, value):
+        if line.label != "proof_S" or self.me.role != "S":
+            return sent(self, line, value)
+        deadline = self._channels[line.src].deadline
+        usual, deadline.silence = deadline.silence, seconds
+        try:
+            return sent(self, line, value)
+        finally:
+            deadline.silence = usual
+
+    monkeypatch.setattr(PartyRuntime, "transfer", transfer)
+
+
+def failures(monkeypatch) -> dict[str, type]:
+    """By role, with which error a party's part of a call ends."""
+    take, found = Part.call, {}
+
+    def call(self, runtime, *args):
+        try:
+            return take(self, runtime, *args)
+        except errors.SectorchError as error:
+            found[runtime.me.role] = type(error)
+            raise
+
+    monkeypatch.setattr(Part, "call", call)
+    return found
 
 
 @pytest.mark.parametrize("other_session", [False, True])

@@ -7,6 +7,7 @@ it has to send.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 from collections.abc import Mapping
@@ -39,12 +40,18 @@ class Dealt(Observer):
     def message(self, line: Sent, value: torch.Tensor) -> None:
         if line.src != self._dealer or line.phase == Phase.ONLINE or value.is_meta:
             return
-        about = repr((line.path, line.label, line.dst.name, tuple(line.shape), str(line.dtype))).encode()
-        self._sum.update(len(about).to_bytes(8, "big") + about)
-        self._sum.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        self._sum.update(_about(line.path, line.label, line.dst.name, line.shape, line.dtype))
+        self._sum.update(value.cpu().contiguous().numpy().data)
 
     def digest(self) -> bytes:
         return self._sum.digest()
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _about(path: str, label: str, dst: str, shape: torch.Size, dtype: torch.dtype) -> bytes:
+    """What says which message it is; it carries its length."""
+    about = repr((path, label, dst, tuple(shape), str(dtype))).encode()
+    return len(about).to_bytes(8, "big") + about
 
 
 class Rehearsal:

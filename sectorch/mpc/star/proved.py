@@ -98,7 +98,7 @@ def ands(net: Net, alpha: Halves, sets: Sequence[Sequence[int]]) -> Claim:
 
     def claim(dealt: Halves) -> None:
         many = dealt.shape[0]
-        others = tuple(place[found[:-1]] if len(found) > 2 else many + found[0] for found in rows)
+        others = tuple(place[found[:-1]] if found[:-1] in place else many + found[0] for found in rows)
         sums = Dealt(others, tuple(many + found[-1] for found in rows))
         _noted(net, Products(dealt, alpha, sums))
 
