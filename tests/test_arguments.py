@@ -47,7 +47,7 @@ def right_or_refused(seed: int) -> None:
     assert kind != argument_fuzz.FOUND, f"{argument_fuzz.described(key, args, kwargs)}: {text}"
 
 
-@settings(max_examples=1000)
+@settings(max_examples=400)
 @given(st.integers(0, 1 << 40))
 def test_a_call_with_changed_arguments_is_right_or_refused(seed: int):
     right_or_refused(seed)

@@ -52,7 +52,10 @@ def secured(gpt2):
     return sectorch.secure(gpt2, session=sectorch.Session())
 
 
-@pytest.mark.parametrize("family", SMALL)
+FAMILIES = [pytest.param(name, marks=[pytest.mark.sectorch_long] if name == "Bloom" else []) for name in SMALL]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_tokens_are_those_of_the_plain_model(family):
     model = language_model(family)
     ids, mask = prompts()

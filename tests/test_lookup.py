@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fewer import fewer
 import pytest
 import torch
 from hypothesis import given, settings
@@ -91,7 +92,7 @@ def test_out_of_range(bad: int):
         table(3, 2)[index * 1 + 0].reveal()
 
 
-@settings(max_examples=30, deadline=None)
+@fewer(10)
 @given(st.sampled_from((float("-inf"), torch.finfo(torch.float32).min, -1e30)), st.booleans(), st.integers(-4000, 4000))
 def test_a_secret_mask_hides(least: float, filled: bool, largest: int):
     """Whatever activations are there, what a secret mask hides has no weight: by fill, choice, sum and product."""

@@ -21,13 +21,15 @@ def kernels(tmp_path_factory):
         for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "MPLCONFIGDIR"):
             patch.setenv(name, str(folder / name))
         patch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+        patch.setenv("OMP_NUM_THREADS", "1")  # more would only get in the way of other tests
         patch.setenv("PYTHONPATH", str(ROOT))
         yield
 
 
 def case(path: Path):
-    """Two take minutes, of training and of attacks."""
-    marks = [pytest.mark.sectorch_long] if path.stem in ("a_federation_of_five", "attacks_and_what_stops_them") else []
+    """Two take minutes, of training and of attacks, and one has the protocol that a page of the documents has."""
+    long = ("a_federation_of_five", "attacks_and_what_stops_them", "a_protocol_of_your_own")
+    marks = [pytest.mark.sectorch_long] if path.stem in long else []
     return pytest.param(path, id=path.stem, marks=marks)
 
 

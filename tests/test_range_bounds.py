@@ -9,6 +9,7 @@ import contextlib
 import math
 import random
 
+from fewer import fewer
 import pytest
 import torch
 import torch.nn.functional as F
@@ -229,7 +230,7 @@ def test_divisors_up_to_a_quarter_of_the_limit(frac_bits: int):
     assert ((shared / shared.flip(0)).reveal() - x / x.flip(0)).abs().max() < error
 
 
-@settings(max_examples=30)
+@fewer(12)
 @given(st.integers(0, 40), st.booleans(), st.sampled_from(("lan", "wan")))
 def test_comparisons_look_at_every_plane_that_a_bound_leaves(bits: int, odd: bool, network: str):
     """A comparison looks at as many planes as the bound has: right for values on both sides at the bound itself."""

@@ -50,7 +50,13 @@ def digits():
     return model.eval().requires_grad_(False), images[900:]
 
 
-@pytest.mark.parametrize("name", [n for n in ZOO if n not in ("resnet14", "resnet16", "resnet18")])
+SMALL = [n for n in ZOO if n not in ("resnet14", "resnet16", "resnet18")]
+BESIDE_RESNET8 = ("resnet10",)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.sectorch_long] if n in BESIDE_RESNET8 else []) for n in SMALL]
+)
 def test_zoo(name):
     model, x = built(name)
     with torch.no_grad():

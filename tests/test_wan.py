@@ -13,7 +13,7 @@ from sectorch.nn.models import ZOO
 from sectorch.tensor import Scheme, share_tensor
 
 
-@pytest.mark.parametrize(("check", "rounds"), [(False, 29), (True, 30)])
+@pytest.mark.parametrize(("check", "rounds"), [pytest.param(False, 29, marks=pytest.mark.sectorch_long), (True, 30)])
 def test_vgg7_in_few_rounds(check: bool, rounds: int):
     torch.manual_seed(0)
     construct, shape = ZOO["vgg7"]

@@ -32,7 +32,7 @@ ROUTES = [("mpc", "yao"), ("mpc", "shares"), ("open", "yao"), ("open", "shares")
 
 
 @pytest.mark.parametrize(("inference", "argmax"), ROUTES)
-@pytest.mark.parametrize("scale", [0.5, 3.0])
+@pytest.mark.parametrize("scale", [0.5, pytest.param(3.0, marks=pytest.mark.sectorch_long)])
 def test_label_is_the_noisy_argmax(inference, argmax, scale):
     """The label for the very noise that the guardian drew. The models' logits differ by far more than 2^-15."""
     found = models(5)
@@ -45,7 +45,7 @@ def test_label_is_the_noisy_argmax(inference, argmax, scale):
 
 
 @pytest.mark.parametrize(("inference", "argmax"), ROUTES)
-@pytest.mark.parametrize("threshold", [0, 2, 3, 9])
+@pytest.mark.parametrize("threshold", [*(pytest.param(t, marks=pytest.mark.sectorch_long) for t in (0, 9)), 2, 3])
 def test_confident_label_is_that_of_the_mechanism_in_the_clear(inference, argmax, threshold):
     """For the very noise that was drawn: the largest count without the answer's noise decides, and -1 is no answer."""
     found, drawn = models(5), []

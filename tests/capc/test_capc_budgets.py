@@ -73,7 +73,7 @@ class Killed(BaseException):
 
 
 def test_killed_before_and_after_any_write(tmp_path: Path, monkeypatch):
-    """A sweep over all files that a run puts in place. Going on, every organisation has been charged once for each
+    """A sweep over files that a run puts in place, in long runs over all. Going on, every organisation has been charged once for each
     query, though it was asked again: with the noise of the first time, so that the answer is that of the first time.
     What was on disk is answered as before."""
     made, drawn, asks = small(3), [], SimulatedPanel.ask

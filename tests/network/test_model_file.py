@@ -10,6 +10,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+from commands import run_command
 import pytest
 import torch
 from hypothesis import given
@@ -249,7 +250,7 @@ except SectorchError as error:
 
 def measured(path: Path) -> tuple[str, int]:
     """What reading a file raises in a process of its own, and MiB that it took."""
-    done = subprocess.run([sys.executable, "-c", MEASURED, str(path)], capture_output=True, text=True, timeout=120)
+    done = run_command([sys.executable, "-c", MEASURED, str(path)], timeout=120)
     assert done.returncode == 0, done.stderr
     kind, grown = done.stdout.split()
     return kind, int(grown)

@@ -67,7 +67,7 @@ class Answer(nn.Module):
 
 
 def answer(rows=3, *, add=1) -> Inputs:
-    ids = torch.randint(0, 7, (rows, 5))
+    ids = torch.randint(0, 7, (rows, 3))
     more = [{"add": torch.randn(rows, 1, 3)} for _ in range(add)]
     return Inputs(ids, mask=ids > 1, scale=0.5, more=more)
 
@@ -82,13 +82,13 @@ def test_a_call_of_several_inputs_in_containers():
         inputs = answer(rows)
         got, expected = in_one_process(described, inputs), sectorch.secure(model, session=sectorch.Session())(inputs)
         assert torch.equal(got["last"], expected["last"]) and torch.equal(got["state"][0], expected["state"][0])
-        assert got["state"][1] == [5, None] and list(got) == ["last", "state"]
+        assert got["state"][1] == [3, None] and list(got) == ["last", "state"]
 
 
 def test_one_description_serves_several_calls_over_one_set_of_weights():
     torch.manual_seed(0)
     model = Answer().eval()
-    given = [answer(2), answer(2, add=0), Inputs(torch.randint(0, 7, (2, 9))), answer(4)]
+    given = [answer(2), answer(2, add=0), Inputs(torch.randint(0, 7, (2, 4))), answer(4)]
     described = describe(model, given)
     assert len(described[0]["programs"]) == 3, "the last is the first with other rows"
     assert len(described[1]) == len(list(model.parameters()))

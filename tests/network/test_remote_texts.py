@@ -16,7 +16,7 @@ from sectorch.nn.texts import describe_texts
 
 transformers = pytest.importorskip("transformers")
 
-WORDS, TOKENS, NAME = 30, 4, "hospital-b"
+WORDS, TOKENS, NAME = 30, 3, "hospital-b"
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ BASE = dict(rounds=200, batch_size=16, clients=3, learning_rate=0.05)
     [
         ("digits", "mlp3", dict(loss="cross_entropy", weight_decay=1e-4)),
         ("breast-cancer", "mlp3", dict(loss="cross_entropy", partitions=2)),
-        ("diabetes", "mlp5", dict(loss="mse", local_batches=2)),
+        pytest.param("diabetes", "mlp5", dict(loss="mse", local_batches=2), marks=pytest.mark.sectorch_long),
     ],
 )
 def test_200_steps_follow_fedavg(data, model, settings):

@@ -66,6 +66,8 @@ def offences(few: bool, scheme: Scheme | None = None) -> list[str]:
             bad |= how.kind == OUT_OF_RANGE and few and name not in NO_SLOPE
             if bad or (how.kind == REFUSED and "(at " not in how.text and name in NO_GRADIENT):
                 found.append(f"{spell(key)}: {how.kind}: {how.text}")
+            if few and kinds[RIGHT]:
+                break
         if name in NO_GRADIENT or name in NOTHING_TO_FOLLOW:
             if kinds[RIGHT]:
                 found.append(f"{name} has a gradient, though it is said to have none")
