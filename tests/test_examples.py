@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from commands import run_command
+from commands import PIPE, Command, run_command
 
 from sectorch.choreography import PROTOCOLS
 
@@ -23,13 +25,18 @@ def example(monkeypatch, tmp_path, capsys):
     """Runs an example in this process and a folder of its own."""
     before = dict(PROTOCOLS)  # an example may declare protocols of its own; other tests read the registry
 
-    def run(name: str, *arguments) -> tuple[Any, str]:
-        """What its `main` returns, or None for one that is a script, and its words in one line."""
+    programs = SimpleNamespace(Popen=Command, PIPE=PIPE, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr("sectorch.network.parties.stage.subprocess", programs)
+
+    def run(name: str, *arguments, **constants) -> tuple[Any, str]:
+        """What its `main` returns, with these constants, or None for one that is a script, and its words in a line."""
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", [name])
         path = EXAMPLES / f"{name}.py"
         script = "\ndef main(" not in path.read_text(encoding="utf-8")
         found = runpy.run_path(str(path), run_name="__main__" if script else "example")
+        if not script:
+            found["main"].__globals__.update(constants)
         result = None if script else found["main"](*arguments)
         return result, " ".join(capsys.readouterr().out.split())
 
@@ -57,10 +64,11 @@ def test_wrap_your_model(example):
     assert "protects nothing" in text
 
 
-def test_two_owners_train_on_digits(example):
+@pytest.mark.parametrize(("rows", "least"), [(448, 0.5), pytest.param(1400, 0.88, marks=pytest.mark.sectorch_long)])
+def test_two_owners_train_on_digits(example, rows: int, least: float):
     """The same batches give the same accuracy, to one picture in a hundred; a step shows nothing."""
-    found, text = example("digits_training")
-    assert found["on shares"] > 0.88 and abs(found["on shares"] - found["in the clear"]) < 0.01
+    found, text = example("digits_training", TRAIN=rows)
+    assert found["on shares"] > least and abs(found["on shares"] - found["in the clear"]) < 0.01
     assert found["messages that show something"] == 0 and "protects nothing" in text
 
 

@@ -96,6 +96,7 @@ def test_mixtral_chooses_experts_in_secret():
     right(model, texts())
 
 
+@pytest.mark.sectorch_long  # an encoder as BERT is
 def test_clip_text():
     right(built("CLIPTextModel", "CLIPTextConfig", **TEXT), texts())
 
@@ -105,6 +106,7 @@ def test_mamba():
     right(model, texts())
 
 
+@pytest.mark.sectorch_long
 def test_vit():
     model = built("ViTForImageClassification", "ViTConfig", **VIT)
     right(model, {"pixel_values": torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))})

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fewer import fewer
 import pytest
 import torch
+from fewer import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -28,7 +28,7 @@ from sectorch.testing.calls import FOREIGN, INVALID, OUT_OF_RANGE, REFUSED, RIGH
 TOLERANCE = 2e-3
 """Relative to max(1, |reference|). PyTorch draws from [-9, 9] and sums up to a few hundred products: 2^-20 9 500."""
 
-FEW = 4
+FEW = 3
 """Samples of an operator in the default profile: the first ones, and then every so many-th."""
 FORMS = 2
 """So many of them in every form of the operator: forms differ in how they are called, and not in what is computed."""

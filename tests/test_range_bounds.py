@@ -9,10 +9,10 @@ import contextlib
 import math
 import random
 
-from fewer import fewer
 import pytest
 import torch
 import torch.nn.functional as F
+from fewer import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn

@@ -113,7 +113,7 @@ def checked(secured, model, x) -> None:
 
 
 @pytest.mark.parametrize(
-    "round", [*range(6), *(pytest.param(i, marks=pytest.mark.sectorch_long) for i in range(6, 20))]
+    "round", [*range(3), *(pytest.param(i, marks=pytest.mark.sectorch_long) for i in range(3, 20))]
 )
 def test_many_threads_call_modules_of_one_session_for_the_first_time(slow, round):
     session = Session()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import stat
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
-from commands import run_command
 import pytest
 import torch
+from commands import run_command
 from hypothesis import given
 from hypothesis import strategies as st
 from network_world import in_one_process
