@@ -75,8 +75,8 @@ class Killed(BaseException):
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.sectorch_long)])
 def test_killed_before_and_after_any_write(tmp_path: Path, monkeypatch, step: int):
     """A sweep over files that a run puts in place, in long runs over all. Going on, every organisation has been charged
-    once for each query, though it was asked again: with the noise of the first time, so that the answer is that of the first time.
-    What was on disk is answered as before."""
+    once for each query, though it was asked again: with the noise of the first time, so that the answer is that of the
+    first time. What was on disk is answered as before."""
     made, drawn, asks = small(3), [], SimulatedPanel.ask
     how = replace(QUICK, queries=4, chunk=2, reliability=0.01)
 
