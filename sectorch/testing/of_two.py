@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,6 +44,8 @@ def of_every_run(f: Callable, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """f of what two tensors are in each run, [..., runs] each: of all runs at once where f is made of torch's
     operators, and run by run where it is not, as a compiled loop."""
     try:
-        return torch.vmap(f, -1, -1)(a, b)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")  # of an operator that torch takes in turn
+            return torch.vmap(f, -1, -1)(a, b)
     except RuntimeError:
         return torch.stack([f(x, y) for x, y in zip(a.unbind(-1), b.unbind(-1), strict=True)], -1)
