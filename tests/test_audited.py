@@ -162,7 +162,7 @@ def next_calls(session: Session, count: int) -> range:
     return range(first, first + count)
 
 
-@pytest.mark.parametrize("network", ["lan", "wan"])
+@pytest.mark.parametrize("network", ["lan", pytest.param("wan", marks=pytest.mark.sectorch_long)])
 def test_each_message_that_is_dealt_otherwise_than_promised_is_noticed(network):
     """One bit of any message, at its beginning, in the middle and at its end: S has the digest."""
     scheme = Scheme(audited=2, network=network)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
+from fewer import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from last_places import BITS, LAST, LIMIT, close, grid, layer_norm, numbers, shared
@@ -134,7 +135,7 @@ def test_a_dense_grid(name: str):
     check(name, torch.cat((places(5000), grid(torch.linspace(-20, 20, 10_000).double()))))
 
 
-@settings(max_examples=40)
+@fewer(20)
 @given(name=st.sampled_from(sorted(DOMAINS)), x=st.lists(numbers, min_size=10, max_size=30))
 def test_random_places(name: str, x: list[float]):
     check(name, torch.tensor(x, dtype=torch.float64))
@@ -175,7 +176,7 @@ def test_other_formats(name: str, bits: int):
 # Softmax and what rests on it.
 
 
-@settings(max_examples=15)
+@fewer(6)
 @given(spread=st.floats(0.01, 40_000), n=st.sampled_from([2, 10, 300]), seed=st.integers(0, 99))
 def test_logarithms_of_softmax_reach_down(spread: float, n: int, seed: int):
     x = grid((torch.randn(3, n, generator=torch.Generator().manual_seed(seed)) * spread).clamp(-60_000, 60_000))
@@ -197,7 +198,7 @@ def test_many_small_terms_of_a_softmax(distance: float):
 # Public factors and divisors.
 
 
-@settings(max_examples=30)
+@fewer(15)
 @given(
     st.lists(numbers, min_size=1, max_size=10),
     st.one_of(st.floats(1e-6, 60_000), st.integers(2, 60_000).map(float)),
@@ -215,7 +216,7 @@ def test_public_factors_and_divisors(x: list[float], factor: float, negative: bo
         close(lambda v: v / torch.full(v.shape, factor, dtype=torch.float64), small, 1e-5, 2)
 
 
-@settings(max_examples=30)
+@fewer(15)
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=20))
 def test_quotients_of_secrets(pairs: list[tuple[float, float]]):
     x, y = torch.tensor(pairs, dtype=torch.float64).unbind(1)
@@ -301,7 +302,7 @@ def test_what_can_be_held_is_not_refused(name: str, monkeypatch):
 # Losses at both ends.
 
 
-@settings(max_examples=15)
+@fewer(8)
 @given(
     x=st.lists(numbers, min_size=1, max_size=10),
     width=st.one_of(st.floats(1e-3, 1), st.floats(1, 30_000)),

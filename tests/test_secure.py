@@ -51,7 +51,7 @@ def digits():
 
 
 SMALL = [n for n in ZOO if n not in ("resnet14", "resnet16", "resnet18")]
-BESIDE_RESNET8 = ("resnet10",)
+BESIDE_RESNET8 = ("resnet10", "vgg7")
 
 
 @pytest.mark.parametrize(

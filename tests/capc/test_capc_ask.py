@@ -158,8 +158,11 @@ def test_scikit_learn_votes_in_the_open():
 @pytest.mark.parametrize(
     ("inference", "argmax", "protocol"),
     [
-        ("mpc", "yao", "open_masked"), ("mpc", "yao", "mask_weight"), ("mpc", "yao", "garbled_pair"),
-        ("mpc", "yao", "capc_mask"), ("mpc", "yao", "garbled_argmax_onehot"), ("mpc", "yao", "capc_to_guardian"),
+        ("mpc", "yao", "mask_weight"), ("mpc", "yao", "garbled_argmax_onehot"),
+        *(
+            pytest.param("mpc", "yao", protocol, marks=pytest.mark.sectorch_long)
+            for protocol in ("open_masked", "garbled_pair", "capc_mask", "capc_to_guardian")
+        ),
         ("mpc", "shares", "argmax_onehot_shares"), ("open", "yao", "capc_open_query"),
         ("open", "yao", "capc_to_guardian"),
     ],

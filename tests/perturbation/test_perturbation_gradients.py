@@ -113,7 +113,7 @@ def random_graph(model: nn.Module, choice: tuple):
     assert (scheme.inference_model(model.state_dict())(parts[0][0]) - trained).abs().max() <= 1e-6 * scale
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(programs(), st.sampled_from(SCHEMES))
 def test_random_graphs(model, choice):
     random_graph(model, choice)

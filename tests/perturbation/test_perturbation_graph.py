@@ -53,9 +53,10 @@ def test_fewest_that_cut_are_those_of_trying_all(clients, degree):
     assert fewest_that_cut(neighbours(range(clients), None, b"")) == clients - 1
 
 
-def test_fifty_clients_with_twelve_neighbours_withstand_eleven():
+@pytest.mark.parametrize("sessions", [2, pytest.param(10, marks=pytest.mark.sectorch_long)])
+def test_fifty_clients_with_twelve_neighbours_withstand_eleven(sessions: int):
     """What docs/perturbation.md says of 50 clients: of ten sessions' graphs each has connectivity 12."""
-    for session in range(10):
+    for session in range(sessions):
         assert fewest_that_cut(neighbours(range(50), 12, bytes([session]))) == 12
 
 
