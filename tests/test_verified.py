@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import sectorch
-from sectorch.choreography import Located, Message, Net, Phase, protocol
+from sectorch.choreography import Located, Message, Net, Phase, leaf, protocol
 from sectorch.choreography.ledger import Transcript
 from sectorch.choreography.steps import Compute
-from sectorch.errors import ArgumentError, FalseDealingError, UnsupportedOpError
+from sectorch.errors import ArgumentError, FalseDealingError, RangeExceededError, UnsupportedOpError
 from sectorch.mpc.star import claims, prove
 from sectorch.mpc.star.claims import check_proved, settle
 from sectorch.mpc.star.compare import is_zero
@@ -41,6 +41,7 @@ from sectorch.ring import field
 from sectorch.ring.products import Conv2d, Linear
 from sectorch.ring.scheme import Scheme
 from sectorch.session import Session
+from sectorch.tensor import shared
 
 DEALT = ("v_S", "c_S", "more_S")
 """Labels of what a dealer sends that is no proof."""
@@ -359,17 +360,28 @@ def online(transcript: Transcript) -> list[tuple]:
     return [(line.path, line.label, line.src.name, line.dst.name, line.bytes) for line in lines]
 
 
-def test_a_model_gives_the_same_bits_and_no_byte_more_online(model):
-    trusted, verified = sectorch.secure(model), sectorch.secure(model, Scheme(verified=True))
+def test_a_model_gives_the_same_bits_and_online_only_the_query_is_looked_at(model):
+    trusted, verified, lines = sectorch.secure(model), sectorch.secure(model, Scheme(verified=True)), []
     with Transcript() as before:
         y = trusted(X)
     with Transcript() as after:
         assert torch.equal(verified(X), y)
-    assert online(before) == online(after)
+    assert online(before) == looked_at(after)
+    unchecked = [sectorch.secure(model, Scheme(verified=proved, range_check=False)) for proved in (False, True)]
+    for secure in unchecked:
+        with Transcript() as transcript:
+            secure(X)
+        lines.append(online(transcript))
+    assert lines[0] == lines[1], "not a byte more"
     verified.preprocess(X.shape[0])
     with Transcript() as after:
         assert torch.equal(verified(X), y)
     assert {line.phase for line, _ in after.lines} == {Phase.ONLINE}
+
+
+def looked_at(transcript: Transcript) -> list[tuple]:
+    """What was sent after the query, without its check."""
+    return [line for line in online(transcript) if line[0] not in ("open_masked", "raise_outside/and_layers")]
 
 
 def test_all_calls_of_a_session_meet_the_weights_that_s_was_sent_first():
@@ -458,6 +470,44 @@ def test_several_answering_parties_prove_each_for_itself():
             totals.append(sectorch.aggregate([f.in_shares(x) for f in secure]))
     assert torch.equal(*totals)
     assert sum(line.label == "last" for line, _ in transcript.lines) == 2 * 2, "of each one's call, and of its flags"
+
+
+# A query beyond the range.
+
+
+@pytest.mark.parametrize(
+    ("element", "inside"),
+    [(0, True), ((1 << 32) - 1, True), (-(1 << 32), True), (1 << 32, False), (-(1 << 32) - 1, False), (1 << 61, False),
+     (-(1 << 63), False), ((1 << 63) - 1, False)],
+)  # fmt: skip
+def test_an_input_that_is_no_number_of_the_range_has_no_result(element, inside, monkeypatch):
+    """Q shares what it likes, and looks at nothing itself: below 2^12 with 20 fraction bits there is a result."""
+
+    def lying(value: torch.Tensor, *_) -> torch.Tensor:
+        words = torch.zeros(value.shape, dtype=torch.int64)
+        words.view(-1)[-1:] = element
+        return words
+
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).eval(), torch.zeros(2, 4)
+    monkeypatch.setattr(shared, "_encoded_input", leaf(lying, shapes=lambda value, *_: value.long()))
+    verified = sectorch.secure(model, Scheme(verified=True))
+    if inside:
+        assert torch.equal(verified(x), sectorch.secure(model)(x))
+        return
+    with pytest.raises(RangeExceededError):
+        verified(x)
+
+
+def test_what_is_shared_alone_is_held_to_its_range_too(monkeypatch):
+    session, big = Session(), lambda value, *_: torch.full(value.shape, 1 << 62)
+    with monkeypatch.context() as patch:
+        patch.setattr(shared, "_encoded_input", leaf(big, shapes=lambda value, *_: value.long()))
+        beyond = shared.share_tensor(torch.zeros(3), session=session, scheme=Scheme(verified=True))
+    within = shared.share_tensor(torch.ones(3), session=session, scheme=Scheme(verified=True))
+    assert torch.equal((within + 1).relu().reveal(), torch.full((3,), 2.0))
+    with pytest.raises(RangeExceededError):
+        (beyond + within).relu().reveal()
 
 
 class TwoHeads(nn.Module):

@@ -51,7 +51,8 @@ class Scheme:
     verified: bool = False
     """Q proves to A and S what it deals, before anything that depends on it is shown to Q: a Q that deals falsely is
     found out but for a probability of 2^-40. For linear layers, convolutions, ReLU, maxima, pooling and truncation in
-    the lan protocols; anything else is refused. See docs/verified.md."""
+    the lan protocols; anything else is refused. With range checks Q's input is checked as activations are, whatever Q
+    shares. See docs/verified.md."""
 
     def __new__(cls, *_: Any, **named: Any) -> Scheme:
         for name in named:

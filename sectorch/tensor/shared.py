@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -277,7 +278,8 @@ def share_tensor(
         limit: what the caller has found x to be below in magnitude, for all x that may ever come here: it is public.
         name: of x in a program that is traced.
 
-    Rounds 1, bytes 8 per element. A learns nothing; S receives uniform bits. Error at most 2^-(frac_bits + 1).
+    Rounds 1, bytes 8 per element. A learns nothing; S receives uniform bits. Error at most 2^-(frac_bits + 1). With
+    `Scheme(verified=True)` A and S hold x to its bound by a comparison: `RangeExceededError` where it is revealed.
 
     Raises:
         DtypeError, NonFiniteError, FixedPointRangeError: before anything is sent.
@@ -308,4 +310,14 @@ def share_tensor(
         else:
             shares = backend.owned(encoded, holder)
         bound = (limit or range_limit(scheme.frac_bits)) * 2.0**scale_bits if scheme.range_check else None
-        return SharedTensor(shares, scale_bits, session, party, scheme, x.dtype, bound)
+        made = SharedTensor(shares, scale_bits, session, party, scheme, x.dtype, bound)
+        return made if bound is None or holder != session.Q or not scheme.verified else _held_to(made, bound)
+
+
+def _held_to(x: SharedTensor, bound: float) -> SharedTensor:
+    """x, which nothing is revealed of where an element is beyond its bound, whatever its owner has shared."""
+    raised, bits = x.session.net(x.party).raised, math.ceil(math.log2(bound))
+    before = len(raised)
+    x.backend.flag_outside(x.shares, bits)
+    x.bound, x.flags = 2.0**bits, tuple(raised[before:])
+    return x

@@ -235,6 +235,23 @@ def test_an_end_has_the_same_form_for_any_model_and_input(insisting, monkeypatch
         assert others == [first] * 3
 
 
+def test_a_query_beyond_the_range_has_no_result(insisting, monkeypatch):
+    """Q shares other words than its input's, and deals and proves as it should."""
+    trio, model = insisting
+    remote = trio.connection.model("hospital-b", VERIFIED)
+    sent = PartyRuntime.transfer
+
+    def transfer(self, line, value):
+        lies = self.me.role == "Q" and line.src == self.me and line.label == "x_S"
+        return sent(self, line, value + (1 << 45) if lies else value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartyRuntime, "transfer", transfer)
+        with pytest.raises(errors.RangeExceededError):
+            remote(GOOD)
+    assert torch.equal(remote(GOOD), sectorch.reference(model)(GOOD)), "the next question is taken"
+
+
 def came_to_Q(monkeypatch) -> list[tuple]:
     """The labels and shapes of what Q is sent."""
     sent, came_there = PartyRuntime.transfer, []
