@@ -133,8 +133,9 @@ CASES = [(name, *case) for name, cases in BAD.items() for case in cases]
 FOLDERS = ("privhfl", "capc", "capride", "perturbed-fl", "shapley", "bench")
 """Commands that leave a folder of results."""
 QUICK = {
-    "privhfl": "--clients 3 --samples 20 --local-epochs 1 --retraining-epochs 1 --queries 4 --no-plots",
-    "capc": "--parties 12 --querying 1 --pool 4 --epsilon 20 --inference simulated --no-plots",
+    "privhfl": "--clients 3 --samples 20 --local-epochs 1 --retraining-epochs 1 --queries 4 --no-plots "
+    "--architectures mlp",
+    "capc": "--parties 12 --querying 1 --pool 4 --epsilon 20 --inference simulated --no-plots --architectures mlp",
     "capride": "--samples 60 --rounds 1 --warmup 2 --epochs 1 --head-rank 4 --simulate --no-plots",
     "perturbed-fl": "--clients 2 --rounds 2 --model mlp3 --no-plots",
     "shapley": "--clients 4 --rounds 1 --samples 60 --tests 20 --protocol plain --no-plots",
