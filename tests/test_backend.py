@@ -187,8 +187,18 @@ def test_every_method_has_a_case():
     assert {case.method for case in CASES} | OTHERS == METHODS
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s.network)
-@pytest.mark.parametrize("case", CASES, ids=str)
+FROM_5_TO_40 = [case for case in CASES if case.method == "normalise"][1]
+"""The places of a normalisation that are among those of the one before: for links of many rounds in long runs."""
+WAYS = [
+    pytest.param(
+        case, scheme, id=f"{case}-{scheme.network}",
+        marks=[pytest.mark.sectorch_long] if case is FROM_5_TO_40 and scheme.network == "wan" else [],
+    )
+    for scheme in SCHEMES for case in CASES
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "scheme"), WAYS)
 @settings(max_examples=4)
 @given(shape=st.sampled_from(SHAPES), seed=st.integers(0, 1 << 20))
 def test_protocols_compute_the_plain_function(case: Case, scheme: Scheme, shape, seed: int):

@@ -16,6 +16,7 @@ from torch import nn
 
 from sectorch.choreography import Party, Phase
 from sectorch.choreography.ledger import Profile, Transcript
+from sectorch.ckks.convert import finest_scale
 from sectorch.dp import ConfidentGNMax, GNMax, LNMax
 from sectorch.federated import FederationError
 from sectorch.federated.models import square
@@ -98,11 +99,15 @@ def test_ckks_label_is_the_noisy_argmax():
     assert torch.equal(answer.labels, (votes_of(found, IMAGES[:8]) + mechanism.drawn[0]).argmax(1))
 
 
-def test_keys_of_a_long_chain_are_no_finer_than_shares_take():
+@pytest.mark.parametrize("asked", [False, pytest.param(True, marks=pytest.mark.sectorch_long)])
+def test_keys_of_a_long_chain_are_no_finer_than_shares_take(asked: bool):
     """8,192 slots bring a modulus with room for a scale of 2^40, which 20 fraction bits cannot share."""
     torch.manual_seed(0)
     found, mechanism = [square(CLASSES, (1, 4, 4)).eval()], Known(0.7)
     panel = Panel(voters(found), CLASSES, inference="ckks", sample=IMAGES[:1], batch=8192)
+    assert panel._keys.parameters.scale_bits == finest_scale(panel.scheme.frac_bits) < 40
+    if not asked:
+        return
     answer = panel.ask(IMAGES[:4], mechanism)
     assert torch.equal(answer.labels, (votes_of(found, IMAGES[:4]) + mechanism.drawn[0]).argmax(1))
 
