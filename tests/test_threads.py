@@ -141,7 +141,8 @@ def test_many_threads_call_modules_of_one_session_for_the_first_time(slow, round
     assert drawn == len(wanted)
 
 
-def test_modules_are_made_and_called_while_others_are(slow):
+@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.sectorch_long)])
+def test_modules_are_made_and_called_while_others_are(slow, times):
     """Binding a model traces it, and fx then has nn.Module's call of the whole process in its hands."""
     session = Session(answering=2)
 
@@ -150,7 +151,7 @@ def test_modules_are_made_and_called_while_others_are(slow):
         secured = sectorch.secure(model, session=session, party=session.answering[i // 2 % 2])
         checked(secured, model, torch.randn(2, 1, 4, 4))
 
-    for _ in range(3):
+    for _ in range(times):
         at_once(work)
 
 

@@ -53,7 +53,9 @@ def data() -> dict[str, torch.Tensor]:
 FEW_NAMES = {"Q": "Q", "A": "A", "S": "S"}
 
 
-def train(parties: Parties, names: dict[str, Any] = NAMES, rate: float = 0.5, seed: int = 3) -> dict[str, torch.Tensor]:
+def train(
+    parties: Parties, names: dict[str, Any] = NAMES, rate: float = 0.5, seed: int = 3, adam: bool = False
+) -> dict[str, torch.Tensor]:
     """Two steps with dropout on all rows, of a net or, among few, a layer; Q learns the loss, A and H1 the model."""
     owners = [owner for owner in OWNERS if owner in ("Q", "A", "S") or "O" in names]
     with parties.session(STAR, names, label="training") as session:
@@ -64,8 +66,8 @@ def train(parties: Parties, names: dict[str, Any] = NAMES, rate: float = 0.5, se
         with torch.no_grad():
             for i, p in enumerate(model.parameters()):
                 p.copy_(torch.linspace(-0.5, 0.7, p.numel()).view(p.shape) + 0.1 * i)
-        kind = torch.optim.Adam if "O" in names else torch.optim.SGD
-        optimiser = kind(model.parameters(), lr=0.05 * rate)
+        momentum = {} if adam else {"momentum": 0.9 if "O" in names else 0.0}
+        optimiser = (torch.optim.Adam if adam else torch.optim.SGD)(model.parameters(), lr=0.05 * rate, **momentum)
         masks = torch.Generator().manual_seed(seed)
         loss: Any = None
         for _ in range(2 if "O" in names else 1):
@@ -89,9 +91,10 @@ def apart(world: World, work: Callable[[str, Any], Any], names: dict[str, str] =
     return each(names, run)
 
 
-def test_processes_give_the_bits_of_one_process_to_those_who_are_named(world):
-    one = train(Simulation(data()))
-    found = apart(world, lambda name, parties: train(parties))
+@pytest.mark.parametrize("adam", [False, pytest.param(True, marks=pytest.mark.sectorch_long)], ids=["sgd", "adam"])
+def test_processes_give_the_bits_of_one_process_to_those_who_are_named(world, adam):
+    one = train(Simulation(data()), adam=adam)
+    found = apart(world, lambda name, parties: train(parties, adam=adam))
     assert not any(isinstance(value, BaseException) for value in found.values()), found
     learn = {"north": {"loss"}, "east": set(one) - {"loss"}, "mid": set(one) - {"loss"}}
     for name, values in found.items():
