@@ -92,7 +92,7 @@ def test_halves_of_a_truncation_of_any_ring_elements(count: int, shift: int, see
 
     def made() -> list[torch.Tensor]:
         halves = [truncate._floor(c, r, wrap, u, shift, first) for first in (0, 1)]
-        return [*halves, truncate.shifted_less(c, shift, r), truncate._negative_less(c, wrap)]
+        return [*halves, truncate.shifted_less(c, shift, r), truncate.negative_less(c, wrap)]
 
     loops = made()
     with pytest.MonkeyPatch.context() as patch:

@@ -56,7 +56,7 @@ class Thief:
     @contextmanager
     def at_work(self):
         """Q deals by its plan, promises what it deals, and nobody else is touched."""
-        codes, bits, chosen = compare.masked_codes, select._bits_less, select._chosen_less
+        codes, bits, chosen = compare.masked_codes, select.bits_less, select._chosen_less
         signs, seen = relu._signs_of, [torch.empty(0)]
         promise, look = _Here.promise, _Here.look
 
@@ -104,7 +104,7 @@ class Thief:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(compare, "masked_codes", masked_codes)
             patch.setattr(relu, "_signs_of", signs_of)
-            patch.setattr(select, "_bits_less", bits_less)
+            patch.setattr(select, "bits_less", bits_less)
             patch.setattr(select, "_chosen_less", chosen_less)
             patch.setattr(_Here, "promise", promised)
             patch.setattr(_Here, "look", looked)

@@ -8,6 +8,8 @@ from .loops import compiled
 
 _SPAN = 512
 """Words combined at a time: their rows stay in the cache."""
+_FEW = 32
+"""The same of an AND of more than four operands, whose sets of operands have a row each."""
 
 
 @compiled
@@ -31,6 +33,7 @@ def layer(
         opened, beyond: the rows of the new state that the next layer opens, and where their masks begin.
     """
     public = np.empty((len(mine), _SPAN), np.int64)
+    sets = np.empty((shares.shape[1] // 2 if ands.shape[1] > 4 else 0, _FEW), np.int64)
     for start in range(low, high, _SPAN):
         end = min(high, start + _SPAN)
         for i in range(len(mine)):
@@ -40,7 +43,10 @@ def layer(
             for w in range(start, end):
                 new[i, w] = state[onto[i], w] if i < len(onto) else 0
         for i in range(len(ands)):
-            _add_and(public, alpha, dealt, ands[i], shares[i], at, made, first, start, end, new[into[i]])
+            if ands.shape[1] > 4 and ands[i, 4] >= 0:
+                _add_wide(public, alpha, dealt, ands[i], shares[i], at, made, first, start, end, new[into[i]], sets)
+            else:
+                _add_and(public, alpha, dealt, ands[i], shares[i], at, made, first, start, end, new[into[i]])
         for i in range(len(kept)):
             for w in range(start, end):
                 new[count + i, w] = state[kept[i], w]
@@ -86,8 +92,40 @@ def _add_and(public, alpha, dealt, rows, shares, at, made, first, start, end, ne
 
 
 @compiled
+def _add_wide(public, alpha, dealt, rows, shares, at, made, first, start, end, new, sets):
+    """`_add_and` of any number of operands; `sets` is room for half of their sets."""
+    count = 0
+    while count < len(rows) and rows[count] >= 0:
+        count += 1
+    half = 1 << (count - 1)
+    for low in range(start, end, _FEW):
+        size = min(_FEW, end - low)
+        last = public[rows[count - 1], low - start : low - start + size]
+        for s in range(half):
+            found, with_last = sets[s], dealt[made + shares[s | half], low : low + size]
+            if s == 0:
+                with_last = alpha[at + rows[count - 1], low : low + size]
+                for w in range(size):
+                    found[w] = with_last[w] ^ (last[w] & first)
+                continue
+            own = dealt[made + shares[s], low : low + size]
+            if s & (s - 1) == 0:
+                own = alpha[at + shares[s], low : low + size]
+            for w in range(size):
+                found[w] = with_last[w] ^ (last[w] & own[w])
+        for operand in range(count - 2, -1, -1):
+            taken = public[rows[operand], low - start : low - start + size]
+            for s in range(1 << operand):
+                found, with_it = sets[s], sets[s | (1 << operand)]
+                for w in range(size):
+                    found[w] = with_it[w] ^ (taken[w] & found[w])
+        for w in range(size):
+            new[low + w] ^= sets[0, w]
+
+
+@compiled
 def products(alpha, other, mask, sets, out, low, high):
-    """The products of two to four rows of alpha ^ other, under a mask."""
+    """The products of two and more rows of alpha ^ other, under a mask."""
     both = np.empty((len(alpha), _SPAN), np.int64)
     for start in range(low, high, _SPAN):
         size = min(_SPAN, high - start)
@@ -95,7 +133,7 @@ def products(alpha, other, mask, sets, out, low, high):
             for w in range(size):
                 both[i, w] = alpha[i, start + w] ^ other[i, start + w]
         for i in range(len(sets)):
-            p, q, third, fourth = sets[i]
+            p, q, third, fourth = sets[i, 0], sets[i, 1], sets[i, 2], sets[i, 3]
             if third < 0:
                 for w in range(size):
                     out[i, start + w] = (both[p, w] & both[q, w]) ^ mask[i, start + w]
@@ -103,6 +141,12 @@ def products(alpha, other, mask, sets, out, low, high):
                 for w in range(size):
                     out[i, start + w] = (both[p, w] & both[q, w] & both[third, w]) ^ mask[i, start + w]
             else:
+                row = out[i, start : start + size]
                 for w in range(size):
-                    four = both[p, w] & both[q, w] & both[third, w] & both[fourth, w]
-                    out[i, start + w] = four ^ mask[i, start + w]
+                    row[w] = both[p, w] & both[q, w] & both[third, w] & both[fourth, w]
+                for k in range(4, sets.shape[1]):
+                    if sets[i, k] >= 0:
+                        for w in range(size):
+                            row[w] &= both[sets[i, k], w]
+                for w in range(size):
+                    row[w] ^= mask[i, start + w]

@@ -9,7 +9,7 @@ from .layers import Layer
 
 @dataclass(frozen=True)
 class _Gate:
-    """The xor of ANDs of two to four operands each, and of onto where there is one; all by number."""
+    """The xor of ANDs of two operands or more, and of onto where there is one; all by number."""
 
     ands: tuple[tuple[int, ...], ...]
     onto: int | None

@@ -5,9 +5,9 @@ By Beaver, with alpha = alpha_A xor alpha_S from streams and d = x xor alpha ope
 
     x y = d_x d_y xor d_x alpha_y xor alpha_x d_y xor alpha_x alpha_y,
 
-of which D deals only the last term. An AND of three or four operands is the product of as many such sums: D deals the
-products of two and more of the masks, 4 bits and 11, and the AND takes one round as well. Products that several ANDs
-of a layer take are dealt once.
+of which D deals only the last term. An AND of k operands is the product of as many such sums: D deals the products of
+two and more of the masks, 2^k - k - 1 bits, and the AND takes one round as well. Products that several ANDs of a layer
+take are dealt once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .halves import Halves
 from .shares import Shares, each
 
 WIDEST = 4
-"""Operands of an AND at most."""
+"""Operands of an AND at most, where fewest bytes are wanted."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Group:
 class Layer:
     """One round on a state of rows of words.
 
-    The rows `opened` are masked and opened; AND number i takes the opened ones `ands[i]`, two to four of them, and is
+    The rows `opened` are masked and opened; AND number i takes the opened ones `ands[i]`, two of them or more, and is
     xor-ed into the new row `into[i]`; each new row has one. The first new rows are xor the rows of the old state that
     `onto` names. The new state is these rows, and the old rows `kept`.
     """
@@ -79,9 +79,9 @@ class Layer:
     @functools.cached_property
     def shares(self) -> np.ndarray:
         """For AND number i and each set of its operands, by the bits of a number, where the masks' product stands: of
-        one operand in the opened rows, of more in `products`; [ANDs, 16]."""
+        one operand in the opened rows, of more in `products`; [ANDs, 16], or more where an AND has more operands."""
         place = {part: number for number, part in enumerate(self.products)}
-        found = np.zeros((len(self.ands), 1 << WIDEST), np.int64)
+        found = np.zeros((len(self.ands), 1 << max(WIDEST, *map(len, self.ands))), np.int64)
         for i, rows in enumerate(self.ands):
             for bits in range(1, 1 << len(rows)):
                 part = sorted(row for j, row in enumerate(rows) if bits >> j & 1)
@@ -118,8 +118,9 @@ def _parts(rows: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
 
 
 def _padded(sets: Sequence[tuple[int, ...]]) -> np.ndarray:
-    """Numbers of rows, two to four of them, as [n, 4]; -1 where there are fewer."""
-    return np.array([(*rows, *(-1,) * (WIDEST - len(rows))) for rows in sets], np.int64).reshape(-1, WIDEST)
+    """Numbers of rows as [n, 4], or wider where a set has more; -1 where one has fewer."""
+    widest = max(WIDEST, *map(len, sets)) if sets else WIDEST
+    return np.array([(*rows, *(-1,) * (widest - len(rows))) for rows in sets], np.int64).reshape(-1, widest)
 
 
 @functools.cache
@@ -166,8 +167,8 @@ def and_layers(net: Net, state: Shares, layers: Sequence[Layer]) -> Shares:
     Args:
         state: words [rows, W], XOR-shared.
 
-    Rounds: one a layer; two bits an element online for each row opened; dealt one for each AND of two operands, four
-    for one of three and eleven for one of four, less what ANDs have in common. Nobody learns anything.
+    Rounds: one a layer; two bits an element online for each row opened; dealt 2^k - k - 1 for each AND of k operands,
+    less what ANDs have in common. Nobody learns anything.
     """
     if not layers:
         return state

@@ -58,7 +58,7 @@ def random_bits(net: Net, shape: torch.Size, copies: int | None = None) -> BitMa
 def deal_mask(net: Net, mask: BitMask, dtype: torch.dtype = torch.int64) -> Shares:
     """The bits of a mask as 0 and 1 in the ring; 8 bytes for each, or 4."""
     shape = mask.shape if mask.copies is None else (mask.copies, *mask.shape)
-    made = Made(_bits_less, torch.Size(shape), (mask.b_A, mask.b_S, mask.shape, mask.copies))
+    made = Made(bits_less, torch.Size(shape), (mask.b_A, mask.b_S, mask.shape, mask.copies))
     return deal(net, made, dtype, proved.bits_as_numbers(net, mask.halves, mask.copies))
 
 
@@ -74,7 +74,7 @@ def by_words(words: torch.Tensor, shape: torch.Size, copies: int | None) -> torc
 
 
 @leaf(shapes=lambda first, second, shape, copies, v_A: torch.empty_like(v_A))
-def _bits_less(first, second, shape: torch.Size, copies: int | None, v_A: torch.Tensor) -> torch.Tensor:
+def bits_less(first, second, shape: torch.Size, copies: int | None, v_A: torch.Tensor) -> torch.Tensor:
     """The bits of two halves of words as 0 and 1, less v_A."""
     if not (loops := fast(first, second, v_A)):
         return (-per_element(first, second, shape, copies)).to(v_A.dtype) - v_A

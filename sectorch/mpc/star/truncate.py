@@ -92,7 +92,7 @@ def truncate(net: Net, x: Shares, shift: int, fss: bool = False, limit_bits: int
     check_shift(shift, least=1)
     masked = open_masked(net, x)
     R = deal(net, Made(shifted_less, masked.shape, (masked.r, shift)), claim=proved.quotient(net, masked, shift))
-    wrap = deal(net, Made(_negative_less, masked.shape, (masked.r,)), torch.int32, proved.sign(net, masked))
+    wrap = deal(net, Made(negative_less, masked.shape, (masked.r,)), torch.int32, proved.sign(net, masked))
     moved = masked.c + half(shift)
     if fss:
         words, u = None, borrow(net, masked, moved, shift)
@@ -128,7 +128,7 @@ def shifted_less(r: torch.Tensor, shift: int, v_A: torch.Tensor) -> torch.Tensor
 
 
 @leaf(shapes=lambda r, v_A: torch.empty_like(v_A))
-def _negative_less(r: torch.Tensor, v_A: torch.Tensor) -> torch.Tensor:
+def negative_less(r: torch.Tensor, v_A: torch.Tensor) -> torch.Tensor:
     """At D: msb(r) less v_A, mod 2^32."""
     if not (loops := fast(r, v_A)):
         return (r < 0).to(torch.int32) - v_A

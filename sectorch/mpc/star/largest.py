@@ -1,0 +1,311 @@
+"""ReLU of the largest of a few values, with the truncation that follows a linear layer: all from one opening.
+
+For slow networks. `max_tree` and `ramps` open their values one after the other; here all comparisons of a window are
+made side by side on the same masked values. With P_ij = [x_i >= x_j] for i < j and b_i = [x_i' >= 0], x' = x + 2^(f-1),
+the values' bits are
+
+    s_i = b_i prod_{j > i} P_ij prod_{j < i} (1 - P_ji),
+
+of which one is set where the largest is not negative, and none else. So with the quotients of `relu.py`
+
+    max(x_0', ..., 0) >> f = sum_i s_i ((c_i >> f) - (r_i >> f) + 2^(64-f) msb(r_i) (1 - msb(c_i))) - xor_i s_i u_i.
+
+The difference of two values that are open under their masks is open under the difference of these, which D knows.
+
+How many rounds the comparisons take, and how many bytes, `levels` says. With one level, signs are one AND over wide
+blocks (`wide.py`), and pairs are left in two halves P = lt' xor eq' lt, which the products multiply out; with three,
+they are trees of narrow blocks. A alone computes the linear layer before, so that it is a message ahead: three levels
+take two messages more on the way than one, and a third of the bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+from ...choreography import Net, leaf, protocol
+from ...errors import ArgumentError
+from ...ring import logical_shift
+from ...ring.bitplanes import fast, signs_of, words_for
+from .circuit import Circuit
+from .compare import Node, check_planes, join, levels_of, tree
+from .deal import Made, deal
+from .guard import raise_flags
+from .layers import Layer, and_layers
+from .mask import Masked, open_masked, planes_of
+from .select import BitMask, bits_less, chosen_by, deal_mask, open_bit, per_element, picked, random_bits
+from .shares import Shares, each
+from .truncate import check_shift, half, negative_less, shifted_less
+from .wide import Blocks, Polynomial, blocks_between, complement, deal_wide_codes, polynomial, product, wide_leaves
+
+MOST = 4
+"""Values of which the largest is taken so; more are compared in turns."""
+
+PAIR_BLOCKS, SIGN_BLOCKS, TOP_BLOCKS, LOW_BLOCKS = 12, 5, 2, 4
+"""Blocks of one level: of a pair, of a sign below the limit and above it, and of the planes that are dropped."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the bits of a window of m values are compared.
+
+    Attributes:
+        pair: blocks of the differences. low, middle, top: blocks of a value: those that are dropped, those up to the
+            limit, and those above it. levels: layers of ANDs before the last one.
+    """
+
+    m: int
+    pair: Blocks
+    low: Blocks
+    middle: Blocks
+    top: Blocks
+    limited: bool
+    levels: int
+
+    @property
+    def signs(self) -> tuple[Blocks, Blocks]:
+        """The spans of a value: planes that are dropped, and all others."""
+        return self.low, Blocks(self.middle.low, self.middle.widths + self.top.widths)
+
+
+@functools.cache
+def planned(m: int, shift: int, between: int, high: int, limit_bits: int | None, levels: int) -> Plan:
+    """The blocks that take the fewest bytes for so many levels."""
+    limit = high if limit_bits is None else min(high, shift + limit_bits)
+    limited = limit < high
+    middle = limit if limited else max(shift + 1, high - 11)
+    if levels == 1:
+        counts = PAIR_BLOCKS, LOW_BLOCKS, SIGN_BLOCKS, TOP_BLOCKS
+    else:
+        counts = tuple(-(-n // 3) for n in (between, shift, middle - shift, high - middle))
+    spans = (0, between), (0, shift), (shift, middle), (middle, high)
+    pair, low, mid, top = (blocks_between(a, b, max(1, min(n, b - a))) for (a, b), n in zip(spans, counts, strict=True))
+    return Plan(m, pair, low, mid, top, limited, levels)
+
+
+def pairs_of(m: int) -> tuple[tuple[int, int], ...]:
+    return tuple(itertools.combinations(range(m), 2))
+
+
+@protocol("ramp_of_largest", "docs/protocols.md; PrivHFL, 3.3 (ii) and (iii)")
+def ramp_of_largest(
+    net: Net, x: Shares, shift: int, between: int = 63, high: int = 63, limit_bits: int | None = None, levels: int = 3
+) -> Shares:
+    """max(x[0], x[1], ..., 0) / 2^shift, rounded half up. Exact.
+
+    Args:
+        x: [m, ...], one to four values a window, all within 2^62 - 2^(shift-1) of zero.
+        shift: fraction bits to drop, 1..32.
+        between: differences are known to lie in [-2^between, 2^between).
+        high: values are known to lie in [-2^high, 2^high - 2^shift).
+        limit_bits: raise a flag (`guard.py`) where the result is 2^limit_bits or more.
+        levels: 1 or 3, layers of ANDs for comparisons.
+
+    Rounds: 1 (opening) + levels + 1 (products) + 1 (bits). For 20 bits and a limit of 32, an element of a window of one
+    takes 29 bytes online and 150 dealt with one level; of four, 36 and 345, and with three levels 34 and 112. Nobody
+    learns anything.
+    """
+    m, shape = x.shape[0], x.shape[1:]
+    if not 1 <= m <= MOST:
+        raise ArgumentError(f"a window has one to {MOST} values, got {m}")
+    check_shift(shift, least=1)
+    check_planes(high, shift)
+    check_planes(between)
+    plan = planned(m, shift, between, high, limit_bits, levels)
+    masked = open_masked(net, each(by_words, x))
+    width = masked.shape[2]
+
+    mask = random_bits(net, torch.Size((64, m + 1, width)))
+    own = BitMask(mask.b_A[: m * width], mask.b_S[: m * width], masked.shape, None)
+    sign = _signs(masked.r)
+    R = deal(net, Made(shifted_less, masked.shape, (masked.r, shift)))
+    w = deal(net, Made(negative_less, masked.shape, (masked.r,)), torch.int32)
+    bits = deal_mask(net, mask)
+    chosen = deal(net, chosen_by(own, masked.r, shift))
+    wraps = deal(net, Made(bits_less, masked.shape, (own.b_A & sign, own.b_S & sign, masked.shape, None)), torch.int32)
+
+    won = _won(net, masked, plan, high)
+    first, second = open_bit(net, won, mask)
+    c = masked.c + half(shift)
+    at_A = _chosen(first, second, c, R.A, bits.A, chosen.A, w.A, wraps.A, 1, shift)
+    at_S = _chosen(first, second, c, R.S, bits.S, chosen.S, w.S, wraps.S, 0, shift)
+    return each(_unpadded, Shares(at_A, at_S), shape)
+
+
+def _won(net: Net, x: Masked, plan: Plan, high: int) -> Shares:
+    """s_0, ..., and the xor of all s_i u_i: words [(m + 1) W], XOR-shared. Raises flags beside them."""
+    m, width = plan.m, x.shape[2]
+    pairs, between = pairs_of(m), plan.pair.high
+    layers, places = _circuit(plan)
+    codes = deal_wide_codes(net, x, plan.signs, (high,))
+    c = x.c + half(plan.low.high)
+    public = planes_of(c), planes_of(c - (1 << plan.top.low)) if plan.limited else None
+    dealt, differences = (codes,), None
+    if pairs:
+        difference = Masked(*(_differences(v, pairs) for v in (x.c, x.r, x.r_A, x.r_S)))
+        dealt = codes, deal_wide_codes(net, difference, (plan.pair,), (between,))
+        differences = planes_of(difference.c)
+    at_A = _state(*public, differences, plan, width, True, *(v.A for v in dealt))
+    at_S = _state(*public, differences, plan, width, False, *(v.S for v in dealt))
+    state = and_layers(net, Shares(at_A, at_S), layers)
+    if plan.limited:
+        raise_flags(net, each(_rows_of, state, places[m + 1 :], 3))
+    return each(_rows_of, state, places[: m + 1], 1)
+
+
+@leaf
+def by_words(x: torch.Tensor) -> torch.Tensor:
+    """[m, ...] -> [64, m, W]: the i-th values of all windows, 64 of them to a word of packed bits."""
+    flat = x.reshape(x.shape[0], -1)
+    missing = -flat.shape[1] % 64
+    return torch.nn.functional.pad(flat, (0, missing)).view(len(flat), 64, -1).transpose(0, 1).contiguous()
+
+
+@leaf
+def _unpadded(y: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    return y.reshape(-1)[: shape.numel()].view(shape)
+
+
+@leaf
+def _differences(x: torch.Tensor, pairs: tuple[tuple[int, int], ...]) -> torch.Tensor:
+    """[64, m, W] -> [64, pairs, W]."""
+    return torch.stack([x[:, i] - x[:, j] for i, j in pairs], 1)
+
+
+@leaf(shapes=lambda v: v.new_empty(words_for(v.numel())))
+def _signs(v: torch.Tensor) -> torch.Tensor:
+    """The sign bits as words."""
+    return signs_of(v)
+
+
+@leaf
+def _rows_of(state: torch.Tensor, places: tuple[int, ...], groups: int) -> torch.Tensor:
+    """Some rows of the state, side by side: [W'], or [groups, W']."""
+    found = state[list(places)]
+    return found.reshape(-1) if groups == 1 else found.reshape(groups, -1)
+
+
+def _rows(plan: Plan) -> int:
+    """Rows of the state: lt and eq of all blocks, of m values and of all pairs."""
+    blocks = len(plan.low.widths) + len(plan.middle.widths) + (1 + plan.limited) * len(plan.top.widths)
+    return 2 * (blocks * plan.m + len(plan.pair.widths) * len(pairs_of(plan.m)))
+
+
+@leaf(shapes=lambda bits, far, differences, plan, width, first, *_: bits.new_empty(_rows(plan), width))
+def _state(bits, far, differences, plan: Plan, width: int, first: bool, codes, pair_codes=None) -> torch.Tensor:
+    """One party's half of lt and eq of all blocks, in the order of `_circuit`: [rows, W]. The most significant lt of a
+    value, of a value less the limit and of a pair has the signs of c and r on it, and is of [x >= 0].
+
+    Args:
+        bits, far, differences: public planes of c, of c - 2^k, and of the pairs' differences.
+    """
+    signs = plan.signs
+    own = wide_leaves(bits, codes, signs, first)
+    place = 2 * len(plan.low.widths) + len(signs[1].widths) - 1
+    own[place] ^= _sign_of(bits, codes, signs[1].high, first)
+    parts = [own]
+    if plan.limited:
+        top = codes[plan.low.codes + plan.middle.codes :]
+        beyond = wide_leaves(far, top, (plan.top,), first)
+        beyond[len(plan.top.widths) - 1] ^= _sign_of(far, codes, plan.top.high, first)
+        parts.append(beyond)
+    if differences is not None:
+        less = wide_leaves(differences, pair_codes, (plan.pair,), first)
+        less[len(plan.pair.widths) - 1] ^= _sign_of(differences, pair_codes, plan.pair.high, first)
+        parts.append(less)
+    return torch.cat([part.view(-1, width) for part in parts])
+
+
+def _sign_of(bits: torch.Tensor, codes: torch.Tensor, high: int, first: bool) -> torch.Tensor:
+    """One party's half of 1 xor c's plane xor r's."""
+    return ~(codes[-1] ^ bits[high]) if first else codes[-1]
+
+
+@functools.cache
+def _circuit(plan: Plan) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
+    """The layers, and the rows of s_0, ..., of xor_i s_i u_i, and of the flags' e, u and l."""
+    m, pairs = plan.m, pairs_of(plan.m)
+    circuit, at = Circuit(_rows(plan)), 0
+
+    def nodes(blocks: int, count: int) -> list[list[Node]]:
+        """Of each of `count` values that stand side by side, its blocks."""
+        nonlocal at
+        found = [[(at + b * count + i, at + (blocks + b) * count + i) for b in range(blocks)] for i in range(count)]
+        at += 2 * blocks * count
+        return found
+
+    low = nodes(len(plan.low.widths), m)
+    upper = nodes(len(plan.middle.widths) + len(plan.top.widths), m)
+    far = nodes(len(plan.top.widths), m) if plan.limited else []
+    differences = nodes(len(plan.pair.widths), len(pairs))
+
+    middle = len(plan.middle.widths)
+    u = [_below(circuit, blocks, plan.levels)[0] for blocks in low]
+    signs = [_above(circuit, blocks, middle, plan.levels) for blocks in upper]
+    b = [polynomial((k,), (eq, u_i)) for ((k, eq), _), u_i in zip(signs, u, strict=True)]
+    wins = {pair: _pair(circuit, blocks, plan.levels) for pair, blocks in zip(pairs, differences, strict=True)}
+    s = [
+        product(b[i], *(wins[i, j] for j in range(i + 1, m)), *(complement(wins[j, i]) for j in range(i)))
+        for i in range(m)
+    ]
+    borrowed = functools.reduce(frozenset.symmetric_difference, [product(p, polynomial((v,))) for p, v in zip(s, u)])
+    results = [_gate(circuit, p) for p in (*s, borrowed)]
+    if plan.limited:
+        beyond = [_below(circuit, blocks, plan.levels) for blocks in far]
+        results += [eq for _, eq in beyond]
+        results += [_gate(circuit, polynomial((lt,), (eq, v))) for (_, (lt, eq)), v in zip(signs, u, strict=True)]
+        results += [lt for lt, _ in beyond]
+    return circuit.layers(tuple(results))
+
+
+def _below(circuit: Circuit, blocks: list[Node], levels: int) -> Node:
+    """One node of all blocks."""
+    return join(circuit, blocks) if levels == 1 else tree(circuit, blocks, levels_of(len(blocks)))
+
+
+def _above(circuit: Circuit, blocks: list[Node], middle: int, levels: int) -> tuple[Node, Node]:
+    """One node of all blocks, and one of the lower `middle` of them."""
+    lower = _below(circuit, blocks[:middle], levels)
+    if levels == 1 or not blocks[middle:]:
+        return join(circuit, blocks) if levels == 1 else lower, lower
+    return join(circuit, [lower, _below(circuit, blocks[middle:], levels)]), lower
+
+
+def _pair(circuit: Circuit, blocks: list[Node], levels: int) -> Polynomial:
+    """[x >= y] of a pair: of its two halves, or of all its blocks."""
+    if levels > 1 or len(blocks) == 1:
+        return polynomial((_below(circuit, blocks, levels)[0],))
+    middle = len(blocks) // 2
+    (lt, _), (above, eq) = join(circuit, blocks[:middle]), join(circuit, blocks[middle:])
+    return polynomial((above,), (eq, lt))
+
+
+def _gate(circuit: Circuit, p: Polynomial) -> int:
+    """A gate of a polynomial without a constant, and with one row at most that stands alone."""
+    alone = [row for rows in p if len(rows) == 1 for row in rows]
+    return circuit.gate(*sorted(tuple(sorted(rows)) for rows in p if len(rows) > 1), onto=alone[0] if alone else None)
+
+
+@leaf(shapes=lambda first, second, c, *_: c.new_empty(c.shape[0], c.shape[2]))
+def _chosen(first, second, c, R, bits, chosen, w, wraps, one: int, shift: int) -> torch.Tensor:
+    """One party's half of sum_i s_i ((c_i >> f) - R_i + 2^(64-f) w_i (1 - msb(c_i))) - xor_i s_i u_i: [64, W].
+
+    Args:
+        first, second: public, the halves of e as words [(m + 1) W]. c: [64, m, W], with the half added.
+    """
+    if loops := fast(first, second, c, R, bits, chosen, w, wraps):
+        out = torch.empty(c.shape[0], c.shape[2], dtype=torch.int64)
+        arrays = (loops.array(v) for v in (first ^ second, c, R, bits, chosen, w, wraps))
+        loops.on_words(c.shape[2], loops.winners, *arrays, one, shift, out.numpy())
+        return out
+    e = per_element(first, second, bits.shape, None)
+    own, m = e[:, :-1], c.shape[1]
+    total = picked(own, bits[:, :m], one).mul_(logical_shift(c, shift)).sub_(picked(own, chosen, R))
+    wrap = picked(own, wraps.to(torch.int64), w.to(torch.int64)).bitwise_left_shift_(64 - shift)
+    total += wrap.bitwise_and_((c >> 63).bitwise_not_())
+    return total.sum(1) - picked(e[:, -1], bits[:, -1], one)
+
+
