@@ -194,6 +194,15 @@ class Backend(Protocol):
     def largest(self, x: Any, high: int = 63) -> Any:
         """The maximum along the first dimension; differences are known to lie in [-2^high, 2^high)."""
 
+    def ramp_of_largest(
+        self, x: Any, shift: int, between: int = 63, high: int = 63, limit_bits: int | None = None
+    ) -> Any:
+        """The largest along the first dimension, at least 0, and over 2^shift, rounded half up: `ramps` of `largest`.
+
+        Args:
+            shift: 1 to 32. between: as `high` of `largest`. high: as of `ramps`.
+        """
+
     # Functions that are not piecewise linear.
 
     def series(self, x: Any, scale_bits: int, which: Series) -> Any:

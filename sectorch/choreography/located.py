@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -93,14 +93,17 @@ class Located:
     it. What needs the content in Python (a branch, an index, a float) is refused.
     """
 
-    __slots__ = ("_session", "_value", "owners", "phase", "round", "slot")
+    __slots__ = ("_session", "_value", "owners", "phase", "rounds", "slot")
     made_by = "net.own(party, tensor) brings a party's tensor in"
 
-    def __init__(self, value, owners: frozenset[Party], phase: Phase, round: int, session: bytes, slot: Any = None):
+    def __init__(
+        self, value, owners: frozenset[Party], phase: Phase, rounds: Mapping[Party, int], session: bytes,
+        slot: Any = None,
+    ):  # fmt: skip
         self._value = value
         self.owners = owners
         self.phase = phase
-        self.round = round
+        self.rounds = rounds
         self.slot = slot
         self._session = session
 
@@ -127,10 +130,10 @@ class Located:
             raise MisplacedValueError(
                 f"{who} does not hold a value of shape {tuple(self.shape)}, which is at {holding}"
             )
-        return Located(self._value, owners, self.phase, self.round, self._session, self.slot)
+        return Located(self._value, owners, self.phase, self.rounds, self._session, self.slot)
 
     def send(self, src: Party, dst: Party, label: str) -> Located:
-        """`src` sends it to `dst`; the result is held by both, and a round later. See `choreography.Net.send`."""
+        """`src` sends it to `dst`; the result is held by both, at `dst` a round later. See `choreography.Net.send`."""
         return current().send(self, src, dst, label)
 
     @classmethod

@@ -12,7 +12,7 @@ present, f runs on meta tensors, so that shapes are known to everybody. Protocol
 
 Data dependence is tracked on every value. What depends on neither model nor query belongs to `Phase.OFFLINE`, what
 depends on the model alone and is done once a session to `Phase.SETUP`, what depends on the query to `Phase.ONLINE`; the
-number of dependent messages before a value is its round.
+number of dependent messages before a party has a value is its round there.
 
 Source of the idea: choreographic programming (HasChor, MultiChor).
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -125,8 +125,8 @@ class Net:
             raise MisplacedValueError(
                 f"nobody holds all that {_name(f)} takes: {said or 'nothing located'}; send it there"
             )
-        phase, depth = self._dependence(values)
-        return self._step(Compute(f, owners, phase, self._path(), pure=True), values, depth)
+        phase, rounds = self._dependence(values)
+        return self._step(Compute(f, owners, phase, self._path(), pure=True), values, rounds)
 
     @_in_turn
     def fresh(self, party: Party, f: Callable, *values: Any) -> Any:
@@ -137,19 +137,19 @@ class Net:
 
     def _alone(self, party: Party, f: Callable, values: tuple, random: bool) -> Any:
         f = getattr(f, "kernel", f)
-        phase, depth = self._dependence(values)
+        phase, rounds = self._dependence(values)
         for value in values:
             if type(value) is Located and party not in value.owners:
                 raise MisplacedValueError(
                     f"{party} cannot compute {_name(f)}: a value of shape {tuple(value.shape)} is at "
                     f"{_names(value.owners)} only; send it there first, or let {_names(value.owners)} compute"
                 )
-        return self._step(Compute(f, frozenset((party,)), phase, self._path(), random=random), values, depth)
+        return self._step(Compute(f, frozenset((party,)), phase, self._path(), random=random), values, rounds)
 
     @_in_turn
     def public(self, party: Party, value: torch.Tensor) -> Located:
         """A public value, as the party has it: a step of the program, which says what it is."""
-        return self._step(Compute(_itself, frozenset((party,)), self._base, self._path(), pure=True), (value,), 0)
+        return self._step(Compute(_itself, frozenset((party,)), self._base, self._path(), pure=True), (value,), {})
 
     @_in_turn
     def check(self, party: Party, f: Callable, *values: Any) -> Any:
@@ -163,9 +163,7 @@ class Net:
 
     @_in_turn
     def send(self, value: Located, src: Party, dst: Party, label: str) -> Located:
-        """Send a value that `src` holds to `dst`; the result is held by both, and has arrived: it is a round later.
-
-        A sender that goes on with what it had before, and not with the result, waits for nothing.
+        """Send a value that `src` holds to `dst`; both hold the result, `dst` a round later than `src`.
 
         Raises:
             TopologyError: the two have no edge.
@@ -177,18 +175,20 @@ class Net:
         check_located(value, "net.send")
         if src not in value.owners:
             raise MisplacedValueError(f"{src} cannot send '{label}': it does not hold the value")
-        phase, depth = self._dependence((value,))
+        phase, rounds = self._dependence((value,))
         declared = self._declared(label, src, dst)
         if value.dtype not in PAYLOADS:
             raise DtypeError(
                 f"'{label}' carries ring elements and words (int64, int32) or bytes (uint8), not {value.dtype}; "
                 f"fractions are encoded where they are brought in (sectorch.ring.encode)"
             )
+        arrived = rounds.get(src, 0) + 1
         header = Header(
-            self._path(), label, src, dst, phase, depth + 1, value.shape, value._value.dtype,
+            self._path(), label, src, dst, phase, arrived, value.shape, value._value.dtype,
             declared.mask, declared.shows,
         )  # fmt: skip
-        return self._step(Move(header, value.owners), (value,), depth + 1)
+        later = rounds if dst in value.owners else {**rounds, dst: arrived}
+        return self._step(Move(header, value.owners), (value,), later)
 
     @_in_turn
     def common(self, p: Party, q: Party, shape: torch.Size | tuple, label: str, dtype=torch.int64) -> Located:
@@ -202,7 +202,7 @@ class Net:
         owners = frozenset((p, q))
         draw, self._draws = self._draws, self._draws + 1
         name = f"{self._stack[-1].name if self._stack else 'program'}/{label}"
-        return self._step(Draw(owners, self._base, self._path(), name, draw, shape, dtype), (), 0)
+        return self._step(Draw(owners, self._base, self._path(), name, draw, shape, dtype), (), {})
 
     @contextmanager
     def playing(self, roles: Roles, **parties: Party) -> Iterator[None]:
@@ -251,7 +251,7 @@ class Net:
         """
         self.cast.check_party(party)
         check_content(value, party in self.runtime.here)
-        brought = Located(value, frozenset((party,)), phase, 0, self.runtime.session)
+        brought = Located(value, frozenset((party,)), phase, {}, self.runtime.session)
         if self.tracing is not None:
             self.tracing.brought(brought, name)
         return brought
@@ -267,10 +267,10 @@ class Net:
         """
         self.cast.check_party(party)
         check_located(value, "net.read")
-        phase, depth = self._dependence((value,))
+        phase, rounds = self._dependence((value,))
         if party not in value.owners:
             raise MisplacedValueError(f"{party} cannot read a value held by {sorted(p.name for p in value.owners)}")
-        return self._step(Read(frozenset((party,)), phase), (value,), depth)._value
+        return self._step(Read(frozenset((party,)), phase), (value,), rounds)._value
 
     def agreed(self, value: Located, parties: Iterable[Party]) -> Any:
         """The content of a value that all these parties hold, and that the program itself may go by: what comes next.
@@ -285,17 +285,20 @@ class Net:
         check_located(value, "net.agreed")
         if not parties <= value.owners:
             raise MisplacedValueError(f"{_names(parties - value.owners)} cannot follow: the value was not sent there")
-        phase, depth = self._dependence((value,))
-        return self._step(Read(parties, phase), (value,), depth)._value
+        phase, rounds = self._dependence((value,))
+        return self._step(Read(parties, phase), (value,), rounds)._value
 
-    def _dependence(self, values: Iterable[Any]) -> tuple[Phase, int]:
-        phase, depth = self._base, 0
+    def _dependence(self, values: Iterable[Any]) -> tuple[Phase, Mapping[Party, int]]:
+        phase, rounds = self._base, {}
         for value in values:
             if type(value) is Located:
                 if value._session != self.runtime.session:
                     raise SessionMismatchError("values of two sessions cannot meet: their shares have different keys")
-                phase, depth = max((phase, depth), (value.phase, value.round))
-        return phase, depth
+                if value.phase > phase:
+                    phase, rounds = value.phase, value.rounds
+                elif value.phase == phase and value.rounds is not rounds:
+                    rounds = {p: max(rounds.get(p, 0), value.rounds.get(p, 0)) for p in {**rounds, **value.rounds}}
+        return phase, rounds
 
     def _declared(self, label: str, src: Party, dst: Party) -> Message:
         if not self._stack:
@@ -311,7 +314,7 @@ class Net:
     def _path(self) -> str:
         return "/".join(spec.name for spec in self._stack)
 
-    def _step(self, step: Step, values: tuple, depth: int) -> Any:
+    def _step(self, step: Step, values: tuple, rounds: Mapping[Party, int]) -> Any:
         number, self._steps = self._steps, self._steps + 1
         here = self.runtime.here
         if step.owners & here or type(step) is Move:  # observers hear of messages between others as well
@@ -323,8 +326,8 @@ class Net:
             self.tracing.step(number, step, values, result)
         owners, phase, session, call = step.owners, step.phase, self.runtime.session, self.call
         if isinstance(result, tuple):
-            return tuple(Located(r, owners, phase, depth, session, (call, number, i)) for i, r in enumerate(result))
-        return Located(result, owners, phase, depth, session, (call, number, 0))
+            return tuple(Located(r, owners, phase, rounds, session, (call, number, i)) for i, r in enumerate(result))
+        return Located(result, owners, phase, rounds, session, (call, number, 0))
 
 
 def _content(value: Any, present: bool) -> Any:

@@ -163,6 +163,9 @@ class Plain(Backend):
     def largest(self, x: T, high: int = 63) -> T:
         return functools.reduce(torch.maximum, x)  # several times as fast as amax along the first dimension
 
+    def ramp_of_largest(self, x: T, shift: int, between: int = 63, high: int = 63, limit_bits: int | None = None) -> T:
+        return self.ramps(self.largest(x), (0,), shift, limit_bits=limit_bits)[0]
+
     def series(self, x: T, scale_bits: int, which: Series) -> T:
         return value_at(turns_of(x, which.period_bits + scale_bits), which)
 

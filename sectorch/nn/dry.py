@@ -81,7 +81,7 @@ def dry_run(
     """
     session = traces.session
     profile, shapes = Profile(), {}
-    budget = Budget(len(program.graph.nodes), scheme.fss) if limited and program is not None else None
+    budget = Budget(len(program.graph.nodes), scheme.few_rounds) if limited and program is not None else None
 
     def step(node: fx.Node, compute: Any, args: tuple, kwargs: dict) -> Any:
         place = PLACE.set(place_of(node))

@@ -17,6 +17,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from ..errors import SectorchError
+from ..ops.pooling import joins, relu_of_max_pool2d
 from ..tensor.table import HANDLER, row_of
 from .where import place_of, raise_located
 
@@ -68,7 +69,7 @@ def run(program: Trace, values: Mapping[str, Any], inputs: Sequence[Any], step: 
         step: called as step(node, compute, args, kwargs) in place of compute(*args, **kwargs), for whoever watches.
     """
     made: dict[fx.Node, Any] = {}
-    nodes = list(program.graph.nodes)
+    nodes, pooled = list(program.graph.nodes), _pooled_before_relu(program)
     uses = {node: len(node.users) for node in nodes}
     given = iter(inputs)
     for node in nodes:
@@ -81,8 +82,12 @@ def run(program: Trace, values: Mapping[str, Any], inputs: Sequence[Any], step: 
                 made[node] = values[node.target]
             elif node.op == "output":
                 return args[0] if program.spec is None else pytree.tree_unflatten(list(args[0]), program.spec)
+            elif node in pooled and joins(*args):
+                made[node] = _Waiting(args, kwargs)
             else:
                 compute = node.target
+                if args and type(args[0]) is _Waiting:
+                    compute, args, kwargs = relu_of_max_pool2d, args[0].args, args[0].kwargs
                 made[node] = compute(*args, **kwargs) if step is None else step(node, compute, args, kwargs)
         except SectorchError as error:
             raise_located(error, place_of(node))
@@ -91,6 +96,27 @@ def run(program: Trace, values: Mapping[str, Any], inputs: Sequence[Any], step: 
             if not uses[used]:
                 del made[used]
     return None
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A max-pooling that is computed together with its ReLU."""
+
+    args: tuple
+    kwargs: dict
+
+
+def _pooled_before_relu(program: Trace) -> set[fx.Node]:
+    """The max-poolings that a ReLU reads, and nobody else."""
+    found = set()
+    for node in program.graph.nodes:
+        row = row_of(node.target) if node.op == "call_function" else None
+        if row is not None and row.name == "relu" and isinstance(node.args[0] if node.args else None, fx.Node):
+            pool = node.args[0]
+            known = row_of(pool.target) if pool.op == "call_function" and len(pool.users) == 1 else None
+            if known is not None and known.name == "max_pool2d":
+                found.add(pool)
+    return found
 
 
 class OutOfPlace:

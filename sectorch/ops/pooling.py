@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ..tensor import SharedTensor
 from ..tensor.table import Context, implements
 from .bilinear import bilinear, scaled
-from .common import bound, local, refuse
-from .ranges import planes
+from .common import bound, excess, local, refuse
+from .ranges import dropped, limit_bits, planes
 
 T = torch.Tensor
 _HIDDEN = vars(F)
@@ -56,6 +57,13 @@ def _windows(v: torch.Tensor, fill: int, kernel, stride, padding, dilation, ceil
 @implements("max_pool2d", F.max_pool2d, torch.max_pool2d, _HIDDEN["_max_pool2d"], note="PrivHFL, 3.3 (iii)")
 def max_pool2d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
                dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> SharedTensor:  # fmt: skip
+    windows, high = _compared(context, x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+    return x.like(context.backend.largest(windows, high), x.scale_bits)
+
+
+def _compared(context: Context, x: SharedTensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any,
+              ceil_mode: bool, return_indices: bool) -> tuple[Any, int]:  # fmt: skip
+    """[window, ..., oh, ow], and the planes in which two values of a window differ."""
     if return_indices:
         refuse("max_pool2d with indices", "call it without return_indices")
     kernel, padding, dilation = _pair(kernel_size), _pair(padding), _pair(dilation)
@@ -63,8 +71,38 @@ def max_pool2d(context: Context, x: SharedTensor, kernel_size: Any, stride: Any 
     high = 63 if any(padding) or ceil_mode else bound(context, x.scale_bits, 1)
     known = planes(x, 2)
     high, lowest = min(high, known), _LOWEST if x.bound is None or known == 63 else -math.ceil(x.bound)
-    windows = context.backend.affine(_windows, x.shares, lowest, kernel, stride, padding, dilation, ceil_mode)
-    return x.like(context.backend.largest(windows, high), x.scale_bits)
+    return context.backend.affine(_windows, x.shares, lowest, kernel, stride, padding, dilation, ceil_mode), high
+
+
+def joins(x: Any, *_: Any, **__: Any) -> bool:
+    """Whether a max-pooling of x waits for its ReLU: where rounds are dear, and the ReLU shows nothing."""
+    return type(x) is SharedTensor and x.scheme.few_rounds and x.scheme.relu == "exact"
+
+
+def relu_of_max_pool2d(
+    input: torch.Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+    ceil_mode: bool = False, return_indices: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """relu(max_pool2d(input, ...)): what a program computes in one step where rounds are dear (`nn/trace.py`)."""
+    given = kernel_size, stride, padding, dilation, ceil_mode, return_indices
+    if has_torch_function_unary(input):
+        return handle_torch_function(relu_of_max_pool2d, (input,), input, *given)
+    return F.relu(F.max_pool2d(input, *given))
+
+
+@implements("relu_of_max_pool2d", relu_of_max_pool2d, note='exact; a max_pool2d and its relu, with `network="wan"`')
+def _relu_of_max_pool2d(
+    context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+    ceil_mode: bool = False, return_indices: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    given, shift = (kernel_size, stride, padding, dilation, ceil_mode, return_indices), excess(context, x.scale_bits)
+    if not shift or context.scheme.relu != "exact":
+        return F.relu(F.max_pool2d(x, *given))
+    windows, high = _compared(context, x, *given)
+    scale = x.scale_bits - shift
+    limit = limit_bits(context, x, scale)
+    shares = context.backend.ramp_of_largest(windows, shift, high, bound(context, x.scale_bits), limit)
+    return x.like(shares, scale, dropped(context, x, shift))
 
 
 @implements("max_pool1d", F.max_pool1d, torch.max_pool1d, _HIDDEN["_max_pool1d"], note="as max_pool2d with height one")

@@ -344,7 +344,7 @@ def wide_leaves(bits, words, blocks, first, out, low, high):
 
 @compiled
 def winners(e, c, quotient, bits, chosen, wraps, wraps_chosen, first, shift, out, low, high):
-    """One party's half of sum_i s_i (C_i - R_i + 2^(64-f) w_i) - u of [64, m, W], for s and u = e xor b; see `largest.py`.
+    """One party's half of sum_i s_i (C_i - R_i + 2^(64-f) w_i) - u, for s and u = e xor b; see `largest.py`.
 
     Args:
         e: words [(m + 1) W], public. bits: b in the ring [64, m + 1, W]. All others [64, m, W].

@@ -118,8 +118,8 @@ class Scheme:
             )
 
     @property
-    def fss(self) -> bool:
-        """Whether comparisons are made by function secret sharing: no round, and some twenty times the dealt bytes."""
+    def few_rounds(self) -> bool:
+        """Whether few rounds count for more than few bytes that are sent ahead."""
         return self.network == "wan"
 
 

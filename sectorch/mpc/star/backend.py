@@ -20,8 +20,9 @@ from ..smooth.normalise import normalise
 from ..smooth.trigonometric import trigonometric
 from .claims import settle
 from .compare import drelu, is_zero
-from .fours import LONG, max_by_fours
+from .fours import FOUR, LONG, max_by_fours
 from .guard import beside_tag, flags_of_bits, guard, joined, raise_flags, unpadded
+from .largest import MOST, levels_worth, ramp_of_largest
 from .linear import Weight, linear, mask_weight
 from .mask import open_masked
 from .multiply import multiply, square
@@ -35,13 +36,20 @@ from .sign import at_least
 from .truncate import truncate
 from .within import raise_outside
 
+KEYED = 1 << 10
+"""Elements up to which comparisons are made by keys where rounds are dear: some 4 kB each are sent ahead."""
+
 
 class Star(Backend):
     """Values are additive shares of A and S; Q, or whoever plays D, deals. Rounds and bytes: each protocol's own."""
 
     def __init__(self, net: Net, scheme: Scheme, device: torch.device):
-        self.net, self.fss, self.device = net, scheme.fss, device
+        self.net, self.few_rounds, self.device = net, scheme.few_rounds, device
         net.verified |= scheme.verified
+
+    def _keyed(self, x: Shares) -> bool:
+        """Whether x is compared by keys: one message less on the way than trees have, and a hundred times the bytes."""
+        return self.few_rounds and x.shape.numel() <= KEYED
 
     def share(self, x: Located, whole: bool) -> Shares:
         shares = share(self.net, x)
@@ -143,10 +151,10 @@ class Star(Backend):
         return square(self.net, x)
 
     def truncate(self, x: Shares, shift: int, limit_bits: int | None = None) -> Shares:
-        return truncate(self.net, x, shift, self.fss, limit_bits)
+        return truncate(self.net, x, shift, self._keyed(x), limit_bits, self.few_rounds)
 
     def at_least(self, x: Shares, thresholds: tuple[int, ...] = (0,), high: int = 63) -> Shares:
-        return at_least(self.net, open_masked(self.net, x), thresholds, self.fss, high)
+        return at_least(self.net, open_masked(self.net, x), thresholds, self._keyed(x), high)
 
     def is_zero(self, x: Shares) -> Shares:
         return bit_to_ring(self.net, is_zero(self.net, open_masked(self.net, x)), x.shape)
@@ -158,11 +166,13 @@ class Star(Backend):
     def ramps(
         self, x: Shares, thresholds: tuple[int, ...], shift: int = 0, high: int = 63, limit_bits: int | None = None
     ) -> list[Shares]:
-        return ramps(self.net, x, thresholds, shift, high, self.fss, limit_bits)
+        if self.few_rounds and shift and thresholds == (0,) and not self._keyed(x):
+            return [self.ramp_of_largest(each(torch.unsqueeze, x, 0), shift, 63, high, limit_bits)]
+        return ramps(self.net, x, thresholds, shift, high, self._keyed(x), limit_bits)
 
     def relu_and_rest(self, x: Shares, shift: int, high: int, limit_bits: int | None = None) -> tuple[Shares, Shares]:
-        rest = truncate(self.net, x, shift, self.fss, limit_bits) if shift else x
-        if self.fss:  # what is truncated already needs one opening more, and fewer keys
+        rest = self.truncate(x, shift, limit_bits) if shift else x
+        if self._keyed(x):  # what is truncated already needs one opening more, and fewer keys
             return relu(self.net, rest, 0, high - shift, True), rest
         return relu(self.net, x, shift, high), rest
 
@@ -170,18 +180,31 @@ class Star(Backend):
         return leaky_relu_privhfl(self.net, x, shift)
 
     def maximum(self, x: Shares, y: Shares, high: int = 63) -> Shares:
-        return maximum(self.net, x, y, high, self.fss)
+        return maximum(self.net, x, y, high, self._keyed(x))
 
     def largest(self, x: Shares, high: int = 63) -> Shares:
-        if x.shape[0] >= LONG and not self.fss:
-            return max_by_fours(self.net, x, high)
-        return max_tree(self.net, x, high, self.fss)
+        if self._keyed(x):
+            return max_tree(self.net, x, high, fss=True)
+        return (
+            max_by_fours(self.net, x, high)
+            if x.shape[0] >= (FOUR if self.few_rounds else LONG)
+            else max_tree(self.net, x, high)
+        )
+
+    def ramp_of_largest(
+        self, x: Shares, shift: int, between: int = 63, high: int = 63, limit_bits: int | None = None
+    ) -> Shares:
+        m, count = x.shape[0], x.shape[1:].numel()
+        if not self.few_rounds or m > MOST or self._keyed(x):
+            return self.ramps(self.largest(x, between), (0,), shift, high, limit_bits)[0]
+        levels = levels_worth(m, count, shift, between, high, limit_bits)
+        return ramp_of_largest(self.net, x, shift, between, high, limit_bits, levels)
 
     def series(self, x: Shares, scale_bits: int, which: Series) -> Shares:
         return trigonometric(self.net, x, scale_bits, which)
 
     def normalise(self, x: Shares, low: int, high: int) -> Normal:
-        return normalise(self.net, x, low, high, self.fss)
+        return normalise(self.net, x, low, high, self._keyed(x))
 
     def flag(self, bad: Shares) -> None:
         raise_flags(self.net, flags_of_bits(self.net, bad))
@@ -191,7 +214,7 @@ class Star(Backend):
 
     def flag_outside(self, x: Shares, bits: int) -> None:
         masked = open_masked(self.net, x)
-        raise_outside(self.net, masked, masked.c, bits, fss=self.fss)
+        raise_outside(self.net, masked, masked.c, bits, fss=self._keyed(x))
 
     def own_code(self, x: Shares, count: int) -> Shares | None:
         return None if x.Q is None else share(self.net, compute(one_hot, x.Q, count))

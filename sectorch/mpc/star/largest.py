@@ -1,14 +1,14 @@
 """ReLU of the largest of a few values, with the truncation that follows a linear layer: all from one opening.
 
 For slow networks. `max_tree` and `ramps` open their values one after the other; here all comparisons of a window are
-made side by side on the same masked values. With P_ij = [x_i >= x_j] for i < j and b_i = [x_i' >= 0], x' = x + 2^(f-1),
-the values' bits are
+made side by side on the same masked values. With D_i = (c_i >> f) - (r_i >> f), whose value is x_i >> f or one more,
+q_i = [D_i > 0], and P_ij = [x_i >= x_j] for i < j, the values' bits are
 
-    s_i = b_i prod_{j > i} P_ij prod_{j < i} (1 - P_ji),
+    s_i = q_i prod_{j > i} P_ij prod_{j < i} (1 - P_ji),
 
-of which one is set where the largest is not negative, and none else. So with the quotients of `relu.py`
+of which one is set where the largest is 1 or more, and may be where it is 0, and else none. So with u_i of `relu.py`
 
-    max(x_0', ..., 0) >> f = sum_i s_i ((c_i >> f) - (r_i >> f) + 2^(64-f) msb(r_i) (1 - msb(c_i))) - xor_i s_i u_i.
+    max(x_0', ..., 0) >> f = sum_i s_i (D_i + 2^(64-f) msb(r_i) (1 - msb(c_i))) - xor_i s_i u_i.
 
 The difference of two values that are open under their masks is open under the difference of these, which D knows.
 
@@ -44,7 +44,7 @@ from .wide import Blocks, Polynomial, blocks_between, complement, deal_wide_code
 MOST = 4
 """Values of which the largest is taken so; more are compared in turns."""
 
-PAIR_BLOCKS, SIGN_BLOCKS, TOP_BLOCKS, LOW_BLOCKS = 12, 5, 2, 4
+PAIR_BLOCKS, SIGN_BLOCKS, TOP_BLOCKS, LOW_BLOCKS = 12, 5, 2, 5
 """Blocks of one level: of a pair, of a sign below the limit and above it, and of the planes that are dropped."""
 
 
@@ -70,6 +70,12 @@ class Plan:
         """The spans of a value: planes that are dropped, and all others."""
         return self.low, Blocks(self.middle.low, self.middle.widths + self.top.widths)
 
+    @property
+    def bits(self) -> int:
+        """Dealt for the comparisons of a window."""
+        codes = self.m * sum(span.codes for span in self.signs) + len(pairs_of(self.m)) * self.pair.codes
+        return codes + sum(len(layer.products) for layer in _circuit(self)[0])
+
 
 @functools.cache
 def planned(m: int, shift: int, between: int, high: int, limit_bits: int | None, levels: int) -> Plan:
@@ -84,6 +90,17 @@ def planned(m: int, shift: int, between: int, high: int, limit_bits: int | None,
     spans = (0, between), (0, shift), (shift, middle), (middle, high)
     pair, low, mid, top = (blocks_between(a, b, max(1, min(n, b - a))) for (a, b), n in zip(spans, counts, strict=True))
     return Plan(m, pair, low, mid, top, limited, levels)
+
+
+WORTH = 16_000_000
+"""Bytes ahead that two messages less on the way are worth: 1.3 s of 100 Mbit/s, before anybody asks."""
+
+
+@functools.cache
+def levels_worth(m: int, windows: int, shift: int, between: int, high: int, limit_bits: int | None) -> int:
+    """1, or 3 where so many windows would have more bytes than `WORTH` dealt in addition."""
+    one, three = (planned(m, shift, between, high, limit_bits, levels).bits for levels in (1, 3))
+    return 1 if (one - three) * windows <= 8 * WORTH else 3
 
 
 def pairs_of(m: int) -> tuple[tuple[int, int], ...]:
@@ -114,6 +131,7 @@ def ramp_of_largest(
     check_shift(shift, least=1)
     check_planes(high, shift)
     check_planes(between)
+    high = min(63, high + 1)  # D_i > 0 is taken for D_i >= 0 and not D_i = 0 in the planes below
     plan = planned(m, shift, between, high, limit_bits, levels)
     masked = open_masked(net, each(by_words, x))
     width = masked.shape[2]
@@ -189,15 +207,16 @@ def _rows_of(state: torch.Tensor, places: tuple[int, ...], groups: int) -> torch
 
 
 def _rows(plan: Plan) -> int:
-    """Rows of the state: lt and eq of all blocks, of m values and of all pairs."""
+    """Rows of the state: lt and eq of all blocks, of m values and of all pairs, and lt xor eq of one block a value."""
     blocks = len(plan.low.widths) + len(plan.middle.widths) + (1 + plan.limited) * len(plan.top.widths)
-    return 2 * (blocks * plan.m + len(plan.pair.widths) * len(pairs_of(plan.m)))
+    return (2 * blocks + 1) * plan.m + 2 * len(plan.pair.widths) * len(pairs_of(plan.m))
 
 
 @leaf(shapes=lambda bits, far, differences, plan, width, first, *_: bits.new_empty(_rows(plan), width))
 def _state(bits, far, differences, plan: Plan, width: int, first: bool, codes, pair_codes=None) -> torch.Tensor:
     """One party's half of lt and eq of all blocks, in the order of `_circuit`: [rows, W]. The most significant lt of a
-    value, of a value less the limit and of a pair has the signs of c and r on it, and is of [x >= 0].
+    value, of a value less the limit and of a pair has the signs of c and r on it, and is of [x >= 0]. Of the lowest
+    block above the dropped planes there is lt xor eq as well: [c <= r].
 
     Args:
         bits, far, differences: public planes of c, of c - 2^k, and of the pairs' differences.
@@ -206,7 +225,8 @@ def _state(bits, far, differences, plan: Plan, width: int, first: bool, codes, p
     own = wide_leaves(bits, codes, signs, first)
     place = 2 * len(plan.low.widths) + len(signs[1].widths) - 1
     own[place] ^= _sign_of(bits, codes, signs[1].high, first)
-    parts = [own]
+    lowest = 2 * len(plan.low.widths)
+    parts = [own, own[lowest] ^ own[lowest + len(signs[1].widths)]]
     if plan.limited:
         top = codes[plan.low.codes + plan.middle.codes :]
         beyond = wide_leaves(far, top, (plan.top,), first)
@@ -239,24 +259,32 @@ def _circuit(plan: Plan) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
 
     low = nodes(len(plan.low.widths), m)
     upper = nodes(len(plan.middle.widths) + len(plan.top.widths), m)
+    lowest, at = range(at, at + m), at + m
     far = nodes(len(plan.top.widths), m) if plan.limited else []
     differences = nodes(len(plan.pair.widths), len(pairs))
 
     middle = len(plan.middle.widths)
     u = [_below(circuit, blocks, plan.levels)[0] for blocks in low]
-    signs = [_above(circuit, blocks, middle, plan.levels) for blocks in upper]
-    b = [polynomial((k,), (eq, u_i)) for ((k, eq), _), u_i in zip(signs, u, strict=True)]
+    q = [
+        _above(circuit, [(at_most, blocks[0][1]), *blocks[1:]], middle, plan.levels)
+        for at_most, blocks in zip(lowest, upper, strict=True)
+    ]
     wins = {pair: _pair(circuit, blocks, plan.levels) for pair, blocks in zip(pairs, differences, strict=True)}
     s = [
-        product(b[i], *(wins[i, j] for j in range(i + 1, m)), *(complement(wins[j, i]) for j in range(i)))
+        product(
+            polynomial((q[i],)), *(wins[i, j] for j in range(i + 1, m)), *(complement(wins[j, i]) for j in range(i))
+        )
         for i in range(m)
     ]
-    borrowed = functools.reduce(frozenset.symmetric_difference, [product(p, polynomial((v,))) for p, v in zip(s, u)])
+    borrowed = functools.reduce(
+        frozenset.symmetric_difference, [product(p, polynomial((v,))) for p, v in zip(s, u, strict=True)]
+    )
     results = [_gate(circuit, p) for p in (*s, borrowed)]
     if plan.limited:
         beyond = [_below(circuit, blocks, plan.levels) for blocks in far]
         results += [eq for _, eq in beyond]
-        results += [_gate(circuit, polynomial((lt,), (eq, v))) for (_, (lt, eq)), v in zip(signs, u, strict=True)]
+        lower = [_below(circuit, blocks[:middle], plan.levels) for blocks in upper]
+        results += [circuit.gate((eq, v), onto=lt) for (lt, eq), v in zip(lower, u, strict=True)]
         results += [lt for lt, _ in beyond]
     return circuit.layers(tuple(results))
 
@@ -266,12 +294,12 @@ def _below(circuit: Circuit, blocks: list[Node], levels: int) -> Node:
     return join(circuit, blocks) if levels == 1 else tree(circuit, blocks, levels_of(len(blocks)))
 
 
-def _above(circuit: Circuit, blocks: list[Node], middle: int, levels: int) -> tuple[Node, Node]:
-    """One node of all blocks, and one of the lower `middle` of them."""
-    lower = _below(circuit, blocks[:middle], levels)
-    if levels == 1 or not blocks[middle:]:
-        return join(circuit, blocks) if levels == 1 else lower, lower
-    return join(circuit, [lower, _below(circuit, blocks[middle:], levels)]), lower
+def _above(circuit: Circuit, blocks: list[Node], middle: int, levels: int) -> int:
+    """lt of all blocks, of which the lower `middle` are taken together first where there are levels for it."""
+    if levels == 1:
+        return join(circuit, blocks)[0]
+    parts = [part for part in (blocks[:middle], blocks[middle:]) if part]
+    return join(circuit, [_below(circuit, part, levels) for part in parts])[0]
 
 
 def _pair(circuit: Circuit, blocks: list[Node], levels: int) -> Polynomial:
@@ -284,9 +312,10 @@ def _pair(circuit: Circuit, blocks: list[Node], levels: int) -> Polynomial:
 
 
 def _gate(circuit: Circuit, p: Polynomial) -> int:
-    """A gate of a polynomial without a constant, and with one row at most that stands alone."""
+    """A row of a polynomial without a constant, and with one row at most that stands alone."""
     alone = [row for rows in p if len(rows) == 1 for row in rows]
-    return circuit.gate(*sorted(tuple(sorted(rows)) for rows in p if len(rows) > 1), onto=alone[0] if alone else None)
+    ands = sorted(tuple(sorted(rows)) for rows in p if len(rows) > 1)
+    return circuit.gate(*ands, onto=alone[0] if alone else None) if ands else alone[0]
 
 
 @leaf(shapes=lambda first, second, c, *_: c.new_empty(c.shape[0], c.shape[2]))
@@ -307,5 +336,3 @@ def _chosen(first, second, c, R, bits, chosen, w, wraps, one: int, shift: int) -
     wrap = picked(own, wraps.to(torch.int64), w.to(torch.int64)).bitwise_left_shift_(64 - shift)
     total += wrap.bitwise_and_((c >> 63).bitwise_not_())
     return total.sum(1) - picked(e[:, -1], bits[:, -1], one)
-
-

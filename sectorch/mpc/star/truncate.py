@@ -35,7 +35,11 @@ from .layers import and_layers
 from .mask import Masked, open_masked, planes_of
 from .select import bit_to_ring
 from .shares import Shares
+from .wide import blocks_between, wide_less
 from .within import raise_outside
+
+BORROW_BLOCKS = 5
+"""Of a borrow in one round: with 20 planes 75 bits of codes and 37 of products."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,9 @@ def wrap_term(wrap: torch.Tensor, shift: int) -> torch.Tensor:
 
 
 @protocol("truncate", "docs/protocols.md")
-def truncate(net: Net, x: Shares, shift: int, fss: bool = False, limit_bits: int | None = None) -> Shares:
+def truncate(
+    net: Net, x: Shares, shift: int, fss: bool = False, limit_bits: int | None = None, wide: bool = False
+) -> Shares:
     """floor(x / 2^shift + 1/2), exactly, for |x| < 2^62 - 2^(shift-1).
 
     Args:
@@ -85,6 +91,7 @@ def truncate(net: Net, x: Shares, shift: int, fss: bool = False, limit_bits: int
         fss: the borrow by function secret sharing: no round, and 24 * shift + 24 more dealt bytes; see `fss.py`.
         limit_bits: raise a flag (`guard.py`) where the result is not within -2^limit_bits .. 2^limit_bits - 1. That
             compares the planes above as well: see `within.py`.
+        wide: the borrow in one round, by wide blocks (`wide.py`), and some 9 more dealt bytes.
 
     Rounds 1 (opening) + ceil(log4 B) (borrow) + 1 (bit), B = ceil(shift / 3). With 20 bits: 4 rounds, 19.75 bytes
     online (8 of them ahead after a linear layer), 27.875 dealt, per element. Nobody learns anything.
@@ -97,7 +104,7 @@ def truncate(net: Net, x: Shares, shift: int, fss: bool = False, limit_bits: int
     if fss:
         words, u = None, borrow(net, masked, moved, shift)
     else:
-        words = _borrow(net, masked, moved, shift)
+        words = _borrow(net, masked, moved, shift, wide)
         u = bit_to_ring(net, words, x.shape)
     if limit_bits is not None:
         raise_outside(net, masked, moved, shift + limit_bits, shift, words, fss)
@@ -137,10 +144,13 @@ def negative_less(r: torch.Tensor, v_A: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _borrow(net: Net, x: Masked, c: Located, shift: int) -> Shares:
+def _borrow(net: Net, x: Masked, c: Located, shift: int, wide: bool) -> Shares:
     """u = [c mod 2^shift < r mod 2^shift] as XOR-shared words [W], by a tree over the planes that are dropped."""
+    bits = planes_of(c)
+    if wide:
+        return wide_less(net, x, bits, blocks_between(0, shift, BORROW_BLOCKS))
     span, count = (0, shift), block_count(0, shift)
-    codes, bits = deal_codes(net, x, [span]), planes_of(c)
+    codes = deal_codes(net, x, [span])
     state = Shares(leaves(bits, codes.A, (span,), True), leaves(bits, codes.S, (span,), False))
     layers, _ = forest((count,), (False,))
     return and_layers(net, state, layers)[0]

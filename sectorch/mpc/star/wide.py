@@ -1,22 +1,26 @@
 """Comparisons in one round: blocks of more bits than `compare.py` takes, and one AND over all of them.
 
-As there, D deals the thermometer code of each block of r and A and S pick by the public block of c, without a message.
+As there, D deals the thermometer code of each block of r, and A and S pick by c's public block, without a message.
 A block of w bits has 2^w - 1 bits dealt. With few of them one layer of ANDs does what a tree does in several: of B
-blocks D deals the products of up to B masks, some 2^(B + 1) bits. 43 planes in seven blocks take 66 bytes and one round,
-where blocks of three take 18 and two. Slow networks have it so.
+blocks D deals the products of up to B masks, some 2^(B + 1) bits. 43 planes in seven blocks take 97 bytes and one
+round, where blocks of three take 18 and two. Slow networks have it so.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from ...choreography import Net, leaf
+from ...choreography import Located, Net, leaf
 from ...ring.bitplanes import fast, planes, rows, words_for, xor_along
+from .circuit import Circuit
+from .compare import join
 from .deal import Made, deal_bits
+from .layers import Layer, and_layers
 from .mask import Masked
 from .shares import Shares
 
@@ -126,6 +130,21 @@ def _pick(bits: torch.Tensor, codes: torch.Tensor, span: Blocks, first: bool, ou
         at += (1 << width) - 1
 
 
+def wide_less(net: Net, x: Masked, bits: Located, span: Blocks) -> Shares:
+    """[c < r] in the planes of a span, for x's mask r and the public planes of c: XOR-shared words [W]. Rounds 1."""
+    codes = deal_wide_codes(net, x, (span,))
+    at_A, at_S = wide_leaves(bits, codes.A, (span,), True), wide_leaves(bits, codes.S, (span,), False)
+    return and_layers(net, Shares(at_A, at_S), _one_layer(len(span.widths)))[0]
+
+
+@functools.cache
+def _one_layer(blocks: int) -> tuple[Layer, ...]:
+    """lt of all blocks, in one layer."""
+    circuit = Circuit(2 * blocks)
+    lt, _ = join(circuit, [(i, blocks + i) for i in range(blocks)])
+    return circuit.layers((lt,))[0]
+
+
 Polynomial = frozenset[frozenset[int]]
 """A xor of ANDs of rows, each once; the empty AND is 1."""
 
@@ -150,6 +169,6 @@ def product(*factors: Polynomial) -> Polynomial:
 
 def _sum(ands: Sequence[frozenset[int]]) -> Polynomial:
     found: set[frozenset[int]] = set()
-    for rows in ands:
-        found ^= {rows}
+    for factors in ands:
+        found ^= {factors}
     return frozenset(found)
