@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -22,6 +23,8 @@ from sectorch.choreography import Phase
 from sectorch.errors import DimensionError
 from sectorch.mpc.plain import Plain
 from sectorch.mpc.smooth.trigonometric import draw_error
+from sectorch.mpc.star import backend as star
+from sectorch.mpc.star import largest
 from sectorch.mpc.star.backend import Star
 from sectorch.ops.series import SIGMOID
 from sectorch.ring.products import Conv2d, Linear, matmul
@@ -168,6 +171,15 @@ CASES = [
     Case("leaky_relu", lambda b, x: b.leaky_relu(x, 20), (50,)),
     Case("maximum", lambda b, x, y: b.maximum(x, y), (61, 61)),
     Case("largest", lambda b, x, y: b.largest(b.each(stacked, x, y, -x)), (61, 61)),
+    *(
+        Case(
+            "ramp_of_largest",
+            lambda b, x, y, k=k: b.ramp_of_largest(b.each(stacked, *(x, y, -x, y)[:k]), 20, 62, 63, 39),
+            (60, 61),
+        )
+        for k in (1, 2, 4)
+    ),
+    Case("ramp_of_largest", lambda b, x: b.ramp_of_largest(b.each(stacked, *[x] * 5), 20), (61,)),
     *(Case("normalise", lambda b, x, k=k: b.normalise(x, *k)) for k in ((0, 62), (5, 40))),
     Case("flag", flagged),
     Case("joined", joined),
@@ -179,6 +191,7 @@ CASES = [
 """By method; `weight` comes with `linear`, `series` and `aggregate` have tests of their own below."""
 
 
+COMPARED = {"truncate", "at_least", "ramps", "relu_and_rest", "maximum", "largest", "ramp_of_largest", "flag_outside"}
 OTHERS = {"weight", "series", "aggregate", "check_index", "own_code", "kept", "again", "brought"}
 """Methods with tests of their own: the last ones in test_lookup.py and test_generation.py."""
 
@@ -202,12 +215,24 @@ WAYS = [
 @settings(max_examples=4)
 @given(shape=st.sampled_from(SHAPES), seed=st.integers(0, 1 << 20))
 def test_protocols_compute_the_plain_function(case: Case, scheme: Scheme, shape, seed: int):
+    agree(case, scheme, shape, seed)
+
+
+def agree(case: Case, scheme: Scheme, shape: tuple[int, ...], seed: int) -> None:
     """The same numbers bit for bit, and the same word on whether they are right."""
     inputs = [ring_values(shape, bits, seed + i) for i, bits in enumerate(case.bits)]
     secure, plain = (revealed(reference, scheme, case, inputs, False) for reference in (False, True))
     assert len(secure) == len(plain)
     for (y, right), (wanted, known) in zip(secure, plain, strict=True):
         assert right == known and torch.equal(y, wanted)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.method in COMPARED], ids=str)
+@settings(max_examples=4)
+@given(shape=st.sampled_from(SHAPES), seed=st.integers(0, 1 << 20))
+def test_large_tensors_are_compared_without_keys(case: Case, shape, seed: int):
+    with patch.object(star, "KEYED", 0), patch.object(largest, "WORTH", seed % 2 * largest.WORTH):
+        agree(case, Scheme(network="wan"), shape, seed)
 
 
 def test_a_series_is_the_plain_one_to_what_the_dealer_draws():

@@ -18,6 +18,7 @@ from sectorch.mpc.smooth.trigonometric import trigonometric
 from sectorch.mpc.star.compare import block_count, drelu, forest, grouped, is_zero
 from sectorch.mpc.star.deal import deal, deal_bits
 from sectorch.mpc.star.fours import max_by_fours
+from sectorch.mpc.star.largest import ramp_of_largest
 from sectorch.mpc.star.layers import and_layers
 from sectorch.mpc.star.linear import linear, mask_weight
 from sectorch.mpc.star.mask import open_masked
@@ -26,7 +27,7 @@ from sectorch.mpc.star.pool import max_tree
 from sectorch.mpc.star.relu import maximum, ramps, relu
 from sectorch.mpc.star.select import bit_to_ring, select
 from sectorch.mpc.star.share import aggregate, aggregate_noisy, reveal, share
-from sectorch.mpc.star.shares import Shares
+from sectorch.mpc.star.shares import Shares, each
 from sectorch.mpc.star.sign import at_least
 from sectorch.mpc.star.truncate import truncate
 from sectorch.ops.series import SIGMOID
@@ -153,6 +154,36 @@ def by_keys(high: int, words: int) -> float:
     return 2 * (16 * high + 8 * words * (high + 1))
 
 
+def wide_tree(blocks: int, whole: bool = False) -> tuple[float, float]:
+    """Bytes opened and dealt per element of all blocks in one layer."""
+    opened = 2 * blocks - 2 + whole
+    dealt = sum(2**above - 1 for above in range(1, blocks)) + 2 ** (blocks - 1) - blocks
+    return 2 * opened / 8, (dealt + whole * (2 ** (blocks - 1) - 1)) / 8
+
+
+def wide_truncation(blocks: int) -> tuple[float, float]:
+    """Five blocks of four planes; the borrow's bit to the ring; R and the wrap-around bit."""
+    opened, dealt = wide_tree(blocks)
+    return 16 + opened + 0.25, (blocks * 15) / 8 + dealt + 8 + 8 + 4
+
+
+def test_the_figures_of_the_widest():
+    """Of a window of one: the blocks of its borrow, and those above; `far` ones of the limit; bits of q, u and eq."""
+    below, above = wide_tree(5), wide_tree(7)
+    far, limit = 3, 2  # rows opened for the planes above the limit, and for the node below it
+    opened = 8 * (below[0] + above[0]) + 2 * (far + limit + 3 + 2)
+    codes_below, codes_above = 5 * 15, 3 * 63 + 2 * 127 + 31 + 63
+    # Products: of both trees; of the node below the limit with its lowest lt, and with its lowest eq; of far blocks.
+    products = 8 * (below[1] + above[1]) + (2**4 - 1) + (2**4 - 1) + 1 + 1 + 2
+    numbers = 8 + 4 + 2 * 8 + 8 + 4  # R, the wrap-around bit, two bits, the first times R and times the bit
+    assert (16 + opened / 8, (codes_below + codes_above + 1 + products) / 8 + numbers) == (23.5, 147.625)
+
+
+def largest_of(world: World, x: Shares, m: int, levels: int) -> Shares:
+    """Of m values in turn, of which N / m windows stand in x."""
+    return ramp_of_largest(world.net, each(torch.Tensor.view, x, m, -1), 20, limit_bits=32, levels=levels)
+
+
 COSTS = {
     "open_masked": (lambda w, x: open_masked(w.net, x), (1, 16, 0)),
     "opened_once": (lambda w, x: (truncate(w.net, x, 20), relu(w.net, x, 20)), (5, 29.25 + 3.75, 69.875 + 27.875)),
@@ -166,6 +197,10 @@ COSTS = {
     "truncate_1": (lambda w, x: truncate(w.net, x, 1), truncate_cost(1)),
     "truncate_32": (lambda w, x: truncate(w.net, x, 32), truncate_cost(32)),
     "truncate_fss": (lambda w, x: truncate(w.net, x, 20, fss=True), (1, 16, 12 + by_keys(20, 1))),
+    "truncate_wide": (lambda w, x: truncate(w.net, x, 20, wide=True), (3, *wide_truncation(5))),
+    "ramp_of_largest": (lambda w, x: largest_of(w, x, 1, 1), (4, 23.5, 147.625)),
+    "ramp_of_largest_by_levels": (lambda w, x: largest_of(w, x, 1, 3), (6, 31.75, 72.75)),
+    "ramp_of_largest_of_four": (lambda w, x: largest_of(w, x, 4, 1), (4, 129.25 / 4, 1308.75 / 4)),
     "multiply": (lambda w, x: multiply(w.net, torch.mul, x, w.halves(ring_values((N,)))), (1, 32, 8)),
     "multiply_by_one": (lambda w, x: multiply(w.net, torch.mul, x, w.halves(ring_values((1,)))), (1, 16 + 16 / N, 8)),
     "square": (lambda w, x: square(w.net, x), (1, 16, 8)),
@@ -278,7 +313,7 @@ def test_costs_of_aggregation(parties: int, noisy: bool):
     assert torch.equal(nets[0].read(total, held.Q), expected)
     assert profile.bytes == 8 * 9 * parties + 8 * 9
     # The halves from the streams are ahead of the query; x_S came in one round.
-    assert total.round == 2
+    assert total.rounds[held.Q] == 2
 
 
 # Profiles.
@@ -314,16 +349,16 @@ def test_a_profile_of_a_small_program_counted_by_hand():
     assert profile.bytes_between("Q", "A") == 0
     assert profile.bytes_between("A", "S", Phase.SETUP) == setup
     assert profile.bytes_between("A", "S", Phase.ONLINE) == online_SA
-    # share, m, c_A, two levels and the last layer, e, masked result, result.
-    assert profile.rounds == 1 + 1 + 1 + 2 + 1 + 1 + 1 + 1
-    assert [profile.rounds_of(phase) for phase in Phase] == [1, 2, 9]
+    # share, m, c_A, two levels and the last layer, masked result, result: A sends its half as soon as it has e.
+    assert profile.rounds == 1 + 1 + 1 + 2 + 1 + 1 + 1
+    assert [profile.rounds_of(phase) for phase in Phase] == [1, 2, 8]
     rows = profile.by_protocol()
     assert sum(row["messages"] for row in rows.values()) == len(profile.ledger) == 23
     assert sum(row["online_bytes"] for row in rows.values()) == profile.online_bytes
     assert sum(row["offline_bytes"] for row in rows.values()) == profile.offline_bytes
     assert rows["linear"]["online_bytes"] == 64
     figures = profile.as_dict()
-    assert (figures["bytes"], figures["rounds"], figures["offline_rounds"]) == (profile.bytes, 9, 2)
+    assert (figures["bytes"], figures["rounds"], figures["offline_rounds"]) == (profile.bytes, 8, 2)
     # Local work is a part of the whole, and is split between ahead and online.
     assert 0 < profile.online_seconds + profile.offline_seconds <= profile.seconds
 
@@ -358,7 +393,7 @@ def test_the_table_shows_no_content():
     with Profile() as profile, Transcript() as transcript:
         small_program(held, x)
     text = profile.table()
-    for phrase in ("Q-S", "A-S", "9 online rounds", "nothing (uniform bits)", "and_layers", "r_A of k_DA"):
+    for phrase in ("Q-S", "A-S", "8 online rounds", "nothing (uniform bits)", "and_layers", "r_A of k_DA"):
         assert phrase in text
     assert "the result, which is Q's to learn" in " ".join(text.split())
     secrets = [x, *(value for _, value in transcript.lines)]

@@ -29,6 +29,7 @@ from sectorch.mpc.star.claims import settle
 from sectorch.mpc.star.compare import drelu, is_zero
 from sectorch.mpc.star.fours import max_by_fours
 from sectorch.mpc.star.guard import guard, joined, unpadded
+from sectorch.mpc.star.largest import ramp_of_largest
 from sectorch.mpc.star.linear import linear, mask_weight
 from sectorch.mpc.star.mask import open_masked
 from sectorch.mpc.star.multiply import multiply, square
@@ -156,6 +157,15 @@ def _sum(*rows: torch.Tensor) -> torch.Tensor:
     return torch.stack(rows).sum(0)
 
 
+def _ramp(**options: Any) -> Callable:
+    """`ramp_of_largest` of values that stand side by side, over 2^20."""
+    return lambda net, *rows: ramp_of_largest(net, each(_stacked, *rows), 20, **options)
+
+
+def _ramp_of(*rows: torch.Tensor) -> torch.Tensor:
+    return rounded(_maximum(*rows), 20).clamp(min=0)
+
+
 def _maximum(*rows: torch.Tensor) -> torch.Tensor:
     return torch.stack(rows).amax(0)
 
@@ -211,17 +221,17 @@ def _confident(check: torch.Tensor, at_S: torch.Tensor, at_Q: torch.Tensor) -> t
 def _guarded(protocol: Callable) -> Callable:
     """A protocol with a limit, revealed under guard: the result, or zeros, and whether there is one."""
 
-    def program(net: Net, x: Shares) -> tuple:
-        padded, key = guard(net, protocol(net, x), tuple(net.raised))
-        found = unpadded(reveal(net, padded), x.shape, key)
+    def program(net: Net, *xs: Shares) -> tuple:
+        padded, key = guard(net, protocol(net, *xs), tuple(net.raised))
+        found = unpadded(reveal(net, padded), xs[0].shape, key)
         return found[0], found[1].to(torch.int64)
 
     return program
 
 
 def _inside(result: Callable) -> Callable:
-    def reference(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        wanted = result(x)
+    def reference(*xs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        wanted = result(*xs)
         inside = ((wanted >= -(1 << LIMIT_BITS)) & (wanted < 1 << LIMIT_BITS)).all()
         return wanted * inside, inside.long().view(1)
 
@@ -299,6 +309,7 @@ OWN = [
     Own("truncate_20", partial(truncate, shift=20), [cut(20)], partial(rounded, shift=20)),
     Own("truncate_1", partial(truncate, shift=1), [cut(1)], partial(rounded, shift=1)),
     Own("truncate_fss", partial(truncate, shift=20, fss=True), [cut(20)], partial(rounded, shift=20)),
+    Own("truncate_wide", partial(truncate, shift=20, wide=True), [cut(20)], partial(rounded, shift=20)),
     Own("drelu", _bits(drelu), [ANY], lambda x: (x >= 0).long()),
     Own("drelu_high", _bits(partial(drelu, high=40)), [Given(low=-(1 << 40), high=(1 << 40) - 1)],
         lambda x: (x >= 0).long()),
@@ -330,6 +341,11 @@ OWN = [
         deep=True),
     Own("max_tree", _largest(), [HALF_RING] * 3, _maximum),
     Own("max_by_fours", lambda net, *rows: max_by_fours(net, each(_stacked, *rows)), [HALF_RING] * 5, _maximum),
+    Own("ramp_of_largest", _ramp(levels=1), [cut(20)], _ramp_of),
+    Own("ramp_of_largest_of_two", _ramp(levels=1), [cut(20)] * 2, _ramp_of),
+    Own("ramp_of_largest_of_four", _ramp(levels=3), [cut(20)] * 4, _ramp_of),
+    Own("ramp_of_largest_high", _ramp(levels=1, between=41, high=40),
+        [Given(low=-(1 << 40), high=(1 << 40) - (1 << 20) - 1)], _ramp_of),
     Own("max_tree_fss", _largest(fss=True), [HALF_RING] * 3, _maximum, deep=True),
     Own("normalise", _normalise, [Given(low=1, high=(1 << 61) - 1)], _normal),
     Own("normalise_fss", partial(_normalise, fss=True), [Given(low=1, high=(1 << 61) - 1)], _normal, deep=True),
@@ -348,6 +364,10 @@ OWN = [
         [cut(20)], _inside(lambda x: rounded(x, 20).clamp(min=0)), HASHED),
     Own("guarded_relu_inside", _guarded(partial(relu, shift=20, limit_bits=LIMIT_BITS)),
         [Given(low=-(1 << 49), high=1 << 49)], _inside(lambda x: rounded(x, 20).clamp(min=0)), HASHED),
+    Own("guarded_ramp_of_largest", _guarded(_ramp(levels=1, limit_bits=LIMIT_BITS)),
+        [cut(20)] * 2, _inside(_ramp_of), HASHED),
+    Own("guarded_ramp_of_largest_by_levels", _guarded(_ramp(levels=3, limit_bits=LIMIT_BITS)),
+        [cut(20)], _inside(_ramp_of), HASHED),
     Own("guarded_relu_0", _guarded(partial(relu, limit_bits=LIMIT_BITS)),
         [HALF_RING], _inside(lambda x: x.clamp(min=0)), HASHED),
     Own("guarded_relu_fss", _guarded(partial(relu, shift=20, fss=True, limit_bits=LIMIT_BITS)),

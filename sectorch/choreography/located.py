@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 import torch
 
-from ..errors import MisplacedValueError, SecretBranchError
+from ..errors import MisplacedValueError, SecretBranchError, SessionMismatchError
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,24 @@ class Located:
 
     def __reduce__(self):
         raise SecretBranchError("a located value cannot be copied or pickled")
+
+
+def dependence(values: Iterable[Any], base: Phase, session: bytes) -> tuple[Phase, Mapping[Party, int]]:
+    """The latest phase of values, from `base` on, and how many messages of it each party waits for to have them all.
+
+    Raises:
+        SessionMismatchError: one is of another session.
+    """
+    phase, rounds = base, {}
+    for value in values:
+        if type(value) is Located:
+            if value._session != session:
+                raise SessionMismatchError("values of two sessions cannot meet: their shares have different keys")
+            if value.phase > phase:
+                phase, rounds = value.phase, value.rounds
+            elif value.phase == phase and value.rounds is not rounds:
+                rounds = {p: max(rounds.get(p, 0), value.rounds.get(p, 0)) for p in {**rounds, **value.rounds}}
+    return phase, rounds
 
 
 def _operator(f: Callable, swapped: bool = False) -> Callable:

@@ -28,10 +28,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..errors import DtypeError, MisplacedValueError, SessionMismatchError, UndeclaredMessageError
+from ..errors import DtypeError, MisplacedValueError, UndeclaredMessageError
 from .accepted import check_content, check_located
 from .declaration import PAYLOADS, Message, ProtocolSpec
-from .located import _RUNNING, Located, Party, Phase, running
+from .located import _RUNNING, Located, Party, Phase, dependence, running
 from .roles import Cast, Roles
 from .shapes import shape_of
 from .steps import Compute, Draw, Header, Move, Read, Runtime, Step
@@ -289,16 +289,7 @@ class Net:
         return self._step(Read(parties, phase), (value,), rounds)._value
 
     def _dependence(self, values: Iterable[Any]) -> tuple[Phase, Mapping[Party, int]]:
-        phase, rounds = self._base, {}
-        for value in values:
-            if type(value) is Located:
-                if value._session != self.runtime.session:
-                    raise SessionMismatchError("values of two sessions cannot meet: their shares have different keys")
-                if value.phase > phase:
-                    phase, rounds = value.phase, value.rounds
-                elif value.phase == phase and value.rounds is not rounds:
-                    rounds = {p: max(rounds.get(p, 0), value.rounds.get(p, 0)) for p in {**rounds, **value.rounds}}
-        return phase, rounds
+        return dependence(values, self._base, self.runtime.session)
 
     def _declared(self, label: str, src: Party, dst: Party) -> Message:
         if not self._stack:

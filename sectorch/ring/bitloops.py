@@ -14,49 +14,14 @@ from .andloops import products as products
 from .loops import array as array
 from .loops import compiled
 from .loops import on_words as on_words
+from .transposed import SIDE as _SIDE
+from .transposed import planes_at as _planes_at
+from .wideloops import wide_codes as wide_codes
+from .wideloops import wide_leaves as wide_leaves
+from .wideloops import winners as winners
 
-_SIDE = 8
-"""Words transposed at a time: a line of the cache."""
 _SPAN = 512
 """Words combined at a time: all their rows stay in the first-level cache."""
-_FEW = 32
-"""The same of wide blocks, of which every value has a row."""
-
-
-@compiled
-def transposed(a):
-    """64 bit rows of 8 words each: row j becomes bit j of all 64. H. S. Warren, Hacker's Delight, 7-3."""
-    j, mask = 32, np.uint64(0x00000000FFFFFFFF)
-    while j:
-        shift = np.uint64(j)
-        for k in range(0, 64, 2 * j):
-            for i in range(k, k + j):
-                for c in range(_SIDE):
-                    swap = ((a[i, c] >> shift) ^ a[i + j, c]) & mask
-                    a[i + j, c] ^= swap
-                    a[i, c] ^= swap << shift
-        j >>= 1
-        mask ^= mask << np.uint64(j)
-
-
-@compiled
-def _planes_at(v, width, word, a):
-    """The bit planes of the elements in 8 words from `word` on; zeros beyond the end."""
-    count = min(_SIDE, width - word)
-    if count == _SIDE and 63 * width + word + _SIDE <= len(v):
-        for t in range(64):
-            row = v[t * width + word : t * width + word + _SIDE]
-            for c in range(_SIDE):
-                a[t, c] = np.uint64(row[c])
-    else:
-        a[:] = 0
-        for t in range(64):
-            for c in range(count):
-                at = t * width + word + c
-                if at < len(v):
-                    a[t, c] = np.uint64(v[at])
-    transposed(a)
-    return count
 
 
 @compiled
@@ -283,83 +248,3 @@ def negative_less(v, less, out, low, high):
     """1 where v is negative and else 0, less another, mod 2^32."""
     for at in range(low, high):
         out[at] = np.int32(np.int64(v[at] < 0) - np.int64(less[at]))
-
-
-@compiled
-def wide_codes(r, mask, blocks, tops, out, low, high):
-    """Thermometer codes of r's blocks, each of some width from some plane on, r's planes `tops`, and a mask on all."""
-    width = -(-len(r) // 64)
-    a = np.empty((64, _SIDE), np.uint64)
-    for word in range(low, high, _SIDE):
-        count = min(_planes_at(r, width, word, a), high - word)
-        row = 0
-        for b in range(len(blocks)):
-            size = 0
-            for plane in range(blocks[b, 0], blocks[b, 0] + blocks[b, 1]):
-                for c in range(count):
-                    bit, at = np.int64(a[plane, c]), word + c
-                    for j in range(size):
-                        out[row + size + 1 + j, at] = out[row + j, at] & bit
-                        out[row + j, at] |= bit
-                    out[row + size, at] = bit
-                size = 2 * size + 1
-            row += size
-        for i in range(len(tops)):
-            for c in range(count):
-                out[row + i, word + c] = np.int64(a[tops[i], c])
-        for i in range(len(out)):
-            for c in range(count):
-                out[i, word + c] ^= mask[i, word + c]
-
-
-@compiled
-def wide_leaves(bits, words, blocks, first, out, low, high):
-    """One party's half of lt and eq of blocks, each of some width from some plane on, in rows b and len(blocks) + b.
-
-    `words` are its halves of their thermometer codes, one block's after the other's.
-    """
-    hot = np.empty((1 << blocks[:, 1].max(), _FEW), np.int64)
-    for left in range(low, high, _FEW):
-        size, at = min(_FEW, high - left), 0
-        for b in range(len(blocks)):
-            for w in range(size):
-                hot[0, w] = -1
-            for k in range(blocks[b, 1]):
-                plane = bits[blocks[b, 0] + k, left : left + size]
-                for j in range(1 << k):
-                    unset, taken = hot[j], hot[j + (1 << k)]
-                    for w in range(size):
-                        taken[w] = unset[w] & plane[w]
-                        unset[w] ^= taken[w]
-            less, equal = out[b, left : left + size], out[len(blocks) + b, left : left + size]
-            for w in range(size):
-                less[w], equal[w] = 0, hot[0, w] & first
-            for j in range((1 << blocks[b, 1]) - 1):
-                code, here, above = words[at + j, left : left + size], hot[j], hot[j + 1]
-                for w in range(size):
-                    less[w] ^= here[w] & code[w]
-                    equal[w] ^= (here[w] ^ above[w]) & code[w]
-            at += (1 << blocks[b, 1]) - 1
-
-
-@compiled
-def winners(e, c, quotient, bits, chosen, wraps, wraps_chosen, first, shift, out, low, high):
-    """One party's half of sum_i s_i (C_i - R_i + 2^(64-f) w_i) - u, for s and u = e xor b; see `largest.py`.
-
-    Args:
-        e: words [(m + 1) W], public. bits: b in the ring [64, m + 1, W]. All others [64, m, W].
-    """
-    m, kept = c.shape[1], np.int64((1 << (64 - shift)) - 1)
-    width = c.shape[2]
-    for t in range(64):
-        for w in range(low, high):
-            opened, b = -((e[m * width + w] >> t) & 1), bits[t, m, w]
-            total = -(b ^ (opened & ((first - b) ^ b)))
-            for i in range(m):
-                opened, b, p = -((e[i * width + w] >> t) & 1), bits[t, i, w], chosen[t, i, w]
-                q, whole = np.int64(wraps_chosen[t, i, w]), np.int64(wraps[t, i, w])
-                s = b ^ (opened & ((first - b) ^ b))
-                rest = p ^ (opened & ((quotient[t, i, w] - p) ^ p))
-                wrap = (q ^ (opened & ((whole - q) ^ q))) << (64 - shift)
-                total += s * ((c[t, i, w] >> shift) & kept) - rest + (wrap & ~(c[t, i, w] >> 63))
-            out[t, w] = total

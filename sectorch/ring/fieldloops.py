@@ -9,7 +9,7 @@ import functools
 
 import numpy as np
 
-from .bitloops import transposed
+from .transposed import transposed
 from .carryless import SIDE, carryless, chosen_line, dot, masked_dot, weighed, xor_line
 from .loops import compiled
 

@@ -1,0 +1,92 @@
+"""Compiled loops of comparisons in one round (`mpc/star/wide.py`, `largest.py`); see `bitloops.py`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .loops import compiled
+from .transposed import SIDE as _SIDE
+from .transposed import planes_at as _planes_at
+
+_FEW = 32
+"""Words combined at a time: every value of a block has a row of them, which stays in the first-level cache."""
+
+
+@compiled
+def wide_codes(r, mask, blocks, tops, out, low, high):
+    """Thermometer codes of r's blocks, each of some width from some plane on, r's planes `tops`, and a mask on all."""
+    width = -(-len(r) // 64)
+    a = np.empty((64, _SIDE), np.uint64)
+    for word in range(low, high, _SIDE):
+        count = min(_planes_at(r, width, word, a), high - word)
+        row = 0
+        for b in range(len(blocks)):
+            size = 0
+            for plane in range(blocks[b, 0], blocks[b, 0] + blocks[b, 1]):
+                for c in range(count):
+                    bit, at = np.int64(a[plane, c]), word + c
+                    for j in range(size):
+                        out[row + size + 1 + j, at] = out[row + j, at] & bit
+                        out[row + j, at] |= bit
+                    out[row + size, at] = bit
+                size = 2 * size + 1
+            row += size
+        for i in range(len(tops)):
+            for c in range(count):
+                out[row + i, word + c] = np.int64(a[tops[i], c])
+        for i in range(len(out)):
+            for c in range(count):
+                out[i, word + c] ^= mask[i, word + c]
+
+
+@compiled
+def wide_leaves(bits, words, blocks, first, out, low, high):
+    """One party's half of lt and eq of blocks, each of some width from some plane on, in rows b and len(blocks) + b.
+
+    `words` are its halves of their thermometer codes, one block's after the other's.
+    """
+    hot = np.empty((1 << blocks[:, 1].max(), _FEW), np.int64)
+    for left in range(low, high, _FEW):
+        size, at = min(_FEW, high - left), 0
+        for b in range(len(blocks)):
+            for w in range(size):
+                hot[0, w] = -1
+            for k in range(blocks[b, 1]):
+                plane = bits[blocks[b, 0] + k, left : left + size]
+                for j in range(1 << k):
+                    unset, taken = hot[j], hot[j + (1 << k)]
+                    for w in range(size):
+                        taken[w] = unset[w] & plane[w]
+                        unset[w] ^= taken[w]
+            less, equal = out[b, left : left + size], out[len(blocks) + b, left : left + size]
+            for w in range(size):
+                less[w], equal[w] = 0, hot[0, w] & first
+            for j in range((1 << blocks[b, 1]) - 1):
+                code, here, above = words[at + j, left : left + size], hot[j], hot[j + 1]
+                for w in range(size):
+                    less[w] ^= here[w] & code[w]
+                    equal[w] ^= (here[w] ^ above[w]) & code[w]
+            at += (1 << blocks[b, 1]) - 1
+
+
+@compiled
+def winners(e, c, quotient, bits, chosen, wraps, wraps_chosen, first, shift, out, low, high):
+    """One party's half of sum_i s_i (C_i - R_i + 2^(64-f) w_i) - u, for s and u = e xor b; see `largest.py`.
+
+    Args:
+        e: words [(m + 1) W], public. bits: b in the ring [64, m + 1, W]. All others [64, m, W].
+    """
+    m, kept = c.shape[1], np.int64((1 << (64 - shift)) - 1)
+    width = c.shape[2]
+    for t in range(64):
+        for w in range(low, high):
+            opened, b = -((e[m * width + w] >> t) & 1), bits[t, m, w]
+            total = -(b ^ (opened & ((first - b) ^ b)))
+            for i in range(m):
+                opened, b, p = -((e[i * width + w] >> t) & 1), bits[t, i, w], chosen[t, i, w]
+                q, whole = np.int64(wraps_chosen[t, i, w]), np.int64(wraps[t, i, w])
+                s = b ^ (opened & ((first - b) ^ b))
+                rest = p ^ (opened & ((quotient[t, i, w] - p) ^ p))
+                wrap = (q ^ (opened & ((whole - q) ^ q))) << (64 - shift)
+                total += s * ((c[t, i, w] >> shift) & kept) - rest + (wrap & ~(c[t, i, w] >> 63))
+            out[t, w] = total
