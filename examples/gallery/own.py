@@ -52,7 +52,7 @@ class Own:
     """A protocol of sectorch with what `check_protocol` needs to know.
 
     Args:
-        deep: its keys have too many bits for a joint view of all of them.
+        deep: its keys, or the codes of its blocks, have too many bits for a joint view of all of them.
     """
 
     name: str
@@ -341,11 +341,11 @@ OWN = [
         deep=True),
     Own("max_tree", _largest(), [HALF_RING] * 3, _maximum),
     Own("max_by_fours", lambda net, *rows: max_by_fours(net, each(_stacked, *rows)), [HALF_RING] * 5, _maximum),
-    Own("ramp_of_largest", _ramp(levels=1), [cut(20)], _ramp_of),
-    Own("ramp_of_largest_of_two", _ramp(levels=1), [cut(20)] * 2, _ramp_of),
+    Own("ramp_of_largest", _ramp(levels=1), [cut(20)], _ramp_of, deep=True),
+    Own("ramp_of_largest_of_two", _ramp(levels=1), [cut(20)] * 2, _ramp_of, deep=True),
     Own("ramp_of_largest_of_four", _ramp(levels=3), [cut(20)] * 4, _ramp_of),
     Own("ramp_of_largest_high", _ramp(levels=1, between=41, high=40),
-        [Given(low=-(1 << 40), high=(1 << 40) - (1 << 20) - 1)], _ramp_of),
+        [Given(low=-(1 << 40), high=(1 << 40) - (1 << 20) - 1)], _ramp_of, deep=True),
     Own("max_tree_fss", _largest(fss=True), [HALF_RING] * 3, _maximum, deep=True),
     Own("normalise", _normalise, [Given(low=1, high=(1 << 61) - 1)], _normal),
     Own("normalise_fss", partial(_normalise, fss=True), [Given(low=1, high=(1 << 61) - 1)], _normal, deep=True),

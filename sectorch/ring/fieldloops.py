@@ -9,9 +9,9 @@ import functools
 
 import numpy as np
 
-from .transposed import transposed
 from .carryless import SIDE, carryless, chosen_line, dot, masked_dot, weighed, xor_line
 from .loops import compiled
+from .transposed import transposed
 
 _REDUCED = np.uint64(0b11011)
 
