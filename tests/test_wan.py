@@ -1,6 +1,8 @@
-"""`network="wan"`: the same results by keys instead of trees, in few rounds, and `explain` knows what they cost."""
+"""`network="wan"`: the same results by wide blocks and keys, in few rounds, and `explain` knows what they cost."""
 
 from __future__ import annotations
+
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 
 import sectorch
 from sectorch.errors import ArgumentError
+from sectorch.mpc.star import backend
 from sectorch.nn.models import ZOO
 from sectorch.tensor import Scheme, share_tensor
 
@@ -23,7 +26,8 @@ def test_vgg7_in_few_rounds(check: bool, rounds: int):
         y = secured(x)
     with torch.no_grad():
         expected = model(x)
-    assert p.rounds <= rounds
+    assert p.rounds <= rounds and p.bytes - p.setup_bytes < 50e6
+    assert torch.equal(y, sectorch.reference(model, Scheme(network="wan", range_check=check))(x))
     assert (y - expected).abs().max() <= 1e-4
     assert torch.equal(y.argmax(1), expected.argmax(1))
     if not check:
@@ -42,6 +46,50 @@ def test_key_bytes_of_a_relu():
     keys = {label: sum(m.bytes for m in p.ledger if m.label == label) for label in ("seeds", "values")}
     assert keys == {"seeds": (20 + 43) * 16 * n, "values": 21 * 8 * n + 44 * 16 * n}
     assert p.bytes_between("S", "A") > sum(keys.values())
+
+
+POOLED = {
+    "conv relu pool": lambda: [nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2)],
+    "conv pool relu": lambda: [nn.Conv2d(2, 3, 3), nn.MaxPool2d((1, 3)), nn.ReLU()],
+    "with padding, at the edge": lambda: [nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2, 1, 1)],
+    "nine values": lambda: [nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(3, 2)],
+    "nothing to truncate": lambda: [nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(50, 2)],
+}
+
+
+@pytest.mark.parametrize(
+    "scheme", [Scheme(network="wan"), Scheme(network="wan", limit_bits=4, range_check=False)], ids=str
+)
+@pytest.mark.parametrize("keyed", [0, 1 << 10])
+@pytest.mark.parametrize("name", POOLED)
+def test_a_pooling_and_its_relu_are_one_step(name: str, keyed: int, scheme: Scheme):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*POOLED[name]()).eval(), torch.randn(3, 2, 11, 10)
+    with patch.object(backend, "KEYED", keyed):
+        secured = sectorch.secure(model, scheme)
+        assert torch.equal(secured(x), sectorch.reference(model, scheme)(x))
+        with sectorch.profile() as p:
+            secured(x)
+    if not keyed:
+        alone = any(name in line.path for line in p.ledger for name in ("max_of_four", "max_tree"))
+        assert alone == (name in ("nine values", "nothing to truncate"))
+    assert sectorch.diff(model, x, scheme).table()
+
+
+def test_a_pooling_that_somebody_else_reads_is_a_step_of_its_own():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(2, 3, 3)
+
+        def forward(self, x):
+            y = F.max_pool2d(self.conv(x), 2)
+            return torch.relu(y), y.sum()
+
+    model, x = Both().eval(), torch.randn(1, 2, 8, 8)
+    scheme = Scheme(network="wan")
+    for found, wanted in zip(sectorch.secure(model, scheme)(x), sectorch.reference(model, scheme)(x), strict=True):
+        assert torch.equal(found, wanted)
 
 
 X = torch.cat([torch.linspace(-8, 8, 61), torch.tensor([0.0, 1e-5, -1e-5])]).view(8, 8)

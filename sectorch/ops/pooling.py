@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ..tensor import SharedTensor
-from ..tensor.table import Context, implements
+from ..tensor.table import SHARES, Context, implements
 from .bilinear import bilinear, scaled
 from .common import bound, excess, local, refuse
 from .ranges import dropped, limit_bits, planes
@@ -75,8 +75,10 @@ def _compared(context: Context, x: SharedTensor, kernel_size: Any, stride: Any, 
 
 
 def joins(x: Any, *_: Any, **__: Any) -> bool:
-    """Whether a max-pooling of x waits for its ReLU: where rounds are dear, and the ReLU shows nothing."""
-    return type(x) is SharedTensor and x.scheme.few_rounds and x.scheme.relu == "exact"
+    """Whether a max-pooling of x waits for its ReLU: where rounds are dear, and that truncates and shows nothing."""
+    if type(x) is not SharedTensor or not x.scheme.few_rounds:
+        return False
+    return x.scheme.relu == "exact" and x.scale_bits > x.scheme.frac_bits
 
 
 def relu_of_max_pool2d(
@@ -90,15 +92,10 @@ def relu_of_max_pool2d(
     return F.relu(F.max_pool2d(input, *given))
 
 
-@implements("relu_of_max_pool2d", relu_of_max_pool2d, note='exact; a max_pool2d and its relu, with `network="wan"`')
-def _relu_of_max_pool2d(
-    context: Context, x: SharedTensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
-    ceil_mode: bool = False, return_indices: bool = False,
-) -> torch.Tensor:  # fmt: skip
-    given, shift = (kernel_size, stride, padding, dilation, ceil_mode, return_indices), excess(context, x.scale_bits)
-    if not shift or context.scheme.relu != "exact":
-        return F.relu(F.max_pool2d(x, *given))
+@SHARES.joined("relu", relu_of_max_pool2d)
+def _relu_of_max_pool2d(context: Context, x: SharedTensor, *given: Any) -> SharedTensor:
     windows, high = _compared(context, x, *given)
+    shift = excess(context, x.scale_bits)
     scale = x.scale_bits - shift
     limit = limit_bits(context, x, scale)
     shares = context.backend.ramp_of_largest(windows, shift, high, bound(context, x.scale_bits), limit)

@@ -33,9 +33,9 @@ class Scheme:
     """"exact" (leak-free) or "privhfl", the paper's protocol, which shows Q the sign and the size of every activation.
     Only `relu` itself changes: maxima and clamps stay exact. Activations below 2^(51 - 2f)."""
     network: str = "lan"
-    """"lan" (fewest bytes) or "wan" (fewest rounds): with "wan" comparisons, ReLU and maxima are made by function
-    secret sharing: they wait for nothing after their opening, and the offline phase sends some twenty times as many
-    bytes for them. Both give the same results; `explain` estimates the seconds of both."""
+    """"lan" (fewest bytes) or "wan" (fewest rounds): with "wan" ReLU, max-pooling and truncation take half the rounds,
+    and the offline phase sends some five times as many bytes for them; up to 1,024 elements are compared by function
+    secret sharing. Both give the same results; `explain` estimates the seconds of both."""
     range_check: bool = True
     """Check, securely, that activations stay below the limit: where one does not, Q gets `RangeExceededError` and no
     result, and A and S learn nothing. Without it model and inputs are trusted: a value beyond the range gives a wrong

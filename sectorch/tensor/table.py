@@ -178,6 +178,15 @@ class OpTable:
 
         return register
 
+    def joined(self, name: str, key: Callable) -> Callable:
+        """Register the handler of a function of ours that ends in an operation of this name, and that no list shows."""
+
+        def register(handler):
+            self.row_of[key], self.handler[key] = self.rows[name], handler
+            return handler
+
+        return register
+
     def _release(self, key: Any) -> None:
         """Take a function out of its row; a row that has none left goes too."""
         row = self.row_of.pop(key, None)
