@@ -206,23 +206,23 @@ def test_phases_and_rounds_follow_data_dependence(net):
     setup = shared_session().setup(net.A)
     with Profile() as profile:
         weight = hops(setup, setup.own(net.A, words(5), Phase.SETUP), "AS")
-        assert (weight.phase, weight.round) == (Phase.SETUP, 1)
+        assert (weight.phase, weight.rounds) == (Phase.SETUP, {net.S: 1})
         # In a call the weight counts as there from the start: what depends on it alone is sent ahead of the query.
         early = hops(net, weight, "SQ")
-        assert (early.phase, early.round) == (Phase.OFFLINE, 1)
+        assert (early.phase, early.rounds) == (Phase.OFFLINE, {net.Q: 1})
         mask = hops(net, net.common(net.Q, net.A, (4,), "r", torch.int32), "QSA")
-        assert (mask.phase, mask.round) == (Phase.OFFLINE, 2)
+        assert (mask.phase, mask.rounds) == (Phase.OFFLINE, {net.S: 1, net.A: 2})
         both = early[:4] + mask
-        assert (both.phase, both.round) == (Phase.OFFLINE, 2)
-        assert hops(net, both, "SA").round == 3
+        assert (both.phase, both.rounds) == (Phase.OFFLINE, {net.Q: 1, net.S: 1, net.A: 2})
+        assert hops(net, both, "AS").rounds == {net.Q: 1, net.S: 3, net.A: 2}
 
         # Three offline rounds behind a value cost the query nothing; its own rounds start anew.
         query = hops(net, net.own(net.Q, words(3)), "QS")
-        assert (query.phase, query.round) == (Phase.ONLINE, 1)
+        assert (query.phase, query.rounds) == (Phase.ONLINE, {net.S: 1})
         mixed = query + both[:3]
-        assert (mixed.phase, mixed.round) == (Phase.ONLINE, 1)
+        assert (mixed.phase, mixed.rounds) == (Phase.ONLINE, {net.S: 1})
         answer = hops(net, mixed, "SASQ")
-        assert (answer.phase, answer.round) == (Phase.ONLINE, 4)
+        assert (answer.phase, answer.rounds) == (Phase.ONLINE, {net.S: 3, net.A: 2, net.Q: 4})
         # Two messages that do not wait for each other share a round.
         hops(net, net.own(net.A, words(1)), "AS")
     rounds = [(line.phase.name, line.round, line.bytes) for line in profile.ledger]
@@ -239,7 +239,7 @@ def test_local_work_takes_no_round(net):
     for _ in range(5):
         x = -x
     a, b = compute(lambda v: (v, v + 1), x)
-    assert (a.round, b.round, b.phase) == (0, 0, Phase.ONLINE)
+    assert (a.rounds, b.rounds, b.phase) == ({}, {}, Phase.ONLINE)
 
 
 def _set(v, plain):

@@ -165,6 +165,8 @@ class Net:
     def send(self, value: Located, src: Party, dst: Party, label: str) -> Located:
         """Send a value that `src` holds to `dst`; both hold the result, `dst` a round later than `src`.
 
+        A `dst` that goes on with what it had before, and not with the result, waits for nothing.
+
         Raises:
             TopologyError: the two have no edge.
             DtypeError: a message is of int64, int32 (ring elements, words of packed bits) or uint8 (bytes).
@@ -187,8 +189,7 @@ class Net:
             self._path(), label, src, dst, phase, arrived, value.shape, value._value.dtype,
             declared.mask, declared.shows,
         )  # fmt: skip
-        later = rounds if dst in value.owners else {**rounds, dst: arrived}
-        return self._step(Move(header, value.owners), (value,), later)
+        return self._step(Move(header, value.owners), (value,), {**rounds, dst: arrived})
 
     @_in_turn
     def common(self, p: Party, q: Party, shape: torch.Size | tuple, label: str, dtype=torch.int64) -> Located:
