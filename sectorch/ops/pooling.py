@@ -83,7 +83,7 @@ def joins(x: Any, *_: Any, **__: Any) -> bool:
 
 def relu_of_max_pool2d(
     input: torch.Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
-    ceil_mode: bool = False, return_indices: bool = False,
+    ceil_mode: bool = False, return_indices: Any = False,
 ) -> torch.Tensor:  # fmt: skip
     """relu(max_pool2d(input, ...)): what a program computes in one step where rounds are dear (`nn/trace.py`)."""
     given = kernel_size, stride, padding, dilation, ceil_mode, return_indices

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .bitloops import transposed
 from .carryless import SIDE
 from .loops import compiled
+from .transposed import transposed
 
 
 @compiled

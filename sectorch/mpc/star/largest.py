@@ -232,7 +232,7 @@ def _state(bits, far, differences, plan: Plan, width: int, first: bool, codes, p
         beyond = wide_leaves(far, top, (plan.top,), first)
         beyond[len(plan.top.widths) - 1] ^= _sign_of(far, codes, plan.top.high, first)
         parts.append(beyond)
-    if differences is not None:
+    if differences is not None and pair_codes is not None:
         less = wide_leaves(differences, pair_codes, (plan.pair,), first)
         less[len(plan.pair.widths) - 1] ^= _sign_of(differences, pair_codes, plan.pair.high, first)
         parts.append(less)
