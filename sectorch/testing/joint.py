@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -137,7 +138,7 @@ class JointView:
             b, _ = self._vectors(second, party, look)
             if len(a) != len(b) or not len(a):
                 continue
-            taken, where = _either(numbers(a), numbers(b), length, one, other)
+            taken, where = _either(numbers(a), numbers(b), length, one, other, partial(self._again, party, look))
             if taken is not None:
                 said = f": {_names(rows, taken)} is the same in every run of {self._sentences.secret(where)}"
                 sentence, share = self._said_of_bits(party, look, taken)
@@ -152,6 +153,11 @@ class JointView:
                 said = f": {named[i]} and {named[j]} are correlated differently, by {sigmas:.0f} standard deviations"
                 return Told(self._apart(party, one, other, said))
         return Told()
+
+    def _again(self, party: str, look: str, values: Values, taken: list[int]) -> int:
+        """In how many elements of another run of a secret a sum of bits is not what it is in most."""
+        vectors, _ = self._vectors(self._runs_of(values, 2)[1], party, look)
+        return _fewer(np.bitwise_xor.reduce(vectors[taken], axis=0), self._n)
 
     def _said_of_bits(self, party: str, look: str, taken: list[int]) -> tuple[str, float]:
         if not self._outcomes.elementwise:
@@ -169,7 +175,8 @@ class JointView:
         if sides[0].shape != sides[1].shape or not sides[0].size:
             return Told()
         for lane, a, b in zip(LANES, *sides, strict=True):
-            taken, where = _either(numbers(a), numbers(b), 8 * a.shape[1], one, other)
+            again = partial(self._again_in, lane, party)
+            taken, where = _either(numbers(a), numbers(b), 8 * a.shape[1], one, other, again)
             if taken is not None:
                 known = _in_lanes(self._runs_of(one, 1)[0], party)
                 names = [name for k in known for _, name in rows_of(k, self._n, (0,))]
@@ -178,6 +185,15 @@ class JointView:
                 said = f": {_names(names, taken)} of {which} is the same in every run of {secret}"
                 return Told(self._apart(party, one, other, said))
         return Told()
+
+    def _again_in(self, lane: int, party: str, values: Values, taken: list[int]) -> int:
+        """The same of the first elements, or of the last, of as many further runs."""
+        words = -(-self._n // 64)
+        side = LANES.index(lane)
+        count = -(-8 * self._lanes_of(party, values).shape[-1] // words)
+        runs = self._runs_of(values, 2 * count)[count : 2 * count]
+        bits = np.concatenate([_lane_bits(run, party, self._n)[taken, side] for run in runs], axis=-1)
+        return _fewer(np.packbits(np.bitwise_xor.reduce(bits, axis=0)), bits.shape[-1])
 
     def _lanes_of(self, party: str, values: Values) -> np.ndarray:
         """The lowest bits of what a party knows, [lanes, rows, packed elements] of so many runs as there must be."""
@@ -253,10 +269,17 @@ def _first_of_each(rows: Sequence[Row]) -> list[Row]:
 
 
 def _either(
-    a: Sequence[int], b: Sequence[int], length: int, one: Values, other: Values
-) -> tuple[list[int] | None, Values]:
-    taken = broken(a, b, length)
-    return (taken, one) if taken is not None else (broken(b, a, length), other)
+    a: Sequence[int], b: Sequence[int], length: int, one: Values, other: Values,
+    again: Callable[[Values, list[int]], int],
+) -> tuple[list[int] | None, Values]:  # fmt: skip
+    taken = broken(a, b, length, partial(again, one))
+    return (taken, one) if taken is not None else (broken(b, a, length, partial(again, other)), other)
+
+
+def _fewer(bits: np.ndarray, count: int) -> int:
+    """Of so many packed bits, those that are as the fewer are."""
+    ones = int(np.unpackbits(bits, count=count).sum())
+    return min(ones, count - ones)
 
 
 def _names(rows: Sequence[str], taken: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ of all values, and among the lowest bits and their products, where multiplicatio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -50,16 +50,21 @@ def numbers(vectors: np.ndarray) -> list[int]:
     return [int.from_bytes(row.tobytes(), "little") for row in np.ascontiguousarray(vectors)]
 
 
-def broken(one: Sequence[int], other: Sequence[int], length: int) -> list[int] | None:
+def broken(
+    one: Sequence[int], other: Sequence[int], length: int, again: Callable[[list[int]], int] | None = None
+) -> list[int] | None:
     """A sum of vectors, and of the constant one, that is zero in one run and not in another: which vectors, or None.
 
     What follows from what a party knows is a sum that is zero in every run, whatever the secrets are; one that is zero
     for one secret only tells them apart. Of v vectors of m random bits some sum is zero with probability 2^(v - m). A
     sum that is hardly ever one may be zero throughout a run by chance; that it is one in `RARE` elements of the other
-    run and in none of this one happens with probability 2^-RARE where the two are alike.
+    run and in none of this one happens with probability 2^-RARE where the two are alike. Where many vectors are hardly
+    ever one, such as the codes of wide blocks, some sum of them may be zero in one run and no other: that is what
+    another run is for.
 
     Args:
         one, other: the vectors of the two runs, in the same order, of so many bits each.
+        again: of such a sum, the elements in which another run of the first is not as most are.
     """
     basis: dict[int, tuple[int, int]] = {}
     ones = (1 << length) - 1
@@ -71,7 +76,9 @@ def broken(one: Sequence[int], other: Sequence[int], length: int) -> list[int] |
             taken ^= parts
         if vector <= ones:
             if vector.bit_count() >= RARE:
-                return [at - 1 for at in range(1, taken.bit_length()) if taken >> at & 1]
+                found = [at - 1 for at in range(1, taken.bit_length()) if taken >> at & 1]
+                if again is None or again(found) <= RARE // 4:
+                    return found
         else:
             basis[vector.bit_length()] = vector, taken
     return None
