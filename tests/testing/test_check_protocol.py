@@ -279,3 +279,6 @@ def test_a_sum_that_is_zero_for_one_secret_only_is_found():
     nearly = related.copy()
     nearly[2, :4] ^= 255
     assert broken(numbers(related), numbers(nearly), length) is None, "32 of 4096 may be chance"
+    said = sorted(broken(numbers(related), numbers(unrelated), length, lambda taken: 0) or [])
+    assert said == [0, 1, 2], "another run has it too"
+    assert broken(numbers(related), numbers(unrelated), length, lambda taken: 13) is None, "another run has it not"
