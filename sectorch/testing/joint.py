@@ -155,8 +155,11 @@ class JointView:
         return Told()
 
     def _again(self, party: str, look: str, values: Values, taken: list[int]) -> int:
-        """In how many elements of another run of a secret a sum of bits is not what it is in most."""
-        vectors, _ = self._vectors(self._runs_of(values, 2)[1], party, look)
+        """In how many elements of another run of a secret, if there is one, a sum of bits is not what it is in most."""
+        runs = self._runs_of(values, 2)[1:]
+        if not runs:
+            return 0
+        vectors, _ = self._vectors(runs[0], party, look)
         return _fewer(np.bitwise_xor.reduce(vectors[taken], axis=0), self._n)
 
     def _said_of_bits(self, party: str, look: str, taken: list[int]) -> tuple[str, float]:
@@ -192,6 +195,8 @@ class JointView:
         side = LANES.index(lane)
         count = -(-8 * self._lanes_of(party, values).shape[-1] // words)
         runs = self._runs_of(values, 2 * count)[count : 2 * count]
+        if not runs:
+            return 0
         bits = np.concatenate([_lane_bits(run, party, self._n)[taken, side] for run in runs], axis=-1)
         return _fewer(np.packbits(np.bitwise_xor.reduce(bits, axis=0)), bits.shape[-1])
 
