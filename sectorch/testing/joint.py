@@ -17,7 +17,7 @@ from .of_two import of_every_run, steps_of_two
 from .outcomes import Outcomes
 from .said import Sentences
 from .secrets import Values
-from .spans import broken, differing_correlation, numbers
+from .spans import broken, differing_correlation, fewer, numbers
 from .uniform import SIGMAS, histogram, ones_of, told_apart
 
 ALL_PLANES = 1500
@@ -160,7 +160,7 @@ class JointView:
         if not runs:
             return 0
         vectors, _ = self._vectors(runs[0], party, look)
-        return _fewer(np.bitwise_xor.reduce(vectors[taken], axis=0), self._n)
+        return fewer(np.bitwise_xor.reduce(vectors[taken], axis=0), self._n)
 
     def _said_of_bits(self, party: str, look: str, taken: list[int]) -> tuple[str, float]:
         if not self._outcomes.elementwise:
@@ -198,7 +198,7 @@ class JointView:
         if not runs:
             return 0
         bits = np.concatenate([_lane_bits(run, party, self._n)[taken, side] for run in runs], axis=-1)
-        return _fewer(np.packbits(np.bitwise_xor.reduce(bits, axis=0)), bits.shape[-1])
+        return fewer(np.packbits(np.bitwise_xor.reduce(bits, axis=0)), bits.shape[-1])
 
     def _lanes_of(self, party: str, values: Values) -> np.ndarray:
         """The lowest bits of what a party knows, [lanes, rows, packed elements] of so many runs as there must be."""
@@ -279,12 +279,6 @@ def _either(
 ) -> tuple[list[int] | None, Values]:  # fmt: skip
     taken = broken(a, b, length, partial(again, one))
     return (taken, one) if taken is not None else (broken(b, a, length, partial(again, other)), other)
-
-
-def _fewer(bits: np.ndarray, count: int) -> int:
-    """Of so many packed bits, those that are as the fewer are."""
-    ones = int(np.unpackbits(bits, count=count).sum())
-    return min(ones, count - ones)
 
 
 def _names(rows: Sequence[str], taken: Sequence[int]) -> str:

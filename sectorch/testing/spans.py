@@ -45,6 +45,12 @@ class Span:
         return left != 0
 
 
+def fewer(bits: np.ndarray, count: int) -> int:
+    """Of so many packed bits, how many are as the fewer are."""
+    ones = int(np.unpackbits(bits, count=count).sum())
+    return min(ones, count - ones)
+
+
 def numbers(vectors: np.ndarray) -> list[int]:
     """Rows of packed bits as whole numbers."""
     return [int.from_bytes(row.tobytes(), "little") for row in np.ascontiguousarray(vectors)]
