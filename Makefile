@@ -22,7 +22,8 @@ demo: $(READY)  ## train a small CNN on handwritten digits and classify the test
 test: $(READY)  ## format, lint, types, tests with warnings as errors; types are checked beside the tests
 	$(MAKE) --jobs=2 lint tests
 
-tests: $(READY)
+tests: $(READY)  ## compiled loops once, before workers would each compile them
+	$(BIN)/sectorch warm
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-long: $(READY)  ## the longer profile: millions of samples, thousands of random programs

@@ -21,6 +21,7 @@ from torch import nn
 
 from ..cli.command import Parser, ended, print_json
 from ..nn.secure import secure
+from ..ring.scheme import Scheme
 from ..session import Session
 
 NOWHERE = (
@@ -39,15 +40,16 @@ def warm(say: Callable[[str], None] = lambda _: None) -> float:
     began = time.perf_counter()
     if folder is None:
         say(NOWHERE)
-        _through()
+        _through(Scheme())
         return time.perf_counter() - began
     stamp = folder / f"sectorch-{_kind()}.compiled"
     if stamp.exists():
-        _through()
+        _through(Scheme())
         return 0.0
     say(f"compiling loops for this processor, once on this machine, into {folder}")
     with _alone(folder):
-        _through()
+        for scheme in (Scheme(), Scheme(network="wan"), Scheme(verified=True)):
+            _through(scheme)
         try:
             stamp.touch()
         except OSError:
@@ -92,9 +94,10 @@ def _kind() -> str:
     from llvmlite import binding
 
     from ..mpc.smooth import harmonicloops
-    from ..ring import amx, andloops, bitloops, loops
+    from ..ring import loops
 
-    sources = [Path(str(module.__file__)).stat() for module in (amx, andloops, bitloops, harmonicloops, loops)]
+    places = *sorted(Path(loops.__file__).parent.glob("*.py")), Path(harmonicloops.__file__)
+    sources = [place.stat() for place in places]
     known = [
         numba.__version__,
         llvmlite.__version__,
@@ -118,8 +121,8 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _through() -> None:
+def _through(scheme: Scheme) -> None:
     """A net with the products, comparisons and series of most nets, large enough for the processor's matrix unit."""
-    layers = nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(784, 16), nn.GELU()
-    net = nn.Sequential(*layers).eval()
-    secure(net, session=Session())(torch.rand(2, 8, 16, 16))
+    layers = [nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(784, 16)]
+    net = nn.Sequential(*layers, *([] if scheme.verified else [nn.GELU()])).eval()
+    secure(net, scheme, session=Session())(torch.rand(2, 8, 16, 16))
