@@ -12,6 +12,8 @@ from torch import nn
 import sectorch
 from sectorch.errors import ArgumentError
 from sectorch.mpc.star import backend
+from sectorch.mpc.star.largest import planned, ramp_of_largest
+from sectorch.mpc.star.share import share
 from sectorch.nn.models import ZOO
 from sectorch.tensor import Scheme, share_tensor
 
@@ -125,6 +127,30 @@ def test_functions_give_the_same_in_fewer_rounds_or_as_many(name: str):
         rounds[network] = p.rounds
         assert (y.to(torch.float64) - function(X).to(torch.float64)).abs().max() <= 1e-4
     assert rounds["wan"] <= rounds["lan"]
+
+
+def test_a_pooling_of_a_keyword_is_recorded_and_computed_by_itself():
+    class Net(nn.Module):
+        def forward(self, x):
+            return torch.relu(torch.max_pool2d(input=x * x, kernel_size=2))
+
+    x = torch.randn(1, 1, 4, 4)
+    for scheme in (Scheme(), Scheme(network="wan")):
+        secured = sectorch.secure(Net().eval(), scheme)
+        assert torch.equal(secured(x), sectorch.reference(Net().eval(), scheme)(x))
+
+
+@pytest.mark.parametrize("options", [{"levels": 2}, {"limit_bits": 0}], ids=str)
+def test_a_plan_that_there_is_none_of(options: dict):
+    held = sectorch.Session()
+    with held.call(held.answering[0]) as net, pytest.raises(ArgumentError, match="levels is 1 or 3, and a limit 1 bit"):
+        ramp_of_largest(net, share(net, net.own(net.Q, torch.ones(1, 2, dtype=torch.int64))), 20, **options)
+
+
+def test_no_block_is_wider_than_eight_bits():
+    for limit in (2, 30):
+        plan = planned(4, 1, 63, 63, limit, 1)
+        assert max(w for span in (plan.pair, *plan.signs) for w in span.widths) <= 8
 
 
 def test_an_unknown_network():

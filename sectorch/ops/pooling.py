@@ -74,7 +74,7 @@ def _compared(context: Context, x: SharedTensor, kernel_size: Any, stride: Any, 
     return context.backend.affine(_windows, x.shares, lowest, kernel, stride, padding, dilation, ceil_mode), high
 
 
-def joins(x: Any, *_: Any, **__: Any) -> bool:
+def joins(x: Any = None, *_: Any, **__: Any) -> bool:
     """Whether a max-pooling of x waits for its ReLU: where rounds are dear, and that truncates and shows nothing."""
     if type(x) is not SharedTensor or not x.scheme.few_rounds:
         return False

@@ -48,6 +48,10 @@ PAIR_BLOCKS, SIGN_BLOCKS, TOP_BLOCKS, LOW_BLOCKS = 12, 5, 2, 5
 """Blocks of one level: of a pair, of a sign below the limit and above it, and of the planes that are dropped."""
 
 
+WIDEST_BLOCK = 8
+"""Bits of a block at most, of which 255 are dealt."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """How the bits of a window of m values are compared.
@@ -83,10 +87,12 @@ def planned(m: int, shift: int, between: int, high: int, limit_bits: int | None,
     limit = high if limit_bits is None else min(high, shift + limit_bits)
     limited = limit < high
     middle = limit if limited else max(shift + 1, high - 11)
+    sizes = between, shift, middle - shift, high - middle
     if levels == 1:
-        counts = PAIR_BLOCKS, LOW_BLOCKS, SIGN_BLOCKS, TOP_BLOCKS
+        blocks = PAIR_BLOCKS, LOW_BLOCKS, SIGN_BLOCKS, TOP_BLOCKS
+        counts = tuple(max(count, -(-n // WIDEST_BLOCK)) for count, n in zip(blocks, sizes, strict=True))
     else:
-        counts = tuple(-(-n // 3) for n in (between, shift, middle - shift, high - middle))
+        counts = tuple(-(-n // 3) for n in sizes)
     spans = (0, between), (0, shift), (shift, middle), (middle, high)
     pair, low, mid, top = (blocks_between(a, b, max(1, min(n, b - a))) for (a, b), n in zip(spans, counts, strict=True))
     return Plan(m, pair, low, mid, top, limited, levels)
@@ -121,13 +127,18 @@ def ramp_of_largest(
         limit_bits: raise a flag (`guard.py`) where the result is 2^limit_bits or more.
         levels: 1 or 3, layers of ANDs for comparisons.
 
-    Rounds: 1 (opening) + levels + 1 (products) + 1 (bits). For 20 bits and a limit of 32, a window of one takes 23.5
-    bytes online and 147.625 dealt with one level, 31.75 and 72.75 with three; of four 129.25 and 1308.75, or 205.75 and
-    431.75. Nobody learns anything.
+    Raises:
+        ArgumentError: arguments that are not among these.
+
+    Rounds: 1 (opening) + levels + 1 (products) + 1 (bits). For 20 bits and a limit of 32, a window of one takes 24
+    bytes online and 148.125 dealt with one level, 32.25 and 73.25 with three; of four 131.25 and 1310.75, or 207.75 and
+    433.75. Nobody learns anything.
     """
     m, shape = x.shape[0], x.shape[1:]
     if not 1 <= m <= MOST:
         raise ArgumentError(f"a window has one to {MOST} values, got {m}")
+    if levels not in (1, 3) or (limit_bits is not None and limit_bits < 1):
+        raise ArgumentError(f"levels is 1 or 3, and a limit 1 bit or more, got {levels} and {limit_bits}")
     check_shift(shift, least=1)
     check_planes(high, shift)
     check_planes(between)
@@ -170,8 +181,8 @@ def _won(net: Net, x: Masked, plan: Plan, high: int) -> Shares:
     at_S = _state(*public, differences, plan, width, False, *(v.S for v in dealt))
     state = and_layers(net, Shares(at_A, at_S), layers)
     if plan.limited:
-        raise_flags(net, each(_rows_of, state, places[m + 1 :], 3))
-    return each(_rows_of, state, places[: m + 1], 1)
+        raise_flags(net, each(_rows_of, state, places[m + 1 :]))
+    return each(_rows_of, state, places[: m + 1])
 
 
 @leaf
@@ -200,10 +211,9 @@ def _signs(v: torch.Tensor) -> torch.Tensor:
 
 
 @leaf
-def _rows_of(state: torch.Tensor, places: tuple[int, ...], groups: int) -> torch.Tensor:
-    """Some rows of the state, side by side: [W'], or [groups, W']."""
-    found = state[list(places)].view(groups, len(places) // groups * state.shape[1])
-    return found[0] if groups == 1 else found
+def _rows_of(state: torch.Tensor, places: tuple[int, ...]) -> torch.Tensor:
+    """Some rows of the state, side by side."""
+    return state[list(places)].view(-1)
 
 
 def _rows(plan: Plan) -> int:
@@ -247,7 +257,7 @@ def _sign_of(bits: torch.Tensor, codes: torch.Tensor, high: int, first: bool) ->
 
 @functools.cache
 def _circuit(plan: Plan) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
-    """The layers, and the rows of s_0, ..., of xor_i s_i u_i, and of the flags' e, u and l."""
+    """The layers, and the rows of s_0, ..., of xor_i s_i u_i, and of the flags."""
     m, pairs = plan.m, pairs_of(plan.m)
     circuit, at = Circuit(_rows(plan)), 0
 
@@ -282,11 +292,12 @@ def _circuit(plan: Plan) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
     )
     results = [_gate(circuit, p) for p in (*s, borrowed)]
     if plan.limited:
-        beyond = [_below(circuit, blocks, plan.levels) for blocks in far]
-        results += [eq for _, eq in beyond]
         lower = [_below(circuit, blocks[:middle], plan.levels) for blocks in upper]
-        results += [circuit.gate((eq, v), onto=lt) for (lt, eq), v in zip(lower, u, strict=True)]
-        results += [lt for lt, _ in beyond]
+        beyond = [_below(circuit, blocks, plan.levels) for blocks in far]
+        results += [
+            circuit.gate((far_eq, lt), (far_eq, eq, v), onto=far_lt)
+            for (lt, eq), (far_lt, far_eq), v in zip(lower, beyond, u, strict=True)
+        ]
     return circuit.layers(tuple(results))
 
 
