@@ -22,6 +22,7 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
+import torch
 from apart import PROCESSES
 
 PIPE, STDOUT, DEVNULL = subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL
@@ -154,6 +155,7 @@ def _work(arguments: Sequence[str], folder: str, environment: Mapping[str, str],
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    torch.set_num_threads(int(environment.get("OMP_NUM_THREADS") or 1))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [path for path in paths if path]
