@@ -30,6 +30,7 @@ from sectorch.mpc.star.share import aggregate, aggregate_noisy, reveal, share
 from sectorch.mpc.star.shares import Shares, each
 from sectorch.mpc.star.sign import at_least
 from sectorch.mpc.star.truncate import truncate
+from sectorch.mpc.star.wide import blocks_between
 from sectorch.ops.series import SIGMOID
 from sectorch.ring.products import Linear
 from sectorch.session import Session
@@ -177,6 +178,13 @@ def test_the_figures_of_the_widest():
     products = 8 * (below[1] + above[1]) + (2**4 - 1) + (2**4 - 1) + 1 + 1 + 6
     numbers = 8 + 4 + 2 * 8 + 8 + 4  # R, the wrap-around bit, two bits, the first times R and times the bit
     assert (16 + opened / 8, (codes_below + codes_above + 1 + products) / 8 + numbers) == (24, 148.125)
+
+
+def test_a_sign_in_one_round_and_by_a_tree():
+    """What docs/protocols.md says of 43 planes, cut at a limit of 32 bits."""
+    low, top = blocks_between(20, 52, 5), blocks_between(52, 63, 2)
+    assert (round((low.codes + top.codes) / 8), round(wide_tree(7)[1])) == (67, 22)
+    assert (round(codes(20, 63, 0)), round(tree(20, 63)[2])) == (13, 10)
 
 
 def largest_of(world: World, x: Shares, m: int, levels: int) -> Shares:

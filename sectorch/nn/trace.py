@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from ..errors import SectorchError
 from ..ops.pooling import joins, relu_of_max_pool2d
 from ..tensor.table import HANDLER, row_of
+from .nodes import op_name
 from .where import place_of, raise_located
 
 CONSTANT, FOLDED = "constant ", "folded "
@@ -110,12 +111,9 @@ def _pooled_before_relu(program: Trace) -> set[fx.Node]:
     """The max-poolings that a ReLU reads, and nobody else."""
     found = set()
     for node in program.graph.nodes:
-        row = row_of(node.target) if node.op == "call_function" else None
-        if row is not None and row.name == "relu" and isinstance(node.args[0] if node.args else None, fx.Node):
-            pool = node.args[0]
-            known = row_of(pool.target) if pool.op == "call_function" and len(pool.users) == 1 else None
-            if known is not None and known.name == "max_pool2d":
-                found.add(pool)
+        pool = node.args[0] if op_name(node) == "relu" and node.args else None
+        if isinstance(pool, fx.Node) and op_name(pool) == "max_pool2d" and len(pool.users) == 1:
+            found.add(pool)
     return found
 
 

@@ -89,6 +89,8 @@ def spell(func: Callable) -> str:
     if "Tensor" in owner or "_TensorBase" in owner:
         return f"Tensor.{name}"
     module = getattr(func, "__module__", "") or ""
+    if module.startswith("sectorch."):
+        return name
     return f"F.{name}" if module.endswith("nn.functional") else f"torch.{name}"
 
 

@@ -62,9 +62,9 @@ def max_of_four(net: Net, x: Shares, high: int = 63) -> Shares:
     pairs' 12 bits opened and 12 dealt, and three times `select`. Nobody learns anything.
     """
     size = x.shape[0] // FOUR
-    four = each(_by_words, x)
+    four = each(by_words, x, FOUR)
     masked = open_masked(net, four)
-    pairs = Masked(*(_differences(v) for v in (masked.c, masked.r, masked.r_A, masked.r_S)))
+    pairs = Masked(*(differences(v, PAIRS) for v in (masked.c, masked.r, masked.r_A, masked.r_S)))
     bits = each(torch.Tensor.view, drelu(net, pairs, high), len(PAIRS), -1)
 
     layers, places = _winners()
@@ -88,17 +88,18 @@ def _winners() -> tuple[tuple[Layer, ...], tuple[int, ...]]:
 
 
 @leaf
-def _by_words(x: torch.Tensor) -> torch.Tensor:
-    """[4 n, ...] -> [64, 4, W]: the i-th of the four of every result, 64 of them to a word of packed bits."""
-    flat = x.reshape(FOUR, -1)
+def by_words(x: torch.Tensor, m: int) -> torch.Tensor:
+    """[m n, ...] -> [64, m, W]: the i-th of the m of every result, 64 of them to a word of packed bits."""
+    flat = x.reshape(m, x.numel() // m)
     missing = -flat.shape[1] % 64
-    return torch.nn.functional.pad(flat, (0, missing)).view(FOUR, 64, -1).transpose(0, 1).contiguous()
+    wide = flat.shape[1] + missing
+    return torch.nn.functional.pad(flat, (0, missing)).view(m, 64, wide // 64).transpose(0, 1).contiguous()
 
 
 @leaf
-def _differences(x: torch.Tensor) -> torch.Tensor:
-    """[64, 4, W] -> [64, 6, W]: of all pairs."""
-    return torch.stack([x[:, i] - x[:, j] for i, j in PAIRS], 1)
+def differences(x: torch.Tensor, pairs: tuple[tuple[int, int], ...]) -> torch.Tensor:
+    """[64, m, W] -> [64, pairs, W]."""
+    return torch.stack([x[:, i] - x[:, j] for i, j in pairs], 1)
 
 
 @leaf

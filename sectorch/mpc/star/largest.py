@@ -29,13 +29,15 @@ import torch
 from ...choreography import Net, leaf, protocol
 from ...errors import ArgumentError
 from ...ring import logical_shift
-from ...ring.bitplanes import fast, signs_of, words_for
+from ...ring.bitplanes import fast
 from .circuit import Circuit
 from .compare import Node, check_planes, join, levels_of, tree
 from .deal import Made, deal
+from .fours import by_words, differences
 from .guard import raise_flags
 from .layers import Layer, and_layers
 from .mask import Masked, open_masked, planes_of
+from .relu import sign_words
 from .select import BitMask, bits_less, chosen_by, deal_mask, open_bit, per_element, picked, random_bits
 from .shares import Shares, each
 from .truncate import check_shift, half, negative_less, shifted_less
@@ -144,12 +146,12 @@ def ramp_of_largest(
     check_planes(between)
     high = min(63, high + 1)  # D_i > 0 is taken for D_i >= 0 and not D_i = 0 in the planes below
     plan = planned(m, shift, between, high, limit_bits, levels)
-    masked = open_masked(net, each(by_words, x))
+    masked = open_masked(net, each(by_words, x, m))
     width = masked.shape[2]
 
     mask = random_bits(net, torch.Size((64, m + 1, width)))
     own = BitMask(mask.b_A[: m * width], mask.b_S[: m * width], masked.shape, None)
-    sign = _signs(masked.r)
+    sign = sign_words(masked.r)
     R = deal(net, Made(shifted_less, masked.shape, (masked.r, shift)))
     w = deal(net, Made(negative_less, masked.shape, (masked.r,)), torch.int32)
     bits = deal_mask(net, mask)
@@ -172,13 +174,13 @@ def _won(net: Net, x: Masked, plan: Plan, high: int) -> Shares:
     codes = deal_wide_codes(net, x, plan.signs, (high,))
     c = x.c + half(plan.low.high)
     public = planes_of(c), planes_of(c - (1 << plan.top.low)) if plan.limited else None
-    dealt, differences = (codes,), None
+    dealt, apart = (codes,), None
     if pairs:
-        difference = Masked(*(_differences(v, pairs) for v in (x.c, x.r, x.r_A, x.r_S)))
+        difference = Masked(*(differences(v, pairs) for v in (x.c, x.r, x.r_A, x.r_S)))
         dealt = codes, deal_wide_codes(net, difference, (plan.pair,), (between,))
-        differences = planes_of(difference.c)
-    at_A = _state(*public, differences, plan, width, True, *(v.A for v in dealt))
-    at_S = _state(*public, differences, plan, width, False, *(v.S for v in dealt))
+        apart = planes_of(difference.c)
+    at_A = _state(*public, apart, plan, width, True, *(v.A for v in dealt))
+    at_S = _state(*public, apart, plan, width, False, *(v.S for v in dealt))
     state = and_layers(net, Shares(at_A, at_S), layers)
     if plan.limited:
         raise_flags(net, each(_rows_of, state, places[m + 1 :]))
@@ -186,28 +188,8 @@ def _won(net: Net, x: Masked, plan: Plan, high: int) -> Shares:
 
 
 @leaf
-def by_words(x: torch.Tensor) -> torch.Tensor:
-    """[m, ...] -> [64, m, W]: the i-th values of all windows, 64 of them to a word of packed bits."""
-    flat = x.reshape(x.shape[0], -1)
-    missing = -flat.shape[1] % 64
-    return torch.nn.functional.pad(flat, (0, missing)).view(len(flat), 64, -1).transpose(0, 1).contiguous()
-
-
-@leaf
 def _unpadded(y: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return y.reshape(-1)[: shape.numel()].view(shape)
-
-
-@leaf
-def _differences(x: torch.Tensor, pairs: tuple[tuple[int, int], ...]) -> torch.Tensor:
-    """[64, m, W] -> [64, pairs, W]."""
-    return torch.stack([x[:, i] - x[:, j] for i, j in pairs], 1)
-
-
-@leaf(shapes=lambda v: v.new_empty(words_for(v.numel())))
-def _signs(v: torch.Tensor) -> torch.Tensor:
-    """The sign bits as words."""
-    return signs_of(v)
 
 
 @leaf

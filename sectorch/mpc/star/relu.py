@@ -154,7 +154,7 @@ def _compared(
         x,
         each(_stacked, state[eq], k, state[u]),
         each(_repeated, codes[-1], copies),
-        _repeated(_signs_of(x.r), copies),
+        _repeated(sign_words(x.r), copies),
         bits[63],
     )
 
@@ -166,7 +166,7 @@ def _planes_beside(*c: torch.Tensor) -> torch.Tensor:
 
 
 @leaf(shapes=lambda v: v.new_empty(words_for(v.numel())))
-def _signs_of(v: torch.Tensor) -> torch.Tensor:
+def sign_words(v: torch.Tensor) -> torch.Tensor:
     """The sign bits as words: plane 63."""
     return signs_of(v)
 

@@ -2,8 +2,8 @@
 
 As there, D deals the thermometer code of each block of r, and A and S pick by c's public block, without a message.
 A block of w bits has 2^w - 1 bits dealt. With few of them one layer of ANDs does what a tree does in several: of B
-blocks D deals the products of up to B masks, some 2^(B + 1) bits. 43 planes in seven blocks take 97 bytes and one
-round, where blocks of three take 18 and two. Slow networks have it so.
+blocks D deals the products of up to B masks, some 2^(B + 1) bits. 43 planes in seven blocks take 89 bytes and one
+round, where blocks of three take 23 and two. Slow networks have it so.
 """
 
 from __future__ import annotations
