@@ -57,7 +57,7 @@ class Thief:
     def at_work(self):
         """Q deals by its plan, promises what it deals, and nobody else is touched."""
         codes, bits, chosen = compare.masked_codes, select.bits_less, select._chosen_less
-        signs, seen = relu._signs_of, [torch.empty(0)]
+        signs, seen = relu.sign_words, [torch.empty(0)]
         promise, look = _Here.promise, _Here.look
 
         @leaf(shapes=codes.kernel.shapes)
@@ -65,7 +65,7 @@ class Thief:
             return codes(r - (1 << 62) if self.dealing and r.shape == self.alpha.shape else r, spans, tops, v_A)
 
         @leaf(shapes=signs.kernel.shapes)
-        def signs_of(r):
+        def sign_words(r):
             return signs(r - (1 << 62) if self.dealing and r.shape == self.alpha.shape else r)
 
         @leaf(shapes=bits.kernel.shapes)
@@ -103,7 +103,7 @@ class Thief:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(compare, "masked_codes", masked_codes)
-            patch.setattr(relu, "_signs_of", signs_of)
+            patch.setattr(relu, "sign_words", sign_words)
             patch.setattr(select, "bits_less", bits_less)
             patch.setattr(select, "_chosen_less", chosen_less)
             patch.setattr(_Here, "promise", promised)
