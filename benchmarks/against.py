@@ -3,6 +3,7 @@
     git worktree add ../before v0.1.0
     python benchmarks/against.py ../before                                  # ReLUs, LeNet, VGG-7 and ResNet-50
     python benchmarks/against.py ../before --what relu vgg7:32 --repeats 40 # one net and batch, or 100,032 ReLUs
+    python benchmarks/against.py ../before --what encoder:1                 # 12 layers of BERT-base's size
     python benchmarks/against.py ../before --what lenet:1:processes         # its parties as three processes
 
 Each checkout has a process of its own, with torch and everything else of this Python. For each, milliseconds of the
@@ -98,6 +99,10 @@ def net(name: str, batch: str, how: str = ""):
         construct, shape = ZOO[name]
         model = construct().eval()
         randomize_batchnorm(model, torch.Generator().manual_seed(0))
+    elif name.startswith("encoder"):
+        layer = torch.nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", batch_first=True)
+        model = torch.nn.TransformerEncoder(layer, int(name[7:] or 12), enable_nested_tensor=False).eval()
+        shape = (128, 768)
     else:
         import torchvision
 

@@ -143,6 +143,9 @@ class Backend(Protocol):
     def weight(self, x: Located) -> Any:
         """The answering party's ring elements as an operand of `linear`, made once a session."""
 
+    def streamed(self, x: Located, encoded: Callable) -> Any:
+        """encoded(x) as such an operand, of which no form is kept that can be made again."""
+
     def viewed(self, weight: Any, view: Callable) -> Any:
         """A view (a transpose, a slice) of such an operand."""
 

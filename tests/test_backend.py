@@ -86,6 +86,15 @@ def by_weight(product: Callable, shape: Callable[[torch.Size], tuple[int, ...]])
     return lambda b, x: b.linear(product, x, b.weight(private(b, shape(x.shape))))
 
 
+def by_streamed(b: Backend, x: Any) -> Any:
+    weight = b.viewed(b.streamed(private(b, (*x.shape, 2)), tripled), lambda w: w[..., 1])
+    return b.linear(lambda v, w, _: v * w, x, weight)
+
+
+def tripled(w: torch.Tensor) -> torch.Tensor:
+    return 3 * w
+
+
 def by_view(b: Backend, x: Any) -> Any:
     weight = b.viewed(b.weight(private(b, (*x.shape, 2))), lambda w: w[..., 1])
     return b.linear(lambda v, w, _: v * w, x, weight)
@@ -152,6 +161,7 @@ CASES = [
     Case("linear", lambda b, x: by_weight(Linear(), lambda s: (130, s[1]))(b, b.each(lambda v: v.reshape(1, -1), x))),
     Case("linear", lambda b, x: by_weight(Conv2d((1, 1), (1, 1)), lambda s: (3, 1, 3, 3))(b, b.each(image, x))),
     Case("viewed", by_view, (63,)),
+    Case("streamed", by_streamed, (63,)),
     Case("multiply", lambda b, x, y: b.multiply(torch.mul, x, y), (63, 63)),
     Case(
         "multiply",

@@ -40,6 +40,7 @@ from sectorch.mpc.star.share import aggregate, aggregate_noisy, reveal, reveal_t
 from sectorch.mpc.star.shares import Shares, each
 from sectorch.mpc.star.shuffle import shuffle
 from sectorch.mpc.star.sign import at_least
+from sectorch.mpc.star.streamed import mask_streamed
 from sectorch.mpc.star.truncate import truncate
 from sectorch.mpc.star.within import raise_outside
 from sectorch.ops.series import SIGMOID
@@ -79,6 +80,14 @@ def rounded(x: torch.Tensor, shift: int) -> torch.Tensor:
 
 def _linear(product: Callable) -> Callable:
     return lambda net, x, w: linear(net, net.setup, product, x, mask_weight(net.setup, w))
+
+
+def _streamed(net: Net, x: Shares, w: Located) -> Shares:
+    return linear(net, net.setup, Linear(), x, mask_streamed(net.setup, w, _tripled))
+
+
+def _tripled(w: torch.Tensor) -> torch.Tensor:
+    return w * 3
 
 
 def _bits(protocol: Callable) -> Callable:
@@ -290,6 +299,7 @@ OWN = [
         torch.matmul, WHOLE),
     Own("linear_tiled", _linear(Linear()), [_by_rows(5), _shaped(WEIGHT, 130, 5)],
         lambda x, w: x @ w.T, WHOLE),
+    Own("linear_streamed", _streamed, [_by_rows(5), _shaped(WEIGHT, 130, 5)], lambda x, w: x @ w.T * 3, WHOLE),
     Own("conv2d", _linear(CONV), [_by_rows(2, 4, 3), _shaped(WEIGHT, 3, 2, 3, 2)],
         lambda x, w: torch.conv2d(x, w, None, (2, 1), (1, 0), (1, 2)), WHOLE),
     Own("conv2d_tiled", _linear(WIDE), [_by_rows(2, 4, 3), _shaped(WEIGHT, 128, 2, 2, 3)],

@@ -110,6 +110,9 @@ class Plain(Backend):
     def weight(self, x: Located) -> Operand:
         return Operand(self.held(x))
 
+    def streamed(self, x: Located, encoded: Callable) -> Operand:
+        return Operand(encoded(self.held(x)))
+
     def viewed(self, weight: Operand, view: Callable) -> Operand:
         return Operand(view(weight.value))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,6 +18,10 @@ from ..session import Session
 from ..tensor import PrivateTensor, Scheme, private_tensor
 from ..tensor.owner import INFINITE
 from .trace import CONSTANT, Trace
+
+LARGE_MODEL, LARGE_WEIGHT = 1 << 28, 1 << 22
+"""Elements. The large weights of a large model are not kept in several forms (`mpc.star.streamed`): in one process 20
+bytes an element in place of 60, for some hundredths of the time."""
 
 
 def plain_weights(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -44,6 +49,7 @@ def bind(
     meta = not session.present(party)
     # What becomes private is not copied; a public buffer is, since a forward may write into it.
     memo = {id(t): t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()}
+    large = is_large(memo.values())
     bound = copy.deepcopy(module, memo)
     made: dict[int, PrivateTensor] = {}
     for layer in bound.modules():
@@ -56,13 +62,18 @@ def bind(
                     value = tensor.detach().to("meta") if meta else tensor.detach()
                     label = f"weight '{named.get(id(tensor), name)}'"
                     made[id(tensor)] = private_weight(
-                        value, session, party, scheme, label, dtype, statistic=is_normalising(layer)
+                        value, session, party, scheme, label, dtype, statistic=is_normalising(layer), large=large
                     )
                 store[name] = made[id(tensor)]
         if isinstance(layer, nn.RNNBase):
             layer.__dict__["_flat_weights"] = [getattr(layer, name) for name in layer._flat_weights_names]
         _refuse_hidden_weights(layer, made)
     return bound, {named[i]: tensor for i, tensor in made.items() if i in named}
+
+
+def is_large(weights: Iterable[torch.Tensor]) -> bool:
+    """Whether a model of these weights is."""
+    return sum(w.numel() for w in weights) >= LARGE_MODEL
 
 
 def is_normalising(layer: nn.Module) -> bool:
@@ -79,12 +90,14 @@ def private_weight(
     dtype: torch.dtype,
     *,
     statistic: bool,
+    large: bool,
 ) -> PrivateTensor:
     """A private tensor that lasts as long as the session.
 
     Args:
         x: float64, or of a shape only where its owner is absent.
         statistic: whether it is of a BatchNorm: finite, of any size.
+        large: whether the model is (`is_large`).
 
     Raises:
         NonFiniteError, FixedPointRangeError: naming it.
@@ -104,6 +117,7 @@ def private_weight(
                 f"keep the mask as a buffer of torch.bool, for x.masked_fill(~mask, float('-inf'))"
             ) from None
     made.lasting = True
+    made.streamed = large and x.numel() >= LARGE_WEIGHT
     return made
 
 
@@ -130,6 +144,8 @@ class Weights:
         dtype: torch.dtype,
     ):
         self._made = dict(own)
+        with torch._C.DisableTorchFunctionSubclass():
+            self._large = is_large(own.values())
         self._session, self._party, self._scheme, self._dtype = session, party, scheme, dtype
         self._lock = threading.Lock()
 
@@ -150,8 +166,9 @@ class Weights:
             value = value.detach().to(precision).to(torch.float64)
             value = value if self._session.present(self._party) else value.to("meta")
             self._made[name] = private_weight(
-                value, self._session, self._party, self._scheme, f"weight '{name}'", self._dtype, statistic=False
-            )
+                value, self._session, self._party, self._scheme, f"weight '{name}'", self._dtype,
+                statistic=False, large=self._large,
+            )  # fmt: skip
         return self._made[name]
 
 

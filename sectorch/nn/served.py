@@ -20,7 +20,7 @@ from ..errors import ShapeError
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme
 from . import bounds
-from .bind import private_weight
+from .bind import is_large, private_weight
 from .choice import Texts
 from .inputs import Inputs
 from .shapes import remember
@@ -179,12 +179,12 @@ class Served:
 
     def bind(self, session: Session, party: Party, scheme: Scheme) -> dict[str, PrivateTensor]:
         """The weights as private tensors of a party of a session, by name."""
-        made = {}
+        made, large = {}, is_large(self.values[weight.name] for weight in self.weights)
         for weight in self.weights:
             value = self.values[weight.name].to("cpu" if session.present(party) else "meta", torch.float64)
             label = f"weight '{weight.name}'"
             made[weight.name] = private_weight(
-                value, session, party, scheme, label, self.dtype, statistic=weight.statistic
+                value, session, party, scheme, label, self.dtype, statistic=weight.statistic, large=large
             )
         return made
 

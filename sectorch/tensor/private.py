@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
@@ -25,6 +26,7 @@ class PrivateTensor(SecretTensor):
 
     Attributes:
         origin: of a view, what it is a view of, and how.
+        streamed: whether it is too large to be kept encoded, and its mask to be kept (`mpc.star.streamed`).
         copied: whether this is a copy of its own memory.
         family: of a copy and of everything that shares its memory, one list of them all.
         derived: what was made of the value, by how: encodings, its masked form, checks, other weights. Copies share it.
@@ -34,6 +36,7 @@ class PrivateTensor(SecretTensor):
     label: str
     derived: dict[Any, Any]
     lasting: bool
+    streamed: bool
     origin: tuple[PrivateTensor, Callable] | None
     copied: bool
     family: list[ref] | None
@@ -48,6 +51,7 @@ class PrivateTensor(SecretTensor):
         self.label = name
         self.derived = {}
         self.lasting = False
+        self.streamed = False
         self.origin = None
         self.copied = False
         self.family = None
@@ -100,9 +104,21 @@ class PrivateTensor(SecretTensor):
     def _masked(self, setup: Net) -> Any:
         backend = self.session.backend(setup, self.scheme)
         if self.origin is None:
+            if self.streamed:
+                return backend.streamed(self.value, Encoded(self.weight_bits))
             return backend.weight(self.encoded(self.weight_bits))
         parent, view = self.origin
         return backend.viewed(parent.weight(), view)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Numbers that were checked as ring elements of these fraction bits."""
+
+    scale_bits: int
+
+    def __call__(self, value: torch.Tensor) -> torch.Tensor:
+        return encode(value, self.scale_bits)
 
 
 def _encoded_shapes(value: torch.Tensor, scale_bits: int, frac_bits: int, _limit: Any, label: str) -> torch.Tensor:

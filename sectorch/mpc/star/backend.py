@@ -33,6 +33,7 @@ from .share import aggregate, aggregate_noisy, at_server, reveal, reveal_to_A, r
 from .shares import Shares, each
 from .shuffle import shuffle
 from .sign import at_least
+from .streamed import Streamed, mask_streamed
 from .truncate import truncate
 from .within import raise_outside
 
@@ -137,11 +138,13 @@ class Star(Backend):
     def weight(self, x: Located) -> Weight:
         return mask_weight(self.net.setup, x)
 
-    def viewed(self, weight: Weight, view: Callable) -> Weight:
-        with running(self.net.setup):
-            return Weight(*(compute(view, w) for w in (weight.omega, weight.a, weight.masked)))
+    def streamed(self, x: Located, encoded: Callable) -> Streamed:
+        return mask_streamed(self.net.setup, x, encoded)
 
-    def linear(self, product: Callable, x: Shares, weight: Weight) -> Shares:
+    def viewed(self, weight: Weight | Streamed, view: Callable) -> Weight | Streamed:
+        return weight.viewed(self.net.setup, view)
+
+    def linear(self, product: Callable, x: Shares, weight: Weight | Streamed) -> Shares:
         return linear(self.net, self.net.setup, product, x, weight)
 
     def multiply(self, product: Callable, x: Shares, y: Shares) -> Shares:

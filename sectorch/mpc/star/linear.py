@@ -16,6 +16,7 @@ from ...choreography.located import compute, running
 from ...ring.products import Tiled
 from .halves import Halves
 from .shares import Shares
+from .streamed import Streamed
 from .sums import Sums, check_linear
 
 
@@ -32,7 +33,26 @@ class Weight:
 
     @property
     def shape(self) -> torch.Size:
-        return self.omega.shape
+        return self.masked.shape
+
+    def viewed(self, setup: Net, view: Callable) -> Weight:
+        """A view (a transpose, a slice) of the three."""
+        with running(setup):
+            return Weight(*(compute(view, w) for w in (self.omega, self.a, self.masked)))
+
+    def dealt(self, setup: Net, product: Callable, b: Located) -> Located:
+        """product(b, a), at D."""
+        return compute(product, b, self.a, self._tiles_for(setup, product, b.shape)[1])
+
+    def halves(self, setup: Net, product: Callable, x: Located, b: Located) -> Shares:
+        """product(x, omega) at A and product(b, omega + a) at S."""
+        tiles = self._tiles_for(setup, product, b.shape)
+        return Shares(compute(product, x, self.omega, tiles[0]), compute(product, b, self.masked, tiles[2]))
+
+    def _tiles_for(self, setup: Net, product: Callable, shape: torch.Size) -> tuple:
+        if isinstance(product, Tiled) and product.tiled(shape, self.shape):
+            return self.tiles(setup, product)
+        return None, None, None
 
     def tiles(self, setup: Net, product: Tiled) -> tuple[Located, Located, Located]:
         """The three tensors in the form that `product` prepares ahead, made on first use and kept."""
@@ -65,7 +85,7 @@ def mask_weight(setup: Net, omega: Located) -> Weight:
     "PrivHFL, Figure 3",
     [Message("c_S", "D", "S", "c_A of k_DA"), Message("m", "S", "A", "b of k_DS")],
 )
-def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight) -> Shares:
+def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight | Streamed) -> Shares:
     """y = product(x, omega) for a map that is linear in both arguments, mod 2^64.
 
     Args:
@@ -78,23 +98,12 @@ def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight) -
     depend on the query. A receives x_S - b and S receives a*b - c_A: uniform to them.
     """
     D, A, S = net.D, net.A, net.S
-    omega_tiles = a_tiles = masked_tiles = None
-    if isinstance(product, Tiled) and product.tiled(x.shape, weight.shape):
-        omega_tiles, a_tiles, masked_tiles = weight.tiles(setup, product)
-
     b = net.common(S, D, x.shape, "b")
-    c = compute(product, b, weight.a, a_tiles)
+    c = weight.dealt(setup, product, b)
     c_A = net.common(D, A, c.shape, "c_A")
     dealt = Halves(c_A, (c - c_A).send(D, S, "c_S"))
     if net.verified:
         check_linear(net, setup, product, b, weight, dealt)
-    c = dealt.shares
 
     m = (x.S - b).send(S, A, "m")
-    return (
-        Shares(
-            compute(product, x.A + m, weight.omega, omega_tiles),
-            compute(product, b, weight.masked, masked_tiles),
-        )
-        - c
-    )
+    return weight.halves(setup, product, x.A + m, b) - dealt.shares

@@ -1,0 +1,114 @@
+"""Weights of large models, of which no form is kept that can be made again: same numbers, and what stays in memory."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import sectorch
+from sectorch.choreography import Phase
+from sectorch.mpc.star.streamed import mask_streamed
+from sectorch.nn import bind
+from sectorch.session import Session
+
+WEIGHT = 160
+
+
+class Net(nn.Module):
+    """Norms that are folded, groups, a weight that is read twice, as a transpose and as a summand too."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.groups = nn.Conv2d(8, 8, 3, groups=2)
+        self.wide = nn.Linear(8 * 16, 32)
+        self.twice = nn.Parameter(torch.randn(32, 10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.norm(self.first(x)))
+        x = self.wide(F.relu(self.groups(x)).flatten(1))
+        y = F.linear(x, self.twice.t()) + self.twice[0]
+        return torch.cat((y, F.linear(y, self.twice[:5])), 1)
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    model = Net().eval().requires_grad_(False)
+    model.norm.running_mean.normal_()
+    model.norm.running_var.uniform_(0.5, 1.5)
+    return model
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every model is, and its weights from 160 elements on."""
+    monkeypatch.setattr(bind, "LARGE_MODEL", 1)
+    monkeypatch.setattr(bind, "LARGE_WEIGHT", WEIGHT)
+
+
+@pytest.mark.parametrize("how", [{}, {"network": "wan"}, {"verified": True}, {"audited": 2}], ids=str)
+def test_the_numbers_are_those_of_kept_weights(model, large, how):
+    scheme, x = sectorch.Scheme(**how), torch.randn(3, 3, 6, 6)
+    expected = sectorch.reference(model, scheme)(x)
+    secure = sectorch.secure(model, scheme, session=Session())
+    assert torch.equal(secure(x), expected)
+    secure.preprocess(3)
+    assert torch.equal(secure(x), expected)
+
+
+def test_rounds_and_bytes_are_those_of_kept_weights(model, monkeypatch):
+    x, seen = torch.randn(2, 3, 6, 6), []
+    for limit in (1, 1 << 28):
+        monkeypatch.setattr(bind, "LARGE_MODEL", limit)
+        monkeypatch.setattr(bind, "LARGE_WEIGHT", WEIGHT)
+        with sectorch.profile() as profile:
+            sectorch.secure(model, session=Session())(x)
+        seen.append([(m.label, m.bytes, m.phase) for m in profile.ledger])
+    assert seen[0] == seen[1]
+    assert any(phase == Phase.SETUP for _, _, phase in seen[0])
+
+
+def of_shape(shape: tuple[int, ...]) -> list[torch.dtype]:
+    """The dtypes of the tensors with content of this shape, each piece of memory once."""
+    gc.collect()
+    found = [t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter) and t.shape == shape]
+    return sorted({t.untyped_storage().data_ptr(): t.dtype for t in found if not t.is_meta}.values(), key=str)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_only_the_sum_with_the_mask_is_kept(large, rows):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(37, 131)).eval().requires_grad_(False)
+    secure = sectorch.secure(model, session=Session())
+    x = torch.randn(rows, 37)
+    for _ in range(2):
+        secure(x)
+        # The user's, the module's own in float64, and omega + a at S; and it stands in no tiles.
+        assert of_shape((131, 37)) == [torch.float32, torch.float64, torch.int64]
+        assert of_shape((3, 37, 64)) == []
+
+
+def test_kept_weights_take_more():
+    """The control."""
+    model = nn.Sequential(nn.Linear(37, 131)).eval().requires_grad_(False)
+    secure = sectorch.secure(model, session=Session())
+    secure(torch.randn(5, 37))
+    assert of_shape((131, 37)).count(torch.int64) == 3
+
+
+def test_no_two_masks_are_alike():
+    """The key is drawn for each weight, from the streams of the session; what S holds of zeros is the mask."""
+    seen = []
+    for session in (Session(), Session()):
+        setup = session.setup(session.answering[0])
+        for _ in range(2):
+            zeros = setup.own(setup.A, torch.zeros(8, 8, dtype=torch.int64), Phase.SETUP)
+            seen.append(mask_streamed(setup, zeros, torch.Tensor.clone).masked._value)
+    words = torch.stack(seen).flatten().tolist()
+    assert len(set(words)) == len(words)
