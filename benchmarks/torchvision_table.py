@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import resource
 import signal
 import subprocess
@@ -50,6 +51,8 @@ network gets the statistics of a random batch in their place, and 24 fraction bi
 and it carries an error on from layer to layer."""
 AGAIN = 60.0
 """CPU seconds under which the second call is measured, without the setup of the first."""
+MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20)}
+"""glibc then gives tensors of 4 MiB and more back when they are freed; it keeps pieces of up to 32 MiB otherwise."""
 SQUARE = {"vit_h_14": 224}
 """Constructed for this size, where the weights were trained at another."""
 
@@ -158,7 +161,10 @@ def limited(name: str, gigabytes: float, seconds: float, most: int | None) -> di
 
     command = [sys.executable, __file__, "--one", name, *([] if most is None else ["--size", str(most)])]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, preexec_fn=limit, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds, preexec_fn=limit, check=False,
+            env=os.environ | MEMORY,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return {"refused": f"not finished after {seconds:.0f} s"}
     if done.returncode:

@@ -95,7 +95,7 @@ def private_weight(
     """A private tensor that lasts as long as the session.
 
     Args:
-        x: float64, or of a shape only where its owner is absent.
+        x: float64 (a folded one of a large model may be float32), or of a shape only where its owner is absent.
         statistic: whether it is of a BatchNorm: finite, of any size.
         large: whether the model is (`is_large`).
 
@@ -156,14 +156,18 @@ class Weights:
             NonFiniteError, FixedPointRangeError: a folded weight that fixed point cannot hold, by its name.
         """
         with self._lock:
-            return {name: self._tensor(name, value) for name, value in program.values.items()}
+            return {name: self._tensor(program, name) for name in program.values}
 
-    def _tensor(self, name: str, value: torch.Tensor) -> torch.Tensor:
+    def _tensor(self, program: Trace, name: str) -> torch.Tensor:
+        value = program.values[name]
         if name.startswith(CONSTANT) or not value.is_floating_point():
             return value
         if name not in self._made:
-            precision = torch.promote_types(self._dtype, torch.float32)
-            value = value.detach().to(precision).to(torch.float64)
+            value = value.detach().to(torch.promote_types(self._dtype, torch.float32))
+            if self._large:
+                program.values[name] = value  # nobody needs what the rounding took away
+            else:
+                value = value.to(torch.float64)
             value = value if self._session.present(self._party) else value.to("meta")
             self._made[name] = private_weight(
                 value, self._session, self._party, self._scheme, f"weight '{name}'", self._dtype,

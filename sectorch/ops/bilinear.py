@@ -165,7 +165,7 @@ def check_sums(weight: PrivateTensor, sums: Sums) -> Located:
 
 @leaf(shapes=lambda value, *_: value.new_zeros(()))
 def _checked_sums(value: torch.Tensor, sums: Sums, scheme: Scheme, label: str) -> torch.Tensor:
-    largest, allowed = float(sums(value.abs()).max()) if value.numel() else 0.0, scheme.gain
+    largest, allowed = float(sums(value.abs().to(torch.float64)).max()) if value.numel() else 0.0, scheme.gain
     if largest > allowed:
         bits = 61 - 2 * scheme.frac_bits - math.ceil(math.log2(largest * 64 / 63))
         way = f"limit_bits={bits}" if bits > 0 else "fewer fraction bits"

@@ -51,8 +51,10 @@ class Sums:
 class Weight(Protocol):
     """What a check needs of a masked weight (`linear.Weight`)."""
 
-    a: Located
     sums: dict[int, Sums]
+
+    @property
+    def a(self) -> Located: ...
 
     @property
     def shape(self) -> torch.Size: ...
