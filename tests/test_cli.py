@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from commands import run_command
 
-from sectorch.cli.command import Parser, ended, writable
+from sectorch.cli.command import FAILED, USAGE, Parser, ended, writable
 from sectorch.cli.main import COMMANDS, GROUPS, overview, run
 from sectorch.errors import ArgumentError, SectorchError
+from sectorch.federated.options import declared
+from sectorch.network.federation.papers import command_of
 
 ACTIONS = ("init", "request", "issue", "identity", "show", "pin")
 ALL = [*([name] for name in COMMANDS), *(["keys", action] for action in ACTIONS)]
@@ -24,7 +26,7 @@ FILES = ["--cert", "none.pem", "--key", "none.pem"]
 BAD = {
     "server": [
         (["--clients-ca", "none.pem", *FILES], "cannot read"),
-        (["--clients-ca", "none.pem", *FILES, "--running", "0"], "--running is at least 1, got 0"),
+        (["--clients-ca", "none.pem", *FILES, "--running", "0"], "--running must be at least 1, got 0"),
     ],
     "answer": [(["none.safetensors", "--name", "b", "--ca", "none.pem", *FILES], "cannot load none.safetensors")],
     "convert": [
@@ -39,8 +41,9 @@ BAD = {
         (["b", "none.npy", "--ca", "none.pem", *FILES], "cannot read none.npy"),
         (["b", "--ca", "none.pem", *FILES, "none.npy"], "cannot read none.npy"),
         (["b", "--ca", "none.pem", *FILES], "name a file of inputs"),
-        (["b", "--prepare", "-1", "--ca", "none.pem", *FILES], "name a file of inputs"),
-        (["b", "x.npy", "--batch", "0", "--ca", "none.pem", *FILES], "--batch is at least 1, got 0"),
+        (["b", "--prepare", "-1", "--ca", "none.pem", *FILES], "--prepare must be at least 0, got -1"),
+        (["b", "x.npy", "--batch", "0", "--ca", "none.pem", *FILES], "--batch must be at least 1, got 0"),
+        (["b", "x.npy", "--audited", "0", "--ca", "none.pem", *FILES], "--audited must be at least 1, got 0"),
         (["b", "x.npy", "--activation-limit", "3", "--ca", "none.pem", *FILES], "activation_limit is a power of two"),
         (["b", "x.npy", "--activation-limit", "4194304", "--ca", "none.pem", *FILES], "leave no room for weights"),
     ],
@@ -50,7 +53,7 @@ BAD = {
         (["issue", "none", "s", "--host", "localhost"],
             "`sectorch keys request s --server`, then here `sectorch keys issue none s.csr --host localhost`"),
         (["issue", "none", "hospital b"], "run `sectorch keys request NAME`, then here"),
-        (["issue", "none", "x.csr", "--days", "inf"], "--days is above 0 and at most 36500, got inf"),
+        (["issue", "none", "x.csr", "--days", "inf"], "--days must be above 0 and at most 36500, got inf"),
         (["request", "../evil"], "1 to 64 letters (ASCII), digits and _ . - @"),
         (["request", "hospital b"], "1 to 64 letters (ASCII), digits and _ . - @"),
         (["pin", "alice ", "SHA256:" + "a" * 43, "--pins", "pins"], "1 to 64 letters (ASCII), digits and _ . - @"),
@@ -61,34 +64,34 @@ BAD = {
         (["--clients", "1"], "clients must be at least 2, got 1"),
         (["--alpha", "-1"], "alpha must be above 0"),
         (["--alpha", "nan"], "alpha must be above 0"),
-        (["--classes-each", "0"], "classes_each must be"),
-        (["--local-epochs", "-3"], "epochs must be at least 0, got -3"),
-        (["--retraining-epochs", "-1"], "epochs must be at least 0, got -1"),
+        (["--classes-each", "0"], "--classes-each must be"),
+        (["--local-epochs", "-3"], "--local-epochs must be at least 0, got -3"),
+        (["--retraining-epochs", "-1"], "--retraining-epochs must be at least 0, got -1"),
         (["--samples", "0"], "samples must be at least 1"),
         (["--iterations", "0"], "iterations must be at least 1"),
         (["--queries", "0"], "queries must be at least 1"),
         (["--chunk", "-5"], "chunk must be at least 1"),
     ],
     "capc": [
-        (["--parties", "0"], "parties must be at least 2"),
         (["--parties", "100000"], "100000 clients with 0 samples"),
+        (["--parties", "0"], "--parties must be at least 2"),
         (["--querying", "0"], "querying must be at least 1"),
         (["--pool", "0"], "pool must be at least 1"),
-        (["--models-each", "0"], "models_each must be at least 1"),
+        (["--models-each", "0"], "--models-each must be at least 1"),
         (["--chunk", "0"], "chunk must be at least 1"),
         (["--queries", "-1"], "queries must be at least 1"),
         (["--scale", "0"], "scale must be above 0"),
         (["--scale", "-1"], "scale must be above 0"),
-        (["--frac-bits", "99"], "frac_bits must be at least 1 and at most 26"),
+        (["--frac-bits", "99"], "--frac-bits must be at least 1 and at most 26"),
         (["--epsilon", "nan"], "epsilon must be"),
     ],
     "capride": [
-        (["--parties", "1"], "parties must be at least 2"),
         (["--parties", "100000"], "100000 clients"),
+        (["--parties", "1"], "parties must be at least 2"),
         (["--split", "heterogeneous", "--alpha", "-1"], "alpha must be above 0"),
         (["--samples", "0"], "samples must be at least 1"),
         (["--split", "no-overlap", "--samples", "-5"], "samples must be at least 1"),
-        (["--rounds", "-1"], "rounds must be at least 0"),
+        (["--rounds", "0"], "--rounds must be at least 1, got 0"),
         (["--batch", "1"], "batch must be at least 2"),
         (["--rate", "nan"], "rate must be above 0"),
         (["--fraction", "0"], "fraction must be above 0"),
@@ -96,21 +99,21 @@ BAD = {
         (["--delta", "1"], "delta must be above 0"),
     ],
     "perturbed-fl": [
-        (["--clients", "0"], "clients must be at least 1"),
         (["--clients", "100000"], "100000 clients for"),
+        (["--clients", "0"], "clients must be at least 1"),
         (["--rounds", "0"], "rounds must be at least 1"),
-        (["--batch-size", "-1"], "batch_size must be at least 1"),
-        (["--local-batches", "0"], "local_batches must be at least 1"),
-        (["--learning-rate", "nan"], "learning_rate must be above 0"),
+        (["--batch-size", "-1"], "--batch-size must be at least 1"),
+        (["--local-batches", "0"], "--local-batches must be at least 1"),
+        (["--learning-rate", "nan"], "--learning-rate must be above 0"),
         (["--momentum", "1"], "momentum must be"),
-        (["--weight-decay", "-1"], "weight_decay must be"),
+        (["--weight-decay", "-1"], "--weight-decay must be"),
         (["--partitions", "0"], "partitions must be at least 1"),
         (["--threads", "0"], "threads must be at least 1"),
         (["--data", "cifar100"], "name it with --data-root"),
     ],
     "shapley": [
-        (["--clients", "1"], "clients must be at least 2"),
         (["--clients", "100000"], "100000 clients with at least"),
+        (["--clients", "1"], "clients must be at least 2"),
         (["--clients", "30"], "2^30 - 1 coalitions"),
         (["--rounds", "0"], "rounds must be at least 1"),
         (["--epochs", "-3"], "epochs must be at least 1"),
@@ -124,9 +127,9 @@ BAD = {
         (["--leave", "c9:1-1"], "clients are c1"),
     ],
     "bench": [
-        (["--repeats", "0"], "batches and repeats are at least 1"),
-        (["--batches", "0"], "batches and repeats are at least 1"),
-        (["--mbit", "0"], "above 0 Mbit/s"),
+        (["--repeats", "0"], "--repeats must be at least 1, got 0"),
+        (["--batches", "0"], "--batches must be at least 1, got 0"),
+        (["--mbit", "0"], "--mbit must be above 0, got 0"),
     ],
 }  # fmt: skip
 CASES = [(name, *case) for name, cases in BAD.items() for case in cases]
@@ -201,9 +204,10 @@ def test_an_unknown_option_exits_2_in_one_line(command, capsys):
 def test_bad_input_is_one_line_before_any_work(name, options, words, tmp_path, capsys, monkeypatch):
     """Nothing is written: a run makes its folder before it trains."""
     monkeypatch.chdir(tmp_path)
-    assert run([name, *options]) == 1
+    status = ended_with([name, *options])
     shown = capsys.readouterr()
     assert one_line(shown.err) and words in shown.err and shown.out == ""
+    assert status == (USAGE if "--help lists the options" in shown.err else FAILED)
     assert not list(tmp_path.iterdir())
 
 
@@ -216,7 +220,33 @@ def test_a_file_that_holds_no_model_is_one_line(name, tmp_path, capsys):
     assert one_line(capsys.readouterr().err) and not (tmp_path / "new.out").exists()
 
 
-@pytest.mark.parametrize("name", BAD)
+def ended_with(words) -> int:
+    try:
+        return run(words)
+    except SystemExit as stopped:
+        return stopped.code
+
+
+@pytest.mark.parametrize("name", FOLDERS[:-1])
+def test_a_number_that_a_paper_s_option_does_not_take_names_the_option(name, tmp_path, capsys, monkeypatch):
+    """Each of them, the least one less 1 or the bound that is outside: before the run, and without a traceback."""
+    monkeypatch.chdir(tmp_path)
+    command = command_of(name)
+    wrong = {}
+    for cls in (type(command.federation), type(command.settings)):
+        for field, kind, _, option in declared(cls):
+            if not option.hidden and kind in (int, float) and (option.least, option.above) != (None, None):
+                flag = "--" + (option.flag or field).replace("_", "-")
+                wrong[flag] = str(kind(option.above if option.least is None else option.least - 1))
+    assert wrong
+    for flag, value in wrong.items():
+        assert ended_with([name, flag, value]) == USAGE
+        said = capsys.readouterr().err
+        assert one_line(said) and said.startswith(f"error: {flag} must be ") and f", got {value};" in said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", [name for name in BAD if name != "bench"])
 @pytest.mark.parametrize("first", [True, False])
 def test_debug_shows_the_traceback(name, first, tmp_path, monkeypatch):
     """Before the command and after it. What is raised leaves the program, and Python prints the traceback."""

@@ -68,6 +68,23 @@ def test_explain_goes_on_after_an_unsupported_layer():
     assert "not supported: erfinv" in text and "LAN" in text and "WAN" in text
 
 
+class Several(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(3, 2, batch_first=True)
+
+    def forward(self, x):
+        a, b = self.lstm(x)[0].chunk(2, 1)
+        return (a + b).max(1).values + a.max(1).values
+
+
+def test_a_row_is_an_operation_by_its_name_and_not_one_of_its_results():
+    said = sectorch.explain(Several().eval(), torch.randn(2, 4, 3))
+    kinds = [layer.kind for layer in said.layers]
+    assert kinds == ["", "LSTM", "add", "max", "max", "add", ""]
+    assert sum(layer.profile.bytes for layer in said.layers) == said.bytes
+
+
 def test_network_estimate_by_hand():
     """One linear layer: 3 messages online (share, m, and the two of reveal), with the bytes of their tensors."""
     said = sectorch.explain(nn.Linear(4, 3, bias=False).eval(), torch.randn(2, 4))

@@ -19,8 +19,8 @@ import sectorch
 from sectorch import Inputs, public
 from sectorch.choreography import Phase
 from sectorch.errors import ArgumentError, DtypeError, NonFiniteError, SessionMismatchError
-from sectorch.nn.compiling import compiling
 from sectorch.session import Session
+from sectorch.tensor.compiling import compiling
 
 DRAW = torch.Generator().manual_seed(3)
 Pair = namedtuple("Pair", "first second")

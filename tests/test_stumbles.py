@@ -107,6 +107,32 @@ def test_a_compiled_secure_module_is_the_secure_module(plain, secure):
     assert secure.program(ROWS) is not None
 
 
+def test_compiled_code_on_secrets_is_not_looked_into_and_warns_of_nothing(plain, secure):
+    """In place, in a function of one's own, of shares, and of a shared model with its gradients."""
+    secure.compile()
+    torch.testing.assert_close(secure(ROWS), plain(ROWS).detach(), rtol=0, atol=1e-4)
+    shared = sectorch.share(ROWS)
+    found = torch.compile(lambda x: (2 * x + 1).relu())(shared).reveal()
+    torch.testing.assert_close(found, (2 * ROWS + 1).relu(), rtol=0, atol=1e-4)
+    training = sectorch.shared(copy.deepcopy(plain))
+    gradients = []
+    for model in (training, torch.compile(training)):
+        training.zero_grad()
+        model(shared).sum().backward()
+        gradients.append([p.grad.reveal() for p in training.parameters()])
+    assert all(one.equal(other) for one, other in zip(*gradients, strict=True))
+    encrypting = sectorch.secure(nn.Linear(4, 2).eval(), backend="ckks")
+    encrypting.compile()
+    assert torch.compile(encrypting) is not encrypting and encrypting.train(False) is encrypting
+
+
+def test_weights_of_a_secure_module_are_saved_and_loaded_in_plain(plain, secure):
+    for module in (secure, nn.Sequential(secure), sectorch.secure(plain, backend="ckks"), sectorch.reference(plain)):
+        refused(ArgumentError, "take that of the plain model", module.state_dict)
+    for given in (plain.state_dict(), {}):
+        refused(ArgumentError, "load them into the plain model", lambda given=given: secure.load_state_dict(given))
+
+
 def test_a_move_that_would_change_nothing_is_refused(secure):
     for move in (secure.half, secure.double, lambda: secure.to("meta")):
         refused(ArgumentError, "call secure() again", move)
@@ -199,6 +225,10 @@ def test_a_protocol_author_s_mistakes_are_told_the_way():
             located.A  # noqa: B018
         with pytest.raises(AttributeError, match=r"each\(torch.sum, x\)"):
             shared.sum()
+        for fraction in (0.5, torch.rand(3), torch.rand(3, dtype=torch.float64)):
+            for f in (lambda v: shared * v, lambda v: v * shared, lambda v: shared + v, lambda v: v - shared):
+                refused(DtypeError, "sectorch.ring.encode", lambda f=f, v=fraction: f(v))
+        refused(ArgumentError, "truncate(net, x, bits)", lambda: shared / 2)
         assert net.read(reveal(net, 2 * (1 - shared) + 1), net.Q).equal(torch.tensor([3, 1, -1]))
 
 

@@ -20,7 +20,7 @@ from ..choreography.located import compute
 from ..default import default_session
 from ..errors import ArgumentError, SectorchError, ShapeError, TrainingModeError, UnsupportedOpError
 from ..session import Session
-from ..tensor.arguments import refuse_move
+from ..tensor.inference import Inference
 from .errors import LevelError, MemoryBudgetError, MissingKeyError, ScaleError
 from .scheme.keys import Keys, PublicKeys, keys_for
 from .scheme.leaving import residues
@@ -173,7 +173,7 @@ def parts(
     return encrypted, evaluated, decrypted
 
 
-class CKKSModule(nn.Module):
+class CKKSModule(Inference):
     """Called with Q's plain tensor [batch, ...], gives the plain result, as Q decrypts it; with a CKKSTensor, a
     CKKSTensor.
 
@@ -234,15 +234,6 @@ class CKKSModule(nn.Module):
         self.queries: list[Query] = []
         self._making = threading.Lock()  # of the keys: several threads may call the module
         super().train(False)
-
-    def train(self, mode: bool = True) -> CKKSModule:
-        if mode:
-            raise TrainingModeError("an encrypted model is for inference; train the plain model")
-        return self
-
-    def _apply(self, fn: Callable, recurse: bool = True) -> CKKSModule:
-        refuse_move(fn, self.session.device)
-        return self
 
     def explain(self, x: torch.Tensor) -> Report:
         """Depth, levels and memory of a call with such an input; runs nothing."""

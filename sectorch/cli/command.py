@@ -4,7 +4,7 @@
 | --- | --- |
 | 0 | done |
 | 1 | the run failed, or its data or settings do not fit; one line on standard error says what to do |
-| 2 | the command line cannot be understood |
+| 2 | the command line cannot be understood, or a number in it is none that its option takes |
 | 130 | stopped by Ctrl-C |
 | 141 | whoever read its output reads no more, as `head` does |
 | 143 | stopped by SIGTERM, in the same way as by Ctrl-C; `server`, `answer` and `up` drain, and end with 0 |
@@ -22,6 +22,7 @@ import argparse
 import difflib
 import errno
 import json
+import re
 import signal
 import sys
 import tempfile
@@ -89,11 +90,16 @@ class Parser(argparse.ArgumentParser):
     """Under which name `ended` gives what stands after --; nothing may stand there where it is None."""
 
     def error(self, message: str) -> NoReturn:
+        message = re.sub(r"^argument (-[^ :]+): (?=must be )", lambda m: m[1].split("/")[0] + " ", message)
         if message.startswith("unrecognized arguments: "):
             wrong = message.split()[2].split("=")[0]
             near = difflib.get_close_matches(wrong, self._option_string_actions, 1)
             message += f" (perhaps {near[0]})" if near else ""
-        self.exit(USAGE, f"error: {message}; {self.prog} --help lists the options\n")
+        self.refuse(f"{message}; {self.prog} --help lists the options")
+
+    def refuse(self, message: str) -> NoReturn:
+        """End the process with a line."""
+        self.exit(USAGE, f"error: {message}\n")
 
     def takes_json(self, what: str) -> None:
         """Add `--json`."""
@@ -104,6 +110,28 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--out", type=Path, default=Path(folder), help="folder of results (default %(default)s)")
         self.add_argument("--no-plots", action="store_true", help="draw nothing; plots need matplotlib")
         self.takes_json("results.json")
+
+
+def number(kind: type, allows: Callable[[Any], bool], limits: str) -> Callable[[str], Any]:
+    """A `type` of an option: numbers of a kind that `allows` is true of. An error names the option and `limits`."""
+
+    def read(word: str) -> Any:
+        value = kind(word)
+        if not allows(value):
+            raise argparse.ArgumentTypeError(f"must be {limits}, got {word}")
+        return value
+
+    read.__name__ = kind.__name__  # argparse says it of what is no number
+    return read
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Of a count."""
+    return number(int, lambda value: value >= least, f"at least {least}")
+
+
+above_zero = number(float, lambda value: value > 0, "above 0")
+not_negative = number(float, lambda value: value >= 0, "at least 0")
 
 
 class Terminated(KeyboardInterrupt):

@@ -81,10 +81,12 @@ class UnknownModelError(NetworkError, LookupError):
     """No answering party of that name is connected.
 
     Example:
-        no model 'hospital-c' is connected; there are: hospital-a, hospital-b
+        no model 'hospital-c' is connected; there are: hospital-a, hospital-b. A party that has just been started
+        compiles first, which can take a minute: if 'hospital-c' was, ask again
 
     What to do:
-        Take a name of `sectorch models`, or have its owner start `sectorch answer` with it.
+        Take a name of `sectorch models`, or have its owner start `sectorch answer` with it. Right after its start, ask
+        again: it compiles before it answers, once on a machine, for up to a minute.
     """
 
 

@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from rich.console import Console, RenderableType
 
-from ..cli.command import GOES_ON, Parser, ended, plotting, print_json, watched, writable
+from ..cli.command import GOES_ON, Parser, at_least, ended, plotting, print_json, watched, writable
 from ..data.datasets import ROOT_HELP
 from .errors import FederationError
 from .estimate import Estimate, agree
@@ -116,7 +116,9 @@ class Command(Generic[F, S]):
         if self.controls:
             named = f"compare with: {', '.join(self.controls)} (all, if none is named)"
             p.add_argument("--controls", nargs="*", choices=list(self.controls), metavar="NAME", help=named)
-        p.add_argument("--processes", dest="worker_count", type=int, default=1, metavar="N", help="that share the work")
+        p.add_argument(
+            "--processes", dest="worker_count", type=at_least(1), default=1, metavar="N", help="that share the work"
+        )
         p.add_argument(
             "--parallel",
             dest="worker_kind",

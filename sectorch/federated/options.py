@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
+from ..cli.command import number
 from .errors import FederationError
 
 S = TypeVar("S", bound="Options")
@@ -160,8 +161,9 @@ def add_options(parser: argparse.ArgumentParser, cls: type[Options], prefix: str
         metavar = (
             None if o.among else kind.__name__.upper().replace("STR", "NAME").replace("FLOAT", "X").replace("INT", "N")
         )
+        read = number(kind, o.allows, o.limits) if o.limits else kind
         parser.add_argument(
-            *flags, type=kind, choices=o.among, metavar=metavar, help=about.replace("%", "%%"), **many, **common
+            *flags, type=read, choices=o.among, metavar=metavar, help=about.replace("%", "%%"), **many, **common
         )
 
 

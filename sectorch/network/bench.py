@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..choreography.ledger import Profile
-from ..cli.command import Parser, bars, ended, print_json, writable
+from ..cli.command import Parser, above_zero, at_least, bars, ended, not_negative, print_json, writable
 from ..errors import ArgumentError
 from ..nn.models import ZOO, randomize_batchnorm
 from ..ring.scheme import Scheme
@@ -106,10 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     p.add_argument("--nets", nargs="+", default=["lenet", "vgg7"], choices=tuple(ZOO), metavar="NET",
                    help=f"of {', '.join(ZOO)}")  # fmt: skip
-    p.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="batch sizes")
-    p.add_argument("--repeats", type=int, default=3, help="of each; medians are printed")
-    p.add_argument("--round-trip", type=float, help="ms, instead of the network's")
-    p.add_argument("--mbit", type=float, help="Mbit/s each way, instead of the network's")
+    p.add_argument("--batches", type=at_least(1), nargs="+", default=[1, 8], help="batch sizes")
+    p.add_argument("--repeats", type=at_least(1), default=3, help="of each; medians are printed")
+    p.add_argument("--round-trip", type=not_negative, help="ms, instead of the network's")
+    p.add_argument("--mbit", type=above_zero, help="Mbit/s each way, instead of the network's")
     p.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of results.json")
     p.takes_json("results.json")
     return ended(p, arguments, _run, "stopped; what was measured is in {out}")
@@ -117,8 +117,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, results: Console) -> None:
     link = network_of(options.network, options.round_trip, options.mbit)
-    if min(options.batches) < 1 or options.repeats < 1:
-        raise ArgumentError(f"batches and repeats are at least 1, got {options.batches} and {options.repeats}")
     writable(options.out)
     options.out.mkdir(parents=True, exist_ok=True)
     path, rows = options.out / "results.json", []

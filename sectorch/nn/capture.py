@@ -29,6 +29,7 @@ from ..errors import ArgumentError, SectorchError, UnsupportedOpError
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SecretTensor, SharedTensor, dispatch, owner
 from ..tensor.arguments import CONVERSIONS, as_sizes, on_cpu
+from ..tensor.compiling import compiling
 from ..tensor.on_meta import (
     MASKED_FILL,
     MASKED_SELECT,
@@ -41,7 +42,6 @@ from ..tensor.on_meta import (
 )
 from ..tensor.table import BEFORE, COMPOSED, row_of, spell
 from . import bounds
-from .compiling import compiling
 from .drawing import Drawing
 from .huggingface import without_caches
 from .inputs import Inputs, flattened, refuse_complex

@@ -9,8 +9,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ..errors import SectorchError
+from ..tensor.compiling import compiling
 from ..tensor.dispatch import METADATA
-from .compiling import compiling
 from .huggingface import without_caches
 from .inputs import Inputs
 from .nodes import name_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,11 +22,13 @@ from ..ring.scheme import named_scheme
 from ..session import Session
 from ..shown import Shown
 from ..tensor import Scheme, SharedTensor, share_tensor
+from . import bounds
 from .bind import Weights
 from .dry import shared_inputs
 from .eager import watched
 from .inputs import Inputs
 from .module import SecureModule
+from .nodes import function_of, name_of
 from .secure import secure
 from .trace import Trace, run
 from .where import Place
@@ -214,8 +217,10 @@ class _Watch:
             problem = str(error)
             y = self._stand_in(compute, args, kwargs)
         where = node.meta.get("where", Place())
-        name, kind = (where.layer or where.kind, where.kind) if where.kind else (node.name, node.name)
-        if isinstance(y, SharedTensor) or problem or profile.ledger:
+        kind = where.kind or name_of(function_of(node.target))
+        name = (where.layer or where.kind) if where.kind else node.name
+        picks = node.target in (operator.getitem, bounds.item)  # of a node's several results, which has a row
+        if (isinstance(y, SharedTensor) and not picks) or problem or profile.ledger:
             self.add(Layer(name, kind, where.source, _shape(y), profile, problem))
         return y
 

@@ -15,6 +15,7 @@ from ..choreography.program.trace import Program
 from ..errors import ArgumentError, SectorchError
 from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SharedTensor, unwrapped
+from ..tensor.inference import Inference
 from .accept import check_input, check_model, copied, dtype_of
 from .ahead import Ahead, later
 from .bind import Weights, bind
@@ -22,7 +23,6 @@ from .dry import Checked, dry_run, revealed, shared_inputs
 from .eager import watched
 from .held import as_shared, opened
 from .huggingface import suited
-from .inference import Inference
 from .inputs import Inputs
 from .samplewise import same_program
 from .served import Served, ServedTraces

@@ -44,9 +44,15 @@ class SecretTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if torch.compiler.is_dynamo_compiling():  # torch.compile leaves the call, and all in it, as it is
+            return torch.compiler.disable(cls._called)(func, types, args, kwargs or {})
+        return cls._called(func, types, args, kwargs or {})
+
+    @classmethod
+    def _called(cls, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
         if any(getattr(kind, "differentiable", False) for kind in types):
             return NotImplemented
-        return _dispatch(func, types, args, kwargs or {})
+        return _dispatch(func, types, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):

@@ -110,8 +110,7 @@ class DifferentiableTensor(SecretTensor):
         return plain
 
     @classmethod
-    def __torch_function__(cls, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
+    def _called(cls, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
         if func == _SET_DATA and args[0] is args[1]:  # as a module's .to(device) does where the device is its own
             return None
         if func in SECRETS:

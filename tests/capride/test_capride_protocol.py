@@ -285,7 +285,7 @@ def test_few_samples_and_bad_settings_are_refused(made, quick):
     for change, text in (
         ({"update": "all"}, "no update 'all'"),
         ({"method": "x"}, "no method 'x'"),
-        ({"rounds": -1}, "rounds must be at least 0"),
+        ({"rounds": 0}, "rounds must be at least 1"),
         ({"temperature": 0.0}, "temperature must be above 0"),
         ({"leakage": 1.5}, "leakage must be above 0 and at most 1"),
         ({"sigma": -1.0}, "sigma must be at least 0"),

@@ -146,6 +146,10 @@ def test_prepared_rows_are_topped_up_and_used(stage, model):
     assert pieces() == 3
     done(query(stage, "--prepare", "10", "--batch", "4"))
     assert pieces() == 3, "what is at hand counts"
+    kept = ("--store", str(stage.folder / "store-cli"))
+    assert done(command(stage, "models", *kept)) == "hospital-b  3 calls prepared\n"
+    assert printed(command(stage, "models", "--json", *kept)) == {"hospital-b": 3}
+    assert "there is no store at" in done(command(stage, "models", "--store", str(stage.folder / "none")), 1)
     np.save(stage.folder / "x.npy", torch.randn(10, 6).numpy())
     said = done(
         query(stage, str(stage.folder / "x.npy"), "--batch", "4", "--json", "--out", str(stage.folder / "new" / "y"))
@@ -158,7 +162,7 @@ def test_prepared_rows_are_topped_up_and_used(stage, model):
 def test_results_as_json(stage, model):
     assert printed(command(stage, "models", "--json")) == ["hospital-b"]
     x = torch.randn(3, 6)
-    np.save(stage.folder / "x.npy", x.numpy())
+    np.save(stage.folder / "x.npy", x.double().numpy())
     found = printed(query(stage, str(stage.folder / "x.npy"), "--json"), way=in_process)
     assert found["rows"] == 3 and found["bytes"] > 0
     assert float((torch.tensor(found["predictions"]) - model(x)).abs().max()) < 1e-4
@@ -230,7 +234,8 @@ def test_a_process_that_is_killed_or_stopped_is_an_error_in_time(stage, model, w
 
 
 def test_errors_are_one_line_and_a_code(stage):
-    assert "no model 'nobody'" in done(asked_nobody(stage), 1, way=in_process)
+    said = done(asked_nobody(stage), 1, way=in_process)
+    assert "no model 'nobody' is connected; there are: hospital-b" in said and "compiles first" in said
     assert "cannot read" in done(query(stage, str(stage.folder / "none.npy")), 1)
     assert "name a file" in done(query(stage), 1)
     missing = [a.replace("alice.pem", "none.pem") for a in query(stage, "--prepare", "1")]

@@ -101,4 +101,9 @@ def test_arrays_by_name_from_files(tagger, tmp_path):
     assert (np.load(tmp_path / "ids") == x["ids"].numpy()).all() and not (tmp_path / "ids.npy").exists()
     with pytest.raises(ArgumentError, match="got inputs named ids"):
         batches(remote.served, {"ids": x["ids"]}, 2)
+    said: list[str] = []
+    wider = {"ids": x["ids"].to(torch.int32), "mask": x["mask"]}
+    assert batches(remote.served, wider, 2, said.append)[0].dtypes == pieces[0].dtypes and not said
+    with pytest.raises(DtypeError, match=r"'ids' holds float32 and the model takes int64: .* x.astype\('int64'\)"):
+        batches(remote.served, {**wider, "ids": x["ids"].float()}, 2)
     assert json.dumps(sorted(written)) == '["parts.0", "tags"]'

@@ -18,6 +18,7 @@ from sectorch.network import Store
 from sectorch.network.commands.offered import named, read_anew
 from sectorch.network.names import model_name
 from sectorch.network.parties.answer import Answering
+from sectorch.network.parties.registry import Registry
 from sectorch.network.parties.stage import Stage
 from sectorch.nn.model_file import save_model
 
@@ -54,6 +55,11 @@ def test_one_process_answers_with_several_models(trio, small_model):
         errors.UnknownModelError, match="no model 'hospital-b/none' is connected; there are: hospital-b"
     ):
         trio.connection.model("hospital-b/none")
+
+
+def test_while_a_party_starts_whoever_asks_is_told_to_ask_again():
+    with pytest.raises(errors.UnknownModelError, match=r"'b/c' is connected; nor any other\..*if 'b' was, ask again"):
+        Registry().find("b/c")
 
 
 def test_a_server_cannot_pass_one_model_off_as_another(trio, small_model, monkeypatch):

@@ -70,7 +70,7 @@ def test_nobody_says_it_for_another(file, accepted, wire):
     ("own", "why"),
     [
         ({"queries": "100"}, "no setting 'queries' of a party's own; it has budgets, budget_epsilon"),
-        ({"budget_epsilon": "-3", "budgets": "b"}, "budget_epsilon must be above 0"),
+        ({"budget_epsilon": "-3", "budgets": "b"}, "--budget-epsilon must be above 0"),
         ({"budget_epsilon": "3"}, "name the folder they lie in"),
         ({"budgets": "b", "budget_epsilon": "much"}, "invalid float value: 'much'"),
     ],

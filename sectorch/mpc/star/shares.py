@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
 from ...choreography import Located
 from ...choreography.located import compute
-from ...errors import ArgumentError
+from ...errors import ArgumentError, DtypeError
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,13 +50,13 @@ class Shares:
         """With shares half by half; a public value, or one that A holds, at A. With broadcasting."""
         if isinstance(other, Shares):
             return Shares(self.A + other.A, self.S + other.S)
-        mine = self.A + other
+        mine = self.A + _whole(other)
         return Shares(mine, self.S if mine.shape == self.shape else self.S.expand(mine.shape))
 
     def __sub__(self, other: Any) -> Shares:
         if isinstance(other, Shares):
             return Shares(self.A - other.A, self.S - other.S)
-        mine = self.A - other
+        mine = self.A - _whole(other)
         return Shares(mine, self.S if mine.shape == self.shape else self.S.expand(mine.shape))
 
     def __rsub__(self, public: Any) -> Shares:
@@ -71,10 +71,22 @@ class Shares:
         return Shares(-self.A, -self.S)
 
     def __mul__(self, public: Any) -> Shares:
-        """By a public value."""
+        """By a public whole number or tensor of them.
+
+        Raises:
+            DtypeError: one with fractions. ArgumentError: shares.
+        """
         if isinstance(public, Shares):
             raise ArgumentError("two shared values are multiplied by messages: sectorch.mpc.star.multiply")
-        return Shares(self.A * public, self.S * public)
+        return Shares(self.A * _whole(public), self.S * public)
+
+    def _divided(self, _: Any) -> NoReturn:
+        raise ArgumentError(
+            "shares are not divided half by half: truncate(net, x, bits) divides by 2^bits, and by another public "
+            "number is times its inverse, encoded, and then truncated"
+        )
+
+    __truediv__ = __floordiv__ = __mod__ = _divided
 
     def __lshift__(self, bits: int) -> Shares:
         """2^bits times the value."""
@@ -92,6 +104,18 @@ class Shares:
 
     def __getitem__(self, index: Any) -> Shares:
         return Shares(self.A[index], self.S[index])
+
+
+def _whole(public: Any) -> Any:
+    """A public operand of shares, which are whole numbers modulo 2^64; raises DtypeError for one with fractions."""
+    dtype = getattr(public, "dtype", None)
+    if isinstance(public, float) or (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise DtypeError(
+            f"shares are whole numbers of the ring, and a public operand was "
+            f"{'a float' if isinstance(public, float) else dtype}: encode it (sectorch.ring.encode), and after a "
+            f"product drop its fraction bits (sectorch.mpc.star.truncate)"
+        )
+    return public
 
 
 def each(f: Callable, *values: Any, **public: Any) -> Shares:

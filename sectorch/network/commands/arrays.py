@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch.utils import _pytree as pytree
 
 from ...cli.command import writable
-from ...errors import ArgumentError
+from ...errors import ArgumentError, DtypeError
 from ...nn.calls import named
 from ...nn.inputs import Inputs
 from ...nn.served import Served
@@ -32,7 +33,7 @@ def read(path: Path) -> Given:
             found: Any = load_file(path)
         else:
             loaded = np.load(path, allow_pickle=False)
-            found = torch.from_numpy(loaded) if isinstance(loaded, np.ndarray) else _arrays(loaded)
+            found = _tensor(loaded) if isinstance(loaded, np.ndarray) else _arrays(loaded)
     except Exception as error:  # what safetensors finds wrong has no common type
         said = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ArgumentError(f"cannot read {path}: {said}") from None
@@ -44,11 +45,23 @@ def read(path: Path) -> Given:
 
 def _arrays(loaded: Any) -> dict[str, torch.Tensor]:
     with loaded:
-        return {name: torch.from_numpy(loaded[name]) for name in loaded.files}
+        return {name: _tensor(loaded[name]) for name in loaded.files}
 
 
-def batches(served: Served, given: Given, rows: int) -> tuple[Inputs, ...]:
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    if array.dtype.kind not in "fiub":
+        raise ArgumentError(f"it holds {array.dtype}, and numbers are asked for (float32, int64, bool, ...)")
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
+def batches(served: Served, given: Given, rows: int, say: Callable[[str], None] = lambda _: None) -> tuple[Inputs, ...]:
     """What was read as inputs of the model, in batches of so many rows where it takes any number.
+
+    Whole numbers become those of the model's dtype where none is lost (int32 for int64). Fractions are rounded to the
+    model's, as whoever calls the plain model has to: numpy makes float64 unless it is told otherwise.
+
+    Args:
+        say: takes a line for people, of what was rounded.
 
     Raises:
         ArgumentError, DtypeError, ShapeError: the model does not take it.
@@ -58,8 +71,38 @@ def batches(served: Served, given: Given, rows: int) -> tuple[Inputs, ...]:
         if len(names) > 1:
             raise ArgumentError(f"one array says nothing of a model of several inputs: name them; {served.said}")
         given = {names[0]: given}
-    inputs = named(served, given)
+    inputs = named(served, _as_taken(served, given, say))
     return inputs.split(rows) if served.general(inputs) else (inputs,)
+
+
+def _as_taken(served: Served, given: dict[str, torch.Tensor], say: Callable[[str], None]) -> dict[str, torch.Tensor]:
+    """The arrays in the dtypes of a call of these names; as they are where there is none."""
+    calls = [call.inputs for call in served.calls if not call.inputs.in_shares and set(call.inputs.names) == set(given)]
+    if not calls or any(all(given[n].dtype == d for n, (_, d) in call.described.items()) for call in calls):
+        return given
+    return {name: _as(given[name], dtype, name, say) for name, (_, dtype) in calls[0].described.items()}
+
+
+def _as(x: torch.Tensor, dtype: torch.dtype, name: str, say: Callable[[str], None]) -> torch.Tensor:
+    """Raises DtypeError where more than digits would be lost."""
+    had, wanted = (str(kind).removeprefix("torch.") for kind in (x.dtype, dtype))
+    if x.is_floating_point() and dtype.is_floating_point:
+        if torch.promote_types(x.dtype, dtype) != dtype:
+            say(f"'{name}' holds {had} and the model takes {wanted}: rounded to {wanted}, as the plain model needs it")
+    elif not _within(x.dtype, dtype):
+        raise DtypeError(
+            f"'{name}' holds {had} and the model takes {wanted}: save it as the model was trained to see it (pixels of "
+            f"0 to 255 scaled, say); x.astype('{wanted}') where the numbers are the same"
+        )
+    return x.to(dtype)
+
+
+def _within(whole: torch.dtype, wider: torch.dtype) -> bool:
+    """Whether all of a dtype's whole numbers, or truth values, are of the other as well."""
+    if whole == wider or whole.is_floating_point or wider.is_floating_point or torch.bool in (whole, wider):
+        return whole == wider
+    have, want = torch.iinfo(whole), torch.iinfo(wider)
+    return want.min <= have.min and have.max <= want.max
 
 
 def joined(results: list[Any], rows: list[int]) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from ...choreography.ledger import Cost
-from ...cli.command import Parser, bars, ended, print_json
+from ...cli.command import Parser, at_least, bars, ended, print_json
 from ...errors import ArgumentError, RangeExceededError, StoreInUseError
 from ...nn.inputs import Inputs
 from ...ring.scheme import Scheme, limit_bits_of
@@ -33,7 +33,6 @@ from .options import (
     begin_log,
     check_room,
     console,
-    positive,
     tell,
 )
 from .watching import add_traces, traced
@@ -55,8 +54,10 @@ def query(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("inputs", type=Path, nargs="?", help="a .npy file, or arrays by name (.npz, .safetensors)")
     add_asker(p)
     p.add_argument("--out", type=Path, help="where to write the predictions (.npy, .npz, .safetensors)")
-    p.add_argument("--batch", type=int, default=32, help="rows per query")
-    p.add_argument("--prepare", type=int, default=0, help="have so many rows prepared ahead; what is at hand counts")
+    p.add_argument("--batch", type=at_least(1), default=32, help="rows per query")
+    p.add_argument(
+        "--prepare", type=at_least(0), default=0, help="have so many rows prepared ahead; what is at hand counts"
+    )
     p.add_argument("--network", default="lan", choices=("lan", "wan"), help="fewest bytes, or fewest rounds")
     p.add_argument(
         "--activation-limit", type=float, metavar="L", help="a power of two that inputs and activations are below; 4096"
@@ -64,7 +65,7 @@ def query(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--no-range-check", action="store_true", help="trust model and inputs to stay below it")
     p.add_argument(
         "--audited",
-        type=int,
+        type=at_least(1),
         default=1,
         metavar="N",
         help="use one of N calls, and have what is dealt in others looked at",
@@ -89,10 +90,8 @@ def query(arguments: Sequence[str] | None = None) -> int:
 def _query(options: argparse.Namespace, _: Console) -> None:
     check_room(options)
     begin_log(options, logging.WARNING)
-    if options.prepare < 0 or (options.inputs is None and not options.prepare):
+    if options.inputs is None and not options.prepare:
         raise ArgumentError("name a file of inputs, or rows to --prepare")
-    if options.batch < 1:
-        raise ArgumentError(f"--batch is at least 1, got {options.batch}")
     limit = None if options.activation_limit is None else limit_bits_of(options.activation_limit)
     checked, levels = not options.no_range_check, {"audited": options.audited, "verified": options.verified}
     scheme = Scheme(network=options.network, range_check=checked, limit_bits=limit, **levels)
@@ -102,11 +101,10 @@ def _query(options: argparse.Namespace, _: Console) -> None:
     at, credentials, known = asker(options, options.name)
     folder = options.store or _own_folder(credentials.name)
     kept = _own_store(folder, needed=options.prepare > 0)
-    patience = positive(options.patience)
     kept_in = options.receipts
     with (
         traced(options),
-        connect(at, credentials, pins=known, store=kept, silence=patience, receipts=kept_in) as connection,
+        connect(at, credentials, pins=known, store=kept, silence=options.patience, receipts=kept_in) as connection,
         ThreadPoolExecutor(1) as beside,
     ):
         beside.submit(warm, tell)  # while the session begins and the others work
@@ -155,7 +153,7 @@ def _ask(model: RemoteModel, given: Given, options: argparse.Namespace) -> dict:
 
     All batches are asked, whether or not one has no result: the other parties learn nothing of that.
     """
-    pieces = [model.check(piece) for piece in batches(model.served, given, options.batch)]
+    pieces = [model.check(piece) for piece in batches(model.served, given, options.batch, tell)]
     results, withheld, start, at = [], [], time.perf_counter(), 0
     kept = None if options.out is None else Kept(options.out, _about(model, options))
     ahead, total = sum(model.prepared().values()), sum(piece.rows or 1 for piece in pieces)
@@ -216,7 +214,8 @@ def models(arguments: Sequence[str] | None = None) -> int:
         ["sectorch models --server cloud.example:7100 --cert alice.pem --key alice-key.pem --ca ca.pem"],
     )
     add_asker(p)
-    p.takes_json("the names")
+    p.add_argument("--store", type=Path, help="folder of `query --prepare`: list the prepared calls of each, too")
+    p.takes_json("the names, with --store an object of them and their prepared calls,")
     return ended(p, arguments, _models)
 
 
@@ -224,10 +223,25 @@ def _models(options: argparse.Namespace, _: Console) -> None:
     at, credentials, known = asker(options)
     with connect(at, credentials, pins=known) as connection:
         names = connection.models()
+    counts = {} if options.store is None else _prepared_of(options.store, credentials.name, names)
     if options.json:
-        print_json(list(names))
-    else:
-        print("\n".join(names))
+        print_json(counts if options.store is not None else list(names))
+        return
+    if not names:
+        tell("no model is connected now; a party that has just been started compiles first: ask again in a minute")
+    for name in names:
+        print(f"{name}  {counts[name]} calls prepared" if counts else name)
+
+
+def _prepared_of(folder: Path, client: str, names: list[str]) -> dict[str, int]:
+    """How many prepared calls a store has of each model, whatever their number format and rows."""
+    if not folder.is_dir():
+        raise ArgumentError(f"there is no store at {folder}: `sectorch query --prepare N --store {folder}` makes one")
+    store = Store(folder)
+    try:
+        return {name: sum(map(len, store.shelves(client=client, model=name))) for name in names}
+    finally:
+        store.close()
 
 
 def _own_folder(name: str) -> Path:

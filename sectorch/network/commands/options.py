@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ...cli.command import Parser, writable
+from ...cli.command import Parser, above_zero, not_negative, writable
 from ...errors import ArgumentError
 from ..identity.identity import Pins
 from ..log import FORMATS, begin
@@ -53,23 +53,19 @@ def known_pins(options: argparse.Namespace) -> Pins:
 
 
 def add_patience(p: Parser) -> None:
-    p.add_argument("--patience", type=float, default=60.0, help="seconds without a word that mean that a party hangs")
+    p.add_argument(
+        "--patience", type=above_zero, default=60.0, help="seconds without a word that mean that a party hangs"
+    )
 
 
 def add_store(p: Parser) -> None:
     p.add_argument("--store", type=Path, help="folder for prepared material")
     p.add_argument("--store-key", type=Path, help="key file that seals it; in the folder")
-    p.add_argument("--store-budget", type=float, default=BUDGET / 1e9, help="GB of prepared material at most")
-
-
-def positive(seconds: float, option: str = "--patience") -> float:
-    if not seconds > 0:
-        raise ArgumentError(f"{option} is above 0 seconds, got {seconds}")
-    return seconds
+    p.add_argument("--store-budget", type=above_zero, default=BUDGET / 1e9, help="GB of prepared material at most")
 
 
 def add_drain(p: Parser) -> None:
-    p.add_argument("--drain", type=float, default=30.0, help="seconds that SIGTERM leaves running calls to end")
+    p.add_argument("--drain", type=not_negative, default=30.0, help="seconds that SIGTERM leaves running calls to end")
 
 
 def add_log(p: Parser) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ...cli.command import Parser, ended
-from ...errors import ArgumentError
+from ...cli.command import Parser, above_zero, at_least, ended
 from ...nn.model_file import read_model
 from ..identity.ready import ready
 from ..parties.answer import Answering
@@ -38,7 +37,6 @@ from .options import (
     check_room,
     console,
     known_pins,
-    positive,
     tell,
 )
 from .process import add_core, few_arenas, many_files, on_core
@@ -59,11 +57,14 @@ def server(arguments: Sequence[str] | None = None) -> int:
         "--identity", type=Path, help="identity key, for --receipts; NAME-identity.pem beside the certificate"
     )
     p.add_argument("--listen", default="0.0.0.0:7100", help="host:port to listen on")
-    p.add_argument("--running", type=int, default=RUNNING, help="calls that run at the same time")
+    p.add_argument("--running", type=at_least(1), default=RUNNING, help="calls that run at the same time")
     p.add_argument(
-        "--call-limit", type=float, default=CALL, help="seconds, and one for each MiB, that a party may hold up a call"
+        "--call-limit",
+        type=above_zero,
+        default=CALL,
+        help="seconds, and one for each MiB, that a party may hold up a call",
     )
-    p.add_argument("--idle", type=float, default=IDLE, help="seconds without a call after which a session ends")
+    p.add_argument("--idle", type=above_zero, default=IDLE, help="seconds without a call after which a session ends")
     add_store(p)
     add_patience(p)
     add_drain(p)
@@ -79,9 +80,7 @@ def server(arguments: Sequence[str] | None = None) -> int:
 
 def _server(options: argparse.Namespace, given: list[str]) -> int:
     checked(options)
-    if options.running < 1:
-        raise ArgumentError(f"--running is at least 1, got {options.running}")
-    waits = positive(options.patience), positive(options.call_limit, "--call-limit")
+    waits = options.patience, options.call_limit
     read_own = lambda: ready(options.cert, options.key, options.clients_ca, options.identity, serving=True)
     credentials = read_own()
     check_room(options)
@@ -94,11 +93,11 @@ def _server(options: argparse.Namespace, given: list[str]) -> int:
     many_files()
     with watched(options) as watching:
         warm(tell)
-        kept = Store(options.store, options.store_key, _bytes(options.store_budget))
+        kept = Store(options.store, options.store_key, int(options.store_budget * 1e9))
         place = Place(options.worker or 0, options.workers, options.replica)
         running = Server(
             options.listen, credentials, options.running, kept, *waits, receipts=options.receipts,
-            limits=options.limits, idle=positive(options.idle, "--idle"), place=place,
+            limits=options.limits, idle=options.idle, place=place,
         )  # fmt: skip
         watching.begin(running, credentials, read_own)
         which = "" if options.worker is None else f"worker {options.worker}: "
@@ -125,7 +124,7 @@ def answer(arguments: Sequence[str] | None = None) -> int:
         "--answer-unchecked", action="store_true", help="answer questions that are asked with --no-range-check too"
     )
     p.add_argument(
-        "--audited", type=int, default=1, metavar="N",
+        "--audited", type=at_least(1), default=1, metavar="N",
         help="answer those only who use one of N or more calls that they deal, and have the others looked at",
     )  # fmt: skip
     p.add_argument("--verified", action="store_true", help="answer those only who prove what they deal")
@@ -154,8 +153,8 @@ def _answer(options: argparse.Namespace, _: Console) -> None:
         description, weights = read_model(path)
         read_own = lambda: ready(options.cert, options.key, options.ca, options.identity)
         credentials = read_own()
-        kept = Store(options.store, options.store_key, _bytes(options.store_budget))
-        known, patience = known_pins(options), positive(options.patience)
+        kept = Store(options.store, options.store_key, int(options.store_budget * 1e9))
+        known, patience = known_pins(options), options.patience
         servers = addresses(options.server)
         warm(tell)
         party = Answering(
@@ -189,12 +188,6 @@ def both(one: Callable[[], None], other: Callable[[], None]) -> Callable[[], Non
     """What SIGHUP has a party do: in a thread, as a signal must not wait for locks that whoever it interrupts holds."""
     one_after_another = lambda: (one(), other())
     return lambda: threading.Thread(target=one_after_another, daemon=True, name="on SIGHUP").start()
-
-
-def _bytes(gigabytes: float) -> int:
-    if not gigabytes > 0:
-        raise ArgumentError(f"--store-budget is above 0 GB, got {gigabytes}")
-    return int(gigabytes * 1e9)
 
 
 class _Terminated(BaseException):

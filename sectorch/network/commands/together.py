@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...choreography.ledger import Cost
-from ...cli.command import Parser, ended, print_json
+from ...cli.command import Parser, above_zero, ended, print_json
 from ...errors import ArgumentError
 from ...federated.parties import Simulation, tensors
 from ..code import function_of
@@ -21,7 +21,7 @@ from ..federation.party import Federation
 from ..federation.programs import rehearse, source_of
 from . import arrays
 from .among import start
-from .options import add_log, begin_log, console, positive
+from .options import add_log, begin_log, console
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +50,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         "--among", nargs="+", default=[], metavar="NAME", help="of the parties that are up; all of the program"
     )
     p.add_argument("--job", default="1", help="which of several runs of the same to go on with")
-    p.add_argument("--wait", type=float, default=600.0, help="seconds to wait for the server and the other parties")
+    p.add_argument(
+        "--wait", type=above_zero, default=600.0, help="seconds to wait for the server and the other parties"
+    )
     add_log(p)
     p.takes_json("what this party learned and sent")
     p.rest = "arguments"
@@ -60,7 +62,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace, screen: Console) -> None:
     begin_log(options)
     logging.getLogger("sectorch.federation").setLevel(logging.INFO)
-    positive(options.wait, "--wait")
     if options.program[0].endswith(".toml"):
         start(options, screen)
         return

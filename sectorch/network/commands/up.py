@@ -11,7 +11,7 @@ from typing import Protocol
 
 from rich.console import Console
 
-from ...cli.command import Parser, ended
+from ...cli.command import Parser, ended, not_negative
 from ...errors import ArgumentError
 from ...nn.model_file import read_model
 from ..federation.file import SERVER, Federated, read
@@ -58,7 +58,9 @@ def up(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("file", type=Path, help="the federation file")
     p.add_argument("--as", dest="name", required=True, help="which party this process is, or the server")
     p.add_argument("--folder", type=Path, help="where its certificate and keys are, whatever its own file says")
-    p.add_argument("--drain", type=float, help="seconds that SIGTERM leaves to what runs, whatever its own file says")
+    p.add_argument(
+        "--drain", type=not_negative, help="seconds that SIGTERM leaves to what runs, whatever its own file says"
+    )
     add_core(p)
     add_log(p)
     add_watch(p)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from ...cli.command import Parser
+from ...cli.command import Parser, number
 from ...errors import ArgumentError, PeerLostError
 from ...files import write as write_file
 from ..names import name_of
@@ -36,15 +36,16 @@ ENDING = 15.0
 
 
 def add_workers(p: Parser) -> None:
-    p.add_argument("--workers", type=int, default=1, help="processes behind the port, each with clients of its own")
+    p.add_argument(
+        "--workers", type=number(int, lambda n: 1 <= n <= MOST, f"1 to {MOST}"), default=1,
+        help="processes behind the port, each with clients of its own",
+    )  # fmt: skip
     p.add_argument("--replica", default="", help="this server's name, where several share an address; kept over starts")
     p.add_argument("--worker", type=int, help=argparse.SUPPRESS)
 
 
 def checked(options: argparse.Namespace) -> None:
     """Raises ArgumentError: a number of workers, or a name, that cannot be."""
-    if not 1 <= options.workers <= MOST:
-        raise ArgumentError(f"--workers is 1 to {MOST}, got {options.workers}")
     if options.replica:
         name_of(options.replica, "--replica", ArgumentError)
 

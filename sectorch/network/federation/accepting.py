@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import files
+from ...cli.command import at_least
 from ...errors import ArgumentError
 from .file import Federated, read
 from .own import Own, beside, read_own
@@ -34,7 +35,7 @@ def add_accept(action: argparse.ArgumentParser) -> None:
     action.add_argument(
         "--input", action="append", default=[], metavar="NAME=FILE", help="a tensor of this party's own"
     )
-    action.add_argument("--runs", type=int, default=0, help="at most so many runs; any number unless named")
+    action.add_argument("--runs", type=at_least(1), default=0, help="at most so many runs; any number unless named")
     action.add_argument(
         "--most", action="append", default=[], metavar="SETTING=NUMBER", help="a paper's setting that may be smaller"
     )

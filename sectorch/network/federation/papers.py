@@ -108,10 +108,10 @@ def _parser(paper: str, command: Command) -> Parser:
     """The command's parser, which raises and does not end the process."""
     parser = command.parser()
 
-    def error(message: str) -> NoReturn:
-        raise ArgumentError(f"{paper}: {message}; `sectorch {paper} --help` lists the options")
+    def refuse(message: str) -> NoReturn:
+        raise ArgumentError(f"{paper}: {message}")
 
-    parser.error = error
+    parser.refuse = refuse
     return parser
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ... import files
-from ...cli.command import Parser, ended, print_json
+from ...cli.command import Parser, ended, number, print_json
 from ...errors import ArgumentError
 from ..names import NAME
 from .authority import issue, make_authority, make_request
@@ -17,6 +17,7 @@ from .identity import Pins, fingerprint_of, new_identity
 from .trial import Made, try_out
 
 LONGEST_DAYS = 36500
+_DAYS = number(float, lambda days: 0 < days <= LONGEST_DAYS, f"above 0 and at most {LONGEST_DAYS}")
 
 
 def keys(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +55,7 @@ def keys(arguments: Sequence[str] | None = None) -> int:
     action.add_argument("folder", type=Path, help="the CA's folder")
     action.add_argument("request", help="the request, a file that `sectorch keys request` made at the party")
     action.add_argument("--host", action="append", help="for a server: a host name or address; may be repeated")
-    action.add_argument("--days", type=float, default=90, help="how long it is valid")
+    action.add_argument("--days", type=_DAYS, default=90, help="how long it is valid")
     action = named("make an identity key alone", _identity, "identity alice-identity.pem")
     action.add_argument("path", type=Path, help="the file to make")
     action = named("print an identity key's fingerprint", _show, "show alice-identity.pem")
@@ -101,8 +102,6 @@ def _request(options: argparse.Namespace) -> Made:
 
 def _issue(options: argparse.Namespace) -> Made:
     folder, request = options.folder, Path(options.request)
-    if not 0 < options.days <= LONGEST_DAYS:
-        raise ArgumentError(f"--days is above 0 and at most {LONGEST_DAYS}, got {options.days}")
     if not request.exists() and request.suffix != ".csr":
         name = options.request if NAME.fullmatch(options.request) else "NAME"
         server, host = (" --server", f" --host {options.host[0]}") if options.host else ("", "")

@@ -13,6 +13,7 @@ import threading
 from dataclasses import dataclass
 
 from ...errors import BusyError, UnknownModelError
+from ..names import party_of
 from ..store.store import fingerprint, version
 from ..wire.link import Link
 from .serving import Model
@@ -94,7 +95,7 @@ class Registry:
         with self._lock:
             there = [o for o in self._offers.get(name, []) if o.open]
         if not there:
-            raise UnknownModelError(f"no model '{name}' is connected; there are: {', '.join(self.names()) or 'none'}")
+            raise UnknownModelError(self._unknown(name))
         if keeper and all(o.keeper for o in there):
             there = [o for o in there if o.keeper == keeper]
             if not there:
@@ -103,6 +104,16 @@ class Registry:
         latest = max(exact, key=lambda o: (o.made, o.number)).version
         same = [o for o in exact if o.version == latest]
         return min(same, key=lambda o: (o.link.sessions, -o.number))
+
+    def _unknown(self, name: str) -> str:
+        names, party = self.names(), party_of(name)
+        others = f"there are: {', '.join(names)}" if names else "nor any other"
+        if any(party_of(other) == party for other in names):
+            return f"no model '{name}' is connected; {others}"
+        return (
+            f"no model '{name}' is connected; {others}. A party that has just been started compiles first, which can "
+            f"take a minute: if '{party}' was, ask again"
+        )
 
     def another(self, names: list[str], lost: list[Link]) -> bool:
         """Whether all of these can be asked over other connections."""

@@ -56,7 +56,7 @@ class Settings(Options):
     update: str = option(
         "head", "scalar is the paper's letter: a number without a gradient", among=UPDATES, several=True
     )
-    rounds: int = option(20, "tau, of asking and training", least=0)
+    rounds: int = option(20, "tau, of asking and training", least=1)
     warmup: int = option(10, "epochs of local training before the first round (paper: 25)", least=0)
     epochs: int = option(4, "of local training in a round", least=1)
     batch: int = option(32, "of local training", least=2)

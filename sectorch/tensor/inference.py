@@ -10,17 +10,19 @@ from torch import nn
 
 from ..errors import ArgumentError, TrainingModeError
 from ..session import Session
-from ..tensor.arguments import refuse_move
+from .arguments import refuse_move
 from .compiling import exported
 
 
 class Inference(nn.Module):
-    """A module without parameters, in evaluation mode, that nothing records; torch.compile leaves it as it is.
+    """A module without parameters, in evaluation mode, that nothing records; torch.compile leaves it as it is, and so
+    does `compile()`.
 
     Raises:
         TrainingModeError: of `train()`.
         ArgumentError: of a move to another device or dtype, which would change nothing; of a call inside torch.export
-            or torch.jit.trace, which see tensors without content.
+            or torch.jit.trace, which see tensors without content; of `state_dict()` and `load_state_dict()`, which
+            would be empty and load nothing.
     """
 
     session: Session
@@ -34,6 +36,18 @@ class Inference(nn.Module):
         """What .to(), .cuda(), .half() and their like do to a module's tensors."""
         refuse_move(fn, self.session.device)
         return self
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise ArgumentError(
+            "a secure module has no weights to save, they are their owner's secret: its state_dict() would be empty; "
+            "take that of the plain model"
+        )
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise ArgumentError("a secure module loads no weights: load them into the plain model, and call secure() again")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ArgumentError(
