@@ -44,9 +44,10 @@ class SecretTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
+        called: Any = cls._called
         if torch.compiler.is_dynamo_compiling():  # torch.compile leaves the call, and all in it, as it is
-            return torch.compiler.disable(cls._called)(func, types, args, kwargs or {})
-        return cls._called(func, types, args, kwargs or {})
+            called = torch.compiler.disable(called)
+        return called(func, types, args, kwargs or {})
 
     @classmethod
     def _called(cls, func: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
