@@ -43,12 +43,18 @@ with stoppable(is_command()):
 
 if TYPE_CHECKING:
     from . import ckks as ckks
+    from . import estimators as estimators
+    from . import federated as federated
+    from . import network as network
     from . import protocols as protocols
+    from . import testing as testing
     from .ckks import encrypt as encrypt
 
 __version__ = "0.2.0"
 
-_ON_DEMAND = {"ckks": ".ckks", "encrypt": ".ckks", "protocols": ".protocols"}
+_ON_DEMAND = {"encrypt": ".ckks"} | {
+    name: f".{name}" for name in ("ckks", "estimators", "federated", "network", "protocols", "testing")
+}
 """Names whose modules bring much with them (SEAL, numba, scipy): loaded when they are asked for."""
 
 

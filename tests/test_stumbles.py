@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import sectorch
 from sectorch.choreography import Message, Roles, protocol
@@ -120,7 +121,7 @@ def test_compiled_code_on_secrets_is_not_looked_into_and_warns_of_nothing(plain,
         training.zero_grad()
         model(shared).sum().backward()
         gradients.append([p.grad.reveal() for p in training.parameters()])
-    assert all(one.equal(other) for one, other in zip(*gradients, strict=True))
+    assert all(one.equal(other) for one, other in zip(*gradients, strict=True)) and not secure.training
     encrypting = sectorch.secure(nn.Linear(4, 2).eval(), backend="ckks")
     encrypting.compile()
     assert torch.compile(encrypting) is not encrypting and encrypting.train(False) is encrypting
@@ -151,6 +152,27 @@ def test_a_gpu_that_is_not_there_is_one_line_with_the_way_out(plain, secure):
     refused(UnsupportedOpError, "leave the call out", lambda: sectorch.encrypt(ROWS).to("cuda"))
     refused(UnsupportedDeviceError, "leave the device out", lambda: sectorch.Session(device="cuda"))
     assert training.to("cpu") is training and encrypting.cpu() is encrypting
+
+
+def test_a_call_that_is_refused_leaves_the_module_as_it_was(plain):
+    """Of another dtype the plain forward raises too; that does not make later calls run operation by operation."""
+    module = sectorch.secure(plain)
+    for given in (torch.ones(2, 4, dtype=torch.int64), ROWS.double(), torch.ones(2, 5), ROWS.to_sparse()):
+        refused(SectorchError, "", lambda given=given: module(given))
+    torch.testing.assert_close(module(ROWS), plain(ROWS).detach(), rtol=0, atol=1e-4)
+    assert module.preprocess(2) and "operation by operation" not in repr(module)
+
+
+def test_inputs_and_models_that_need_one_more_step_are_told_it(plain, secure):
+    refused(DtypeError, "x.to_dense()", lambda: secure(ROWS.to_sparse()))
+    refused(DtypeError, "x.to(torch.float32)", lambda: secure(ROWS.double()))
+    quantised = type("Linear", (nn.Linear,), {"__module__": "torch.ao.nn.quantized.dynamic.modules.linear"})(4, 3)
+    refused(UnsupportedOpError, "give the model as it was before", lambda: sectorch.secure(quantised))
+    refused(ArgumentError, "secure already", lambda: sectorch.network.save_model(secure, ROWS, "x.safetensors"))
+    refused(ArgumentError, "these are empty", lambda: sectorch.secure(plain, calibrate=ROWS[:0]))
+    pruned = nn.Sequential(nn.Linear(4, 3)).eval()
+    prune.l1_unstructured(pruned[0], "weight", 0.5)
+    refused(ArgumentError, "prune.remove(layer, 'weight')", lambda: sectorch.secure(pruned))
 
 
 def test_preprocess_says_what_it_takes(secure):

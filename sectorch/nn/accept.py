@@ -55,10 +55,20 @@ def refuse_scattered(model: nn.Module) -> None:
             )
 
 
+def refuse_quantised(model: nn.Module) -> None:
+    """Raise `UnsupportedOpError` for a module with layers that compute on torch's quantised numbers."""
+    for name, layer in model.named_modules():
+        if "quantized" in type(layer).__module__.split("."):
+            raise UnsupportedOpError(
+                f"layer '{name}' ({type(layer).__name__}) is quantised, and computes on whole numbers of torch's own; "
+                f"give the model as it was before: fixed-point numbers are what a secure one has anyway"
+            )
+
+
 def check_model(model: Any, device: torch.device) -> None:
     """Raise unless the model can be made secure on this device."""
     if isinstance(getattr(model, "session", None), Session) or isinstance(model, fx.Interpreter):
-        raise ArgumentError("the module is secure already")
+        raise ArgumentError("the module is secure already; what is secured, saved and answered with is the plain one")
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"secure() takes an nn.Module, got {type(model).__name__}; {_made(model)}")
     if isinstance(model, torch.jit.ScriptModule):
@@ -67,6 +77,7 @@ def check_model(model: Any, device: torch.device) -> None:
             "torch.export.export makes of it"
         )
     refuse_scattered(model)
+    refuse_quantised(model)
     refuse_training(model)
     tensors = (*model.parameters(), *model.buffers())
     if any(isinstance(t, SecretTensor) for t in tensors):
@@ -106,6 +117,12 @@ def copied(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model, memo).double().requires_grad_(False)
     except RuntimeError as error:
+        for path, layer in model.named_modules():
+            name = next((n for n, v in vars(layer).items() if isinstance(v, torch.Tensor) and not v.is_leaf), None)
+            if name is not None and f"{name}_mask" in layer._buffers:
+                raise ArgumentError(
+                    f"layer '{path}' is pruned: make that lasting first, torch.nn.utils.prune.remove(layer, '{name}')"
+                ) from None
         raise ArgumentError(
             "the model holds a tensor that is part of a graph of gradients, which cannot be copied: run it inside "
             f"torch.no_grad(), or take the tensor out ({str(error).splitlines()[0][:80]})"

@@ -43,6 +43,8 @@ def calibrate(model: nn.Module, batch: torch.Tensor | Inputs, scheme: Scheme | s
     """
     scheme = named_scheme("calibrate", scheme, old)
     batch = Inputs.of(batch)
+    if not all(x.numel() for x in batch.tensors):
+        raise ArgumentError(f"calibration looks at typical inputs, and these are empty: {batch!r}")
     program = recorded(model, batch)
     if program is None:
         raise ArgumentError(

@@ -93,15 +93,20 @@ def dry_run(
             shapes[node] = tuple(y.shape)
         return y
 
-    with alone(profile), session.call(traces.party) as net, budget or nullcontext():
-        if program is None:
-            tracing, outputs = None, watched(traces.bound(), shared_inputs(inputs, session, scheme, traces.party))
-        else:
-            tracing = net.tracing = Tracing(net.call, traces.setup)
-            shared = shared_inputs(inputs, session, scheme, traces.party)
-            outputs = run(program, weights.of(program), shared.tensors, step)
-        refuse_complex(outputs)
-        outputs = revealed(outputs) if inputs.learned is None else staying(outputs, inputs.learned)
+    try:
+        with alone(profile), session.call(traces.party) as net, budget or nullcontext():
+            if program is None:
+                tracing, outputs = None, watched(traces.bound(), shared_inputs(inputs, session, scheme, traces.party))
+            else:
+                tracing = net.tracing = Tracing(net.call, traces.setup)
+                shared = shared_inputs(inputs, session, scheme, traces.party)
+                outputs = run(program, weights.of(program), shared.tensors, step)
+            refuse_complex(outputs)
+            outputs = revealed(outputs) if inputs.learned is None else staying(outputs, inputs.learned)
+    except BaseException:
+        if isinstance(traces, Traces):
+            traces.refused(inputs)
+        raise
     if budget is not None and program is not None:
         budget.check_weights(profile)
         given = [node for node in program.graph.nodes if node.op == "placeholder"]

@@ -127,6 +127,8 @@ class Inputs:
         seen: dict[int, Secret] = {}
         for leaf, name in zip(leaves, names, strict=True):
             if isinstance(leaf, torch.Tensor):
+                if not isinstance(leaf, SecretTensor) and leaf.layout != torch.strided:
+                    raise DtypeError(f"a secure module takes dense tensors, got one of {leaf.layout}; use x.to_dense()")
                 if id(leaf) not in seen:  # given twice, it is one tensor to the forward as well
                     found.append(leaf)
                     seen[id(leaf)] = Secret(name, Held.of(leaf) if isinstance(leaf, SharedTensor) else None)

@@ -59,6 +59,7 @@ class Traces:
         self._recorded: dict[Any, Trace] = {}
         self._used: dict[Any, Trace] = {}
         self._verdicts: dict[Any, Verdict] = {}
+        self._unlike: Any = None  # the call whose recording is not what the module does, where that is why
         self._lock = threading.RLock()  # a recording watches the module's attributes: one at a time
         self.alone: str | None = None
 
@@ -156,6 +157,12 @@ class Traces:
         if not same_program(program, again):
             raise NotCaptured("two calls of the module do not do the same")
 
+    def refused(self, inputs: Inputs) -> None:
+        """A call with these inputs was refused: that its plain forward raises as well says nothing of other calls."""
+        with self._lock:
+            if self._unlike == inputs.key:
+                self.alone = self._unlike = None
+
     def _give_up(self, reason: str) -> None:
         self.alone = reason
         self._recorded.clear()
@@ -165,7 +172,7 @@ class Traces:
         program = self.recorded(inputs)
         if program is None:
             return None
-        tried = program
+        tried, asked = program, inputs.key
         if program.rows is not None and program.rows > FEW:
             few = self._few(inputs.meta(FEW))
             if self.alone is not None:
@@ -178,6 +185,7 @@ class Traces:
             verdict = checked(self._module, tried, inputs)
             remember(self._verdicts, at, verdict)
         if verdict is Verdict.UNLIKE:
+            self._unlike = asked
             self._give_up("it cannot be checked against a recording of it")
             return None
         return optimise(program) if verdict is Verdict.OPTIMISED else program

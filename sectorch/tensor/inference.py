@@ -30,7 +30,7 @@ class Inference(nn.Module):
     def train(self, mode: bool = True):
         if mode:
             raise TrainingModeError("a secure module is for inference; train the plain model and call secure() again")
-        return self
+        return super().train(False)
 
     def _apply(self, fn: Callable, recurse: bool = True):
         """What .to(), .cuda(), .half() and their like do to a module's tensors."""
