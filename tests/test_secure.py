@@ -362,7 +362,7 @@ def test_the_model_is_not_changed(digits):
 def test_a_secure_module_gives_no_weights_away():
     secured = sectorch.secure(nn.Linear(2, 2).eval())
     assert not list(secured.parameters()) and not list(secured.buffers())
-    with pytest.raises(ArgumentError, match="take that of the plain model"):
+    with pytest.raises(errors.ArgumentError, match="take that of the plain model"):
         secured.state_dict()
     assert "tensor" not in repr(secured)
     with pytest.raises(errors.TrainingModeError):
