@@ -247,7 +247,9 @@ def test_a_protocol_author_s_mistakes_are_told_the_way():
             located.A  # noqa: B018
         with pytest.raises(AttributeError, match=r"each\(torch.sum, x\)"):
             shared.sum()
-        for fraction in (0.5, torch.rand(3), torch.rand(3, dtype=torch.float64)):
+        array = np.arange(3)
+        assert net.read(reveal(net, array * shared), net.Q).tolist() == [0, 1, 4]
+        for fraction in (0.5, torch.rand(3), torch.rand(3, dtype=torch.float64), np.float32(2), array / 2):
             for f in (lambda v: shared * v, lambda v: v * shared, lambda v: shared + v, lambda v: v - shared):
                 refused(DtypeError, "sectorch.ring.encode", lambda f=f, v=fraction: f(v))
         refused(ArgumentError, "truncate(net, x, bits)", lambda: shared / 2)

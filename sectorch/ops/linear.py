@@ -24,7 +24,9 @@ T = torch.Tensor
 
 def _same_dtype(x: Any, y: Any) -> None:
     if x.dtype != y.dtype:
-        raise DtypeError(f"expected both operands to have the same dtype, but got {x.dtype} and {y.dtype}; use x.to({y.dtype})")
+        raise DtypeError(
+            f"expected both operands to have the same dtype, but got {x.dtype} and {y.dtype}; use x.to({y.dtype})"
+        )
 
 
 @implements("matmul", torch.matmul, T.matmul, T.__matmul__, torch.mm, T.mm, torch.bmm, T.bmm, torch.mv,

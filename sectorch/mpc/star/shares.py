@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
+import numpy as np
 import torch
 
 from ...choreography import Located
@@ -29,6 +30,7 @@ class Shares:
     A: Located
     S: Located
     Q: Located | None = None
+    __array_ufunc__: ClassVar[None] = None  # an array times shares is shares, and no array of them
     made_by: ClassVar[str] = "share(net, x) makes Shares of a value at Q; two halves are Shares(at_A, at_S)"
 
     def __post_init__(self):
@@ -78,7 +80,8 @@ class Shares:
         """
         if isinstance(public, Shares):
             raise ArgumentError("two shared values are multiplied by messages: sectorch.mpc.star.multiply")
-        return Shares(self.A * _whole(public), self.S * public)
+        public = _whole(public)
+        return Shares(self.A * public, self.S * public)
 
     def _divided(self, _: Any) -> NoReturn:
         raise ArgumentError(
@@ -108,14 +111,14 @@ class Shares:
 
 def _whole(public: Any) -> Any:
     """A public operand of shares, which are whole numbers modulo 2^64; raises DtypeError for one with fractions."""
-    dtype = getattr(public, "dtype", None)
-    if isinstance(public, float) or (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+    dtype = getattr(public, "dtype", None)  # of torch or of numpy
+    if isinstance(public, float) or getattr(dtype, "is_floating_point", getattr(dtype, "kind", "") == "f"):
         raise DtypeError(
             f"shares are whole numbers of the ring, and a public operand was "
-            f"{'a float' if isinstance(public, float) else dtype}: encode it (sectorch.ring.encode), and after a "
+            f"{dtype or 'a float'}: encode it (sectorch.ring.encode), and after a "
             f"product drop its fraction bits (sectorch.mpc.star.truncate)"
         )
-    return public
+    return torch.as_tensor(public) if isinstance(public, np.ndarray) else public
 
 
 def each(f: Callable, *values: Any, **public: Any) -> Shares:
