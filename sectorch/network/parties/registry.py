@@ -95,7 +95,7 @@ class Registry:
         with self._lock:
             there = [o for o in self._offers.get(name, []) if o.open]
         if not there:
-            raise UnknownModelError(self._unknown(name))
+            raise self._unknown(name)
         if keeper and all(o.keeper for o in there):
             there = [o for o in there if o.keeper == keeper]
             if not there:
@@ -105,12 +105,12 @@ class Registry:
         same = [o for o in exact if o.version == latest]
         return min(same, key=lambda o: (o.link.sessions, -o.number))
 
-    def _unknown(self, name: str) -> str:
+    def _unknown(self, name: str) -> UnknownModelError:
         names, party = self.names(), party_of(name)
         others = f"there are: {', '.join(names)}" if names else "nor any other"
         if any(party_of(other) == party for other in names):
-            return f"no model '{name}' is connected; {others}"
-        return (
+            return UnknownModelError(f"no model '{name}' is connected; {others}")
+        return UnknownModelError(
             f"no model '{name}' is connected; {others}. A party that has just been started compiles first, which can "
             f"take a minute: if '{party}' was, ask again"
         )
