@@ -1,8 +1,9 @@
 """One thread per test process, and the examples of hypothesis properties.
 
-The normal run draws the same 40 examples each time, so that a change is judged by what it changes. Long runs are those
+The normal run draws the same 20 examples each time, so that a change is judged by what it changes. Long runs are those
 of the plugin, `sectorch_pytest.py`: `pytest -m sectorch_long` runs the tests of that mark, and every property with 1000
-other examples. What fails in one of nine examples is found by 40 with probability 0.99, and in one of 217 by 1000.
+other examples. What fails in one of five examples is found by 20 with probability 0.99, and in one of 217 by 1000.
+Which cases of a test are for long runs: `cases.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "gallery"))
 
 # A deadline would make tests depend on wall time; the first example of a protocol warms caches and is slower.
 settings.register_profile(
-    "default", max_examples=40, derandomize=True, deadline=None, print_blob=True,
+    "default", max_examples=20, derandomize=True, deadline=None, print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )  # fmt: skip
 settings.load_profile("default")

@@ -6,5 +6,5 @@ from hypothesis import settings
 
 
 def fewer(count: int) -> settings:
-    """So many examples in place of 40, and in long runs so many in 40 of theirs."""
+    """So many examples in place of 20, and in long runs so many in 40 of theirs."""
     return settings(max_examples=max(count, count * settings.default.max_examples // 40))

@@ -285,6 +285,19 @@ CASES += [
     Case("leaky_relu", lambda w, x: leaky_relu_privhfl(w.net, x, 20), check_relu(20), SMALL, leaks=True),
 ]
 
+STAND_FOR_THEIRS = (
+    "reveal_to_A", "aggregate", "aggregate_noisy", "linear_tiled", "conv2d", "verified_linear", "multiply_matmul",
+    "square", "shuffle", "truncate_20", "truncate_fss", "drelu_thresholds", "is_zero", "relu_20", "ramps_20", "signs",
+    "maximum", "max_by_fours", "ramp_of_largest_of_two", "normalise", "trigonometric", "guarded_relu",
+    "guarded_joined", "guarded_limit", "verified_relu_20", "argmax_confident_shares", "leaky_relu",
+)  # fmt: skip
+"""One protocol of each kind. Every run tries each way of running a program on these, and long runs on all the others,
+which `test_protocols.py` holds to their results and `check_protocol` to their word."""
+
+
+def stands(case: Case) -> bool:
+    return case.name in STAND_FOR_THEIRS
+
 
 def findings(first: dict, second: dict) -> list[str]:
     """What two recorded views give away, of runs on two secrets, by the kit's statistics; arrays by message."""

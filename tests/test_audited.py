@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from cases import long
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
 
@@ -162,7 +163,7 @@ def next_calls(session: Session, count: int) -> range:
     return range(first, first + count)
 
 
-@pytest.mark.parametrize("network", ["lan", pytest.param("wan", marks=pytest.mark.sectorch_long)])
+@pytest.mark.parametrize("network", ["lan", *long("wan")])
 def test_each_message_that_is_dealt_otherwise_than_promised_is_noticed(network):
     """One bit of any message, at its beginning, in the middle and at its end: S has the digest."""
     scheme = Scheme(audited=2, network=network)

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from cases import LONG
 from helpers import ring_values, weight_like
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -210,15 +211,14 @@ def test_every_method_has_a_case():
     assert {case.method for case in CASES} | OTHERS == METHODS
 
 
-FROM_5_TO_40 = [case for case in CASES if case.method == "normalise"][1]
-"""The places of a normalisation that are among those of the one before: for links of many rounds in long runs."""
 WAYS = [
     pytest.param(
         case, scheme, id=f"{case}-{scheme.network}",
-        marks=[pytest.mark.sectorch_long] if case is FROM_5_TO_40 and scheme.network == "wan" else [],
+        marks=[] if scheme.network == "lan" or case.method in COMPARED else LONG,
     )
     for scheme in SCHEMES for case in CASES
 ]  # fmt: skip
+"""Slow networks change comparisons; what else is computed there, long runs see."""
 
 
 @pytest.mark.parametrize(("case", "scheme"), WAYS)

@@ -12,6 +12,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from cases import long
 from commands import run_command
 
 from sectorch.choreography import PROTOCOLS
@@ -140,9 +141,7 @@ SMALLER = {"privhfl": ["--samples", "20", "--local-epochs", "1", "--retraining-e
 """With which a command of the quickstart takes seconds."""
 
 
-@pytest.mark.parametrize(
-    "smaller", [SMALLER, pytest.param({}, marks=pytest.mark.sectorch_long)], ids=["small", "whole"]
-)
+@pytest.mark.parametrize("smaller", [SMALLER, *long({})], ids=["small", "whole"])
 def test_quickstart_commands_run(smaller: dict[str, list[str]], tmp_path: Path):
     """Each line of its shell blocks, in an empty folder: as it stands in long runs, and on less data in others."""
     text = (ROOT / "docs/quickstart.md").read_text(encoding="utf-8")

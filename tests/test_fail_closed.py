@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import by_turns
 from op_stage import stage
 from ways_out import ALIASES, FOREIGN, PRIVATE, SCALAR, TENSOR, VALUES, WRITES
 
@@ -142,9 +143,7 @@ def test_refused_in_place_writes_leave_views_alone():
     assert torch.equal(row.reveal(), VALUES[0])
 
 
-@pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("alias", ALIASES)
-@pytest.mark.parametrize("written", ["the result", "the argument"])
+@by_turns(alias=ALIASES, written=["the result", "the argument"], write=WRITES)
 def test_a_write_through_an_alias_is_seen_or_refused(alias: str, written: str, write: str):
     """Where torch gives the tensor itself, or a view, an in-place write must reach the other name, or be refused."""
     plain, secret = VALUES.clone(), shared()

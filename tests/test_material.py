@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import CASES, lines_of, ring_values, run_with_profile, traced
+from cases import some
+from helpers import CASES, lines_of, ring_values, run_with_profile, stands, traced
 
 from sectorch.choreography import Phase
 from sectorch.choreography.ledger import Profile
@@ -25,7 +26,7 @@ def prepared(session: Session, program, inputs):
     return found, brought, material, profile
 
 
-@pytest.mark.parametrize("case", SINGLE, ids=str)
+@pytest.mark.parametrize("case", some(SINGLE, stands), ids=str)
 def test_prepared_material_gives_the_same_result(case):
     session, inputs = Session(), case.inputs(70)
     program, brought, material, ahead = prepared(session, case.program, inputs)

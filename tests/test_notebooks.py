@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from cases import LONG
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parent.parent
@@ -27,10 +28,8 @@ def kernels(tmp_path_factory):
 
 
 def case(path: Path):
-    """Two take minutes, of training and of attacks, and one has the protocol that a page of the documents has."""
-    long = ("a_federation_of_five", "attacks_and_what_stops_them", "a_protocol_of_your_own")
-    marks = [pytest.mark.sectorch_long] if path.stem in long else []
-    return pytest.param(path, id=path.stem, marks=marks)
+    """One, which shows a model's cost; what the others do, examples and pages of the documents do as well."""
+    return pytest.param(path, id=path.stem, marks=[] if path.stem == "where_the_cost_goes" else LONG)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

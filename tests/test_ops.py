@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import long
 from op_rows.base import Data, OpRow, Sample
 from op_stage import (
     Stage,
@@ -345,7 +346,7 @@ def arranged(case: Called, arrangements: dict, turn: int, shares: bool, every: b
             raise AssertionError(f"{arrange.__name__}: {type(error).__name__}: {error}") from error
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.sectorch_long)], ids=["some", "every"])
+@pytest.mark.parametrize("every", [False, *long(True)], ids=["some", "every"])
 @pytest.mark.parametrize("arrangements", [SCALES, STRIDES], ids=["fraction bits", "strides"])
 @of_rows([c for c in ONCE if not c.writes])
 def test_fraction_bits_and_strides_do_not_matter(cases: list[Called], arrangements: dict, every: bool):

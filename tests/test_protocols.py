@@ -8,6 +8,8 @@ from math import ceil, log2
 
 import pytest
 import torch
+from cases import by_turns
+from fewer import fewer
 from helpers import (
     CASES,
     HIGHEST,
@@ -23,7 +25,7 @@ from helpers import (
     session,
     weight_like,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sectorch.choreography import Phase
@@ -66,13 +68,14 @@ SIZE = st.sampled_from([1, 63, 64, 65, 100, 200])
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.fss], ids=str)
+@fewer(12)
 @given(n=SIZE, seed=SEED)
 def test_every_case(case, n: int, seed: int):
     right(case, n, seed)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.fss], ids=str)
-@settings(max_examples=settings.default.max_examples // 4)
+@fewer(5)
 @given(n=SIZE, seed=SEED)
 def test_every_case_of_long_keys(case, n: int, seed: int):
     """Their keys take 64 steps: `check_protocol` tries 16,000 elements of each (`test_own_protocols.py`)."""
@@ -88,8 +91,7 @@ def right(case, n: int, seed: int) -> None:
 ELEMENTWISE = [case for case in CASES if case.elementwise and case.answering == 1]
 
 
-@pytest.mark.parametrize("case", ELEMENTWISE, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@by_turns(ids=str, case=ELEMENTWISE, shape=SHAPES)
 def test_every_shape(case, shape):
     inputs = case.values([shape] * len(case.given))
     outputs = run(case.program, *inputs)
@@ -202,8 +204,7 @@ def test_truncation_rounds_half_up(shape, shift: int, seed: int, fss: bool):
     assert torch.equal(run(lambda w, x: truncate(w.net, x, shift, fss), x), rounded(x, shift))
 
 
-@pytest.mark.parametrize("shift", range(1, 33))
-@pytest.mark.parametrize("fss", [False, True])
+@by_turns(shift=range(1, 33), fss=[False, True])
 def test_ties_and_edges_of_truncation_and_relu(shift: int, fss: bool):
     x = last_places(shift)
     assert torch.equal(rounded(x, shift), torch.tensor([(v + (1 << shift - 1)) // (1 << shift) for v in x.tolist()]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import by_turns
 from op_rows.normalization import TERM
 from op_stage import stage
 
@@ -64,8 +65,7 @@ JOINED = {
 }
 
 
-@pytest.mark.parametrize("join", JOINED)
-@pytest.mark.parametrize("made", MADE)
+@by_turns(join=JOINED, made=MADE)
 def test_large_values_join_results_with_many_fraction_bits(made: str, join: str):
     expected = JOINED[join](LARGE, MADE[made](SMALL))
     try:

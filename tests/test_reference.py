@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import torchvision
+from cases import by_turns, long, some
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -32,11 +33,7 @@ def zoo(name: str, rows: int) -> tuple[nn.Module, torch.Tensor]:
     return randomised(construct()), torch.randn(rows, *shape)
 
 
-SMALL = ["lenet", "mlp", "cryptonets", "cryptonets_relu"]
-DEEP = [pytest.param(name, marks=pytest.mark.sectorch_long) for name in ("vgg7", "resnet8")]
-
-
-@pytest.mark.parametrize("name", [*SMALL, *DEEP])
+@pytest.mark.parametrize("name", ["lenet", "cryptonets", *long("mlp", "cryptonets_relu", "vgg7", "resnet8")])
 def test_the_zoo_in_every_way_of_running_it(name: str):
     model, x = zoo(name, 3)
     wanted = sectorch.reference(model)(x)
@@ -53,7 +50,7 @@ def test_the_zoo_in_every_way_of_running_it(name: str):
     assert torch.equal(served(x), wanted), "as the parties of a network read it"
 
 
-@pytest.mark.parametrize("name", ["lenet", "mlp", "cryptonets_relu"])
+@pytest.mark.parametrize("name", ["mlp", *long("lenet", "cryptonets_relu")])
 def test_slow_networks_compute_the_same(name: str):
     model, x = zoo(name, 1)
     wan = sectorch.secure(model, Scheme(network="wan"), session=sectorch.Session())
@@ -129,11 +126,12 @@ class First(nn.Module):
         return self.inner(x)[0]
 
 
-WAYS = [(name, "lan") for name in SMOOTH] + [("activations", "wan")]
-SLOW_WAYS = [pytest.param(name, "wan", marks=pytest.mark.sectorch_long) for name in SMOOTH if name != "activations"]
+WAYS = [(name, network) for network in ("lan", "wan") for name in SMOOTH]
 
 
-@pytest.mark.parametrize(("name", "network"), WAYS + SLOW_WAYS)
+@pytest.mark.parametrize(
+    ("name", "network"), some(WAYS, [("norms", "lan"), ("attention", "lan"), ("activations", "wan")])
+)
 def test_smooth_models(name: str, network: str):
     """But for one value in 2^28, and here are a few thousand: less than one failure in 10^4 runs."""
     torch.manual_seed(0)
@@ -170,8 +168,7 @@ AFTER_A_SERIES = {
 }
 
 
-@pytest.mark.parametrize("frac_bits", [20, 26])
-@pytest.mark.parametrize("name", AFTER_A_SERIES)
+@by_turns(name=AFTER_A_SERIES, frac_bits=[20, 26])
 def test_a_series_is_rounded_before_anybody_looks_at_it(name: str, frac_bits: int):
     """Ties stand on masks otherwise, and whole factors and sums bring up what a rounding should drop."""
     model = Does(AFTER_A_SERIES[name])
@@ -183,8 +180,7 @@ def test_a_series_is_rounded_before_anybody_looks_at_it(name: str, frac_bits: in
     assert torch.equal(secure(TIES), wanted)
 
 
-@pytest.mark.parametrize("spread", [1.0, 0.03, 0.0003])
-@pytest.mark.parametrize("frac_bits", [20, 24, 26])
+@by_turns(spread=[1.0, 0.03, 0.0003], frac_bits=[20, 24, 26])
 def test_norms_of_small_variance(frac_bits: int, spread: float):
     torch.manual_seed(0)
     model, x = nn.LayerNorm(16).eval(), torch.randn(16, 16) * spread

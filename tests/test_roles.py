@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from apart import in_processes, runtime_of
-from helpers import CASES, traced
+from cases import some
+from helpers import CASES, stands, traced
 from torch import nn
 
 import sectorch
@@ -53,6 +54,7 @@ def one_party(me: str, ends: dict, inputs: dict) -> tuple:
     return program.digest, None if result.is_meta else result.tolist()
 
 
+@pytest.mark.sectorch_long  # `test_federation_processes.py` has such, over TLS
 def test_a_protocol_of_four_parties_as_four_processes():
     inputs = vectors()
     said = in_processes(map(sorted, ROLES.edges), one_party, inputs)
@@ -158,7 +160,7 @@ def test_two_of_many_play_a_protocol_of_two():
 # The dealer.
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.answering == 1], ids=str)
+@pytest.mark.parametrize("case", some((case for case in CASES if case.answering == 1), stands), ids=str)
 def test_every_protocol_with_a_dealer_of_its_own(case):
     """The same result; the dealer is sent nothing, but coins where it proves what it deals, and brings nothing, and Q
     knows no mask that is dealt with."""

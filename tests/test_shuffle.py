@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import long
 from helpers import ring_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,7 +45,7 @@ def faults(f: Any, **options: Any) -> list[str]:
     return str(fault.value).splitlines()
 
 
-@pytest.mark.parametrize("dealer", ["Q", pytest.param("D", marks=pytest.mark.sectorch_long)])
+@pytest.mark.parametrize("dealer", ["Q", *long("D")])
 def test_it_is_held_to_its_word(dealer: str):
     """All that is said of it is that of a key the lowest bits hardly ever decide an order."""
     assert all(KEYS.fullmatch(text) for text in faults(shuffle, dealer=dealer))

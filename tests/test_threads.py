@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+from cases import long
 from helpers import ring_values
 from torch import nn
 
@@ -141,7 +142,7 @@ def test_many_threads_call_modules_of_one_session_for_the_first_time(slow, round
     assert drawn == len(wanted)
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.sectorch_long)])
+@pytest.mark.parametrize("times", [1, *long(3)])
 def test_modules_are_made_and_called_while_others_are(slow, times):
     """Binding a model traces it, and fx then has nn.Module's call of the whole process in its hands."""
     session = Session(answering=2)

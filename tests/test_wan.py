@@ -7,6 +7,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import LONG, by_turns
 from torch import nn
 
 import sectorch
@@ -18,7 +19,7 @@ from sectorch.nn.models import ZOO
 from sectorch.tensor import Scheme, share_tensor
 
 
-@pytest.mark.parametrize(("check", "rounds"), [pytest.param(False, 29, marks=pytest.mark.sectorch_long), (True, 30)])
+@pytest.mark.parametrize(("check", "rounds"), [pytest.param(False, 29, marks=LONG), (True, 30)])
 def test_vgg7_in_few_rounds(check: bool, rounds: int):
     torch.manual_seed(0)
     construct, shape = ZOO["vgg7"]
@@ -59,11 +60,10 @@ POOLED = {
 }
 
 
-@pytest.mark.parametrize(
-    "scheme", [Scheme(network="wan"), Scheme(network="wan", limit_bits=4, range_check=False)], ids=str
-)
-@pytest.mark.parametrize("keyed", [0, 1 << 10])
-@pytest.mark.parametrize("name", POOLED)
+@by_turns(
+    ids=str, name=POOLED, keyed=[0, 1 << 10],
+    scheme=[Scheme(network="wan"), Scheme(network="wan", limit_bits=4, range_check=False)],
+)  # fmt: skip
 def test_a_pooling_and_its_relu_are_one_step(name: str, keyed: int, scheme: Scheme):
     torch.manual_seed(0)
     model, x = nn.Sequential(*POOLED[name]()).eval(), torch.randn(3, 2, 11, 10)

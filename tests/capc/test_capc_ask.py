@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from capc_cases import CLASSES, Known, KnownNoise, Lost, models, voters, votes_of
+from cases import long
 from frequencies import fits
 from scipy.stats import chisquare
 from sklearn.linear_model import LogisticRegression
@@ -33,7 +34,7 @@ ROUTES = [("mpc", "yao"), ("mpc", "shares"), ("open", "yao"), ("open", "shares")
 
 
 @pytest.mark.parametrize(("inference", "argmax"), ROUTES)
-@pytest.mark.parametrize("scale", [0.5, pytest.param(3.0, marks=pytest.mark.sectorch_long)])
+@pytest.mark.parametrize("scale", [0.5, *long(3.0)])
 def test_label_is_the_noisy_argmax(inference, argmax, scale):
     """The label for the very noise that the guardian drew. The models' logits differ by far more than 2^-15."""
     found = models(5)
@@ -99,7 +100,7 @@ def test_ckks_label_is_the_noisy_argmax():
     assert torch.equal(answer.labels, (votes_of(found, IMAGES[:8]) + mechanism.drawn[0]).argmax(1))
 
 
-@pytest.mark.parametrize("asked", [False, pytest.param(True, marks=pytest.mark.sectorch_long)])
+@pytest.mark.parametrize("asked", [False, *long(True)])
 def test_keys_of_a_long_chain_are_no_finer_than_shares_take(asked: bool):
     """8,192 slots bring a modulus with room for a scale of 2^40, which 20 fraction bits cannot share."""
     torch.manual_seed(0)

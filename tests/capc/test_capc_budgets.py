@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import long
 
 from sectorch import files
 from sectorch.dp import BudgetExhaustedError, BudgetFile, BudgetFileError, BudgetInUseError, epsilon_of
@@ -72,7 +73,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.sectorch_long)])
+@pytest.mark.parametrize("step", [3, *long(1)])
 def test_killed_before_and_after_any_write(tmp_path: Path, monkeypatch, step: int):
     """A sweep over files that a run puts in place, in long runs over all. Going on, every organisation has been charged
     once for each query, though it was asked again: with the noise of the first time, so that the answer is that of the

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from apart import PROCESSES, Pipe
+from cases import long
 from test_capride_protocol import error_bound, trained
 from torch import nn
 
@@ -81,6 +82,7 @@ def asked(run, how: Settings) -> Question:
     return Question(run.parties[0], run.states["P1"].small, run.subset(1, run.parties[0]), how, draws)
 
 
+@pytest.mark.sectorch_long  # `test_bits.py` has parties apart
 def test_one_exchange_as_two_processes(made, quick):
     """P1 asks P2 about 48 digits, twice. Keys, encryption and flooding are fresh in every run: the numbers agree within
     twice the bound that one run has, and with the plain ones within once; the messages agree in everything. The second
@@ -192,7 +194,7 @@ class Scaled(nn.Module):
         return x * self.scale
 
 
-@pytest.mark.parametrize("last", [nn.Identity, Scaled])
+@pytest.mark.parametrize("last", [Scaled, *long(nn.Identity)])
 def test_a_model_that_needs_fewer_levels_than_the_chain_has(made, quick, last):
     """What P_k is sent has one scale, whatever the depth of P_l's model: nothing beside it is needed to decrypt."""
     how = replace(quick, levels=7, scale_bits=34)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import long
 from drawn import repeating
 from federation_world import World, each
 from network_world import until
@@ -89,7 +90,7 @@ def test_privhfl(world):
         assert found[name].received == merged(r.get("received", []) for r in whole.records[name])
 
 
-@pytest.mark.parametrize("argmax", ["shares", pytest.param("yao", marks=pytest.mark.sectorch_long)])
+@pytest.mark.parametrize("argmax", ["shares", *long("yao")])
 @pytest.mark.parametrize("world", ["capc"], indirect=True)
 def test_capc(world, argmax):
     parties, test, classes = capc.collaboration("digits", 3, querying=2, pool=6)

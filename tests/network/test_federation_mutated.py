@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from cases import long
 from federation_world import World, each
 from network_world import resident, until
 from test_network_faults import Posing, mutated, recorded, small
@@ -57,7 +58,7 @@ def taped(world: World, name: str, at_server: bool) -> list[bytes]:
     return small(frames)
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(10_000, marks=pytest.mark.sectorch_long)])
+@pytest.mark.parametrize("count", [30, *long(10_000)])
 def test_mutated_frames_of_a_party_at_the_server(world, count):
     """From a party in a session with another one, in which the frames are relayed: only these two are concerned."""
     frames, rng, baseline, dials = taped(world, "north", False), random.Random(3), 0, 0
@@ -86,7 +87,7 @@ def test_mutated_frames_of_a_party_at_the_server(world, count):
     assert until(lambda: len(world.server._meetings) == 0, 30)
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(10_000, marks=pytest.mark.sectorch_long)])
+@pytest.mark.parametrize("count", [30, *long(10_000)])
 def test_mutated_frames_at_a_party(world, count):
     """What the server sent to it in a real session, changed, from a server that has the right certificate."""
     frames, rng, baseline, dials = taped(world, "south", True), random.Random(4), 0, 0
@@ -124,7 +125,7 @@ def test_mutated_frames_at_a_party(world, count):
         party.close()
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(300, marks=pytest.mark.sectorch_long)])
+@pytest.mark.parametrize("count", [12, *long(300)])
 def test_a_frame_that_the_server_changes_between_two_parties(world, count):
     """In a session of both: an error of a known type at each, or the right numbers, and the next session is right."""
     parties, rng, failed = joined(world), random.Random(5), 0

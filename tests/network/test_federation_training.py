@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import training_program
+from cases import long
 from federation_world import World, each
 from torch import nn
 
@@ -91,7 +92,7 @@ def apart(world: World, work: Callable[[str, Any], Any], names: dict[str, str] =
     return each(names, run)
 
 
-@pytest.mark.parametrize("adam", [False, pytest.param(True, marks=pytest.mark.sectorch_long)], ids=["sgd", "adam"])
+@pytest.mark.parametrize("adam", [False, *long(True)], ids=["sgd", "adam"])
 def test_processes_give_the_bits_of_one_process_to_those_who_are_named(world, adam):
     one = train(Simulation(data()), adam=adam)
     found = apart(world, lambda name, parties: train(parties, adam=adam))

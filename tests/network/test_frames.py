@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import long
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,7 +80,7 @@ def test_a_tensor_crosses_in_parts(monkeypatch):
             received(broken)
 
 
-@pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.sectorch_long)])
+@pytest.mark.parametrize("count", [1000, *long(10_000)])
 def test_mutated_frames_never_pass_for_another_message(count):
     """A frame with flipped, cut or added bytes is refused, or differs from the original in the payload only.
 

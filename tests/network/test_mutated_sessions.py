@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import long
 from network_world import Trio, resident, until
 
 import sectorch
@@ -117,7 +118,7 @@ def mended(trio: Trio) -> None:
 
 
 @pytest.mark.parametrize("direction", list(RATES))
-@pytest.mark.parametrize("count", [2, pytest.param(75, marks=pytest.mark.sectorch_long)])
+@pytest.mark.parametrize("count", [2, *long(75)])
 def test_frames_that_change_in_a_session(pki, small_model, tmp_path, direction, count):
     sectorch.secure(small_model)(X)  # its loops are compiled then, which takes longer than anybody's patience here
     trio = Trio(pki[1], small_model, X, tmp_path, PATIENCE)

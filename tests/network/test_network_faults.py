@@ -10,6 +10,7 @@ import time
 
 import pytest
 import torch
+from cases import long
 from network_world import Trio, handles, resident, until
 
 from sectorch import errors
@@ -201,7 +202,7 @@ def small(frames: list[bytes]) -> list[bytes]:
     return [frame for frame in frames if len(frame) < 20_000]
 
 
-@pytest.mark.parametrize("count", [120, pytest.param(10_000, marks=pytest.mark.sectorch_long)])
+@pytest.mark.parametrize("count", [120, *long(10_000)])
 def test_mutated_frames_at_the_server(trio, small_model, count):
     frames = recorded(trio.connection.link)
     asked(trio, X)
@@ -263,7 +264,7 @@ class Posing:
 
 
 @pytest.mark.parametrize("role", "QA")
-@pytest.mark.parametrize("count", [120, pytest.param(10_000, marks=pytest.mark.sectorch_long)])
+@pytest.mark.parametrize("count", [120, *long(10_000)])
 def test_mutated_frames_at_a_client(trio, pki, small_model, tmp_path, role, count):
     """What the server sent to this client in a real query, changed, from a server that has the right certificate."""
     _, made = pki

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from cases import long
 from commands import PIPE, Command, run_command
 from network_world import pieces_in, until
 from torch import nn
@@ -113,7 +114,7 @@ def test_a_query_of_processes_has_the_labels_and_bytes_of_the_local_run(stage, m
     assert (there.bytes, there.online_bytes) == (here.bytes, here.online_bytes)
 
 
-@pytest.mark.parametrize("level", ["--audited 2", pytest.param("--verified", marks=pytest.mark.sectorch_long)])
+@pytest.mark.parametrize("level", ["--audited 2", *long("--verified")])
 def test_a_process_that_insists_on_a_level_answers_such_questions_only(stage, model, level):
     stage.credentials("strict")
     files = (*stage._files("strict", "--ca"), "--pins", str(stage.pins.path))

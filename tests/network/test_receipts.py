@@ -474,6 +474,7 @@ def test_a_sum_of_several_parties_is_one_query_of_all(made, tmp_path, small_mode
 # Processes, and the command.
 
 
+@pytest.mark.sectorch_long
 def test_processes_one_of_which_is_killed_keep_whole_receipts(tmp_path):
     """kill -9 of the server between queries: its file goes on, and those of all three agree."""
     torch.manual_seed(1)

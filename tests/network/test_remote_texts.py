@@ -100,6 +100,7 @@ def test_prepared_steps_are_used(model, remote):
     assert not remote.prepared()
 
 
+@pytest.mark.sectorch_long
 def test_material_of_a_former_session_is_used_for_a_whole_text_only(pki, address, remote, model, tmp_path):
     """A session that is taken up makes prepared calls only: a text that began there would end midway."""
     _, made = pki

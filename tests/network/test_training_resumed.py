@@ -57,6 +57,7 @@ def trained(world: World, folder: Path, dying: str = "", at: int = -1) -> tuple[
     return each(PARTIES, work), costs, sent
 
 
+@pytest.mark.sectorch_long  # `test_checkpoints.py` has the bits in one process
 def test_a_party_that_dies_in_an_epoch_and_all_go_on_to_the_same_bits(world, tmp_path):
     one = program(Simulation({role: rows_of(role) for role in PARTIES.values()}, tmp_path / "one"))
     whole, before, sent = trained(world, tmp_path / "whole")

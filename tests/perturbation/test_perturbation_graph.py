@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from cases import long
 from hypothesis import given
 from hypothesis import strategies as st
 from perturbation_cases import NETS, batches, one_round, plain_gradient, relative_error
@@ -53,7 +54,7 @@ def test_fewest_that_cut_are_those_of_trying_all(clients, degree):
     assert fewest_that_cut(neighbours(range(clients), None, b"")) == clients - 1
 
 
-@pytest.mark.parametrize("sessions", [2, pytest.param(10, marks=pytest.mark.sectorch_long)])
+@pytest.mark.parametrize("sessions", [2, *long(10)])
 def test_fifty_clients_with_twelve_neighbours_withstand_eleven(sessions: int):
     """What docs/perturbation.md says of 50 clients: of ten sessions' graphs each has connectivity 12."""
     for session in range(sessions):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from cases import LONG
 from perturbation_cases import NETS
 from torch import nn
 
@@ -36,8 +37,8 @@ BASE = dict(rounds=200, batch_size=16, clients=3, learning_rate=0.05)
     "data, model, settings",
     [
         ("digits", "mlp3", dict(loss="cross_entropy", weight_decay=1e-4)),
-        ("breast-cancer", "mlp3", dict(loss="cross_entropy", partitions=2)),
-        pytest.param("diabetes", "mlp5", dict(loss="mse", local_batches=2), marks=pytest.mark.sectorch_long),
+        pytest.param("breast-cancer", "mlp3", dict(loss="cross_entropy", partitions=2), marks=LONG),
+        pytest.param("diabetes", "mlp5", dict(loss="mse", local_batches=2), marks=LONG),
     ],
 )
 def test_200_steps_follow_fedavg(data, model, settings):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import by_turns, long
 from commands import run_command
 from torch import nn
 
@@ -72,9 +73,10 @@ def test_a_run_and_its_shape():
     assert all(0 <= a <= 1 for a in accuracies) and result.mean(-1) == pytest.approx(sum(accuracies[2::3]) / 4)
 
 
-def test_secure_and_plain_give_the_same():
+@pytest.mark.parametrize("made", [small, *long(digits)])
+def test_secure_and_plain_give_the_same(made):
     """Six-bit labels hide the last bit of the shares, so training sees the same numbers."""
-    clients, test, classes = digits()
+    clients, test, classes = made()
     results = [PrivHFL(clients, test, classes, replace(QUICK, secure=flag)).run() for flag in (True, False)]
     assert results[0].accuracies(-1) == results[1].accuracies(-1)
     states = [[p for m in r.models.values() for p in m.state_dict().values()] for r in results]
@@ -182,7 +184,8 @@ class Ray:
         return made
 
 
-@pytest.mark.parametrize("kind", ["processes", pytest.param("ray", marks=pytest.mark.sectorch_long)])
+@pytest.mark.sectorch_long  # `test_capc_run.py` has workers of the same kind
+@pytest.mark.parametrize("kind", ["processes", "ray"])
 def test_side_by_side_is_the_same(kind, tmp_path: Path, monkeypatch):
     """Two processes that work ahead leave what one would have made, on one thread."""
     monkeypatch.setattr(parallel_module, "ray", Ray)
@@ -232,8 +235,7 @@ def test_order_matters_only_when_sequential():
     assert asked[0] != asked[1] and asked[0][1:] == asked[1][1:]
 
 
-@pytest.mark.parametrize("expansion", ["mixup", "cutmix", "cutout", "flip", "noise", "private"])
-@pytest.mark.parametrize("selection", ["random", "icd"])
+@by_turns(expansion=["mixup", "cutmix", "cutout", "flip", "noise", "private"], selection=["random", "icd"])
 def test_every_expansion_runs(expansion, selection):
     clients, test, classes = small()
     queries = None if expansion == "private" else 20
@@ -348,6 +350,7 @@ cli.main(sys.argv[1:])
 """
 
 
+@pytest.mark.sectorch_long  # `test_capc_budgets.py` kills at every write
 def test_kill_in_the_middle_and_start_again(tmp_path: Path):
     """SIGKILL once the first client has asked; the same command then gives the table of a run that nobody killed."""
     killed, whole = tmp_path / "killed", tmp_path / "whole"

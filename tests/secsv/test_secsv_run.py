@@ -124,6 +124,7 @@ ShapleyEvaluation(net, models, tests, weights, Settings(), out={out!r}).run()
 """
 
 
+@pytest.mark.sectorch_long  # `test_capc_budgets.py` kills at every write
 def test_kill_9_in_the_middle(trained, tmp_path, monkeypatch):
     """The same values after resuming; every coalition is in the folder once, and only what was missing is tested."""
     from sectorch.protocols.secsv.secsv import SecSVTester

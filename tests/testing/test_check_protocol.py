@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from cases import long
 
 from sectorch.choreography import PROTOCOLS, Message, Net, Roles, leaf, protocol
 from sectorch.errors import ArgumentError, MisplacedValueError, TopologyError, UndeclaredMessageError
@@ -51,7 +52,7 @@ def check_twin(exhibit, **options):
     return check_protocol(exhibit.repaired, exhibit.given, reference, **exhibit.options, **options)
 
 
-@pytest.mark.parametrize("short", [{"elements": 1024, "pairs": 2}, pytest.param({}, marks=pytest.mark.sectorch_long)])
+@pytest.mark.parametrize("short", [{"elements": 1024, "pairs": 2}, *long({})])
 @pytest.mark.parametrize("exhibit", GALLERY, ids=lambda e: e.name)
 def test_a_broken_protocol_is_refused_and_its_leak_named(exhibit, short):
     options = short | exhibit.options | exhibit.allowed
@@ -62,7 +63,7 @@ def test_a_broken_protocol_is_refused_and_its_leak_named(exhibit, short):
     assert "lost" not in str(caught.value), "a broken protocol still ends well where messages are lost"
 
 
-FEW = [e for e in GALLERY if e.name == "a product without its zero sum"]
+FEW = [e for e in GALLERY if e.name == "an average that shows one party"]
 
 
 @pytest.mark.parametrize("exhibit", FEW, ids=lambda e: e.name)
@@ -100,6 +101,7 @@ def test_costs_are_measured():
         check_protocol(share, at_Q, same, cost={"bytes": 7}, **options)
 
 
+@pytest.mark.sectorch_long
 def test_protocols_that_are_not_elementwise():
     product = lambda net, x, y: multiply(net, leaf(products.matmul), x, y)
     sizes = [Given(shape=(1, 2)), Given(shape=(2, 1))]

@@ -14,6 +14,7 @@ from functools import partial
 
 import pytest
 import torch
+from helpers import STAND_FOR_THEIRS
 from own import OWN, Own
 
 from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
@@ -35,10 +36,10 @@ def short_options(own: Own) -> dict:
     return fewer | {"elements": 32 if own.deep else 256 if "guarded" in own.name else 48, "runs": 16, "pairs": 1}
 
 
-STOOD_FOR = ("argmax_noisy_shares",)
-"""The argmax of a confident answer takes every step that this takes."""
-NORMAL = [own for own in OWN if (not own.deep or own.name == "guarded_relu_fss") and own.name not in STOOD_FOR]
-"""Function keys take minutes: of the protocols that they serve one stands for the others; the long profile has all."""
+CHEAP = ("share", "reveal", "reveal_to_S", "select")
+NORMAL = [own for own in OWN if own.name in (*STAND_FOR_THEIRS, *CHEAP) and not own.deep]
+"""One of each kind, and what is cheap. Deep function keys take minutes: a truncation by keys stands for what they
+serve. The long profile has all."""
 
 
 @pytest.mark.parametrize("own", NORMAL, ids=lambda own: own.name)

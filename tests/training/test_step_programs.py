@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import long, some
 from torch import nn
 
 import sectorch
@@ -53,10 +54,8 @@ def same(found: tuple[dict, list], wanted: tuple[dict, list]) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
-# AdamW is Adam and a decay of its own: of the two, the normal profile has the one that does more.
-CASES = [
-    pytest.param(name, marks=[pytest.mark.sectorch_long] if name == "adam" else []) for name in OPTIMISERS
-]  # fmt: skip
+# AdamW is Adam and a decay of its own, and does more than SGD, whose steps `test_training_steps.py` has as well.
+CASES = some(OPTIMISERS, ["adamw"])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -69,7 +68,7 @@ def test_a_step_from_its_program_is_bit_for_bit_the_one_taken_operator_by_operat
     assert same(trained(Session(reference=True), name, 5), wanted)
 
 
-@pytest.mark.parametrize("steps", [10, pytest.param(50, marks=pytest.mark.sectorch_long)])
+@pytest.mark.parametrize("steps", [10, *long(50)])
 @pytest.mark.parametrize("name", CASES)
 def test_many_steps_are_three_programs(name: str, steps: int, monkeypatch: pytest.MonkeyPatch):
     keys, run = set(), stepping._run
@@ -145,7 +144,7 @@ BESIDE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", some(LOSSES, ["bce", "written"]))
 def test_plain_targets_are_inputs_of_the_program_and_have_the_bits_of_shared_ones(name: str):
     """Targets, summands, weights and masks of floats that are others in each step."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import long
 from torch import nn
 
 import sectorch
@@ -57,7 +58,7 @@ def test_sequences_are_learned_as_in_plain_training(name: str):
         assert (a - b).abs().max() <= 2e-3
 
 
-@pytest.mark.parametrize("name", ["transformer", pytest.param("lstm", marks=pytest.mark.sectorch_long)])
+@pytest.mark.parametrize("name", ["transformer", *long("lstm")])
 def test_a_step_of_a_sequence_is_that_of_the_reference(name: str):
     """But for last bits of series, which Adam's first step, of the gradient's sign, does not grow."""
     for a, b in zip(*(trained(name, Session(reference=r), 1) for r in (False, True)), strict=True):
