@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fewer import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_stage import stage
@@ -47,7 +48,7 @@ def right_or_refused(seed: int) -> None:
     assert kind != argument_fuzz.FOUND, f"{argument_fuzz.described(key, args, kwargs)}: {text}"
 
 
-@settings(max_examples=400)
+@fewer(150)
 @given(st.integers(0, 1 << 40))
 def test_a_call_with_changed_arguments_is_right_or_refused(seed: int):
     right_or_refused(seed)
@@ -129,7 +130,7 @@ FORMS = ("conv", "linear", "addmm", "einsum", "einsum of a list", "cat", "stack"
          "index_put", "lerp", "layer_norm", "baddbmm")  # fmt: skip
 
 
-@settings(max_examples=40)
+@fewer(20)
 @given(st.sampled_from(FORMS), st.integers(2, 6), st.integers(0, 1 << 30))
 def test_public_constants_meet_weights(form: str, width: int, seed: int):
     torch.manual_seed(seed)
@@ -142,7 +143,7 @@ def test_public_constants_meet_weights(form: str, width: int, seed: int):
     assert bool(((result - expected).abs() <= 4 * 2.0**-20 + expected.abs() * 2.0**-20).all())
 
 
-@settings(max_examples=30)
+@fewer(15)
 @given(st.sampled_from((F.embedding, torch.index_select)), st.integers(1, 9), st.integers(1, 50), st.booleans())
 def test_an_error_at_the_owner_of_a_weight_is_typed_and_shows_no_entry(f, rows: int, beyond: int, negative: bool):
     """The index is the owner's as well, here: torch's own text would name it."""
@@ -155,7 +156,7 @@ def test_an_error_at_the_owner_of_a_weight_is_typed_and_shows_no_entry(f, rows: 
     assert "embedding" in str(raised.value) or "index_select" in str(raised.value)
 
 
-@settings(max_examples=30)
+@fewer(15)
 @given(st.sampled_from((StopIteration, AssertionError, KeyError, ZeroDivisionError, RuntimeError, OverflowError,
                         StopAsyncIteration, LookupError, MemoryError, Exception)))  # fmt: skip
 def test_whatever_a_handler_raises_is_typed_and_has_a_text(kind: type[Exception]):
@@ -176,7 +177,7 @@ def test_whatever_a_handler_raises_is_typed_and_has_a_text(kind: type[Exception]
 # Operators, where Python takes a TypeError for "not by me" and says something else, or False.
 
 
-@settings(max_examples=30)
+@fewer(15)
 @given(st.sampled_from((operator.add, operator.sub, operator.mul, operator.truediv, operator.eq, operator.ne)),
        st.sampled_from((1j, 2 + 0j, np.complex64(1j), torch.ones(3, dtype=torch.complex64))),
        st.booleans())  # fmt: skip
@@ -191,7 +192,7 @@ def test_complex_numbers_give_complex_tensors_or_are_refused_by_name(f, other, l
     assert float((found.reveal() - wanted).abs().max()) < 2**-18
 
 
-@settings(max_examples=30)
+@fewer(15)
 @given(st.sampled_from(FLOATS), st.sampled_from(FLOATS), st.booleans())
 def test_a_product_of_two_dtypes_says_so(mine: torch.dtype, theirs: torch.dtype, private: bool):
     x = stage().share(torch.ones(2, 3).to(mine))
@@ -207,7 +208,7 @@ def test_a_product_of_two_dtypes_says_so(mine: torch.dtype, theirs: torch.dtype,
 # In-place writes that torch refuses, or that would leave a tensor half written.
 
 
-@settings(max_examples=30)
+@fewer(15)
 @given(st.sampled_from((F.silu, F.mish, F.leaky_relu, F.elu, F.hardtanh, F.hardsigmoid)), st.integers(1, 5))
 def test_a_refused_inplace_argument_changes_nothing(f, size: int):
     plain = torch.arange(-size, size)
@@ -220,7 +221,7 @@ def test_a_refused_inplace_argument_changes_nothing(f, size: int):
         assert torch.equal(x.reveal(), plain)
 
 
-@settings(max_examples=30)
+@fewer(15)
 @given(st.sampled_from((T.add_, T.mul_, T.sub_, operator.iadd, operator.imul)), st.floats(0.1, 9), st.booleans())
 def test_a_fraction_is_not_written_into_whole_numbers(f, value: float, tensor: bool):
     x, plain = stage().share(torch.tensor([1, 2, 3])), torch.tensor([1, 2, 3])
@@ -232,7 +233,7 @@ def test_a_fraction_is_not_written_into_whole_numbers(f, value: float, tensor: b
     assert torch.equal(x.reveal(), plain)
 
 
-@settings(max_examples=40)
+@fewer(20)
 @given(st.lists(st.integers(-50, 50), min_size=1, max_size=6), st.floats(-40, 40), st.floats(-40, 40),
        st.sampled_from(("both", "min", "max")))  # fmt: skip
 def test_whole_numbers_are_clamped_to_fractions(values: list[int], low: float, high: float, which: str):
@@ -253,7 +254,7 @@ def test_a_size_that_no_machine_holds_is_refused(f, x: torch.Tensor):
         f(stage().share(x))
 
 
-@settings(max_examples=30)
+@fewer(15)
 @given(st.sampled_from((torch.index_select, torch.gather, torch.take_along_dim)), st.integers(0, 2))
 def test_shares_are_not_moved_by_a_private_index(f, at: int):
     """Only one of the halves' holders knows it."""
@@ -286,7 +287,7 @@ class LookUp(nn.Module):
 MOVES = ("", "reshaped", "sliced", "turned", "chunked", "repeated", "flipped", "long")
 
 
-@settings(max_examples=30)
+@fewer(15)
 @given(st.sampled_from(MOVES), st.integers(1, 9), st.data())
 def test_ids_out_of_range_raise_at_q(moved: str, rows: int, data: st.DataObject):
     model = LookUp(rows, moved).eval().requires_grad_(False)
@@ -304,7 +305,7 @@ def test_ids_out_of_range_raise_at_q(moved: str, rows: int, data: st.DataObject)
     assert bool(((secured(ids) - expected).abs() <= 2.0**-20 + expected.abs() * 2.0**-23).all())
 
 
-@settings(max_examples=40)
+@fewer(20)
 @given(st.lists(st.integers(-3, 9), min_size=1, max_size=5), st.integers(1, 8), st.booleans())
 def test_other_look_ups_out_of_range_raise(values: list[int], rows: int, public: bool):
     """one_hot of a secret index, and a shared table by a public one: torch counts no index from the end."""

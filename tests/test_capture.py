@@ -175,7 +175,7 @@ def test_optional_arguments_and_argument_lists(seed: int):
     agrees(ready([Optional, Listed, Named, Typed, Counted][kind]()), noise(draw, 3, 4))
 
 
-@settings(FEW, max_examples=24)
+@settings(FEW, max_examples=12)
 @given(SEEDS)
 def test_hooks_at_any_place(seed: int):
     draw = random.Random(seed)
@@ -221,7 +221,7 @@ def test_forward_that_was_replaced(seed: int):
     agrees(ready(nn.Sequential(model) if draw.random() < 0.5 else model), noise(draw, 3, 4))
 
 
-@settings(FEW, max_examples=24)
+@settings(FEW, max_examples=12)
 @given(SEEDS)
 def test_code_in_place_with_other_readers(seed: int):
     draw = random.Random(seed)

@@ -135,7 +135,7 @@ def test_a_dense_grid(name: str):
     check(name, torch.cat((places(5000), grid(torch.linspace(-20, 20, 10_000).double()))))
 
 
-@fewer(20)
+@fewer(10)
 @given(name=st.sampled_from(sorted(DOMAINS)), x=st.lists(numbers, min_size=10, max_size=30))
 def test_random_places(name: str, x: list[float]):
     check(name, torch.tensor(x, dtype=torch.float64))
@@ -176,7 +176,7 @@ def test_other_formats(name: str, bits: int):
 # Softmax and what rests on it.
 
 
-@fewer(6)
+@fewer(4)
 @given(spread=st.floats(0.01, 40_000), n=st.sampled_from([2, 10, 300]), seed=st.integers(0, 99))
 def test_logarithms_of_softmax_reach_down(spread: float, n: int, seed: int):
     x = grid((torch.randn(3, n, generator=torch.Generator().manual_seed(seed)) * spread).clamp(-60_000, 60_000))
@@ -198,7 +198,7 @@ def test_many_small_terms_of_a_softmax(distance: float):
 # Public factors and divisors.
 
 
-@fewer(15)
+@fewer(8)
 @given(
     st.lists(numbers, min_size=1, max_size=10),
     st.one_of(st.floats(1e-6, 60_000), st.integers(2, 60_000).map(float)),
@@ -216,7 +216,7 @@ def test_public_factors_and_divisors(x: list[float], factor: float, negative: bo
         close(lambda v: v / torch.full(v.shape, factor, dtype=torch.float64), small, 1e-5, 2)
 
 
-@fewer(15)
+@fewer(8)
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=20))
 def test_quotients_of_secrets(pairs: list[tuple[float, float]]):
     x, y = torch.tensor(pairs, dtype=torch.float64).unbind(1)
@@ -302,7 +302,7 @@ def test_what_can_be_held_is_not_refused(name: str, monkeypatch):
 # Losses at both ends.
 
 
-@fewer(8)
+@fewer(5)
 @given(
     x=st.lists(numbers, min_size=1, max_size=10),
     width=st.one_of(st.floats(1e-3, 1), st.floats(1, 30_000)),

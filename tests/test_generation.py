@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import some
 from torch import nn
 
 import sectorch
@@ -52,10 +53,7 @@ def secured(gpt2):
     return sectorch.secure(gpt2, session=sectorch.Session())
 
 
-FAMILIES = [pytest.param(name, marks=[pytest.mark.sectorch_long] if name == "Bloom" else []) for name in SMALL]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", some(SMALL, ["GPT2", "Llama"]))
 def test_the_tokens_are_those_of_the_plain_model(family):
     model = language_model(family)
     ids, mask = prompts()

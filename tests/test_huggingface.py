@@ -19,12 +19,12 @@ TOLERANCE = 1e-3
 which each may lengthen an error a few times. What is measured lies a hundred times below."""
 
 TEXT = dict(
-    vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+    vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48,
     max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
 )  # fmt: skip
-T5 = dict(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
+T5 = dict(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4)
 VIT = dict(
-    hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=32, patch_size=8
+    hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, image_size=32, patch_size=8
 )
 
 
@@ -102,7 +102,7 @@ def test_clip_text():
 
 
 def test_mamba():
-    model = built("MambaForCausalLM", "MambaConfig", vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4)
+    model = built("MambaForCausalLM", "MambaConfig", vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=4)
     right(model, texts())
 
 

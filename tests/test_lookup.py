@@ -92,7 +92,7 @@ def test_out_of_range(bad: int):
         table(3, 2)[index * 1 + 0].reveal()
 
 
-@fewer(10)
+@fewer(6)
 @given(st.sampled_from((float("-inf"), torch.finfo(torch.float32).min, -1e30)), st.booleans(), st.integers(-4000, 4000))
 def test_a_secret_mask_hides(least: float, filled: bool, largest: int):
     """Whatever activations are there, what a secret mask hides has no weight: by fill, choice, sum and product."""

@@ -54,7 +54,7 @@ def agrees(program: Program) -> None:
     event(f"{len(program.steps)} steps")
 
 
-FEW = settings(max_examples=80, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 MANY = settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -71,7 +71,7 @@ def test_ten_thousand_programs_agree_with_torch(program: Program):
     agrees(program)
 
 
-@settings(FEW, max_examples=25)
+@settings(FEW, max_examples=12)
 @given(programs())
 def test_programs_cost_what_their_dry_run_says(program: Program):
     ledgers = []

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fewer import fewer
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -175,7 +175,7 @@ BINARY = [
 ]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@fewer(25)
 @given(st.integers(0, 2**31), st.sampled_from([10, 16, 20, 20, 20, 24, 26]), st.booleans())
 def test_chains_of_operations_are_right_or_withheld(seed: int, frac_bits: int, averaged: bool):
     """A value that wraps around is off by 2^(62 - 2 f) and more."""
@@ -230,7 +230,7 @@ def test_divisors_up_to_a_quarter_of_the_limit(frac_bits: int):
     assert ((shared / shared.flip(0)).reveal() - x / x.flip(0)).abs().max() < error
 
 
-@fewer(12)
+@fewer(8)
 @given(st.integers(0, 40), st.booleans(), st.sampled_from(("lan", "wan")))
 def test_comparisons_look_at_every_plane_that_a_bound_leaves(bits: int, odd: bool, network: str):
     """A comparison looks at as many planes as the bound has: right for values on both sides at the bound itself."""

@@ -10,6 +10,7 @@ import operator
 import pytest
 import torch
 import torch.nn.functional as F
+from fewer import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -104,7 +105,7 @@ def check(model: nn.Module, x: torch.Tensor) -> str:
     return "right"
 
 
-@settings(max_examples=40, deadline=None)
+@fewer(20)
 @given(scaled_models())
 def test_a_model_that_breaks_says_so(drawn):
     check(*drawn)
@@ -210,7 +211,7 @@ def test_a_product_is_right_or_withheld(a: float, b: float, negative: bool, aver
     assert torch.allclose(got, x * y, rtol=1e-12, atol=2.0**-20), (got, x * y)
 
 
-@settings(max_examples=30)
+@fewer(15)
 @given(st.integers(1, 300), st.floats(-4, 12), st.floats(-4, 12), st.integers(0, 99))
 def test_a_product_of_matrices_is_right_or_withheld(n: int, p: float, q: float, seed: int):
     """Factors of n terms: an error only from 2^(31 - f) / sqrt(n) on, less a factor of two for whole powers."""
@@ -228,7 +229,7 @@ def test_a_product_of_matrices_is_right_or_withheld(n: int, p: float, q: float, 
     assert torch.allclose(got, x @ y, rtol=1e-12, atol=2.0**-20)
 
 
-@settings(max_examples=30)
+@fewer(15)
 @given(st.integers(2, 800), st.floats(-4, 8.5), st.integers(0, 99))
 def test_sums_before_a_division_may_be_beyond_the_limit(n: int, size: float, seed: int):
     x = torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2.0**size

@@ -334,7 +334,7 @@ def test_the_planner_takes_as_many_as_bring_the_most():
         assert result.forecasts[name].own == own
 
 
-@fewer(4)
+@fewer(2)
 @given(st.integers(2, 25), st.floats(0.1, 0.9), st.floats(0.05, 0.6), st.sampled_from([0.3, 3.0]))
 def test_a_forecast_is_a_probability_that_rises_with_the_accuracy(voters, accuracy, correlation, scale):
     found = [right(GNMax(scale), voters, 10, a, correlation) for a in (accuracy, accuracy + 0.05)]

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import training_program
-from cases import long
+from cases import by_turns, long
 from federation_world import World, each
 from torch import nn
 
@@ -131,8 +131,7 @@ def test_trainings_of_three_have_the_bits_of_one_process(world, name):
         assert all(torch.equal(found[party][key], one[key]) for key in learned)
 
 
-@pytest.mark.parametrize("who", FEW)
-@pytest.mark.parametrize("other", [{"constant": 0.5}, {"power": 4}])
+@by_turns(who=FEW, other=[{"constant": 0.5}, {"power": 4}])
 def test_a_party_that_records_another_step_is_found_out_before_anything_of_it_is_sent(world, who, other):
     """Another public number in a program with the same messages, and a program with other ones."""
     seen: list[Transcript] = []
@@ -156,8 +155,7 @@ def shown(transcript: Transcript) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("what", ["rate", "seed"])
-@pytest.mark.parametrize("who", FEW)
+@by_turns(what=["rate", "seed"], who=FEW)
 def test_a_party_that_computes_with_another_number_ends_it_and_nothing_is_revealed(world, who, what):
     """Another learning rate, and another seed of the masks, whose shapes and messages are the same."""
     other = {"rate": 0.75} if what == "rate" else {"seed": 4}
