@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import long
+from cases import by_turns, long, some
 from op_rows.base import Data, OpRow, Sample
 from op_stage import (
     Stage,
@@ -125,11 +125,16 @@ OTHERS = [c for c in CALLS if _HANDLED[c.row.name, HANDLER[c.key], c.number] is 
 does, bit for bit, and these are run in the reference."""
 
 
-def of_rows(cases: list) -> Any:
-    """One test for each row, with its cases."""
+def by_row(cases: Iterable) -> dict[str, list]:
     rows: dict[str, list] = {}
     for case in cases:
         rows.setdefault(case.row.name, []).append(case)
+    return rows
+
+
+def of_rows(cases: Iterable) -> Any:
+    """One test for each row, with its cases."""
+    rows = by_row(cases)
     return pytest.mark.parametrize("cases", rows.values(), ids=rows)
 
 
@@ -176,7 +181,19 @@ def opened(case: Called, at: Stage, grid: bool) -> tuple[Any, list[torch.Tensor]
     return result, leaves, profile
 
 
-@pytest.mark.parametrize("case", HANDLED, ids=repr)
+ENDS: dict[tuple, list[int]] = {}
+"""The numbers of the first and the last sample of each handler of a row."""
+for _case in HANDLED:
+    _ends = ENDS.setdefault((_case.row.name, HANDLER[_case.key]), [_case.number] * 2)
+    _ends[:] = min(_ends[0], _case.number), max(_ends[1], _case.number)
+
+
+def at_an_end(case: Called) -> bool:
+    """Two samples of each handler; the others every run computes in the reference, and long runs on shares too."""
+    return case.number in ENDS[case.row.name, HANDLER[case.key]]
+
+
+@pytest.mark.parametrize("case", some(HANDLED, at_an_end), ids=repr)
 def test_result_is_torchs_and_the_references(case: Called):
     """On any numbers, and the dry run has shapes and ledger of that call, and the reference has the same bits: smooth
     functions, too, but for one value in 2^28 (docs/protocols.md). The reference on multiples of 1/8, where a value is
@@ -218,8 +235,9 @@ MAKING = (
 """Rows whose handlers make indices, masks or constants."""
 
 
+@pytest.mark.parametrize("every", [False, *long(True)], ids=["some", "every"])
 @of_rows([case for case in ONCE if case.row.name in MAKING])
-def test_what_a_handler_makes_is_asked_for_on_a_device(cases: list[Called], monkeypatch):
+def test_what_a_handler_makes_is_asked_for_on_a_device(cases: list[Called], every: bool, monkeypatch):
     """On a CPU this shows that handlers run in the context of a device; `test_cuda.py` has the other devices."""
     asked = []
     monkeypatch.setattr(dispatch, "made_on", lambda device: asked.append(device) or device)
@@ -229,7 +247,7 @@ def test_what_a_handler_makes_is_asked_for_on_a_device(cases: list[Called], monk
         for secure, ideal in zip(found, opened(case, reference_stage(), grid=False)[1], strict=True):
             assert torch.equal(secure, ideal)
 
-    each(cases, body)
+    each(cases if every else cases[:2], body)
     assert set(asked) == {torch.device("cpu")}
 
 
@@ -327,6 +345,11 @@ fraction bits (`scale_0`), and public operands must not be rounded to that."""
 STRIDES = {transposed: 1, strided: 1}
 
 
+def named_so(value: Any) -> str:
+    """A row's name, or that of its arrangements."""
+    return value[0].row.name if isinstance(value, list) else "strides" if value is STRIDES else "fraction bits"
+
+
 def arranged(case: Called, arrangements: dict, turn: int, shares: bool, every: bool) -> None:
     """A sample in the arrangement whose turn it is, on shares or in the reference, and in every other in the reference.
 
@@ -347,8 +370,7 @@ def arranged(case: Called, arrangements: dict, turn: int, shares: bool, every: b
 
 
 @pytest.mark.parametrize("every", [False, *long(True)], ids=["some", "every"])
-@pytest.mark.parametrize("arrangements", [SCALES, STRIDES], ids=["fraction bits", "strides"])
-@of_rows([c for c in ONCE if not c.writes])
+@by_turns(ids=named_so, cases=by_row(c for c in ONCE if not c.writes).values(), arrangements=[SCALES, STRIDES])
 def test_fraction_bits_and_strides_do_not_matter(cases: list[Called], arrangements: dict, every: bool):
     """A row's first sample in every arrangement, the others in one by turns; in long runs each in every one."""
     turn = zlib.crc32(cases[0].row.name.encode())  # rows of one sample take turns, too
