@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import some
 from torch import nn
 
 import sectorch
 from sectorch.choreography import Phase
 from sectorch.nn.models import ZOO
 
-SMALL = ["lenet", "cryptonets", "cryptonets_relu", "mlp", "vgg7", "resnet8", "resnet10"]
+SMALL = ["lenet", "cryptonets", "mlp", "resnet8"]
 
 
 def measured(model: nn.Module, x: torch.Tensor) -> sectorch.profile:
@@ -24,9 +25,7 @@ def of_setup(ledger: list, setup: bool) -> list:
     return [m for m in ledger if (m.phase == Phase.SETUP) == setup]
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in SMALL else pytest.param(n, marks=pytest.mark.sectorch_long) for n in ZOO]
-)  # fmt: skip
+@pytest.mark.parametrize("name", some(ZOO, SMALL))
 def test_explained_is_measured(name):
     construct, shape = ZOO[name]
     model, x = construct().eval(), torch.randn(2, *shape)

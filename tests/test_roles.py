@@ -189,7 +189,10 @@ MODELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "network"), [*((name, "lan") for name in MODELS), ("convolutions", "wan")])
+WAYS = [*((name, "lan") for name in MODELS), ("convolutions", "wan")]
+
+
+@pytest.mark.parametrize(("name", "network"), some(WAYS, [("tokens", "lan"), ("convolutions", "wan")]))
 def test_models_with_a_dealer_of_its_own(name: str, network: str):
     model, x = MODELS[name]()
     model.eval()

@@ -10,6 +10,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import long, some
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -51,12 +52,9 @@ def digits():
 
 
 SMALL = [n for n in ZOO if n not in ("resnet14", "resnet16", "resnet18")]
-BESIDE_RESNET8 = ("resnet10", "vgg7")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.sectorch_long] if n in BESIDE_RESNET8 else []) for n in SMALL]
-)
+@pytest.mark.parametrize("name", some(SMALL, ["lenet", "mlp", "cryptonets", "resnet8"]))
 def test_zoo(name):
     model, x = built(name)
     with torch.no_grad():
@@ -197,7 +195,11 @@ ORDINARY = {
 }
 
 
-@pytest.mark.parametrize("name", ORDINARY)
+EVERY_RUN = ("odd", "gru", "rnn", "transformer", "linear and BatchNorm1d", "shared layer", "weight norm")
+"""Others are of the same layers; a transposed convolution's values are in the op table."""
+
+
+@pytest.mark.parametrize("name", some(ORDINARY, EVERY_RUN))
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 def test_ordinary_modules(name):
     torch.manual_seed(0)
@@ -210,7 +212,7 @@ def test_ordinary_modules(name):
         assert (y - z).abs().max() < 1e-3 * z.abs().max()
 
 
-@pytest.mark.parametrize("name", ["odd", "lstm", "transformer", "transposed convolution", "token ids"])
+@pytest.mark.parametrize("name", ["odd", "transformer", "token ids", *long("lstm", "transposed convolution")])
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 def test_later_calls_take_the_steps_of_the_first(name):
     """The same messages and rounds, on the new input: bit for bit the reference."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from cases import long
+from cases import long, some
 from helpers import ring_values
 from torch import nn
 
@@ -113,9 +113,7 @@ def checked(secured, model, x) -> None:
         assert float((secured(x) - model(x)).abs().max()) < TOLERANCE
 
 
-@pytest.mark.parametrize(
-    "round", [*range(3), *(pytest.param(i, marks=pytest.mark.sectorch_long) for i in range(3, 20))]
-)
+@pytest.mark.parametrize("round", some(range(20), [2]))
 def test_many_threads_call_modules_of_one_session_for_the_first_time(slow, round):
     session = Session()
     models = [MODELS[i % 2](i).eval() for i in range(1 + round % 3)]

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import LONG, by_turns
+from cases import LONG, by_turns, some
 from torch import nn
 
 import sectorch
@@ -117,7 +117,10 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+EVERY_RUN = ("relu", "clamp", "amax", "max_pool2d", "lt", "sigmoid", "reciprocal", "sort")
+
+
+@pytest.mark.parametrize("name", some(FUNCTIONS, EVERY_RUN))
 def test_functions_give_the_same_in_fewer_rounds_or_as_many(name: str):
     function = FUNCTIONS[name]
     rounds = {}

@@ -47,7 +47,7 @@ def test_label_is_the_noisy_argmax(inference, argmax, scale):
 
 
 @pytest.mark.parametrize(("inference", "argmax"), ROUTES)
-@pytest.mark.parametrize("threshold", [*(pytest.param(t, marks=pytest.mark.sectorch_long) for t in (0, 9)), 2, 3])
+@pytest.mark.parametrize("threshold", [2, *long(0, 3, 9)])
 def test_confident_label_is_that_of_the_mechanism_in_the_clear(inference, argmax, threshold):
     """For the very noise that was drawn: the largest count without the answer's noise decides, and -1 is no answer."""
     found, drawn = models(5), []

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import long
 from dp_accounting import NeighboringRelation, dp_event, rdp
 from frequencies import fits
 from hypothesis import given, settings
@@ -40,11 +41,7 @@ def curve_of(noise: float) -> Any:
 
 @pytest.mark.parametrize(
     ("noise", "sample", "rows"),
-    [
-        (1.0, 50, 1000),
-        (2.0, 1, 10),
-        *(pytest.param(*more, marks=pytest.mark.sectorch_long) for more in ((4.0, 64, 1400), (20.0, 500, 1000))),
-    ],
+    [(1.0, 50, 1000), *long((2.0, 1, 10), (4.0, 64, 1400), (20.0, 500, 1000))],
 )
 def test_the_account_of_a_sample_lies_between_two_others(noise: float, sample: int, rows: int):
     """The theorem's sum by whole numbers; above what one pair of neighbours costs, by quadrature, and above what

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from fewer import fewer
 from helpers import Case, World, lines_of, play, run_with_profile, world_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_projection import assert_projections_give
 
@@ -66,6 +67,7 @@ def label(kind: str, values: torch.Tensor, mask: torch.Tensor, **how) -> torch.T
 
 
 @pytest.mark.parametrize("kind", ONE_HOT)
+@fewer(10)
 @given(shape=SHAPE, bits=st.integers(2, 62), seed=st.integers(0, 1 << 30))
 def test_exact_where_nothing_is_dropped(kind: str, shape, bits: int, seed: int):
     values, mask = votes(shape, bits, seed), ring(shape, seed + 1)
@@ -85,7 +87,7 @@ def test_all_64_bits_of_the_ring():
     assert torch.equal(s + own, F.one_hot(values.argmax(-1), 5))
 
 
-@settings(max_examples=25)
+@fewer(8)
 @given(drop=st.integers(1, 40), bits=st.integers(3, 22), classes=st.integers(2, 12), seed=st.integers(0, 1 << 30))
 def test_what_dropping_low_bits_does(drop: int, bits: int, classes: int, seed: int):
     """The module's claim: the number found is below the largest by less than 2^(drop + 1)."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import long
 from commands import run_command
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,7 +49,7 @@ def one_line(text: str) -> bool:
     return text.startswith("error: ") and text.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["lenet", "resnet8"])
+@pytest.mark.parametrize("name", ["lenet", *long("resnet8")])
 def test_what_is_saved_is_read_back(name, tmp_path):
     construct, shape = ZOO[name]
     model, x = construct().eval().requires_grad_(False), torch.randn(2, *shape)

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from cases import long
 from hypothesis import given
 from hypothesis import strategies as st
 from network_world import Trio, pieces_in, until
@@ -212,7 +213,7 @@ def pieces(trio: Trio, who: str) -> int:
     return pieces_in(trio.folder / f"store-{who}")
 
 
-@pytest.mark.parametrize("who", ["", "Q", "A", "S", "SA", "SAQ"])
+@pytest.mark.parametrize("who", ["", "SAQ", *long("Q", "A", "S", "SA")])
 def test_prepared_calls_survive_a_restart_and_cost_the_online_phase_only(trio, small_model, who):
     remote = trio.connection.model("hospital-b")
     remote.prepare((2, 1, 8, 8), 3)
