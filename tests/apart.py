@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from sectorch.choreography import Party
@@ -17,7 +21,15 @@ from sectorch.errors import PeerLostError
 
 PROCESSES = multiprocessing.get_context("forkserver")
 """Each is a fork of a server that has imported the package and nothing of the tests: an import takes five seconds."""
-PROCESSES.set_forkserver_preload(["sectorch", "sectorch.cli.main", "torch._dynamo", "numba", "sklearn.datasets"])
+PROCESSES.set_forkserver_preload(["sectorch", "sectorch.cli.main", "torch._dynamo", "sklearn.datasets", "warmed"])
+
+
+def forked(target: Callable, args: Iterable[Any]) -> Any:
+    """A process that runs the target, not started yet. Where it is the first, its server is, which finds `warmed`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        forkserver.ensure_running()
+    return PROCESSES.Process(target=target, args=tuple(args))
 
 
 class Pipe:
@@ -108,7 +120,7 @@ def in_processes(edges: Iterable[tuple[str, str]], work: Callable, *args: Any) -
     processes, heard = [], {}
     for name in ends:
         heard[name], told = PROCESSES.Pipe(duplex=False)
-        process = PROCESSES.Process(target=_told, args=(told, work, name, ends[name], *args))
+        process = forked(_told, (told, work, name, ends[name], *args))
         process.start()
         told.close()
         processes.append(process)

@@ -1,9 +1,9 @@
 """Python programs in processes of their own, as of `subprocess`, that have nothing to import: an import of torch, its
 optimizers and the package takes five seconds of a processor, and the suite starts hundreds of programs.
 
-Each is a fork of a server that has imported them, has one thread, and has run nothing (`apart.PROCESSES`). It has its
-own arguments, environment, folder, files and signals, and whatever ends it ends it alone. How a program starts cold is
-for the tests that use `subprocess`.
+Each is a fork of a server that has imported them, has one thread, and has run one inference (`apart.forked`). It has
+its own arguments, environment, folder, files and signals, and whatever ends it ends it alone. How a program starts cold
+is for the tests that use `subprocess`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from apart import PROCESSES
+from apart import forked
 
 PIPE, STDOUT, DEVNULL = subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL
 
@@ -44,7 +44,7 @@ class Command:
         self.stderr, err = (None, os.dup(out)) if stderr == STDOUT else _end(stderr, 2)
         folder = os.path.abspath(cwd or os.getcwd())
         environment = dict(os.environ if env is None else env)
-        self._process = PROCESSES.Process(target=_work, args=(self.args, folder, environment, _Ends(into, out, err)))
+        self._process = forked(_work, (self.args, folder, environment, _Ends(into, out, err)))
         self._process.start()
         for descriptor in (into, out, err):
             os.close(descriptor)

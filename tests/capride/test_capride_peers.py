@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from apart import PROCESSES, Pipe
+from apart import PROCESSES, Pipe, forked
 from cases import long
 from test_capride_protocol import error_bound, trained
 from torch import nn
@@ -65,7 +65,7 @@ def apart(run, question: Question, how: Settings) -> dict[str, list[tuple]]:
     for role, (parties, asked, model) in given.items():
         heard[role], told = PROCESSES.Pipe(duplex=False)
         arguments = (role, ends[role], parties, run.classes, run.parameters, how, asked, model, told)
-        processes.append(PROCESSES.Process(target=one_peer, args=arguments))
+        processes.append(forked(one_peer, arguments))
         processes[-1].start()
         told.close()
         ends[role].close()
