@@ -3,9 +3,14 @@ loops, which takes a second of a processor, and then each of its forks has them.
 
 from __future__ import annotations
 
+import gc
+
 import torch
 
 from sectorch.network.warm import warm
 
 torch.set_num_threads(1)
 warm()
+
+gc.collect()
+gc.freeze()  # a collection in a fork would write on all of it, and so copy it
