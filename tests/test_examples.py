@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cases import long
 from commands import PIPE, Command, run_command
 
 from sectorch.choreography import PROTOCOLS
@@ -64,7 +65,7 @@ def test_wrap_your_model(example):
     assert "protects nothing" in text
 
 
-@pytest.mark.parametrize(("rows", "least"), [(448, 0.5), pytest.param(1400, 0.88, marks=pytest.mark.sectorch_long)])
+@pytest.mark.parametrize(("rows", "least"), [(448, 0.5), *long((1400, 0.88))])
 def test_two_owners_train_on_digits(example, rows: int, least: float):
     """The same batches give the same accuracy, to one picture in a hundred; a step shows nothing."""
     found, text = example("digits_training", TRAIN=rows)
@@ -169,7 +170,7 @@ def test_three_processes():
 
 def test_chat(example):
     pytest.importorskip("transformers")
-    same, text = example("chat", 20, 2)
+    same, text = example("chat", 20, 2, PROMPT=8)
     assert same == 1.0
     assert "100% of the letters" in text
 

@@ -21,6 +21,7 @@ from sectorch.protocols.privhfl import PrivHFL, Settings, cli, federation
 QUICK = ["--clients", "3", "--samples", "20", "--local-epochs", "1", "--retraining-epochs", "1"]
 
 
+@pytest.mark.sectorch_long  # `test_cli.py` has one net's
 def test_json_and_files(tmp_path: Path, capsys):
     assert cli.main([*QUICK, "--queries", "6", "--json", "--no-plots", "--out", str(tmp_path)]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -105,6 +106,7 @@ def test_an_unknown_option_is_one_line(capsys):
     assert "invalid choice: 'imagenet' (choose from" in shown.err and "--help lists the options" in shown.err
 
 
+@pytest.mark.sectorch_long  # the sibling of `test_capc_cli.py`
 def test_ctrl_c_stops_cleanly(tmp_path: Path):
     options = [
         "--clients",
