@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import long
 from commands import run_command
 
 from sectorch.cli.command import FAILED, USAGE, Parser, ended, writable
@@ -352,7 +353,7 @@ def test_the_program():
     assert code == 2 and one_line(text)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["ops", "--json"]])
+@pytest.mark.parametrize("words", [["--help"], *long(["ops", "--json"])])
 def test_nobody_reads_its_output(words):
     """As `sectorch --help | head` ends: no traceback."""
     read, write = os.pipe()
