@@ -132,7 +132,8 @@ class Run:
 def runs_of(info, few: int | None, dtypes: list[torch.dtype] | None = None) -> Iterator[Run]:
     """Every sample, in every form of the operator, with every choice of what is shared.
 
-    Of a few samples the first ones go through every form, the others through the first. The first form is run on shares
+    Of a few samples the first ones go through every form, the others through the first; and only the first form has
+    every choice, the others one by turns. The first form is run on shares
     with the choices in turn, and all other runs are in the reference:
     its protocols compute the same bits (`test_ops.py`, `test_reference.py`).
     """
@@ -146,6 +147,8 @@ def runs_of(info, few: int | None, dtypes: list[torch.dtype] | None = None) -> I
             forms = functions(info) if few is None or number < FORMS else functions(info)[:1]
             for form, (name, function) in enumerate(forms):
                 for turn, (pattern, which) in enumerate(patterns):
+                    if few is not None and form and turn != form % len(patterns):
+                        continue
                     on_shares = dtypes is None and (few is None or (form == 0 and turn == number % len(patterns)))
                     at = stage if on_shares else reference_stage
                     yield Run(f"sample {number}, {name}, {pattern}", function, args, kwargs, dtype, which, at)
