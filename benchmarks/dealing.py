@@ -3,7 +3,7 @@
     python benchmarks/dealing.py                              # VGG-7 and LeNet, one of 2 and of 4 calls, and verified
     python benchmarks/dealing.py --nets resnet50 --counts --repeats 3
     python benchmarks/dealing.py --json results.json
-    python benchmarks/dealing.py --nets --calls 10000         # honest calls that are verified: how many are refused
+    python benchmarks/dealing.py --nets --calls 10000         # honest calls: how many are refused
 
 Ahead of the query and after it are timed apart: material is prepared, and then used. All parties are in this process
 and on one thread, and the seconds are of its processor, the work of all three together. What is compared alternates,
@@ -26,9 +26,11 @@ from rich.table import Table
 
 import sectorch
 from sectorch import Scheme
-from sectorch.errors import SectorchError
+from sectorch.errors import FixedPointRangeError, RangeExceededError, SectorchError
 from sectorch.nn.models import ZOO, randomize_batchnorm
 from sectorch.session import Session
+
+BEYOND = (RangeExceededError, FixedPointRangeError)
 
 
 def built(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
@@ -74,34 +76,102 @@ def measured(name: str, levels: dict[str, Scheme], repeats: int) -> list[dict]:
     return list(found.values())
 
 
-HONEST = {"mlp": 1, "cryptonets_relu": 2, "lenet": 5, "vgg5": 500, "vgg7": 500, "resnet8": 500}
+class Normed(torch.nn.Module):
+    """What has no proof, and is audited: norms, attention, GELU and softmax."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.attention = torch.nn.LayerNorm(6), torch.nn.MultiheadAttention(6, 2, batch_first=True)
+        self.head = torch.nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = self.norm(x)
+        x = torch.nn.functional.gelu(self.attention(x, x, x, need_weights=False)[0])
+        return torch.nn.functional.softmax(self.head(x), -1)
+
+
+def edges(name: str) -> tuple[torch.nn.Module, tuple[int, ...]]:
+    """Nets whose results are in range for every input of it, up to its ends."""
+    nn = torch.nn
+    model, shape = {
+        "dense": (nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2)), (5,)),
+        "relu": (nn.ReLU(), (6,)),
+        "linear": (nn.Linear(4, 3, bias=False), (4,)),
+        "pools": (nn.Sequential(nn.MaxPool2d(2), nn.ReLU6(), nn.AvgPool2d(2)), (1, 4, 4)),
+        "convolution": (
+            nn.Sequential(
+                nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8, 3)
+            ),
+            (1, 6, 6),
+        ),
+    }[name]
+    with torch.no_grad():
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear | nn.Conv2d):  # sums of weights below 1
+                layer.weight /= 1.1 * layer.weight.flatten(1).abs().sum(1).view(-1, *[1] * (layer.weight.dim() - 1))
+    return model.double().eval(), shape
+
+
+HONEST = {"dense": 1, "relu": 1, "linear": 1, "pools": 1, "convolution": 1, "mlp": 1, "cryptonets_relu": 5}
+HONEST |= {"lenet": 40, "vgg5": 1000, "vgg7": 1000, "resnet8": 1000}
 """Nets that are called honestly, and in how many rounds once."""
+AUDITED = {"normed": 2}
+"""Those that have no proof."""
 
 
-def honest(calls: int) -> list[dict]:
-    """So many verified calls of nobody who cheats, each compared with `sectorch.reference`."""
+def drawn(shape: tuple[int, ...], dtype: torch.dtype, limit: float, known: random.Random) -> torch.Tensor:
+    """An input somewhere in the range: of the usual size, of any size, or made of the range's ends and of zeros."""
+    kind = known.randrange(4)
+    x = torch.randn(shape, dtype=torch.float64) * 2.0 ** known.randrange(-6, 3)
+    if kind == 1:
+        x = (torch.rand(shape, dtype=torch.float64) * 2 - 1) * limit * 2.0 ** -known.randrange(12)
+    if kind == 2:
+        unit = 2.0**-20
+        ends = torch.tensor([limit - unit, unit - limit, limit / 2, -limit / 2, 0, unit, -unit, unit / 2, 1, -1, 6])
+        x = ends.double()[torch.randint(len(ends), shape)]
+    if kind == 3:  # as near to the ends as floats of this kind are
+        x = (torch.randint(2, shape) * 2 - 1) * limit
+    end = torch.nextafter(torch.tensor(limit, dtype=dtype), torch.zeros((), dtype=dtype))
+    return x.to(dtype).clamp(-end, end)
+
+
+def honest(calls: int, scheme: Scheme) -> list[dict]:
+    """So many calls of nobody who cheats, each compared with `sectorch.reference`, which refuses what it has to."""
+    plain, limit = Scheme(), scheme.activation_limit
+    turns_of = HONEST | (AUDITED if scheme.audited > 1 else {})
     nets = {}
-    for name in HONEST:
-        model, x = built(name)
-        verified = sectorch.secure(model, Scheme(verified=True), session=Session())
-        nets[name] = verified, sectorch.reference(model), x.shape[1:]
-    found = {name: {"net": name, "calls": 0, "refused": 0, "other bits": 0} for name in HONEST}
-    turns = (name for number in itertools.count() for name, every in HONEST.items() if number % every == 0)
+    for name in turns_of:
+        if name in AUDITED:
+            model, shape = Normed().eval(), (3, 6)
+        elif name in ZOO:
+            model, x = built(name)
+            shape = tuple(x.shape[1:])
+        else:
+            model, shape = edges(name)
+        nets[name] = sectorch.secure(model, scheme, session=Session()), sectorch.reference(model, plain), shape
+        nets[name] += (next(iter(model.state_dict().values()), torch.zeros((), dtype=torch.float64)).dtype,)
+    found = {name: {"net": name, "calls": 0, "out of range": 0, "refused": 0, "other bits": 0} for name in turns_of}
+    turns = (name for number in itertools.count() for name, every in turns_of.items() if number % every == 0)
+    known = random.Random(0)
     for number, name in enumerate(itertools.islice(turns, calls), 1):
-        secure, reference, shape = nets[name]
-        row, rows = found[name], 1 if HONEST[name] > 100 else 1 + found[name]["calls"] % 3
-        x = torch.randn(rows, *shape) * 2.0 ** random.randrange(-6, 3)
+        secure, reference, shape, dtype = nets[name]
+        row, rows = found[name], 1 if turns_of[name] > 100 else (1, 2, 3, 7)[found[name]["calls"] % 4]
+        x = drawn((rows, *shape), dtype, limit, known)
         row["calls"] += 1
         try:
-            row["other bits"] += not torch.equal(secure(x), reference(x))
+            wanted = reference(x)
+        except SectorchError:
+            wanted = None
+        try:
+            y = secure(x)
+            row["other bits"] += wanted is None or not torch.equal(y, wanted)
         except SectorchError as error:
-            row["refused"] += 1
-            print(name, error)
+            row["out of range" if wanted is None and isinstance(error, BEYOND) else "refused"] += 1
+            if wanted is not None or not isinstance(error, BEYOND):
+                print(name, type(error).__name__, error, x.dtype, x.abs().max(), flush=True)
         if number % 500 == 0:
-            print(
-                f"{number} calls, {sum(row['refused'] + row['other bits'] for row in found.values())} failed",
-                flush=True,
-            )
+            failed = sum(row["refused"] + row["other bits"] for row in found.values())
+            print(f"{number} calls, {failed} failed", flush=True)
     return list(found.values())
 
 
@@ -110,7 +180,8 @@ def main() -> None:
     p.add_argument("--nets", nargs="*", default=["lenet", "vgg7"])
     p.add_argument("--counts", nargs="*", type=int, default=[2, 4], help="audited: one of so many calls is used")
     p.add_argument("--repeats", type=int, default=9)
-    p.add_argument("--calls", type=int, default=0, help="honest calls")
+    p.add_argument("--calls", type=int, default=0, help="honest calls of each level")
+    p.add_argument("--honest", nargs="*", default=["verified"], help="levels, as they are called in the table")
     p.add_argument("--json")
     options = p.parse_args()
     torch.set_num_threads(1)
@@ -128,9 +199,11 @@ def main() -> None:
         table.add_row(*cells, f"{row['online_bytes'] / 1e6:.4f}", "yes" if row["same"] else "NO")
     if rows:
         Console(width=120).print(table)
-    honestly = honest(options.calls) if options.calls else []
-    for row in honestly:
-        print(f"{row['net']}: {row['calls']} honest calls, {row['refused']} refused, {row['other bits']} of other bits")
+    honestly = []
+    for level in options.honest if options.calls else ():
+        for row in honest(options.calls, levels[level]):
+            honestly.append({"dealer": level, **row})
+            print(f"{level}: {row}")
     if options.json:
         with open(options.json, "w") as file:
             json.dump(rows + honestly, file, indent=1)

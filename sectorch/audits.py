@@ -19,14 +19,18 @@ from cryptography.hazmat.primitives.constant_time import bytes_eq
 
 from .choreography import Net, Party, Runtime
 from .choreography.program.material import Material
-from .choreography.program.part import part_of
+from .choreography.program.nodes import Slot
 from .choreography.program.setup import Setup
+from .choreography.program.split import Split, split_of
 from .choreography.program.trace import Program
 from .choreography.run.rehearsal import Dealt, Rehearsal, check_rehearsed
 from .choreography.streams import SECRET_BYTES, PairKeys, derive
 from .errors import ArgumentError, FalseDealingError
 from .mpc.star.audit import Evidence, Promise, audit
 from .mpc.star.seed import Identities
+
+KEPT_BYTES = 1 << 27
+"""Up to here Q keeps what it has worked out of each call of an audit; beyond, it deals the one that is used again."""
 
 
 class Session(Protocol):
@@ -83,15 +87,14 @@ class Audits:
     def _prepared(self, program: Program, inputs: Mapping[str, torch.Tensor], count: int, party: Party) -> Material:
         session = self._session
         setup = session.settled(program, inputs)
-        rehearsed = self.setups.setdefault(program.before, setup.rehearsed())
         calls = tuple(session.number(program) for _ in range(count))
-        here = _Here(session, program, party, calls, rehearsed)
+        here = _Here(session, program, party, calls, inputs, setup)
         with session.call(party) as net:
             chosen, promised = audit(net, count, here.promise, here.show, here.look)
         call = calls[chosen]
         session.runtime.keys.separate(call)
         with Dealt(session.Q, here.digest_key(call)) if session.present(session.S) else nullcontext() as dealt:
-            material = session.prepared(program, inputs, call)
+            material = here.prepared(call)
         if dealt is not None and not bytes_eq(dealt.digest(), here.read(promised).digests[chosen]):
             raise FalseDealingError(f"Q has dealt something else in call {call} than it promised")
         return material
@@ -100,18 +103,27 @@ class Audits:
 class _Here:
     """What whoever is in this process does in one audit."""
 
-    def __init__(self, session: Session, program: Program, party: Party, calls: tuple[int, ...], setup: Setup):
-        self._session, self._program, self._calls, self._setup = session, program, calls, setup
-        self._identities, self._keys = session.audits.identities[party], session.runtime.keys
+    def __init__(
+        self, session: Session, program: Program, party: Party, calls: tuple[int, ...],
+        inputs: Mapping[str, torch.Tensor], setup: Setup,
+    ):  # fmt: skip
+        self._session, self._program, self._calls, self._inputs = session, program, calls, inputs
+        self._identities, self._keys, self._setup = session.audits.identities[party], session.runtime.keys, setup
         self._with_A, self._with_S = frozenset((session.Q, party)), frozenset((session.Q, session.S))
+        self._begun: dict[int, dict[Slot, Any]] = {}
+        """At Q, what it keeps of its calls until it is told which is used."""
 
     def promise(self) -> torch.Tensor:
         """At Q: the digests of its calls, and a signature."""
-        rehearsal, settled = self._rehearsal()
         keys = [(self._keys.of(self._with_A).of_call(c), self._keys.of(self._with_S).of_call(c)) for c in self._calls]
-        digests = tuple(self._dealt(rehearsal, settled, c, *both) for c, both in zip(self._calls, keys, strict=True))
+        rehearsal, (split, settled), digests = self._rehearsal(), self._taken(), []
+        for call, both in zip(self._calls, keys, strict=True):
+            digest, begun = self._dealt(rehearsal, split, settled, call, *both)
+            digests.append(digest)
+            if split.keeps:
+                self._begun[call] = begun
         streams = tuple(_named(*both) for both in keys)
-        promise = Promise(self._session.runtime.session, self._program.digest, self._calls, digests, streams)
+        promise = Promise(self._session.runtime.session, self._program.digest, self._calls, tuple(digests), streams)
         signature = self._identities.key.sign(promise.statement())
         return _tensor(replace(promise, signature=signature).sent())
 
@@ -128,13 +140,14 @@ class _Here:
         """
         promise, public = self.read(promised), self._identities.public
         promise.check(public)
-        rehearsal, settled = self._rehearsal()
+        rehearsal = self._rehearsal()
+        split, settled = self._alone(rehearsal)
         for i, call in enumerate(self._calls):
             if i == int(chosen):
                 continue
             with_A = self._keys.of(self._with_A).of_call(call)
             with_S = bytes(shown[i * SECRET_BYTES : (i + 1) * SECRET_BYTES].tolist())
-            found = self._dealt(rehearsal, settled, call, with_A, with_S)
+            found, _ = self._dealt(rehearsal, split, settled, call, with_A, with_S)
             if (found, _named(with_A, with_S)) != (promise.digests[i], promise.streams[i]):
                 said = f"Q promised another dealing of call {call} than its streams give"
                 raise FalseDealingError(said, Evidence(promise, public, call, found, with_A, with_S))
@@ -149,22 +162,50 @@ class _Here:
         session = self._session.runtime.session
         return Promise.read(session, self._program.digest, self._calls, bytes(promised.tolist()))
 
-    def _dealt(self, rehearsal: Rehearsal, settled: Mapping, call: int, with_A: bytes, with_S: bytes) -> bytes:
-        """The digest of what Q deals in a call from these streams."""
+    def prepared(self, call: int) -> Material:
+        """The offline part of the call that is used; what Q has kept of it is not worked out again."""
+        begun = self._begun.pop(call, None)
+        self._begun.clear()
+        session, program, inputs = self._session, self._program, self._inputs
+        if begun is None:
+            return session.prepared(program, inputs, call)
+        split, settled = self._taken()
+        try:
+            values = split.finish(session.runtime, call, settled, inputs, begun)
+        finally:
+            session.runtime.forget(call)
+        known = split.part.known(inputs)
+        return Material(call, session.runtime.session, program.digest, self._setup.call, values, known)
+
+    def _dealt(
+        self, rehearsal: Rehearsal, split: Split, settled: Mapping[Slot, Any], call: int, with_A: bytes, with_S: bytes
+    ) -> tuple[bytes, dict[Slot, Any]]:
+        """The digest of what Q deals in a call from these streams, and what is kept of it."""
         rehearsal.keys.lend(self._with_A, call, with_A)
         rehearsal.keys.lend(self._with_S, call, with_S)
         try:
-            return rehearsal.dealt(self._program, call, settled, _digest_key(with_S))
+            return rehearsal.dealt(split, call, settled, _digest_key(with_S))
         finally:
             rehearsal.forget(call)
 
-    def _rehearsal(self) -> tuple[Rehearsal, Mapping[Any, Any]]:
-        """A dealer that sends nothing, and its values of the setup: it draws them from the streams of Q and A."""
+    def _rehearsal(self) -> Rehearsal:
+        """A dealer that sends nothing; Q's values of the setup it draws from the streams of Q and A."""
         session = self._session
         keys = PairKeys(session.runtime.session)
         keys.install(self._with_A, self._keys.of(self._with_A).again())
-        rehearsal = Rehearsal(session.Q, session.runtime.session, keys, session.device)
-        return rehearsal, self._setup.values(part_of(self._program, frozenset((session.Q,))), rehearsal, {})
+        return Rehearsal(session.Q, session.runtime.session, keys, session.device)
+
+    def _taken(self) -> tuple[Split, Mapping[Slot, Any]]:
+        """At Q: what is taken here of the program, and the values of the setup."""
+        runtime = self._session.runtime
+        split = split_of(self._program, runtime, self._session.Q, KEPT_BYTES)
+        return split, self._setup.values(split.part, runtime, self._inputs)
+
+    def _alone(self, rehearsal: Rehearsal) -> tuple[Split, Mapping[Slot, Any]]:
+        """At A: Q's part, and its values of the setup."""
+        setup = self._session.audits.setups.setdefault(self._program.before, self._setup.rehearsed())
+        split = split_of(self._program, rehearsal, self._session.Q, KEPT_BYTES)
+        return split, setup.values(split.part, rehearsal, {})
 
 
 def _digest_key(with_S: bytes) -> bytes:

@@ -18,11 +18,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
 
 import sectorch
+from sectorch import audits
 from sectorch.audits import _Here
 from sectorch.choreography import Phase
 from sectorch.choreography.ledger import Cost, Transcript
+from sectorch.choreography.program.split import Split
 from sectorch.choreography.run.local import LocalRuntime
 from sectorch.choreography.run.rehearsal import Rehearsal
+from sectorch.choreography.steps import Move
 from sectorch.errors import ArgumentError, FalseDealingError, MaterialError, SectorchError
 from sectorch.mpc.star.audit import Promise
 from sectorch.ring.scheme import MOST_AUDITED, Scheme
@@ -65,6 +68,30 @@ def test_an_audited_call_gives_the_bits_of_the_reference(name, scheme):
     assert torch.equal(secure(x), plain)
     secure.preprocess(len(x))
     assert torch.equal(secure(x), plain) and torch.equal(secure(x[:1]), plain[:1])
+
+
+@pytest.mark.parametrize("name", ["convolution", "signs"])
+def test_q_that_keeps_nothing_deals_the_same(name, monkeypatch):
+    """As where a call is larger than what Q keeps of one: it deals the call that is used a second time."""
+    model, x = ZOO[name]
+    begun, finished = [], []
+    begin, finish = Split.begin, Split.finish
+    monkeypatch.setattr(Split, "begin", lambda *a: begun.append(a[2]) or begin(*a))
+    monkeypatch.setattr(Split, "finish", lambda *a: finished.append(a[2]) or finish(*a))
+    for most, times in ((audits.KEPT_BYTES, 1), (0, 0)):
+        monkeypatch.setattr(audits, "KEPT_BYTES", most)
+        begun.clear(), finished.clear()
+        secure = sectorch.secure(model, Scheme(audited=3), session=Session())
+        assert torch.equal(secure(x), sectorch.reference(model)(x))
+        assert len(begun) == 3 + 2, "Q promises three, and A looks at two"
+        assert len(finished) == times
+
+
+def test_what_is_kept_of_an_audited_call_is_no_more_than_of_another():
+    model, x = ZOO["convolution"]
+    session, secure = begun(model, x, Scheme(audited=2))
+    program, inputs = secure.choreography(x), secure._brought(secure._check_inputs(sectorch.nn.inputs.Inputs.of(x)))
+    assert session.prepare(program, inputs, 2).bytes <= session.prepare(program, inputs).bytes
 
 
 @pytest.mark.parametrize("count", [2, 5])
@@ -180,6 +207,34 @@ def test_each_message_that_is_dealt_otherwise_than_promised_is_noticed(network):
             with cheating(flipped(bit, where, number), set(), calls), pytest.raises(FalseDealingError, match="dealt"):
                 secure(x)
     assert torch.equal(secure(x), sectorch.reference(model, Scheme(network=network))(x)), "an honest Q goes on"
+
+
+def test_a_q_that_has_kept_something_else_than_it_promised_is_noticed(monkeypatch):
+    """One bit of any message, changed after the promise in what is sent without being worked out again."""
+    model, x = ZOO["convolution"]
+    (_, secure), finish, changed = begun(model, x, Scheme(audited=2)), Split.finish, []
+
+    def other(self, runtime, call, settled, inputs, kept):
+        moves = [line for line in self._rest if isinstance(line.step, Move) and line.step.header.src.role == "Q"]
+        sent = [line.sources[0] for line in moves if line.sources[0] in kept and line.step.header.bytes]
+        assert len(sent) == len([line for line in moves if line.step.header.bytes]), "all of it was kept"
+        if len(changed) < len(sent):
+            slot = sent[len(changed)]
+            changed.append(slot)
+            kept[slot] = flipped(len(changed) % 8, -1, 0)(0, kept[slot].clone())
+        else:
+            monkeypatch.setattr(Split, "finish", finish)
+        return finish(self, runtime, call, settled, inputs, kept)
+
+    monkeypatch.setattr(Split, "finish", other)
+    while Split.finish is not finish:
+        before = len(changed)
+        try:
+            y = secure(x)
+            assert len(changed) == before, "something else was dealt, and used"
+        except FalseDealingError as error:
+            assert "has dealt something else" in str(error) and error.evidence is None
+    assert len(changed) > 10 and torch.equal(y, sectorch.reference(model)(x)), "an honest Q goes on"
 
 
 DESIGNED = {

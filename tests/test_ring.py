@@ -118,10 +118,12 @@ def test_a_tensor_that_needs_grad_can_be_encoded():
 def test_values_below_the_limit_pass_and_the_limit_does_not(dtype):
     limit = range_limit(24)  # 2^14, which all five dtypes hold
     top = torch.tensor([limit], dtype=dtype)
-    below = top - 1 if dtype == torch.int64 else torch.nextafter(top, torch.zeros(1, dtype=dtype))
+    beside = torch.nextafter(top, torch.zeros(1, dtype=dtype)) if dtype.is_floating_point else top - 1
+    rounded = dtype == torch.float64  # what is next to the limit is the limit as a ring element
+    below = top - 2.0**-24 if rounded else beside
     check_encodable(below, 24, "x")
     check_encodable(-below, 24, "x")
-    for bad in (top, -top):
+    for bad in (top, -top, *((beside, top - 2.0**-25) if rounded else ())):
         with pytest.raises(FixedPointRangeError, match=r"my input reaches magnitude 16384, .* 24 fraction bits"):
             check_encodable(bad, 24, "my input")
 

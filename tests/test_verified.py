@@ -22,7 +22,13 @@ import sectorch
 from sectorch.choreography import Located, Message, Net, Phase, leaf, protocol
 from sectorch.choreography.ledger import Transcript
 from sectorch.choreography.steps import Compute
-from sectorch.errors import ArgumentError, FalseDealingError, RangeExceededError, UnsupportedOpError
+from sectorch.errors import (
+    ArgumentError,
+    FalseDealingError,
+    FixedPointRangeError,
+    RangeExceededError,
+    UnsupportedOpError,
+)
 from sectorch.mpc.star import claims, prove
 from sectorch.mpc.star.claims import check_proved, settle
 from sectorch.mpc.star.compare import is_zero
@@ -497,6 +503,22 @@ def test_an_input_that_is_no_number_of_the_range_has_no_result(element, inside, 
         return
     with pytest.raises(RangeExceededError):
         verified(x)
+
+
+def test_an_honest_input_at_the_end_of_the_range_is_answered():
+    """What would be rounded to the limit is refused where it is, at every level, and not by who looks at shares."""
+    model, unit = nn.Sequential(nn.Linear(2, 1, bias=False), nn.ReLU()).double().eval(), 2.0**-20
+    with torch.no_grad():
+        model[0].weight.fill_(0.25)
+    verified, reference = sectorch.secure(model, Scheme(verified=True)), sectorch.reference(model)
+    for last in (4096 - unit, unit - 4096, 4096 - 0.75 * unit):
+        x = torch.full((1, 2), last, dtype=torch.float64)
+        assert torch.equal(verified(x), reference(x))
+    for beyond in (4096 - unit / 2, unit / 2 - 4096, 4096 - unit / 8):
+        x = torch.full((1, 2), beyond, dtype=torch.float64)
+        for level in (verified, reference, sectorch.secure(model)):
+            with pytest.raises(FixedPointRangeError, match="below 4096"):
+                level(x)
 
 
 def test_what_is_shared_alone_is_held_to_its_range_too(monkeypatch):

@@ -118,10 +118,20 @@ class Draw:
 
     def run(self, runtime: Runtime, call: int, values: Sequence[Any]) -> torch.Tensor:
         start = time.perf_counter()
-        count = self.size.numel()
-        drawn = runtime.draw(self.owners, self.name, call, self.number, -(-count * self.dtype.itemsize // 8))
+        drawn = runtime.draw(self.owners, self.name, call, self.number, self.words)
         runtime.computed(self.path, self.owners, self.phase, time.perf_counter() - start)
-        return drawn.view(self.dtype)[:count].view(self.size)
+        return self.of(drawn)
+
+    @property
+    def words(self) -> int:
+        """How many are drawn."""
+        return -(-self.size.numel() * self.dtype.itemsize // 8)
+
+    def of(self, drawn: torch.Tensor) -> torch.Tensor:
+        """The value that these words are. A view costs as much as a short draw: there are no more than it takes."""
+        if self.dtype != drawn.dtype:
+            drawn = drawn.view(self.dtype)[: self.size.numel()]
+        return drawn if len(self.size) == 1 else drawn.view(self.size)
 
     def shape(self, values: Sequence[Any]) -> torch.Tensor:
         return torch.empty(self.size, dtype=self.dtype, device="meta")

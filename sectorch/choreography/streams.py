@@ -64,11 +64,15 @@ class PairKey:
         Raises:
             StreamReuseError: this place of the stream, or a later one of the same call, was drawn already.
         """
-        self._claim(label, call, draw)
         out = torch.empty(count, dtype=torch.int64, device="cpu", pin_memory=pinned)
-        if count:
-            self._fill(label, call, draw, out.numpy().data.cast("B"))
+        self.fill(label, call, draw, out.numpy().data.cast("B") if count else memoryview(b""))
         return out
+
+    def fill(self, label: str, call: int, draw: int, out: memoryview) -> None:
+        """As `words`, into memory that is there."""
+        self._claim(label, call, draw)
+        if len(out):
+            self._fill(label, call, draw, out)
 
     def _claim(self, label: str, call: int, draw: int) -> None:
         if not (0 <= call < 1 << 32 and 0 <= draw < 1 << 32):
@@ -111,12 +115,19 @@ class PairKeys:
         self, pair: frozenset, label: str, call: int, draw: int, count: int, pinned: bool = False
     ) -> torch.Tensor:
         """As `PairKey.words`, of the call's own key where it has one."""
+        return self._of_call(pair, call).words(label, call, draw, count, pinned)
+
+    def fill(self, pair: frozenset, label: str, call: int, draw: int, out: memoryview) -> None:
+        """As `words`, into memory that is there."""
+        self._of_call(pair, call).fill(label, call, draw, out)
+
+    def _of_call(self, pair: frozenset, call: int) -> PairKey:
         found = self._separate.get(call)
         if found is None:
-            return self.of(pair).words(label, call, draw, count, pinned)
+            return self.of(pair)
         if pair not in found:
             self.lend(pair, call, self.of(pair).of_call(call))
-        return found[pair].words(label, call, draw, count, pinned)
+        return found[pair]
 
     def of(self, pair: frozenset) -> PairKey:
         """The key of this pair.

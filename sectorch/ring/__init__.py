@@ -7,6 +7,7 @@ from .words import decode as decode
 from .words import encode as encode
 from .words import logical_shift as logical_shift
 from .words import range_limit as range_limit
+from .words import reaches as reaches
 from .words import rounded_shift as rounded_shift
 from .words import sign_mask as sign_mask
 from .words import signed as signed

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import ArgumentError, FixedPointRangeError
-from .words import FRAC_BITS
+from .words import FRAC_BITS, reaches
 
 RELU_MODES = ("exact", "privhfl")
 NETWORKS = ("lan", "wan")
@@ -184,7 +184,7 @@ def check_limit(x: torch.Tensor, scheme: Scheme) -> None:
     """Raise `FixedPointRangeError` unless an input is below the activation limit; whole numbers may be anything."""
     if scheme.range_check and x.is_floating_point() and x.numel() and not x.is_meta:
         largest = float(x.abs().max())
-        if largest >= scheme.activation_limit:
+        if reaches(largest, scheme.activation_limit, scheme.frac_bits):
             raise FixedPointRangeError(
                 f"the input reaches magnitude {largest:.6g}, and activations are below {scheme.activation_limit:g} "
                 f"with {scheme.frac_bits} fraction bits; scale it down, use fewer fraction bits, or name limit_bits; "

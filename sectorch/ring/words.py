@@ -57,12 +57,17 @@ def check_encodable(values: torch.Tensor, frac_bits: int, what: str) -> None:
             raise NonFiniteError(f"{what} holds {nan} NaN and {inf} infinite entries of {values.numel()}")
     else:
         largest = float(values.to(torch.float64).abs().amax())
-    if largest >= range_limit(frac_bits):
+    if reaches(largest, range_limit(frac_bits), frac_bits if values.is_floating_point() else 0):
         raise FixedPointRangeError(
             f"{what} reaches magnitude {largest:.6g}, but with {frac_bits} fraction bits the fixed-point range is "
             f"below {range_limit(frac_bits):g}; scale the values down, or use fewer fraction bits "
             f"(Scheme(frac_bits=...))"
         )
+
+
+def reaches(largest: float, limit: float, scale_bits: int) -> bool:
+    """Whether a magnitude is at a limit once it is encoded: one that is just below may be rounded to it."""
+    return largest * 2.0**scale_bits >= limit * 2.0**scale_bits - 0.5
 
 
 def encode(values: torch.Tensor, scale_bits: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from ..choreography import Party, Phase, leaf
 from ..choreography.located import compute
 from ..default import default_session
 from ..errors import ArgumentError, DtypeError, FixedPointRangeError, RangeExceededError, ShapeError
-from ..ring import check_encodable, decode, encode, range_limit
+from ..ring import check_encodable, decode, encode, range_limit, reaches
 from ..ring.scheme import Scheme as Scheme
 from ..session import Session
 from ..shown import Facts
@@ -230,7 +230,7 @@ def rounded(backend: Backend, shares: Value, scale_bits: int, scheme: Scheme) ->
 def _encoded_input(value: torch.Tensor, frac_bits: int, scale_bits: int, limit: float | None) -> torch.Tensor:
     """At Q: an input as ring elements, if it is what the program's bounds hold for."""
     check_encodable(value, frac_bits, "the input")
-    if limit is not None and value.numel() and float(value.abs().max()) >= limit:
+    if limit is not None and value.numel() and reaches(float(value.abs().max()), limit, scale_bits):
         raise FixedPointRangeError(f"the input reaches {float(value.abs().max()):.6g}; it has to be below {limit:g}")
     return encode(value, scale_bits)
 

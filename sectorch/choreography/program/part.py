@@ -18,13 +18,7 @@ from typing import Any, final
 import torch
 from torch.utils import _pytree as pytree
 
-from ...errors import (
-    ArgumentError,
-    DtypeError,
-    MaterialError,
-    SectorchError,
-    ShapeError,
-)
+from ...errors import ArgumentError, DtypeError, MaterialError, SectorchError, ShapeError
 from ..net import Party, Phase
 from ..shapes import shape_of
 from ..steps import Compute, Draw, Move, Runtime, Step
@@ -66,7 +60,7 @@ class Line:
 
     def take(self, runtime: Runtime, call: int, values: dict[Slot, Any]) -> None:
         """Take the step on the values at its places, and put its results there."""
-        _take([self], runtime, call, values)
+        take([self], runtime, call, values)
 
 
 def lines_of(nodes: list[Node], shapes: Mapping[Slot, Any], here: frozenset[Party]) -> list[Line]:
@@ -108,10 +102,12 @@ class Part:
     Attributes:
         shapes: what all values of the program look like.
         settled, settled_online: the values of the setup that a call needs, and those that its online steps need.
+        offline: the steps ahead of the query. kept: the places of what the online ones use of them.
     """
 
     def __init__(self, program: Program, here: frozenset[Party]):
         self.program, self.here = program, here
+        self.splits: dict[Any, Any] = {}  # `split.split_of`
         self.shapes = _shapes_of(program)
         lines = lines_of(program.call, self.shapes, here)
         made = {slot for line in lines for _, slot in line.outputs}
@@ -125,9 +121,9 @@ class Part:
         needed = learned | {slot for line in lines for slot in line.needed}
         for line in lines:
             line.outputs = [(i, slot) for i, slot in line.outputs if slot in needed]
-        self._kept = sorted(first & (after | learned))
+        self.kept = sorted(first & (after | learned))
         self._all, self._online = with_drops(lines, learned), with_drops(online, learned)
-        self._offline = with_drops(offline, set(self._kept))
+        self.offline = with_drops(offline, set(self.kept))
         brought: dict[Slot, Input] = {i.slot: i for i in program.inputs}
         self.settled_online = after - made - set(brought)
         self.settled = needed - made - set(brought)
@@ -135,7 +131,7 @@ class Part:
         self._inputs.insert(1, [brought[slot] for line in offline for slot in sorted(line.needed & set(brought))])
 
     def __repr__(self) -> str:
-        return f"Part({len(self._offline)} offline steps, {len(self._online)} online)"
+        return f"Part({len(self.offline)} offline steps, {len(self._online)} online)"
 
     @property
     def lines(self) -> list[Line]:
@@ -155,14 +151,14 @@ class Part:
             settled: the values of the setup.
             inputs: by name.
         """
-        return self.learned(_take(self._all, runtime, call, {**settled, **given(self._inputs[0], inputs)}))
+        return self.learned(take(self._all, runtime, call, {**settled, **given(self._inputs[0], inputs)}))
 
     def prepare(
         self, runtime: Runtime, call: int, settled: Mapping[Slot, Any], inputs: Mapping[str, torch.Tensor]
     ) -> list[Any]:
         """The offline steps; what the online ones use of them, in the order of their places."""
-        values = _take(self._offline, runtime, call, {**settled, **given(self._inputs[1], inputs)})
-        return [values[slot] for slot in self._kept]
+        values = take(self.offline, runtime, call, {**settled, **given(self._inputs[1], inputs)})
+        return [values[slot] for slot in self.kept]
 
     def resume(
         self,
@@ -180,10 +176,10 @@ class Part:
         same(material.inputs, inputs, "the material was prepared")
         brought = given(self._inputs[2], inputs)
         kept = material.take(runtime.session, self.program.digest, setup)
-        if len(kept) != len(self._kept):
+        if len(kept) != len(self.kept):
             raise MaterialError("the material was prepared by another party")
-        values = {**settled, **brought, **dict(zip(self._kept, kept, strict=True))}
-        return self.learned(_take(self._online, runtime, material.call, values))
+        values = {**settled, **brought, **dict(zip(self.kept, kept, strict=True))}
+        return self.learned(take(self._online, runtime, material.call, values))
 
     def known(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Those of the inputs that offline steps take."""
@@ -255,7 +251,7 @@ def given(brought: list[Input], inputs: Mapping[str, torch.Tensor]) -> dict[Slot
 
 
 @torch.inference_mode()
-def _take(lines: list[Line], runtime: Runtime, call: int, values: dict[Slot, Any]) -> dict[Slot, Any]:
+def take(lines: list[Line], runtime: Runtime, call: int, values: dict[Slot, Any]) -> dict[Slot, Any]:
     """Take these steps; what is left of the values."""
     line = None
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +18,10 @@ import torch
 from ...errors import ArgumentError
 from ..ledger import Observer, alone
 from ..net import Party, Phase
-from ..program.part import part_of
+from ..program.nodes import Slot
+from ..program.split import Split
 from ..program.trace import Program
-from ..steps import Compute, Sent
+from ..steps import Compute, Draw, Sent
 from ..streams import PairKeys
 
 DIGEST_BYTES = 32
@@ -36,15 +37,28 @@ class Dealt(Observer):
     def __init__(self, dealer: Party, key: bytes):
         self._dealer = dealer
         self._sum = hmac.new(key, digestmod=hashlib.sha256)
+        self._waiting: list[tuple[bytes, torch.Tensor]] = []
+        self._bytes = 0
 
     def message(self, line: Sent, value: torch.Tensor) -> None:
         if line.src != self._dealer or line.phase == Phase.ONLINE or value.is_meta:
             return
-        self._sum.update(_about(line.path, line.label, line.dst.name, line.shape, line.dtype))
-        self._sum.update(value.cpu().contiguous().numpy().data)
+        self._waiting.append((_about(line.path, line.label, line.dst.name, line.shape, line.dtype), value))
+        self._bytes += line.bytes
+        if self._bytes > 1 << 20:
+            self._take()
 
     def digest(self) -> bytes:
+        self._take()
         return self._sum.digest()
+
+    def _take(self) -> None:
+        """One after the other: small messages take half the time so."""
+        for about, value in self._waiting:
+            self._sum.update(about)
+            self._sum.update(value.cpu().contiguous().numpy().data)
+        self._waiting.clear()
+        self._bytes = 0
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -67,19 +81,28 @@ class Rehearsal:
         self._dealer, self._device = dealer, device
         self._dealt: Dealt | None = None
 
-    def dealt(self, program: Program, call: int, settled: Mapping[Any, Any], key: bytes) -> bytes:
-        """The digest of a call.
+    def dealt(self, split: Split, call: int, settled: Mapping[Slot, Any], key: bytes) -> tuple[bytes, dict[Slot, Any]]:
+        """The digest of a call, and what is kept of it.
 
         Args:
             settled: the dealer's values of the setup. key: of the digest.
         """
         self._dealt = Dealt(self._dealer, key)
         with alone(Observer()):
-            part_of(program, self.here).prepare(self, call, settled, {})
-        return self._dealt.digest()
+            begun = split.begin(self, call, settled)
+        return self._dealt.digest(), begun
 
     def draw(self, pair: frozenset[Party], label: str, call: int, draw: int, count: int) -> torch.Tensor:
         return self.keys.words(pair, label, call, draw, count).to(self._device)
+
+    def draw_all(self, draws: Sequence[Draw], call: int) -> list[torch.Tensor]:
+        counts = [draw.words for draw in draws]
+        words, at = torch.empty(sum(counts), dtype=torch.int64, device="cpu"), 0
+        out = words.numpy().data.cast("B") if len(words) else memoryview(b"")
+        for draw, count in zip(draws, counts, strict=True):
+            self.keys.fill(draw.owners, draw.name, call, draw.number, out[at : at + 8 * count])
+            at += 8 * count
+        return [draw.of(drawn) for draw, drawn in zip(draws, words.to(self._device).split(counts), strict=True)]
 
     def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor:
         if self._dealt is not None:
