@@ -125,14 +125,13 @@ def drawn(shape: tuple[int, ...], dtype: torch.dtype, limit: float, known: rando
     x = torch.randn(shape, dtype=torch.float64) * 2.0 ** known.randrange(-6, 3)
     if kind == 1:
         x = (torch.rand(shape, dtype=torch.float64) * 2 - 1) * limit * 2.0 ** -known.randrange(12)
+    last = limit - 2.0**-20 if dtype == torch.float64 else limit * (1 - 2.0**-24)  # and rounded to no more
     if kind == 2:
-        unit = 2.0**-20
-        ends = torch.tensor([limit - unit, unit - limit, limit / 2, -limit / 2, 0, unit, -unit, unit / 2, 1, -1, 6])
-        x = ends.double()[torch.randint(len(ends), shape)]
-    if kind == 3:  # as near to the ends as floats of this kind are
-        x = (torch.randint(2, shape) * 2 - 1) * limit
-    end = torch.nextafter(torch.tensor(limit, dtype=dtype), torch.zeros((), dtype=dtype))
-    return x.to(dtype).clamp(-end, end)
+        ends = [last, -last, limit / 2, -limit / 2, 0, 2.0**-20, -(2.0**-20), 2.0**-21, 1, -1, 6]
+        x = torch.tensor(ends, dtype=torch.float64)[torch.randint(len(ends), shape)]
+    if kind == 3:
+        x = (torch.randint(2, shape) * 2 - 1).double() * last
+    return x.clamp(-last, last).to(dtype)
 
 
 def honest(calls: int, scheme: Scheme) -> list[dict]:
