@@ -40,19 +40,17 @@ class Weight:
         with running(setup):
             return Weight(*(compute(view, w) for w in (self.omega, self.a, self.masked)))
 
-    def dealt(self, setup: Net, product: Callable, b: Located) -> Located:
-        """product(b, a), at D."""
-        return compute(product, b, self.a, self._tiles_for(setup, product, b.shape)[1])
-
-    def halves(self, setup: Net, product: Callable, x: Located, b: Located) -> Shares:
-        """product(x, omega) at A and product(b, omega + a) at S."""
-        tiles = self._tiles_for(setup, product, b.shape)
-        return Shares(compute(product, x, self.omega, tiles[0]), compute(product, b, self.masked, tiles[2]))
-
-    def _tiles_for(self, setup: Net, product: Callable, shape: torch.Size) -> tuple:
+    def products(self, setup: Net, product: Callable, shape: torch.Size) -> tuple[Callable, Callable, Callable]:
+        """product(x, omega), product(b, a) and product(b, omega + a), of x and b of this shape."""
+        tiles: tuple = (None, None, None)
         if isinstance(product, Tiled) and product.tiled(shape, self.shape):
-            return self.tiles(setup, product)
-        return None, None, None
+            tiles = self.tiles(setup, product)
+        omega, a, masked = zip((self.omega, self.a, self.masked), tiles, strict=True)
+        return (
+            lambda x: compute(product, x, *omega),
+            lambda b: compute(product, b, *a),
+            lambda b: compute(product, b, *masked),
+        )
 
     def tiles(self, setup: Net, product: Tiled) -> tuple[Located, Located, Located]:
         """The three tensors in the form that `product` prepares ahead, made on first use and kept."""
@@ -98,12 +96,13 @@ def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight | 
     depend on the query. A receives x_S - b and S receives a*b - c_A: uniform to them.
     """
     D, A, S = net.D, net.A, net.S
+    by_omega, by_a, by_masked = weight.products(setup, product, x.shape)
     b = net.common(S, D, x.shape, "b")
-    c = weight.dealt(setup, product, b)
+    c = by_a(b)
     c_A = net.common(D, A, c.shape, "c_A")
     dealt = Halves(c_A, (c - c_A).send(D, S, "c_S"))
     if net.verified:
         check_linear(net, setup, product, b, weight, dealt)
-
+    c = dealt.shares
     m = (x.S - b).send(S, A, "m")
-    return weight.halves(setup, product, x.A + m, b) - dealt.shares
+    return Shares(by_omega(x.A + m), by_masked(b)) - c

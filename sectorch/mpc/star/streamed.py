@@ -14,7 +14,6 @@ import torch
 from ...choreography import Located, Message, Net, protocol
 from ...choreography.located import compute, leaf, running
 from ...choreography.streams import key_stream
-from .shares import Shares
 from .sums import Sums
 
 
@@ -56,14 +55,14 @@ class Streamed:
             masked = compute(view, self.masked)
         return Streamed(self._numbers, self._encoded, self._key, masked, (*self._views, view))
 
-    def dealt(self, setup: Net, product: Callable, b: Located) -> Located:
+    def products(self, setup: Net, product: Callable, _shape: torch.Size) -> tuple[Callable, Callable, Callable]:
         """As of `Weight`."""
-        return compute(By(product, self._mask), b, self._key.at(setup.D))
-
-    def halves(self, setup: Net, product: Callable, x: Located, b: Located) -> Shares:
-        """As of `Weight`."""
-        made = By(product, Made(self._encoded, self._views))
-        return Shares(compute(made, x, self._numbers), compute(product, b, self.masked, None))
+        encoded, stretched = By(product, Made(self._encoded, self._views)), By(product, self._mask)
+        return (
+            lambda x: compute(encoded, x, self._numbers),
+            lambda b: compute(stretched, b, self._key.at(setup.D)),
+            lambda b: compute(product, b, self.masked, None),
+        )
 
 
 @dataclass(frozen=True)
