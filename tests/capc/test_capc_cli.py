@@ -62,20 +62,33 @@ def test_seeds_controls_and_the_plan(tmp_path: Path, capsys):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--epsilon", "0"], "epsilon must be above 0"),
-        (["--delta", "1"], "delta must be above 0 and below 1"),
         (["--epsilon", "0.5"], "are too few for 10 queries"),
         (["--threshold", "5", "--noise", "laplace"], "under gaussian noise"),
         (["--data", "mnist"], "mnist is not on disk: looked in"),
         (["--architectures", "alexnet"], "no architecture 'alexnet'"),
         (["--pool", "400"], "need more than the 450 images"),
-        (["--colluding", "0"], "colluding must be at least 1"),
     ],
 )
 def test_errors_are_one_line(tmp_path: Path, capsys, options, text):
     assert cli.main([*QUICK, "--no-plots", "--data-root", str(tmp_path), "--out", str(tmp_path / "o"), *options]) == 1
     shown = capsys.readouterr()
     assert text in " ".join(shown.err.split()) and "Traceback" not in shown.err and shown.out == ""
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        (["--epsilon", "0"], "--epsilon must be above 0"),
+        (["--delta", "1"], "--delta must be above 0 and below 1"),
+        (["--colluding", "0"], "--colluding must be at least 1"),
+    ],
+)
+def test_a_number_that_an_option_does_not_take_is_named_with_it(tmp_path: Path, capsys, options, text):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([*QUICK, "--no-plots", "--out", str(tmp_path / "o"), *options])
+    shown = capsys.readouterr()
+    assert stopped.value.code == 2 and text in " ".join(shown.err.split()) and shown.out == ""
+    assert "Traceback" not in shown.err and not (tmp_path / "o").exists()
 
 
 def test_ctrl_c_and_resume(tmp_path: Path, capsys):

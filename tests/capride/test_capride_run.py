@@ -209,9 +209,7 @@ def test_the_command(tmp_path: Path, capsys):
     ("options", "text"),
     [
         (["--data", "cifar100"], "cifar100 is not on disk"),
-        (["--parties", "1"], "parties must be at least 2, got 1"),
         (["--samples", "10"], "over 10 samples"),
-        (["--leakage", "2"], "leakage must be above 0"),
         (["--levels", "2"], "a chain of 2 levels is too short"),
         (["--leakage", "0.2", "--sigma", "0.1"], "P1 could explain"),
     ],
@@ -220,6 +218,21 @@ def test_errors_are_one_line(tmp_path: Path, capsys, options, text):
     assert cli.main([*QUICK, "--no-plots", "--data-root", str(tmp_path), "--out", str(tmp_path / "o"), *options]) == 1
     shown = capsys.readouterr()
     assert text in " ".join(shown.err.split()) and "Traceback" not in shown.err and shown.out == ""
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        (["--parties", "1"], "--parties must be at least 2, got 1"),
+        (["--leakage", "2"], "--leakage must be above 0"),
+    ],
+)
+def test_a_number_that_an_option_does_not_take_is_named_with_it(tmp_path: Path, capsys, options, text):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([*QUICK, "--no-plots", "--out", str(tmp_path / "o"), *options])
+    shown = capsys.readouterr()
+    assert stopped.value.code == 2 and text in " ".join(shown.err.split()) and shown.out == ""
+    assert "Traceback" not in shown.err and not (tmp_path / "o").exists()
 
 
 def test_ctrl_c_stops_cleanly(tmp_path: Path, capsys, monkeypatch):

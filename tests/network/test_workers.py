@@ -66,10 +66,18 @@ def test_servers_that_cannot_be_named_so(named):
         addresses(named)
 
 
-@pytest.mark.parametrize("given", [{"workers": 0}, {"workers": 65}, {"replica": "a b"}])
-def test_a_number_of_workers_and_a_name_that_cannot_be(given):
+def test_a_name_that_cannot_be():
     with pytest.raises(errors.ArgumentError):
-        workers.checked(argparse.Namespace(**{"workers": 2, "replica": "", **given}))
+        workers.checked(argparse.Namespace(workers=2, replica="a b"))
+
+
+@pytest.mark.parametrize("count", ["0", "65", "two"])
+def test_a_number_of_workers_that_cannot_be(count, capsys):
+    parser = argparse.ArgumentParser()
+    workers.add_workers(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--workers", count])
+    assert "--workers: " in capsys.readouterr().err
 
 
 def test_each_worker_has_files_of_its_own(tmp_path):

@@ -69,7 +69,6 @@ def test_the_papers_relu_and_noise_come_through(tmp_path: Path, capsys):
     [
         (["--sigma", "1"], "noise (sigma) needs normalise"),
         (["--sigma", "1", "--normalise", "--relu", "privhfl"], "noise (sigma) hides nothing beside relu='privhfl'"),
-        (["-C", "0"], "fraction must be above 0 and at most 1"),
         (["--data", "cifar10"], "cifar10 is not on disk: looked in"),
         (["--architectures", "alexnet"], "no architecture 'alexnet'"),
         (["--samples", "5"], "c1 has 5 samples, fewer than one batch of 10"),
@@ -79,13 +78,27 @@ def test_the_papers_relu_and_noise_come_through(tmp_path: Path, capsys):
         (["--data", "svhn"], "svhn is not on disk: looked in"),
         (["--data", "tiny-imagenet"], "tiny-imagenet is not on disk: looked for"),
         (["--queries", "4", "5", "-C", "0.5", "1"], "one option takes several values at a time"),
-        (["--processes", "0"], "processes must be at least 1, got 0"),
     ],
 )
 def test_errors_are_one_line(tmp_path: Path, capsys, options, text):
     assert cli.main([*QUICK, "--no-plots", "--data-root", str(tmp_path), "--out", str(tmp_path / "o"), *options]) == 1
     shown = capsys.readouterr()
     assert text in " ".join(shown.err.split()) and "Traceback" not in shown.err and shown.out == ""
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        (["-C", "0"], "--fraction must be above 0 and at most 1"),
+        (["--processes", "0"], "--processes must be at least 1, got 0"),
+    ],
+)
+def test_a_number_that_an_option_does_not_take_is_named_with_it(tmp_path: Path, capsys, options, text):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([*QUICK, "--no-plots", "--out", str(tmp_path / "o"), *options])
+    shown = capsys.readouterr()
+    assert stopped.value.code == 2 and text in " ".join(shown.err.split()) and shown.out == ""
+    assert "Traceback" not in shown.err and not (tmp_path / "o").exists()
 
 
 def test_help_through_the_program(capsys):

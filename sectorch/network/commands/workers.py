@@ -45,7 +45,7 @@ def add_workers(p: Parser) -> None:
 
 
 def checked(options: argparse.Namespace) -> None:
-    """Raises ArgumentError: a number of workers, or a name, that cannot be."""
+    """Raises ArgumentError: a name that cannot be."""
     if options.replica:
         name_of(options.replica, "--replica", ArgumentError)
 
