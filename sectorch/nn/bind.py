@@ -19,7 +19,7 @@ from ..tensor import PrivateTensor, Scheme, private_tensor
 from ..tensor.owner import INFINITE
 from .trace import CONSTANT, Trace
 
-LARGE_MODEL, LARGE_WEIGHT = 1 << 28, 1 << 22
+LARGE_MODEL, LARGE_WEIGHT = 1 << 28, 1 << 20
 """Elements. The large weights of a large model are not kept in several forms (`mpc.star.streamed`): in one process 20
 bytes an element in place of 60, for some hundredths of the time."""
 
