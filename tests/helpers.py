@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from own import OWN, Own
 
@@ -325,3 +326,12 @@ def run_with_profile(session: Session, case: Case, inputs) -> tuple[list[torch.T
     with Profile() as profile, session.call(session.answering[0]) as net:
         outputs = play(world_of(session, net), case.program, inputs, case.answering)
     return outputs, profile
+
+
+def check_refused_number(main: Callable, options: list[str], text: str, capsys: Any) -> None:
+    """A command whose parser does not take a number says so in a line that names the option, and ends with 2."""
+    with pytest.raises(SystemExit) as stopped:
+        main(options)
+    shown = capsys.readouterr()
+    assert stopped.value.code == 2 and text in " ".join(shown.err.split()) and shown.out == ""
+    assert "Traceback" not in shown.err

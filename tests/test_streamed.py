@@ -11,6 +11,7 @@ from torch import nn
 
 import sectorch
 from sectorch.choreography import Phase
+from sectorch.errors import FixedPointRangeError
 from sectorch.mpc.star.streamed import mask_streamed
 from sectorch.nn import bind
 from sectorch.session import Session
@@ -112,3 +113,23 @@ def test_no_two_masks_are_alike():
             seen.append(mask_streamed(setup, zeros, torch.Tensor.clone).masked._value)
     words = torch.stack(seen).flatten().tolist()
     assert len(set(words)) == len(words)
+
+
+@pytest.mark.parametrize("limit", [1, 1 << 28], ids=["streamed", "kept"])
+def test_a_factor_of_a_norm_that_fixed_point_cannot_hold_is_refused(monkeypatch, limit):
+    """A norm's tensors are only finite when they are bound; as a factor their sums are checked, streamed or kept."""
+    monkeypatch.setattr(bind, "LARGE_MODEL", limit)
+    monkeypatch.setattr(bind, "LARGE_WEIGHT", WEIGHT)
+    model = nn.BatchNorm1d(200).eval().requires_grad_(False)
+    with torch.no_grad():
+        model.weight.fill_(1e9)
+    with pytest.raises(FixedPointRangeError):
+        sectorch.secure(model, session=Session())(torch.randn(2, 200))
+
+
+def test_a_weight_that_fixed_point_cannot_hold_is_refused(large):
+    model = nn.Linear(20, 20).eval().requires_grad_(False)
+    with torch.no_grad():
+        model.weight[3, 5] = 1e9
+    with pytest.raises(FixedPointRangeError):
+        sectorch.secure(model, session=Session())(torch.randn(2, 20))

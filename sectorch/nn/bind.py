@@ -21,7 +21,7 @@ from .trace import CONSTANT, Trace
 
 LARGE_MODEL, LARGE_WEIGHT = 1 << 28, 1 << 20
 """Elements. The large weights of a large model are not kept in several forms (`mpc.star.streamed`): in one process 20
-bytes an element in place of 60, for some hundredths of the time."""
+bytes an element in place of 60, or 24 where something was folded into it."""
 
 
 def plain_weights(module: nn.Module) -> dict[str, torch.Tensor]:
