@@ -18,6 +18,7 @@ from .backend import Backend
 from .choreography import Net, Party, Phase, Runtime
 from .choreography.ledger import Observer, alone
 from .choreography.located import running
+from .choreography.program.drawn import nothing_drawn
 from .choreography.program.material import Material
 from .choreography.program.part import Part, part_of
 from .choreography.program.setup import Setup
@@ -57,8 +58,7 @@ class Session:
         device: where tensors live: "cpu" or a CUDA device.
 
     Raises:
-        ArgumentError: no answering party; a dealer that is none of these; a reference of other roles; names of no role
-            or of two parties; owners of one name.
+        ArgumentError: nobody answers, an unknown dealer, a reference of other roles, or a name for no role or for two.
     """
 
     reference = False
@@ -230,13 +230,13 @@ class Session:
 
         Raises:
             MisplacedValueError, UndeclaredMessageError, TopologyError: as when it is run.
-            ArgumentError: it is not the same in every call; see `Tracing.program`.
+            ArgumentError: it is not the same in every call; see `Tracing.program` and `nothing_drawn`.
         """
         party = self._centre(party)
         with alone(Observer()):
             shapes = self.on_shapes()
             setup = shapes.setup(party).tracing = Tracing(shapes.setup(party).call, alone=True)
-            with shapes.call(party) as net:
+            with shapes.call(party) as net, nothing_drawn():
                 net.tracing = Tracing(net.call, setup)
                 found = f(net)
             return net.tracing.program(found)

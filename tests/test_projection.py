@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import numpy
 import pytest
 import torch
 from apart import Pipe, in_threads
@@ -380,6 +382,24 @@ def test_results_are_told_apart_and_have_been_read():
     with pytest.raises(ArgumentError, match="'x' is brought into the setup"):
         session.trace(lambda net: net.read(-net.setup.own(net.Q, x), net.Q))
     assert len({session.trace(lambda net, y=y: y).digest for y in (None, (), {}, 3, "3")}) == 5
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [lambda: torch.randint(9, (2,)), lambda: int(numpy.random.randint(9)), lambda: random.randrange(9)],
+    ids=["torch", "numpy", "python"],
+)
+def test_a_mask_that_is_a_constant_is_refused(drawn):
+    session, x = Session(), torch.tensor([1, 2])
+
+    def masked(mask):
+        return session.trace(lambda net: net.read(net.own(net.Q, x) + mask(net), net.Q))
+
+    with pytest.raises(ArgumentError, match=r"drew random .* net\.common"):
+        masked(lambda net: drawn())
+    torch.rand(1), numpy.random.rand(), random.random()  # before and after a trace anything may be drawn
+    masked(lambda net: net.common(net.Q, net.A, (2,), "mask"))
+    masked(lambda net: torch.randint(9, (2,), generator=torch.Generator()))  # one's own, for public test data
 
 
 def test_a_check_of_the_setup_is_a_part_of_the_program():

@@ -1,0 +1,38 @@
+"""Random numbers that a function draws while it is traced would be public constants of its program: refused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy
+import torch
+
+from ...errors import ArgumentError
+
+
+def _generators() -> tuple:
+    """Where the generators stand that nobody has to ask for."""
+    return torch.get_rng_state().numpy().tobytes(), numpy.random.get_state()[1:3], random.getstate()
+
+
+def _same(before: tuple, after: tuple) -> bool:
+    (words, place), (words_now, place_now) = before[1], after[1]
+    return before[::2] == after[::2] and place == place_now and numpy.array_equal(words, words_now)
+
+
+@contextmanager
+def nothing_drawn() -> Iterator[None]:
+    """What is inside draws nothing from the generators of torch, numpy and Python.
+
+    Raises:
+        ArgumentError: it did. What is drawn so is the same in every call, and everybody has it: it masks nothing.
+    """
+    before = _generators()
+    yield
+    if not _same(before, _generators()):
+        raise ArgumentError(
+            "the function drew random numbers as it was traced: they would be public, and the same in every call; "
+            "two parties draw a mask by net.common(p, q, shape, label), one party by net.fresh, and data is an input"
+        )
