@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -164,6 +166,15 @@ def test_convolutions(case):
         assert torch.equal(conv(x, weight, conv.prepare(weight)), expected)
 
 
+@given(convolutions())
+def test_groups_one_after_the_other(case):
+    conv, x_shape, w_shape, seed = case
+    with mock.patch.object(products, "_GROUP", 1):
+        x, weight = ring_values(x_shape, 63, seed), ring_values(w_shape, 63, seed + 1)
+        assert torch.equal(conv(x, weight), conv_by_slices(x, weight, conv))
+        assert conv(x.to("meta"), weight.to("meta")).shape == conv(x, weight).shape
+
+
 def branch(batch: int, oh: int, ow: int) -> str:
     """Which way `_columns_product` takes, from its description: whole tiles of rows, of parts of rows, of images."""
     positions = oh * ow
@@ -220,6 +231,26 @@ def test_an_input_that_is_not_contiguous():
     conv = Conv2d((1, 1), (0, 0))
     x, weight = ring_values((2, 8, 8, 3)).permute(0, 3, 1, 2), ring_values((3, 3, 4, 3)).permute(2, 0, 1, 3)
     assert torch.equal(conv(x, weight), conv_by_slices(x, weight, conv))
+
+
+class GatheringUnit:
+    """What the matrix unit computes of the places it is given, in plain numpy."""
+
+    @staticmethod
+    def product(x, rows, depth, y, columns, depth_y, out, into_rows, into_columns):
+        x, y = (v.reshape(-1).numpy() if v.is_contiguous() else v.numpy() for v in (x, y))
+        found = x[np.add.outer(rows, depth)] @ y[np.add.outer(columns, depth_y)].T
+        out.view(-1).numpy()[np.add.outer(into_rows, into_columns)] = found
+        return out
+
+
+@pytest.mark.parametrize("unit", [None, GatheringUnit])
+def test_an_input_that_is_a_part_of_another(unit, monkeypatch):
+    monkeypatch.setattr(products, "_unit_for", lambda n, k, m: unit)
+    conv, x = Conv2d(), ring_values((1, 9, 8, 8))
+    for out, start in itertools.product((2, 16, 40), (0, 3, 6)):
+        part, weight = x[:, start : start + 3], ring_values((out, 3, 3, 3), 63, out)
+        assert torch.equal(conv(part, weight), conv_by_slices(part, weight, conv))
 
 
 def test_which_convolutions_are_prepared():

@@ -16,7 +16,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import numpy as np
@@ -32,6 +32,7 @@ _CHUNK_ELEMENTS = 1 << 19  # 4 MiB of unfolded columns at a time: they stay in t
 _LIMB_ELEMENTS = 1 << 24  # unfolded columns at a time on a device: 128 MiB, and as much again in digits
 _SMALL = 1 << 15  # products below this many multiplications gain nothing from tiling
 _LARGE = 1 << 24  # a weight of so many elements, a vocabulary, is kept in tiles for few rows only (24 bytes each)
+_GROUP = 1 << 18  # groups of a convolution below this many gain nothing from being taken apart
 _UNIT = 1 << 18  # nor those below this many from the matrix unit
 _scratch = threading.local()
 
@@ -226,7 +227,7 @@ class Conv2d(Tiled):
         if device == "cuda":
             return self.by_limbs(x, weight)
         if self.groups > 1 or device == "meta":
-            return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
+            return self._grouped(x, weight)
         if tiles is None and weight.shape[0] <= 8 and self.stride == (1, 1):
             from .convloops import convolved
 
@@ -257,6 +258,14 @@ class Conv2d(Tiled):
         columns = (piece.reshape(piece.shape[0], groups, k, oh * ow) for piece in windows.split(span))
         parts = [limbs.matmul(rows, piece, limbs.kind_for(rows, piece)) for piece in columns]
         return torch.cat(parts).view(batch, weight.shape[0], oh, ow)
+
+    def _grouped(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Large groups one after the other: torch's int64 kernel takes up to twenty times as long for them."""
+        products = weight.numel() // self.groups * x.shape[0] * math.prod(self._positions(x.shape, weight.shape[2:]))
+        if products < _GROUP or x.is_meta:
+            return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
+        one, parts = replace(self, groups=1), zip(x.chunk(self.groups, 1), weight.chunk(self.groups), strict=True)
+        return torch.cat([one(*part) for part in parts], 1)
 
     def _depthwise(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """A sum of shifted element-wise products (torch's int64 kernel is up to ten times slower there)."""
@@ -297,7 +306,7 @@ def _by_unit(amx: ModuleType, windows: torch.Tensor, weight: torch.Tensor, out: 
     strides = windows.stride()
     positions = _places((batch, oh, ow), (strides[0], strides[4], strides[5]))
     depth = _places((channels, kh, kw), strides[1:4])
-    images = windows.as_strided((windows.untyped_storage().nbytes() // 8,), (1,), 0)
+    images = windows.as_strided((windows.untyped_storage().nbytes() // 8 - windows.storage_offset(),), (1,))
     k, n = len(depth), len(weight)
     into = _places((batch, oh * ow), (n * oh * ow, 1))
     x, y = (images, positions, depth), (weight, _steps(n, k), _steps(k))
