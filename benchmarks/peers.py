@@ -1,37 +1,46 @@
-"""Private inference beside CrypTen: the same nets, weights, inputs and batches, on one machine, in turn.
+"""Private inference beside CrypTen and SPU: the same nets, weights, inputs and batches, on one machine, in turn.
 
-    python benchmarks/peers.py --python PYTHON3.10 [--environment DIR] [--nets vgg7 resnet10 resnet18 resnet50]
+    python benchmarks/peers.py --python PYTHON3.10 [--environments DIR] [--nets vgg7 resnet10 resnet18 resnet50]
 
-Makes CrypTen's environment (PyPI, version 0.4.1, as benchmarks/training_peers.py does) in DIR unless it is there, with
-a Python that it runs on, and writes benchmarks/results/peers.json. Both run on the processor alone. All parties are on
-this machine, sectorch's in one process, CrypTen's in two; what is dealt ahead is made in the call, by both.
+Makes the environments of CrypTen 0.4.1 and SPU 0.9.5 from PyPI in DIR unless they are there, with a Python that both
+run on, and writes benchmarks/results/peers.json. All run on the processor alone. All parties are on this machine,
+sectorch's in one process, CrypTen's in two, SPU's in three threads; what is dealt ahead is made in the call, by all.
+SPU computes the nets that are sequences of layers (VGG-7), with norms folded into convolutions, as sectorch folds them.
 
 Trust is not the same. sectorch's result is exact fixed-point arithmetic, a function of the input alone, and a value
 that leaves its range is no result; none of its three parties learns anything alone. CrypTen's two parties trust a third
 one for their correlated randomness, which is in their processes here; it truncates shares locally, which is off by a
-unit and, rarely, by everything, and it checks no ranges.
+unit and, rarely, by everything, and it checks no ranges. SPU's three (ABY3) are an honest majority, as sectorch's are,
+and hold input and model in replicated shares; its truncation errs as CrypTen's does, and no range is checked either.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from training_peers import environment, run
+import numpy as np
+from training_peers import PACKAGES, environment, run
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results/peers.json"
 NETS = {"vgg7": 7, "resnet10": 5, "resnet18": 5, "resnet50": 3}
 """Calls of sectorch's in a turn, but for the first one, which traces."""
-BESIDE = ("--no-deps", "torchvision==0.15.2", "pillow<11")
+KEPT = ("bytes", "rounds", "error")
+CRYPTEN, SPU = "CrypTen 0.4.1", "SPU 0.9.5"
+ENVIRONMENTS = {
+    CRYPTEN: (*PACKAGES, ("--no-deps", "torchvision==0.15.2"), ("requests", "pillow<11")),
+    SPU: (("spu==0.9.5",),),
+}
+IN_SPU = ("vgg7",)
 
 
 def wanted(name: str, batch: int, folder: Path) -> tuple[Any, Any]:
@@ -54,7 +63,32 @@ def wanted(name: str, batch: int, folder: Path) -> tuple[Any, Any]:
         plain = model(x)
     for file, value in (("weights", model.state_dict()), ("input", x), ("plain", plain)):
         torch.save(value, folder / f"{file}.pt")
+    if name in IN_SPU:
+        layers, arrays = in_arrays(model)
+        (folder / "layers.json").write_text(json.dumps(layers))
+        arrays = {f"w{i}": w.detach().numpy() for i, w in enumerate(arrays)}
+        np.savez(folder / "arrays.npz", input=x.permute(0, 2, 3, 1).numpy(), plain=plain.numpy(), **arrays)
     return model, x
+
+
+def in_arrays(model: Any) -> tuple[list[str], list[Any]]:
+    """A sequence of layers as peers_spu.py reads it: their names, and the weights and biases, channels last."""
+    import torch
+    from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+    names = {torch.nn.ReLU: "relu", torch.nn.MaxPool2d: "pool", torch.nn.AdaptiveAvgPool2d: "mean"}
+    layers, arrays = [], []
+    for layer, after in itertools.pairwise([*model, None]):
+        if isinstance(layer, torch.nn.Conv2d):
+            folded = fuse_conv_bn_eval(layer, after)
+            layers.append("conv")
+            arrays += [folded.weight.permute(2, 3, 1, 0), folded.bias]
+        elif isinstance(layer, torch.nn.Linear):
+            layers.append("linear")
+            arrays += [layer.weight.t(), layer.bias]
+        elif not isinstance(layer, torch.nn.BatchNorm2d | torch.nn.Flatten):
+            layers.append(names[type(layer)])
+    return layers, arrays
 
 
 def ours(name: str, batch: int, calls: int, folder: Path) -> None:
@@ -81,28 +115,40 @@ def ours(name: str, batch: int, calls: int, folder: Path) -> None:
     print(json.dumps({**said, "error": float((result - plain).abs().max())}))
 
 
-def compared(name: str, batch: int, rounds: int, calls: int, peer: str) -> dict[str, Any]:
-    """A net on both sides, in turn."""
-    found: dict[str, list[dict[str, Any]]] = {"sectorch": [], "CrypTen 0.4.1": []}
+def compared(name: str, batch: int, rounds: int, calls: int, peers: dict[str, str]) -> dict[str, Any]:
+    """A net on all sides, in turn."""
+    found: dict[str, list[dict[str, Any]]] = {"sectorch": [], **{peer: [] for peer in peers}}
     with tempfile.TemporaryDirectory() as folder:
+        theirs = {
+            CRYPTEN: (HERE / "peers_crypten.py", name, folder, calls),
+            SPU: (HERE / "peers_spu.py", folder, calls),
+        }
         for _ in range(rounds):
             mine = sys.executable, __file__, "--ours", folder, "--nets", name, "--batch", batch
             found["sectorch"].append(run(*mine))
-            found["CrypTen 0.4.1"].append(run(peer, HERE / "peers_crypten.py", name, folder, calls))
+            for peer, python in peers.items():
+                found[peer].append(run(python, *theirs[peer]))
     row: dict[str, Any] = {"plain s": statistics.median(s for one in found["sectorch"] for s in one["plain"])}
     for side, runs in found.items():
         seconds = [s for one in runs for s in one["seconds"]]
         spread = {"least": min(seconds), "median": statistics.median(seconds), "most": max(seconds)}
-        row[side] = {"seconds": spread, **{key: runs[-1][key] for key in ("bytes", "rounds", "error")}}
-    row["ratio"] = row["CrypTen 0.4.1"]["seconds"]["median"] / row["sectorch"]["seconds"]["median"]
+        row[side] = {"seconds": spread, **{key: v for key, v in runs[-1].items() if key in KEPT}}
+    for peer in peers:
+        row[peer]["ratio"] = row[peer]["seconds"]["median"] / row["sectorch"]["seconds"]["median"]
     return row
 
 
+def made(folder: Path, python: str, peer: str) -> str:
+    """A peer's Python in its environment."""
+    return environment(folder / peer.lower().replace(" ", "-"), python, ENVIRONMENTS[peer])
+
+
 def main() -> None:
-    """Prints two lines a net, and writes the result."""
+    """Prints a line a net and side, and writes the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default="python3.10")
-    parser.add_argument("--environment", type=Path, default=Path(tempfile.gettempdir()) / "crypten-0.4.1")
+    parser.add_argument("--environments", type=Path, default=Path(tempfile.gettempdir()) / "sectorch-peers")
+    parser.add_argument("--peers", nargs="+", choices=list(ENVIRONMENTS), default=list(ENVIRONMENTS))
     parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--peers-calls", type=int, default=2)
@@ -112,21 +158,22 @@ def main() -> None:
     if given.ours:
         ours(given.nets[0], given.batch, NETS[given.nets[0]], given.ours)
         return
-    peer = environment(given.environment, given.python)
-    if subprocess.run([peer, "-c", "import torchvision"], stderr=subprocess.DEVNULL).returncode:
-        subprocess.run([peer, "-m", "pip", "install", "--quiet", *BESIDE], check=True)
-    result: dict[str, Any] = {"batch": given.batch, "cores": os.cpu_count(), "nets": {}}
+    pythons = {peer: made(given.environments, given.python, peer) for peer in given.peers}
+    result: dict[str, Any] = {"batch": given.batch, "cores": len(os.sched_getaffinity(0)), "nets": {}}
     for name in given.nets:
-        row = result["nets"][name] = compared(name, given.batch, given.rounds, given.peers_calls, peer)
-        for side in ("sectorch", "CrypTen 0.4.1"):
-            it = row[side]
-            seconds = it["seconds"]
+        peers = {peer: python for peer, python in pythons.items() if peer != SPU or name in IN_SPU}
+        row = result["nets"][name] = compared(name, given.batch, given.rounds, given.peers_calls, peers)
+        for side in ("sectorch", *peers):
+            it, seconds = row[side], row[side]["seconds"]
+            sent = f", {it['bytes'] / 1e6:.1f} MB, {it['rounds']} rounds" if "bytes" in it else ""
+            times = (
+                f", {it['ratio']:.1f} times sectorch's" if "ratio" in it else f", plain torch {row['plain s']:.3f} s"
+            )
+            spread = f"{seconds['least']:.3f} to {seconds['most']:.3f}"
             print(
-                f"{name}, {side}: {seconds['median']:.3f} s ({seconds['least']:.3f} to {seconds['most']:.3f}), "
-                f"{it['bytes'] / 1e6:.1f} MB, {it['rounds']} rounds, error {it['error']:.1e}",
+                f"{name}, {side}: {seconds['median']:.3f} s ({spread}){sent}, error {it['error']:.1e}{times}",
                 flush=True,
             )
-        print(f"{name}: CrypTen takes {row['ratio']:.1f} times as long; plain {row['plain s']:.3f} s", flush=True)
         RESULT.write_text(json.dumps(result, indent=1) + "\n")
 
 

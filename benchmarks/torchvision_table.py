@@ -181,8 +181,8 @@ def page(rows: dict[str, dict], note: str) -> str:
         "# Torchvision's classifiers",
         "",
         f"{len(rows)} of the {len(names())} classifiers of `torchvision.models`: one image, random weights and",
-        f"BatchNorm statistics, all parties on one machine of 24 GiB. {len(ran)} run,",
-        f"{len(rows) - len(ran)} are refused.",
+        "BatchNorm statistics, all parties on one machine of 24 GiB."
+        + (f" {len(rows) - len(ran)} are refused, {len(ran)} run." if len(ran) < len(rows) else " All of them run."),
         "The error is the largest difference of a logit over the largest logit. Masked weights cross once a session",
         "(`once`). Made by `python benchmarks/torchvision_table.py`; processor seconds on one thread, of the",
         "second call if the first took under a minute, all three parties' work one after another.",

@@ -33,13 +33,13 @@ PACKAGES = (
 """What is installed, one call of pip after the other."""
 
 
-def environment(folder: Path, python: str) -> str:
-    """CrypTen's Python; made if it is not there."""
+def environment(folder: Path, python: str, packages: tuple[tuple[str, ...], ...] = PACKAGES) -> str:
+    """A peer's Python, CrypTen's unless its packages are named; made if it is not there."""
     found = folder / "bin/python"
     if not (folder / "made").exists():
         subprocess.run([python, "-m", "venv", str(folder)], check=True)
-        for packages in PACKAGES:
-            subprocess.run([str(found), "-m", "pip", "install", "--quiet", *packages], check=True)
+        for together in packages:
+            subprocess.run([str(found), "-m", "pip", "install", "--quiet", *together], check=True)
         (folder / "made").touch()
     return str(found)
 

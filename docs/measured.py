@@ -247,7 +247,8 @@ def beside_others() -> str:
     ):
         rows = read(name)
         right = sum("error" in row and "defect" not in row for row in rows.values())
-        body.append([what, f"{right} of {len(rows)} run, and are right; the table says of each other why not", name])
+        why = "; the table says of each other why not" if right < len(rows) else ""
+        body.append([what, f"{right} of {len(rows)} run, and are right{why}", name])
     row = read("training")
     steps = [f"{row[who]['seconds']['median']:.2f} s" for who in ("sectorch", "CrypTen 0.4.1")]
     said = (
@@ -255,11 +256,9 @@ def beside_others() -> str:
     )
     body.append([f"a training step of LeNet on {row['batch']} pictures", said, "training"])
     for name, row in read("peers")["nets"].items():
-        ours, theirs = row["sectorch"], row["CrypTen 0.4.1"]
-        said = (
-            f"{ours['seconds']['median']:.3f} s, error {ours['error']:.0e}; CrypTen 0.4.1 "
-            f"{theirs['seconds']['median']:.2f} s, error {theirs['error']:.0e}, on the same machine, in turn"
-        )
+        sides = {side: row[side] for side in ("sectorch", "CrypTen 0.4.1", "SPU 0.9.5") if side in row}
+        said = "; ".join(f"{who} {it['seconds']['median']:.3g} s, error {it['error']:.0e}" for who, it in sides.items())
+        said += "; on the same machine, in turn"
         body.append([f"an inference of {name}", said, "peers"])
     there = read("gpu")
     for row in there["rows"]:

@@ -23,6 +23,7 @@ WITHOUT = {
     "perturbation_cost.py",
     "peers.py",
     "peers_crypten.py",
+    "peers_spu.py",
     "training_crypten.py",
     "training_peers.py",
 }
