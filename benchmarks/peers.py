@@ -56,8 +56,13 @@ def wanted(name: str, batch: int, folder: Path) -> tuple[Any, Any]:
     else:
         import torchvision
 
-        # Its norms stay as they are made: with random ones an untrained ResNet-50 leaves both sides' ranges.
+        # Its norms stay about as they are made: with random ones an untrained ResNet-50 leaves both sides' ranges, and
+        # CrypTen does not read a net whose norms are equal.
         model, shape = torchvision.models.get_model(name, weights=None).eval(), (3, 224, 224)
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.BatchNorm2d):
+                for value in (*layer.parameters(), layer.running_mean, layer.running_var):
+                    value.data += torch.randn(value.shape) / 1000
     x = torch.randn(batch, *shape)
     with torch.no_grad():
         plain = model(x)

@@ -137,8 +137,8 @@ def test_the_check_costs_what_it_states_and_nothing_online(by, product, x, w):
     assert after[Phase.ONLINE] == before[Phase.ONLINE]
     once, ahead, rounds = after[Phase.SETUP], after[Phase.OFFLINE], before[Phase.OFFLINE][1]
     assert by == ("channels" if places < 2 * channels else "places")
-    more = {"places": depth + 2 * channels, "channels": 2 * places}
-    assert ahead[0] - before[Phase.OFFLINE][0] == 8 * 40 * groups * more[by]
+    more = {"places": depth + channels, "channels": places}
+    assert ahead[0] - before[Phase.OFFLINE][0] == 8 * 40 * groups * more[by] + 32
     assert once[0] - before[Phase.SETUP][0] == (8 * 40 * groups * depth if by == "channels" else 0)
     assert ahead[1] == {"places": rounds + 1, "channels": rounds}[by]
 

@@ -6,9 +6,10 @@ never learns, and k further rows b' that D and S draw, of which D deals c' = b' 
 
     (chi b + b') a^T = chi c + c'        [k, N]
 
-holds if all is dealt as it should be. S shows A chi b + b', which b' makes uniform, and its half of the right side. If
-anything is false, each of the k rows fails with probability 1/2 at least, for itself, also where only highest bits are
-wrong, since sums with coefficients 0 and 1 lose nothing of them.
+holds if all is dealt as it should be. S shows A chi b + b', which b' makes uniform, and the hash of its half of the
+right side, which is what A finds from these and its own half. If anything is false, each of the k rows fails with
+probability 1/2 at least, for itself, also where only highest bits are wrong, since sums with coefficients 0 and 1 lose
+nothing of them.
 
 Where there are fewer places than twice the channels, the sums are of channels: psi a + a' [k, K] goes to S once a
 session, and each call has k further channels. D does not learn psi either. Whether a call fails depends on what D has
@@ -19,6 +20,7 @@ Source: R. Freivalds, 1977, with an instance that masks it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -87,13 +89,14 @@ def check_linear(net: Net, setup: Net, product: Callable, b: Located, weight: We
 @protocol("check_places", "Freivalds, 1977; docs/verified.md", [
     Message("more_S", "D", "S", "more_A of k_DA"),
     Message("sums", "S", "A", "more_b of k_DS"),
+    Message("half", "S", "A", "the hash of what follows from what A has"),
 ])  # fmt: skip
 def check_places(net: Net, product: Callable, b: Located, a: Located, c: Halves) -> None:
     """`check_linear` by sums over the places of the output.
 
-    Rounds 2, ahead of the query; 320 bytes for each channel from D to S, and 320 for each channel and for each element
-    of the input that an output depends on, once a group, from S to A. Nobody learns anything: to A the sums of inputs
-    are uniform, as each is under a row that is used once, and those of the outputs follow.
+    Rounds 2, ahead of the query; 320 bytes for each channel from D to S, and 320 for each element of the input that an
+    output depends on, once a group, and 32 from S to A. Nobody learns anything: to A the sums of inputs are uniform, as
+    each is under a row that is used once, and those of the outputs follow.
     """
     D, A, S = net.D, net.A, net.S
     rows = compute(unfolded.matrix, product, a)
@@ -102,8 +105,9 @@ def check_places(net: Net, product: Callable, b: Located, a: Located, c: Halves)
     more_b = net.common(D, S, (groups, TESTS, depth), "more_b")
     more_A = net.common(D, A, (groups, TESTS, channels), "more_A")
     more_S = (compute(_products, more_b, rows) - more_A).send(D, S, "more_S")
-    sums = compute(_sums_of_places, product, a.shape, b, more_b, c.S, more_S, chi).send(S, A, "sums")
-    net.check(A, _compared_places, product, sums, rows, c.A, more_A, chi)
+    sums = compute(_sums_of_inputs, product, a.shape, b, more_b, chi).send(S, A, "sums")
+    half = compute(_half_by_places, product, c.S, more_S, chi).send(S, A, "half")
+    net.check(A, _compared_places, product, sums, rows, half, c.A, more_A, chi)
 
 
 @protocol("sum_channels", "Freivalds, 1977; docs/verified.md", [Message("sums", "A", "S", "more_a of k_DA")])
@@ -123,20 +127,20 @@ def sum_channels(setup: Net, product: Callable, a: Located) -> Sums:
 
 @protocol("check_channels", "Freivalds, 1977; docs/verified.md", [
     Message("more_S", "D", "S", "more_A of k_DA"),
-    Message("sums", "A", "S", "more_A of k_DA"),
+    Message("half", "A", "S", "the hash of what follows from what S has"),
 ])  # fmt: skip
 def check_channels(net: Net, product: Callable, b: Located, sums: Sums, c: Halves) -> None:
     """`check_linear` by sums over the channels of the output.
 
-    Rounds 1, ahead of the query: 320 bytes for each place and group, from D to S and from A to S. Nobody learns
+    Rounds 1, ahead of the query: 320 bytes for each place and group from D to S, and 32 from A to S. Nobody learns
     anything: to S the sums follow from what it has.
     """
     D, A, S = net.D, net.A, net.S
     kernel, (groups, places, _) = sums.kernel, unfolded.outputs(product, torch.empty(c.A.shape, device="meta")).shape
     more_A = net.common(D, A, (groups, places, TESTS), "more_A")
     more_S = (compute(_of_inputs, product, kernel, b, sums.more) - more_A).send(D, S, "more_S")
-    at_A = compute(_sums_of_outputs, product, c.A, more_A, sums.psi).send(A, S, "sums")
-    net.check(S, _compared_channels, product, kernel, b, sums.masked, at_A, c.S, more_S, sums.psi)
+    half = compute(_half_by_channels, product, c.A, more_A, sums.psi).send(A, S, "half")
+    net.check(S, _compared_channels, product, kernel, b, sums.masked, half, c.S, more_S, sums.psi)
 
 
 @leaf
@@ -151,14 +155,34 @@ def _summed(bits: torch.Tensor, parts: torch.Tensor, start: int = 0) -> torch.Te
     return sums.view(-1, groups, width).transpose(0, 1)
 
 
-@leaf(shapes=lambda product, kernel, b, more_b, c_S, more_S, chi: torch.cat((more_b, more_S), 2))
-def _sums_of_places(product: Callable, kernel: torch.Size, b, more_b, c_S, more_S, chi) -> torch.Tensor:
-    """At S: chi b + b' and its half of chi c + c', beside each other: [groups, 40, K + N]."""
+@leaf(shapes=lambda product, kernel, b, more_b, chi: torch.empty_like(more_b))
+def _sums_of_inputs(product: Callable, kernel: torch.Size, b, more_b, chi) -> torch.Tensor:
+    """At S: chi b + b', [groups, 40, K]."""
     total, at = more_b.clone(), 0
     for rows in unfolded.inputs(product, b, kernel):
         total += _summed(chi, rows, at)
         at += rows.shape[1]
-    return torch.cat((total, _summed(chi, unfolded.outputs(product, c_S)) + more_S), 2)
+    return total
+
+
+def _by_places(product: Callable, c: torch.Tensor, more: torch.Tensor, chi: torch.Tensor) -> torch.Tensor:
+    """A half of chi c + c'."""
+    return _summed(chi, unfolded.outputs(product, c)) + more
+
+
+def _hash(values: torch.Tensor) -> torch.Tensor:
+    """SHA-256 of words: equal sums have equal ones, and nobody finds others that have."""
+    found = hashlib.sha256(values.contiguous().cpu().numpy().tobytes()).digest()
+    return torch.frombuffer(bytearray(found), dtype=torch.uint8).to(values.device)
+
+
+def _hashed(*_: Any) -> torch.Tensor:
+    return torch.empty(32, dtype=torch.uint8, device="meta")
+
+
+@leaf(shapes=_hashed)
+def _half_by_places(product: Callable, c_S, more_S, chi) -> torch.Tensor:
+    return _hash(_by_places(product, c_S, more_S, chi))
 
 
 def _fails(different: torch.Tensor) -> torch.Tensor:
@@ -173,11 +197,9 @@ def _checked(*_: Any) -> torch.Tensor:
 
 
 @shaped(_checked)
-def _compared_places(product: Callable, sums, rows, c_A, more_A, chi) -> torch.Tensor:
+def _compared_places(product: Callable, sums, rows, half, c_A, more_A, chi) -> torch.Tensor:
     """At A: raises FalseDealingError unless the sums agree."""
-    depth = rows.shape[2]
-    halves = _summed(chi, unfolded.outputs(product, c_A)) + more_A + sums[:, :, depth:]
-    return _fails(_products(sums[:, :, :depth].contiguous(), rows) - halves)
+    return _fails(_hash(_products(sums, rows) - _by_places(product, c_A, more_A, chi)) != half)
 
 
 @leaf
@@ -193,13 +215,17 @@ def _of_inputs(product: Callable, kernel: torch.Size, b: torch.Tensor, rows: tor
     return torch.cat(found, 1) if len(found) > 1 else found[0]
 
 
-@leaf
-def _sums_of_outputs(product: Callable, c: torch.Tensor, more: torch.Tensor, psi: torch.Tensor) -> torch.Tensor:
+def _by_channels(product: Callable, c: torch.Tensor, more: torch.Tensor, psi: torch.Tensor) -> torch.Tensor:
     """A half of c psi^T + c'."""
     return _summed(psi, unfolded.outputs(product, c).transpose(1, 2)).transpose(1, 2) + more
 
 
+@leaf(shapes=_hashed)
+def _half_by_channels(product: Callable, c_A, more_A, psi) -> torch.Tensor:
+    return _hash(_by_channels(product, c_A, more_A, psi))
+
+
 @shaped(_checked)
-def _compared_channels(product: Callable, kernel: torch.Size, b, masked, at_A, c_S, more_S, psi) -> torch.Tensor:
+def _compared_channels(product: Callable, kernel: torch.Size, b, masked, half, c_S, more_S, psi) -> torch.Tensor:
     """At S: raises FalseDealingError unless the sums agree."""
-    return _fails(_of_inputs(product, kernel, b, masked) - at_A - _sums_of_outputs(product, c_S, more_S, psi))
+    return _fails(_hash(_of_inputs(product, kernel, b, masked) - _by_channels(product, c_S, more_S, psi)) != half)
