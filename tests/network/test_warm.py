@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from sectorch.cli.main import run
 from sectorch.network import warm as warming
+from sectorch.network.identity.authority import enrol, make_authority
 
 
 def test_it_is_said_once_and_kept_beside_the_loops(tmp_path, monkeypatch):
@@ -26,6 +28,17 @@ def test_where_nothing_can_be_kept_it_says_so_each_time(monkeypatch, capsys):
     assert run(["warm", "--json"]) == 0
     out, err = capsys.readouterr()
     assert '"folder": null' in out and "NUMBA_CACHE_DIR" in err and err.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_said_before_anything_is_compiled(tmp_path, monkeypatch, capsys):
+    make_authority(tmp_path)
+    enrol(tmp_path, "server", hosts=("localhost",))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sectorch.network.commands.serve.warm", lambda tell: pytest.fail("it compiled first"))
+    with socket.create_server(("localhost", 0)) as other:
+        files = ["--cert", "server.pem", "--key", "server-key.pem", "--clients-ca", "ca.pem"]
+        assert run(["server", "--listen", f"localhost:{other.getsockname()[1]}", *files]) == 1
+    assert "cannot listen on localhost" in capsys.readouterr().err
 
 
 NET = """

@@ -21,6 +21,7 @@ from ..parties.serving import IDLE
 from ..store.store import Store
 from ..warm import warm
 from ..wire.deadline import CALL
+from ..wire.listen import check_free
 from .everywhere import Everywhere, addresses
 from .offered import named, read_anew
 from .options import (
@@ -86,6 +87,8 @@ def _server(options: argparse.Namespace, given: list[str]) -> int:
     check_room(options)
     if options.workers > 1 and options.worker is None:
         return supervise("server", options, given)
+    if options.worker is None:  # a worker shares its port with others
+        check_free(options.listen)
     in_worker(options)
     begin_log(options)
     on_core(options, options.worker or 0)

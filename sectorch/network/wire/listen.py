@@ -232,6 +232,16 @@ class Listener:
                     self._streams.discard(stream)
 
 
+def check_free(address: str) -> None:
+    """Nobody else listens there now: for before the long work that a server begins with.
+
+    Raises:
+        PeerLostError: somebody does, or it is no address of this machine.
+    """
+    for sock in _bound(address, False):
+        sock.close()
+
+
 def _bound(address: str, shared: bool) -> list[socket.socket]:
     """Sockets that listen on all addresses of a host, on one port."""
     host, port = host_port(address)
