@@ -224,8 +224,8 @@ class Backend(Protocol):
     def joined(self, flags: Sequence[Any]) -> Any:
         """One flag that is set where any of these is."""
 
-    def flag_outside(self, x: Any, bits: int) -> None:
-        """Raise a flag where x is not within -2^bits .. 2^bits - 1, for all of the ring."""
+    def flag_outside(self, x: Any, bits: int, everywhere: bool = False) -> None:
+        """Raise a flag where x is not within -2^bits .. 2^bits - 1; `everywhere`: also up to the ring's ends."""
 
     def check_index(self, x: Any, count: int) -> bool:
         """Where x is Q's own, moved at most, Q looks whether 0 <= x < count everywhere; False where it is not.

@@ -505,6 +505,63 @@ def test_an_input_that_is_no_number_of_the_range_has_no_result(element, inside, 
         verified(x)
 
 
+def lie(monkeypatch, element: int) -> None:
+    """Q shares this ring element in the place of its last one."""
+
+    def lying(value: torch.Tensor, *_) -> torch.Tensor:
+        words = torch.zeros(value.shape, dtype=torch.int64)
+        words.view(-1)[-1:] = element
+        return words
+
+    monkeypatch.setattr(shared, "_encoded_input", leaf(lying, shapes=lambda value, *_: value.long()))
+
+
+@pytest.mark.parametrize("element", [-(1 << 63), (1 << 63) - 1, (1 << 63) - (1 << 32), (1 << 31) - (1 << 63)])
+@pytest.mark.parametrize("weight", [0.5, 0.5 + 2.0**-20])
+def test_an_input_at_the_ends_of_the_ring_has_no_result_whatever_the_weights(element, weight, monkeypatch):
+    """Times an even weight, 2^63 is nothing: what is looked at is the input, and not what becomes of it."""
+    model = nn.Linear(3, 2).eval()
+    with torch.no_grad():
+        model.weight.fill_(weight)
+    x = torch.zeros(2, 3)
+    assert torch.equal(sectorch.secure(model, Scheme(verified=True))(x), sectorch.reference(model)(x))
+    lie(monkeypatch, element)
+    with pytest.raises(RangeExceededError):
+        sectorch.secure(model, Scheme(verified=True))(x)
+
+
+@pytest.mark.parametrize("element", [2, -3, 1 << 20, -(1 << 63)])
+def test_a_truth_value_that_is_none_has_no_result(element, monkeypatch):
+    class Counted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(3, 2)
+
+        def forward(self, m: torch.Tensor) -> torch.Tensor:
+            return self.last((~m).float())
+
+    model, m = Counted().eval(), torch.tensor([[True, False, True]])
+    assert torch.equal(sectorch.secure(model, Scheme(verified=True))(m), sectorch.reference(model)(m))
+    lie(monkeypatch, element)
+    with pytest.raises(RangeExceededError):
+        sectorch.secure(model, Scheme(verified=True))(m)
+
+
+def test_the_code_of_an_index_is_not_q_s_word():
+    """A trusted Q shares the code of its own index; here that could be any vector: it is worked out of the index."""
+
+    class Coded(nn.Module):
+        def forward(self, i: torch.Tensor) -> torch.Tensor:
+            return nn.functional.one_hot(i, 5).float()
+
+    i, shared_by_q = torch.tensor([1, 3]), []
+    for scheme in (Scheme(), Scheme(verified=True)):
+        with sectorch.profile() as seen:
+            assert sectorch.secure(Coded().eval(), scheme)(i).argmax(-1).tolist() == [1, 3]
+        shared_by_q.append(sum(m.protocol == "share" for m in seen.ledger))
+    assert shared_by_q == [2, 1]
+
+
 def test_an_honest_input_at_the_end_of_the_range_is_answered():
     """What would be rounded to the limit is refused where it is, at every level, and not by who looks at shares."""
     model, unit = nn.Sequential(nn.Linear(2, 1, bias=False), nn.ReLU()).double().eval(), 2.0**-20

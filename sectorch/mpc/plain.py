@@ -182,7 +182,7 @@ class Plain(Backend):
     def joined(self, flags: Sequence[T]) -> T:
         return torch.stack([f.any() for f in flags]).any()
 
-    def flag_outside(self, x: T, bits: int) -> None:
+    def flag_outside(self, x: T, bits: int, everywhere: bool = False) -> None:
         self.flag((x < -1 << bits) | (x >= 1 << bits))
 
     def check_index(self, x: T, count: int) -> bool:

@@ -42,18 +42,19 @@ def _look_up(context: Context, index: SharedTensor, count: int) -> None:
     Raises:
         DimensionError: at Q, before anything of the look-up is sent.
     """
-    if not context.backend.check_index(index.shares, count):
+    if context.scheme.verified or not context.backend.check_index(index.shares, count):
         require(context, index, 0, count)
 
 
 @implements("one_hot", F.one_hot, note="of a secret index; name num_classes")
 def one_hot(context: Context, x: SharedTensor, num_classes: int = -1) -> SharedTensor:
-    """Q's own indices are looked at by Q, who then shares their codes; of others every position is compared in secret.
+    """Q's own indices are looked at by Q, who then shares their codes; of others every position is compared in secret,
+    and so they are where Q has to prove what it deals: it could share any code.
 
     Bytes 8 per position for Q's own.
     """
     _look_up(context, x, num_classes)
-    own = context.backend.own_code(x.shares, num_classes)
+    own = None if context.scheme.verified else context.backend.own_code(x.shares, num_classes)
     if own is not None:
         return x.like(own, 0, 1.0)
     positions = torch.arange(num_classes, device=context.session.device)

@@ -316,8 +316,8 @@ def share_tensor(
 
 def _held_to(x: SharedTensor, bound: float) -> SharedTensor:
     """x, which nothing is revealed of where an element is beyond its bound, whatever its owner has shared."""
-    raised, bits = x.session.net(x.party).raised, math.ceil(math.log2(bound))
+    raised, bits = x.session.net(x.party).raised, 1 if x.dtype == torch.bool else math.ceil(math.log2(bound))
     before = len(raised)
-    x.backend.flag_outside(x.shares, bits)
+    x.backend.flag_outside(x.shares, bits, everywhere=True)
     x.bound, x.flags = 2.0**bits, tuple(raised[before:])
     return x

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy
 import torch
@@ -14,7 +15,8 @@ from ...errors import ArgumentError
 
 def _generators() -> tuple:
     """Where the generators stand that nobody has to ask for."""
-    return torch.get_rng_state().numpy().tobytes(), numpy.random.get_state()[1:3], random.getstate()
+    state: Any = numpy.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), state[1:3], random.getstate()
 
 
 def _same(before: tuple, after: tuple) -> bool:

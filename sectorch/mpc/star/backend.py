@@ -215,9 +215,9 @@ class Star(Backend):
     def joined(self, flags: Sequence[Shares]) -> Shares:
         return joined(self.net, tuple(flags))
 
-    def flag_outside(self, x: Shares, bits: int) -> None:
+    def flag_outside(self, x: Shares, bits: int, everywhere: bool = False) -> None:
         masked = open_masked(self.net, x)
-        raise_outside(self.net, masked, masked.c, bits, fss=self._keyed(x))
+        raise_outside(self.net, masked, masked.c, bits, fss=self._keyed(x) and not everywhere, everywhere=everywhere)
 
     def own_code(self, x: Shares, count: int) -> Shares | None:
         return None if x.Q is None else share(self.net, compute(one_hot, x.Q, count))

@@ -76,8 +76,9 @@ def _flag_above(state, codes, places: tuple[int, ...], r_high: int, shape: torch
 
 @protocol("raise_outside", "docs/protocols.md")
 def raise_outside(
-    net: Net, x: Masked, c: Located, k: int, shift: int = 0, u: Shares | None = None, fss: bool = False
-) -> None:
+    net: Net, x: Masked, c: Located, k: int, shift: int = 0, u: Shares | None = None, fss: bool = False,
+    everywhere: bool = False,
+) -> None:  # fmt: skip
     """Raise a flag where not -2^k <= x < 2^k.
 
     Args:
@@ -95,7 +96,7 @@ def raise_outside(
     span = (shift, 63)
     blocks, top = block_count(*span), block_count(k, 63)
     low = blocks - top
-    codes, bits = deal_codes(net, x, [span]), planes_of(c)
+    codes, bits = deal_codes(net, x, [span], (63,) if everywhere else ()), planes_of(c)
     less, more = planes_above(bits, k), planes_above(bits, k, down=False)
 
     counts = (low, top, top) if low else (top, top)
@@ -106,6 +107,10 @@ def raise_outside(
         _leaves_around(bits, less, more, codes.S, span, top, False),
     )
     found = and_layers(net, state, layers)
+    if everywhere:
+        at_A = _flags_of_both(found.A, codes.A, places, x.shape, (less[63], more[63]))
+        raise_flags(net, Shares(at_A, _flags_of_both(found.S, codes.S, places, x.shape)))
+        return
     raise_flags(
         net,
         Shares(
@@ -135,3 +140,12 @@ def _flag_outside(state, places: tuple[int, ...], shape: torch.Size, u=None, sig
     out = state[less[0]] ^ state[less[1]]
     out = kept_rows(out if signs is None else ~(out ^ signs[0] ^ signs[1]), shape)
     return out if u is None else torch.stack((kept_rows(state[places[1]] ^ state[places[3]], shape), u, out))
+
+
+@leaf
+def _flags_of_both(state, codes, places: tuple[int, ...], shape: torch.Size, signs=None) -> torch.Tensor:
+    """One party's half of [x - 2^k >= 0] and of [x + 2^k < 0], r's sign in the last row of codes."""
+    less, more = (state[i, : codes.shape[1]] ^ codes[-1] for i in places)
+    if signs is not None:
+        less, more = ~(less ^ signs[0]), more ^ signs[1]
+    return torch.cat((kept_rows(less, shape), kept_rows(more, shape)))
