@@ -3,9 +3,11 @@
     python benchmarks/peers.py --python PYTHON3.10 [--environments DIR] [--nets vgg7 resnet10 resnet18 resnet50]
 
 Makes the environments of CrypTen 0.4.1 and SPU 0.9.5 from PyPI in DIR unless they are there, with a Python that both
-run on, and writes benchmarks/results/peers.json. All run on the processor alone. All parties are on this machine,
-sectorch's in one process, CrypTen's in two, SPU's in three threads; what is dealt ahead is made in the call, by all.
-SPU computes the nets that are sequences of layers (VGG-7), with norms folded into convolutions, as sectorch folds them.
+run on, and writes benchmarks/results/peers.json, where other nets' rows stay if they were measured on as many cores and
+for as many rows of input. (CrypTen's of ResNet-18 and ResNet-50 there are of one call: --rounds 1 --peers-calls 1.) All
+run on the processor alone. All parties are on this machine, sectorch's in one process, CrypTen's in two, SPU's in three
+threads; what is dealt ahead is made in the call, by all. SPU computes the nets that are sequences of layers (VGG-7),
+with norms folded into convolutions, as sectorch folds them.
 
 Trust is not the same. sectorch's result is exact fixed-point arithmetic, a function of the input alone, and a value
 that leaves its range is no result; none of its three parties learns anything alone. CrypTen's two parties trust a third
@@ -164,7 +166,10 @@ def main() -> None:
         ours(given.nets[0], given.batch, NETS[given.nets[0]], given.ours)
         return
     pythons = {peer: made(given.environments, given.python, peer) for peer in given.peers}
-    result: dict[str, Any] = {"batch": given.batch, "cores": len(os.sched_getaffinity(0)), "nets": {}}
+    how = {"batch": given.batch, "cores": len(os.sched_getaffinity(0))}
+    before = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    kept = before["nets"] if before | how == before else {}
+    result: dict[str, Any] = {**how, "nets": {name: row for name, row in kept.items() if name in NETS}}
     for name in given.nets:
         peers = {peer: python for peer, python in pythons.items() if peer != SPU or name in IN_SPU}
         row = result["nets"][name] = compared(name, given.batch, given.rounds, given.peers_calls, peers)

@@ -386,11 +386,17 @@ def test_results_are_told_apart_and_have_been_read():
 
 @pytest.mark.parametrize(
     "drawn",
-    [lambda: torch.randint(9, (2,)), lambda: int(numpy.random.randint(9)), lambda: random.randrange(9)],
-    ids=["torch", "numpy", "python"],
+    [
+        lambda: torch.randint(9, (2,)),
+        lambda: int(numpy.random.randint(9)),
+        lambda: int(numpy.random.normal() * 9),
+        lambda: random.randrange(9),
+    ],
+    ids=["torch", "numpy", "numpy's kept number", "python"],
 )
 def test_a_mask_that_is_a_constant_is_refused(drawn):
     session, x = Session(), torch.tensor([1, 2])
+    numpy.random.seed(0), numpy.random.normal()  # two are made at a time, and the second kept
 
     def masked(mask):
         return session.trace(lambda net: net.read(net.own(net.Q, x) + mask(net), net.Q))

@@ -530,6 +530,28 @@ def test_an_input_at_the_ends_of_the_ring_has_no_result_whatever_the_weights(ele
         sectorch.secure(model, Scheme(verified=True))(x)
 
 
+@pytest.mark.parametrize(
+    ("element", "inside"),
+    [((1 << 32) - 1, True), (-(1 << 32), True), (1 << 32, False), (-(1 << 32) - 1, False), (-(1 << 63), False)],
+)
+def test_a_tensor_that_is_shared_alone_is_held_to_its_range(element, inside, monkeypatch):
+    """Nothing is computed with it that would look at it a second time."""
+    lie(monkeypatch, element)
+    zeros = torch.zeros(3, dtype=torch.float64)
+    x = sectorch.share(zeros, session=sectorch.Session(), scheme=Scheme(verified=True), limit=4096.0)
+    if inside:
+        assert x.reveal().tolist() == [0, 0, element / 2**20]
+        return
+    with pytest.raises(RangeExceededError):
+        x.reveal()
+
+
+def test_a_layer_of_no_inputs_is_its_bias():
+    model, x = nn.Linear(1, 3).eval(), torch.zeros(2, 0)
+    model.weight, model.in_features = nn.Parameter(torch.zeros(3, 0)), 0
+    assert torch.equal(sectorch.secure(model, Scheme(verified=True))(x), sectorch.reference(model)(x))
+
+
 @pytest.mark.parametrize("element", [2, -3, 1 << 20, -(1 << 63)])
 def test_a_truth_value_that_is_none_has_no_result(element, monkeypatch):
     class Counted(nn.Module):

@@ -36,7 +36,8 @@ def _look_up(context: Context, index: SharedTensor, count: int) -> None:
     """Raise, or have the call's result withheld, unless 0 <= index < count everywhere. No message of its own.
 
     Where the index is Q's own input, moved at most, Q looks: it knows the numbers, and tells nobody what it found. The
-    others see the call end. An index that was computed is compared in secret (`require`); whoever switches that check
+    others see the call end. An index that was computed, or that a Q sent who has to prove what it deals, is compared in
+    secret (`require`); whoever switches that check
     off gets a row of zeros for an index that is not there.
 
     Raises:

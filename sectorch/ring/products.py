@@ -260,7 +260,7 @@ class Conv2d(Tiled):
         return torch.cat(parts).view(batch, weight.shape[0], oh, ow)
 
     def _grouped(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Large groups one after the other: torch's int64 kernel takes up to twenty times as long for them."""
+        """Large groups one after the other: torch's int64 kernel takes many times as long for them."""
         products = weight.numel() // self.groups * x.shape[0] * math.prod(self._positions(x.shape, weight.shape[2:]))
         if products < _GROUP or x.is_meta:
             return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, self.groups)

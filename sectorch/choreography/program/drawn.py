@@ -16,12 +16,8 @@ from ...errors import ArgumentError
 def _generators() -> tuple:
     """Where the generators stand that nobody has to ask for."""
     state: Any = numpy.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), state[1:3], random.getstate()
-
-
-def _same(before: tuple, after: tuple) -> bool:
-    (words, place), (words_now, place_now) = before[1], after[1]
-    return before[::2] == after[::2] and place == place_now and numpy.array_equal(words, words_now)
+    _, words, *rest = state  # with the normal number that numpy keeps for the next time
+    return torch.get_rng_state().numpy().tobytes(), words.tobytes(), rest, random.getstate()
 
 
 @contextmanager
@@ -33,7 +29,7 @@ def nothing_drawn() -> Iterator[None]:
     """
     before = _generators()
     yield
-    if not _same(before, _generators()):
+    if _generators() != before:
         raise ArgumentError(
             "the function drew random numbers as it was traced: they would be public, and the same in every call; "
             "two parties draw a mask by net.common(p, q, shape, label), one party by net.fresh, and data is an input"

@@ -152,7 +152,7 @@ def _summed(bits: torch.Tensor, parts: torch.Tensor, start: int = 0) -> torch.Te
     """Sums of rows, of all groups by the same bits: [k, W] and [groups, R, n] -> [groups, k, n]."""
     groups, count, width = parts.shape
     sums = subset_sums(bits, parts.transpose(0, 1).reshape(count, groups * width), start)
-    return sums.view(-1, groups, width).transpose(0, 1)
+    return sums.view(len(sums), groups, width).transpose(0, 1)
 
 
 @leaf(shapes=lambda product, kernel, b, more_b, chi: torch.empty_like(more_b))

@@ -85,6 +85,9 @@ def raise_outside(
         x: a masked opening, whose r counts. c: x + r, or with a public number added to it.
         u: words [W] of [c mod 2^shift < r mod 2^shift], where they are there already; planes below `shift` are then
             not compared again. fss: by a key of its own.
+        everywhere: also where x is within 2^k of the ring's ends, for one bit more that is dealt, and without u and
+            fss. Both differences wrap there, so that their signs differ as they do inside. No sum of values in range
+            comes so far, but whoever shares an x may share one.
 
     With B = ceil((63 - shift) / 3) blocks, T of which reach above plane k, some 10 B + 6 T bits per element are dealt.
     No result waits for it, so its tree has a level more than it takes and is as narrow as that allows.
