@@ -95,12 +95,13 @@ class Backend(Protocol):
     def embedded(self, x: Any) -> Any:
         """A summand, or a public tensor, as a value. No message."""
 
-    def reveal(self, x: Any, flags: Sequence[Any]) -> tuple[Located, Located | None]:
-        """Q learns x, and whether no flag is set [1]; x is zeros where one is. None where there are no flags."""
+    def reveal(self, x: Any, flags: Sequence[Any], to: Any = None) -> tuple[Located, Located | None]:
+        """Q, or another party without shares, learns x, and whether no flag is set [1]; x is zeros where one is. None
+        where there are no flags."""
         ...
 
     def reveal_to(self, x: Any, party: Any) -> Located:
-        """A party that is not Q learns x, whatever flags there are."""
+        """A or S learns x, whatever flags there are."""
         ...
 
     def kept(self, x: Any) -> tuple[torch.Tensor, ...]:

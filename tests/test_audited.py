@@ -6,6 +6,7 @@ What Q can falsify is what it sends: its messages to S ahead of the query, and w
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -276,6 +277,29 @@ def test_a_false_promise_is_found_unless_its_call_is_the_one_that_is_used(how):
             assert str(calls[1]) in str(caught) and "Evidence(" in repr(caught.evidence)
             assert caught.evidence.with_A.hex() not in repr(caught.evidence)
     assert found
+
+
+@pytest.mark.parametrize("name", [lambda a, s: a, lambda a, s: s, lambda a, s: s + a, lambda a, s: b""])
+def test_a_promise_that_names_other_streams_is_found(name, monkeypatch):
+    """Its digests are right: but of which streams they are, nobody who is shown the evidence later could say."""
+    model, x = TINY
+    _, secure = begun(model, x, Scheme(audited=2))
+    promise, named = _Here.promise, audits._named
+
+    def another(here: _Here) -> torch.Tensor:
+        with monkeypatch.context() as patch:
+            patch.setattr(audits, "_named", lambda a, s: hashlib.sha256(name(a, s)).digest())
+            return promise(here)
+
+    monkeypatch.setattr(_Here, "promise", another)
+    with pytest.raises(FalseDealingError, match="another dealing") as caught:
+        secure(x)
+    found = caught.value.evidence
+    at = found.promise.calls.index(found.call)
+    assert found.found == found.promise.digests[at]
+    assert named(found.with_A, found.with_S) == hashlib.sha256(found.with_A + found.with_S).digest()
+    monkeypatch.undo()
+    assert torch.equal(secure(x), sectorch.reference(model)(x))
 
 
 def trials(count: int, of: int) -> int:

@@ -14,7 +14,7 @@ from sectorch.mpc.star.shares import Shares
 from sectorch.mpc.star.truncate import truncate
 from sectorch.mpc.star.within import raise_outside
 from sectorch.ring import rounded_shift
-from sectorch.ring.bitplanes import spread, unrows
+from sectorch.ring.bitplanes import spread, unrows, words_for
 
 
 def flagged(x: torch.Tensor, protocol, seed: int) -> torch.Tensor:
@@ -23,7 +23,7 @@ def flagged(x: torch.Tensor, protocol, seed: int) -> torch.Tensor:
     with session().call(session().answering[0]) as net:
         protocol(net, Shares(net.own(net.A, x - mask), net.own(net.S, mask)))
         bits = [(net.read(f.A, net.A), net.read(f.S, net.S)) for f in finished(net, tuple(net.raised))]
-    words = [a ^ s for a, s in bits]
+    words = [w for a, s in bits for w in (a ^ s).split(words_for(x.numel()))]
     assert words, "no flag was raised"
     for w in words:
         padding = unrows(spread(w), torch.Size([64 * w.shape[0]]))[x.numel() :]
@@ -63,4 +63,21 @@ def test_relu_and_truncation_flag_what_reaches_the_limit(shift, bits, less, draw
 def test_what_lies_outside_is_flagged(k, draws, seed):
     x = at_the_edges(k, 0, draws, 1 << 62)
     found = flagged(x, lambda net, s: (lambda m: raise_outside(net, m, m.c, k))(open_masked(net, s)), seed)
+    assert torch.equal(found, (x < -(1 << k)) | (x >= 1 << k))
+
+
+TOP = 1 << 63
+
+
+@given(st.integers(0, 62), st.lists(st.integers(-TOP, TOP - 1), max_size=140), SEEDS)
+@example(0, [], 0)
+@example(62, [], 1)
+def test_what_lies_outside_is_flagged_up_to_the_ends_of_the_ring(k, draws, seed):
+    """At all borders: the range's own, those that wrap into it, the ring's, and every power of two."""
+    borders = [1 << k, -(1 << k), TOP, TOP - (1 << k), (1 << k) - TOP, *(s << e for s in (1, -1) for e in range(63))]
+    near = {(b + d + TOP) % (2 * TOP) - TOP for b in borders for d in range(-3, 4)}
+    x = torch.tensor([*sorted(near), *draws])
+    found = flagged(
+        x, lambda net, s: (lambda m: raise_outside(net, m, m.c, k, everywhere=True))(open_masked(net, s)), seed
+    )
     assert torch.equal(found, (x < -(1 << k)) | (x >= 1 << k))

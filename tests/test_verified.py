@@ -43,6 +43,7 @@ from sectorch.mpc.star.select import bit_to_ring
 from sectorch.mpc.star.share import reveal, share
 from sectorch.mpc.star.shares import Shares
 from sectorch.mpc.star.truncate import truncate
+from sectorch.mpc.star.within import raise_outside
 from sectorch.ring import field
 from sectorch.ring.products import Conv2d, Linear
 from sectorch.ring.scheme import Scheme
@@ -69,6 +70,13 @@ def _plain(product: Callable, *shape: int) -> Callable:
     return lambda x: product(x, ring_values(shape, 63, 7))
 
 
+def _held(net: Net, x: Shares) -> Shares:
+    masked = open_masked(net, x)
+    raise_outside(net, masked, masked.c, 43, everywhere=True)
+    assert len(net.raised) == 1
+    return x
+
+
 PROTOCOLS: dict[str, tuple[Callable, Callable, tuple[int, ...]]] = {
     "relu": (partial(relu, high=43), lambda x: x.clamp(min=0), (70,)),
     "relu_20": (partial(relu, shift=20), lambda x: rounded(x, 20).clamp(min=0), (70,)),
@@ -82,6 +90,7 @@ PROTOCOLS: dict[str, tuple[Callable, Callable, tuple[int, ...]]] = {
     "is_zero": (
         lambda net, x: bit_to_ring(net, is_zero(net, open_masked(net, x)), x.shape), lambda x: (x == 0).long(), (9,),
     ),
+    "held": (_held, lambda x: x, (65,)),
     "linear_few": (_layer(Linear(), 5, 7), _plain(Linear(), 5, 7), (3, 7)),
     "linear_many": (_layer(Linear(), 5, 7), _plain(Linear(), 5, 7), (90, 7)),
     "conv": (_layer(Conv2d((1, 1), (1, 1)), 4, 3, 3, 3), _plain(Conv2d((1, 1), (1, 1)), 4, 3, 3, 3), (2, 3, 9, 9)),
@@ -552,7 +561,7 @@ def test_a_layer_of_no_inputs_is_its_bias():
     assert torch.equal(sectorch.secure(model, Scheme(verified=True))(x), sectorch.reference(model)(x))
 
 
-@pytest.mark.parametrize("element", [2, -3, 1 << 20, -(1 << 63)])
+@pytest.mark.parametrize("element", [2, -1, -2, 1 << 20, (1 << 63) - 1, -(1 << 63)])
 def test_a_truth_value_that_is_none_has_no_result(element, monkeypatch):
     class Counted(nn.Module):
         def __init__(self):

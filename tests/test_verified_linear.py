@@ -228,6 +228,18 @@ def test_an_error_is_found_but_for_coins_that_the_dealer_does_not_have():
     assert abs(passed - count / 2) < 8 * math.sqrt(count) / 2
 
 
+@pytest.mark.parametrize("w", [torch.zeros(3, 5, dtype=torch.int64), ring_values((3, 5), 63, 1)])
+def test_sums_of_a_weight_s_mask_are_under_words_that_s_has_not(w):
+    """The mask itself would follow from sums of it, and then the weight from what S was sent."""
+    with Session().call() as net:
+        a = mask_weight(net.setup, net.own(net.A, w, Phase.SETUP, "w")).a
+        found = sums.sum_channels(net.setup, Linear(), a)
+        psi, mask, sent = net.read(found.psi, S), net.read(a, A), net.read(found.masked, S)
+    plain = subset_sums(psi, mask, 0)
+    more = (sent[0] - plain).flatten().tolist()
+    assert len(set(more)) == 40 * 5, "another word for each sum and each input"
+
+
 # In programs.
 
 

@@ -24,7 +24,7 @@ from ..choreography import Located, Message, Net, Party, protocol
 from ..choreography.located import compute
 from ..choreography.streams import PairKey, random_secret
 from ..default import default_session
-from ..errors import ArgumentError
+from ..errors import ArgumentError, UnsupportedOpError
 from ..mpc.star.shares import Shares
 from ..mpc.star.truncate import truncate
 from ..ring import products
@@ -138,10 +138,12 @@ def to_shares(
         ScaleError: a scale so fine that this error is above 2^-10 |x|; take more fraction bits, or a smaller scale.
         ScaleError: the modulus that is left has no room for the mask; keep a level or two (keygen with more depth).
         KeyMismatchError: the secret key of another set.
+        UnsupportedOpError: a scheme with verified=True.
     """
+    session, scheme = session or default_session(), scheme or Scheme()
+    _check_trusting(scheme)
     if secret.identity != e.keys.identity:
         raise KeyMismatchError(f"the tensor is under keys {e.keys.identity[:8]}, the key is of {secret.identity[:8]}")
-    session, scheme = session or default_session(), scheme or Scheme()
     party = session.answering_party(party)
     c = settle(cleared(e.cipher))
     held(c, "a conversion to shares")
@@ -274,7 +276,9 @@ def from_shares(
             more than 61 together, as x + r has to stay below 2^62; it says what would do. Nothing was sent.
         SlotError: more samples than slots.
         RangeExceededError: a value on which x depends left its range; A and S see that nothing follows.
+        UnsupportedOpError: of a scheme with verified=True.
     """
+    _check_trusting(x.scheme)
     public = keys.public if isinstance(keys, Keys) else keys
     p = public.parameters
     with torch._C.DisableTorchFunctionSubclass():
@@ -319,6 +323,12 @@ def from_shares(
     error = fresh_error(p.degree, p.scales[p.depth - 1]) + matrix_error + 2.0**-scale_bits
     known = held(replace(blank, data=data, pending=1, largest=largest, error=error), "a conversion")
     return CKKSTensor(known, shape[0], tuple(shape[1:]), dtype)
+
+
+def _check_trusting(scheme: Scheme) -> None:
+    """Raise UnsupportedOpError where Q is not trusted: nobody holds to anything what it sends in a conversion."""
+    if scheme.verified:
+        raise UnsupportedOpError("with verified=True there is no proof of what Q sends in a conversion to or from CKKS")
 
 
 def _without_room(count: int, value_bits: int, scale_bits: int, security_bits: int) -> str:

@@ -60,8 +60,8 @@ class Plain(Backend):
     def embedded(self, x: T) -> T:
         return x
 
-    def reveal(self, x: T, flags: Sequence[T]) -> tuple[Located, Located | None]:
-        return self._at_Q(x, [flags])
+    def reveal(self, x: T, flags: Sequence[T], to: Any = None) -> tuple[Located, Located | None]:
+        return self._at(to or self.net.Q, x, [flags])
 
     def reveal_to(self, x: T, party: Any) -> Located:
         return self.net.own(party, x)
@@ -83,14 +83,14 @@ class Plain(Backend):
     ) -> tuple[Located, Located | None]:
         total = functools.reduce(torch.add, (x for _, x, _ in terms))
         total = total if noise is None else total + noise(total.shape)
-        return self._at_Q(total, [flags for *_, flags in terms] if guarded else [])
+        return self._at(self.net.Q, total, [flags for *_, flags in terms] if guarded else [])
 
-    def _at_Q(self, x: T, flags: Sequence[Sequence[T]]) -> tuple[Located, Located | None]:
+    def _at(self, party: Any, x: T, flags: Sequence[Sequence[T]]) -> tuple[Located, Located | None]:
         bits = [f.any() for some in flags for f in some]
         if not bits:
-            return self.net.own(self.net.Q, x), None
+            return self.net.own(party, x), None
         right = ~torch.stack(bits).any().view(1)
-        return self.net.own(self.net.Q, x * right[0]), self.net.own(self.net.Q, right)
+        return self.net.own(party, x * right[0]), self.net.own(party, right)
 
     def each(self, f: Callable, *values: Any, **public: Any) -> T:
         return f(*values, **public)

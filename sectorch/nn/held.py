@@ -105,17 +105,25 @@ def staying(outputs: Any, learned: int = 0) -> Staying:
 
 
 def opened(results: list[Any], learned: int) -> list[Any]:
-    """The first results revealed to Q, not yet looked at, with the flags of all; the others then depend on none."""
+    """The first results revealed to Q, not yet looked at, with the flags of all; the others then depend on none, but
+    where Q's word that it has looked, and goes on, is not enough."""
     if not learned:
         return results
     flags = tuple(dict.fromkeys(flag for y in results if isinstance(y, SharedTensor) for flag in y.flags))
-    results = [_flagged(y, flags if at < learned else ()) for at, y in enumerate(results)]
+    results = [
+        _flagged(y, flags if at < learned or y.scheme.verified else ()) if isinstance(y, SharedTensor) else y
+        for at, y in enumerate(results)
+    ]
     return [y.open() if isinstance(y, SharedTensor) and at < learned else y for at, y in enumerate(results)]
 
 
-def _flagged(y: Any, flags: tuple[Value, ...]) -> Any:
-    if not isinstance(y, SharedTensor):
-        return y
+def shown(outputs: Any, learned: int) -> Any:
+    """A tree of results, of which Q learns the first ones, as `opened`."""
+    leaves, spec = pytree.tree_flatten(outputs)
+    return pytree.tree_unflatten(opened(leaves, learned), spec)
+
+
+def _flagged(y: SharedTensor, flags: tuple[Value, ...]) -> SharedTensor:
     with torch._C.DisableTorchFunctionSubclass():
         made = y.like(y.shares, bound=y.bound, dtype=y.dtype)
     made.whole_bits, made.flags = y.whole_bits, flags

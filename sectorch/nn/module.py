@@ -21,7 +21,7 @@ from .ahead import Ahead, later
 from .bind import Weights, bind
 from .dry import Checked, dry_run, revealed, shared_inputs
 from .eager import watched
-from .held import as_shared, opened
+from .held import as_shared, shown
 from .huggingface import suited
 from .inputs import Inputs
 from .samplewise import same_program
@@ -138,9 +138,8 @@ class SecureModule(Inference):
         inputs = self._check_inputs(Inputs.called_with(args, kwargs))
         if inputs.in_shares:
             return self._staying(inputs)
-        pieces = self.pieces(inputs)
         # All pieces are run before anything is looked at: the other parties do not learn that one had no result.
-        outputs = [unwrapped(found) for found in [self._predict(piece) for piece in pieces]]
+        outputs = [unwrapped(found) for found in [self._predict(piece) for piece in self.pieces(inputs)]]
         if len(outputs) == 1:
             return outputs[0]
         return pytree.tree_map(lambda *parts: torch.cat(parts), *outputs)
@@ -259,12 +258,13 @@ class SecureModule(Inference):
         self.named.check_trusting()
         program, learned = self._choreography(inputs), inputs.learned or 0
         given = [x for x in inputs.tensors if isinstance(x, SharedTensor)]
+        if learned and self.named.verified and any(x.flags for x in given):  # whatever Q says of what was before
+            return unwrapped(shown(self(inputs.staying()), learned))
         for x in given if learned else ():  # what Q learns depends on what was in range before, too
             x.check_range()
         if program is None:
             with self.session.call(self.party):
-                leaves, spec = pytree.tree_flatten(self._run(self._shared(inputs)))
-                return unwrapped(pytree.tree_unflatten(opened(leaves, learned), spec))
+                return unwrapped(shown(self._run(self._shared(inputs)), learned))
         with placed():
             found = self.session.run(program, self._brought(inputs), self.ahead.take(inputs), self.named.audited)
         return unwrapped(as_shared(found, given, self.session, self.party, self.scheme))

@@ -157,14 +157,21 @@ class SharedTensor(SecretTensor):
         with self.session.operation(self.party) as net:
             backend = self.session.backend(net, self.scheme)
             shares, scale_bits = rounded(backend, self.shares, self.scale_bits, self.scheme)
+            flags = self.flags if self.scheme.verified else ()  # else it is enough that Q has looked
             opened = [
-                backend.reveal(shares, ())[0] if party == self.session.Q else backend.reveal_to(shares, party)
+                backend.reveal(shares, flags, party)
+                if party in (self.session.Q, *self.session.owners)
+                else (backend.reveal_to(shares, party), None)
                 for party in parties
             ]
             plain = [
-                net.read(compute(decode, value, scale_bits, dtype), party)
-                for value, party in zip(opened, parties, strict=True)
+                Opening(
+                    net.read(compute(decode, y, scale_bits, dtype), party),
+                    None if right is None else net.read(right, party),
+                )
+                for (y, right), party in zip(opened, parties, strict=True)
             ]
+        plain = unwrapped(plain)
         return next((value for value in plain if not value.is_meta), plain[0])
 
     def check_range(self) -> None:
@@ -279,7 +286,8 @@ def share_tensor(
         name: of x in a program that is traced.
 
     Rounds 1, bytes 8 per element. A learns nothing; S receives uniform bits. Error at most 2^-(frac_bits + 1). With
-    `Scheme(verified=True)` A and S hold x to its bound by a comparison: `RangeExceededError` where it is revealed.
+    `Scheme(verified=True)` A and S hold an x that is neither's to its bound by a comparison: `RangeExceededError` where
+    it is revealed.
 
     Raises:
         DtypeError, NonFiniteError, FixedPointRangeError: before anything is sent.
@@ -311,13 +319,14 @@ def share_tensor(
             shares = backend.owned(encoded, holder)
         bound = (limit or range_limit(scheme.frac_bits)) * 2.0**scale_bits if scheme.range_check else None
         made = SharedTensor(shares, scale_bits, session, party, scheme, x.dtype, bound)
-        return made if bound is None or holder != session.Q or not scheme.verified else _held_to(made, bound)
+        looked_at = scheme.verified and holder in (session.Q, *session.owners)
+        return _held_to(made, bound) if looked_at and bound is not None else made
 
 
 def _held_to(x: SharedTensor, bound: float) -> SharedTensor:
     """x, which nothing is revealed of where an element is beyond its bound, whatever its owner has shared."""
-    raised, bits = x.session.net(x.party).raised, 1 if x.dtype == torch.bool else math.ceil(math.log2(bound))
-    before = len(raised)
-    x.backend.flag_outside(x.shares, bits, everywhere=True)
+    raised, truth = x.session.net(x.party).raised, x.dtype == torch.bool
+    before, bits = len(raised), 0 if truth else math.ceil(math.log2(bound))
+    x.backend.flag_outside(-x.shares if truth else x.shares, bits, everywhere=True)  # -1 <= -x < 1 of 0 and 1 alone
     x.bound, x.flags = 2.0**bits, tuple(raised[before:])
     return x

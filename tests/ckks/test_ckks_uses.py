@@ -21,7 +21,7 @@ from sectorch.ckks.module import parts
 from sectorch.ckks.scheme import flood, levels, modular, ntt, seal
 from sectorch.ckks.scheme.flood import coefficient_error, flood_cost
 from sectorch.ckks.tensor.table import observed
-from sectorch.errors import ArgumentError, RangeExceededError, TrainingModeError
+from sectorch.errors import ArgumentError, RangeExceededError, TrainingModeError, UnsupportedOpError
 from sectorch.nn.fhe import Polynomial, fhe_friendly, fine_tune
 from sectorch.nn.models import lenet
 from sectorch.nn.models.small import Square
@@ -120,6 +120,16 @@ def test_rotations_need_keys(keys):
     plan = ckks.MatrixSquaring(2, 8, 2, keys.parameters.slots)
     with pytest.raises(ckks.MissingKeyError, match="rotations"):
         plan.multiply(plan.left(torch.ones(2, 8), keys, 1.0), plan.right(torch.ones(8, 2), keys, 1.0))
+
+
+def test_there_is_no_conversion_where_q_has_to_prove_what_it_deals(keys):
+    """What is rounded would be dealt without a proof, and what Q shares would be held to nothing."""
+    verified = sectorch.Scheme(verified=True)
+    x = sectorch.share(torch.ones(2, 1), scheme=verified)
+    with pytest.raises(UnsupportedOpError, match="verified"):
+        ckks.from_shares(x, keys.public)
+    with pytest.raises(UnsupportedOpError, match="verified"):
+        ckks.to_shares(ckks.encrypt(torch.ones(2, 1, dtype=DOUBLE), keys), keys.secret, scheme=verified)
 
 
 @given(seed=st.integers(0, 100), batch=st.integers(1, 9), factor=st.sampled_from([1.0, 0.3]))

@@ -77,7 +77,10 @@ class Star(Backend):
         """The half of a value that another party has whole."""
         return self.net.public(party, torch.zeros((), dtype=torch.int64, device=self.device)).expand(x.shape)
 
-    def reveal(self, x: Shares, flags: Sequence[Shares]) -> tuple[Located, Located | None]:
+    def reveal(self, x: Shares, flags: Sequence[Shares], to: Any = None) -> tuple[Located, Located | None]:
+        if to not in (None, self.net.Q):
+            with self._querying(to):
+                return self.reveal(x, flags)
         if not flags:
             settle(self.net)
             return reveal(self.net, x), None
@@ -86,9 +89,6 @@ class Star(Backend):
 
     def reveal_to(self, x: Shares, party: Any) -> Located:
         settle(self.net)
-        if party not in (self.net.A, self.net.S):
-            with self._querying(party):
-                return reveal(self.net, x)
         return reveal_to_A(self.net, x) if party == self.net.A else reveal_to_S(self.net, x)
 
     def kept(self, x: Shares) -> tuple[torch.Tensor, ...]:
