@@ -86,6 +86,30 @@ def test_an_owner_is_held_to_the_range_as_q_is(element, lying):
         assert not sectorch.share(torch.ones(3), session=session, scheme=VERIFIED, owner=trusted).flags
 
 
+RANGES = {
+    torch.bool: (0, 1), torch.uint8: (0, 255), torch.int8: (-128, 127), torch.int16: (-(1 << 15), (1 << 15) - 1),
+    torch.uint16: (0, (1 << 16) - 1), torch.int32: (-(1 << 22), (1 << 22) - 1), torch.uint32: (0, (1 << 22) - 1),
+    torch.int64: (-(1 << 22), (1 << 22) - 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", RANGES)
+def test_whole_numbers_are_held_to_those_of_their_type(dtype, lying):
+    """And all to 2^22 with 20 fraction bits: another one is a question that nobody can ask of the model."""
+    session, (low, high) = Session(), RANGES[dtype]
+
+    def answered(element: int) -> bool:
+        lying(element)
+        x = sectorch.share(torch.zeros(3, dtype=dtype), session=session, scheme=VERIFIED)
+        try:
+            return bool(x.float().reveal()[-1] == element)
+        except RangeExceededError:
+            return False
+
+    assert all(map(answered, (low, high)))
+    assert not any(map(answered, (low - 1, high + 1, 1 << 40, (1 << 63) - 1, -(1 << 63), (1 << 63) - high)))
+
+
 class Both(nn.Module):
     """What Q learns at once, and what it may learn later, in which no check of its own finds the last element."""
 

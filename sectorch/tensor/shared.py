@@ -325,8 +325,19 @@ def share_tensor(
 
 def _held_to(x: SharedTensor, bound: float) -> SharedTensor:
     """x, which nothing is revealed of where an element is beyond its bound, whatever its owner has shared."""
-    raised, truth = x.session.net(x.party).raised, x.dtype == torch.bool
-    before, bits = len(raised), 0 if truth else math.ceil(math.log2(bound))
-    x.backend.flag_outside(-x.shares if truth else x.shares, bits, everywhere=True)  # -1 <= -x < 1 of 0 and 1 alone
+    raised, bits = x.session.net(x.party).raised, max(0, math.ceil(math.log2(bound)))
+    before, (middle, half) = len(raised), _range_of(x.dtype, bits)
+    x.backend.flag_outside(x.shares - middle if middle else x.shares, half, everywhere=True)
     x.bound, x.flags = 2.0**bits, tuple(raised[before:])
     return x
+
+
+def _range_of(dtype: torch.dtype, bits: int) -> tuple[int, int]:
+    """m and k: all numbers of a type, or those of them that so many bits have, are from m - 2^k to below m + 2^k."""
+    if dtype.is_floating_point:
+        return 0, bits
+    own = 1 if dtype == torch.bool else torch.iinfo(dtype).bits
+    if dtype.is_signed:
+        return 0, min(bits, own - 1)
+    half = max(0, min(bits, own) - 1)
+    return 1 << half, half
