@@ -139,10 +139,10 @@ def _noisy(nets: list[Net], *values: Any) -> Located:
     return aggregate_noisy(nets[0], list(zip(nets, values[:-1], strict=True)), values[-1])
 
 
-def _limited(net: Net, x: Shares) -> Shares:
+def _limited(net: Net, x: Shares, everywhere: bool = False) -> Shares:
     """x, with a flag where it is not within the limit."""
     masked = open_masked(net, x)
-    raise_outside(net, masked, masked.c, LIMIT_BITS)
+    raise_outside(net, masked, masked.c, LIMIT_BITS, everywhere=everywhere)
     return x
 
 
@@ -385,6 +385,7 @@ OWN = [
     Own("guarded_ramps", _guarded(lambda net, x: ramps(net, x, (0, 7), 20, limit_bits=LIMIT_BITS)[0]),
         [Given(low=-(1 << 61), high=(1 << 61) - 1)], _inside(lambda x: rounded(x, 20).clamp(min=0)), HASHED),
     Own("guarded_limit", _guarded(_limited), [HALF_RING], _inside(lambda x: x), HASHED),
+    Own("guarded_limit_everywhere", _guarded(partial(_limited, everywhere=True)), [ANY], _inside(lambda x: x), HASHED),
     Own("verified_relu_20", _verified(partial(relu, shift=20)), [cut(20)], lambda x: rounded(x, 20).clamp(min=0),
         HASHED),
     Own("verified_truncate", _verified(partial(truncate, shift=20)), [cut(20)], partial(rounded, shift=20), HASHED),

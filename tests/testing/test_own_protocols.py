@@ -36,7 +36,7 @@ def short_options(own: Own) -> dict:
     return fewer | {"elements": 32 if own.deep else 256 if "guarded" in own.name else 48, "runs": 16, "pairs": 1}
 
 
-CHEAP = ("share", "reveal", "reveal_to_S", "select")
+CHEAP = ("share", "reveal", "reveal_to_S", "select", "verified_conv2d")
 NORMAL = [own for own in OWN if own.name in (*STAND_FOR_THEIRS, *CHEAP) and not own.deep]
 """One of each kind, and what is cheap. Deep function keys take minutes: a truncation by keys stands for what they
 serve. The long profile has all."""
