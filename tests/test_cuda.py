@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 import sectorch
 from sectorch import Scheme
+from sectorch.choreography.run.graphs import Recorded
 from sectorch.nn.models import ZOO
 from sectorch.ring import limbs, products
 from sectorch.ring.products import Conv2d
@@ -62,6 +64,64 @@ def test_a_module_is_recorded_and_checked_there():
     expected = secured(x)
     secured.preprocess(x)
     assert torch.equal(secured(x), expected)
+
+
+def recorded(session: Session) -> list[Recorded]:
+    """What is recorded of the programs of a session."""
+    graphs = session.runtime.graphs
+    return [one for of in graphs._of.values() for one in of.values()]
+
+
+@pytest.mark.parametrize("network", ["lan", "wan"])
+def test_calls_are_replayed(network: str):
+    """From the third on, whole ones and those of prepared material, each on an input of its own, with an observed one
+    between them; and what a call gave stays what it is when there are others."""
+    construct, shape = ZOO["lenet"]
+    model, scheme = construct().eval(), Scheme(network=network)
+    inputs = [torch.randn(2, *shape) for _ in range(6)]
+    expected = [sectorch.reference(model, scheme)(x) for x in inputs]
+    secured = sectorch.secure(model.cuda(), scheme)
+    found = [secured(x.cuda()) for x in inputs]
+    with sectorch.profile():
+        found.append(secured(inputs[0].cuda()))
+    for x in inputs:
+        secured.preprocess(x.cuda())
+        found.append(secured(x.cuda()))
+    ideal = [*expected, expected[0], *expected]
+    assert [i for i, y in enumerate(found) if not torch.equal(y.cpu(), ideal[i])] == []
+    whole = recorded(secured.session)
+    assert len(whole) == 3 and all(one._pieces and not one.refused for one in whole)
+
+
+def test_a_replayed_call_that_leaves_its_range():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
+    with torch.no_grad():
+        model[0].weight.fill_(100.0)
+    secured = sectorch.secure(model.cuda())
+    small = torch.randn(3, 4).cuda() / 1000
+    expected = secured(small)
+    for _ in range(4):
+        assert torch.equal(secured(small), expected)
+    for _ in range(2):
+        with pytest.raises(sectorch.errors.RangeExceededError):
+            secured(torch.full((3, 4), 100.0).cuda())
+        assert torch.equal(secured(small), expected)
+
+
+def test_threads_share_what_is_recorded():
+    construct, shape = ZOO["lenet"]
+    model = construct().eval()
+    inputs = [torch.randn(1, *shape) for _ in range(16)]
+    reference = sectorch.reference(model)
+    expected = [reference(x) for x in inputs]
+    secured = sectorch.secure(model.cuda())
+
+    def called(x: torch.Tensor) -> torch.Tensor:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return secured(x.cuda()).cpu()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(torch.equal(*pair) for pair in zip(pool.map(called, inputs), expected, strict=True))
 
 
 class OnDevice(Stage):

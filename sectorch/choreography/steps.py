@@ -7,7 +7,7 @@ a traced program can take it in other calls (`choreography/program/part.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -57,9 +57,18 @@ class Sent(Header):
         return sent
 
 
+class Recorder(Protocol):
+    """Takes the steps of a program in less time than one by one; see `run/graphs.py`."""
+
+    def take(
+        self, part: Any, lines: list[Any], runtime: Runtime, call: int, settled: Mapping, brought: Mapping
+    ) -> dict: ...
+
+
 class Runtime(Protocol):
     """What a choreography needs of the place where it runs; see `run/`."""
 
+    graphs: Recorder | None
     session: bytes
     here: frozenset[Party]
     keys: PairKeys

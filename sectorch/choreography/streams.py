@@ -12,8 +12,10 @@ Source: PrivHFL, Figure 18 (Pi_Seed) and section 2.3.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
+from collections.abc import Callable
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -70,9 +72,13 @@ class PairKey:
 
     def fill(self, label: str, call: int, draw: int, out: memoryview) -> None:
         """As `words`, into memory that is there."""
+        self.filling(label, call, draw, out)()
+
+    def filling(self, label: str, call: int, draw: int, out: memoryview) -> Callable[[], None]:
+        """As `fill`, in two: the place is drawn now, and the words are there when what this gives was called, by
+        whichever thread."""
         self._claim(label, call, draw)
-        if len(out):
-            self._fill(label, call, draw, out)
+        return functools.partial(self._fill, label, call, draw, out)
 
     def _claim(self, label: str, call: int, draw: int) -> None:
         if not (0 <= call < 1 << 32 and 0 <= draw < 1 << 32):
@@ -89,6 +95,8 @@ class PairKey:
             self._latest.pop(call, None)
 
     def _fill(self, label: str, call: int, draw: int, out: memoryview) -> None:
+        if not len(out):
+            return
         counter = call.to_bytes(4, "big") + draw.to_bytes(4, "big") + bytes(8)
         stream = self._streams.pop(label, None)  # a thread that finds another one drawing makes a stream of its own
         if stream is None:
@@ -120,6 +128,10 @@ class PairKeys:
     def fill(self, pair: frozenset, label: str, call: int, draw: int, out: memoryview) -> None:
         """As `words`, into memory that is there."""
         self._of_call(pair, call).fill(label, call, draw, out)
+
+    def filling(self, pair: frozenset, label: str, call: int, draw: int, out: memoryview) -> Callable[[], None]:
+        """As `PairKey.filling`."""
+        return self._of_call(pair, call).filling(label, call, draw, out)
 
     def _of_call(self, pair: frozenset, call: int) -> PairKey:
         found = self._separate.get(call)

@@ -31,10 +31,14 @@ EXPONENTS = {"backward": (0.0, -1.0), "ortho": (-0.5, -0.5), "forward": (-1.0, 0
 """By norm the power of n that a transform forward and one backward is multiplied by."""
 
 
-@functools.lru_cache(maxsize=8)
 def circle(n: int, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of 2 pi j k / n; the angle is reduced in whole numbers."""
-    steps = torch.outer(torch.arange(rows), torch.arange(columns)) % n
+    return _circle_on(torch.get_default_device(), n, rows, columns)
+
+
+@functools.lru_cache(maxsize=8)
+def _circle_on(device: torch.device, n: int, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    steps = torch.outer(torch.arange(rows, device=device), torch.arange(columns, device=device)) % n
     angles = steps.to(torch.float64) * (2 * math.pi / n)
     return torch.cos(angles), torch.sin(angles)
 

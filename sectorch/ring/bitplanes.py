@@ -25,7 +25,6 @@ _STAGES = (
 )
 _CHUNK = 1 << 14  # columns transposed at a time: 8 MiB, which stays in the last-level cache
 _CHUNK_AWAY = 1 << 18  # on a device, where each step is a launch: 128 MiB
-_POSITIONS = torch.arange(64).view(64, 1)
 
 
 @functools.cache
@@ -103,7 +102,7 @@ def signs_of(v: torch.Tensor) -> torch.Tensor:
 
 def spread(words: torch.Tensor) -> torch.Tensor:
     """Packed bits [..., W] -> masks [..., 64, W]: all ones for the elements whose bit is set, zero for the others."""
-    positions = (63 - _POSITIONS).to(words.device)
+    positions = torch.arange(63, -1, -1, device=words.device).view(64, 1)
     return (words.unsqueeze(-2) << positions).bitwise_right_shift_(63)
 
 

@@ -103,9 +103,9 @@ def result_on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
 
 def _istft_on_meta(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """torch looks at the window's content, which stands for ones where there is none."""
-    content = lambda x: (torch.ones(x.shape, dtype=x.dtype) if x.is_meta else x.cpu()) if torch.is_tensor(x) else x
-    args, kwargs = pytree.tree_map(content, (args, kwargs))
-    found = torch.istft(torch.zeros(input.shape, dtype=input.dtype), *args, **kwargs)
+    ones = lambda x: torch.ones(x.shape, dtype=x.dtype, device="cpu") if x.is_meta else x.cpu()
+    args, kwargs = pytree.tree_map_only(torch.Tensor, ones, (args, kwargs))
+    found = torch.istft(torch.zeros(input.shape, dtype=input.dtype, device="cpu"), *args, **kwargs)
     return torch.empty(found.shape, dtype=found.dtype, device="meta")
 
 

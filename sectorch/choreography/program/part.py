@@ -148,16 +148,15 @@ class Part:
 
         Args:
             call: its number, which addresses its randomness.
-            settled: the values of the setup.
-            inputs: by name.
+            settled: the values of the setup. inputs: by name.
         """
-        return self.learned(take(self._all, runtime, call, {**settled, **given(self._inputs[0], inputs)}))
+        return self.learned(self._taken(self._all, runtime, call, settled, given(self._inputs[0], inputs)))
 
     def prepare(
         self, runtime: Runtime, call: int, settled: Mapping[Slot, Any], inputs: Mapping[str, torch.Tensor]
     ) -> list[Any]:
         """The offline steps; what the online ones use of them, in the order of their places."""
-        values = take(self.offline, runtime, call, {**settled, **given(self._inputs[1], inputs)})
+        values = self._taken(self.offline, runtime, call, settled, given(self._inputs[1], inputs))
         return [values[slot] for slot in self.kept]
 
     def resume(
@@ -178,8 +177,13 @@ class Part:
         kept = material.take(runtime.session, self.program.digest, setup)
         if len(kept) != len(self.kept):
             raise MaterialError("the material was prepared by another party")
-        values = {**settled, **brought, **dict(zip(self.kept, kept, strict=True))}
-        return self.learned(take(self._online, runtime, material.call, values))
+        brought |= zip(self.kept, kept, strict=True)
+        return self.learned(self._taken(self._online, runtime, material.call, settled, brought))
+
+    def _taken(self, lines: list[Line], runtime: Runtime, call: int, *known: Mapping[Slot, Any]) -> dict[Slot, Any]:
+        if runtime.graphs is not None:
+            return runtime.graphs.take(self, lines, runtime, call, *known)
+        return take(lines, runtime, call, {**known[0], **known[1]})
 
     def known(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Those of the inputs that offline steps take."""

@@ -18,6 +18,7 @@ from ..ledger import observers
 from ..net import Party, Phase
 from ..steps import Sent
 from ..streams import PairKey, PairKeys
+from .graphs import Graphs
 
 
 def device_named(device: torch.device | str) -> torch.device:
@@ -45,6 +46,7 @@ class LocalRuntime:
         self.session = os.urandom(16)
         self.here = parties
         self.keys = PairKeys(self.session)
+        self.graphs = Graphs(self.device) if self.device.type == "cuda" else None
 
     def draw(self, pair: frozenset[Party], label: str, call: int, draw: int, count: int) -> torch.Tensor:
         if self.device.type != "cuda":
@@ -70,6 +72,8 @@ class LocalRuntime:
 
 class DryRuntime:
     """Nobody is here: shapes only. Messages reach the observers as meta tensors."""
+
+    graphs = None
 
     def __init__(self):
         self.session = os.urandom(16)

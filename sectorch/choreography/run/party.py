@@ -43,6 +43,8 @@ class PartyRuntime:
         alive: called before each message.
     """
 
+    graphs = None
+
     def __init__(
         self,
         me: Party,

@@ -76,6 +76,8 @@ class Rehearsal:
         device: where tensors live.
     """
 
+    graphs = None
+
     def __init__(self, dealer: Party, session: bytes, keys: PairKeys, device: torch.device):
         self.session, self.here, self.keys = session, frozenset((dealer,)), keys
         self._dealer, self._device = dealer, device

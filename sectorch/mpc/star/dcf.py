@@ -36,7 +36,9 @@ def _permute(cipher: Cipher, blocks: torch.Tensor) -> torch.Tensor:
 
 def _tweak(n: int, j: int, like: torch.Tensor) -> torch.Tensor:
     """j in the low word of n blocks: [n, 2]."""
-    return torch.tensor([j, 0], device=like.device).repeat(n, 1)
+    out = like.new_zeros(n, 2, dtype=torch.int64)
+    out[:, 0].fill_(j)
+    return out
 
 
 def _tweaks(n: int, blocks: int, like: torch.Tensor) -> torch.Tensor:

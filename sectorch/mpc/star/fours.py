@@ -17,7 +17,7 @@ import torch
 from ...choreography import Net, leaf, protocol
 from .circuit import Circuit
 from .compare import drelu
-from .layers import Layer, and_layers
+from .layers import Layer, and_layers, pick
 from .mask import Masked, open_masked
 from .pool import max_tree
 from .select import select
@@ -104,12 +104,12 @@ def differences(x: torch.Tensor, pairs: tuple[tuple[int, int], ...]) -> torch.Te
 
 @leaf
 def _columns(x: torch.Tensor, which: tuple[int, ...]) -> torch.Tensor:
-    return x[:, list(which)]
+    return torch.stack([x[:, i] for i in which], 1)
 
 
 @leaf
 def _rows(words: torch.Tensor, which: tuple[int, ...]) -> torch.Tensor:
-    return words[list(which)].view(-1)
+    return pick(words, which).reshape(-1)
 
 
 @leaf

@@ -35,7 +35,7 @@ from .compare import Node, check_planes, join, levels_of, tree
 from .deal import Made, deal
 from .fours import by_words, differences
 from .guard import raise_flags
-from .layers import Layer, and_layers
+from .layers import Layer, and_layers, pick
 from .mask import Masked, open_masked, planes_of
 from .relu import sign_words
 from .select import BitMask, bits_less, chosen_by, deal_mask, open_bit, per_element, picked, random_bits
@@ -195,7 +195,7 @@ def _unpadded(y: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 @leaf
 def _rows_of(state: torch.Tensor, places: tuple[int, ...]) -> torch.Tensor:
     """Some rows of the state, side by side."""
-    return state[list(places)].view(-1)
+    return pick(state, places).reshape(-1)
 
 
 def _rows(plan: Plan) -> int:

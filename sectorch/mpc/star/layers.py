@@ -147,7 +147,7 @@ def beaver(public: torch.Tensor, alpha: torch.Tensor, dealt: torch.Tensor, layer
     for group in layer.groups:
         opened = pick(public, group.operands).unflatten(0, (group.size, -1))
         halves = public.new_empty(1 << group.size, *opened.shape[1:])
-        halves[0] = -int(first)
+        halves[0].fill_(-int(first))
         for source, (sets, rows) in ((alpha, group.single), (dealt, group.several)):
             halves.index_copy_(0, _index(sets, device), pick(source, rows).view(len(sets), *opened.shape[1:]))
         for operand in reversed(opened):

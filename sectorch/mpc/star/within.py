@@ -25,7 +25,7 @@ from .shares import Shares
 def moved_planes(bits: torch.Tensor, low: int, k: int, down: bool) -> torch.Tensor:
     """The bit planes of c - 2^k (down) or c + 2^k from those of c, [64, W]; those below `low` are zero."""
     out = torch.empty_like(bits)
-    out[:low] = 0
+    out[:low].zero_()
     out[low:k] = bits[low:k]
     carry = bits[k:].bitwise_not() if down else bits[k:].clone()  # row i: into plane k + i + 1
     for i in range(1, len(carry)):
