@@ -6,8 +6,10 @@
     python benchmarks/gpu.py --json results.json
 
 Plain and secure calls alternate, and medians are printed; the device is waited for before each look at the clock.
-'ahead' is the offline phase (one call's material), 'online' a call from it, 'cpu' a whole secure call of the same
-machine's processor (`--cpu`). 'same bits': the result of the device against `sectorch.reference` on the CPU.
+'stepwise' is a secure call whose steps are taken one by one, as the first two are; 'ahead' is the offline phase (one
+call's material), 'online' a call from it (none of the three with `--whole`), 'cpu' a whole secure call of the same
+machine's processor (`--cpu`). 'same': whether all results of the device, the timed ones among them, have the bits of
+`sectorch.reference` on the CPU.
 """
 
 from __future__ import annotations
@@ -83,11 +85,25 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
+WARM = 3
+"""Calls before anything is timed: the third is the one that records (`choreography/run/graphs.py`)."""
+
+
 def ahead(secured: Any, given: dict[str, torch.Tensor] | torch.Tensor) -> None:
     secured.preprocess(given if isinstance(given, torch.Tensor) else sectorch.Inputs(**given))
 
 
-def measured(name: str, batch: int, repeats: int, device: str, on_cpu: bool) -> dict[str, Any]:
+def stepwise(secured: Any, work: Callable[[], Any]) -> None:
+    """Do it without what is recorded."""
+    runtime = secured.session.runtime
+    kept, runtime.graphs = runtime.graphs, None
+    try:
+        work()
+    finally:
+        runtime.graphs = kept
+
+
+def measured(name: str, batch: int, repeats: int, device: str, on_cpu: bool, whole: bool) -> dict[str, Any]:
     """One model and batch."""
     model, given = built(name, batch)
     expected = called(sectorch.reference(model), given)
@@ -103,18 +119,26 @@ def measured(name: str, batch: int, repeats: int, device: str, on_cpu: bool) -> 
         setup = seconds(lambda: called(secured, given))
         with sectorch.profile() as spent:
             found = called(secured, given)
-        took: dict[str, list[float]] = {n: [] for n in ("plain", "secure", "ahead", "online")}
+        results = [found]
+        secure = lambda: results.append(called(secured, given))
+        works: dict[str, Callable[[], Any]] = {
+            "plain": lambda: called(model, given), "secure": secure, "stepwise": lambda: stepwise(secured, secure),
+            "ahead": lambda: ahead(secured, given), "online": secure,
+        }  # fmt: skip
+        works = {n: work for n, work in works.items() if not whole or n in ("plain", "secure")}
+        for _ in range(WARM):
+            for name_of in [n for n in works if n != "stepwise"]:
+                works[name_of]()
+        took: dict[str, list[float]] = {n: [] for n in works}
         for _ in range(repeats):
-            took["plain"].append(seconds(lambda: called(model, given)))
-            took["secure"].append(seconds(lambda: called(secured, given)))
-            took["ahead"].append(seconds(lambda: ahead(secured, given)))
-            took["online"].append(seconds(lambda: called(secured, given)))
+            for name_of, work in works.items():
+                took[name_of].append(seconds(work))
     return {
         "net": name, "batch": batch, "setup_s": setup,
         **{f"{n}_s": statistics.median(v) for n, v in took.items()},
         "spread": max(took["secure"]) / min(took["secure"]), "cpu_s": cpu,
         "error": float((found - plain_result).abs().max() / plain_result.abs().max()),
-        "mb": spent.bytes / 1e6, "rounds": spent.rounds, "same": torch.equal(found.cpu(), expected),
+        "mb": spent.bytes / 1e6, "rounds": spent.rounds, "same": all(torch.equal(y.cpu(), expected) for y in results),
         "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else None,
     }  # fmt: skip
 
@@ -125,7 +149,7 @@ def profiled(name: str, batch: int, device: str) -> None:
 
     model, given = built(name, batch)
     secured, given = sectorch.secure(model.to(device)), moved(given, device)
-    for _ in range(2):
+    for _ in range(WARM):
         called(secured, given)
     kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
     with profile(activities=kinds) as found:
@@ -144,6 +168,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--cpu", action="store_true", help="time the processor of this machine too")
+    parser.add_argument("--whole", action="store_true", help="time plain and whole secure calls only")
     parser.add_argument("--profile", action="store_true", help="torch's profiler instead of the clock")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -158,7 +183,7 @@ def main() -> None:
     where = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     rows = []
     for name, batch in pairs:
-        rows.append(measured(name, batch, options.repeats, options.device, options.cpu))
+        rows.append(measured(name, batch, options.repeats, options.device, options.cpu, options.whole))
         print(json.dumps(rows[-1]), flush=True)
         if options.json:
             options.json.write_text(json.dumps({"device": where, "torch": torch.__version__, "rows": rows}, indent=1))

@@ -142,6 +142,8 @@ def on_device() -> OnDevice:
 
 
 OTHERWISE = {
+    "put": "of entries written to one place a device keeps any",
+    "scatter": "of entries written to one place a device keeps any",
     "to": "the sample moves to the CPU, which is refused there",
     "batch_norm": "the device's rsqrt of public float32 numbers has other last bits than the CPU's",
 }

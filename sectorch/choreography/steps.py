@@ -68,11 +68,12 @@ class Recorder(Protocol):
 class Runtime(Protocol):
     """What a choreography needs of the place where it runs; see `run/`."""
 
-    graphs: Recorder | None
     session: bytes
     here: frozenset[Party]
     keys: PairKeys
 
+    @property
+    def graphs(self) -> Recorder | None: ...
     def draw(self, pair: frozenset[Party], label: str, call: int, draw: int, count: int) -> torch.Tensor: ...
     def transfer(self, line: Sent, value: torch.Tensor) -> torch.Tensor: ...
     def install(self, pair: frozenset[Party], secret: torch.Tensor) -> None: ...

@@ -7,7 +7,8 @@ wait for the device or bring it something of the processor's. From the third on 
 those, in pieces, and replayed: on inputs that are copied to where the recorded ones were, and on words that the
 processor draws for a piece while the device works on the one before.
 
-Calls with an observer are taken step by step: it is shown every message. So is a program that cannot be recorded.
+Calls with an observer are taken step by step: it is shown every message. So is a program that cannot be recorded, and
+one of more than `MOST` steps: to see which steps wait takes a multiple of a call.
 """
 
 from __future__ import annotations
@@ -15,15 +16,14 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import SectorchError
@@ -37,6 +37,8 @@ WORDS = 1 << 23
 """Drawn for a piece at most, and for the step that passes it."""
 STEPS = 4096
 """Of a piece at most."""
+MOST = 1 << 14
+"""Of a program that is recorded: one of 6,055 took 2 s, and one of 62,146 was not done within two minutes."""
 SHARE = 2
 """Recorded programs take at most one part in so many of the device's memory; the one used least recently goes."""
 JOB = 1 << 20
@@ -44,6 +46,8 @@ JOB = 1 << 20
 THREADS = 8
 """That draw words, at most."""
 _ALIGNED = 64  # words, as torch's own memory: the kernels that it chooses depend on it
+_INDEXED = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
+_FROM_PYTHON = torch.ops.aten.lift_fresh.default
 _ASKS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -60,13 +64,24 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        asks = bool(_ASKS.intersection(func.tags)) or func is torch.ops.aten.lift_fresh.default  # of Python's numbers
-        if func.overloadpacket in (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_):
-            asks = any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
-        elsewhere = lambda x: isinstance(x, torch.Tensor) and x.device != self.device
-        if asks or any(map(elsewhere, pytree.tree_leaves((args, kwargs, result)))):
+        if self._asks(func, args) or self._elsewhere((args, result)) or (kwargs and self._elsewhere(kwargs.values())):
             self.waits = func.name()
         return result
+
+    def _asks(self, func: Any, args: tuple) -> bool:
+        if func.overloadpacket in _INDEXED:
+            return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+        return func is _FROM_PYTHON or not _ASKS.isdisjoint(func.tags)
+
+    def _elsewhere(self, values: Iterable[Any]) -> bool:
+        """Torch's own tree functions take longer than the work."""
+        for x in values:
+            if isinstance(x, torch.Tensor):
+                if x.device != self.device:
+                    return True
+            elif isinstance(x, (list, tuple)) and self._elsewhere(x):
+                return True
+        return False
 
 
 class _Unrecordable(Exception):
@@ -84,7 +99,6 @@ class _Piece:
     contents: dict[Slot, Any] = field(default_factory=dict)
     """What a step that waits is taken on. results: and where what it gives belongs."""
     results: dict[Slot, torch.Tensor] = field(default_factory=dict)
-
     drawing: list[Future] = field(default_factory=list)
 
     @property
@@ -122,7 +136,7 @@ class Recorded:
     def __init__(self, lines: list[Line], settled: Mapping[Slot, Any], device: torch.device, threads: Executor):
         self.lines, self.settled, self.device, self._threads = lines, settled, device, threads
         self.bytes = self.calls = 0
-        self.refused = ""
+        self.refused = f"{len(lines)} steps" if len(lines) > MOST else ""
         self._waiting: dict[int, str] = {}
         self._pieces: list[_Piece] = []
 
@@ -181,7 +195,6 @@ class Recorded:
                             self._wait(piece, runtime, call, values)
                         else:
                             self._capture(piece, runtime, call, values, pool, side)
-                            piece.graph.replay()
                 made = {slot for line in self.lines for _, slot in line.outputs}
                 self._results = {slot: x for slot, x in values.items() if slot in made}
         except SectorchError:
@@ -192,7 +205,8 @@ class Recorded:
             draws = [one for piece in pieces for one in piece.draws if begun]
             there = {(d.owners, d.name, d.number): self._host[at] for d, at in draws}
             self._forget()
-            return take(self.lines, _Drawn(runtime, there, self.device), call, {**self.settled, **brought})
+            drawn = cast(Runtime, _Drawn(runtime, there, self.device))
+            return take(self.lines, drawn, call, {**self.settled, **brought})
         except BaseException:
             self._forget()
             raise
@@ -238,6 +252,7 @@ class Recorded:
                     warnings.filterwarnings("ignore", "The CUDA Graph is empty", UserWarning)
                     graph.capture_end()
         piece.graph = graph
+        graph.replay()  # what is recorded is not done yet
 
     def _wait(self, piece: _Piece, runtime: Runtime, call: int, values: dict[Slot, Any]) -> None:
         """Take a step that waits, the first time."""
