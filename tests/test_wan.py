@@ -11,11 +11,13 @@ from cases import LONG, by_turns, some
 from torch import nn
 
 import sectorch
+from sectorch.choreography import Phase
 from sectorch.errors import ArgumentError
 from sectorch.mpc.star import backend
-from sectorch.mpc.star.largest import planned, ramp_of_largest
+from sectorch.mpc.star.largest import WORTH, levels_worth, planned, ramp_of_largest
 from sectorch.mpc.star.share import share
 from sectorch.nn.models import ZOO
+from sectorch.session import Session
 from sectorch.tensor import Scheme, share_tensor
 
 
@@ -37,6 +39,20 @@ def test_vgg7_in_few_rounds(check: bool, rounds: int):
         return
     explained = sectorch.explain(model, x, Scheme(network="wan"))
     assert (explained.rounds, explained.bytes) == (p.rounds, p.bytes)
+
+
+def test_bytes_in_addition_are_bounded_over_a_call():
+    """Each layer takes half of what is left at most: of equal ones the first has one level, and later ones three."""
+    n, spent = 100_000, 0
+    one, three = (planned(1, 20, 63, 40, 12, levels).bits for levels in (1, 3))
+    net = Session()._net(None, Phase.OFFLINE)
+    found = [levels_worth(net, 1, n, 20, 63, 40, 12) for _ in range(20)]
+    for levels in found:
+        more = -(-(one - three) * n // 8)
+        assert levels == (1 if 2 * more <= WORTH - spent else 3)
+        spent += more if levels == 1 else 0
+    assert net.spent == spent <= WORTH and {1, 3} == set(found)
+    assert levels_worth(net, 1, 100, 20, 63, 40, 12) == 1, "a small layer after them"
 
 
 def test_key_bytes_of_a_relu():

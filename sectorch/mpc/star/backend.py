@@ -200,7 +200,7 @@ class Star(Backend):
         m, count = x.shape[0], x.shape[1:].numel()
         if not self.few_rounds or m > MOST or self._keyed(x):
             return self.ramps(self.largest(x, between), (0,), shift, high, limit_bits)[0]
-        levels = levels_worth(m, count, shift, between, high, limit_bits)
+        levels = levels_worth(self.net, m, count, shift, between, high, limit_bits)
         return ramp_of_largest(self.net, x, shift, between, high, limit_bits, levels)
 
     def series(self, x: Shares, scale_bits: int, which: Series) -> Shares:
