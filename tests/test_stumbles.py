@@ -571,3 +571,52 @@ def test_a_misspelt_option_of_a_command_names_the_nearest(capsys):
         with pytest.raises(SystemExit):
             p.parse_args(words)
         assert way in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("over", [torch.vmap, torch.func.jacrev, torch.func.vjp])
+def test_a_transform_of_torch_over_a_secure_module(plain, over):
+    secured = sectorch.secure(plain)
+    with pytest.raises(UnsupportedOpError, match="call it on the whole batch"):
+        found = over(secured, ROWS) if over is torch.func.vjp else over(secured)(ROWS)
+        assert found is None
+
+
+def test_calibration_with_a_list_of_batches(plain):
+    with pytest.raises(ArgumentError, match=r"torch\.cat\(batches\) makes one batch of several"):
+        sectorch.secure(plain, calibrate=[ROWS, ROWS])
+    assert sectorch.secure(plain, calibrate=torch.cat([ROWS, ROWS])).scheme.frac_bits == 20
+
+
+OPERANDS = {
+    "divided": lambda x: x / 2, "whole": lambda x: x // 2, "rest": lambda x: x % 2, "under": lambda x: 2 / x,
+    "an array first": lambda x: np.arange(1, 4) + x, "an array second": lambda x: x - np.arange(1, 4),
+    "a numpy number": lambda x: np.int64(3) * x, "an array divided": lambda x: np.arange(1, 4) / x,
+    "a matrix first": lambda x: torch.eye(3, dtype=torch.int64) @ x,
+}  # fmt: skip
+
+EXPECTED = {
+    "divided": torch.tensor([0.5, 2.5, 4.5]), "whole": torch.tensor([0, 2, 4]), "rest": torch.tensor([1, 1, 1]),
+    "under": 2 / torch.tensor([1.0, 5.0, 9.0]), "an array first": torch.tensor([2, 7, 12]),
+    "an array second": torch.tensor([0, 3, 6]), "a numpy number": torch.tensor([3, 15, 27]),
+    "an array divided": torch.tensor([1.0, 2.0, 3.0]) / torch.tensor([1.0, 5.0, 9.0]),
+    "a matrix first": torch.tensor([1, 5, 9]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERANDS)
+def test_a_located_value_is_an_operand_as_its_tensor_is(name: str):
+    given, session = torch.tensor([1, 5, 9]), sectorch.Session()
+    with session.call() as net:
+        found = OPERANDS[name](net.public(net.A, given))
+        assert torch.equal(net.read(found, net.A), EXPECTED[name])
+        with pytest.raises(SectorchError, match="cannot steer Python"):
+            np.array(found)
+
+
+def test_a_quotient_is_written_as_one():
+    def halved(net):
+        return net.read(net.own(net.A, torch.empty(3, dtype=torch.int64), name="x") // 2 % 5, net.A)
+
+    program = sectorch.Session().trace(halved)
+    said = str(program.party("A"))
+    assert "// 2" in said and "% 5" in said

@@ -12,6 +12,7 @@ from enum import IntEnum
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
+import numpy as np
 import torch
 
 from ..errors import MisplacedValueError, SecretBranchError, SessionMismatchError
@@ -149,13 +150,14 @@ class Located:
             )
         return functools.partial(compute, method, self)
 
-    def _refuse(self, *_):
+    def _refuse(self, *_, **__):
         raise SecretBranchError(
             "a located value cannot steer Python control flow or be unpacked: most parties do not hold it. "
             "Compute with it as with a tensor, or write the choice as arithmetic (sectorch.mpc.star.select)"
         )
 
-    __bool__ = __len__ = __iter__ = __contains__ = __index__ = __float__ = __int__ = _refuse
+    __bool__ = __len__ = __iter__ = __contains__ = __index__ = __float__ = __int__ = __array__ = _refuse
+    __array_ufunc__ = None  # numpy's arrays leave their operators to it
     __hash__ = object.__hash__
 
     if TYPE_CHECKING:  # the operators that the table below sets
@@ -164,7 +166,7 @@ class Located:
 
         __add__ = __sub__ = __mul__ = __matmul__ = __neg__ = __xor__ = __and__ = __or__ = __invert__ = _operator
         __radd__ = __rsub__ = __rmul__ = __rxor__ = __rand__ = __ror__ = __abs__ = __lshift__ = __rshift__ = _operator
-        __getitem__ = __pow__ = __lt__ = __le__ = __gt__ = __ge__ = _operator
+        __getitem__ = __pow__ = __lt__ = __le__ = __gt__ = __ge__ = __truediv__ = __floordiv__ = __mod__ = _operator
 
     def __reduce__(self):
         raise SecretBranchError("a located value cannot be copied or pickled")
@@ -190,20 +192,25 @@ def dependence(values: Iterable[Any], base: Phase, session: bytes) -> tuple[Phas
 
 def _operator(f: Callable, swapped: bool = False) -> Callable:
     if swapped:
-        return lambda x, y: compute(f, y, x)
-    return lambda x, *others: compute(f, x, *others)
+        return lambda x, y: compute(f, _tensor(y), x)
+    return lambda x, *others: compute(f, x, *map(_tensor, others))
+
+
+def _tensor(x: Any) -> Any:
+    return torch.from_numpy(x) if type(x) is np.ndarray else x
 
 
 _OPERATORS = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "matmul": operator.matmul, "neg": operator.neg,
     "xor": operator.xor, "and": operator.and_, "or": operator.or_, "invert": operator.invert, "abs": operator.abs,
     "lshift": operator.lshift, "rshift": operator.rshift, "getitem": operator.getitem, "pow": operator.pow,
+    "truediv": operator.truediv, "floordiv": operator.floordiv, "mod": operator.mod,
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
 }  # fmt: skip
 _KNOWN = frozenset(_OPERATORS.values())
 for _name, _f in _OPERATORS.items():
     setattr(Located, f"__{_name}__", _operator(_f))
-    if _name in ("add", "sub", "mul", "xor", "and", "or"):
+    if _name in ("add", "sub", "mul", "matmul", "xor", "and", "or", "truediv", "floordiv", "mod"):
         setattr(Located, f"__r{_name}__", _operator(_f, swapped=True))
 
 

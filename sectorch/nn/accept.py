@@ -158,7 +158,13 @@ def check_input(x: torch.Tensor, session: Session, party: Party, scheme: Scheme)
         SessionMismatchError, ArgumentError: a SharedTensor of another session, answering party or scheme; a tensor on
             another device.
         DtypeError, NonFiniteError, FixedPointRangeError: a tensor that cannot be shared.
+        UnsupportedOpError: a tensor inside `torch.vmap` or a transform of `torch.func`, which has no content.
     """
+    if not isinstance(x, SharedTensor) and torch._C._functorch.is_functorch_wrapped_tensor(x):
+        raise UnsupportedOpError(
+            "a secure module inside torch.vmap or torch.func is not supported: call it on the whole batch, which it "
+            "takes as the plain module does"
+        )
     if isinstance(x, SharedTensor):
         if x.session is not session or x.party != party:
             raise SessionMismatchError(

@@ -42,10 +42,19 @@ def calibrate(model: nn.Module, batch: torch.Tensor | Inputs, scheme: Scheme | s
         SectorchError: the forward asks for what cannot be computed on secrets.
     """
     scheme = named_scheme("calibrate", scheme, old)
+    several = isinstance(batch, list | tuple)
     batch = Inputs.of(batch)
     if not all(x.numel() for x in batch.tensors):
         raise ArgumentError(f"calibration looks at typical inputs, and these are empty: {batch!r}")
-    program = recorded(model, batch)
+    try:
+        program = recorded(model, batch)
+    except TypeError as error:
+        if not several:
+            raise
+        raise ArgumentError(
+            "calibration takes one batch, as the model is called with it, and this model takes no list of tensors: "
+            "torch.cat(batches) makes one batch of several"
+        ) from error
     if program is None:
         raise ArgumentError(
             "calibration needs values that are the same in each call, and this module changes itself or draws random "

@@ -36,6 +36,7 @@ from .nodes import Input, Node, Slot, Taken
 _INFIX = {
     operator.add: "+", operator.sub: "-", operator.mul: "*", operator.matmul: "@", operator.pow: "**",
     operator.xor: "^", operator.and_: "&", operator.or_: "|", operator.lshift: "<<", operator.rshift: ">>",
+    operator.truediv: "/", operator.floordiv: "//", operator.mod: "%",
     operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=",
 }  # fmt: skip
 _PREFIX = {operator.neg: "-", operator.invert: "~"}
