@@ -70,13 +70,13 @@ def by_limbs(device: str) -> Table:
 def row(table: Table, name: str, macs: float, torchs: Callable, seconds: Callable[[], float]) -> None:
     """torch's product, ours without the processor's matrix unit in both ways, and with it where there is one."""
     with mock.patch.object(products, "unit", lambda: None):
-        by_loop, by_torch = (_with_tiles(seconds, wide) for wide in (False, True))
+        by_words, by_vectors = (_with_tiles(seconds, wide) for wide in (False, True))
     by_unit = "none here" if products.unit() is None else f"{macs / seconds():.1f}"
-    table.add_row(name, f"{macs / best(torchs):.2f}", f"{macs / by_torch:.2f}", f"{macs / by_loop:.2f}", by_unit)
+    table.add_row(name, f"{macs / best(torchs):.2f}", f"{macs / by_vectors:.2f}", f"{macs / by_words:.2f}", by_unit)
 
 
 def _with_tiles(seconds: Callable[[], float], wide: bool) -> float:
-    """With tiles by torch's kernel, as where there are vector products of 64-bit words, or by the compiled loop."""
+    """With tiles by the loop for vector products of 64-bit words, or by that for products of 32-bit ones."""
     with mock.patch.object(tiles, "wide_products", lambda: wide):
         return seconds()
 
@@ -92,7 +92,7 @@ def main() -> None:
     if options.device != "cpu":
         return
     table = Table(title=f"GMAC/s mod 2^64, {torch.get_num_threads()} threads")
-    for column in ("product", "torch", "tiles by torch", "tiles by a loop", "by the matrix unit"):
+    for column in ("product", "torch", "tiles, 64-bit products", "32-bit products", "by the matrix unit"):
         table.add_column(column, justify="left" if column == "product" else "right")
     for batch in options.batches:
         for c_in, c_out, size in CONVOLUTIONS:

@@ -99,15 +99,30 @@ BATCHED = [
 
 
 def test_tiles_on_either_kind_of_processor(monkeypatch):
-    """torch's kernel and the compiled loop; sums of any length, the edges of the ring, a tensor with strides."""
-    for r, k, count in ((1, 1, 1), (3, 4, 2), (130, 577, 3), (5, 7, 1)):
+    """Both compiled loops against torch's kernel: sums of any length, the edges of the ring, a matrix with strides; all
+    numbers of rows of a block, and more of both than are taken at a time; results beside each other."""
+    for r, k, count in (
+        (1, 1, 1),
+        (3, 4, 2),
+        (130, 577, 3),
+        (5, 7, 1),
+        (6, 256, 4),
+        (15, 257, 2),
+        (4, 0, 2),
+        (0, 3, 1),
+    ):
         left, tiles = ring_values((k, r), 63).t(), ring_values((count, k, TILE), 63, 1)
-        found = []
+        tiles[..., :2], tiles[..., 2:4] = LOWEST, HIGHEST
+        expected = torch.matmul(left, tiles)
         for wide in (True, False):
             monkeypatch.setattr("sectorch.ring.tiles.wide_products", lambda wide=wide: wide)
-            found.append(times_tiles(left, tiles))
-        assert torch.equal(*found), (r, k, count)
-        assert torch.equal(found[0][0], by_sums(left, tiles[0]))
+            assert torch.equal(times_tiles(left, tiles), expected), (r, k, count)
+            out = ring_values((1, r, TILE * count), 63, 2)
+            assert times_tiles(left, tiles, out) is out
+            assert torch.equal(out[0], torch.cat(list(expected), 1)), (r, k, count)
+            two = ring_values((count, r, TILE), 63, 3)
+            assert torch.equal(times_tiles(left, tiles, two), expected), (r, k, count)
+        assert r == 0 or k == 0 or torch.equal(expected[0], by_sums(left, tiles[0]))
 
 
 @pytest.mark.parametrize(("left", "right"), BATCHED)
@@ -296,7 +311,7 @@ def test_tiles_there_and_back(k: int, n: int, seed: int):
     matrix = ring_values((k, n), 63, seed)
     tiles = products.to_tiles(matrix)
     assert tiles.shape == (-(-n // TILE), k, TILE)
-    assert torch.equal(products._from_tiles(tiles, n), matrix)
+    assert torch.equal(products._beside(torch.eye(k, dtype=torch.int64), tiles, n), matrix)
 
 
 def test_a_device_without_an_integer_kernel():

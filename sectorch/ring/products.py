@@ -1,12 +1,11 @@
 """Exact matrix products and convolutions mod 2^64 on int64 tensors.
 
-torch's own int64 kernels are exact (they wrap), but their speed depends on the shape: the inner loop is fastest when
-the contiguous side of the product is 64 wide (50 GMAC/s on two cores with AVX-512, against 6 to 25 for other widths
-and 17 for a plain `@`). So both operands are brought into that form: a product `left @ tiles` with `tiles` of shape
-[tiles, K, 64], run as a 1x1 convolution, which torch also spreads over the cores; without AVX-512 a compiled loop is
-faster (`tileloops.py`). `benchmarks/products.py` prints the comparison. Where there is a matrix unit for bytes,
-products of some size go there (`amx.py`), and those with a single row to a compiled loop. On CUDA, where torch has no
-int64 products, they are made of limbs (`limbs.py`).
+torch's own int64 kernels are exact (they wrap), but read and write each word of the result again for each of its
+products. So one operand is brought into tiles of 64 columns, [tiles, K, 64], and a compiled loop multiplies the other
+one by them: `vectorloops.py` where the processor multiplies vectors of 64-bit words (57 GMAC/s on a core of a 2025
+server, where torch has 24 to 30, and 7 for a depth of 27), and `tileloops.py` elsewhere. `benchmarks/products.py`
+prints the comparison. Where there is a matrix unit for bytes, products of some size go there (`amx.py`), and those
+with a single row to a compiled loop. On CUDA, where torch has no int64 products, they are made of limbs (`limbs.py`).
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ import torch.nn.functional as F
 
 from ..errors import UnsupportedDeviceError
 from . import limbs
-from .tiles import times_tiles
+from .tiles import TILE, times_tiles
 
-TILE = 64
 _CHUNK_ELEMENTS = 1 << 19  # 4 MiB of unfolded columns at a time: they stay in the second-level caches
 _LIMB_ELEMENTS = 1 << 24  # unfolded columns at a time on a device: 128 MiB, and as much again in digits
 _SMALL = 1 << 15  # products below this many multiplications gain nothing from tiling
@@ -100,10 +98,11 @@ def to_tiles(matrix: torch.Tensor) -> torch.Tensor:
     return matrix.view(rows, -1, TILE).permute(1, 0, 2).contiguous()
 
 
-def _from_tiles(tiles: torch.Tensor, n: int) -> torch.Tensor:
-    """[tiles, r, 64] -> [r, n]."""
-    rows = tiles.shape[1]
-    return tiles.permute(1, 0, 2).reshape(rows, -1)[:, :n]
+def _beside(left: torch.Tensor, tiles: torch.Tensor, n: int) -> torch.Tensor:
+    """[r, K] times [tiles, K, 64] -> [r, n], for the first n columns."""
+    if n % TILE == 0 and not tiles.is_meta:
+        return times_tiles(left, tiles, torch.empty(1, len(left), n, dtype=torch.int64))[0]
+    return times_tiles(left, tiles).permute(1, 0, 2).reshape(len(left), -1)[:, :n]
 
 
 def _prepared(weight: torch.Tensor) -> torch.Tensor:
@@ -116,7 +115,7 @@ def _times_prepared(x: torch.Tensor, tiles: torch.Tensor, n: int) -> torch.Tenso
     """[r, K] times a prepared weight [n, K] -> [r, n]."""
     amx = unit()
     if amx is None or tiles.dtype == torch.int64:
-        return _from_tiles(times_tiles(x, tiles), n)
+        return _beside(x, tiles, n)
     (r, k), x = x.shape, x.contiguous()
     out = torch.empty(r, n, dtype=torch.int64)
     left = out, _steps(n, k), _steps(k)  # of the weight only its tiles are read
@@ -153,9 +152,9 @@ def _matmul2d(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return amx.product(*right, *left, out, _steps(m), _steps(n, m))
     if n * k * m < _SMALL or min(n, m) < 8 or max(n, m) < TILE:
         return x @ y
-    if m >= n:
-        return _from_tiles(times_tiles(x.contiguous(), to_tiles(y)), m)
-    return _from_tiles(times_tiles(y.t().contiguous(), to_tiles(x.t())), n).t()
+    if n * -(-m // TILE) <= m * -(-n // TILE):  # the fewer columns that only fill a tile up
+        return _beside(x, to_tiles(y), m)
+    return _beside(y.t(), to_tiles(x.t()), n).t()
 
 
 class Tiled(ABC):
@@ -244,8 +243,8 @@ class Conv2d(Tiled):
             return _by_unit(amx, windows, weight.contiguous(), out)
         span = _chunk_images(batch, k, oh * ow)
         for start in range(0, batch, span):
-            part = windows[start : start + span]
-            out[start : start + span] = _columns_product(part, weight.flatten(1)).view(-1, out_channels, oh, ow)
+            part = slice(start, start + span)
+            _columns_product(windows[part], weight.flatten(1), out[part].flatten(2))
         return out
 
     def by_limbs(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -324,8 +323,8 @@ def _places(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
     return found
 
 
-def _columns_product(windows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """windows [b, c, kh, kw, oh, ow], weight [c_out, K] -> [b, c_out, oh*ow]."""
+def _columns_product(windows: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """windows [b, c, kh, kw, oh, ow], weight [c_out, K], into out [b, c_out, oh*ow]."""
     batch, c, kh, kw, oh, ow = windows.shape
     positions, k, out_channels = oh * ow, c * kh * kw, weight.shape[0]
     if positions % TILE == 0 and (TILE % ow == 0 or ow % TILE == 0):
@@ -335,15 +334,16 @@ def _columns_product(windows: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
             source = windows.unflatten(5, (ow // TILE, TILE)).permute(0, 4, 5, 1, 2, 3, 6)
         tiles = _buffer(batch * positions * k).view(source.shape)
         tiles.copy_(source)
-        product = times_tiles(weight, tiles.view(-1, k, TILE))
-        return product.view(batch, -1, out_channels, TILE).transpose(1, 2).reshape(batch, out_channels, positions)
+        times_tiles(weight, tiles.view(-1, k, TILE), out)
+        return
     if TILE % positions == 0 and batch % (TILE // positions) == 0:
         images = TILE // positions
         source = windows.unflatten(0, (-1, images)).permute(0, 2, 3, 4, 1, 5, 6)
         tiles = _buffer(batch * positions * k).view(source.shape)
         tiles.copy_(source)
-        product = times_tiles(weight, tiles.view(-1, k, TILE))
-        return product.view(-1, out_channels, images, positions).transpose(1, 2).reshape(batch, out_channels, positions)
+        product = times_tiles(weight, tiles.view(-1, k, TILE)).view(-1, out_channels, images, positions)
+        out.unflatten(0, (-1, images)).copy_(product.transpose(1, 2))
+        return
     columns = windows.permute(1, 2, 3, 0, 4, 5).reshape(k, batch * positions)
-    product = _from_tiles(times_tiles(weight, to_tiles(columns)), batch * positions)
-    return product.view(out_channels, batch, positions).transpose(0, 1)
+    product = _beside(weight, to_tiles(columns), batch * positions)
+    out.copy_(product.view(out_channels, batch, positions).transpose(0, 1))

@@ -7,30 +7,22 @@ words, which these processors have, summed up apart and put together at the end.
 from __future__ import annotations
 
 import numpy as np
-import torch
 
-from .loops import array, compiled, over
+from .loops import compiled
 
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
-def times_tiles(left: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
-    """[r, K] times [tiles, K, 64] -> [tiles, r, 64]."""
-    (rows, _), (count, _, width) = left.shape, tiles.shape
-    out = torch.empty(count, rows, width, dtype=torch.int64)
-    words = (v.view(np.uint64) for v in (array(left), array(tiles), out.numpy()))
-    over(count * rows, _products, *words)
-    return out
-
-
 @compiled
-def _products(left, tiles, out, low, high):
-    """The rows low .. high of all tiles' results, four terms of their sums at a time."""
+def products(left, tiles, out, low, high):
+    """The rows low .. high of all results, four terms of their sums at a time; `out` as of `tiles.times_tiles`."""
     rows, depth = left.shape
-    width = tiles.shape[2]
+    width, turns = tiles.shape[2], out.shape[2] // tiles.shape[2]
     whole, cross = np.empty(width, np.uint64), np.empty(width, np.uint64)
     for at in range(low, high):
-        tile, x, row = tiles[at // rows], left[at % rows], out[at // rows, at % rows]
+        number = at // rows
+        tile, x, start = tiles[number], left[at % rows], number % turns * width
+        row = out[number // turns, at % rows, start : start + width]
         whole[:], cross[:] = 0, 0
         for k in range(0, depth - 3, 4):
             a0, a1, a2, a3 = x[k] & _LOW, x[k + 1] & _LOW, x[k + 2] & _LOW, x[k + 3] & _LOW

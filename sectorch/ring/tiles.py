@@ -1,23 +1,41 @@
-"""A matrix times tiles of 64 columns, mod 2^64: by torch or a compiled loop, whichever is faster on this processor."""
+"""A matrix times tiles of 64 columns, mod 2^64: by the compiled loop for this kind of processor."""
 
 from __future__ import annotations
 
 import functools
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+
+TILE = 64
+"""Columns of a tile."""
 
 
 @functools.cache
 def wide_products() -> bool:
-    """Whether the processor multiplies vectors of 64-bit words, so that torch's int64 kernels are fast."""
+    """Whether the processor multiplies vectors of 64-bit words."""
     return torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
-def times_tiles(left: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
-    """[r, K] times [tiles, K, 64] -> [tiles, r, 64]."""
-    if wide_products() or left.is_meta or tiles.is_meta:
-        return F.conv1d(tiles, left.unsqueeze(-1))
-    from . import tileloops  # numba takes half a second to load
+def times_tiles(left: torch.Tensor, tiles: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """[r, K] times [tiles, K, 64] -> [tiles, r, 64].
 
-    return tileloops.times_tiles(left, tiles)
+    Args:
+        out: [n, r, P] where the result goes instead, each of whose n parts has P / 64 tiles side by side.
+    """
+    if left.is_meta or tiles.is_meta:
+        return F.conv1d(tiles, left.unsqueeze(-1))
+    from .loops import array, over  # numba takes half a second to load
+
+    out = torch.empty(len(tiles), len(left), TILE, dtype=torch.int64) if out is None else out
+    arrays = array(left).view(np.uint64), array(tiles).view(np.uint64), out.numpy().view(np.uint64)
+    if wide_products():
+        from . import vectorloops
+
+        over(len(tiles) * -(-len(left) // vectorloops.ROWS), vectorloops.products, *arrays)
+    else:
+        from . import tileloops
+
+        over(len(tiles) * len(left), tileloops.products, *arrays)
+    return out
