@@ -53,6 +53,23 @@ class Ahead:
             self._held.clear()
 
 
+def check_ahead(inputs: Inputs, alone: str | None, verified: bool) -> None:
+    """Raise ArgumentError where such a call cannot be prepared.
+
+    Args:
+        alone: why the module runs operation by operation, if it does.
+        verified: whether dealing is proved. What Q learns of tensors that were shared before is then shown in a call of
+            its own, under their flags, which the program does not know.
+    """
+    if alone is not None:
+        raise ArgumentError(f"nothing can be prepared: the module runs operation by operation, since {alone}")
+    if verified and inputs.learned and any(held is not None for held in inputs.held):
+        raise ArgumentError(
+            "nothing can be prepared: with verified=True what is learned of tensors in shares is shown in a call of "
+            "its own; ask without preparing it, or leave all results in shares"
+        )
+
+
 def later(
     asked: list[Inputs],
     size: int | torch.Tensor | Inputs,

@@ -17,7 +17,7 @@ from ..session import Session
 from ..tensor import PrivateTensor, Scheme, SharedTensor, unwrapped
 from ..tensor.inference import Inference
 from .accept import check_input, check_model, copied, dtype_of
-from .ahead import Ahead, later
+from .ahead import Ahead, check_ahead, later
 from .bind import Weights, bind
 from .dry import Checked, dry_run, revealed, shared_inputs
 from .eager import watched
@@ -163,16 +163,14 @@ class SecureModule(Inference):
             bytes of memory that the material takes until it is used.
 
         Raises:
-            ArgumentError: no shape is known, or the module runs operation by operation.
+            ArgumentError: no shape is known, the module runs operation by operation, or dealing is proved and the call
+                shows something of tensors that were shared before.
         """
         with self._lock:
             asked = list(reversed(self._asked.values()))
         inputs = later(asked, batch_size, sample_shape, dtype, self.dtype)
         self._ensure(inputs)
-        if self.traces.alone is not None:
-            raise ArgumentError(
-                f"nothing can be prepared: the module runs operation by operation, since {self.traces.alone}"
-            )
+        check_ahead(inputs, self.traces.alone, self.named.verified)
         held = 0
         for piece in self.pieces(inputs):
             material = self.session.prepare(self.choreography(piece), self._brought(piece), self.named.audited)
