@@ -19,6 +19,7 @@ from ..net import Party, Phase
 from ..steps import Sent
 from ..streams import PairKey, PairKeys
 from .graphs import Graphs
+from .pages import keep_pages
 
 
 def device_named(device: torch.device | str) -> torch.device:
@@ -43,6 +44,7 @@ class LocalRuntime:
                 f"sessions compute on the CPU, or on a CUDA device that torch has here, got {self.device}: leave the "
                 f"device out, and keep model and input on the CPU"
             )
+        keep_pages()
         self.session = os.urandom(16)
         self.here = parties
         self.keys = PairKeys(self.session)

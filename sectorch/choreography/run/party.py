@@ -18,6 +18,7 @@ from ..net import Party, Phase
 from ..steps import Sent
 from ..streams import PairKey, PairKeys
 from .frames import Frame, Kind, parts_of
+from .pages import keep_pages
 
 
 class Channel(Protocol):
@@ -53,6 +54,7 @@ class PartyRuntime:
         alive: Callable[[], None] | None = None,
         wire: bytes | None = None,
     ):
+        keep_pages()
         self.me = me
         self.session = session
         self.here = frozenset((me,))
