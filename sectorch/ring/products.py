@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 from ..errors import UnsupportedDeviceError
 from . import limbs
-from .tiles import TILE, times_tiles
+from .tiles import TILE, times_tiles, to_tiles, wide_products
 
 _CHUNK_ELEMENTS = 1 << 19  # 4 MiB of unfolded columns at a time: they stay in the second-level caches
 _LIMB_ELEMENTS = 1 << 24  # unfolded columns at a time on a device: 128 MiB, and as much again in digits
@@ -90,14 +90,6 @@ def _limb_matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return out.squeeze(-1 if y.dim() == 1 else -2) if x.dim() == 1 else out
 
 
-def to_tiles(matrix: torch.Tensor) -> torch.Tensor:
-    """[K, n] -> [ceil(n/64), K, 64], zero padded."""
-    rows, n = matrix.shape
-    if n % TILE:
-        matrix = F.pad(matrix, (0, -n % TILE))
-    return matrix.view(rows, -1, TILE).permute(1, 0, 2).contiguous()
-
-
 def _beside(left: torch.Tensor, tiles: torch.Tensor, n: int) -> torch.Tensor:
     """[r, K] times [tiles, K, 64] -> [r, n], for the first n columns."""
     if n % TILE == 0 and not tiles.is_meta:
@@ -152,7 +144,12 @@ def _matmul2d(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return amx.product(*right, *left, out, _steps(m), _steps(n, m))
     if n * k * m < _SMALL or min(n, m) < 8 or max(n, m) < TILE:
         return x @ y
-    if n * -(-m // TILE) <= m * -(-n // TILE):  # the fewer columns that only fill a tile up
+    # Either way's products, those that only fill up a tile among them, and the words that are copied, both over k.
+    in_y, in_x = n * -(-m // TILE) * TILE, m * -(-n // TILE) * TILE
+    copied_y = m + (0 if x.is_contiguous() else n)
+    copied_x = n + n * m / k + (0 if y.t().is_contiguous() else m)
+    in_the_time_of_a_copy = 48 if wide_products() else 1
+    if in_y / in_the_time_of_a_copy + copied_y <= in_x / in_the_time_of_a_copy + copied_x:
         return _beside(x, to_tiles(y), m)
     return _beside(y.t(), to_tiles(x.t()), n).t()
 

@@ -18,6 +18,14 @@ def wide_products() -> bool:
     return torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
+def to_tiles(matrix: torch.Tensor) -> torch.Tensor:
+    """[K, n] -> [ceil(n/64), K, 64], zero padded."""
+    rows, n = matrix.shape
+    if n % TILE:
+        matrix = F.pad(matrix, (0, -n % TILE))
+    return matrix.view(rows, -1, TILE).permute(1, 0, 2).contiguous()
+
+
 def times_tiles(left: torch.Tensor, tiles: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """[r, K] times [tiles, K, 64] -> [tiles, r, 64].
 
