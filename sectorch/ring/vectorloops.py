@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from .loops import compiled, intrinsic
 
@@ -22,6 +23,17 @@ _WORD, _PLACE = ir.IntType(64), ir.IntType(32)
 _LINE = ir.VectorType(_WORD, 8)
 _SIDE = 2  # vectors of a block
 _BYTES = 8 * TILE
+
+AHEAD = 32
+"""Steps of the depth whose parts of a tile are asked for before they are needed: they stand too far apart for the
+processor to see that they follow."""
+
+
+def _prefetch(builder, address) -> None:
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, _PLACE, _PLACE, _PLACE])
+    f = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    builder.call(f, [builder.inttoptr(address, byte), _PLACE(0), _PLACE(3), _PLACE(1)])
 
 
 def _block(rows: int):
@@ -52,6 +64,8 @@ def _block(rows: int):
             sums = [builder.phi(_LINE) for _ in places]
             step, x, y = (builder.phi(_WORD) for _ in range(3))
             ys = [builder.load(line(y, j), align=8) for j in range(_SIDE)]
+            for j in range(_SIDE):
+                _prefetch(builder, builder.add(y, number(_BYTES * AHEAD + 64 * j)))
             found = []
             for i in range(rows):
                 at = builder.inttoptr(row(x, apart, i), _WORD.as_pointer())
