@@ -160,7 +160,8 @@ def check_input(x: torch.Tensor, session: Session, party: Party, scheme: Scheme)
         DtypeError, NonFiniteError, FixedPointRangeError: a tensor that cannot be shared.
         UnsupportedOpError: a tensor inside `torch.vmap` or a transform of `torch.func`, which has no content.
     """
-    if not isinstance(x, SharedTensor) and torch._C._functorch.is_functorch_wrapped_tensor(x):
+    transforms = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue] # torch's stubs lack it
+    if not isinstance(x, SharedTensor) and transforms.is_functorch_wrapped_tensor(x):
         raise UnsupportedOpError(
             "a secure module inside torch.vmap or torch.func is not supported: call it on the whole batch, which it "
             "takes as the plain module does"
