@@ -24,10 +24,10 @@ test: $(READY)  ## format, lint, types, tests with warnings as errors; types are
 
 tests: $(READY)  ## compiled loops once, before workers would each compile them
 	$(BIN)/sectorch warm
-	$(BIN)/python -m pytest -n 4 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-long: $(READY)  ## the longer profile: millions of samples, thousands of random programs
-	$(BIN)/python -m pytest -n 4 --dist worksteal -m sectorch_long
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m sectorch_long
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -359,9 +359,10 @@ def test_each_party_signs_for_each_query_and_they_agree(trio, caplog):
     alice = trio.made["alice"]
     assert {e.key for e in found["A"].queries} == {fingerprint_of(alice.identity)}
     assert {e.certificate for e in found["S"].queries} == {certificate_print(alice.certificate)}
-    noted = [r.getMessage().partition("receipt=")[2] for r in caplog.records if r.name == QUERIES.name]
+    noted = lambda: [r.getMessage().partition("receipt=")[2] for r in list(caplog.records) if r.name == QUERIES.name]
     heads = [of.heads[e.line + 1] for of in found.values() for e in of.queries]
-    assert sorted(noted) == sorted(heads), "the log notes the head after each query"
+    # A line of the log is written after that of the file.
+    assert until(lambda: sorted(noted()) == sorted(heads), 30), "the log notes the head after each query"
     for one in found.values():
         for other in found.values():
             compared = compare(one, other)
