@@ -2,10 +2,10 @@
 
 torch's own int64 kernels are exact (they wrap), but read and write each word of the result again for each of its
 products. So one operand is brought into tiles of 64 columns, [tiles, K, 64], and a compiled loop multiplies the other
-one by them: `vectorloops.py` where the processor multiplies vectors of 64-bit words (57 GMAC/s on a core of a 2025
-server, where torch has 24 to 30, and 7 for a depth of 27), and `tileloops.py` elsewhere. `benchmarks/products.py`
-prints the comparison. Where there is a matrix unit for bytes, products of some size go there (`amx.py`), and those
-with a single row to a compiled loop. On CUDA, where torch has no int64 products, they are made of limbs (`limbs.py`).
+one by them: `vectorloops.py` where the processor multiplies vectors of 64-bit words, and `tileloops.py` elsewhere.
+`benchmarks/products.py` prints the comparison. Where there is a matrix unit for bytes, products of some size go there
+(`amx.py`), and those with a single row to a compiled loop. On CUDA, where torch has no int64 products, they are made of
+limbs (`limbs.py`).
 """
 
 from __future__ import annotations
