@@ -263,7 +263,8 @@ def beside_others() -> str:
     there = read("gpu")
     for row in there["rows"]:
         if row["net"] != "lenet":
-            said = f"{row['secure_s']:.3g} s; {row['online_s']:.3g} s where prepared ahead"
+            ahead = f"; {row['online_s']:.3g} s where prepared ahead" if "online_s" in row else ""
+            said = f"{row['secure_s']:.3g} s{ahead}"
             body.append([f"{row['net']}, batch of {row['batch']}, all parties on an H100", said, "gpu"])
     lines = [[what, found, f"`benchmarks/results/{name}.json`"] for what, found, name in body]
     return "\n".join("| " + " | ".join(line) + " |" for line in [["what", "figure", "file"], ["---"] * 3, *lines])
