@@ -620,3 +620,50 @@ def test_a_quotient_is_written_as_one():
     program = sectorch.Session().trace(halved)
     said = program.party("A").code
     assert "// 2" in said and "% 5" in said
+
+
+def test_calibration_with_a_loader(plain):
+    batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(ROWS), batch_size=2)
+    for given in (batches, iter(batches), (x for x in [ROWS])):
+        with pytest.raises(ArgumentError, match=r"takes one batch, .*next\(iter\(batches\)\) gives its first"):
+            sectorch.secure(plain, calibrate=given)
+
+
+@pytest.mark.parametrize("name", ["max", "min", "amax", "argmin", "sum", "std", "median", "logsumexp", "all"])
+def test_numpys_names_of_arguments(name: str):
+    found = getattr(sectorch.share(ROWS), name)(axis=1, keepdims=True)
+    wanted = getattr(ROWS, name)(axis=1, keepdims=True)
+    first = lambda x: x if isinstance(x, torch.Tensor) else x[0]
+    torch.testing.assert_close(first(found).reveal(), first(wanted), atol=1e-4, rtol=0)
+
+
+class Applied(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+@pytest.mark.parametrize("function", [torch.unique, torch.unique_consecutive, lambda x: torch.bincount(x.long()[0])])
+def test_an_operation_without_a_shape_is_refused_in_our_words(function):
+    """torch has no kernel that tells the shape, and says how to write one."""
+    for called in (lambda: sectorch.secure(Applied(function).eval())(ROWS), lambda: function(sectorch.share(ROWS))):
+        with pytest.raises(UnsupportedOpError, match=r"not supported on secret tensors|is not supported") as caught:
+            called()
+        assert "SharedTensor(" in str(caught.value) or "rounding" in str(caught.value)
+        assert "Meta" not in str(caught.value) and "StandIn" not in str(caught.value)
+
+
+def test_channels_that_do_not_fit():
+    """torch's own text on shapes alone names neither tensor."""
+    layer, x = nn.Conv2d(1, 8, 3).eval(), torch.rand(4, 3, 8, 8)
+    for called in (lambda: sectorch.secure(layer)(x), lambda: layer(sectorch.share(x))):
+        with pytest.raises(ShapeError, match=r"\[4, 3, 8, 8\], \[8, 1, 3, 3\]"):
+            called()
+
+
+def test_combinations_of_any_torch():
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    assert torch.equal(torch.combinations(sectorch.share(x), 3).reveal(), torch.combinations(x, 3))

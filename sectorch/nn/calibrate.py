@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,11 @@ def calibrate(model: nn.Module, batch: torch.Tensor | Inputs, scheme: Scheme | s
         SectorchError: the forward asks for what cannot be computed on secrets.
     """
     scheme = named_scheme("calibrate", scheme, old)
+    if isinstance(batch, Iterator | torch.utils.data.DataLoader):
+        raise ArgumentError(
+            f"calibration takes one batch, as the model is called with it, got {type(batch).__name__}: "
+            f"next(iter(batches)) gives its first, and where that has labels too, [0] of it the inputs"
+        )
     several = isinstance(batch, list | tuple)
     batch = Inputs.of(batch)
     if not all(x.numel() for x in batch.tensors):

@@ -61,6 +61,7 @@ class NotCaptured(Exception):
 class StandIn(SharedTensor):
     """A secret that has a shape: `twin` is torch's own meta tensor, `node` what gives its value now."""
 
+    SPOKEN = "SharedTensor"  # what errors call it
     twin: torch.Tensor
     recorder: Recorder
     node: fx.Node
@@ -289,8 +290,8 @@ def _on_twins(func: Callable, args: tuple, kwargs: dict, unsupported: bool) -> A
         with torch.inference_mode(False):
             if not public_too and args and not isinstance(args[0], StandIn):  # only an index is read
                 args = (to_meta(args[0], True), *args[1:])
-            args, kwargs = map_aggregate((args, kwargs), swap)
-            return torch_on_meta(called, tuple(args), dict(kwargs))
+            swapped, named = map_aggregate((args, kwargs), swap)
+            return torch_on_meta(called, tuple(swapped), dict(named))
     except SectorchError:
         if unsupported:
             return dispatch.call(func, (), args, kwargs)  # raises, in the words of the table

@@ -16,6 +16,13 @@ from ..errors import ArgumentError, UnsupportedOpError
 from .secret import SecretTensor
 from .table import spell
 
+_NUMPYS = {"axis": "dim", "keepdims": "keepdim"}
+
+
+def torchs_names(kwargs: dict) -> dict:
+    """numpy's names of arguments, which torch takes too, under torch's own."""
+    return {_NUMPYS.get(name, name): value for name, value in kwargs.items()} if kwargs else kwargs
+
 
 def positional(func: Callable, handler: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """Keyword arguments that stand where the next positional one would become positional."""
@@ -38,7 +45,7 @@ def renamed(func: Callable, handler: Callable, given: int, kwargs: dict) -> dict
         if name in known:
             under[name] = value
             continue
-        name = {"axis": "dim", "self": "input"}.get(name, name)
+        name = {**_NUMPYS, "self": "input"}.get(name, name)
         at = torch_names.index(name) if name in torch_names else -1
         new = name if name in known else known[at] if given <= at < len(known) else None
         if new is None:

@@ -32,7 +32,7 @@ from ..errors import (
     UnsupportedOpError,
 )
 from . import owner
-from .arguments import CONVERSIONS, as_sizes, on_cpu, parameters, positional, renamed
+from .arguments import CONVERSIONS, as_sizes, on_cpu, parameters, positional, renamed, torchs_names
 from .complex_shared import ComplexShared
 from .magnitudes import bound_of, check_bound, plain_dtype
 from .on_meta import result_on_meta, to_meta
@@ -162,7 +162,7 @@ def _handled(
     context: Context, func: Callable, handler: Callable, args: tuple, kwargs: dict
 ) -> tuple[Any, tuple[Value, ...]]:
     """Run the handler as one call: its result, and the flags that it raised. What it does not expect is a refusal."""
-    args, kwargs = positional(func, handler, args, kwargs)
+    args, kwargs = positional(func, handler, args, torchs_names(kwargs))
     known = parameters(handler) or ()
     at = known.index("inplace") if "inplace" in known else len(args)
     if at < len(args) and not isinstance(args[at], bool):  # torch.elu_ has a number there

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from ..errors import DtypeError, ShapeError, UnsupportedOpError
+from ..errors import DtypeError, SectorchError, ShapeError, UnsupportedOpError
 from .arguments import CONVERSIONS
 from .private import PrivateTensor
 from .secret import SecretTensor
@@ -118,4 +119,28 @@ def torch_on_meta(func: Callable, args: tuple, kwargs: dict) -> Any:
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             return ON_META.get(func, func)(*args, **kwargs)
     except Exception as error:
-        raise typed(func, error) from None
+        raise _refused(func, args, kwargs, error) from None
+
+
+def _refused(func: Callable, args: tuple, kwargs: dict, error: Exception) -> SectorchError:
+    """torch's words, and what they leave out: the shapes, or what there is in place of a result without one."""
+    if isinstance(error, NotImplementedError) and "Meta" in str(error):
+        return UnsupportedOpError(
+            f"{spell(func)} is not supported on secret tensors: how large its result is depends on their values. "
+            f"sectorch.supported_ops() lists all"
+        )
+    refused = typed(func, error)
+    leaves = pytree.tree_leaves((args, kwargs))
+    shapes = [str(list(leaf.shape)) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if isinstance(refused, ShapeError) and shapes and not re.search(r"\b\d+\b", str(error)):
+        return ShapeError(f"{refused}, for tensors of {', '.join(shapes)}")
+    return refused
+
+
+def _combinations_on_meta(input: torch.Tensor, r: int = 2, with_replacement: bool = False) -> torch.Tensor:
+    """Of some of the versions of torch that there are, the meta kernel has none of the masks that it takes."""
+    found = torch.combinations(torch.zeros(input.shape, device="cpu"), r, with_replacement)
+    return torch.empty(found.shape, dtype=input.dtype, device="meta")
+
+
+ON_META[torch.combinations] = _combinations_on_meta

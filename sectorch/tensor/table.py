@@ -219,7 +219,8 @@ class OpTable:
         for leaf in pytree.tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor):
                 with torch._C.DisableTorchFunctionSubclass():
-                    described.append(f"{type(leaf).__name__}{tuple(leaf.shape)}")
+                    name = getattr(type(leaf), "SPOKEN", type(leaf).__name__)
+                    described.append(f"{name}{tuple(leaf.shape)}")
             else:
                 described.append(
                     repr(leaf) if isinstance(leaf, (int, float, bool, str, type(None))) else type(leaf).__name__
