@@ -667,3 +667,62 @@ def test_channels_that_do_not_fit():
 def test_combinations_of_any_torch():
     x = torch.tensor([1.0, 2.0, 3.0, 4.0])
     assert torch.equal(torch.combinations(sectorch.share(x), 3).reveal(), torch.combinations(x, 3))
+
+
+@protocol("stumbled", "test_stumbles", [Message("c", "A", "S", "r of k_QA")])
+def stumbled(net, x):
+    r = net.common(net.Q, net.A, x.shape, "r")
+    return Shares(-r, x.S + (x.A + r).send(net.A, net.S, "c"))
+
+
+@pytest.mark.parametrize("reference, options, way", [
+    (lambda x, y: x, {}, r"the protocol's inputs as plain tensors, 1 of them: missing a required argument: 'y'"),
+    (lambda x: x.sum(), {}, "pass elementwise=False"),
+    (lambda x: x, {"elements": 0}, "a whole number from 1 on; got 0"),
+    (lambda x: x, {"elements": "9"}, "a whole number from 1 on; got '9'"),
+])  # fmt: skip
+def test_a_check_is_asked_for_wrongly(reference, options, way):
+    with pytest.raises(ArgumentError, match=way):
+        check_protocol(stumbled, [Given()], reference, **{"elements": 64, **options})
+
+
+def test_a_protocol_is_declared_or_written_wrongly():
+    with pytest.raises(ArgumentError, match=r"are a list, \[Message\('c', \.\.\.\)\]"):
+        protocol("one", "test_stumbles", Message("c", "A", "S", "r"))  # pyright: ignore[reportArgumentType]
+    with sectorch.Session().call() as net:
+        x = net.own(net.A, torch.arange(3))
+        with pytest.raises(SectorchError, match=r"written into.*torch\.cat, torch\.where"):
+            x[0] = 3
+
+
+@pytest.mark.parametrize("given, way", [("mine.py", r"mine\.py:FUNCTION"), ("m.safetensors", "takes it as it is")])
+def test_conversion_of_what_is_no_export(given, way, tmp_path, monkeypatch):
+    from sectorch.network.convert import _read
+
+    monkeypatch.chdir(tmp_path)
+    Path(given).write_text("def lenet(): ...\n")
+    with pytest.raises(ArgumentError, match=way):
+        _read(Path(given), Path("x"), trust=True)
+
+
+def test_a_text_that_is_named_as_an_array(tmp_path):
+    """numpy would say that it is pickled, and how to run what is in it."""
+    from sectorch.network.commands.arrays import read
+
+    for name in ("x.npy", "x.npz", "empty.npy"):
+        (tmp_path / name).write_text("" if "empty" in name else "1,2,3\n")
+        with pytest.raises(ArgumentError, match=f"{name}: it is no file of arrays"):
+            read(tmp_path / name)
+    np.save(tmp_path / "x.npy", np.ones((1, 2)))
+    np.savez(tmp_path / "x.npz", x=np.ones((1, 2)))
+    np.savez_compressed(tmp_path / "y.npz", x=np.ones((1, 2)))
+    assert all(read(tmp_path / name) is not None for name in ("x.npy", "x.npz", "y.npz"))
+
+
+def test_a_reason_that_is_passed_on_twice_is_named_once():
+    from sectorch.network.parties.said import reason
+    from sectorch.network.wire.channel import error_of
+
+    first = error_of(reason(KeyboardInterrupt(), "hospital-a"))
+    assert str(error_of(f"{type(first).__name__}: {first}")) == "stopped by its user"
+    assert str(error_of("ValueError: at S, whose own log says more")) == "ValueError: at S, whose own log says more"

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from ..errors import UndeclaredMessageError
+from ..errors import ArgumentError, UndeclaredMessageError
 from .accepted import check_arguments, taken_by
 from .roles import STAR, Roles
 
@@ -84,6 +84,9 @@ def protocol(name: str, source: str, messages: Iterable[Message] = (), roles: Ro
         ArgumentError: of a call, before anything is drawn or sent: a parameter that is annotated with what protocols
             take (`Located`, `Shares`, `Masked`) was given something else.
     """
+
+    if isinstance(messages, Message):
+        raise ArgumentError(f"the messages of a protocol are a list, [Message({messages.label!r}, ...)]")
 
     def decorate(f):
         summary = (f.__doc__ or "").strip().split("\n")[0]

@@ -152,11 +152,11 @@ class Located:
 
     def _refuse(self, *_, **__):
         raise SecretBranchError(
-            "a located value cannot steer Python control flow or be unpacked: most parties do not hold it. "
-            "Compute with it as with a tensor, or write the choice as arithmetic (sectorch.mpc.star.select)"
+            "a located value cannot steer Python control flow, be unpacked or written into: most do not hold it. "
+            "Compute with it as with a tensor (torch.cat, torch.where), or as arithmetic (sectorch.mpc.star.select)"
         )
 
-    __bool__ = __len__ = __iter__ = __contains__ = __index__ = __float__ = __int__ = __array__ = _refuse
+    __bool__ = __len__ = __iter__ = __contains__ = __index__ = __float__ = __int__ = __array__ = __setitem__ = _refuse
     __array_ufunc__ = None  # numpy's arrays leave their operators to it
     __hash__ = object.__hash__
 

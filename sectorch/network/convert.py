@@ -97,6 +97,10 @@ def _read(source: Path, target: Path, trust: bool) -> tuple[dict, dict[str, torc
         exported = torch.export.load(source)
     except Exception as error:
         said = getattr(error, "strerror", None) or "not a file that torch.export.save has made"
+        if source.suffix == ".py":
+            said = f"it is code: name its function that gives a model and example inputs, {source}:FUNCTION"
+        elif source.suffix == ".safetensors":
+            said += "; what is a model file already needs no conversion, `sectorch answer` takes it as it is"
         raise ArgumentError(f"cannot load {source}: {said}") from None
     if exported.example_inputs is None:
         raise ArgumentError(f"{source} has no example inputs, whose shapes are needed: export the model anew")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
@@ -95,6 +96,16 @@ class Case:
         strange = sorted(set(options) - set(Options.__annotations__))
         if strange:
             raise ArgumentError(f"there is no option '{strange[0]}'; there are {', '.join(Options.__annotations__)}")
+        if not isinstance(count := options.get("elements", 1), int) or count < 1:
+            raise ArgumentError(f"elements is how many there are in one run, a whole number from 1 on; got {count!r}")
+        try:
+            inspect.signature(reference).bind(*given)
+        except TypeError as error:
+            raise ArgumentError(
+                f"the reference is called with the protocol's inputs as plain tensors, {len(given)} of them: {error}"
+            ) from None
+        except ValueError:  # of a builtin
+            pass
         return cls(protocol, given, reference, **options)
 
     def traced(self) -> Protocol:

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import torch
 
+from ..errors import ArgumentError
 from .constants import WIDTH, numbers_of
 from .outcomes import Outcomes
 from .played import Protocol
@@ -71,7 +72,12 @@ def _candidates(
             torch.tensor(column).repeat(-(-size.numel() // len(column)))[: size.numel()].view(size)
             for column, size in zip(columns, sizes, strict=True)
         ]
-        results = [outcomes.reference(inputs)[i].reshape(-1) for i in learns]
+        results = [y.reshape(-1) for i, y in enumerate(outcomes.reference(inputs)) if i in learns]
+        if any(y.numel() < len(chosen) for y in results):
+            raise ArgumentError(
+                "the reference gives one number for several elements of an input: pass elementwise=False, and small "
+                "shapes, or have it give one for each"
+            )
         return [(values, tuple(int(y[at]) for y in results)) for at, values in enumerate(chosen)]
     found = []
     for values in chosen:

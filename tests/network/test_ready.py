@@ -68,6 +68,10 @@ def issued(ca: Path, path: Path, first: float, last: float, purpose=None) -> Non
 
 SERVER, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 FAULTS = {
+    "no certificate": (
+        lambda ca, at, name: (at / f"{name}.pem").write_text("hello\n"),
+        r"/(server|hospital-.)\.pem does not hold a certificate in PEM",
+    ),
     "expired": (lambda ca, at, name: issued(ca, at / f"{name}.pem", -48, -1), "is valid from .* issue a new one"),
     "an hour early": (lambda ca, at, name: issued(ca, at / f"{name}.pem", 1, 48), "is valid from"),
     "purpose": (

@@ -32,7 +32,7 @@ def read(path: Path) -> Given:
         if path.suffix == ".safetensors":
             found: Any = load_file(path)
         else:
-            loaded = np.load(path, allow_pickle=False)
+            loaded = _loaded(path)
             found = _tensor(loaded) if isinstance(loaded, np.ndarray) else _arrays(loaded)
     except Exception as error:  # what safetensors finds wrong has no common type
         said = error.strerror if isinstance(error, OSError) and error.strerror else error
@@ -41,6 +41,14 @@ def read(path: Path) -> Given:
     if not values or not all(x.numel() for x in values) or (isinstance(found, torch.Tensor) and found.dim() < 1):
         raise ArgumentError(f"{path} holds no rows")
     return found
+
+
+def _loaded(path: Path) -> Any:
+    """Of a file that is none of numpy's, numpy says that it is pickled and how to run what is in it."""
+    with path.open("rb") as file:
+        if not file.read(6).startswith((b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")):
+            raise ArgumentError("it is no file of arrays (.npy of numpy.save, .npz of numpy.savez, .safetensors)")
+    return np.load(path, allow_pickle=False)
 
 
 def _arrays(loaded: Any) -> dict[str, torch.Tensor]:

@@ -145,7 +145,8 @@ def _prepare(model: RemoteModel, rows: int, batch: int) -> None:
         for inputs, count in calls:
             model.prepare(inputs)
             progress.advance(task, count)
-    console.print(f"{rows} rows are prepared, in calls of {batch}")
+    sizes = [batch] * (missing > 0) + [rows % batch] * bool(call.least and rows % batch)
+    console.print(f"{rows} rows are prepared, in calls of {' and '.join(map(str, sizes))}")
 
 
 def _ask(model: RemoteModel, given: Given, options: argparse.Namespace) -> dict:
@@ -180,7 +181,7 @@ def _ask(model: RemoteModel, given: Given, options: argparse.Namespace) -> dict:
     if options.json:
         return figures
     console.print(
-        f"{total} rows in {figures['seconds']:.2f} s, {profile.bytes / total / 1e6:.3f} MB a row, "
+        f"{total} row{'s' * (total != 1)} in {figures['seconds']:.2f} s, {profile.bytes / total / 1e6:.3f} MB a row, "
         f"{profile.rounds} rounds" + (f"; written to {options.out}" if options.out else "")
     )
     if options.out is None:
@@ -230,7 +231,7 @@ def _models(options: argparse.Namespace, _: Console) -> None:
     if not names:
         tell("no model is connected now; a party that has just been started compiles first: ask again in a minute")
     for name in names:
-        print(f"{name}  {counts[name]} calls prepared" if counts else name)
+        print(f"{name}  {counts[name]} call{'s' * (counts[name] != 1)} prepared" if counts else name)
 
 
 def _prepared_of(folder: Path, client: str, names: list[str]) -> dict[str, int]:

@@ -103,6 +103,10 @@ class Credentials:
             secret = load_pem_private_key(self.key, None)
         except (ValueError, TypeError, UnsupportedAlgorithm):
             raise IdentityError(f"the key file {key} does not hold a PEM private key without a password") from None
+        try:
+            x509.load_pem_x509_certificate(self.certificate)
+        except ValueError:
+            raise IdentityError(f"{certificate} does not hold a certificate in PEM") from None
         if public_pem(secret.public_key()) != public_pem(self._certificate.public_key()):
             raise IdentityError(f"the certificate {certificate} and the key {key} do not belong together; name a pair")
 

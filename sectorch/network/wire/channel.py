@@ -63,7 +63,9 @@ def error_of(text: str) -> SectorchError:
     """What another party said of an error ("Type: text"), as an error here."""
     text = readable(text)
     kind, _, said = text.partition(": ")
-    return relayed(getattr(errors, kind), said) if kind in _KINDS else AbortedError(text)
+    if kind in _KINDS:
+        return relayed(getattr(errors, kind), said)
+    return AbortedError(said if kind == "AbortedError" and said else text)
 
 
 def relayed(kind: type[SectorchError], said: str) -> SectorchError:
