@@ -50,7 +50,8 @@ class FixedPointRangeError(SectorchError, ValueError):
 
     Example:
         the input reaches magnitude 5000, and activations are below 4096 with 20 fraction bits; scale it down, use
-        fewer fraction bits, or name limit_bits; secure(model, calibrate=batch) chooses both
+        fewer fraction bits, or name limit_bits (`sectorch query --activation-limit`); secure(model, calibrate=batch)
+        chooses both
 
     What to do:
         Scale the input or the layer that the text names (normalisation does), or trade fraction bits for range:

@@ -187,6 +187,6 @@ def check_limit(x: torch.Tensor, scheme: Scheme) -> None:
         if reaches(largest, scheme.activation_limit, scheme.frac_bits):
             raise FixedPointRangeError(
                 f"the input reaches magnitude {largest:.6g}, and activations are below {scheme.activation_limit:g} "
-                f"with {scheme.frac_bits} fraction bits; scale it down, use fewer fraction bits, or name limit_bits; "
-                "secure(model, calibrate=batch) chooses both"
+                f"with {scheme.frac_bits} fraction bits; scale it down, use fewer fraction bits, or name limit_bits "
+                "(`sectorch query --activation-limit`); secure(model, calibrate=batch) chooses both"
             )

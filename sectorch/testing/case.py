@@ -99,7 +99,8 @@ class Case:
         if not isinstance(count := options.get("elements", 1), int) or count < 1:
             raise ArgumentError(f"elements is how many there are in one run, a whole number from 1 on; got {count!r}")
         try:
-            inspect.signature(reference).bind(*given)
+            if isinstance(given, Sequence):  # which `Protocol` asks for
+                inspect.signature(reference).bind(*given)
         except TypeError as error:
             raise ArgumentError(
                 f"the reference is called with the protocol's inputs as plain tensors, {len(given)} of them: {error}"
