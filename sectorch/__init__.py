@@ -60,7 +60,8 @@ _ON_DEMAND = {"encrypt": ".ckks"} | {
 
 def __getattr__(name: str):
     if name not in _ON_DEMAND:
-        raise AttributeError(f"module 'sectorch' has no attribute '{name}'")
+        way = f"; it is sectorch.errors.{name}" if hasattr(errors, name) else ""
+        raise AttributeError(f"module 'sectorch' has no attribute '{name}'{way}")
     module = import_module(_ON_DEMAND[name], __name__)
     return module.encrypt if name == "encrypt" else module
 

@@ -726,3 +726,37 @@ def test_a_reason_that_is_passed_on_twice_is_named_once():
     first = error_of(reason(KeyboardInterrupt(), "hospital-a"))
     assert str(error_of(f"{type(first).__name__}: {first}")) == "stopped by its user"
     assert str(error_of("ValueError: at S, whose own log says more")) == "ValueError: at S, whose own log says more"
+
+
+def test_a_number_of_numpys_is_no_array(plain):
+    with pytest.raises(DtypeError, match=r"got float32; x\.item\(\) is its number"):
+        sectorch.secure(plain)(ROWS, np.float32(2.0))
+
+
+def test_an_error_that_is_asked_of_the_package():
+    with pytest.raises(AttributeError, match=r"it is sectorch\.errors\.UnsupportedOpError$"):
+        assert sectorch.UnsupportedOpError  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError, match=r"has no attribute 'encrypted'$"):
+        assert sectorch.encrypted  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_predictions_are_not_written_over_the_inputs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("in.npy", np.ones((1, 4), dtype=np.float32))
+    os.symlink("in.npy", "also.npy")
+    for out in ("in.npy", "also.npy", str(tmp_path / "in.npy")):
+        command = [sys.executable, "-m", "sectorch", "query", "m", "in.npy", "--out", out, "--server", "localhost:1"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=at_root())
+        assert done.returncode == 1 and "holds the inputs, which would be lost" in done.stderr
+
+
+def at_root() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def test_an_identity_file_that_is_none_is_named(tmp_path):
+    from sectorch.errors import IdentityError
+    from sectorch.network.identity.identity import fingerprint_of
+
+    with pytest.raises(IdentityError, match=r"^b/hospital-b\.pem does not hold a PEM private key"):
+        fingerprint_of(b"hello", "b/hospital-b.pem")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -138,6 +139,8 @@ class Inputs:
             else:
                 kinds = "torch tensors, numbers, strings, and dicts, lists, tuples and dataclasses of them"
                 way = "; torch.from_numpy(x) makes a tensor of it" if type(leaf).__module__ == "numpy" else ""
+                if isinstance(leaf, np.generic):
+                    way = "; x.item() is its number, which is public, torch.as_tensor(x) a tensor"
                 raise DtypeError(f"a secure module takes {kinds}; got {type(leaf).__name__}{way}")
         if not found:
             given = ", ".join(dict.fromkeys(type(v).__name__ for v in (*args, *kwargs.values()))) or "no argument"

@@ -98,6 +98,8 @@ def _query(options: argparse.Namespace, _: Console) -> None:
     given = None if options.inputs is None else read(options.inputs)
     if options.out is not None:
         check_out(options.out)
+        if options.inputs is not None and options.out.exists() and options.out.samefile(options.inputs):
+            raise ArgumentError(f"{options.out} holds the inputs, which would be lost; name another file with --out")
     at, credentials, known = asker(options, options.name)
     folder = options.store or _own_folder(credentials.name)
     kept = _own_store(folder, needed=options.prepare > 0)

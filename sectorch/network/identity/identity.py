@@ -41,8 +41,8 @@ def new_identity() -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def read_identity(pem: bytes) -> Ed25519PrivateKey:
-    """The key in a PEM file.
+def read_identity(pem: bytes, named: str = "the identity file") -> Ed25519PrivateKey:
+    """The key in a PEM file, which errors call so.
 
     Raises:
         IdentityError: it holds none.
@@ -50,9 +50,9 @@ def read_identity(pem: bytes) -> Ed25519PrivateKey:
     try:
         key = load_pem_private_key(pem, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise IdentityError("the identity file does not hold a PEM private key") from None
+        raise IdentityError(f"{named} does not hold a PEM private key") from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise IdentityError("the identity file does not hold an Ed25519 key; `sectorch keys identity FILE` makes one")
+        raise IdentityError(f"{named} does not hold an Ed25519 key; `sectorch keys identity FILE` makes one")
     return key
 
 
@@ -61,9 +61,9 @@ def fingerprint(public: bytes) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(public).digest()).decode().rstrip("=")
 
 
-def fingerprint_of(pem: bytes) -> str:
-    """The fingerprint of the public half of an identity file."""
-    return fingerprint(read_identity(pem).public_key().public_bytes_raw())
+def fingerprint_of(pem: bytes, named: str = "the identity file") -> str:
+    """The fingerprint of the public half of an identity file, which errors call so."""
+    return fingerprint(read_identity(pem, named).public_key().public_bytes_raw())
 
 
 def config_folder() -> Path:

@@ -126,7 +126,7 @@ def _identity(options: argparse.Namespace) -> Made:
 
 
 def _show(options: argparse.Namespace) -> Made:
-    print_ = fingerprint_of(_content(options.path))
+    print_ = fingerprint_of(_content(options.path), str(options.path))
     return {"fingerprint": print_}, print_
 
 

@@ -16,6 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from ...errors import ArgumentError, IdentityError
 from .certificates import Credentials
+from .identity import read_identity
 
 BACKWARDS = 300.0
 """Seconds by which a file may be younger than the clock says that it is now."""
@@ -47,6 +48,8 @@ def ready(
         if path is not None:
             _private(Path(path))
     found = Credentials.read(certificate, key, authority, identity)
+    if found.identity is not None:
+        read_identity(found.identity, str(identity))
     _check_clock(certificate)
     found.check_dates()
     _check_authority(found.authority, Path(authority))
