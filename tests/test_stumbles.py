@@ -760,3 +760,20 @@ def test_an_identity_file_that_is_none_is_named(tmp_path):
 
     with pytest.raises(IdentityError, match=r"^b/hospital-b\.pem does not hold a PEM private key"):
         fingerprint_of(b"hello", "b/hospital-b.pem")
+
+
+@pytest.mark.parametrize("target, code, way", [
+    ("mine.py", "def lenet(): ...", r"not written over code or a key: mine\.py; name it NAME\.safetensors"),
+    ("x.safetensors", "def lenet(:", r"cannot call mine\.py:lenet: SyntaxError: .*--debug shows where"),
+    ("x.safetensors", "1 / 0", r"cannot call mine\.py:lenet: ZeroDivisionError: .*--debug shows where"),
+    ("x.safetensors", "def lenet(): return 1 / 0", r"mine\.py:lenet ended with ZeroDivisionError: .*--debug shows"),
+])  # fmt: skip
+def test_conversion_of_code_that_is_wrong_or_would_be_lost(target, code, way, tmp_path, monkeypatch, capsys):
+    from sectorch.network.convert import convert
+
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(f"{code}\n")
+    assert convert(["mine.py:lenet", target, "--trust"]) == 1
+    said = capsys.readouterr().err
+    assert re.search(way, said.replace("\n", " ")) and "please report" not in said
+    assert Path("mine.py").read_text() == f"{code}\n"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, SectorchError
 
 FUNCTION = re.compile(r"([A-Za-z_][\w.]*|.+\.py):([A-Za-z_]\w*)")
 
@@ -34,6 +34,10 @@ def function_of(text: str) -> Callable[..., Any]:
         found = getattr(_file(Path(module)) if module.endswith(".py") else _module(module), function)
     except (ImportError, AttributeError, OSError) as error:
         raise ArgumentError(f"cannot call {text}: {error}") from error
+    except SectorchError:
+        raise
+    except Exception as error:  # of code that is its user's, and to be mended there
+        raise ArgumentError(f"cannot call {text}: {type(error).__name__}: {error}; --debug shows where") from error
     if not callable(found):
         raise ArgumentError(f"{text} is a {type(found).__name__} and no function")
     return found

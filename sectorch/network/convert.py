@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from ..cli.command import Parser, ended, print_json
-from ..errors import ArgumentError
+from ..errors import ArgumentError, SectorchError
 from ..nn.describe import describe
 from ..nn.inputs import Inputs
 from ..nn.model_file import write_model
@@ -47,6 +47,8 @@ def _convert(options: argparse.Namespace, console: Console) -> None:
         if not is_function(options.source):
             raise ArgumentError(f"--inputs are what a function gives; {options.source} is none")
         arrays.check_out(options.inputs, "--inputs")
+    if target.suffix in (".py", ".pem"):
+        raise ArgumentError(f"a model is not written over code or a key: {target}; name it NAME.safetensors")
     example: Any = None
     if is_function(options.source):
         if not options.trust:
@@ -75,7 +77,13 @@ def _tensors(example: Any) -> Any:
 
 def _called(source: str) -> tuple:
     """What a function gives: the model, and what it is called with."""
-    found = function_of(source)()
+    function = function_of(source)
+    try:
+        found = function()
+    except SectorchError:
+        raise
+    except Exception as error:  # of code that is its user's, and to be mended there
+        raise ArgumentError(f"{source} ended with {type(error).__name__}: {error}; --debug shows where") from error
     if not isinstance(found, tuple) or len(found) != 2:
         raise ArgumentError(f"{source} gives {type(found).__name__}, expected (model, example inputs)")
     return found
