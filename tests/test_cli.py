@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cases import long
@@ -311,11 +312,11 @@ def quick_parser() -> Parser:
     return parser
 
 
-def raising(error: BaseException):
-    def work(options: argparse.Namespace, console):
-        raise error
-
-    return work
+def raising(error: BaseException) -> Callable:
+    """A command's work that ends so, of no file: what comes through a file of its user's is said to be there."""
+    made: dict[str, Any] = {"error": error}
+    exec(compile("def work(options, console): raise error", "<work>", "exec"), made)
+    return made["work"]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from torch.nn.utils import prune
 import sectorch
 from sectorch.choreography import Message, Roles, protocol
 from sectorch.cli.command import STOPPED, TERMINATED, Parser, ended
+from sectorch.cli.main import run as sectorchs
 from sectorch.errors import (
     ArgumentError,
     CaptureWarning,
@@ -777,3 +778,10 @@ def test_conversion_of_code_that_is_wrong_or_would_be_lost(target, code, way, tm
     said = capsys.readouterr().err
     assert re.search(way, said.replace("\n", " ")) and "please report" not in said
     assert Path("mine.py").read_text() == f"{code}\n"
+
+
+def test_an_error_in_its_users_code_is_said_to_be_there(tmp_path, capsys):
+    program = tmp_path / "mine.py"
+    program.write_text("def total(net):\n    return {}['a']\n")
+    assert sectorchs(["run", f"{program}:total"]) == 1
+    assert f"error: {program}, line 2: KeyError: 'a'; --debug shows all of it" in capsys.readouterr().err

@@ -25,8 +25,10 @@ import json
 import re
 import signal
 import sys
+import sysconfig
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -194,7 +196,20 @@ def in_words(error: Exception) -> str:
         return text
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f": {error.filename}" if error.filename else "")
+    if at := _in_users_code(error):
+        return f"{at}: {type(error).__name__}: {text}; --debug shows all of it"
     return f"{type(error).__name__}: {text}; this should not happen: please report it with what --debug adds"
+
+
+def _in_users_code(error: Exception) -> str:
+    """The file and line through which an error came that are neither ours nor an installed package's, if any."""
+    installed = [
+        str(Path(__file__).parents[1]),
+        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+    ]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_file()]
+    users = [f for f in frames if not str(Path(f.filename).absolute()).startswith(tuple(installed))]
+    return f"{users[-1].filename}, line {users[-1].lineno}" if users else ""
 
 
 def print_json(value: Any) -> None:
