@@ -203,12 +203,9 @@ def in_words(error: Exception) -> str:
 
 def _in_users_code(error: Exception) -> str:
     """The file and line through which an error came that are neither ours nor an installed package's, if any."""
-    installed = [
-        str(Path(__file__).parents[1]),
-        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
-    ]
+    ours = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_file()]
-    users = [f for f in frames if not str(Path(f.filename).absolute()).startswith(tuple(installed))]
+    users = [f for f in frames if not f.filename.startswith(ours) and "-packages" not in f.filename]
     return f"{users[-1].filename}, line {users[-1].lineno}" if users else ""
 
 
