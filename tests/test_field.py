@@ -13,9 +13,10 @@ from helpers import ring_values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sectorch.ring import bitplanes, field
+from sectorch.ring import bitplanes, field, fieldloops
 
 ROOT = Path(__file__).parents[1]
+CPU = torch.device("cpu")
 MODULUS = (1 << 64) | 0b11011
 SEEDS = st.integers(0, 1 << 30)
 
@@ -53,9 +54,11 @@ def values(seed: int, *shape: int) -> torch.Tensor:
 
 
 def both(f, *args):
-    """What compiled loops give, which torch's functions give as well."""
+    """What compiled loops give, which those without vectors and torch's functions give as well."""
     found = f(*args)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(field, "_compiled", lambda: fieldloops)
+        assert torch.equal(found, f(*args))
         patch.setattr(bitplanes, "COMPILED", False)
         assert torch.equal(found, f(*args))
     return found
@@ -88,12 +91,6 @@ def test_every_number_but_zero_has_an_inverse(seed):
     assert torch.equal(field.times(field.times(power, power), x), torch.ones_like(x))
 
 
-def _combined_bits(x: torch.Tensor, weights: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
-    out = torch.empty(64 * x.shape[1], dtype=torch.int64)
-    field.combined_bits(x, weights, out, scales)
-    return out
-
-
 @given(st.integers(0, 20), SEEDS)
 def test_sums_over_words(width, seed):
     x, y, w = values(seed, 64, width), values(seed + 1, 64, width), values(seed + 2, width)
@@ -104,12 +101,13 @@ def test_sums_over_words(width, seed):
         assert weighed.shape == both(field.points, *part, variables).shape == (3**variables,)
     both(field.inner_product, x, w)
     both(field.combined, x, k)
-    both(_combined_bits, x, k, w)
-    both(_combined_bits, x, k)
+    both(field.points_of_folded_bits, x, y, k, w)
+    both(field.twice_folded_bits, x, k, k[:16].contiguous(), w)
+    both(field.twice_folded_bits, x, k, k[:16].contiguous())
     both(field.folded, x.view(2, 32, width), k[:32].contiguous(), width + 3)
     both(field.times, k.view(64, 1), w)
     both(field.scaled, x, w)
-    both(field.points_of_chosen, x.view(8, 8, width), w, eight)
+    both(field.points_of_chosen, x.view(8, 8, width), w, eight, y[0].contiguous())
     both(field.combined_words, w, eight)
 
 
@@ -126,7 +124,17 @@ def test_points_are_of_the_multilinear_functions(variables, seed):
 @given(st.integers(0, 9), SEEDS)
 def test_bits_are_numbers_of_the_field(width, seed):
     """Packed bits as numbers 0 and 1, bit by bit, give what their own loops give."""
-    bits, weights = values(seed, 64, width), values(seed + 1, 64)
-    apart = (bits.unsqueeze(1) >> torch.arange(64).view(1, 64, 1)).bitwise_and(1)  # [row, bit, word]
-    expected = field.combined(apart.reshape(64, 64 * width), weights)
-    assert torch.equal(_combined_bits(bits, weights), expected)
+    x, y, scales = values(seed, 64, width), values(seed + 1, 64, width), values(seed + 2, width)
+    weights, second = values(seed + 3, 64), values(seed + 4, 16)
+
+    def rows(bits: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        numbers = (bits.unsqueeze(1) >> torch.arange(64).view(1, 64, 1)).bitwise_and(1)  # [row, bit, word]
+        found = field.combined(numbers.reshape(64, 64 * width), weights).view(64, width)
+        return field.times(found, by).view(4, 16, width).transpose(0, 1).reshape(16, 4 * width)
+
+    one = torch.ones(64, width, dtype=torch.int64)
+    left, right = rows(x, field.times(field.powers_of_x(64, CPU).view(64, 1), scales)), rows(y, one)
+    expected = field.points(left, right, 4)
+    assert torch.equal(field.points_of_folded_bits(x, y, weights, scales), expected)
+    assert torch.equal(field.twice_folded_bits(x, weights, second, scales), field.combined(left, second))
+    assert torch.equal(field.twice_folded_bits(y, weights, second), field.combined(right, second))

@@ -279,25 +279,30 @@ def _inverse(x: torch.Tensor) -> torch.Tensor:
 
 def test_a_dealer_that_proves_what_is_false_step_by_step(monkeypatch):
     """It knows all but the coins to come, and makes every sum fit: until the last product does not."""
-    names = "_first_proof", "_proof", "_first_point", "_point"
-    first_proof, proof, first_point, point = (getattr(prove, name).kernel for name in names)
+    names = "_first_proof", "_second_proof", "_proof", "_first_point", "_point"
+    first_proof, second_proof, proof, first_point, point = (getattr(prove, name).kernel for name in names)
     compared = prove._compared
     error: list[torch.Tensor] = []
     sent: list[torch.Tensor] = []
     seen: list[torch.Tensor] = []
 
-    def first(x, y, X, Y, hidden, inner, omega, scales):
-        found = first_proof(x, y, X, Y, hidden, inner, omega, scales)
+    def first(*values):
+        found, omega = first_proof(*values), values[-1]
         error[:] = [field.times(torch.tensor([5]), omega[:1])]  # of the first word, times its weight
         found[0] ^= error[0][0]
         sent[:] = [found]
         return found
 
-    def later(left, variables):
-        found = proof(left, variables)
+    def then(found):
         found[0] ^= error[-1][0]
         sent.append(found)
         return found
+
+    def second(*values):
+        return then(second_proof(*values))
+
+    def later(left, variables):
+        return then(proof(left, variables))
 
     def at_first(coin):
         return folded(first_point(coin))
@@ -315,7 +320,7 @@ def test_a_dealer_that_proves_what_is_false_step_by_step(monkeypatch):
         seen.append(theirs ^ mine)
         return compared(theirs, mine)
 
-    for name, f in zip(names, (first, later, at_first, at), strict=True):
+    for name, f in zip(names, (first, second, later, at_first, at), strict=True):
         f.shapes = getattr(prove, name).kernel.shapes
         monkeypatch.setattr(prove, name, f)
     looked.shapes = compared.shapes
@@ -343,7 +348,7 @@ def test_what_a_relu_claims_and_what_the_proof_sends(count):
     assert sum(len(w.terms_A + w.terms_S) * w.width for w in found.words) == 8 * width
     mine = [line for line in sent[True] if line.protocol == "prove"]
     assert sum(m.bytes for m in sent[True]) - sum(m.bytes for m in sent[False] + mine) == 65 * count // 8
-    n, steps, points = 64 * -(-268 * width // 64) + 8 * 8 * width + 1, 0, 0
+    n, steps, points = 4 * -(-268 * width // 64) + 4 * width + 1, 1, 3**prove.FOLDED  # after the second step
     while n > 1:
         variables = min(prove.FOLDED, (n - 1).bit_length())
         n, steps, points = -(-n // (1 << variables)), steps + 1, points + 3**variables

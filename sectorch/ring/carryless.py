@@ -106,22 +106,6 @@ def xor_line(context, x, y, out):
     return types.void(types.intp, types.intp, types.intp), generate
 
 
-@intrinsic
-def chosen_line(context, x, y, total):
-    """Eight words, of which bits are set in eight others, xor-ed into eight more."""
-
-    def generate(context, builder, signature, values):
-        line = ir.VectorType(_WORD, SIDE)
-        places = [builder.inttoptr(v, line.as_pointer()) for v in values]
-        found = [builder.load(place) for place in places]
-        for one in found:
-            one.align = 8
-        builder.store(builder.xor(found[2], builder.and_(found[0], found[1])), places[2], align=8)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp, types.intp), generate
-
-
 @compiled
 def _shifted(x, y):
     """The same product by shifts, for processors without the instruction."""

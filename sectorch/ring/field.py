@@ -24,7 +24,8 @@ _PIECE = 1 << 17
 
 @functools.cache
 def _compiled() -> ModuleType:
-    return importlib.import_module("sectorch.ring.fieldloops")
+    vectors = importlib.import_module("sectorch.ring.fieldvectors")
+    return vectors if vectors.available() else importlib.import_module("sectorch.ring.fieldloops")
 
 
 def loops_for(*values: torch.Tensor) -> ModuleType | None:
@@ -110,19 +111,20 @@ def points_of_bits(x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, vari
     return inner_product(spread_points(x, variables) & spread_points(y, variables), weights)[:, 0]
 
 
-def points_of_chosen(x: torch.Tensor, y: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
+def points_of_chosen(x: torch.Tensor, y: torch.Tensor, inner: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """As `points` of words x [8, 8, C] and bits y of packed words [C], of which x[i, t] takes the bit 8 i + t.
 
     Args:
-        inner: [8], weights of t. The points are of i: [27].
+        inner: [8], weights of t. scales: [C], those of words. The points are of i: [27].
     """
-    if loops := loops_for(x, y, inner):
+    if loops := loops_for(x, y, inner, scales):
         out = torch.empty(27, dtype=torch.int64)
-        loops.chosen_points(x.numpy(), y.numpy(), inner.numpy(), *loops.spread_plan(3), out.numpy())
+        arrays = x.numpy(), y.numpy(), inner.numpy(), scales.numpy()
+        loops.chosen_points(*arrays, *loops.spread_plan(3), out.numpy())
         return out
     bits = -bits_of(y, 64).view(8, -1)
-    sums = xor_of((spread_points(x.flatten(1), 3) & spread_points(bits, 3)).view(27, 8, -1))
-    return inner_product(sums, inner)[:, 0]
+    sums = spread_points(times(x, scales).flatten(1), 3) & spread_points(bits, 3)
+    return inner_product(xor_of(sums.view(27, 8, -1)), inner)[:, 0]
 
 
 def bits_of(words: torch.Tensor, count: int) -> torch.Tensor:
@@ -169,22 +171,43 @@ def folded(x: torch.Tensor, weights: torch.Tensor, width: int) -> torch.Tensor:
     return out
 
 
-def combined_bits(
-    x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, scales: torch.Tensor | None = None
-) -> None:
-    """sum_i weights_i x_i for packed bits: [64, W] and [64], into `out` [64 W]; bit t of word w is at t W + w.
+def _rows_of_bits(x: torch.Tensor, weights: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+    """sum_i weights_i x_i for packed bits [64, W]: [16, 4 W], of bit t of word w in row t mod 16 at (t div 16) W + w.
 
     Args:
         scales: [W], with which bit t of word w is multiplied by x^t scales_w.
     """
-    if loops := loops_for(x, weights, out):
-        scales = weights[:0] if scales is None else scales
-        loops.combined_bits(x.numpy(), weights.numpy(), scales.numpy(), out.numpy())
-        return
     found = xor_of((bitplanes.spread(x) & weights.view(-1, 1, 1)).permute(1, 2, 0))
     if scales is not None:
         found = times(found, times(powers_of_x(64, x.device).view(64, 1), scales))
-    out.copy_(found.reshape(-1))
+    return found.view(4, 16, x.shape[1]).transpose(0, 1).reshape(16, 4 * x.shape[1])
+
+
+def points_of_folded_bits(
+    x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, scales: torch.Tensor
+) -> torch.Tensor:
+    """As `points`, v = 4, of packed bits [64, W] whose rows are combined by weights [64]; x with scales [W]: [81].
+
+    sum_i weights_i x_i of bit t of a word is in row t mod 16, and that of x is multiplied by x^t and the word's scale.
+    """
+    if loops := loops_for(x, y, weights, scales):
+        out = torch.empty(81, dtype=torch.int64)
+        arrays = x.numpy(), y.numpy(), weights.numpy(), scales.numpy()
+        loops.folded_points(*arrays, *loops.spread_plan(4), out.numpy())
+        return out
+    return points(_rows_of_bits(x, weights, scales), _rows_of_bits(y, weights, None), 4)
+
+
+def twice_folded_bits(
+    x: torch.Tensor, weights: torch.Tensor, second: torch.Tensor, scales: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The rows of `points_of_folded_bits` combined by `second` [16]: [4 W]."""
+    if loops := loops_for(x, weights, second):
+        out = torch.empty(4 * x.shape[1], dtype=torch.int64)
+        scales = weights[:0] if scales is None else scales
+        loops.twice_folded(x.numpy(), weights.numpy(), second.numpy(), scales.numpy(), out.numpy())
+        return out
+    return combined(_rows_of_bits(x, weights, scales), second)
 
 
 def combined_words(words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import functools
 
 import numpy as np
 
-from .carryless import SIDE, carryless, chosen_line, dot, masked_dot, weighed, xor_line
+from .carryless import SIDE, carryless, dot, masked_dot, weighed, xor_line
 from .loops import compiled
 from .transposed import transposed
 
@@ -68,7 +68,7 @@ def _spread(values, xors):
 
 
 @compiled
-def _taken(x, start, out):
+def taken(x, start, out):
     """Eight columns of x, with zeros beyond its end."""
     size = min(SIDE, x.shape[1] - start)
     if size == SIDE:
@@ -94,8 +94,8 @@ def bit_points(x, y, weights, xors, places, out):
     xs, ys = np.empty((len(places), SIDE), np.uint64), np.empty((len(places), SIDE), np.uint64)
     scale, totals = np.zeros((1, SIDE), np.uint64), np.zeros((len(places), 2), np.uint64)
     for start in range(0, x.shape[1], SIDE):
-        _taken(x, start, xs)
-        _taken(y, start, ys)
+        taken(x, start, xs)
+        taken(y, start, ys)
         for c in range(SIDE):
             scale[0, c] = np.uint64(weights[start + c]) if start + c < len(weights) else np.uint64(0)
         _spread(xs, xors)
@@ -106,35 +106,33 @@ def bit_points(x, y, weights, xors, places, out):
 
 
 @compiled
-def chosen_points(x, y, inner, xors, places, out):
-    """sum_c inner_t (x y)_{t,c} at all points {0, 1, infinity}^3, of words x [8, 8, C] and bits y of packed words [C].
+def chosen_points(x, y, inner, scales, xors, places, out):
+    """sum_c inner_t scales_c (x y)_{t,c} at all points {0, 1, infinity}^3, of words x [8, 8, C] and bits y of packed
+    words [C].
 
     Of a word the bit 8 i + t is that of x[i, t]; the points are of i.
     """
     count = len(places)
     xs, ys = np.empty((count, SIDE), np.uint64), np.empty((count, SIDE), np.uint64)
-    totals, bits = np.zeros((8, count, SIDE), np.uint64), np.zeros(SIDE, np.uint64)
-    from_x, from_y = xs.ctypes.data, ys.ctypes.data
+    totals, bits, scale = np.zeros((8 * count, 2), np.uint64), np.zeros(SIDE, np.uint64), np.zeros((1, SIDE), np.uint64)
     for start in range(0, x.shape[2], SIDE):
         for c in range(SIDE):
             bits[c] = np.uint64(y[start + c]) if start + c < len(y) else np.uint64(0)
+            scale[0, c] = np.uint64(scales[start + c]) if start + c < len(y) else np.uint64(0)
         for t in range(8):
-            _taken(x[:, t], start, xs)
+            taken(x[:, t], start, xs)
             for i in range(8):
                 for c in range(SIDE):
                     ys[i, c] = np.uint64(0) - ((bits[c] >> np.uint64(8 * i + t)) & np.uint64(1))
             _spread(xs, xors)
             _spread(ys, xors)
-            to = totals.ctypes.data + 64 * count * t
             for p in range(count):
-                chosen_line(from_x + 64 * p, from_y + 64 * p, to + 64 * p)
+                masked_dot(xs, p, ys, p, scale, totals, count * t + p)
     for p in range(count):
         low, high = np.uint64(0), np.uint64(0)
         for t in range(8):
-            total = np.uint64(0)
-            for c in range(SIDE):
-                total ^= totals[t, places[p], c]
-            a, b = carryless(total, np.uint64(inner[t]))
+            total = totals[count * t + places[p]]
+            a, b = carryless(reduced(total[0], total[1]), np.uint64(inner[t]))
             low ^= a
             high ^= b
         out[p] = np.int64(reduced(low, high))
@@ -146,8 +144,8 @@ def points(x, y, xors, places, out):
     xs, ys = np.empty((len(places), SIDE), np.uint64), np.empty((len(places), SIDE), np.uint64)
     totals = np.zeros((len(places), 2), np.uint64)
     for start in range(0, x.shape[1], SIDE):
-        _taken(x, start, xs)
-        _taken(y, start, ys)
+        taken(x, start, xs)
+        taken(y, start, ys)
         _spread(xs, xors)
         _spread(ys, xors)
         for p in range(len(places)):
@@ -215,28 +213,67 @@ def _sum_of(tables, bits):
 
 
 @compiled
-def combined_bits(x, weights, scales, out):
-    """sum_i weights_i x_i of packed bits x [64, W]: the bit t of word w stands at t W + w of [64 W].
+def _tile(x, start, tables, a, out):
+    """sum_i weights_i x_i of eight words of packed bits, by the tables of the weights: of bit t in row t."""
+    taken(x, start, a)
+    transposed(a)
+    for t in range(64):
+        for c in range(SIDE):
+            out[t, c] = _sum_of(tables, a[t, c])
+
+
+@compiled
+def folded_points(x, y, weights, scales, xors, places, out):
+    """As `points`, v = 4, of packed bits x and y [64, W], which are combined by weights: sum_i weights_i x_i of the bit
+    t of a word belongs to row t mod 16. That of x is multiplied by x^t times the word's scale."""
+    tables, count = _tables(weights), len(places)
+    a, left, right = np.empty((64, SIDE), np.uint64), np.empty((64, SIDE), np.uint64), np.empty((64, SIDE), np.uint64)
+    xs, ys = np.empty((count, SIDE), np.uint64), np.empty((count, SIDE), np.uint64)
+    totals = np.zeros((count, 2), np.uint64)
+    for start in range(0, x.shape[1], SIDE):
+        _tile(x, start, tables, a, left)
+        _tile(y, start, tables, a, right)
+        for c in range(min(SIDE, x.shape[1] - start)):
+            scale = np.uint64(scales[start + c])
+            for t in range(64):
+                low, high = carryless(left[t, c], scale)
+                left[t, c] = reduced(low, high)
+                scale = (scale << np.uint64(1)) ^ ((np.uint64(0) - (scale >> np.uint64(63))) & _REDUCED)
+        for s in range(0, 64, 16):
+            xs[:16], ys[:16] = left[s : s + 16], right[s : s + 16]
+            _spread(xs, xors)
+            _spread(ys, xors)
+            for p in range(count):
+                dot(xs, p, ys, p, totals, p)
+    _sums(totals[places], out)
+
+
+@compiled
+def twice_folded(x, weights, second, scales, out):
+    """The rows of `folded_points` combined by more weights: sum_p second_p x_{16 s + p} of word w at s W + w of [4 W].
 
     Args:
-        scales: for each word, of which bit t is multiplied by x^t times it; or none.
+        scales: for each word, or none.
     """
     width, tables = x.shape[1], _tables(weights)
-    a, scale = np.zeros((64, SIDE), np.uint64), np.zeros(SIDE, np.uint64)
+    a, found, by = np.empty((64, SIDE), np.uint64), np.empty((64, SIDE), np.uint64), np.empty(64, np.uint64)
+    for t in range(64):
+        low, high = carryless(np.uint64(second[t % 16]), np.uint64(1) << np.uint64(t if len(scales) else 0))
+        by[t] = reduced(low, high)
     for start in range(0, width, SIDE):
-        size = min(SIDE, width - start)
-        _taken(x, start, a)
-        transposed(a)
-        for c in range(size if len(scales) else 0):
-            scale[c] = np.uint64(scales[start + c])
-        for t in range(64):
-            for c in range(size):
-                found = _sum_of(tables, a[t, c])
+        _tile(x, start, tables, a, found)
+        for c in range(min(SIDE, width - start)):
+            for s in range(4):
+                low, high = np.uint64(0), np.uint64(0)
+                for t in range(16 * s, 16 * s + 16):
+                    first, last = carryless(found[t, c], by[t])
+                    low ^= first
+                    high ^= last
+                total = reduced(low, high)
                 if len(scales):
-                    low, high = carryless(found, scale[c])
-                    found = reduced(low, high)
-                    scale[c] = (scale[c] << np.uint64(1)) ^ ((np.uint64(0) - (scale[c] >> np.uint64(63))) & _REDUCED)
-                out[t * width + start + c] = np.int64(found)
+                    low, high = carryless(total, np.uint64(scales[start + c]))
+                    total = reduced(low, high)
+                out[s * width + start + c] = np.int64(total)
 
 
 @compiled

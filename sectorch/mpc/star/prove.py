@@ -10,8 +10,9 @@ vectors of length m. D sends
 
 in shares, and the sum over {0, 1}^v has to be the claim. A and S draw a point r, and the claim is now that
 <x(r), y(r)> = H(r), which each works out of its own shares, since x(r) is linear in x, and H(r) in what was sent. In
-the first step bits are 64 to a word, with v = 6, and words that bits choose have v = 3; then v = 4. At the end A shows
-S its half of what is left. An entry that D and A and S draw at random makes that uniform, and S compares.
+the first step bits are 64 to a word, with v = 6, and words that bits choose have v = 3; then v = 4. A and S take the
+first two steps at once, so that nobody writes down what bits become in the first one, 64 times as much. At the end A
+shows S its half of what is left. An entry that D and A and S draw at random makes that uniform, and S compares.
 
 Source: Boneh, Boyle, Corrigan-Gibbs, Gilboa and Ishai, CRYPTO 2019 (fully linear proofs, on shared inputs); Boyle,
 Gilboa, Ishai and Nof, CCS 2019. With several variables at a time, which costs D little and saves rounds; see
@@ -31,15 +32,15 @@ from ...choreography.streams import key_stream
 from ...errors import FalseDealingError
 from ...ring.field import (
     combined,
-    combined_bits,
     combined_words,
     folded,
     inner_product,
     points,
     points_of_bits,
     points_of_chosen,
-    scaled,
+    points_of_folded_bits,
     times,
+    twice_folded_bits,
     weights_at,
 )
 from .halves import ROWS, WORD_ROWS, Halves, Terms, Words, columns, gathered
@@ -59,9 +60,9 @@ POINTS_OF_BITS, POINTS_OF_WORDS = 3**ROWS, 3**WORD_ROWS
 def prove(net: Net, products: Sequence[Products], words: Sequence[Words]) -> None:
     """What was dealt is as claimed, or S raises FalseDealingError: but for a probability below 2^-56.
 
-    Rounds 2 a step, and 1: a first step, and ceil(log16 n) for n = bits / 64 + terms / 8 + 1, with whole words of bits.
-    Bytes 16 from S to D for each step; 8 (3^6 + 3^3 + 1) and 8 * 3^4, or less in the last step, from D to S; 32 from A
-    to S. Nobody learns anything: D sends uniform words,
+    Rounds 2 a step, and 1: two steps, and ceil(log16 n) for n = bits / 1024 + terms / 128 + 1, with whole words of
+    bits. Bytes 16 from S to D for each step; 8 (3^6 + 3^3 + 1) and 8 * 3^4, or less in the last step, from D to S; 32
+    from A to S. Nobody learns anything: D sends uniform words,
     and of A's last ones two are uniform, and the others follow from what S has.
     """
     D, A, S = net.D, net.A, net.S
@@ -72,7 +73,7 @@ def prove(net: Net, products: Sequence[Products], words: Sequence[Words]) -> Non
     base = gathered(columns, nothing, [w.base for w in words], tuple(w.copies for w in words))
     terms = Terms.of(words)
     X, Y = terms.factors(nothing)
-    (of_A, of_S), count = terms.places, X.A.shape[1] + X.S.shape[1]
+    count = X.A.shape[1] + X.S.shape[1]
 
     coins, coins_D = (
         compute(_first_coins, coin, x.shape[1], base.shape[1])
@@ -82,17 +83,29 @@ def prove(net: Net, products: Sequence[Products], words: Sequence[Words]) -> Non
     *_, inner_D, omega_D, lam_D = coins_D
     tests, *weights = compute(_tests, secret, coins, zero.shape[0])
     wrong = each(_wrong, z.shares, zero.shares, base.shares, omega, lam, *weights)
-    all_D = x.whole, y.whole, compute(_beside, X.A, X.S), compute(_beside, Y.S, Y.A), hidden.whole
-    drawn_D = inner_D, omega_D, compute(_scales, lam_D, of_A + of_S)
-    sent = [_send(net, compute(_first_proof, *all_D, *drawn_D))]
+    of_A, of_S = ((compute(_scales, lam, places), compute(_scales, lam_D, places)) for places in terms.places)
+    bits_D, chosen_D = (x.whole, y.whole), (X.A, Y.S, of_A[1], X.S, Y.A, of_S[1])
+    sent = [_send(net, compute(_first_proof, *bits_D, *chosen_D, hidden.whole, inner_D, omega_D))]
     point, point_D = (compute(_first_point, coin) for coin in _coin(net, sent[0].S))
-    drawn_A, drawn_S = ((inner, omega, compute(_scales, lam, places)) for places in (of_A, of_S))
+
+    def terms_left(coin_A: Located, coin_S: Located, inner: Located, point: Located) -> tuple[Located, Located]:
+        """What A has after the first step, and what S has, of all but bits, by coins of who works it out."""
+        return (
+            compute(_terms_folded, X.A, Y.A, hidden.A, coin_A, inner, point, count, (0, X.A.shape[1])),
+            compute(_terms_folded, X.S, Y.S, hidden.S, coin_S, inner, point, count, (X.A.shape[1], 0)),
+        )
+
+    others_A, others_S = terms_left(of_A[0], of_S[0], inner, point)
+    first_D, second_D = terms_left(of_A[1], of_S[1], inner_D, point_D)
+    others_D = first_D ^ second_D
+    sent.append(_send(net, compute(_second_proof, *bits_D, others_D, omega_D, point_D)))
+    second, second_D = (compute(_point, coin, FOLDED) for coin in _coin(net, sent[1].S))
     left = Shares(
-        compute(_first_folded, x.A, y.A, X.A, Y.A, hidden.A, *drawn_A, point, count, (0, X.A.shape[1])),
-        compute(_first_folded, x.S, y.S, X.S, Y.S, hidden.S, *drawn_S, point, count, (X.A.shape[1], 0)),
+        compute(_twice_folded, x.A, y.A, others_A, omega, point, second),
+        compute(_twice_folded, x.S, y.S, others_S, omega, point, second),
     )
-    left_D = compute(_first_folded, *all_D, *drawn_D, point_D, count, (0, 0))
-    points = [point]
+    left_D = compute(_twice_folded, *bits_D, others_D, omega_D, point_D, second_D)
+    points = [point, second]
     while left.shape[1] > 1:
         variables = _variables(left.shape[1])
         sent.append(_send(net, compute(_proof, left_D, variables)))
@@ -119,11 +132,6 @@ def _send(net: Net, proof: Located) -> Shares:
 @leaf
 def _after(coin: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
     return coin.clone()
-
-
-@leaf
-def _beside(*parts: torch.Tensor) -> torch.Tensor:
-    return torch.cat(parts, -1)
 
 
 @leaf
@@ -159,10 +167,11 @@ def _wrong(z, zero, base, omega, lam, kappa, rows, _, parts) -> torch.Tensor:
 
 
 @leaf(shapes=lambda x, *_: x.new_empty(POINTS_OF_BITS + POINTS_OF_WORDS + 1))
-def _first_proof(x, y, X, Y, hidden, inner, omega, scales) -> torch.Tensor:
+def _first_proof(x, y, X_A, Y_S, of_A, X_S, Y_A, of_S, hidden, inner, omega) -> torch.Tensor:
     """H of the bits, H of the words, and the product of the hidden factors."""
-    words = points_of_chosen(scaled(X, scales).view(8, 8, -1), Y, inner)
-    return torch.cat((points_of_bits(x, y, omega, ROWS), words, times(hidden[:1], hidden[1:])))
+    chosen = (X_A, Y_S, of_A), (X_S, Y_A, of_S)
+    words, others = (points_of_chosen(X.view(8, 8, -1), Y, inner, scales) for X, Y, scales in chosen)
+    return torch.cat((points_of_bits(x, y, omega, ROWS), words ^ others, times(hidden[:1], hidden[1:])))
 
 
 @leaf(shapes=lambda coin: tuple(coin.new_empty(n) for n in (64, 8, 1, POINTS_OF_BITS + POINTS_OF_WORDS + 1)))
@@ -173,23 +182,43 @@ def _first_point(coin: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return weights_at(point), weights_at(word_point), scale.clone(), torch.cat(sent)
 
 
-@leaf(shapes=lambda x, *others: x.new_empty(2, _whole(64 * x.shape[1] + 8 * others[-2] + 1)))
-def _first_folded(x, y, X, Y, hidden, inner, omega, scales, point, count: int, at: tuple[int, int]) -> torch.Tensor:
-    """The factors [2, n] after the first step: of the bits, of the terms, and the hidden ones; with zeros at the end.
+def _beside(count: int) -> int:
+    """Columns of the rows [16, n] of so many columns of terms, and the hidden factors."""
+    return -(-count // 2) + 1
+
+
+@leaf(shapes=lambda X, *others: X.new_empty(2, 1 << FOLDED, _beside(others[-2])))
+def _terms_folded(X, Y, hidden, scales, inner, point, count: int, at: tuple[int, int]) -> torch.Tensor:
+    """The factors [2, 16, n] of the terms and the hidden ones after the first step; with zeros at the end of rows.
 
     Args:
         count: columns of all terms. at: where those begin of which this party has X, and those of which it has Y.
     """
-    weights, word_weights, scale, _ = point
-    bits, terms = 64 * x.shape[1], 8 * count
-    out = x.new_empty(2, _whole(bits + terms + 1))
-    out[:, bits:] = 0
-    combined_bits(x, weights, out[0, :bits], omega)
-    combined_bits(y, weights, out[1, :bits])
+    _, word_weights, scale, _ = point
+    out = X.new_zeros(2, 1 << FOLDED, _beside(count))
     X = times(combined(X.view(8, -1), word_weights).view(8, -1), times(inner.view(8, 1), scales))
     for row, found in enumerate((X, combined_words(Y, word_weights))):
-        out[row, bits : bits + terms].view(8, count)[:, at[row] : at[row] + found.shape[1]] = found
-    out[:, bits + terms] = torch.cat((times(hidden[:1], scale), hidden[1:]))
+        whole = out.new_zeros(8, 2 * out.shape[2] - 2)
+        whole[:, at[row] : at[row] + found.shape[1]] = found
+        out[row, :, :-1] = whole.view(1 << FOLDED, -1)
+    out[:, 0, -1] = torch.cat((times(hidden[:1], scale), hidden[1:]))
+    return out
+
+
+@leaf(shapes=lambda x, *_: x.new_empty(3**FOLDED))
+def _second_proof(x, y, others, omega, point) -> torch.Tensor:
+    """H of the bits after the first step, and of all else."""
+    return points_of_folded_bits(x, y, point[0], omega) ^ points(others[0], others[1], FOLDED)
+
+
+@leaf(shapes=lambda x, y, others, *_: x.new_empty(2, _whole(4 * x.shape[1] + others.shape[2])))
+def _twice_folded(x, y, others, omega, point, second) -> torch.Tensor:
+    """The factors [2, n] after two steps, with zeros at the end."""
+    weights, bits = second[0], 4 * x.shape[1]
+    out = x.new_zeros(2, _whole(bits + others.shape[2]))
+    out[0, :bits] = twice_folded_bits(x, point[0], weights, omega)
+    out[1, :bits] = twice_folded_bits(y, point[0], weights)
+    out[:, bits : bits + others.shape[2]] = folded(others, weights, others.shape[2])
     return out
 
 

@@ -1,0 +1,257 @@
+"""The loops of `fieldloops.py` on lines of eight words (`fieldlines.py`), on processors that have such vectors."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import fieldloops
+from .carryless import SIDE, carryless, xor_line
+from .fieldlines import (
+    available,
+    bits_of_rows,
+    chosen_dots,
+    combined_rows,
+    masked_dots,
+    plain_dots,
+    times_line,
+    times_powers,
+    weighed_sum,
+)
+from .fieldloops import combined_words, inner_products, reduced, spread_plan, taken, weights_at
+from .loops import compiled
+
+__all__ = [
+    "available", "bit_points", "chosen_points", "combined", "combined_words", "folded_points", "inner_products",
+    "points", "scaled", "spread_plan", "times", "twice_folded", "weights_at",
+]  # fmt: skip
+_CUBE = 27
+"""Points of three variables, whose values are eight lines."""
+
+
+@compiled
+def _lines(count):
+    """Zeros [count, 8] at the beginning of a line of the cache: a vector that crosses one takes twice the time."""
+    found = np.zeros((count + 1) * SIDE, np.uint64)
+    first = (-found.ctypes.data % 64) // 8
+    return found[first : first + count * SIDE].reshape(count, SIDE)
+
+
+@compiled
+def _spread(values, xors):
+    """By a plan, of which each row is eight lines."""
+    at = values.ctypes.data
+    for i in range(len(xors)):
+        x, y, out = at + 512 * xors[i, 0], at + 512 * xors[i, 1], at + 512 * xors[i, 2]
+        for j in range(0, 512, 64):
+            xor_line(x + j, y + j, out + j)
+
+
+@compiled
+def _sums(totals, places, out):
+    for q in range(len(places)):
+        for p in range(_CUBE):
+            low, high = np.uint64(0), np.uint64(0)
+            for i in range(0, SIDE, 2):
+                low ^= totals[_CUBE * places[q] + p, i]
+                high ^= totals[_CUBE * places[q] + p, i + 1]
+            out[_CUBE * q + p] = np.int64(reduced(low, high))
+
+
+@compiled
+def _scale_of(weights, start, scale):
+    for c in range(SIDE):
+        scale[0, c] = np.uint64(weights[start + c]) if start + c < len(weights) else np.uint64(0)
+
+
+@compiled
+def _bit_points(x, y, weights, xors, places, out):
+    count = len(places)
+    xs, ys, scale, totals = _lines(8 * count), _lines(8 * count), _lines(1), _lines(_CUBE * count)
+    at_x, at_y, to = xs.ctypes.data, ys.ctypes.data, totals.ctypes.data
+    for start in range(0, x.shape[1], SIDE):
+        taken(x, start, xs)
+        taken(y, start, ys)
+        _scale_of(weights, start, scale)
+        _spread(xs, xors)
+        _spread(ys, xors)
+        for q in range(count):
+            masked_dots(at_x + 512 * q, at_y + 512 * q, scale.ctypes.data, to + 64 * _CUBE * q)
+    _sums(totals, places, out)
+
+
+@compiled
+def _points(x, y, xors, places, out):
+    count = len(places)
+    xs, ys, totals = _lines(8 * count), _lines(8 * count), _lines(_CUBE * count)
+    at_x, at_y, to = xs.ctypes.data, ys.ctypes.data, totals.ctypes.data
+    for start in range(0, x.shape[1], SIDE):
+        taken(x, start, xs)
+        taken(y, start, ys)
+        _spread(xs, xors)
+        _spread(ys, xors)
+        for q in range(count):
+            plain_dots(at_x + 512 * q, at_y + 512 * q, at_x, to + 64 * _CUBE * q)
+    _sums(totals, places, out)
+
+
+def bit_points(x, y, weights, xors, places, out) -> None:
+    """As `fieldloops.bit_points`."""
+    variables = len(x).bit_length() - 1
+    if variables < 3:
+        fieldloops.bit_points(x, y, weights, xors, places, out)
+    else:
+        _bit_points(x, y, weights, *spread_plan(variables - 3), out)
+
+
+def points(x, y, xors, places, out) -> None:
+    """As `fieldloops.points`."""
+    variables = len(x).bit_length() - 1
+    if variables < 3:
+        fieldloops.points(x, y, xors, places, out)
+    else:
+        _points(x, y, *spread_plan(variables - 3), out)
+
+
+@compiled
+def chosen_points(x, y, inner, scales, xors, places, out):
+    """As `fieldloops.chosen_points`."""
+    width = x.shape[2]
+    rest, bits, scale, totals = _lines(8), _lines(1), _lines(1), _lines(8 * _CUBE)
+    for start in range(0, width, SIDE):
+        size = min(SIDE, width - start)
+        _scale_of(y, start, bits)
+        _scale_of(scales, start, scale)
+        for t in range(8):
+            at, apart = x.ctypes.data + 8 * (t * width + start), 64 * width
+            if size < SIDE:
+                taken(x[:, t], start, rest)
+                at, apart = rest.ctypes.data, 64
+            to = totals.ctypes.data + 64 * _CUBE * t
+            chosen_dots(at, apart, bits.ctypes.data, t, scale.ctypes.data, to)
+    for p in range(_CUBE):
+        low, high = np.uint64(0), np.uint64(0)
+        for t in range(8):
+            first, second = np.uint64(0), np.uint64(0)
+            for i in range(0, SIDE, 2):
+                first ^= totals[_CUBE * t + p, i]
+                second ^= totals[_CUBE * t + p, i + 1]
+            a, b = carryless(reduced(first, second), np.uint64(inner[t]))
+            low ^= a
+            high ^= b
+        out[p] = np.int64(reduced(low, high))
+
+
+@compiled
+def _matrices(weights):
+    """For each byte i of 64 bits, and byte j of a weight, the matrix that takes the bits to the sum's byte, as the
+    processor wants it: row r in byte 7 - r, and the bits as `bits_of_rows` gives them."""
+    found = np.zeros((8, 8), np.uint64)
+    for i in range(8):
+        for k in range(8):
+            weight = np.uint64(weights[8 * i + k])
+            for j in range(8):
+                for r in range(8):
+                    bit = (weight >> np.uint64(8 * j + r)) & np.uint64(1)
+                    found[i, j] |= bit << np.uint64(8 * (7 - r) + 7 - k)
+    return found
+
+
+@compiled
+def _tile(x, start, matrices, bits, rest, found, group):
+    """sum_i weights_i x_i of eight words of packed bits: the bit t in line t, and after `group` of them a gap, of
+    `found`."""
+    width = x.shape[1]
+    at, apart = x.ctypes.data + 8 * start, 8 * width
+    if width - start < SIDE:
+        taken(x, start, rest)
+        at, apart = rest.ctypes.data, 64
+    for i in range(8):
+        bits_of_rows(at + 8 * i * apart, apart, bits.ctypes.data + 512 * i)
+    for i in range(8):
+        to = found.ctypes.data + 512 * (i // 2 * group + i % 2)
+        combined_rows(bits.ctypes.data + 64 * i, matrices.ctypes.data, to, 64)
+
+
+def folded_points(x, y, weights, scales, xors, places, out) -> None:
+    """As `fieldloops.folded_points`."""
+    _folded_points(x, y, weights, scales, *spread_plan(1), out)
+
+
+@compiled
+def _folded_points(x, y, weights, scales, xors, places, out):
+    count = len(places)
+    xs, ys, totals, scale = _lines(32 * count), _lines(32 * count), _lines(_CUBE * count), _lines(1)
+    matrices, bits, rest, by = _matrices(weights), _lines(64), _lines(64), _lines(1)
+    by[:] = np.uint64(1 << 16)
+    for start in range(0, x.shape[1], SIDE):
+        _tile(x, start, matrices, bits, rest, xs, count)
+        _tile(y, start, matrices, bits, rest, ys, count)
+        _scale_of(scales, start, scale)
+        for s in range(4):
+            at_x, at_y = xs.ctypes.data + 512 * count * s, ys.ctypes.data + 512 * count * s
+            times_powers(at_x, 16, scale.ctypes.data)
+            times_line(scale.ctypes.data, by.ctypes.data, scale.ctypes.data)
+            _spread(xs[8 * count * s :], xors)
+            _spread(ys[8 * count * s :], xors)
+            for q in range(count):
+                plain_dots(at_x + 512 * q, at_y + 512 * q, at_x, totals.ctypes.data + 64 * _CUBE * q)
+    _sums(totals, places, out)
+
+
+@compiled
+def twice_folded(x, weights, second, scales, out):
+    """As `fieldloops.twice_folded`."""
+    width = x.shape[1]
+    matrices, bits, rest, lines, scale = _matrices(weights), _lines(64), _lines(64), _lines(64), _lines(1)
+    by, factors = np.empty(64, np.int64), np.empty(64, np.int64)
+    for t in range(64):
+        by[t], factors[t] = second[t % 16], np.int64(1) << t if len(scales) else np.int64(1)
+    times(by, factors, by)
+    found = _lines(1)
+    for start in range(0, width, SIDE):
+        _tile(x, start, matrices, bits, rest, lines, 2)
+        _scale_of(scales, start, scale)
+        for s in range(4):
+            at = s * width + start
+            to = found.ctypes.data if width - start < SIDE else out.ctypes.data + 8 * at
+            weighed_sum(lines.ctypes.data + 1024 * s, 64, by.ctypes.data + 128 * s, 16, to)
+            if len(scales):
+                times_line(to, scale.ctypes.data, to)
+            for c in range(width - start if width - start < SIDE else 0):
+                out[at + c] = np.int64(found[0, c])
+
+
+@compiled
+def combined(x, weights, out):
+    """As `fieldloops.combined`."""
+    count, width = x.shape
+    rest, found = _lines(count), _lines(1)
+    if not count:
+        out[:] = 0
+        return
+    for start in range(0, width, SIDE):
+        at, apart, to = x.ctypes.data + 8 * start, 8 * width, out.ctypes.data + 8 * start
+        if width - start < SIDE:
+            taken(x, start, rest)
+            at, apart, to = rest.ctypes.data, 64, found.ctypes.data
+        weighed_sum(at, apart, weights.ctypes.data, count, to)
+        for c in range(width - start if width - start < SIDE else 0):
+            out[start + c] = np.int64(found[0, c])
+
+
+@compiled
+def times(x, y, out):
+    """As `fieldloops.times`."""
+    whole = len(x) // SIDE * SIDE
+    for i in range(0, whole, SIDE):
+        times_line(x.ctypes.data + 8 * i, y.ctypes.data + 8 * i, out.ctypes.data + 8 * i)
+    for i in range(whole, len(x)):
+        low, high = carryless(np.uint64(x[i]), np.uint64(y[i]))
+        out[i] = np.int64(reduced(low, high))
+
+
+@compiled
+def scaled(x, scales, out):
+    """As `fieldloops.scaled`."""
+    for i in range(len(x)):
+        times(x[i], scales, out[i])
