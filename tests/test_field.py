@@ -95,20 +95,44 @@ def test_every_number_but_zero_has_an_inverse(seed):
 def test_sums_over_words(width, seed):
     x, y, w = values(seed, 64, width), values(seed + 1, 64, width), values(seed + 2, width)
     k, eight = values(seed + 3, 64), values(seed + 4, 8)
-    for variables in (1, 3, 6):
+    for variables in range(1, 7):
         part = x[: 1 << variables].contiguous(), y[: 1 << variables].contiguous()
-        weighed = both(field.points_of_bits, *part, w, variables)
-        assert weighed.shape == both(field.points, *part, variables).shape == (3**variables,)
+        assert both(field.points, *part, variables).shape == (3**variables,)
     both(field.inner_product, x, w)
     both(field.combined, x, k)
-    both(field.points_of_folded_bits, x, y, k, w)
-    both(field.twice_folded_bits, x, k, k[:16].contiguous(), w)
-    both(field.twice_folded_bits, x, k, k[:16].contiguous())
     both(field.folded, x.view(2, 32, width), k[:32].contiguous(), width + 3)
     both(field.times, k.view(64, 1), w)
-    both(field.scaled, x, w)
     both(field.points_of_chosen, x.view(8, 8, width), w, eight, y[0].contiguous())
     both(field.combined_words, w, eight)
+
+
+@given(st.integers(0, 4), SEEDS)
+def test_bits_are_numbers_of_the_field(count, seed):
+    """Packed bits as numbers 0 and 1, bit by bit, give what their own loops give."""
+    tiles, width = (values(seed + i, count, *field.TILE) for i in range(2)), 8 * count
+    x, y = tiles
+    weights, second, scales = values(seed + 3, 64), values(seed + 4, 16), values(seed + 2, width)
+
+    def numbers(bits: torch.Tensor) -> torch.Tensor:
+        """[row, bit, word]"""
+        return (bits.transpose(0, 1).reshape(64, 1, -1) >> torch.arange(64).view(1, 64, 1)).bitwise_and(1)
+
+    def rows(bits: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        found = field.combined(numbers(bits).reshape(64, 64 * width), weights).view(64, width)
+        return field.times(found, by).view(4, 16, width).transpose(0, 1).reshape(16, 4 * width)
+
+    by = field.times(field.powers_of_x(64, CPU).view(64, 1), scales)
+    left, right = rows(x, by), rows(y, torch.ones_like(by))
+    found = both(field.points_of_folded_bits, x, y, weights, scales)
+    assert torch.equal(found, field.points(left, right, 4))
+    assert torch.equal(both(field.twice_folded_bits, x, weights, second, scales), field.combined(left, second))
+    assert torch.equal(both(field.twice_folded_bits, y, weights, second), field.combined(right, second))
+    weighed, others = (numbers(v).reshape(64, -1) for v in (x, y))
+    expected = field.points(field.times(weighed, by.reshape(-1)), others, 6)
+    assert torch.equal(both(field.points_of_bits, x, y, scales), expected)
+    words = x.transpose(0, 1).reshape(64, -1)
+    expected = field.inner_product(field.inner_product(words, scales)[:, 0], weights)
+    assert torch.equal(both(field.inner_product_of_tiles, x, weights, scales), expected)
 
 
 @given(st.integers(1, 6), SEEDS)
@@ -119,22 +143,3 @@ def test_points_are_of_the_multilinear_functions(variables, seed):
     at_x, at_y = (field.combined(v, weights) for v in (x, y))
     sent = field.points(x, y, variables)
     assert torch.equal(field.inner_product(sent, both(field.weights_at, point, True)), field.times(at_x, at_y))
-
-
-@given(st.integers(0, 9), SEEDS)
-def test_bits_are_numbers_of_the_field(width, seed):
-    """Packed bits as numbers 0 and 1, bit by bit, give what their own loops give."""
-    x, y, scales = values(seed, 64, width), values(seed + 1, 64, width), values(seed + 2, width)
-    weights, second = values(seed + 3, 64), values(seed + 4, 16)
-
-    def rows(bits: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-        numbers = (bits.unsqueeze(1) >> torch.arange(64).view(1, 64, 1)).bitwise_and(1)  # [row, bit, word]
-        found = field.combined(numbers.reshape(64, 64 * width), weights).view(64, width)
-        return field.times(found, by).view(4, 16, width).transpose(0, 1).reshape(16, 4 * width)
-
-    one = torch.ones(64, width, dtype=torch.int64)
-    left, right = rows(x, field.times(field.powers_of_x(64, CPU).view(64, 1), scales)), rows(y, one)
-    expected = field.points(left, right, 4)
-    assert torch.equal(field.points_of_folded_bits(x, y, weights, scales), expected)
-    assert torch.equal(field.twice_folded_bits(x, weights, second, scales), field.combined(left, second))
-    assert torch.equal(field.twice_folded_bits(y, weights, second), field.combined(right, second))

@@ -348,7 +348,7 @@ def test_what_a_relu_claims_and_what_the_proof_sends(count):
     assert sum(len(w.terms_A + w.terms_S) * w.width for w in found.words) == 8 * width
     mine = [line for line in sent[True] if line.protocol == "prove"]
     assert sum(m.bytes for m in sent[True]) - sum(m.bytes for m in sent[False] + mine) == 65 * count // 8
-    n, steps, points = 4 * -(-268 * width // 64) + 4 * width + 1, 1, 3**prove.FOLDED  # after the second step
+    n, steps, points = 32 * -(-268 * width // 512) + 4 * width + 1, 1, 3**prove.FOLDED  # after the second step
     while n > 1:
         variables = min(prove.FOLDED, (n - 1).bit_length())
         n, steps, points = -(-n // (1 << variables)), steps + 1, points + 3**variables

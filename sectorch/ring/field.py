@@ -18,6 +18,8 @@ from . import bitplanes
 from .bitplanes import xor_along
 from .words import logical_shift
 
+TILE = (64, 8)
+"""Rows, and words of a row, that stand after each other: what the loops take at a time."""
 _PIECE = 1 << 17
 """Products at a time where there are no compiled loops: 64 words each, 64 MiB."""
 
@@ -102,13 +104,29 @@ def points(x: torch.Tensor, y: torch.Tensor, variables: int) -> torch.Tensor:
     return xor_of(times(spread_points(x, variables), spread_points(y, variables)))
 
 
-def points_of_bits(x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, variables: int) -> torch.Tensor:
-    """As `points` of packed bits [2^v, W], with a weight for each word [W] times x^t for its bit t: [3^v]."""
-    if loops := loops_for(x, y, weights):
-        out = torch.empty(3**variables, dtype=torch.int64)
-        loops.bit_points(x.numpy(), y.numpy(), weights.numpy(), *loops.spread_plan(variables), out.numpy())
+def _rows_of(x: torch.Tensor) -> torch.Tensor:
+    """Tiles [T, 64, 8] as 64 rows: [64, 8 T]."""
+    return x.transpose(0, 1).reshape(TILE[0], -1)
+
+
+def inner_product_of_tiles(x: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """sum_{i,j} rows_i columns_j x_{i,j} of words in tiles [T, 64, 8], with weights [64] and [8 T]: [1]."""
+    if loops := loops_for(x, rows, columns):
+        out = x.new_empty(1)
+        loops.tiles_weighed(x.numpy(), rows.numpy(), columns.numpy(), out.numpy())
         return out
-    return inner_product(spread_points(x, variables) & spread_points(y, variables), weights)[:, 0]
+    return inner_product(inner_product(_rows_of(x), columns)[:, 0], rows)
+
+
+def points_of_bits(x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """As `points`, v = 6, of packed bits in tiles [T, 64, 8], with a weight for each word of a row [8 T] times x^t for
+    its bit t: [729]."""
+    if loops := loops_for(x, y, weights):
+        out = torch.empty(729, dtype=torch.int64)
+        loops.bit_points(x.numpy(), y.numpy(), weights.numpy(), *loops.spread_plan(6), out.numpy())
+        return out
+    x, y = _rows_of(x), _rows_of(y)
+    return inner_product(spread_points(x, 6) & spread_points(y, 6), weights)[:, 0]
 
 
 def points_of_chosen(x: torch.Tensor, y: torch.Tensor, inner: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -172,11 +190,13 @@ def folded(x: torch.Tensor, weights: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _rows_of_bits(x: torch.Tensor, weights: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
-    """sum_i weights_i x_i for packed bits [64, W]: [16, 4 W], of bit t of word w in row t mod 16 at (t div 16) W + w.
+    """sum_i weights_i x_i of rows i of tiles [T, 64, 8]: [16, 4 W] for W = 8 T, of bit t of word w in row t mod 16 at
+    (t div 16) W + w.
 
     Args:
         scales: [W], with which bit t of word w is multiplied by x^t scales_w.
     """
+    x = _rows_of(x)
     found = xor_of((bitplanes.spread(x) & weights.view(-1, 1, 1)).permute(1, 2, 0))
     if scales is not None:
         found = times(found, times(powers_of_x(64, x.device).view(64, 1), scales))
@@ -186,7 +206,8 @@ def _rows_of_bits(x: torch.Tensor, weights: torch.Tensor, scales: torch.Tensor |
 def points_of_folded_bits(
     x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, scales: torch.Tensor
 ) -> torch.Tensor:
-    """As `points`, v = 4, of packed bits [64, W] whose rows are combined by weights [64]; x with scales [W]: [81].
+    """As `points`, v = 4, of packed bits in tiles [T, 64, 8] whose rows are combined by weights [64]; x with scales
+    [8 T]: [81].
 
     sum_i weights_i x_i of bit t of a word is in row t mod 16, and that of x is multiplied by x^t and the word's scale.
     """
@@ -201,9 +222,9 @@ def points_of_folded_bits(
 def twice_folded_bits(
     x: torch.Tensor, weights: torch.Tensor, second: torch.Tensor, scales: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The rows of `points_of_folded_bits` combined by `second` [16]: [4 W]."""
+    """The rows of `points_of_folded_bits` combined by `second` [16]: [32 T]."""
     if loops := loops_for(x, weights, second):
-        out = torch.empty(4 * x.shape[1], dtype=torch.int64)
+        out = torch.empty(x.numel() // 16, dtype=torch.int64)
         scales = weights[:0] if scales is None else scales
         loops.twice_folded(x.numpy(), weights.numpy(), second.numpy(), scales.numpy(), out.numpy())
         return out
@@ -217,12 +238,3 @@ def combined_words(words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         loops.combined_words(words.numpy(), weights.numpy(), out.numpy())
         return out
     return xor_of((-bits_of(words, 64).view(8, 8, -1) & weights.view(8, 1, 1)).permute(1, 2, 0))
-
-
-def scaled(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """[n, m] with its columns multiplied by [m]."""
-    if loops := loops_for(x, scales):
-        out = torch.empty(x.shape, dtype=torch.int64)
-        loops.scaled(x.numpy(), scales.numpy(), out.numpy())
-        return out
-    return times(x, scales)

@@ -241,6 +241,19 @@ _UNITS = 0x8040201008040201  # as eight bytes: the unit vectors
 
 
 @intrinsic
+def copy_tile(context, x, out):
+    """64 lines."""
+
+    def generate(context, builder, signature, values):
+        for i in range(64):
+            line = _line(builder, builder.add(values[0], _number(64 * i)))
+            _keep(builder, line, builder.add(values[1], _number(64 * i)))
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate
+
+
+@intrinsic
 def bits_of_rows(context, x, apart, out):
     """Eight lines, so many bytes apart, bit by bit: line t // 8 of `out` has in byte t % 8 of a word the bits t of the
     same word of all eight, the last line's first."""

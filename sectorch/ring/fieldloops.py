@@ -90,19 +90,35 @@ def _sums(totals, out):
 
 @compiled
 def bit_points(x, y, weights, xors, places, out):
-    """sum_w weights_w (x y)_w at all points {0, 1, infinity}^v; x, y: packed bits [2^v, W]; see `spread_plan`."""
+    """sum_w weights_w (x y)_w at all points {0, 1, infinity}^6; x, y: packed bits in tiles [T, 64, 8]; see
+    `spread_plan`."""
     xs, ys = np.empty((len(places), SIDE), np.uint64), np.empty((len(places), SIDE), np.uint64)
     scale, totals = np.zeros((1, SIDE), np.uint64), np.zeros((len(places), 2), np.uint64)
-    for start in range(0, x.shape[1], SIDE):
-        taken(x, start, xs)
-        taken(y, start, ys)
-        for c in range(SIDE):
-            scale[0, c] = np.uint64(weights[start + c]) if start + c < len(weights) else np.uint64(0)
+    for tile in range(len(x)):
+        taken(x[tile], 0, xs)
+        taken(y[tile], 0, ys)
+        taken(weights[SIDE * tile :].reshape(1, -1), 0, scale)
         _spread(xs, xors)
         _spread(ys, xors)
         for p in range(len(places)):
             masked_dot(xs, p, ys, p, scale, totals, p)
     _sums(totals[places], out)
+
+
+@compiled
+def tiles_weighed(x, rows, columns, out):
+    """The sum of words in tiles [T, 64, 8], by the weights of their rows and of their columns."""
+    totals, last = np.empty((SIDE, 2), np.uint64), np.zeros(2, np.uint64)
+    for tile in range(len(x)):
+        totals[:] = 0
+        for i in range(len(rows)):
+            weighed(x[tile], i, 0, rows, totals)
+        for c in range(SIDE):
+            word = reduced(totals[c, 0], totals[c, 1])
+            low, high = carryless(word, np.uint64(columns[SIDE * tile + c]))
+            last[0] ^= low
+            last[1] ^= high
+    out[0] = np.int64(reduced(last[0], last[1]))
 
 
 @compiled
@@ -213,9 +229,9 @@ def _sum_of(tables, bits):
 
 
 @compiled
-def _tile(x, start, tables, a, out):
-    """sum_i weights_i x_i of eight words of packed bits, by the tables of the weights: of bit t in row t."""
-    taken(x, start, a)
+def _tile(x, tables, a, out):
+    """sum_i weights_i x_i of a tile [64, 8] of packed bits, by the tables of the weights: of bit t in row t."""
+    taken(x, 0, a)
     transposed(a)
     for t in range(64):
         for c in range(SIDE):
@@ -224,17 +240,17 @@ def _tile(x, start, tables, a, out):
 
 @compiled
 def folded_points(x, y, weights, scales, xors, places, out):
-    """As `points`, v = 4, of packed bits x and y [64, W], which are combined by weights: sum_i weights_i x_i of the bit
-    t of a word belongs to row t mod 16. That of x is multiplied by x^t times the word's scale."""
+    """As `points`, v = 4, of packed bits x and y in tiles [T, 64, 8], which are combined by weights: sum_i weights_i
+    x_i of the bit t of a word belongs to row t mod 16. That of x is multiplied by x^t times the word's scale."""
     tables, count = _tables(weights), len(places)
     a, left, right = np.empty((64, SIDE), np.uint64), np.empty((64, SIDE), np.uint64), np.empty((64, SIDE), np.uint64)
     xs, ys = np.empty((count, SIDE), np.uint64), np.empty((count, SIDE), np.uint64)
     totals = np.zeros((count, 2), np.uint64)
-    for start in range(0, x.shape[1], SIDE):
-        _tile(x, start, tables, a, left)
-        _tile(y, start, tables, a, right)
-        for c in range(min(SIDE, x.shape[1] - start)):
-            scale = np.uint64(scales[start + c])
+    for tile in range(len(x)):
+        _tile(x[tile], tables, a, left)
+        _tile(y[tile], tables, a, right)
+        for c in range(SIDE):
+            scale = np.uint64(scales[SIDE * tile + c])
             for t in range(64):
                 low, high = carryless(left[t, c], scale)
                 left[t, c] = reduced(low, high)
@@ -250,19 +266,20 @@ def folded_points(x, y, weights, scales, xors, places, out):
 
 @compiled
 def twice_folded(x, weights, second, scales, out):
-    """The rows of `folded_points` combined by more weights: sum_p second_p x_{16 s + p} of word w at s W + w of [4 W].
+    """The rows of `folded_points` combined by more weights: sum_p second_p x_{16 s + p} of word w at s W + w, W = 8 T.
 
     Args:
         scales: for each word, or none.
     """
-    width, tables = x.shape[1], _tables(weights)
+    width, tables = SIDE * len(x), _tables(weights)
     a, found, by = np.empty((64, SIDE), np.uint64), np.empty((64, SIDE), np.uint64), np.empty(64, np.uint64)
     for t in range(64):
         low, high = carryless(np.uint64(second[t % 16]), np.uint64(1) << np.uint64(t if len(scales) else 0))
         by[t] = reduced(low, high)
-    for start in range(0, width, SIDE):
-        _tile(x, start, tables, a, found)
-        for c in range(min(SIDE, width - start)):
+    for tile in range(len(x)):
+        _tile(x[tile], tables, a, found)
+        for c in range(SIDE):
+            w = SIDE * tile + c
             for s in range(4):
                 low, high = np.uint64(0), np.uint64(0)
                 for t in range(16 * s, 16 * s + 16):
@@ -271,9 +288,9 @@ def twice_folded(x, weights, second, scales, out):
                     high ^= last
                 total = reduced(low, high)
                 if len(scales):
-                    low, high = carryless(total, np.uint64(scales[start + c]))
+                    low, high = carryless(total, np.uint64(scales[w]))
                     total = reduced(low, high)
-                out[s * width + start + c] = np.int64(total)
+                out[s * width + w] = np.int64(total)
 
 
 @compiled
@@ -286,12 +303,3 @@ def combined_words(words, weights, out):
             for i in range(8):
                 found ^= np.uint64(weights[i]) & (np.uint64(0) - ((bits >> np.uint64(8 * i + t)) & np.uint64(1)))
             out[t, w] = np.int64(found)
-
-
-@compiled
-def scaled(x, scales, out):
-    """x [n, m] with its columns multiplied by numbers of the field."""
-    for i in range(len(x)):
-        for j in range(x.shape[1]):
-            low, high = carryless(np.uint64(x[i, j]), np.uint64(scales[j]))
-            out[i, j] = np.int64(reduced(low, high))

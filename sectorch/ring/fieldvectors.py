@@ -11,6 +11,7 @@ from .fieldlines import (
     bits_of_rows,
     chosen_dots,
     combined_rows,
+    copy_tile,
     masked_dots,
     plain_dots,
     times_line,
@@ -22,7 +23,7 @@ from .loops import compiled
 
 __all__ = [
     "available", "bit_points", "chosen_points", "combined", "combined_words", "folded_points", "inner_products",
-    "points", "scaled", "spread_plan", "times", "twice_folded", "weights_at",
+    "points", "spread_plan", "tiles_weighed", "times", "twice_folded", "weights_at",
 ]  # fmt: skip
 _CUBE = 27
 """Points of three variables, whose values are eight lines."""
@@ -66,17 +67,29 @@ def _scale_of(weights, start, scale):
 @compiled
 def _bit_points(x, y, weights, xors, places, out):
     count = len(places)
-    xs, ys, scale, totals = _lines(8 * count), _lines(8 * count), _lines(1), _lines(_CUBE * count)
-    at_x, at_y, to = xs.ctypes.data, ys.ctypes.data, totals.ctypes.data
-    for start in range(0, x.shape[1], SIDE):
-        taken(x, start, xs)
-        taken(y, start, ys)
-        _scale_of(weights, start, scale)
+    xs, ys, totals = _lines(8 * count), _lines(8 * count), _lines(_CUBE * count)
+    at_x, at_y, to, scale = xs.ctypes.data, ys.ctypes.data, totals.ctypes.data, weights.ctypes.data
+    for tile in range(len(x)):
+        copy_tile(x.ctypes.data + 4096 * tile, at_x)
+        copy_tile(y.ctypes.data + 4096 * tile, at_y)
         _spread(xs, xors)
         _spread(ys, xors)
         for q in range(count):
-            masked_dots(at_x + 512 * q, at_y + 512 * q, scale.ctypes.data, to + 64 * _CUBE * q)
+            masked_dots(at_x + 512 * q, at_y + 512 * q, scale + 64 * tile, to + 64 * _CUBE * q)
     _sums(totals, places, out)
+
+
+@compiled
+def tiles_weighed(x, rows, columns, out):
+    """As `fieldloops.tiles_weighed`."""
+    line, by, found = _lines(1), _lines(1), np.uint64(0)
+    for tile in range(len(x)):
+        weighed_sum(x.ctypes.data + 4096 * tile, 64, rows.ctypes.data, len(rows), line.ctypes.data)
+        times_line(line.ctypes.data, columns.ctypes.data + 64 * tile, line.ctypes.data)
+        xor_line(by.ctypes.data, line.ctypes.data, by.ctypes.data)
+    for c in range(SIDE):
+        found ^= by[0, c]
+    out[0] = np.int64(found)
 
 
 @compiled
@@ -96,11 +109,7 @@ def _points(x, y, xors, places, out):
 
 def bit_points(x, y, weights, xors, places, out) -> None:
     """As `fieldloops.bit_points`."""
-    variables = len(x).bit_length() - 1
-    if variables < 3:
-        fieldloops.bit_points(x, y, weights, xors, places, out)
-    else:
-        _bit_points(x, y, weights, *spread_plan(variables - 3), out)
+    _bit_points(x, y, weights, *spread_plan(3), out)
 
 
 def points(x, y, xors, places, out) -> None:
@@ -157,16 +166,11 @@ def _matrices(weights):
 
 
 @compiled
-def _tile(x, start, matrices, bits, rest, found, group):
-    """sum_i weights_i x_i of eight words of packed bits: the bit t in line t, and after `group` of them a gap, of
-    `found`."""
-    width = x.shape[1]
-    at, apart = x.ctypes.data + 8 * start, 8 * width
-    if width - start < SIDE:
-        taken(x, start, rest)
-        at, apart = rest.ctypes.data, 64
+def _tile(x, matrices, bits, found, group):
+    """sum_i weights_i x_i of a tile [64, 8] of packed bits at an address: the bit t in line t, in groups of 16 that are
+    `group` times eight lines apart."""
     for i in range(8):
-        bits_of_rows(at + 8 * i * apart, apart, bits.ctypes.data + 512 * i)
+        bits_of_rows(x + 512 * i, 64, bits.ctypes.data + 512 * i)
     for i in range(8):
         to = found.ctypes.data + 512 * (i // 2 * group + i % 2)
         combined_rows(bits.ctypes.data + 64 * i, matrices.ctypes.data, to, 64)
@@ -181,12 +185,13 @@ def folded_points(x, y, weights, scales, xors, places, out) -> None:
 def _folded_points(x, y, weights, scales, xors, places, out):
     count = len(places)
     xs, ys, totals, scale = _lines(32 * count), _lines(32 * count), _lines(_CUBE * count), _lines(1)
-    matrices, bits, rest, by = _matrices(weights), _lines(64), _lines(64), _lines(1)
+    matrices, bits, by = _matrices(weights), _lines(64), _lines(1)
     by[:] = np.uint64(1 << 16)
-    for start in range(0, x.shape[1], SIDE):
-        _tile(x, start, matrices, bits, rest, xs, count)
-        _tile(y, start, matrices, bits, rest, ys, count)
-        _scale_of(scales, start, scale)
+    for tile in range(len(x)):
+        _tile(x.ctypes.data + 4096 * tile, matrices, bits, xs, count)
+        _tile(y.ctypes.data + 4096 * tile, matrices, bits, ys, count)
+        for c in range(SIDE):
+            scale[0, c] = np.uint64(scales[SIDE * tile + c])
         for s in range(4):
             at_x, at_y = xs.ctypes.data + 512 * count * s, ys.ctypes.data + 512 * count * s
             times_powers(at_x, 16, scale.ctypes.data)
@@ -201,24 +206,18 @@ def _folded_points(x, y, weights, scales, xors, places, out):
 @compiled
 def twice_folded(x, weights, second, scales, out):
     """As `fieldloops.twice_folded`."""
-    width = x.shape[1]
-    matrices, bits, rest, lines, scale = _matrices(weights), _lines(64), _lines(64), _lines(64), _lines(1)
+    matrices, bits, lines = _matrices(weights), _lines(64), _lines(64)
     by, factors = np.empty(64, np.int64), np.empty(64, np.int64)
     for t in range(64):
         by[t], factors[t] = second[t % 16], np.int64(1) << t if len(scales) else np.int64(1)
     times(by, factors, by)
-    found = _lines(1)
-    for start in range(0, width, SIDE):
-        _tile(x, start, matrices, bits, rest, lines, 2)
-        _scale_of(scales, start, scale)
+    for tile in range(len(x)):
+        _tile(x.ctypes.data + 4096 * tile, matrices, bits, lines, 2)
         for s in range(4):
-            at = s * width + start
-            to = found.ctypes.data if width - start < SIDE else out.ctypes.data + 8 * at
+            to = out.ctypes.data + 64 * (s * len(x) + tile)
             weighed_sum(lines.ctypes.data + 1024 * s, 64, by.ctypes.data + 128 * s, 16, to)
             if len(scales):
-                times_line(to, scale.ctypes.data, to)
-            for c in range(width - start if width - start < SIDE else 0):
-                out[at + c] = np.int64(found[0, c])
+                times_line(to, scales.ctypes.data + 64 * tile, to)
 
 
 @compiled
@@ -248,10 +247,3 @@ def times(x, y, out):
     for i in range(whole, len(x)):
         low, high = carryless(np.uint64(x[i]), np.uint64(y[i]))
         out[i] = np.int64(reduced(low, high))
-
-
-@compiled
-def scaled(x, scales, out):
-    """As `fieldloops.scaled`."""
-    for i in range(len(x)):
-        times(x[i], scales, out[i])

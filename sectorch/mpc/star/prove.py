@@ -35,6 +35,7 @@ from ...ring.field import (
     combined_words,
     folded,
     inner_product,
+    inner_product_of_tiles,
     points,
     points_of_bits,
     points_of_chosen,
@@ -60,8 +61,8 @@ POINTS_OF_BITS, POINTS_OF_WORDS = 3**ROWS, 3**WORD_ROWS
 def prove(net: Net, products: Sequence[Products], words: Sequence[Words]) -> None:
     """What was dealt is as claimed, or S raises FalseDealingError: but for a probability below 2^-56.
 
-    Rounds 2 a step, and 1: two steps, and ceil(log16 n) for n = bits / 1024 + terms / 128 + 1, with whole words of
-    bits. Bytes 16 from S to D for each step; 8 (3^6 + 3^3 + 1) and 8 * 3^4, or less in the last step, from D to S; 32
+    Rounds 2 a step, and 1: two steps, and ceil(log16 n) for n = bits / 1024 + terms / 128 + 1, with whole tiles of
+    64 * 512 bits. Bytes 16 from S to D for each step; 8 (3^6 + 3^3 + 1) and 8 * 3^4, or less in the last step, from D to S; 32
     from A to S. Nobody learns anything: D sends uniform words,
     and of A's last ones two are uniform, and the others follow from what S has.
     """
@@ -76,7 +77,7 @@ def prove(net: Net, products: Sequence[Products], words: Sequence[Words]) -> Non
     count = X.A.shape[1] + X.S.shape[1]
 
     coins, coins_D = (
-        compute(_first_coins, coin, x.shape[1], base.shape[1])
+        compute(_first_coins, coin, x.shape[0] * x.shape[2], base.shape[1])
         for coin in _coin(net, *(v.S for v in (x, y, z, zero, base, X, Y)))
     )
     *_, inner, omega, lam = coins
@@ -162,7 +163,7 @@ def _tests(secret: torch.Tensor, coins: Sequence[torch.Tensor], count: int) -> t
 @leaf
 def _wrong(z, zero, base, omega, lam, kappa, rows, _, parts) -> torch.Tensor:
     """One party's half of what has to be zero with no proof, and with the first one: [1]."""
-    sums = inner_product(inner_product(z, omega)[:, 0], rows) ^ inner_product(zero, kappa)
+    sums = inner_product_of_tiles(z, rows, omega) ^ inner_product(zero, kappa)
     return sums ^ inner_product(inner_product(base, lam)[:, 0], parts)
 
 
@@ -171,7 +172,7 @@ def _first_proof(x, y, X_A, Y_S, of_A, X_S, Y_A, of_S, hidden, inner, omega) -> 
     """H of the bits, H of the words, and the product of the hidden factors."""
     chosen = (X_A, Y_S, of_A), (X_S, Y_A, of_S)
     words, others = (points_of_chosen(X.view(8, 8, -1), Y, inner, scales) for X, Y, scales in chosen)
-    return torch.cat((points_of_bits(x, y, omega, ROWS), words ^ others, times(hidden[:1], hidden[1:])))
+    return torch.cat((points_of_bits(x, y, omega), words ^ others, times(hidden[:1], hidden[1:])))
 
 
 @leaf(shapes=lambda coin: tuple(coin.new_empty(n) for n in (64, 8, 1, POINTS_OF_BITS + POINTS_OF_WORDS + 1)))
@@ -211,10 +212,10 @@ def _second_proof(x, y, others, omega, point) -> torch.Tensor:
     return points_of_folded_bits(x, y, point[0], omega) ^ points(others[0], others[1], FOLDED)
 
 
-@leaf(shapes=lambda x, y, others, *_: x.new_empty(2, _whole(4 * x.shape[1] + others.shape[2])))
+@leaf(shapes=lambda x, y, others, *_: x.new_empty(2, _whole(x.numel() // 16 + others.shape[2])))
 def _twice_folded(x, y, others, omega, point, second) -> torch.Tensor:
     """The factors [2, n] after two steps, with zeros at the end."""
-    weights, bits = second[0], 4 * x.shape[1]
+    weights, bits = second[0], x.numel() // 16
     out = x.new_zeros(2, _whole(bits + others.shape[2]))
     out[0, :bits] = twice_folded_bits(x, point[0], weights, omega)
     out[1, :bits] = twice_folded_bits(y, point[0], weights)

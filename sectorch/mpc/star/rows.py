@@ -7,6 +7,7 @@ all rows of all claims in one step, straight into their places.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,7 +17,8 @@ import torch
 from ...choreography import leaf
 from ...choreography.located import compute
 from ...ring.bitplanes import Rows, RowSums
-from .halves import ROWS, Halves
+from ...ring.field import TILE
+from .halves import Halves
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ class Dealt:
 
 
 def factors(nothing: Halves, found: Sequence[Products]) -> list[Halves]:
-    """All claims beside each other: x, y and z in 2^ROWS rows, with zeros at the end, and what is zero, in one."""
+    """All claims after each other: x, y and z in tiles [T, 64, 8] of words, with zeros at the end, and what is zero, in
+    one."""
     sums = tuple(p.sums for p in found)
     at_A = compute(_factors, sums, True, nothing.A, *(v.A for p in found for v in (p.first, p.second)))
     at_S = compute(_factors, sums, False, nothing.S, *(v.S for p in found for v in (p.first, p.second)))
@@ -117,7 +120,7 @@ def factors(nothing: Halves, found: Sequence[Products]) -> list[Halves]:
 
 def _shapes_of_factors(sums: tuple[Sums, ...], at_A: bool, nothing: torch.Tensor, *values: torch.Tensor):
     size, zeros, _ = _placed(sums, tuple(v.shape for v in values), at_A)
-    return *(nothing.new_empty(1 << ROWS, size >> ROWS) for _ in "xyz"), nothing.new_empty(zeros)
+    return *(nothing.new_empty(size).view(-1, *TILE) for _ in "xyz"), nothing.new_empty(zeros)
 
 
 @leaf(shapes=_shapes_of_factors)
@@ -125,10 +128,10 @@ def _factors(sums: tuple[Sums, ...], at_A: bool, nothing: torch.Tensor, *values:
     size, zeros, placed = _placed(sums, tuple(v.shape for v in values), at_A)
     out = nothing.new_empty(3 * size + zeros)
     rows = out[: 3 * size].view(3, size)
-    rows[:, -(1 << ROWS) :] = 0  # fewer words than a row has are at the end
+    rows[:, -math.prod(TILE) :] = 0  # fewer words than a tile has are at the end
     for claim, first, second in zip(placed, values[::2], values[1::2], strict=True):
         claim.into(first, second, out)
-    return *rows.view(3, 1 << ROWS, size >> ROWS), out[3 * size :]
+    return *rows.view(3, -1, *TILE), out[3 * size :]
 
 
 @functools.lru_cache(maxsize=256)
@@ -136,7 +139,7 @@ def _placed(sums: tuple[Sums, ...], shapes: tuple[torch.Size, ...], at_A: bool) 
     """Words of each factor and of what is zero, and the sums with their places: x, y, z and then the zeros."""
     found = [(_sets(s, m, at_A), width) for s, (m, width) in zip(sums, shapes[::2], strict=True)]
     total = sum(len(sets.z) * width for sets, width in found)
-    size = -(-total >> ROWS) << ROWS
+    size = -(-total // math.prod(TILE)) * math.prod(TILE)
     at, zero, placed = 0, 3 * size, []
     for sets, width in found:
         count, lost = len(sets.z), len(sets.zeros)
