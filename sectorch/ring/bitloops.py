@@ -155,17 +155,31 @@ def masks(words, out, low, high):
 
 
 @compiled
+def _part(x, y, row, left, size):
+    """Words of a row of x or, numbered after them, of y."""
+    return x[row, left : left + size] if row < len(x) else y[row - len(x), left : left + size]
+
+
+@compiled
 def sums_of_rows(x, y, ends, rows, starts, out, low, high):
     """The xor of some rows of x and, numbered after them, of y: of `rows` up to ends[i] at starts[i] of `out`."""
-    start = 0
-    for i in range(len(ends)):
-        found = out[starts[i] + low : starts[i] + high]
-        found[:] = 0
-        for k in range(start, ends[i]):
-            taken = x[rows[k], low:high] if rows[k] < len(x) else y[rows[k] - len(x), low:high]
-            for w in range(len(found)):
-                found[w] ^= taken[w]
-        start = ends[i]
+    none = np.zeros(_SPAN, np.int64)
+    for left in range(low, high, _SPAN):
+        size, start = min(_SPAN, high - left), 0
+        for i in range(len(ends)):
+            found = out[starts[i] + left : starts[i] + left + size]
+            first, second = none[:size], none[:size]
+            if start < ends[i]:
+                first = _part(x, y, rows[start], left, size)
+            if start + 1 < ends[i]:
+                second = _part(x, y, rows[start + 1], left, size)
+            for w in range(size):
+                found[w] = first[w] ^ second[w]
+            for k in range(start + 2, ends[i]):
+                taken = _part(x, y, rows[k], left, size)
+                for w in range(size):
+                    found[w] ^= taken[w]
+            start = ends[i]
 
 
 @compiled

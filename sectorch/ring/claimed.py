@@ -10,7 +10,6 @@ import importlib
 from collections.abc import Sequence
 from types import ModuleType
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -84,12 +83,13 @@ def quotients(
 def columns_of(parts: Sequence[torch.Tensor], copies: Sequence[int], nothing: torch.Tensor) -> torch.Tensor:
     """The elements of all parts as bits of packed words stand: [64, W], with zeros at the end of each copy."""
     counts = [(number, part.numel() // number) for number, part in zip(copies, parts, strict=True)]
-    out = nothing.new_zeros(64, sum(number * bitplanes.words_for(count) for number, count in counts))
-    if bitplanes.fast(out, *parts):
-        flat = torch.cat([nothing[:0], *(part.reshape(-1) for part in parts)])
-        _compiled().placed(flat.numpy(), np.array(counts, np.int64).reshape(-1, 2), out.numpy())
+    width, at = sum(number * bitplanes.words_for(count) for number, count in counts), 0
+    out = nothing.new_empty(64, width)
+    if loops := bitplanes.fast(out, *parts):
+        for (number, count), part in zip(counts, parts, strict=True):
+            _compiled().placed(loops.array(part).reshape(number, count), out.numpy(), at)
+            at += number * bitplanes.words_for(count)
         return out
-    at = 0
     for (number, count), part in zip(counts, parts, strict=True):
         width = bitplanes.words_for(count)
         whole = F.pad(part.reshape(number, count), (0, -count % 64)).view(number, 64, width)

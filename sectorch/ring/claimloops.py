@@ -79,17 +79,16 @@ def quotients(v, r, low_bit, last_bit, shift, out, low, high):
 
 
 @compiled
-def placed(elements, counts, out):
-    """Tensors of counts[i, 1] elements, counts[i, 0] copies of each beside each other, in a matrix of zeros [64, W] as
-    bits of packed words stand."""
-    start = column = 0
-    for i in range(len(counts)):
-        count, width = counts[i, 1], (counts[i, 1] + 63) // 64
-        for _ in range(counts[i, 0]):
-            for low in range(0, count, max(1, width)):
-                taken = elements[start + low : start + min(low + width, count)]
-                row = out[low // width, column : column + width]
-                for w in range(len(taken)):
-                    row[w] = taken[w]
-            start += count
-            column += width
+def placed(elements, out, column):
+    """Copies [K, N] of elements beside each other, from a column of a matrix [64, W] on, as bits of packed words stand;
+    with zeros at the end of each."""
+    copies, count = elements.shape
+    width = (count + 63) // 64
+    for k in range(copies):
+        for t in range(64):
+            row = out[t, column + k * width : column + (k + 1) * width]
+            whole = max(0, min(width, count - t * width))
+            for w in range(whole):
+                row[w] = elements[k, t * width + w]
+            for w in range(whole, width):
+                row[w] = 0
