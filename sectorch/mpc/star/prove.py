@@ -62,9 +62,9 @@ def prove(net: Net, products: Sequence[Products], words: Sequence[Words]) -> Non
     """What was dealt is as claimed, or S raises FalseDealingError: but for a probability below 2^-56.
 
     Rounds 2 a step, and 1: two steps, and ceil(log16 n) for n = bits / 1024 + terms / 128 + 1, with whole tiles of
-    64 * 512 bits. Bytes 16 from S to D for each step; 8 (3^6 + 3^3 + 1) and 8 * 3^4, or less in the last step, from D to S; 32
-    from A to S. Nobody learns anything: D sends uniform words,
-    and of A's last ones two are uniform, and the others follow from what S has.
+    2^15 bits. Bytes 16 from S to D for each step; 8 (3^6 + 3^3 + 1) and 8 * 3^4, or less in the last step, from D to S;
+    32 from A to S. Nobody learns anything: D sends uniform words, and of A's last ones two are uniform, and the others
+    follow from what S has.
     """
     D, A, S = net.D, net.A, net.S
     hidden = Halves(net.common(D, A, (2,), "hidden"), net.common(D, S, (2,), "hidden"))
