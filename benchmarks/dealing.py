@@ -3,16 +3,20 @@
     python benchmarks/dealing.py                              # VGG-7 and LeNet, one of 2 and of 4 calls, and verified
     python benchmarks/dealing.py --nets resnet50 --counts --repeats 3
     python benchmarks/dealing.py --json results.json
+    python benchmarks/dealing.py --processes --counts 2       # the three parties as processes, by the clock
     python benchmarks/dealing.py --nets --calls 10000         # honest calls: how many are refused
 
 Ahead of the query and after it are timed apart: material is prepared, and then used. All parties are in this process
-and on one thread, and the seconds are of its processor, the work of all three together. What is compared alternates,
-and medians are printed.
+and on one thread, and the seconds are of its processor, the work of all three together; or with `--processes` Q is this
+process, S and A are two others on this machine, connected by TLS, and the seconds are Q's, by the clock, with what the
+parties write to their stores ahead (in the folder for temporary files). What is compared alternates, and medians are
+printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import random
@@ -27,6 +31,7 @@ from rich.table import Table
 import sectorch
 from sectorch import Scheme
 from sectorch.errors import FixedPointRangeError, RangeExceededError, SectorchError
+from sectorch.network.parties.stage import Stage
 from sectorch.nn.models import ZOO, randomize_batchnorm
 from sectorch.session import Session
 
@@ -73,6 +78,32 @@ def measured(name: str, levels: dict[str, Scheme], repeats: int) -> list[dict]:
             secure[n](x)
             found[n]["ahead"].append(middle - start)
             found[n]["online"].append(time.process_time() - middle)
+    return list(found.values())
+
+
+def in_processes(name: str, levels: dict[str, Scheme], repeats: int) -> list[dict]:
+    """As `measured`, of three processes."""
+    model, x = built(name)
+    plain = sectorch.reference(model)(x)
+    found = {n: {"net": name, "dealer": n, "ahead": [], "online": [], "same": True} for n in levels}
+    with Stage({"model": (model, x)}) as stage, contextlib.ExitStack() as opened:
+        remote = {}
+        for number, (n, scheme) in enumerate(levels.items()):
+            connection = opened.enter_context(stage.connect(f"client{number}"))
+            remote[n] = connection.model("model", scheme)
+            for _ in range(2):  # the setup, and what is compiled
+                with sectorch.profile() as profile:
+                    remote[n](x)
+            found[n] |= {"ahead_bytes": profile.offline_bytes, "online_bytes": profile.online_bytes}
+        for _ in track(range(repeats), f"{name}", transient=True):
+            for n, row in found.items():
+                start = time.perf_counter()
+                remote[n].prepare(tuple(x.shape))
+                middle = time.perf_counter()
+                y = remote[n](x)
+                row["ahead"].append(middle - start)
+                row["online"].append(time.perf_counter() - middle)
+                row["same"] &= torch.equal(y, plain)
     return list(found.values())
 
 
@@ -181,12 +212,14 @@ def main() -> None:
     p.add_argument("--repeats", type=int, default=9)
     p.add_argument("--calls", type=int, default=0, help="honest calls of each level")
     p.add_argument("--honest", nargs="*", default=["verified"], help="levels, as they are called in the table")
+    p.add_argument("--processes", action="store_true", help="three processes over TLS, by the clock")
     p.add_argument("--json")
     options = p.parse_args()
     torch.set_num_threads(1)
     audited = {f"audited, 1 of {n}": Scheme(audited=n) for n in options.counts}
     levels = {"trusted": Scheme(), **audited, "verified": Scheme(verified=True)}
-    rows = [row for net in options.nets for row in measured(net, levels, options.repeats)]
+    how = in_processes if options.processes else measured
+    rows = [row for net in options.nets for row in how(net, levels, options.repeats)]
     table = Table("net", "Q is", "ahead s", "times", "online s", "times", "ahead MB", "times", "online MB", "same bits")
     for row in rows:
         off = next(r for r in rows if r["net"] == row["net"] and r["dealer"] == "trusted")
