@@ -44,7 +44,7 @@ class World:
         return path
 
     def party(self, name: str, path: Path | None = None) -> Federation:
-        return Federation(path or self.path, name)
+        return Federation(path or self.path, name, patience=60)  # a machine may be busy
 
     def close(self) -> None:
         for server in (*self.servers.values(), self.server):
@@ -62,9 +62,11 @@ def each(names: Iterable[str], work: Callable[[str], Any], seconds: float = 120)
         except BaseException as error:
             found[name] = error
 
-    threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in names]
+    threads = [threading.Thread(target=run, args=(name,), name=name, daemon=True) for name in names]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(seconds)
+    waiting = [thread.name for thread in threads if thread.is_alive()]
+    assert not waiting, f"{waiting} have nothing after {seconds} s each; of the others: {found}"
     return found
