@@ -51,8 +51,8 @@ class World:
             server.stop()
 
 
-def each(names: Iterable[str], work: Callable[[str], Any], seconds: float = 120) -> dict[str, Any]:
-    """What work(name) gives, or raises, in a thread of each."""
+def begun(names: Iterable[str], work: Callable[[str], Any]) -> tuple[dict[str, Any], list[threading.Thread]]:
+    """What work(name) gives, or raises, in a thread of each, as soon as it is done; and the threads."""
     found: dict[str, Any] = {}
 
     def run(name: str) -> None:
@@ -65,6 +65,12 @@ def each(names: Iterable[str], work: Callable[[str], Any], seconds: float = 120)
     threads = [threading.Thread(target=run, args=(name,), name=name, daemon=True) for name in names]
     for thread in threads:
         thread.start()
+    return found, threads
+
+
+def each(names: Iterable[str], work: Callable[[str], Any], seconds: float = 120) -> dict[str, Any]:
+    """What work(name) gives, or raises, in a thread of each, for which it waits so long."""
+    found, threads = begun(names, work)
     for thread in threads:
         thread.join(seconds)
     waiting = [thread.name for thread in threads if thread.is_alive()]

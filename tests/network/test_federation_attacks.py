@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from federation_world import World, each
+from federation_world import World, begun, each
 from network_world import until
 
 from sectorch import errors
@@ -55,7 +55,7 @@ def test_a_flood_of_credits_does_not_close_the_other_partys_connection():
         for _ in range(40):
             links._hand_on(frame, victim, ready())
 
-    each(["north"], flood, seconds=1)
+    begun(["north"], flood)[1][0].join(1)
     assert victim.closed is None and victim.outbox.size <= OUTBOX_BYTES + 2 * frame.size
     victim.close(errors.PeerLostError("over"))
 
@@ -65,7 +65,7 @@ def test_many_that_wait_for_room_share_it():
     for _ in range(OUTBOX_BYTES // len(frame) + 1):
         victim.send(frame)
     names = [f"p{number}" for number in range(24)]
-    each(names, lambda _: victim.send(frame), seconds=0)
+    begun(names, lambda _: victim.send(frame))
     for _ in range(2):
         victim.outbox.take()
     assert until(lambda: victim.outbox.size > OUTBOX_BYTES, 30)
