@@ -306,6 +306,14 @@ def test_without_json_results_are_for_people(capsys):
     assert "operation" in shown.out and shown.err == ""
 
 
+def test_operations_by_a_part_of_their_names(capsys):
+    assert run(["ops", "Conv2", "--json"]) == 0
+    names = [row["name"] for row in json.loads(capsys.readouterr().out)]
+    assert "conv2d" in names and all("conv2" in name.lower() for name in names)
+    assert run(["ops", "cnov"]) == FAILED
+    assert "no operation has 'cnov' in its name; sectorch ops lists them all" in capsys.readouterr().err
+
+
 def quick_parser() -> Parser:
     parser = Parser("quick", "Does nothing.", ["sectorch quick"])
     parser.writes_results("runs/quick")

@@ -20,6 +20,7 @@ with stoppable(is_command()):
     from rich.console import Console
     from rich.table import Table
 
+    from ..errors import ArgumentError
     from ..tensor.table import supported_ops
     from .command import DONE, STOPPED, UNREAD, USAGE, Parser, ended, print_json
 
@@ -86,13 +87,17 @@ def overview() -> str:
 
 def ops(arguments: Sequence[str] | None = None) -> int:
     """`sectorch ops`: the dispatch table."""
-    parser = Parser("ops", "List the torch operations that work on secret tensors.", ["sectorch ops --json"])
-    parser.takes_json("the whole table")
+    text = "List the torch operations that work on secret tensors."
+    parser = Parser("ops", text, ["sectorch ops conv", "sectorch ops --json"])
+    parser.add_argument("part", nargs="?", default="", help="list those that have this in their names")
+    parser.takes_json("the table")
     return ended(parser, arguments, _ops)
 
 
 def _ops(options: argparse.Namespace, console: Console) -> None:
-    rows = supported_ops()
+    rows = [row for row in supported_ops() if options.part.lower() in row["name"].lower()]
+    if not rows:
+        raise ArgumentError(f"no operation has {options.part!r} in its name; sectorch ops lists them all")
     if options.json:
         print_json(rows)
         return

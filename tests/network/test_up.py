@@ -394,3 +394,11 @@ def test_what_others_may_write_or_a_full_disk_is_a_line(world, monkeypatch, caps
         assert command([*line, str(world.path), "--as", "left"]) == 1
         assert "No space left on device" in (said := capsys.readouterr().err.strip().replace("\n", " "))
         assert "make room, or name another with results in [files] of" in said
+
+
+@pytest.mark.parametrize("takes", ["", "net, x", "*, net"])
+def test_a_program_that_takes_something_else_than_the_federation(tmp_path, monkeypatch, takes):
+    monkeypatch.chdir(tmp_path)
+    Path("study.py").write_text(f"def study({takes}):\n    return {{}}\n")
+    with pytest.raises(errors.ArgumentError, match="is called with the federation that it runs in, and nothing"):
+        source_of("study.py:study").load()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import inspect
 import json
 import os
 import sys
@@ -72,7 +73,8 @@ class Source:
         """The function, of the content that has the digest.
 
         Raises:
-            ArgumentError: there is none, or this process has loaded the file with another content.
+            ArgumentError: there is none, it takes other arguments than the federation, or this process has loaded the
+            file with another content.
         """
         with _LOADING:
             known, module = _loaded.get(self.path, ("", None))
@@ -84,6 +86,14 @@ class Source:
         found = getattr(module, self.function, None)
         if not callable(found):
             raise ArgumentError(f"there is no function {self.function} in {self.path}")
+        try:
+            inspect.signature(found).bind(None)
+        except ValueError:  # one that does not say what it takes
+            pass
+        except TypeError as error:
+            raise ArgumentError(
+                f"{self.name} is called with the federation that it runs in, and nothing else: {error}"
+            ) from None
         return found
 
     def _module(self) -> ModuleType:
