@@ -143,3 +143,29 @@ def test_points_are_of_the_multilinear_functions(variables, seed):
     at_x, at_y = (field.combined(v, weights) for v in (x, y))
     sent = field.points(x, y, variables)
     assert torch.equal(field.inner_product(sent, both(field.weights_at, point, True)), field.times(at_x, at_y))
+
+
+def laid_out(x: torch.Tensor) -> torch.Tensor:
+    """The same words, of which none stands beside the next."""
+    found = torch.full((*x.shape, 2), 3)
+    found[..., 1] = x
+    return found[..., 1]
+
+
+@pytest.mark.parametrize("width", [1, 8, 13])
+def test_words_need_not_stand_beside_each_other(width):
+    x, y, few, tiles = values(0, 16, width), values(1, 8, 8, width), values(2, 5, 16, width), values(3, 2, *field.TILE)
+    w, eight, k, columns = values(4, width), values(5, 8), values(6, 64), values(7, 16)
+    calls = {
+        field.times: [(w, w + 1), (x, x + 1), (x, w)], field.inner_product: [(x, w)], field.combined: [(x, columns)],
+        field.points: [(x, x + 1, 4)], field.points_of_chosen: [(y, w, eight, w + 1)], field.weights_at: [(eight[:5],)],
+        field.combined_words: [(w, eight)], field.folded: [(few, columns, width + 1)],
+        field.inner_product_of_tiles: [(tiles, k, columns)], field.points_of_bits: [(tiles, tiles + 1, columns)],
+        field.points_of_folded_bits: [(tiles, tiles + 1, k, columns)],
+        field.twice_folded_bits: [(tiles, k, columns), (tiles, k, columns, columns + 1)],
+    }  # fmt: skip
+    for f, several in calls.items():
+        for args in several:
+            apart = [laid_out(v) if isinstance(v, torch.Tensor) else v for v in args]
+            assert torch.equal(both(f, *apart), f(*args)), f.__name__
+    assert torch.equal(field.times(w[:1].expand(17), values(8, 17)), field.times(w[:1], values(8, 17)))

@@ -35,10 +35,15 @@ def loops_for(*values: torch.Tensor) -> ModuleType | None:
     return _compiled() if bitplanes.COMPILED and all(v.is_cpu for v in values) else None
 
 
+def _arrays(*values: torch.Tensor) -> list[np.ndarray]:
+    """Of tensors in any layout, as the loops want them: they take words by their addresses."""
+    return [v.contiguous().numpy() for v in values]
+
+
 def times(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """x y, element by element, with broadcasting."""
     if loops := loops_for(x, y):
-        a, b = x.numpy(), y.numpy()
+        a, b = _arrays(x, y)
         if a.shape != b.shape:
             shape = np.broadcast_shapes(a.shape, b.shape)
             a, b = (np.broadcast_to(v, shape).copy() for v in (a, b))
@@ -74,7 +79,7 @@ def inner_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """sum_j x_j y_j: [..., n] and [n] -> [..., 1]."""
     if loops := loops_for(x, y):
         out = x.new_empty(*x.shape[:-1], 1)
-        loops.inner_products(x.reshape(out.numel(), -1 if len(y) else 0).numpy(), y.numpy(), out.view(-1).numpy())
+        loops.inner_products(*_arrays(x.reshape(out.numel(), -1 if len(y) else 0), y), out.view(-1).numpy())
         return out
     return xor_of(times(x, y)).unsqueeze(-1)
 
@@ -99,7 +104,7 @@ def points(x: torch.Tensor, y: torch.Tensor, variables: int) -> torch.Tensor:
     """The inner products of x and y at all of {0, 1, infinity}^variables: [2^v, m] twice -> [3^v]."""
     if loops := loops_for(x, y):
         out = torch.empty(3**variables, dtype=torch.int64)
-        loops.points(x.numpy(), y.numpy(), *loops.spread_plan(variables), out.numpy())
+        loops.points(*_arrays(x, y), *loops.spread_plan(variables), out.numpy())
         return out
     return xor_of(times(spread_points(x, variables), spread_points(y, variables)))
 
@@ -113,7 +118,7 @@ def inner_product_of_tiles(x: torch.Tensor, rows: torch.Tensor, columns: torch.T
     """sum_{i,j} rows_i columns_j x_{i,j} of words in tiles [T, 64, 8], with weights [64] and [8 T]: [1]."""
     if loops := loops_for(x, rows, columns):
         out = x.new_empty(1)
-        loops.tiles_weighed(x.numpy(), rows.numpy(), columns.numpy(), out.numpy())
+        loops.tiles_weighed(*_arrays(x, rows, columns), out.numpy())
         return out
     return inner_product(inner_product(_rows_of(x), columns)[:, 0], rows)
 
@@ -123,7 +128,7 @@ def points_of_bits(x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> t
     its bit t: [729]."""
     if loops := loops_for(x, y, weights):
         out = torch.empty(729, dtype=torch.int64)
-        loops.bit_points(x.numpy(), y.numpy(), weights.numpy(), *loops.spread_plan(6), out.numpy())
+        loops.bit_points(*_arrays(x, y, weights), *loops.spread_plan(6), out.numpy())
         return out
     x, y = _rows_of(x), _rows_of(y)
     return inner_product(spread_points(x, 6) & spread_points(y, 6), weights)[:, 0]
@@ -137,8 +142,7 @@ def points_of_chosen(x: torch.Tensor, y: torch.Tensor, inner: torch.Tensor, scal
     """
     if loops := loops_for(x, y, inner, scales):
         out = torch.empty(27, dtype=torch.int64)
-        arrays = x.numpy(), y.numpy(), inner.numpy(), scales.numpy()
-        loops.chosen_points(*arrays, *loops.spread_plan(3), out.numpy())
+        loops.chosen_points(*_arrays(x, y, inner, scales), *loops.spread_plan(3), out.numpy())
         return out
     bits = -bits_of(y, 64).view(8, -1)
     sums = spread_points(times(x, scales).flatten(1), 3) & spread_points(bits, 3)
@@ -158,7 +162,7 @@ def weights_at(point: torch.Tensor, infinity: bool = False) -> torch.Tensor:
     """
     if loops := loops_for(point):
         out = torch.empty((3 if infinity else 2) ** point.shape[0], dtype=torch.int64)
-        loops.weights_at(point.numpy(), infinity, out.numpy())
+        loops.weights_at(*_arrays(point), infinity, out.numpy())
         return out
     found = powers_of_x(1, point.device)
     for t in point.split(1):
@@ -171,7 +175,7 @@ def combined(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """sum_i weights_i x_i: [n, m] and [n] -> [m]."""
     if loops := loops_for(x, weights):
         out = torch.empty(x.shape[1], dtype=torch.int64)
-        loops.combined(x.contiguous().numpy(), weights.contiguous().numpy(), out.numpy())
+        loops.combined(*_arrays(x, weights), out.numpy())
         return out
     return inner_product(x.t(), weights)[:, 0]
 
@@ -180,8 +184,8 @@ def folded(x: torch.Tensor, weights: torch.Tensor, width: int) -> torch.Tensor:
     """As `combined` for each of x [k, n, m], with zeros at the end: [k, width]."""
     out = x.new_zeros(len(x), width)
     if loops := loops_for(x, weights):
-        to, by = out.numpy(), weights.numpy()
-        for i, rows in enumerate(x.numpy()):
+        to, (parts, by) = out.numpy(), _arrays(x, weights)
+        for i, rows in enumerate(parts):
             loops.combined(rows, by, to[i, : x.shape[2]])
     else:
         for i, rows in enumerate(x):
@@ -213,8 +217,7 @@ def points_of_folded_bits(
     """
     if loops := loops_for(x, y, weights, scales):
         out = torch.empty(81, dtype=torch.int64)
-        arrays = x.numpy(), y.numpy(), weights.numpy(), scales.numpy()
-        loops.folded_points(*arrays, *loops.spread_plan(4), out.numpy())
+        loops.folded_points(*_arrays(x, y, weights, scales), *loops.spread_plan(4), out.numpy())
         return out
     return points(_rows_of_bits(x, weights, scales), _rows_of_bits(y, weights, None), 4)
 
@@ -226,7 +229,7 @@ def twice_folded_bits(
     if loops := loops_for(x, weights, second):
         out = torch.empty(x.numel() // 16, dtype=torch.int64)
         scales = weights[:0] if scales is None else scales
-        loops.twice_folded(x.numpy(), weights.numpy(), second.numpy(), scales.numpy(), out.numpy())
+        loops.twice_folded(*_arrays(x, weights, second, scales), out.numpy())
         return out
     return combined(_rows_of_bits(x, weights, scales), second)
 
@@ -235,6 +238,6 @@ def combined_words(words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """sum_i weights_i of the bits 8 i + t that are set, of each word: [C] and [8] -> [8, C]."""
     if loops := loops_for(words, weights):
         out = words.new_empty(8, words.shape[0])
-        loops.combined_words(words.numpy(), weights.numpy(), out.numpy())
+        loops.combined_words(*_arrays(words, weights), out.numpy())
         return out
     return xor_of((-bits_of(words, 64).view(8, 8, -1) & weights.view(8, 1, 1)).permute(1, 2, 0))
