@@ -52,6 +52,16 @@ KINDS = {
     "complex_numbers": "Complex numbers",
     "losses": "Losses",
     "structure": "Moving elements",
+    "volumes": "Three dimensions, and samples at places",
+    "combined": "Sums of products and differences",
+    "places": "Entries at public places",
+    "ranks": "Medians, quantiles and running maxima",
+    "joining": "Joining tensors",
+    "rounding": "Rounding",
+    "statistics": "Statistics and derivatives",
+    "margins": "Losses of distances, classes and densities",
+    "lookup": "Look-ups by a secret index",
+    "special": "Functions made of exponentials and logarithms",
 }
 """The handler modules in the order of the document; a module that is not listed comes last under its own name."""
 

@@ -61,12 +61,12 @@ _PHF, _CAP, _CAD, _PER, _SEC = (
 )
 
 ITEMS = [
-    _p(_H, "Figure 1", "overview", "picture", _PHF, "", "the package's files beside the paper: [privhfl.md](privhfl.md)"),
-    _p(_H, "Figure 2", "Pi_Share", "built", f"{_STAR}/share.py", "", "beside the paper's lines in [how-it-works.md](how-it-works.md)"),
-    _p(_H, "Figure 3", "Pi_Matmul", "built", f"{_STAR}/linear.py", "", "beside the paper's lines in [how-it-works.md](how-it-works.md)"),
-    _p(_H, "Figure 4", "Pi_DReLU", "built", "sectorch/mpc/leaky.py", "", "shows Q the sign and rough size of every activation; a named mode, see [paper-mode.md](paper-mode.md)"),
-    _p(_H, "Figure 5", "Pi_Agg", "built", "sectorch/tensor/aggregation.py", "", "beside the paper's lines in [how-it-works.md](how-it-works.md)"),
-    _p(_H, "Figure 17", "a whole private inference", "built", "sectorch/nn", "", "every layer is exact and leak-free by default: [how-it-works.md](how-it-works.md)"),
+    _p(_H, "Figure 1", "overview", "picture", _PHF, "", "the package's files beside the paper: [PrivHFL](privhfl.md)"),
+    _p(_H, "Figure 2", "Pi_Share", "built", f"{_STAR}/share.py", "", "beside the paper's lines in [how it works](how-it-works.md)"),
+    _p(_H, "Figure 3", "Pi_Matmul", "built", f"{_STAR}/linear.py", "", "beside the paper's lines in [how it works](how-it-works.md)"),
+    _p(_H, "Figure 4", "Pi_DReLU", "built", "sectorch/mpc/leaky.py", "", "shows Q the sign and rough size of every activation; a named mode, see [paper mode](paper-mode.md)"),
+    _p(_H, "Figure 5", "Pi_Agg", "built", "sectorch/tensor/aggregation.py", "", "beside the paper's lines in [how it works](how-it-works.md)"),
+    _p(_H, "Figure 17", "a whole private inference", "built", "sectorch/nn", "", "every layer is exact and leak-free by default: [how it works](how-it-works.md)"),
     _p(_H, "Figure 18", "Pi_Seed", "built", f"{_STAR}/seed.py", "", "with signed keys, which the paper does not have"),
     _p(_H, "Figure 6", "private and mixup queries over rounds", "reproduced", f"{_PHF} benchmarks/privhfl.py", "privhfl.py fig6", "mixup is above private-data queries; further rounds do not gain"),
     _p(_H, "Figure 7", "architectures by queries", "reproduced", f"{_PHF} benchmarks/privhfl.py", "privhfl.py fig7", "rises with queries; a last batch of two rows spoils 100"),
@@ -86,7 +86,7 @@ ITEMS = [
     _p(_H, "Figure 14", "who has which classes", "picture", "sectorch/data/partition.py benchmarks/privhfl_pictures.py", "privhfl.py fig14", "drawn, and in numbers"),
     _p(_H, "Figure 15", "uneven classes", "refuted", "sectorch/data/partition.py", "privhfl.py fig15", "lower where uneven, as in the paper; no gain is left at alpha 0.5"),
     _p(_H, "Figure 16", "private samples", "reproduced", f"{_PHF}", "privhfl.py fig16", "rises with samples"),
-    _p(_C, "Figure 1", "the protocol", "built", f"{_CAP}/ask.py {_CAP}/steps.py", "", "every message is declared: [learned.md](learned.md)"),
+    _p(_C, "Figure 1", "the protocol", "built", f"{_CAP}/ask.py {_CAP}/steps.py", "", "every message is declared: [what each party learns](learned.md)"),
     _p(_C, "Figure 2, Figure 5, Figure 6, Figure 7, Figure 8", "accuracy before and after, by class and party", "reproduced", f"{_CAP} benchmarks/capc_paper.py", "capc_paper.py fig2", "accuracy rises on digits over five seeds, with one architecture and with three; as numbers by class, not as the paper's pictures"),
     _p(_C, "Figure 3", "balanced accuracy under skew, by selection", "open", f"{_CAP} benchmarks/capc_paper.py", "capc_paper.py fig3", "all selections gain 18.6 to 20.4 points; over random -0.4 to +1.3, of which a t test tells k-center's alone from none, one of three comparisons"),
     _p(_C, "Figure 9", "weak classes asked, by selection", "reproduced", f"{_CAP} benchmarks/capc_paper.py", "capc_paper.py fig3", "25.3 to 28.9 % where random asks 18.5 %, told apart by five seeds"),

@@ -11,6 +11,7 @@ import inspect
 import re
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 
 from sectorch import errors
 from sectorch.testing import ModuleFault, ProtocolFault
@@ -88,8 +89,12 @@ def _code(text: str) -> str:
 
 
 def _linked(text: str) -> str:
-    """docs/ops.md becomes a link, as the page stands in that folder."""
-    return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", text)
+    """docs/ops.md becomes a link under the page's title, as the page stands in that folder."""
+    return re.sub(r"docs/([\w-]+\.md)", lambda found: f"[{_title(found[1])}]({found[1]})", text)
+
+
+def _title(page: str) -> str:
+    return Path(__file__).with_name(page).read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
 
 
 def _shown(one: Entry) -> str:

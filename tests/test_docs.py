@@ -189,6 +189,14 @@ def test_named_paths_exist(page: Path):
         assert (ROOT / path).exists(), f"{name(page)} names {path}"
 
 
+def test_links_and_sections_have_words():
+    """A link reads as what is behind it, not as a file, and a kind of operations has a title, not a module's name."""
+    links = re.compile(r"\[([\w-]+\.md)\]\(")
+    files = [f"{name(page)}: {text}" for page in PAGES for text in links.findall(page.read_text(encoding="utf-8"))]
+    titles = re.findall(r"^### (.*)$", (ROOT / "docs/ops.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert not files and len(titles) > 25 and not [title for title in titles if title[0].islower()]
+
+
 def test_every_page_is_in_the_index():
     index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
     for page in ROOT.glob("docs/*.md"):

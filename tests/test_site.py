@@ -84,6 +84,18 @@ def test_pages_are_the_same_as_on_a_code_host(site: Path):
     assert not differ, "\n".join(differ)
 
 
+def test_no_bar_in_code_keeps_its_backslash(site: Path):
+    """`\\|` in a table's code is a bar on a code host, and stands here as it is written."""
+    cells = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL)
+    kept = re.compile(r"<code>[^<]*\\\|[^<]*</code>")
+    assert not [
+        f"{page.name}: {bar}"
+        for page in (*PAGES, *OUTSIDE)
+        for cell in cells.findall(article(html_of(site, page)))
+        for bar in kept.findall(cell)
+    ]
+
+
 def test_nothing_is_loaded_from_elsewhere(site: Path):
     """A reader's browser asks nobody else: no script, style, font or picture of another host."""
     elsewhere = re.compile(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="(?:https?:)?//', re.IGNORECASE)
