@@ -74,7 +74,7 @@ class Source:
 
         Raises:
             ArgumentError: there is none, it takes other arguments than the federation, or this process has loaded the
-            file with another content.
+                file with another content.
         """
         with _LOADING:
             known, module = _loaded.get(self.path, ("", None))
