@@ -100,6 +100,7 @@ def test_sums_over_words(width, seed):
         assert both(field.points, *part, variables).shape == (3**variables,)
     both(field.inner_product, x, w)
     both(field.combined, x, k)
+    both(field.combined, x[:0], k[:0])
     both(field.folded, x.view(2, 32, width), k[:32].contiguous(), width + 3)
     both(field.times, k.view(64, 1), w)
     both(field.points_of_chosen, x.view(8, 8, width), w, eight, y[0].contiguous())
@@ -169,3 +170,44 @@ def test_words_need_not_stand_beside_each_other(width):
             apart = [laid_out(v) if isinstance(v, torch.Tensor) else v for v in args]
             assert torch.equal(both(f, *apart), f(*args)), f.__name__
     assert torch.equal(field.times(w[:1].expand(17), values(8, 17)), field.times(w[:1], values(8, 17)))
+
+
+BESIDE = """
+import ctypes, mmap
+import numpy as np
+from sectorch.ring import field, fieldloops
+
+libc, page = ctypes.CDLL(None), mmap.PAGESIZE
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+def placed(*shape):
+    size, count = page * (1 + 8 * int(np.prod(shape)) // page), int(np.prod(shape))
+    memory = mmap.mmap(-1, size + page)
+    words = np.frombuffer(memory, np.int64)
+    assert libc.mprotect(words.ctypes.data + size, page, 0) == 0
+    found = words[size // 8 - count : size // 8]
+    found[:] = np.random.default_rng(count).integers(-(1 << 63), 1 << 63, count)
+    return found.reshape(shape)
+
+for loops in (field._compiled(), fieldloops):
+    for n in range(1, 18):
+        loops.times(placed(n), placed(n), placed(n))
+        loops.inner_products(placed(3, n), placed(n), placed(3))
+        loops.combined(placed(5, n), placed(5), placed(n))
+        loops.combined_words(placed(n), placed(8), placed(8, n))
+        loops.points(placed(16, n), placed(16, n), *loops.spread_plan(4), placed(81))
+        loops.chosen_points(placed(8, 8, n), placed(n), placed(8), placed(n), *loops.spread_plan(3), placed(27))
+    for n in (1, 2):
+        x, w, k = placed(n, 64, 8), placed(8 * n), placed(64)
+        loops.tiles_weighed(x, k, w, placed(1))
+        loops.bit_points(x, x, w, *loops.spread_plan(6), placed(729))
+        loops.folded_points(x, x, k, w, *loops.spread_plan(4), placed(81))
+        loops.twice_folded(x, k, placed(16), w, placed(32 * n))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forbids memory as Linux does")
+def test_nothing_is_read_or_written_beyond_the_end():
+    """Each array ends where memory does that nobody may touch; in a process of its own, which would end there."""
+    done = subprocess.run([sys.executable, "-c", BESIDE], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:] or f"signal {-done.returncode}"
