@@ -7,12 +7,14 @@ those at odd ones. Sums of products stay in such vectors and are reduced once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 
 from .carryless import SIDE
-from .loops import intrinsic
+from .loops import counted, intrinsic
 
 NEEDED = ("pclmul", "avx512f", "avx512bw", "avx512vbmi", "vpclmulqdq", "gfni")
 _WORD, _BYTE, _PLACE = ir.IntType(64), ir.IntType(8), ir.IntType(32)
@@ -80,7 +82,7 @@ def _reduced(builder, even, odd):
     return low
 
 
-def _at_points(builder, xs, ys, take) -> None:
+def _at_points(builder, xs, ys, take: Callable) -> None:
     """The values of two functions at all of {0, 1, infinity}^v, of those at {0, 1}^v, in the order of
     `fieldloops.spread_plan`: takes each pair."""
     if len(xs) == 1:
@@ -100,7 +102,8 @@ def _taken_by(builder, totals, weights):
     def take(x, y) -> None:
         at = next(places)
         found = _line(builder, at)
-        for product in _products(builder, *((x, y) if weights is None else (builder.and_(x, y), weights))):
+        x, y = (x, y) if weights is None else (builder.and_(x, y), weights)
+        for product in _products(builder, x, y):
             found = builder.xor(found, product)
         _keep(builder, found, at)
 
@@ -121,7 +124,7 @@ def _dots(masked: bool):
         def generate(context, builder, signature, values):
             x, y, weights, totals = values
             take = _taken_by(builder, totals, _line(builder, weights) if masked else None)
-            _at_points(builder, *(_rows(builder, at, _number(64)) for at in (x, y)), take)
+            _at_points(builder, _rows(builder, x, _number(64)), _rows(builder, y, _number(64)), take)
             return context.get_dummy_value()
 
         return types.void(*[types.intp] * 4), generate
@@ -166,23 +169,14 @@ def times_powers(context, x, count, scale):
 
     def generate(context, builder, signature, values):
         x, count, scale = values
-        before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
-        first = _line(builder, scale)
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        step, at, by = builder.phi(_WORD), builder.phi(_WORD), builder.phi(_LINE)
-        _keep(builder, _reduced(builder, *_products(builder, _line(builder, at), by)), at)
-        over = builder.and_(builder.ashr(by, _all(63)), _all(0b11011))
-        following = builder.add(step, _number(1))
-        moving = (
-            (step, _number(0), following), (at, x, builder.add(at, _number(64))),
-            (by, first, builder.xor(builder.shl(by, _all(1)), over)),
-        )  # fmt: skip
-        for value, begun, later in moving:
-            value.add_incoming(begun, before)
-            value.add_incoming(later, loop)
-        builder.cbranch(builder.icmp_unsigned("<", following, count), loop, after)
-        builder.position_at_end(after)
+
+        def step(values: list) -> tuple:
+            at, by = values
+            _keep(builder, _reduced(builder, *_products(builder, _line(builder, at), by)), at)
+            over = builder.and_(builder.ashr(by, _all(63)), _all(0b11011))
+            return builder.add(at, _number(64)), builder.xor(builder.shl(by, _all(1)), over)
+
+        counted(builder, count, (x, _line(builder, scale)), step)
         return context.get_dummy_value()
 
     return types.void(*[types.intp] * 3), generate
@@ -194,24 +188,15 @@ def weighed_sum(context, x, apart, weights, count, out):
 
     def generate(context, builder, signature, values):
         x, apart, weights, count, out = values
-        before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        step, at, by = (builder.phi(_WORD) for _ in range(3))
-        sums = [builder.phi(_LINE) for _ in range(2)]
-        products = _products(builder, _line(builder, at), _everywhere(builder, by))
-        found = [builder.xor(s, product) for s, product in zip(sums, products, strict=True)]
-        following = builder.add(step, _number(1))
-        moving = (
-            (step, _number(0), following), (at, x, builder.add(at, apart)),
-            (by, weights, builder.add(by, _number(8))), *zip(sums, [_all(0)] * 2, found, strict=True),
-        )  # fmt: skip
-        for value, first, later in moving:
-            value.add_incoming(first, before)
-            value.add_incoming(later, loop)
-        builder.cbranch(builder.icmp_unsigned("<", following, count), loop, after)
-        builder.position_at_end(after)
-        _keep(builder, _reduced(builder, *found), out)
+
+        def step(values: list) -> tuple:
+            at, by, *sums = values
+            products = _products(builder, _line(builder, at), _everywhere(builder, by))
+            found = [builder.xor(s, product) for s, product in zip(sums, products, strict=True)]
+            return builder.add(at, apart), builder.add(by, _number(8)), *found
+
+        _, _, *sums = counted(builder, count, (x, weights, _all(0), _all(0)), step)
+        _keep(builder, _reduced(builder, *sums), out)
         return context.get_dummy_value()
 
     return types.void(*[types.intp] * 5), generate

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
+from llvmlite import ir
 from numba import extending, njit
 
 _kept: Callable[[Callable], Callable[..., Any]] = njit(nogil=True, cache=True, error_model="numpy")
@@ -34,6 +35,24 @@ def compiled(loop: Callable) -> Callable[..., Any]:
 def intrinsic(made: Callable) -> Callable[..., Any]:
     """`numba.extending.intrinsic`: compiled loops call it without the context that its definition takes."""
     return extending.intrinsic(made)
+
+
+def counted(builder: Any, count: Any, first: Sequence[Any], step: Callable[[list], Sequence[Any]]) -> Sequence[Any]:
+    """In an intrinsic: a loop of `count` steps, one at least. `step` takes some values, `first` at the beginning, and
+    gives those of the next step; those after the last are given back."""
+    before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    number, values = builder.phi(count.type), [builder.phi(value.type) for value in first]
+    found = step(values)
+    following = builder.add(number, ir.Constant(count.type, 1))
+    moving = (number, ir.Constant(count.type, 0), following), *zip(values, first, found, strict=True)
+    for value, begun, later in moving:
+        value.add_incoming(begun, before)
+        value.add_incoming(later, loop)
+    builder.cbranch(builder.icmp_unsigned("<", following, count), loop, after)
+    builder.position_at_end(after)
+    return found
 
 
 def over(count: int, kernel: Callable, *arguments: Any) -> None:

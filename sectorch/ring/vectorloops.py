@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from .loops import compiled, intrinsic
+from .loops import compiled, counted, intrinsic
 
 TILE = 64
 """Columns of a tile."""
@@ -58,31 +58,24 @@ def _block(rows: int):
 
             places = [line(row(out, spread, i), j) for i in range(rows) for j in range(_SIDE)]
             begun = [builder.load(place, align=8) for place in places]
-            before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
-            builder.branch(loop)
-            builder.position_at_end(loop)
-            sums = [builder.phi(_LINE) for _ in places]
-            step, x, y = (builder.phi(_WORD) for _ in range(3))
-            ys = [builder.load(line(y, j), align=8) for j in range(_SIDE)]
-            for j in range(_SIDE):
-                _prefetch(builder, builder.add(y, number(_BYTES * AHEAD + 64 * j)))
-            found = []
-            for i in range(rows):
-                at = builder.inttoptr(row(x, apart, i), _WORD.as_pointer())
-                word = builder.insert_element(ir.Constant(_LINE, ir.Undefined), builder.load(at, align=8), _PLACE(0))
-                words = builder.shuffle_vector(word, word, ir.Constant(ir.VectorType(_PLACE, 8), [0] * 8))
-                products = (builder.mul(words, part) for part in ys)
-                found += [builder.add(sums[_SIDE * i + j], product) for j, product in enumerate(products)]
-            following = builder.add(step, number(1))
-            moving = (
-                (step, number(0), following), (x, left, builder.add(x, number(8))),
-                (y, tile, builder.add(y, number(_BYTES))), *zip(sums, begun, found, strict=True),
-            )  # fmt: skip
-            for value, first, later in moving:
-                value.add_incoming(first, before)
-                value.add_incoming(later, loop)
-            builder.cbranch(builder.icmp_unsigned("<", following, depth), loop, after)
-            builder.position_at_end(after)
+
+            def step(values: list) -> tuple:
+                x, y, *sums = values
+                ys = [builder.load(line(y, j), align=8) for j in range(_SIDE)]
+                for j in range(_SIDE):
+                    _prefetch(builder, builder.add(y, number(_BYTES * AHEAD + 64 * j)))
+                found = []
+                for i in range(rows):
+                    at = builder.inttoptr(row(x, apart, i), _WORD.as_pointer())
+                    word = builder.insert_element(
+                        ir.Constant(_LINE, ir.Undefined), builder.load(at, align=8), _PLACE(0)
+                    )
+                    words = builder.shuffle_vector(word, word, ir.Constant(ir.VectorType(_PLACE, 8), [0] * 8))
+                    products = (builder.mul(words, part) for part in ys)
+                    found += [builder.add(sums[_SIDE * i + j], product) for j, product in enumerate(products)]
+                return builder.add(x, number(8)), builder.add(y, number(_BYTES)), *found
+
+            _, _, *found = counted(builder, depth, (left, tile, *begun), step)
             for place, total in zip(places, found, strict=True):
                 builder.store(total, place, align=8)
             return context.get_dummy_value()
