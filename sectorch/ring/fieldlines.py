@@ -89,9 +89,9 @@ def _at_points(builder, xs, ys, take: Callable) -> None:
         take(xs[0], ys[0])
         return
     half = len(xs) // 2
-    sums = ([builder.xor(*pair) for pair in zip(v[:half], v[half:], strict=True)] for v in (xs, ys))
-    for pair in ((xs[:half], ys[:half]), (xs[half:], ys[half:]), sums):
-        _at_points(builder, *pair, take)
+    ends = [[builder.xor(*pair) for pair in zip(v[:half], v[half:], strict=True)] for v in (xs, ys)]
+    for left, right in ((xs[:half], ys[:half]), (xs[half:], ys[half:]), ends):
+        _at_points(builder, left, right, take)
 
 
 def _taken_by(builder, totals, weights):
