@@ -170,6 +170,7 @@ def test_inputs_and_models_that_need_one_more_step_are_told_it(plain, secure):
     quantised = type("Linear", (nn.Linear,), {"__module__": "torch.ao.nn.quantized.dynamic.modules.linear"})(4, 3)
     refused(UnsupportedOpError, "give the model as it was before", lambda: sectorch.secure(quantised))
     refused(ArgumentError, "secure already", lambda: sectorch.network.save_model(secure, ROWS, "x.safetensors"))
+    refused(ArgumentError, "it is a folder; name a file", lambda: sectorch.network.save_model(plain, ROWS, "."))
     refused(ArgumentError, "these are empty", lambda: sectorch.secure(plain, calibrate=ROWS[:0]))
     pruned = nn.Sequential(nn.Linear(4, 3)).eval()
     prune.l1_unstructured(pruned[0], "weight", 0.5)
@@ -785,3 +786,14 @@ def test_an_error_in_its_users_code_is_said_to_be_there(tmp_path, capsys):
     program.write_text("def total(net):\n    return {}['a']\n")
     assert sectorchs(["run", f"{program}:total"]) == 1
     assert f"error: {program}, line 2: KeyError: 'a'; --debug shows all of it" in capsys.readouterr().err
+
+
+def test_a_profile_can_be_kept(secure):
+    with sectorch.profile() as spent:
+        secure(ROWS)
+    for again in (pickle.loads(pickle.dumps(spent)), copy.deepcopy(spent)):
+        assert again == spent and again.bytes == spent.bytes and str(again) == str(spent)
+        assert again.bytes_between("Q", "S") == spent.bytes_between("Q", "S") > 0
+        with again:  # and goes on
+            secure(ROWS)
+        assert again.online_bytes == 2 * spent.online_bytes

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from rich.console import RenderableType
@@ -99,6 +100,13 @@ class Cost(Observer):
             f"{type(self).__name__}(rounds={self.rounds}, online_bytes={self.online_bytes}, "
             f"offline_bytes={self.offline_bytes}, seconds={self.seconds:.3f})"
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy in a file or another process has: not what belongs to this one."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_token")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
 
     def __enter__(self):
         self._start = time.perf_counter()

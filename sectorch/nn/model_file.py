@@ -58,6 +58,8 @@ def write_model(description: dict, weights: dict[str, torch.Tensor], path: str |
         ProgramError: the two do not belong together. ArgumentError: the file cannot be written.
     """
     path = Path(path)
+    if path.is_dir():
+        raise ArgumentError(f"cannot write {path}: it is a folder; name a file, {path / 'NAME.safetensors'}")
     load_program(description, weights)
     text = to_json(description)
     if len(text) > MAX_JSON:

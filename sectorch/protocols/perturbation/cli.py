@@ -69,8 +69,8 @@ def _cast(how: Trained, settings: Settings) -> list[str]:
 COMMAND = Command(
     "perturbed-fl",
     "Federated learning on perturbed models: all parties in this process, or one of a federation.\n"
-    "docs/perturbation.md says what the noise hides and what it does not. A run that was stopped goes on when started\n"
-    "again.",
+    "The site's page on perturbed models says what the noise hides, and what not. A run that was stopped goes on when\n"
+    "started again.",
     (
         "sectorch perturbed-fl --data digits --clients 5 --rounds 20 --controls fedavg",
         "sectorch perturbed-fl --data diabetes --rounds 200 --out runs/diabetes",

@@ -55,7 +55,7 @@ class History(Outcome):
             return ["FedAvg: every client sees the model, and the server every client's gradient. Protects nothing."]
         seen = "the sum of the clients' masked updates" if self.settings.masked else "each client's update (no masks)"
         return [
-            f"Clients saw a noised model, the server {seen}; docs/perturbation.md says what the noise hides.",
+            f"Clients saw a noised model, the server {seen}; the site's page on it says what the noise hides.",
             "All parties ran in one process, which therefore protected nothing: this is a simulation."
             if not self.apart
             else "This process was one party; what the others have never left them.",
