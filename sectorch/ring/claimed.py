@@ -86,8 +86,9 @@ def columns_of(parts: Sequence[torch.Tensor], copies: Sequence[int], nothing: to
     width, at = sum(number * bitplanes.words_for(count) for number, count in counts), 0
     out = nothing.new_empty(64, width)
     if loops := bitplanes.fast(out, *parts):
+        place, found = _compiled().placed, out.numpy()
         for (number, count), part in zip(counts, parts, strict=True):
-            _compiled().placed(loops.array(part).reshape(number, count), out.numpy(), at)
+            place(loops.array(part).reshape(number, count), found, at)
             at += number * bitplanes.words_for(count)
         return out
     for (number, count), part in zip(counts, parts, strict=True):
