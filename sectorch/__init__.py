@@ -56,6 +56,7 @@ _ON_DEMAND = {"encrypt": ".ckks"} | {
     name: f".{name}" for name in ("ckks", "estimators", "federated", "network", "protocols", "testing")
 }
 """Names whose modules bring much with them (SEAL, numba, scipy): loaded when they are asked for."""
+_INNER = {"TYPE_CHECKING", "import_module", "is_command", "stoppable"}
 
 
 def __getattr__(name: str):
@@ -67,4 +68,4 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ON_DEMAND})
+    return sorted({*globals(), *_ON_DEMAND} - _INNER)

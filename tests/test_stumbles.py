@@ -797,3 +797,15 @@ def test_a_profile_can_be_kept(secure):
         with again:  # and goes on
             secure(ROWS)
         assert again.online_bytes == 2 * spent.online_bytes
+
+
+def test_what_the_package_lists_is_its_own():
+    listed = dir(sectorch)
+    assert {"secure", "Session", "testing", "encrypt", "__version__"} <= set(listed)
+    assert not {"stoppable", "is_command", "import_module", "TYPE_CHECKING"} & set(listed)
+
+
+def test_an_option_that_is_like_none_is_not_taken_for_another(capsys):
+    with pytest.raises(SystemExit):
+        sectorchs(["query", "m", "x.npy", "--frac-bits", "20"])
+    assert "--frac-bits" in (said := capsys.readouterr().err) and "perhaps" not in said

@@ -95,7 +95,7 @@ class Parser(argparse.ArgumentParser):
         message = re.sub(r"^argument (-[^ :]+): (?=must be )", lambda m: m[1].split("/")[0] + " ", message)
         if message.startswith("unrecognized arguments: "):
             wrong = message.split()[2].split("=")[0]
-            near = difflib.get_close_matches(wrong, self._option_string_actions, 1)
+            near = difflib.get_close_matches(wrong, self._option_string_actions, 1, 0.7)
             message += f" (perhaps {near[0]})" if near else ""
         self.refuse(f"{message}; {self.prog} --help lists the options")
 
