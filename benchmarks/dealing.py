@@ -60,6 +60,12 @@ def built(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
     return model, torch.randn(1, *shape)
 
 
+def sent(profile: sectorch.profile) -> dict[str, int]:
+    """Bytes of a call."""
+    proof = sum(line.bytes for line in profile.ledger if line.protocol == "prove")
+    return {"ahead_bytes": profile.offline_bytes, "online_bytes": profile.online_bytes, "proof_bytes": proof}
+
+
 def measured(name: str, levels: dict[str, Scheme], repeats: int) -> list[dict]:
     """Seconds and bytes ahead of the query and after it, for each level."""
     model, x = built(name)
@@ -72,7 +78,7 @@ def measured(name: str, levels: dict[str, Scheme], repeats: int) -> list[dict]:
         found[n] |= {"same": torch.equal(y, plain)}
         with sectorch.profile() as profile:
             secure[n](x)
-        found[n] |= {"ahead_bytes": profile.offline_bytes, "online_bytes": profile.online_bytes}
+        found[n] |= sent(profile)
     for _ in track(range(repeats), f"{name}", transient=True):
         for n in levels:
             start = time.process_time()
@@ -97,7 +103,7 @@ def in_processes(name: str, levels: dict[str, Scheme], repeats: int) -> list[dic
             for _ in range(2):  # the setup, and what is compiled
                 with sectorch.profile() as profile:
                     remote[n](x)
-            found[n] |= {"ahead_bytes": profile.offline_bytes, "online_bytes": profile.online_bytes}
+            found[n] |= sent(profile)
         for _ in track(range(repeats), f"{name}", transient=True):
             for n, row in found.items():
                 start = time.perf_counter()
@@ -239,7 +245,9 @@ def main() -> None:
     levels = {"trusted": Scheme(), **audited, "verified": Scheme(verified=True)}
     how = in_processes if options.processes else measured
     rows = [row for net in options.nets for row in how(net, levels, options.repeats)]
-    table = Table("net", "Q is", "ahead s", "times", "online s", "times", "ahead MB", "times", "online MB", "same bits")
+    table = Table(
+        "net", "Q is", "ahead s", "times", "online s", "times", "ahead MB", "times", "proof kB", "online MB", "same"
+    )
     for row in rows:
         off = next(r for r in rows if r["net"] == row["net"] and r["dealer"] == "trusted")
         cells = [row["net"], row["dealer"]]
@@ -247,6 +255,7 @@ def main() -> None:
             mine, before = statistics.median(row[part]), statistics.median(off[part])
             cells += [f"{mine:.4f}", f"{mine / before:.2f}"]
         cells += [f"{row['ahead_bytes'] / 1e6:.4f}", f"{row['ahead_bytes'] / off['ahead_bytes']:.4f}"]
+        cells.append(f"{row['proof_bytes'] / 1e3:.1f}")
         table.add_row(*cells, f"{row['online_bytes'] / 1e6:.4f}", "yes" if row["same"] else "NO")
     if rows:
         Console(width=120).print(table)

@@ -38,7 +38,7 @@ WORDS = 1 << 23
 STEPS = 4096
 """Of a piece at most."""
 MOST = 1 << 17
-"""Of a program that is recorded: one of 6,055 took 2 s, and one of 62,122 took 23."""
+"""Of a program that is recorded, which takes a while: BERT-base's has 62,122."""
 SHARE = 2
 """Recorded programs take at most one part in so many of the device's memory; the one used least recently goes."""
 JOB = 1 << 20

@@ -11,8 +11,8 @@ vectors of length m. D sends
 in shares, and the sum over {0, 1}^v has to be the claim. A and S draw a point r, and the claim is now that
 <x(r), y(r)> = H(r), which each works out of its own shares, since x(r) is linear in x, and H(r) in what was sent. In
 the first step bits are 64 to a word, with v = 6, and words that bits choose have v = 3; then v = 4. A and S take the
-first two steps at once, so that nobody writes down what bits become in the first one, 64 times as much. At the end A
-shows S its half of what is left. An entry that D and A and S draw at random makes that uniform, and S compares.
+first two steps at once, so that nobody writes down the words that bits become in the first one. At the end A shows S
+its half of what is left. An entry that D and A and S draw at random makes that uniform, and S compares.
 
 Source: Boneh, Boyle, Corrigan-Gibbs, Gilboa and Ishai, CRYPTO 2019 (fully linear proofs, on shared inputs); Boyle,
 Gilboa, Ishai and Nof, CCS 2019. With several variables at a time, which costs D little and saves rounds; see
@@ -97,8 +97,8 @@ def prove(net: Net, products: Sequence[Products], words: Sequence[Words]) -> Non
         )
 
     others_A, others_S = terms_left(of_A[0], of_S[0], inner, point)
-    first_D, second_D = terms_left(of_A[1], of_S[1], inner_D, point_D)
-    others_D = first_D ^ second_D
+    halves_D = terms_left(of_A[1], of_S[1], inner_D, point_D)
+    others_D = halves_D[0] ^ halves_D[1]
     sent.append(_send(net, compute(_second_proof, *bits_D, others_D, omega_D, point_D)))
     second, second_D = (compute(_point, coin, FOLDED) for coin in _coin(net, sent[1].S))
     left = Shares(
