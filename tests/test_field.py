@@ -195,13 +195,13 @@ for loops in (field._compiled(), fieldloops):
         loops.inner_products(placed(3, n), placed(n), placed(3))
         loops.combined(placed(5, n), placed(5), placed(n))
         loops.combined_words(placed(n), placed(8), placed(8, n))
-        loops.points(placed(16, n), placed(16, n), *loops.spread_plan(4), placed(81))
-        loops.chosen_points(placed(8, 8, n), placed(n), placed(8), placed(n), *loops.spread_plan(3), placed(27))
+        loops.points(placed(16, n), placed(16, n), placed(81))
+        loops.chosen_points(placed(8, 8, n), placed(n), placed(8), placed(n), placed(27))
     for n in (1, 2):
         x, w, k = placed(n, 64, 8), placed(8 * n), placed(64)
         loops.tiles_weighed(x, k, w, placed(1))
-        loops.bit_points(x, x, w, *loops.spread_plan(6), placed(729))
-        loops.folded_points(x, x, k, w, *loops.spread_plan(4), placed(81))
+        loops.bit_points(x, x, w, placed(729))
+        loops.folded_points(x, x, k, w, placed(81))
         loops.twice_folded(x, k, placed(16), w, placed(32 * n))
 """
 

@@ -104,7 +104,7 @@ def points(x: torch.Tensor, y: torch.Tensor, variables: int) -> torch.Tensor:
     """The inner products of x and y at all of {0, 1, infinity}^variables: [2^v, m] twice -> [3^v]."""
     if loops := loops_for(x, y):
         out = torch.empty(3**variables, dtype=torch.int64)
-        loops.points(*_arrays(x, y), *loops.spread_plan(variables), out.numpy())
+        loops.points(*_arrays(x, y), out.numpy())
         return out
     return xor_of(times(spread_points(x, variables), spread_points(y, variables)))
 
@@ -128,7 +128,7 @@ def points_of_bits(x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> t
     its bit t: [729]."""
     if loops := loops_for(x, y, weights):
         out = torch.empty(729, dtype=torch.int64)
-        loops.bit_points(*_arrays(x, y, weights), *loops.spread_plan(6), out.numpy())
+        loops.bit_points(*_arrays(x, y, weights), out.numpy())
         return out
     x, y = _rows_of(x), _rows_of(y)
     return inner_product(spread_points(x, 6) & spread_points(y, 6), weights)[:, 0]
@@ -142,7 +142,7 @@ def points_of_chosen(x: torch.Tensor, y: torch.Tensor, inner: torch.Tensor, scal
     """
     if loops := loops_for(x, y, inner, scales):
         out = torch.empty(27, dtype=torch.int64)
-        loops.chosen_points(*_arrays(x, y, inner, scales), *loops.spread_plan(3), out.numpy())
+        loops.chosen_points(*_arrays(x, y, inner, scales), out.numpy())
         return out
     bits = -bits_of(y, 64).view(8, -1)
     sums = spread_points(times(x, scales).flatten(1), 3) & spread_points(bits, 3)
@@ -217,7 +217,7 @@ def points_of_folded_bits(
     """
     if loops := loops_for(x, y, weights, scales):
         out = torch.empty(81, dtype=torch.int64)
-        loops.folded_points(*_arrays(x, y, weights, scales), *loops.spread_plan(4), out.numpy())
+        loops.folded_points(*_arrays(x, y, weights, scales), out.numpy())
         return out
     return points(_rows_of_bits(x, weights, scales), _rows_of_bits(y, weights, None), 4)
 

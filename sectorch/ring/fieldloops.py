@@ -88,10 +88,14 @@ def _sums(totals, out):
         out[p] = np.int64(reduced(totals[p, 0], totals[p, 1]))
 
 
-@compiled
-def bit_points(x, y, weights, xors, places, out):
+def bit_points(x, y, weights, out) -> None:
     """sum_w weights_w (x y)_w at all points {0, 1, infinity}^6; x, y: packed bits in tiles [T, 64, 8]; see
     `spread_plan`."""
+    _bit_points(x, y, weights, *spread_plan(6), out)
+
+
+@compiled
+def _bit_points(x, y, weights, xors, places, out):
     xs, ys = np.empty((len(places), SIDE), np.uint64), np.empty((len(places), SIDE), np.uint64)
     scale, totals = np.zeros((1, SIDE), np.uint64), np.zeros((len(places), 2), np.uint64)
     for tile in range(len(x)):
@@ -121,13 +125,17 @@ def tiles_weighed(x, rows, columns, out):
     out[0] = np.int64(reduced(last[0], last[1]))
 
 
-@compiled
-def chosen_points(x, y, inner, scales, xors, places, out):
+def chosen_points(x, y, inner, scales, out) -> None:
     """sum_c inner_t scales_c (x y)_{t,c} at all points {0, 1, infinity}^3, of words x [8, 8, C] and bits y of packed
     words [C].
 
     Of a word the bit 8 i + t is that of x[i, t]; the points are of i.
     """
+    _chosen_points(x, y, inner, scales, *spread_plan(3), out)
+
+
+@compiled
+def _chosen_points(x, y, inner, scales, xors, places, out):
     count = len(places)
     xs, ys = np.empty((count, SIDE), np.uint64), np.empty((count, SIDE), np.uint64)
     totals, bits, scale = np.zeros((8 * count, 2), np.uint64), np.zeros(SIDE, np.uint64), np.zeros((1, SIDE), np.uint64)
@@ -154,9 +162,13 @@ def chosen_points(x, y, inner, scales, xors, places, out):
         out[p] = np.int64(reduced(low, high))
 
 
-@compiled
-def points(x, y, xors, places, out):
+def points(x, y, out) -> None:
     """sum_j (x y)_j at all points {0, 1, infinity}^v; x, y: [2^v, m]."""
+    _points(x, y, *spread_plan(len(x).bit_length() - 1), out)
+
+
+@compiled
+def _points(x, y, xors, places, out):
     xs, ys = np.empty((len(places), SIDE), np.uint64), np.empty((len(places), SIDE), np.uint64)
     totals = np.zeros((len(places), 2), np.uint64)
     for start in range(0, x.shape[1], SIDE):
@@ -238,10 +250,14 @@ def _tile(x, tables, a, out):
             out[t, c] = _sum_of(tables, a[t, c])
 
 
-@compiled
-def folded_points(x, y, weights, scales, xors, places, out):
+def folded_points(x, y, weights, scales, out) -> None:
     """As `points`, v = 4, of packed bits x and y in tiles [T, 64, 8], which are combined by weights: sum_i weights_i
     x_i of the bit t of a word belongs to row t mod 16. That of x is multiplied by x^t times the word's scale."""
+    _folded_points(x, y, weights, scales, *spread_plan(4), out)
+
+
+@compiled
+def _folded_points(x, y, weights, scales, xors, places, out):
     tables, count = _tables(weights), len(places)
     a, left, right = np.empty((64, SIDE), np.uint64), np.empty((64, SIDE), np.uint64), np.empty((64, SIDE), np.uint64)
     xs, ys = np.empty((count, SIDE), np.uint64), np.empty((count, SIDE), np.uint64)

@@ -23,7 +23,7 @@ from .loops import compiled
 
 __all__ = [
     "available", "bit_points", "chosen_points", "combined", "combined_words", "folded_points", "inner_products",
-    "points", "spread_plan", "tiles_weighed", "times", "twice_folded", "weights_at",
+    "points", "tiles_weighed", "times", "twice_folded", "weights_at",
 ]  # fmt: skip
 _CUBE = 27
 """Points of three variables, whose values are eight lines."""
@@ -107,22 +107,22 @@ def _points(x, y, xors, places, out):
     _sums(totals, places, out)
 
 
-def bit_points(x, y, weights, xors, places, out) -> None:
+def bit_points(x, y, weights, out) -> None:
     """As `fieldloops.bit_points`."""
     _bit_points(x, y, weights, *spread_plan(3), out)
 
 
-def points(x, y, xors, places, out) -> None:
+def points(x, y, out) -> None:
     """As `fieldloops.points`."""
     variables = len(x).bit_length() - 1
     if variables < 3:
-        fieldloops.points(x, y, xors, places, out)
+        fieldloops.points(x, y, out)
     else:
         _points(x, y, *spread_plan(variables - 3), out)
 
 
 @compiled
-def chosen_points(x, y, inner, scales, xors, places, out):
+def chosen_points(x, y, inner, scales, out):
     """As `fieldloops.chosen_points`."""
     width = x.shape[2]
     rest, bits, scale, totals = _lines(8), _lines(1), _lines(1), _lines(8 * _CUBE)
@@ -176,7 +176,7 @@ def _tile(x, matrices, bits, found, group):
         combined_rows(bits.ctypes.data + 64 * i, matrices.ctypes.data, to, 64)
 
 
-def folded_points(x, y, weights, scales, xors, places, out) -> None:
+def folded_points(x, y, weights, scales, out) -> None:
     """As `fieldloops.folded_points`."""
     _folded_points(x, y, weights, scales, *spread_plan(1), out)
 
