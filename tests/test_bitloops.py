@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sectorch.choreography.ledger import Transcript
 from sectorch.choreography.run.local import LocalRuntime
 from sectorch.mpc.smooth import harmonicloops, harmonics
-from sectorch.mpc.star import truncate
+from sectorch.mpc.star import within
 from sectorch.ops.series import ATAN, EXP, GELU, SIGMOID
 from sectorch.ring import bitplanes
 from sectorch.ring.bitplanes import planes, planes_beside, rows
@@ -74,6 +74,17 @@ def test_planes_of_any_number_of_elements(count: int, parts: int, seed: int, thr
         assert torch.equal(found, torch.cat([planes(rows(v)) for v in values], -1))
 
 
+@given(st.integers(1, 40) | st.sampled_from((511, 513, 1100)), st.integers(0, 61), st.data())
+def test_planes_of_what_is_moved_by_a_power_of_two(width: int, k: int, data: st.DataObject):
+    high, down = data.draw(st.integers(k + 1, 63)), data.draw(st.booleans())
+    bits = ring_values((64, width), 63, data.draw(st.integers(0, 1 << 30)))
+    bits[k:, ::3] = data.draw(st.sampled_from((0, -1)))  # the carry goes all the way
+    found = within.planes_above(bits, k, high, down)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bitplanes, "COMPILED", False)
+        assert torch.equal(found, within.planes_above(bits, k, high, down))
+
+
 @given(st.integers(0, 200), st.integers(0, 1 << 30))
 def test_inner_products_of_polynomials(count: int, seed: int):
     x, y = ring_values((count,), 63, seed), ring_values((count,), 63, seed + 1)
@@ -81,24 +92,6 @@ def test_inner_products_of_polynomials(count: int, seed: int):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bitplanes, "COMPILED", False)
         assert torch.equal(found, inner_product(x, y))
-
-
-@settings(max_examples=50)
-@given(st.integers(1, 300), st.integers(1, 32), st.integers(0, 1 << 30))
-def test_halves_of_a_truncation_of_any_ring_elements(count: int, shift: int, seed: int):
-    draw = torch.Generator().manual_seed(seed)
-    c, r, u = torch.randint(-(2**63), 2**63 - 1, (3, count), generator=draw)
-    wrap = torch.randint(-(2**31), 2**31 - 1, (count,), generator=draw).to(torch.int32)
-    c[0] = 2**62  # plus 2^62 it is the least of all
-
-    def made() -> list[torch.Tensor]:
-        halves = [truncate._floor(c, r, wrap, u, shift, first) for first in (0, 1)]
-        return [*halves, truncate.shifted_less(c, shift, r), truncate.negative_less(c, wrap)]
-
-    loops = made()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bitplanes, "COMPILED", False)
-        assert all(torch.equal(a, b) for a, b in zip(loops, made(), strict=True))
 
 
 @settings(max_examples=30)

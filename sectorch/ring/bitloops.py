@@ -11,6 +11,16 @@ import numpy as np
 from .andloops import layer as layer
 from .andloops import masked as masked
 from .andloops import products as products
+from .elementloops import bits_less as bits_less
+from .elementloops import chosen_less as chosen_less
+from .elementloops import floored as floored
+from .elementloops import floors as floors
+from .elementloops import masks as masks
+from .elementloops import negative_less as negative_less
+from .elementloops import ring_bits as ring_bits
+from .elementloops import selected as selected
+from .elementloops import shifted_less as shifted_less
+from .elementloops import winners as winners
 from .loops import array as array
 from .loops import compiled
 from .loops import on_words as on_words
@@ -18,7 +28,6 @@ from .transposed import SIDE as _SIDE
 from .transposed import planes_at as _planes_at
 from .wideloops import wide_codes as wide_codes
 from .wideloops import wide_leaves as wide_leaves
-from .wideloops import winners as winners
 
 _SPAN = 512
 """Words combined at a time: all their rows stay in the first-level cache."""
@@ -121,37 +130,20 @@ def leaves(bits, words, total, block, start, blocks, first, out, row, low, high)
 @compiled
 def moved(bits, low, k, down, out, at, end):
     """The bit planes of c - 2^k (down is -1) or c + 2^k (down is 0) from plane `low` on, from those of c."""
-    for t in range(low, k):
-        for w in range(at, end):
-            out[t, w] = bits[t, w]
+    carry = np.empty(_SPAN, np.int64)
     for start in range(at, end, _SPAN):
         stop = min(end, start + _SPAN)
-        carry = np.full(_SPAN, -1, np.int64)
+        for t in range(low, k):
+            before, found = bits[t, start:stop], out[t, start:stop]
+            for w in range(len(found)):
+                found[w] = before[w]
+        carry[:] = -1
         for t in range(k, 64):
-            for w in range(start, stop):
-                out[t, w] = bits[t, w] ^ carry[w - start]
-                carry[w - start] &= bits[t, w] ^ down
-
-
-@compiled
-def bits_less(b, other, mask, out, low, high):
-    """The bits of b ^ other [K, W] as 0 and 1, less a mask: [K, N]."""
-    width, count = b.shape[1], mask.shape[1]
-    for k in range(len(b)):
-        for t in range(64):
-            for w in range(low, min(high, count - t * width)):
-                bit = ((b[k, w] ^ other[k, w]) >> t) & 1
-                out[k, t * width + w] = bit - mask[k, t * width + w]
-
-
-@compiled
-def masks(words, out, low, high):
-    """All ones where the bits of words [K, W] are set, and 0 elsewhere: [K, N]."""
-    width, count = words.shape[1], out.shape[1]
-    for k in range(len(words)):
-        for t in range(64):
-            for w in range(low, min(high, count - t * width)):
-                out[k, t * width + w] = -((words[k, w] >> t) & 1)
+            before, found = bits[t, start:stop], out[t, start:stop]
+            for w in range(len(found)):
+                bit = before[w]
+                found[w] = bit ^ carry[w]
+                carry[w] &= bit ^ down
 
 
 @compiled
@@ -180,85 +172,3 @@ def sums_of_rows(x, y, ends, rows, starts, out, low, high):
                 for w in range(size):
                     found[w] ^= taken[w]
             start = ends[i]
-
-
-@compiled
-def chosen_less(b, other, v, shift, mask, out, low, high):
-    """v >> shift (logical) where the bits of b ^ other [K, W] are set and 0 elsewhere, less a mask: [K, N]."""
-    width, count = b.shape[1], mask.shape[1]
-    kept = np.int64(-1) if shift == 0 else np.int64((1 << (64 - shift)) - 1)
-    for k in range(len(b)):
-        for t in range(64):
-            for w in range(low, min(high, count - t * width)):
-                all_of_it = -(((b[k, w] ^ other[k, w]) >> t) & 1)
-                out[k, t * width + w] = ((v[t * width + w] >> shift) & kept & all_of_it) - mask[k, t * width + w]
-
-
-@compiled
-def ring_bits(e, other, b, first, out, low, high):
-    """One party's half of the opened bits xor b, from its half of b: [K, N]; first = 1 for the party that adds them."""
-    width, count = e.shape[1], b.shape[1]
-    for k in range(len(e)):
-        for t in range(64):
-            for w in range(low, min(high, count - t * width)):
-                opened = ((e[k, w] ^ other[k, w]) >> t) & 1
-                half = b[k, t * width + w]
-                out[k, t * width + w] = half + opened * (first - 2 * half)
-
-
-@compiled
-def selected(e, other, c, b, r, chosen, first, out, low, high):
-    """One party's half of s (c - r) for s = e xor b."""
-    width, count = len(e), len(c)
-    for t in range(64):
-        for w in range(low, min(high, count - t * width)):
-            at = t * width + w
-            opened = -(((e[w] ^ other[w]) >> t) & 1)
-            s = b[at] ^ (opened & ((first - b[at]) ^ b[at]))
-            v = chosen[at] ^ (opened & ((r[at] - chosen[at]) ^ chosen[at]))
-            out[at] = s * c[at] - v
-
-
-@compiled
-def floored(e, other, c, quotient, bits, chosen, wraps, number, copies, first, shift, out, low, high):
-    """One party's half of s (C - R) - s u + 2^(64-f) s msb(r) for threshold `number`; see `relu.py`."""
-    width, count, kept = e.shape[1], len(c), np.int64((1 << (64 - shift)) - 1)
-    for t in range(64):
-        for w in range(low, min(high, count - t * width)):
-            at = t * width + w
-            e0 = -(((e[number, w] ^ other[number, w]) >> t) & 1)
-            e1 = -(((e[copies + number, w] ^ other[copies + number, w]) >> t) & 1)
-            e2 = -(((e[2 * copies + number, w] ^ other[2 * copies + number, w]) >> t) & 1)
-            s0, s1 = bits[number, at], bits[copies + number, at]
-            p, q = chosen[number, at], np.int64(wraps[number, at])
-            s = s0 ^ (e0 & ((first - s0) ^ s0))
-            half = p ^ (e0 & ((quotient[at] - p) ^ p))
-            borrow = s1 ^ (e1 & ((first - s1) ^ s1))
-            wrap = (q ^ (e2 & ((first - q) ^ q))) << (64 - shift)
-            out[at] = s * ((c[at] >> shift) & kept) - half - borrow + wrap
-
-
-@compiled
-def floors(c, quotient, wraps, borrow, shift, first, out, low, high):
-    """One party's half of a truncation; see `truncate.py`. `first` is the party that adds what is public."""
-    base, by = np.int64(1) << (62 - shift), np.uint64(shift)
-    for at in range(low, high):
-        lifted = np.uint64(c[at]) + np.uint64(1 << 62)  # unsigned: of a signed sum the compiler takes that it fits
-        unwrapped = np.int64((lifted >> np.uint64(63)) ^ np.uint64(1))
-        wrap = (np.int64(wraps[at]) << (64 - shift)) * unwrapped
-        out[at] = wrap - quotient[at] - borrow[at] + first * (np.int64(lifted >> by) - base)
-
-
-@compiled
-def shifted_less(v, shift, less, out, low, high):
-    """v >> shift (logical), less another."""
-    kept = np.int64((1 << (64 - shift)) - 1)
-    for at in range(low, high):
-        out[at] = ((v[at] >> shift) & kept) - less[at]
-
-
-@compiled
-def negative_less(v, less, out, low, high):
-    """1 where v is negative and else 0, less another, mod 2^32."""
-    for at in range(low, high):
-        out[at] = np.int32(np.int64(v[at] < 0) - np.int64(less[at]))

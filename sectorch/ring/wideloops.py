@@ -1,4 +1,4 @@
-"""Compiled loops of comparisons in one round (`mpc/star/wide.py`, `largest.py`); see `bitloops.py`."""
+"""Compiled loops of comparisons in one round (`mpc/star/wide.py`); see `bitloops.py`."""
 
 from __future__ import annotations
 
@@ -67,26 +67,3 @@ def wide_leaves(bits, words, blocks, first, out, low, high):
                     less[w] ^= here[w] & code[w]
                     equal[w] ^= (here[w] ^ above[w]) & code[w]
             at += (1 << blocks[b, 1]) - 1
-
-
-@compiled
-def winners(e, c, quotient, bits, chosen, wraps, wraps_chosen, first, shift, out, low, high):
-    """One party's half of sum_i s_i (C_i - R_i + 2^(64-f) w_i) - u, for s and u = e xor b; see `largest.py`.
-
-    Args:
-        e: words [(m + 1) W], public. bits: b in the ring [64, m + 1, W]. All others [64, m, W].
-    """
-    m, kept = c.shape[1], np.int64((1 << (64 - shift)) - 1)
-    width = c.shape[2]
-    for t in range(64):
-        for w in range(low, high):
-            opened, b = -((e[m * width + w] >> t) & 1), bits[t, m, w]
-            total = -(b ^ (opened & ((first - b) ^ b)))
-            for i in range(m):
-                opened, b, p = -((e[i * width + w] >> t) & 1), bits[t, i, w], chosen[t, i, w]
-                q, whole = np.int64(wraps_chosen[t, i, w]), np.int64(wraps[t, i, w])
-                s = b ^ (opened & ((first - b) ^ b))
-                rest = p ^ (opened & ((quotient[t, i, w] - p) ^ p))
-                wrap = (q ^ (opened & ((whole - q) ^ q))) << (64 - shift)
-                total += s * ((c[t, i, w] >> shift) & kept) - rest + (wrap & ~(c[t, i, w] >> 63))
-            out[t, w] = total
