@@ -17,9 +17,9 @@ _SPAN = 512
 
 
 @compiled
-def _here(t, width, low, high, count):
-    """Where the elements, of `count`, of bit t of the words low .. high are."""
-    return slice(t * width + low, min(t * width + high, count))
+def _here(t, width, low, high):
+    """Where the elements of bit t of the words low .. high are; a slice ends where there are no more."""
+    return slice(t * width + low, t * width + high)
 
 
 @compiled
@@ -44,13 +44,13 @@ def _shifted(v, by):
 @compiled
 def bits_less(b, other, mask, out, low, high):
     """The bits of b ^ other [K, W] as 0 and 1, less a mask: [K, N]."""
-    (copies, width), count, words = b.shape, mask.shape[1], np.empty(_SPAN, np.int64)
+    (copies, width), words = b.shape, np.empty(_SPAN, np.int64)
     for left in range(low, high, _SPAN):
         end = min(left + _SPAN, high)
         for k in range(copies):
             words = _xor(b[k, left:end], other[k, left:end], words)
             for t in range(64):
-                here, bit = _here(t, width, left, end, count), np.int64(1) << t
+                here, bit = _here(t, width, left, end), np.int64(1) << t
                 less, found = mask[k, here], out[k, here]
                 for i in range(len(found)):
                     found[i] = (1 if words[i] & bit else 0) - less[i]
@@ -59,13 +59,13 @@ def bits_less(b, other, mask, out, low, high):
 @compiled
 def masks(words, out, low, high):
     """All ones where the bits of words [K, W] are set, and 0 elsewhere: [K, N]."""
-    (copies, width), count = words.shape, out.shape[1]
+    copies, width = words.shape
     for left in range(low, high, _SPAN):
         end = min(left + _SPAN, high)
         for k in range(copies):
             row = words[k, left:end]
             for t in range(64):
-                found, bit = out[k, _here(t, width, left, end, count)], np.int64(1) << t
+                found, bit = out[k, _here(t, width, left, end)], np.int64(1) << t
                 for i in range(len(found)):
                     found[i] = -1 if row[i] & bit else 0
 
@@ -73,13 +73,13 @@ def masks(words, out, low, high):
 @compiled
 def chosen_less(b, other, v, shift, mask, out, low, high):
     """v >> shift (logical) where the bits of b ^ other [K, W] are set and 0 elsewhere, less a mask: [K, N]."""
-    (copies, width), count, words = b.shape, mask.shape[1], np.empty(_SPAN, np.int64)
+    (copies, width), words = b.shape, np.empty(_SPAN, np.int64)
     for left in range(low, high, _SPAN):
         end = min(left + _SPAN, high)
         for k in range(copies):
             words = _xor(b[k, left:end], other[k, left:end], words)
             for t in range(64):
-                here, bit = _here(t, width, left, end, count), np.int64(1) << t
+                here, bit = _here(t, width, left, end), np.int64(1) << t
                 x, less, found = v[here], mask[k, here], out[k, here]
                 for i in range(len(found)):
                     shifted = _shifted(x[i], shift)
@@ -89,13 +89,13 @@ def chosen_less(b, other, v, shift, mask, out, low, high):
 @compiled
 def ring_bits(e, other, b, first, out, low, high):
     """One party's half of the opened bits xor b, from its half of b: [K, N]; first = 1 for the party that adds them."""
-    (copies, width), count, words = e.shape, b.shape[1], np.empty(_SPAN, np.int64)
+    (copies, width), words = e.shape, np.empty(_SPAN, np.int64)
     for left in range(low, high, _SPAN):
         end = min(left + _SPAN, high)
         for k in range(copies):
             words = _xor(e[k, left:end], other[k, left:end], words)
             for t in range(64):
-                here, bit = _here(t, width, left, end, count), np.int64(1) << t
+                here, bit = _here(t, width, left, end), np.int64(1) << t
                 half, found = b[k, here], out[k, here]
                 for i in range(len(found)):
                     found[i] = _picked(words[i] & bit, half[i], first)
@@ -104,12 +104,12 @@ def ring_bits(e, other, b, first, out, low, high):
 @compiled
 def selected(e, other, c, b, r, chosen, first, out, low, high):
     """One party's half of s (c - r) for s = e xor b."""
-    width, count, words = len(e), len(c), np.empty(_SPAN, np.int64)
+    width, words = len(e), np.empty(_SPAN, np.int64)
     for left in range(low, high, _SPAN):
         end = min(left + _SPAN, high)
         words = _xor(e[left:end], other[left:end], words)
         for t in range(64):
-            here, bit = _here(t, width, left, end, count), np.int64(1) << t
+            here, bit = _here(t, width, left, end), np.int64(1) << t
             x, half, whole, product, found = c[here], b[here], r[here], chosen[here], out[here]
             for i in range(len(found)):
                 opened = words[i] & bit
@@ -119,7 +119,7 @@ def selected(e, other, c, b, r, chosen, first, out, low, high):
 @compiled
 def floored(e, other, c, quotient, bits, chosen, wraps, number, copies, first, shift, out, low, high):
     """One party's half of s (C - R) - s u + 2^(64-f) s msb(r) for threshold `number`; see `relu.py`."""
-    width, count, words = e.shape[1], len(c), np.empty((3, _SPAN), np.int64)
+    width, words = e.shape[1], np.empty((3, _SPAN), np.int64)
     for left in range(low, high, _SPAN):
         end = min(left + _SPAN, high)
         for k in range(3):
@@ -127,7 +127,7 @@ def floored(e, other, c, quotient, bits, chosen, wraps, number, copies, first, s
             _xor(e[row, left:end], other[row, left:end], words[k])
         e0, e1, e2 = words
         for t in range(64):
-            here, bit = _here(t, width, left, end, count), np.int64(1) << t
+            here, bit = _here(t, width, left, end), np.int64(1) << t
             x, R, s0, s1 = c[here], quotient[here], bits[number, here], bits[copies + number, here]
             p, q, found = chosen[number, here], wraps[number, here], out[here]
             for i in range(len(found)):
