@@ -8,6 +8,7 @@ import hmac
 import itertools
 import os
 import pickle
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from same_draws import Stream, fresh
 
+from sectorch.choreography import streams
 from sectorch.choreography.streams import SECRET_BYTES, PairKey, agree, derive, keypair, random_secret
 from sectorch.errors import KeyAgreementError, StreamReuseError
 from sectorch.session import Session
@@ -40,7 +42,7 @@ def stream(secret: bytes, session: bytes, label: str, call: int, draw: int, coun
     """The documented stream a second time: every counter block on its own through the bare block cipher."""
     key = hkdf(secret, session, b"sectorch v1/stream/" + label.encode(), 16)
     blocks = b"".join(
-        call.to_bytes(4, "big") + draw.to_bytes(4, "big") + i.to_bytes(8, "big") for i in range(-(-count // 2))
+        call.to_bytes(4, "big") + draw.to_bytes(4, "big") + i.to_bytes(8, "big") for i in range(2, 2 + -(-count // 2))
     )
     # ECB is what the block cipher does to one block; here it is the reference for counter mode.
     encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
@@ -51,9 +53,9 @@ def stream(secret: bytes, session: bytes, label: str, call: int, draw: int, coun
 
 def test_known_answer():
     # Made with Python's hmac for the key and `openssl enc -aes-128-ecb -nopad` on the two counter blocks
-    # 00000007 00000003 0000000000000000 and ...01, read as little-endian signed words.
+    # 00000007 00000003 0000000000000002 and ...03, read as little-endian signed words.
     words = PairKey(SECRET, SESSION).words("truncate/r_A", 7, 3, 4)
-    assert words.tolist() == [2801827914191881742, -8038833080290146791, 7513568150184888389, 8107498200607971841]
+    assert words.tolist() == [1233580915757833505, -4139161503133549976, 6417146803485347157, -441748211433907628]
 
 
 def test_hkdf_of_the_rfc():
@@ -76,6 +78,27 @@ def test_the_stream_is_the_documented_one(secret, session, label, call, draw, co
 def test_a_draw_longer_than_one_piece_of_plaintext():
     count = (1 << 15) + 5  # 256 KiB and a bit
     assert torch.equal(PairKey(SECRET, SESSION).words("r", 1, 2, count), stream(SECRET, SESSION, "r", 1, 2, count))
+
+
+@given(st.binary(min_size=16, max_size=16), LABELS, COUNTER, COUNTER, st.lists(st.integers(0, 5000), max_size=4))
+def test_gcm_and_ctr_make_the_same_streams(seed, label, call, draw, pieces):
+    made = []
+    for chosen in (False, True):
+        with mock.patch.object(streams, "by_gcm", lambda length, chosen=chosen: chosen):
+            running, found = streams.KeyStream(seed, SESSION, label), []
+            for piece in pieces:
+                found.append(bytearray(piece))
+                running.fill(memoryview(found[-1]))
+            words = PairKey(SECRET, SESSION).words(label, call, draw, sum(pieces))
+            alone = streams.key_stream(torch.frombuffer(bytearray(seed), dtype=torch.int64), sum(pieces))
+            made.append((b"".join(found), words.tolist(), alone.tolist()))
+    assert made[0] == made[1]
+
+
+def test_a_thread_may_draw_long_and_short_in_turn():
+    key, counts = PairKey(SECRET, SESSION), [3, (1 << 16) + 1, 5, 1 << 15, 1 << 13, (1 << 13) - 1]
+    for draw, count in enumerate(counts):
+        assert torch.equal(key.words("r", 1, draw, count), stream(SECRET, SESSION, "r", 1, draw, count))
 
 
 def test_both_ends_draw_the_same_in_whatever_order_of_labels():

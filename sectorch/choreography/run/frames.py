@@ -20,7 +20,7 @@ import torch
 from ...errors import FrameError
 from ..declaration import PAYLOADS
 
-MAGIC, VERSION = b"SX", 2
+MAGIC, VERSION = b"SX", 3
 PART_BYTES = 1 << 20
 MAX_DIMS = 12
 _HEAD = struct.Struct(">2sBB16sIIIIBBHHI")
