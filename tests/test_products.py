@@ -190,43 +190,46 @@ def test_groups_one_after_the_other(case):
         assert conv(x.to("meta"), weight.to("meta")).shape == conv(x, weight).shape
 
 
-def branch(batch: int, oh: int, ow: int) -> str:
-    """Which way `_columns_product` takes, from its description: whole tiles of rows, of parts of rows, of images."""
-    positions = oh * ow
-    if positions % TILE == 0 and TILE % ow == 0:
-        return "rows"
-    if positions % TILE == 0 and ow % TILE == 0:
-        return "parts of a row"
-    if TILE % positions == 0 and batch % (TILE // positions) == 0:
-        return "images"
-    return "columns"
+# Output sizes with a 3x3 kernel and padding 1, the same as the input's: tiles of whole rows, of parts of a row, of
+# several images, tiles that end in one, and a last one that is not full.
+SIZES = [
+    *[(1, 8, 8), (3, 16, 16), (2, 32, 2), (1, 64, 1), (2, 4, 32), (1, 3, 64), (1, 1, 128), (2, 3, 128), (1, 5, 192)],
+    *[(4, 4, 4), (64, 1, 1), (16, 2, 2), (32, 1, 2), (2, 4, 8), (128, 1, 1), (13, 4, 4), (7, 8, 8), (1, 14, 14)],
+    *[
+        (1, 4, 4),
+        (3, 5, 7),
+        (1, 1, 1),
+        (63, 1, 1),
+        (2, 10, 12),
+        (5, 4, 4),
+        (1, 2, 96),
+        (65, 1, 1),
+        (2, 7, 7),
+        (1, 9, 8),
+    ],
+]
 
 
-# Output sizes with a 3x3 kernel and padding 1: the same as the input's.
-SIZES = {
-    "rows": [(1, 8, 8), (3, 16, 16), (2, 32, 2), (1, 64, 1), (2, 4, 32), (1, 3, 64)],
-    "parts of a row": [(1, 1, 128), (2, 3, 128), (1, 5, 192)],
-    "images": [(4, 4, 4), (64, 1, 1), (16, 2, 2), (32, 1, 2), (2, 4, 8), (128, 1, 1)],
-    "columns": [(1, 4, 4), (3, 5, 7), (1, 1, 1), (63, 1, 1), (2, 10, 12), (5, 4, 4), (1, 2, 96)],
-}
-
-
-@pytest.mark.parametrize(("name", "size"), [(name, size) for name, sizes in SIZES.items() for size in sizes])
+@pytest.mark.parametrize("wide", [True, False], ids=["vectors", "words"])
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("fill", [lambda s: ring_values(s, 63, 6), worst])
-def test_every_way_to_make_columns(name: str, size, fill):
-    assert branch(*size) == name
+def test_every_way_to_make_columns(size, fill, wide: bool, monkeypatch):
+    """Also in two threads; the numbers of outputs are those of all kinds of blocks of rows."""
+    monkeypatch.setattr("sectorch.ring.tiles.wide_products", lambda: wide)
     conv, (batch, h, w) = Conv2d((1, 1), (1, 1)), size
-    x, weight = fill((batch, 3, h, w)), fill((5, 3, 3, 3))
-    assert torch.equal(conv(x, weight), conv_by_slices(x, weight, conv))
+    x = fill((batch, 3, h, w))
+    for outputs, threads in ((9, 1), (13, 2), (97, 1)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        weight = fill((outputs, 3, 3, 3))
+        assert torch.equal(conv(x, weight), conv_by_slices(x, weight, conv))
 
 
-@pytest.mark.parametrize("size", [size for sizes in SIZES.values() for size in sizes] + [(13, 4, 4), (7, 8, 8)])
-def test_batches_cut_into_pieces(size, monkeypatch):
-    # A limit of nine columns of 27 leaves two tiles a piece, and a ragged last piece for most batches.
-    monkeypatch.setattr(products, "_CHUNK_ELEMENTS", 9 * 27)
-    conv, (batch, h, w) = Conv2d((1, 1), (1, 1)), size
-    x, weight = ring_values((batch, 3, h, w), 63, 7), ring_values((4, 3, 3, 3), 63, 8)
-    assert torch.equal(conv(x, weight), conv_by_slices(x, weight, conv))
+@pytest.mark.parametrize("wide", [True, False], ids=["vectors", "words"])
+@pytest.mark.parametrize("depth", [1, 63, 64, 65, 130])
+def test_depths_of_several_parts(depth: int, wide: bool, monkeypatch):
+    monkeypatch.setattr("sectorch.ring.tiles.wide_products", lambda: wide)
+    x, weight = ring_values((2, depth, 5, 9), 63, 7), ring_values((11, depth, 1, 1), 63, 8)
+    assert torch.equal(Conv2d()(x, weight), conv_by_slices(x, weight, Conv2d()))
 
 
 @pytest.mark.parametrize("multiplier", [1, 2, 3])
@@ -269,16 +272,17 @@ def test_an_input_that_is_a_part_of_another(unit, monkeypatch):
 
 
 def test_which_convolutions_are_prepared():
-    x, weight = torch.Size((1, 8, 8, 8)), torch.Size((128, 8, 3, 3))
+    x, weight = torch.Size((1, 8, 7, 9)), torch.Size((128, 8, 3, 3))
     assert Conv2d((1, 1), (1, 1)).tiled(x, weight)
-    assert not Conv2d((1, 1), (1, 1)).tiled(torch.Size((2, 8, 8, 8)), weight)
+    assert not Conv2d((1, 1), (1, 1)).tiled(torch.Size((1, 8, 8, 8)), weight)
+    assert not Conv2d((1, 1), (1, 1)).tiled(torch.Size((2, 8, 7, 9)), weight)
     assert not Conv2d((1, 1), (1, 1)).tiled(x, torch.Size((127, 8, 3, 3)))
     assert not Conv2d((1, 1), (1, 1), groups=2).tiled(x, torch.Size((128, 4, 3, 3)))
 
 
-def test_results_do_not_share_the_scratch_buffer():
+def test_results_do_not_share_memory():
     conv = Conv2d((1, 1), (1, 1))
-    for _, h, w in (size for sizes in SIZES.values() for size in sizes):
+    for _, h, w in SIZES:
         x, weight = ring_values((64, 2, h, w), 63, 10), ring_values((3, 2, 3, 3))
         first = conv(x, weight)
         kept = first.clone()

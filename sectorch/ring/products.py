@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,25 +23,13 @@ import torch.nn.functional as F
 
 from ..errors import UnsupportedDeviceError
 from . import limbs
-from .tiles import TILE, times_tiles, to_tiles, wide_products
+from .tiles import TILE, times_tiles, times_unfolded, to_tiles, wide_products
 
-_CHUNK_ELEMENTS = 1 << 19  # 4 MiB of unfolded columns at a time: they stay in the second-level caches
 _LIMB_ELEMENTS = 1 << 24  # unfolded columns at a time on a device: 128 MiB, and as much again in digits
 _SMALL = 1 << 15  # products below this many multiplications gain nothing from tiling
 _LARGE = 1 << 24  # a weight of so many elements, a vocabulary, is kept in tiles for few rows only (24 bytes each)
 _GROUP = 1 << 18  # groups of a convolution below this many gain nothing from being taken apart
 _UNIT = 1 << 18  # nor those below this many from the matrix unit
-_scratch = threading.local()
-
-
-def _buffer(elements: int) -> torch.Tensor:
-    """A reused int64 buffer of this thread: a fresh one's page faults cost more than the copy into it."""
-    held = getattr(_scratch, "buffer", None)
-    if held is None or held.numel() < elements:
-        # A tensor made in inference mode could not be written outside it, and the thread keeps this one.
-        with torch.inference_mode(False):
-            held = _scratch.buffer = torch.empty(max(elements, _CHUNK_ELEMENTS), dtype=torch.int64)
-    return held[:elements]
 
 
 def _device(*tensors: torch.Tensor) -> str:
@@ -194,7 +181,7 @@ class Linear(Tiled):
 class Conv2d(Tiled):
     """The bilinear map of `F.conv2d`: x [b, c_in, h, w], weight [c_out, c_in/groups, kh, kw].
 
-    Memory: unfolded columns are made a few MiB at a time, never for the whole batch.
+    Memory: columns are unfolded 64 at a time.
     """
 
     stride: tuple[int, int] = (1, 1)
@@ -211,7 +198,7 @@ class Conv2d(Tiled):
         return high, wide
 
     def tiled(self, x: torch.Size, weight: torch.Size) -> bool:
-        return self.groups == 1 and x[0] * math.prod(self._positions(x, weight[2:])) < 2 * TILE <= weight[0]
+        return self.groups == 1 and x[0] * math.prod(self._positions(x, weight[2:])) < TILE <= weight[0] // 2
 
     def prepare(self, weight: torch.Tensor) -> torch.Tensor:
         return _prepared(weight.flatten(1))
@@ -238,10 +225,7 @@ class Conv2d(Tiled):
         out = torch.empty(batch, out_channels, oh, ow, dtype=torch.int64)
         if amx := _unit_for(out_channels, k, batch * oh * ow):
             return _by_unit(amx, windows, weight.contiguous(), out)
-        span = _chunk_images(batch, k, oh * ow)
-        for start in range(0, batch, span):
-            part = slice(start, start + span)
-            _columns_product(windows[part], weight.flatten(1), out[part].flatten(2))
+        times_unfolded(weight.flatten(1), *_gathered(windows), out.flatten(2))
         return out
 
     def by_limbs(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -275,12 +259,6 @@ class Conv2d(Tiled):
         return out
 
 
-def _chunk_images(batch: int, k: int, positions: int) -> int:
-    """Images per step: about 4 MiB of columns, but an even number of tiles, so that two cores share them."""
-    tiles = max(2, _CHUNK_ELEMENTS // (k * TILE) // 2 * 2)
-    return max(1, min(batch, tiles * TILE // max(1, positions)))
-
-
 def windows_of(x: torch.Tensor, kernel: Sequence[int], stride, padding, dilation) -> torch.Tensor:
     """[b, c, h, w] -> a strided view [b, c, kh, kw, oh, ow] of the (padded) input."""
     if padding != (0, 0):
@@ -298,17 +276,22 @@ def windows_of(x: torch.Tensor, kernel: Sequence[int], stride, padding, dilation
 
 def _by_unit(amx: ModuleType, windows: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """windows [b, c, kh, kw, oh, ow], weight [c_out, c, kh, kw] -> out [b, c_out, oh, ow], without unfolding."""
-    batch, channels, kh, kw, oh, ow = windows.shape
-    strides = windows.stride()
-    positions = _places((batch, oh, ow), (strides[0], strides[4], strides[5]))
-    depth = _places((channels, kh, kw), strides[1:4])
-    images = windows.as_strided((windows.untyped_storage().nbytes() // 8 - windows.storage_offset(),), (1,))
+    batch, oh, ow = windows.shape[0], *windows.shape[4:]
+    images, positions, depth = _gathered(windows)
     k, n = len(depth), len(weight)
     into = _places((batch, oh * ow), (n * oh * ow, 1))
     x, y = (images, positions, depth), (weight, _steps(n, k), _steps(k))
     if len(positions) >= n:
         return amx.product(*x, *y, out, into, _steps(n, oh * ow))
     return amx.product(*y, *x, out, _steps(n, oh * ow), into)
+
+
+def _gathered(windows: torch.Tensor) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
+    """The words under windows [b, c, kh, kw, oh, ow], where each begins, and where its words stand from there."""
+    strides = windows.stride()
+    positions = _places((windows.shape[0], *windows.shape[4:]), (strides[0], strides[4], strides[5]))
+    words = windows.as_strided((windows.untyped_storage().nbytes() // 8 - windows.storage_offset(),), (1,))
+    return words, positions, _places(tuple(windows.shape[1:4]), strides[1:4])
 
 
 @functools.lru_cache(maxsize=64)
@@ -318,29 +301,3 @@ def _places(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
     for size, stride in zip(shape, strides, strict=True):
         found = (found[:, None] + np.arange(size) * stride).reshape(-1)
     return found
-
-
-def _columns_product(windows: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """windows [b, c, kh, kw, oh, ow], weight [c_out, K], into out [b, c_out, oh*ow]."""
-    batch, c, kh, kw, oh, ow = windows.shape
-    positions, k, out_channels = oh * ow, c * kh * kw, weight.shape[0]
-    if positions % TILE == 0 and (TILE % ow == 0 or ow % TILE == 0):
-        if TILE % ow == 0:
-            source = windows.unflatten(4, (positions // TILE, TILE // ow)).permute(0, 4, 1, 2, 3, 5, 6)
-        else:
-            source = windows.unflatten(5, (ow // TILE, TILE)).permute(0, 4, 5, 1, 2, 3, 6)
-        tiles = _buffer(batch * positions * k).view(source.shape)
-        tiles.copy_(source)
-        times_tiles(weight, tiles.view(-1, k, TILE), out)
-        return
-    if TILE % positions == 0 and batch % (TILE // positions) == 0:
-        images = TILE // positions
-        source = windows.unflatten(0, (-1, images)).permute(0, 2, 3, 4, 1, 5, 6)
-        tiles = _buffer(batch * positions * k).view(source.shape)
-        tiles.copy_(source)
-        product = times_tiles(weight, tiles.view(-1, k, TILE)).view(-1, out_channels, images, positions)
-        out.unflatten(0, (-1, images)).copy_(product.transpose(1, 2))
-        return
-    columns = windows.permute(1, 2, 3, 0, 4, 5).reshape(k, batch * positions)
-    product = _beside(weight, to_tiles(columns), batch * positions)
-    out.copy_(product.view(out_channels, batch, positions).transpose(0, 1))

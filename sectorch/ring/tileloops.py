@@ -1,41 +1,101 @@
-"""Products of a matrix and tiles mod 2^64 for processors whose vector units have no product of 64-bit words.
+"""Loops over tiles of 64 columns: a matrix times tiles that are there, or that are unfolded from images on the way.
 
-Of x = x_0 + 2^32 x_1 and y only x_0 y_0 is needed whole, and of x_0 y_1 + x_1 y_0 the low half: products of 32-bit
-words, which these processors have, summed up apart and put together at the end.
+A tile is multiplied as soon as it is unfolded, so that it is read from the nearest caches.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from llvmlite import ir
+from numba import types
 
-from .loops import compiled
+from . import vectorloops, wordloops
+from .loops import compiled, intrinsic
 
-_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+_LINE = ir.VectorType(ir.IntType(64), 8)
+_by_vectors, _by_words = vectorloops.multiply, wordloops.multiply
+
+ROWS = 96
+"""Of the matrix, which a thread multiplies by a tile at a time."""
 
 
 @compiled
-def products(left, tiles, out, low, high):
-    """The rows low .. high of all results, four terms of their sums at a time; `out` as of `tiles.times_tiles`."""
-    rows, depth = left.shape
-    width, turns = tiles.shape[2], out.shape[2] // tiles.shape[2]
-    whole, cross = np.empty(width, np.uint64), np.empty(width, np.uint64)
+def products(left, tiles, wide, out, low, high):
+    """Some rows of the matrix times a tile, for the pairs low .. high of both; `out` as of `tiles.times_tiles`.
+
+    `wide` is whether the processor multiplies vectors of 64-bit words.
+    """
+    rows, width = len(left), tiles.shape[2]
+    groups, turns = -(-rows // ROWS), out.shape[2] // width
     for at in range(low, high):
-        number = at // rows
-        tile, x, start = tiles[number], left[at % rows], number % turns * width
-        row = out[number // turns, at % rows, start : start + width]
-        whole[:], cross[:] = 0, 0
-        for k in range(0, depth - 3, 4):
-            a0, a1, a2, a3 = x[k] & _LOW, x[k + 1] & _LOW, x[k + 2] & _LOW, x[k + 3] & _LOW
-            b0, b1, b2, b3 = x[k] >> _HALF, x[k + 1] >> _HALF, x[k + 2] >> _HALF, x[k + 3] >> _HALF
-            y0, y1, y2, y3 = tile[k], tile[k + 1], tile[k + 2], tile[k + 3]
-            for c in range(width):
-                c0, c1, c2, c3 = y0[c] & _LOW, y1[c] & _LOW, y2[c] & _LOW, y3[c] & _LOW
-                d0, d1, d2, d3 = y0[c] >> _HALF, y1[c] >> _HALF, y2[c] >> _HALF, y3[c] >> _HALF
-                whole[c] += (a0 * c0 + a1 * c1) + (a2 * c2 + a3 * c3)
-                cross[c] += (a0 * d0 + b0 * c0) + (a1 * d1 + b1 * c1)
-                cross[c] += (a2 * d2 + b2 * c2) + (a3 * d3 + b3 * c3)
-        for k in range(depth // 4 * 4, depth):
-            for c in range(width):
-                whole[c] += x[k] * tile[k, c]
-        for c in range(width):
-            row[c] = whole[c] + (cross[c] << _HALF)
+        number, row = at // groups, at % groups * ROWS
+        end, start = min(row + ROWS, rows), number % turns * width
+        place = out[number // turns, row:end, start : start + width]
+        if wide:
+            _by_vectors(left[row:end], tiles[number], width, place)
+        else:
+            _by_words(left[row:end], tiles[number], width, place)
+
+
+@compiled
+def convolved(images, places, depth, left, wide, out, low, high):
+    """The columns of tiles low .. high of a convolution, [n, r, positions].
+
+    Args:
+        images: words, padded. places: where each window begins, tile by tile; filled up to whole tiles.
+        depth: where its words stand from there.
+    """
+    positions = out.shape[2]
+    tile, held = np.empty((len(depth), 64), np.uint64), np.empty((len(left), 64), np.uint64)
+    for at in range(low, high):
+        _unfold(images, places[64 * at : 64 * at + 64], depth, tile)
+        image, start = 64 * at // positions, 64 * at % positions
+        columns, whole = min(64, len(out) * positions - 64 * at), start + 64 <= positions
+        place = out[image, :, start : start + 64] if whole else held
+        if wide:
+            _by_vectors(left, tile, columns, place)
+        else:
+            _by_words(left, tile, columns, place)
+        if not whole:
+            _spread(held, out, image, start)
+
+
+@intrinsic
+def _line(context, source, target):
+    """Eight words from one address to another."""
+
+    def generate(context, builder, signature, values):
+        source, target = (builder.inttoptr(value, _LINE.as_pointer()) for value in values)
+        builder.store(builder.load(source, align=8), target, align=8)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate
+
+
+@compiled
+def _unfold(images, places, depth, tile):
+    """The words of 64 windows, one after the other; of eight that stand side by side a line at once."""
+    beside = np.ones(8, np.bool_)
+    for c in range(63):
+        beside[c // 8] &= places[c + 1] - places[c] == 1 or c % 8 == 7
+    source, target = images.ctypes.data, tile.ctypes.data
+    for k in range(len(depth)):
+        for group in range(8):
+            if beside[group]:
+                start = np.int64(depth[k] + places[8 * group])
+                _line(source + 8 * start, target + 64 * (8 * k + group))
+            else:
+                for c in range(8 * group, 8 * group + 8):
+                    tile[k, c] = images[depth[k] + places[c]]
+
+
+@compiled
+def _spread(held, out, image, start):
+    """A tile's columns that belong to several images, or reach beyond the last one."""
+    column = 0
+    while column < 64 and image < len(out):
+        count = min(64 - column, out.shape[2] - start)
+        for i in range(len(held)):
+            for c in range(count):
+                out[image, i, start + c] = held[i, column + c]
+        column, image, start = column + count, image + 1, 0

@@ -34,16 +34,28 @@ def times_tiles(left: torch.Tensor, tiles: torch.Tensor, out: torch.Tensor | Non
     """
     if left.is_meta or tiles.is_meta:
         return F.conv1d(tiles, left.unsqueeze(-1))
-    from .loops import array, over  # numba takes half a second to load
+    from . import tileloops  # numba takes half a second to load
+    from .loops import array, over
 
     out = torch.empty(len(tiles), len(left), TILE, dtype=torch.int64) if out is None else out
-    arrays = array(left).view(np.uint64), array(tiles).view(np.uint64), out.numpy().view(np.uint64)
-    if wide_products():
-        from . import vectorloops
-
-        over(len(tiles) * -(-len(left) // vectorloops.ROWS), vectorloops.products, *arrays)
-    else:
-        from . import tileloops
-
-        over(len(tiles) * len(left), tileloops.products, *arrays)
+    arrays = (array(v).view(np.uint64) for v in (left, tiles))
+    pieces = len(tiles) * -(-len(left) // tileloops.ROWS)
+    over(pieces, tileloops.products, *arrays, wide_products(), out.numpy().view(np.uint64))
     return out
+
+
+def times_unfolded(
+    left: torch.Tensor, images: torch.Tensor, places: np.ndarray, depth: np.ndarray, out: torch.Tensor
+) -> None:
+    """[r, K] times the unfolded columns of a convolution, [K, n P], into out [n, r, P].
+
+    Args:
+        images: words [.]. places: where each column begins there [n P]. depth: where its K words stand from there.
+    """
+    from . import tileloops
+    from .loops import array, over
+
+    count = -(-len(places) // TILE)
+    places = np.pad(places, (0, count * TILE - len(places)), "edge").view(np.uint64)
+    arrays = images.numpy().view(np.uint64), places, depth.view(np.uint64), array(left).view(np.uint64)
+    over(count, tileloops.convolved, *arrays, wide_products(), out.numpy().view(np.uint64))

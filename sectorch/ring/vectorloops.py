@@ -1,42 +1,26 @@
-"""Products of a matrix and tiles mod 2^64 for processors that multiply vectors of eight 64-bit words (AVX-512).
+"""A matrix times a tile mod 2^64 for processors that multiply vectors of eight 64-bit words (AVX-512).
 
-A block of the result, eight rows of two vectors, stays in registers while the depth passes by: for each of its steps
-two vectors of a tile are read and eight words of the matrix, for sixteen products. torch's own kernel writes each row
-again for each step. The depth is cut where a tile's part, and the matrix's, would leave the caches.
+A block of the result, six rows of four vectors, stays in registers while the depth passes by: for each of its steps
+four vectors of the tile are read and six words of the matrix, for 24 products. torch's own kernel writes each row again
+for each step. The depth is cut so that a tile's part stays in the first-level cache for all rows.
 """
 
 from __future__ import annotations
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
 from .loops import compiled, counted, intrinsic
 
-TILE = 64
-"""Columns of a tile."""
-DEEP = 256
-"""Steps of the depth at a time: 128 KiB of a tile."""
-ROWS = 64
-"""Of the matrix, which a thread multiplies by a tile at a time."""
+DEEP = 64
+"""Steps of the depth at a time: 32 KiB of a tile."""
 _WORD, _PLACE = ir.IntType(64), ir.IntType(32)
 _LINE = ir.VectorType(_WORD, 8)
-_SIDE = 2  # vectors of a block
-_BYTES = 8 * TILE
-
-AHEAD = 32
-"""Steps of the depth whose parts of a tile are asked for before they are needed: they stand too far apart for the
-processor to see that they follow."""
+_SIDE = 4  # vectors of a block; where fewer columns are left, blocks of one
+_BYTES = 8 * 64  # of a tile's row
 
 
-def _prefetch(builder, address) -> None:
-    byte = ir.IntType(8).as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [byte, _PLACE, _PLACE, _PLACE])
-    f = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-    builder.call(f, [builder.inttoptr(address, byte), _PLACE(0), _PLACE(3), _PLACE(1)])
-
-
-def _block(rows: int):
+def _block(rows: int, side: int = _SIDE):
     """So many rows of a block of the result, added to what is there.
 
     Of the matrix its address and how far its rows are apart, of the tile its address, of the result both; the depth.
@@ -56,14 +40,12 @@ def _block(rows: int):
             def row(address, stride, i: int):
                 return builder.add(address, builder.mul(stride, number(i)))
 
-            places = [line(row(out, spread, i), j) for i in range(rows) for j in range(_SIDE)]
+            places = [line(row(out, spread, i), j) for i in range(rows) for j in range(side)]
             begun = [builder.load(place, align=8) for place in places]
 
             def step(values: list) -> tuple:
                 x, y, *sums = values
-                ys = [builder.load(line(y, j), align=8) for j in range(_SIDE)]
-                for j in range(_SIDE):
-                    _prefetch(builder, builder.add(y, number(_BYTES * AHEAD + 64 * j)))
+                ys = [builder.load(line(y, j), align=8) for j in range(side)]
                 found = []
                 for i in range(rows):
                     at = builder.inttoptr(row(x, apart, i), _WORD.as_pointer())
@@ -72,7 +54,7 @@ def _block(rows: int):
                     )
                     words = builder.shuffle_vector(word, word, ir.Constant(ir.VectorType(_PLACE, 8), [0] * 8))
                     products = (builder.mul(words, part) for part in ys)
-                    found += [builder.add(sums[_SIDE * i + j], product) for j, product in enumerate(products)]
+                    found += [builder.add(sums[side * i + j], product) for j, product in enumerate(products)]
                 return builder.add(x, number(8)), builder.add(y, number(_BYTES)), *found
 
             _, _, *found = counted(builder, depth, (left, tile, *begun), step)
@@ -85,33 +67,39 @@ def _block(rows: int):
     return run
 
 
-_eight, _four, _two, _one = (_block(rows) for rows in (8, 4, 2, 1))
+_six, _four, _two, _one = (_block(rows) for rows in (6, 4, 2, 1))
+_narrow, _narrow_one = _block(6, 1), _block(1, 1)
 
 
 @compiled
-def products(left, tiles, out, low, high):
-    """Some rows of the matrix times a tile, for the pairs low .. high of both; `out` as of `tiles.times_tiles`."""
+def multiply(left, tile, columns, out):
+    """[r, K] times the first columns of [K, 64], into out [r, 64]; the rows of all three are contiguous.
+
+    Columns beside them, up to a whole vector, are written as well.
+    """
     rows, depth = left.shape
-    groups, turns, spread = -(-rows // ROWS), out.shape[2] // TILE, 8 * out.shape[2]
-    for at in range(low, high):
-        tile, row = at // groups, at % groups * ROWS
-        end, start = min(row + ROWS, rows), tile % turns * TILE
-        place = out[tile // turns]
-        place[row:end, start : start + TILE] = 0
-        for k in range(0, depth, DEEP):
-            deep, i = min(DEEP, depth - k), row
-            while i < end:
-                x = left.ctypes.data + 8 * (i * depth + k)
-                y = tiles.ctypes.data + _BYTES * (tile * depth + k)
-                z = place.ctypes.data + spread * i + 8 * start
-                count = 8 if end - i >= 8 else 4 if end - i >= 4 else 2 if end - i >= 2 else 1
-                for c in range(0, _BYTES, 64 * _SIDE):
-                    if count == 8:
-                        _eight(x, 8 * depth, y + c, z + c, spread, deep)
-                    elif count == 4:
-                        _four(x, 8 * depth, y + c, z + c, spread, deep)
-                    elif count == 2:
-                        _two(x, 8 * depth, y + c, z + c, spread, deep)
+    apart, spread = left.strides[0], out.strides[0]
+    vectors = -(-columns // 8)
+    out[:, : 8 * vectors] = 0
+    for k in range(0, depth, DEEP):
+        deep, vector = min(DEEP, depth - k), 0
+        while vector < vectors:
+            x, y = left.ctypes.data + 8 * k, tile.ctypes.data + _BYTES * k + 64 * vector
+            z, i, whole = out.ctypes.data + 64 * vector, 0, vector + _SIDE <= vectors
+            while i < rows:
+                count = 6 if rows - i >= 6 else 1 if not whole else 4 if rows - i >= 4 else 2 if rows - i >= 2 else 1
+                if not whole:
+                    if count == 6:
+                        _narrow(x, apart, y, z, spread, deep)
                     else:
-                        _one(x, 8 * depth, y + c, z + c, spread, deep)
-                i += count
+                        _narrow_one(x, apart, y, z, spread, deep)
+                elif count == 6:
+                    _six(x, apart, y, z, spread, deep)
+                elif count == 4:
+                    _four(x, apart, y, z, spread, deep)
+                elif count == 2:
+                    _two(x, apart, y, z, spread, deep)
+                else:
+                    _one(x, apart, y, z, spread, deep)
+                i, x, z = i + count, x + apart * count, z + spread * count
+            vector += _SIDE if whole else 1
