@@ -3,6 +3,7 @@
     git worktree add ../before v0.1.0
     python benchmarks/against.py ../before                                  # ReLUs, LeNet, VGG-7 and ResNet-50
     python benchmarks/against.py ../before --what relu vgg7:32 --repeats 40 # one net and batch, or 100,032 ReLUs
+    python benchmarks/against.py ../before --what torchvision.resnet18:1    # at 224, and not the one of the paper at 64
     python benchmarks/against.py ../before --what encoder:1                 # 12 layers of BERT-base's size
     python benchmarks/against.py ../before --what lenet:1:processes         # its parties as three processes
 
@@ -107,7 +108,8 @@ def net(name: str, batch: str, how: str = ""):
         import torchvision
 
         # Its norms stay as they are made: with random ones an untrained ResNet-50 leaves the default range.
-        model, shape = torchvision.models.get_model(name, weights=None).eval(), (3, 224, 224)
+        name, shape = name.removeprefix("torchvision."), (3, 224, 224)
+        model = torchvision.models.get_model(name, weights=None).eval()
     x = torch.randn(int(batch), *shape)
     if how == "processes":
         try:

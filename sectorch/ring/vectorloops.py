@@ -2,13 +2,15 @@
 
 A block of the result, six rows of four vectors, stays in registers while the depth passes by: for each of its steps
 four vectors of the tile are read and six words of the matrix, for 24 products. torch's own kernel writes each row again
-for each step. The depth is cut so that a tile's part stays in the first-level cache for all rows.
+for each step. The depth is cut so that a tile's part stays in the first-level cache for all rows. What comes next is
+asked for meanwhile: it stands too far apart for the processor to see that it follows.
 """
 
 from __future__ import annotations
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from .loops import compiled, counted, intrinsic
 
@@ -18,6 +20,24 @@ _WORD, _PLACE = ir.IntType(64), ir.IntType(32)
 _LINE = ir.VectorType(_WORD, 8)
 _SIDE = 4  # vectors of a block; where fewer columns are left, blocks of one
 _BYTES = 8 * 64  # of a tile's row
+
+
+def _prefetch(builder, address) -> None:
+    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+    f = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    builder.call(f, [builder.inttoptr(address, byte), number(0), number(3), number(1)])
+
+
+@intrinsic
+def _ask_for(context, address):
+    """A line of the cache, ahead of the time when it is read."""
+
+    def generate(context, builder, signature, values):
+        _prefetch(builder, *values)
+        return context.get_dummy_value()
+
+    return types.void(types.intp), generate
 
 
 def _block(rows: int, side: int = _SIDE):
@@ -46,6 +66,8 @@ def _block(rows: int, side: int = _SIDE):
             def step(values: list) -> tuple:
                 x, y, *sums = values
                 ys = [builder.load(line(y, j), align=8) for j in range(side)]
+                for j in range(side):
+                    _prefetch(builder, builder.add(y, number(_BYTES * DEEP + 64 * j)))
                 found = []
                 for i in range(rows):
                     at = builder.inttoptr(row(x, apart, i), _WORD.as_pointer())
@@ -87,19 +109,26 @@ def multiply(left, tile, columns, out):
             x, y = left.ctypes.data + 8 * k, tile.ctypes.data + _BYTES * k + 64 * vector
             z, i, whole = out.ctypes.data + 64 * vector, 0, vector + _SIDE <= vectors
             while i < rows:
-                count = 6 if rows - i >= 6 else 1 if not whole else 4 if rows - i >= 4 else 2 if rows - i >= 2 else 1
-                if not whole:
-                    if count == 6:
-                        _narrow(x, apart, y, z, spread, deep)
+                if rows - i >= 6:
+                    count = 6
+                    for following in range(x + 6 * apart, x + 12 * apart, apart):
+                        for c in range(0, 8 * deep, 64):
+                            _ask_for(following + c)
+                    if whole:
+                        _six(x, apart, y, z, spread, deep)
                     else:
-                        _narrow_one(x, apart, y, z, spread, deep)
-                elif count == 6:
-                    _six(x, apart, y, z, spread, deep)
-                elif count == 4:
+                        _narrow(x, apart, y, z, spread, deep)
+                elif not whole:
+                    count = 1
+                    _narrow_one(x, apart, y, z, spread, deep)
+                elif rows - i >= 4:
+                    count = 4
                     _four(x, apart, y, z, spread, deep)
-                elif count == 2:
+                elif rows - i >= 2:
+                    count = 2
                     _two(x, apart, y, z, spread, deep)
                 else:
+                    count = 1
                     _one(x, apart, y, z, spread, deep)
                 i, x, z = i + count, x + apart * count, z + spread * count
             vector += _SIDE if whole else 1
