@@ -12,7 +12,8 @@ from sectorch.ring import bitplanes, claimed, logical_shift
 from sectorch.ring.bitplanes import RowSums, masks_of, signs_of, words_for
 
 SEEDS = st.integers(0, 1 << 30)
-COUNTS = st.sampled_from((1, 5, 63, 64, 65, 130, 700))
+COUNTS = st.sampled_from((1, 5, 63, 64, 65, 130, 700, 33_000))
+"""The last of more words than are taken at a time."""
 COPIES = st.sampled_from((None, 1, 3))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .carryless import SIDE
+from .elementloops import SPAN, here, shifted
 from .loops import compiled
 from .transposed import transposed
 
@@ -36,46 +37,59 @@ def sum_bits(x, y, mask, out, low, high):
 def complements(words, v, zero, difference, low, high):
     """What the other half of a bit as a number has to be, of one half v [K, N]: where the other half of the words
     [K, W] is 0, and what is different where it is 1."""
-    width, count = words.shape[1], v.shape[1]
-    for k in range(len(words)):
-        for t in range(64):
-            for w in range(low, min(high, count - t * width)):
-                bit, half = (words[k, w] >> t) & 1, np.int64(v[k, t * width + w])
-                found = np.int64(v.dtype.type(bit - half))
-                zero[k, t * width + w] = found
-                difference[k, t * width + w] = found ^ np.int64(v.dtype.type(1 - bit - half))
+    copies, width = words.shape
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
+        for k in range(copies):
+            bits = words[k, left:end]
+            for t in range(64):
+                place = here(t, width, left, end)
+                halves, unset, different = v[k, place], zero[k, place], difference[k, place]
+                for i in range(len(unset)):
+                    bit, half = (bits[i] >> t) & 1, np.int64(halves[i])
+                    found = np.int64(v.dtype.type(bit - half))
+                    unset[i] = found
+                    different[i] = found ^ np.int64(v.dtype.type(1 - bit - half))
 
 
 @compiled
 def chosen(zero, one, words, base, difference, low, high):
     """The word that the bit of words [K, W] takes of two [K, N], and what is different in the other."""
-    width, count = words.shape[1], zero.shape[1]
-    for k in range(len(words)):
-        for t in range(64):
-            for w in range(low, min(high, count - t * width)):
-                at = t * width + w
-                found = zero[k, at] ^ one[k, at]
-                difference[k, at] = found
-                base[k, at] = zero[k, at] ^ (found & -((words[k, w] >> t) & 1))
+    copies, width = words.shape
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
+        for k in range(copies):
+            bits = words[k, left:end]
+            for t in range(64):
+                place = here(t, width, left, end)
+                x, y, taken, different = zero[k, place], one[k, place], base[k, place], difference[k, place]
+                for i in range(len(taken)):
+                    found = x[i] ^ y[i]
+                    different[i] = found
+                    taken[i] = x[i] ^ (found & -((bits[i] >> t) & 1))
 
 
 @compiled
 def quotients(v, r, low_bit, last_bit, shift, out, low, high):
     """The coefficients [4, N] of 1, c, c' and c c' in (r >> shift) - v + low - 2^(64 - shift) last, where c and c' are
     the other halves of these two bits."""
-    width, count = len(low_bit), len(v)
-    kept, top = np.int64((1 << (64 - shift)) - 1), np.int64(64 - shift)
-    for t in range(64):
-        for w in range(low, min(high, count - t * width)):
-            at = t * width + w
-            rest = ((r[at] >> shift) & kept) - v[at]
-            first, last = (low_bit[w] >> t) & 1, (last_bit[w] >> t) & 1
-            first, other = rest + first, rest + 1 - first
-            last, without = last << top, (1 - last) << top
-            out[0, at] = first - last
-            out[1, at] = (first - last) ^ (other - last)
-            out[2, at] = (first - last) ^ (first - without)
-            out[3, at] = out[1, at] ^ (first - without) ^ (other - without)
+    width, top = len(low_bit), np.int64(64 - shift)
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
+        lows, lasts = low_bit[left:end], last_bit[left:end]
+        for t in range(64):
+            place = here(t, width, left, end)
+            x, y = r[place], v[place]
+            base, first, second, both = out[0, place], out[1, place], out[2, place], out[3, place]
+            for i in range(len(base)):
+                rest = shifted(x[i], shift) - y[i]
+                bit, last = (lows[i] >> t) & 1, (lasts[i] >> t) & 1
+                zero, one = rest + bit, rest + 1 - bit
+                last, without = last << top, (1 - last) << top
+                base[i] = zero - last
+                first[i] = (zero - last) ^ (one - last)
+                second[i] = (zero - last) ^ (zero - without)
+                both[i] = first[i] ^ (zero - without) ^ (one - without)
 
 
 @compiled

@@ -12,12 +12,12 @@ import numpy as np
 
 from .loops import compiled
 
-_SPAN = 512
+SPAN = 512
 """Words whose 64 bits are taken in turns: they stay in the first-level cache."""
 
 
 @compiled
-def _here(t, width, low, high):
+def here(t, width, low, high):
     """Where the elements of bit t of the words low .. high are; a slice ends where there are no more."""
     return slice(t * width + low, t * width + high)
 
@@ -36,7 +36,7 @@ def _picked(opened, unset, whole):
 
 
 @compiled
-def _shifted(v, by):
+def shifted(v, by):
     """v >> by (logical)."""
     return np.int64(np.uint64(v) >> np.uint64(by))
 
@@ -44,14 +44,14 @@ def _shifted(v, by):
 @compiled
 def bits_less(b, other, mask, out, low, high):
     """The bits of b ^ other [K, W] as 0 and 1, less a mask: [K, N]."""
-    (copies, width), words = b.shape, np.empty(_SPAN, np.int64)
-    for left in range(low, high, _SPAN):
-        end = min(left + _SPAN, high)
+    (copies, width), words = b.shape, np.empty(SPAN, np.int64)
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
         for k in range(copies):
             words = _xor(b[k, left:end], other[k, left:end], words)
             for t in range(64):
-                here, bit = _here(t, width, left, end), np.int64(1) << t
-                less, found = mask[k, here], out[k, here]
+                place, bit = here(t, width, left, end), np.int64(1) << t
+                less, found = mask[k, place], out[k, place]
                 for i in range(len(found)):
                     found[i] = (1 if words[i] & bit else 0) - less[i]
 
@@ -60,12 +60,12 @@ def bits_less(b, other, mask, out, low, high):
 def masks(words, out, low, high):
     """All ones where the bits of words [K, W] are set, and 0 elsewhere: [K, N]."""
     copies, width = words.shape
-    for left in range(low, high, _SPAN):
-        end = min(left + _SPAN, high)
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
         for k in range(copies):
             row = words[k, left:end]
             for t in range(64):
-                found, bit = out[k, _here(t, width, left, end)], np.int64(1) << t
+                found, bit = out[k, here(t, width, left, end)], np.int64(1) << t
                 for i in range(len(found)):
                     found[i] = -1 if row[i] & bit else 0
 
@@ -73,30 +73,30 @@ def masks(words, out, low, high):
 @compiled
 def chosen_less(b, other, v, shift, mask, out, low, high):
     """v >> shift (logical) where the bits of b ^ other [K, W] are set and 0 elsewhere, less a mask: [K, N]."""
-    (copies, width), words = b.shape, np.empty(_SPAN, np.int64)
-    for left in range(low, high, _SPAN):
-        end = min(left + _SPAN, high)
+    (copies, width), words = b.shape, np.empty(SPAN, np.int64)
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
         for k in range(copies):
             words = _xor(b[k, left:end], other[k, left:end], words)
             for t in range(64):
-                here, bit = _here(t, width, left, end), np.int64(1) << t
-                x, less, found = v[here], mask[k, here], out[k, here]
+                place, bit = here(t, width, left, end), np.int64(1) << t
+                x, less, found = v[place], mask[k, place], out[k, place]
                 for i in range(len(found)):
-                    shifted = _shifted(x[i], shift)
-                    found[i] = (shifted if words[i] & bit else 0) - less[i]
+                    value = shifted(x[i], shift)
+                    found[i] = (value if words[i] & bit else 0) - less[i]
 
 
 @compiled
 def ring_bits(e, other, b, first, out, low, high):
     """One party's half of the opened bits xor b, from its half of b: [K, N]; first = 1 for the party that adds them."""
-    (copies, width), words = e.shape, np.empty(_SPAN, np.int64)
-    for left in range(low, high, _SPAN):
-        end = min(left + _SPAN, high)
+    (copies, width), words = e.shape, np.empty(SPAN, np.int64)
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
         for k in range(copies):
             words = _xor(e[k, left:end], other[k, left:end], words)
             for t in range(64):
-                here, bit = _here(t, width, left, end), np.int64(1) << t
-                half, found = b[k, here], out[k, here]
+                place, bit = here(t, width, left, end), np.int64(1) << t
+                half, found = b[k, place], out[k, place]
                 for i in range(len(found)):
                     found[i] = _picked(words[i] & bit, half[i], first)
 
@@ -104,13 +104,13 @@ def ring_bits(e, other, b, first, out, low, high):
 @compiled
 def selected(e, other, c, b, r, chosen, first, out, low, high):
     """One party's half of s (c - r) for s = e xor b."""
-    width, words = len(e), np.empty(_SPAN, np.int64)
-    for left in range(low, high, _SPAN):
-        end = min(left + _SPAN, high)
+    width, words = len(e), np.empty(SPAN, np.int64)
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
         words = _xor(e[left:end], other[left:end], words)
         for t in range(64):
-            here, bit = _here(t, width, left, end), np.int64(1) << t
-            x, half, whole, product, found = c[here], b[here], r[here], chosen[here], out[here]
+            place, bit = here(t, width, left, end), np.int64(1) << t
+            x, half, whole, product, found = c[place], b[place], r[place], chosen[place], out[place]
             for i in range(len(found)):
                 opened = words[i] & bit
                 found[i] = _picked(opened, half[i], first) * x[i] - _picked(opened, product[i], whole[i])
@@ -119,23 +119,23 @@ def selected(e, other, c, b, r, chosen, first, out, low, high):
 @compiled
 def floored(e, other, c, quotient, bits, chosen, wraps, number, copies, first, shift, out, low, high):
     """One party's half of s (C - R) - s u + 2^(64-f) s msb(r) for threshold `number`; see `relu.py`."""
-    width, words = e.shape[1], np.empty((3, _SPAN), np.int64)
-    for left in range(low, high, _SPAN):
-        end = min(left + _SPAN, high)
+    width, words = e.shape[1], np.empty((3, SPAN), np.int64)
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
         for k in range(3):
             row = k * copies + number
             _xor(e[row, left:end], other[row, left:end], words[k])
         e0, e1, e2 = words
         for t in range(64):
-            here, bit = _here(t, width, left, end), np.int64(1) << t
-            x, R, s0, s1 = c[here], quotient[here], bits[number, here], bits[copies + number, here]
-            p, q, found = chosen[number, here], wraps[number, here], out[here]
+            place, bit = here(t, width, left, end), np.int64(1) << t
+            x, R, s0, s1 = c[place], quotient[place], bits[number, place], bits[copies + number, place]
+            p, q, found = chosen[number, place], wraps[number, place], out[place]
             for i in range(len(found)):
                 opened = e0[i] & bit
                 s, half = _picked(opened, s0[i], first), _picked(opened, p[i], R[i])
                 borrow = _picked(e1[i] & bit, s1[i], first)
                 wrap = _picked(e2[i] & bit, np.int64(q[i]), first) << (64 - shift)
-                found[i] = s * _shifted(x[i], shift) - half - borrow + wrap
+                found[i] = s * shifted(x[i], shift) - half - borrow + wrap
 
 
 @compiled
@@ -146,8 +146,8 @@ def winners(e, c, quotient, bits, chosen, wraps, wraps_chosen, first, shift, out
         e: words [(m + 1) W], public. bits: b in the ring [64, m + 1, W]. All others [64, m, W].
     """
     _, m, width = c.shape
-    for left in range(low, high, _SPAN):
-        end = min(left + _SPAN, high)
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
         for t in range(64):
             found, u, last = out[t, left:end], bits[t, m, left:end], e[m * width + left : m * width + end]
             bit = np.int64(1) << t
@@ -161,18 +161,18 @@ def winners(e, c, quotient, bits, chosen, wraps, wraps_chosen, first, shift, out
                     opened = words[w] & bit
                     s, rest = _picked(opened, b[w], first), _picked(opened, p[w], R[w])
                     wrap = _picked(opened, np.int64(q[w]), np.int64(whole[w])) << (64 - shift)
-                    found[w] += s * _shifted(x[w], shift) - rest + (wrap if x[w] >= 0 else 0)
+                    found[w] += s * shifted(x[w], shift) - rest + (wrap if x[w] >= 0 else 0)
 
 
 @compiled
 def floors(c, quotient, wraps, borrow, shift, first, out, low, high):
     """One party's half of a truncation; see `truncate.py`. `first` is the party that adds what is public."""
-    base, here = np.int64(1) << (62 - shift), slice(low, high)
-    x, R, w, u, found = c[here], quotient[here], wraps[here], borrow[here], out[here]
+    base, place = np.int64(1) << (62 - shift), slice(low, high)
+    x, R, w, u, found = c[place], quotient[place], wraps[place], borrow[place], out[place]
     for i in range(len(found)):
         lifted = np.uint64(x[i]) + np.uint64(1 << 62)  # unsigned: of a signed sum the compiler takes that it fits
         wrap = np.int64(w[i]) << (64 - shift)
-        found[i] = (wrap if lifted < np.uint64(1 << 63) else 0) - R[i] - u[i] + first * (_shifted(lifted, shift) - base)
+        found[i] = (wrap if lifted < np.uint64(1 << 63) else 0) - R[i] - u[i] + first * (shifted(lifted, shift) - base)
 
 
 @compiled
@@ -180,7 +180,7 @@ def shifted_less(v, shift, less, out, low, high):
     """v >> shift (logical), less another."""
     x, y, found = v[low:high], less[low:high], out[low:high]
     for i in range(len(found)):
-        found[i] = _shifted(x[i], shift) - y[i]
+        found[i] = shifted(x[i], shift) - y[i]
 
 
 @compiled
