@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 import torch
 from cases import some
@@ -14,10 +16,11 @@ from hypothesis import strategies as st
 from sectorch.choreography.ledger import Transcript
 from sectorch.choreography.run.local import LocalRuntime
 from sectorch.mpc.smooth import harmonicloops, harmonics
-from sectorch.mpc.star import within
+from sectorch.mpc.star import compare, layers, wide, within
+from sectorch.mpc.star.layers import Layer
 from sectorch.ops.series import ATAN, EXP, GELU, SIGMOID
-from sectorch.ring import bitplanes
-from sectorch.ring.bitplanes import planes, planes_beside, rows
+from sectorch.ring import bitplanes, transposed
+from sectorch.ring.bitplanes import planes, planes_beside, signs_of
 from sectorch.ring.field import inner_product
 from sectorch.session import Session
 
@@ -58,20 +61,79 @@ def test_every_message_is_the_same(case):
             assert torch.equal(one, other)
 
 
-@settings(max_examples=50)
-@given(st.integers(0, 70_000), st.integers(1, 3), st.integers(0, 1 << 30), st.sampled_from((1, 2)))
-def test_planes_of_any_number_of_elements(count: int, parts: int, seed: int, threads: int):
-    """Above 65,536 elements the words are spread over threads."""
-    values = tuple(ring_values((count,), 63, seed + i) for i in range(parts))
+def both_ways(threads: int, made: Callable[[], Sequence[torch.Tensor]]) -> None:
+    """What is made by compiled loops, on so many threads, is what torch's functions make."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        found = planes_beside(values)
+        found = made()
     finally:
         torch.set_num_threads(before)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bitplanes, "COMPILED", False)
-        assert torch.equal(found, torch.cat([planes(rows(v)) for v in values], -1))
+        assert all(torch.equal(a, b) for a, b in zip(found, made(), strict=True))
+
+
+COUNTS = st.one_of(st.integers(0, 1_000), st.integers(0, 140_000))
+"""Of elements. Above 131,072 their words are spread over threads."""
+
+
+def words(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randint(-(2**63), 2**63 - 1, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(max_examples=50)
+@given(COUNTS, st.integers(1, 3), st.integers(0, 1 << 30), st.sampled_from((1, 2)))
+def test_planes_of_any_number_of_elements(count: int, parts: int, seed: int, threads: int):
+    values = tuple(words(seed, parts, count))
+    both_ways(threads, lambda: [planes_beside(values), signs_of(values[0])])
+
+
+@settings(max_examples=25)
+@given(COUNTS, st.integers(0, 1 << 30), st.sampled_from((1, 2)))
+def test_codes_of_any_number_of_elements(count: int, seed: int, threads: int):
+    r, spans, blocks, tops = words(seed, count), ((1, 5), (22, 43)), (wide.Blocks(3, (4, 1, 3)),), (63, 0)
+    masks = [words(seed, rows, -(-count // 64)) for rows in (compare.CODES * 9 + 2, blocks[0].codes + 2)]
+    both_ways(
+        threads,
+        lambda: [compare.masked_codes(r, spans, tops, masks[0]), wide._masked_codes(r, blocks, tops, masks[1])],
+    )
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 32), st.integers(1, 4), st.integers(0, 1 << 30))
+def test_planes_in_vectors_and_by_shifts(first: int, lines: int, seed: int):
+    width, count = first + 8 * lines, 8 * lines
+    v, room, out = words(seed, 64 * width).numpy(), np.empty((256, 8), np.uint64), np.zeros((64, width), np.int64)
+    expected = planes(torch.from_numpy(v).view(64, width))[:, first:]
+    for made in {transposed._lines_by_shifts, transposed._whole_lines}:
+        made(v, width, first, count, room, out[:, first:])
+        assert torch.equal(torch.from_numpy(out)[:, first:], expected)
+
+
+LAYERS = (
+    Layer((5, 0, 3, 1, 2, 4), ((0, 1), (1, 2, 3), (0, 2, 3, 5), (0, 1, 2, 3, 4, 5)), (0, 1, 1, 2), (4,), (0, 5)),
+    Layer((4, 1, 0), ((0, 2), (0, 1)), (0, 0), ()),
+)
+"""Of six rows; with ANDs of two to six operands."""
+
+
+@settings(max_examples=25)
+@given(st.one_of(st.integers(1, 100), st.integers(1, 2500)), st.integers(0, 1 << 30), st.sampled_from((1, 2)))
+def test_layers_of_any_number_of_words(width: int, seed: int, threads: int):
+    """From 2048 words on they are spread over threads."""
+    opened, made = (sum(counts) for counts in zip(*((len(v.opened), len(v.products)) for v in LAYERS), strict=True))
+    state, alpha, other, dealt = words(seed, 6 + 2 * opened + made, width).split((6, opened, opened, made))
+
+    def run() -> list[torch.Tensor]:
+        found = [layers._products(alpha, other, LAYERS, dealt), layers._masked(state, alpha, LAYERS[0])]
+        for first in (True, False):
+            place = *LAYERS, 0, 0, first
+            found += layers._joined(other[:6], alpha[:6], state, alpha, dealt, *place)
+        last = LAYERS[1], None, 6, len(LAYERS[0].products), True
+        return [*found, layers._joined(other[:3], alpha[:3], state, alpha, dealt, *last)[0]]
+
+    both_ways(threads, run)
 
 
 @given(st.integers(1, 40) | st.sampled_from((511, 513, 1100)), st.integers(0, 61), st.data())

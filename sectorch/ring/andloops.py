@@ -13,11 +13,18 @@ _FEW = 32
 
 
 @compiled
+def xor(x, y, out):
+    """Words xor others. Rows are taken apart, here and below: of indices that might be negative the compiler makes no
+    vectors."""
+    for w in range(len(out)):
+        out[w] = x[w] ^ y[w]
+
+
+@compiled
 def masked(state, alpha, opened, at, out, low, high):
     """The opened rows of a layer under their masks."""
     for i in range(len(opened)):
-        for w in range(low, high):
-            out[i, w] = state[opened[i], w] ^ alpha[at + i, w]
+        xor(state[opened[i], low:high], alpha[at + i, low:high], out[i, low:high])
 
 
 @compiled
@@ -37,22 +44,21 @@ def layer(
     for start in range(low, high, _SPAN):
         end = min(high, start + _SPAN)
         for i in range(len(mine)):
-            for w in range(end - start):
-                public[i, w] = mine[i, start + w] ^ theirs[i, start + w]
+            xor(mine[i, start:end], theirs[i, start:end], public[i, : end - start])
         for i in range(count):
-            for w in range(start, end):
-                new[i, w] = state[onto[i], w] if i < len(onto) else 0
+            if i < len(onto):
+                new[i, start:end] = state[onto[i], start:end]
+            else:
+                new[i, start:end] = 0
         for i in range(len(ands)):
             if ands.shape[1] > 4 and ands[i, 4] >= 0:
                 _add_wide(public, alpha, dealt, ands[i], shares[i], at, made, first, start, end, new[into[i]], sets)
             else:
                 _add_and(public, alpha, dealt, ands[i], shares[i], at, made, first, start, end, new[into[i]])
         for i in range(len(kept)):
-            for w in range(start, end):
-                new[count + i, w] = state[kept[i], w]
+            new[count + i, start:end] = state[kept[i], start:end]
         for i in range(len(opened)):
-            for w in range(start, end):
-                out[i, w] = new[opened[i], w] ^ alpha[beyond + i, w]
+            xor(new[opened[i], start:end], alpha[beyond + i, start:end], out[i, start:end])
 
 
 @compiled
@@ -126,27 +132,27 @@ def _add_wide(public, alpha, dealt, rows, shares, at, made, first, start, end, n
 @compiled
 def products(alpha, other, mask, sets, out, low, high):
     """The products of two and more rows of alpha ^ other, under a mask."""
-    both = np.empty((len(alpha), _SPAN), np.int64)
+    both, several = np.empty((len(alpha), _SPAN), np.int64), np.empty(_SPAN, np.int64)
     for start in range(low, high, _SPAN):
-        size = min(_SPAN, high - start)
+        end = min(start + _SPAN, high)
         for i in range(len(alpha)):
-            for w in range(size):
-                both[i, w] = alpha[i, start + w] ^ other[i, start + w]
+            xor(alpha[i, start:end], other[i, start:end], both[i, : end - start])
         for i in range(len(sets)):
-            p, q, third, fourth = sets[i, 0], sets[i, 1], sets[i, 2], sets[i, 3]
-            if third < 0:
-                for w in range(size):
-                    out[i, start + w] = (both[p, w] & both[q, w]) ^ mask[i, start + w]
-            elif fourth < 0:
-                for w in range(size):
-                    out[i, start + w] = (both[p, w] & both[q, w] & both[third, w]) ^ mask[i, start + w]
-            else:
-                row = out[i, start : start + size]
-                for w in range(size):
-                    row[w] = both[p, w] & both[q, w] & both[third, w] & both[fourth, w]
-                for k in range(4, sets.shape[1]):
-                    if sets[i, k] >= 0:
-                        for w in range(size):
-                            row[w] &= both[sets[i, k], w]
-                for w in range(size):
-                    row[w] ^= mask[i, start + w]
+            x, y, under, row = both[sets[i, 0]], both[sets[i, 1]], mask[i, start:end], out[i, start:end]
+            if sets[i, 2] < 0:
+                for w in range(end - start):
+                    row[w] = under[w] ^ (x[w] & y[w])
+                continue
+            z = both[sets[i, 2]]
+            if sets[i, 3] < 0:
+                for w in range(end - start):
+                    row[w] = under[w] ^ (x[w] & y[w] & z[w])
+                continue
+            for w in range(end - start):
+                several[w] = x[w] & y[w] & z[w]
+            for k in range(3, sets.shape[1]):
+                if sets[i, k] >= 0:
+                    z = both[sets[i, k]]
+                    for w in range(end - start):
+                        several[w] &= z[w]
+            xor(several, under, row)

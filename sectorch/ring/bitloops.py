@@ -11,6 +11,7 @@ import numpy as np
 from .andloops import layer as layer
 from .andloops import masked as masked
 from .andloops import products as products
+from .andloops import xor as _xor
 from .elementloops import bits_less as bits_less
 from .elementloops import chosen_less as chosen_less
 from .elementloops import floored as floored
@@ -23,26 +24,22 @@ from .elementloops import shifted_less as shifted_less
 from .elementloops import winners as winners
 from .loops import array as array
 from .loops import compiled
+from .loops import lines as _lines
 from .loops import on_words as on_words
-from .transposed import SIDE as _SIDE
 from .transposed import planes_at as _planes_at
 from .wideloops import wide_codes as wide_codes
 from .wideloops import wide_leaves as wide_leaves
 
 _SPAN = 512
 """Words combined at a time: all their rows stay in the first-level cache."""
+_CODED = 256
+"""Words of which codes are made at a time: the more, the fewer places are written to by turns."""
 
 
 @compiled
 def planes(v, out, column, low, high):
     """Elements [N] -> their bit planes [64, W], at a column of `out`."""
-    width = -(-len(v) // 64)
-    a = np.empty((64, _SIDE), np.uint64)
-    for word in range(low, high, _SIDE):
-        count = min(_planes_at(v, width, word, a), high - word)
-        for t in range(64):
-            for c in range(count):
-                out[t, column + word + c] = np.int64(a[t, c])
+    _planes_at(v, -(-len(v) // 64), low, out[:, column + low : column + high])
 
 
 @compiled
@@ -52,42 +49,48 @@ def codes(r, mask, spans, tops, out, low, high):
     total = 0
     for s in range(len(spans)):
         total += -(-(spans[s, 1] - spans[s, 0]) // 3)
-    a = np.empty((64, _SIDE), np.uint64)
-    zero = np.zeros(_SIDE, np.uint64)
-    for word in range(low, high, _SIDE):
-        count = min(_planes_at(r, width, word, a), high - word)
+    a = _lines(8 * _CODED).view(np.int64).reshape(64, _CODED)
+    zero, some, both = np.zeros(_CODED, np.int64), np.empty(_CODED, np.int64), np.empty(_CODED, np.int64)
+    for start in range(low, high, _CODED):
+        end = min(start + _CODED, high)
+        _planes_at(r, width, start, a[:, : end - start])
         row = 0
         for s in range(len(spans)):
             blocks = -(-(spans[s, 1] - spans[s, 0]) // 3)
-            start = spans[s, 1] - 3 * blocks
-            for b in range(blocks):
-                p = start + 3 * b
+            for p in range(spans[s, 1] - 3 * blocks, spans[s, 1], 3):
                 x0, x1, x2 = a[p] if p >= 0 else zero, a[p + 1] if p >= -1 else zero, a[p + 2]
-                for c in range(count):
-                    r0, r1, r2 = np.int64(x0[c]), np.int64(x1[c]), np.int64(x2[c])
-                    some, both, at = r1 | r0, r1 & r0, word + c
-                    out[row, at] = mask[row, at] ^ (r2 | some)
-                    out[total + row, at] = mask[total + row, at] ^ (r2 | r1)
-                    out[2 * total + row, at] = mask[2 * total + row, at] ^ (r2 | both)
-                    out[3 * total + row, at] = mask[3 * total + row, at] ^ r2
-                    out[4 * total + row, at] = mask[4 * total + row, at] ^ (some & r2)
-                    out[5 * total + row, at] = mask[5 * total + row, at] ^ (r2 & r1)
-                    out[6 * total + row, at] = mask[6 * total + row, at] ^ (both & r2)
+                for w in range(end - start):
+                    some[w], both[w] = x1[w] | x0[w], x1[w] & x0[w]
+                for i, y in enumerate((some, x1, both)):
+                    k = i * total + row
+                    found, under = out[k, start:end], mask[k, start:end]
+                    for w in range(end - start):
+                        found[w] = under[w] ^ (x2[w] | y[w])
+                    k = (4 + i) * total + row
+                    found, under = out[k, start:end], mask[k, start:end]
+                    for w in range(end - start):
+                        found[w] = under[w] ^ (x2[w] & y[w])
+                k = 3 * total + row
+                _xor(mask[k, start:end], x2, out[k, start:end])
                 row += 1
         for i in range(len(tops)):
-            for c in range(count):
-                out[7 * total + i, word + c] = mask[7 * total + i, word + c] ^ np.int64(a[tops[i], c])
+            k = 7 * total + i
+            _xor(mask[k, start:end], a[tops[i]], out[k, start:end])
 
 
 @compiled
 def signs(v, out, low, high):
     """The sign bits of elements as words."""
     width = len(out)
-    out[low:high] = 0
-    for t in range(64):
-        row = v[t * width + low : min(t * width + high, len(v))]
-        for w in range(len(row)):
-            out[low + w] |= np.int64((np.uint64(row[w]) >> np.uint64(63)) << np.uint64(t))
+    for start in range(low, high, _SPAN):
+        found = out[start : min(start + _SPAN, high)]
+        found[:] = 0
+        for t in range(63, -1, -1):
+            row = v[t * width + start : t * width + start + len(found)]
+            for w in range(len(row)):
+                found[w] = (found[w] << 1) | np.int64(np.uint64(row[w]) >> np.uint64(63))
+            for w in range(len(row), len(found)):
+                found[w] <<= 1
 
 
 @compiled

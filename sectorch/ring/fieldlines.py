@@ -239,16 +239,30 @@ def copy_tile(context, x, out):
 
 
 @intrinsic
-def bits_of_rows(context, x, apart, out):
-    """Eight lines, so many bytes apart, bit by bit: line t // 8 of `out` has in byte t % 8 of a word the bits t of the
-    same word of all eight, the last line's first."""
+def bits_of_rows(context, x, apart, out, spread):
+    """Eight lines, so many bytes apart, bit by bit: line t // 8 of `out`, which are `spread` bytes apart, has in byte
+    t % 8 of a word the bits t of the same word of all eight, the last line's first."""
 
     def generate(context, builder, signature, values):
-        x, apart, out = values
+        x, apart, out, spread = values
         units = builder.bitcast(_all(_UNITS), _BYTES)
         for i, row in enumerate(_turned(builder, _rows(builder, x, apart))):
             found = builder.bitcast(_mapped(builder, units, row), _LINE)
-            _keep(builder, found, builder.add(out, _number(64 * i)))
+            _keep(builder, found, builder.add(out, builder.mul(spread, _number(i))))
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 4), generate
+
+
+@intrinsic
+def turned_rows(context, x, out, apart):
+    """Eight lines after each other, byte by byte: byte j of a word of line i becomes byte i of the same word of line j
+    of `out`, which are so many bytes apart."""
+
+    def generate(context, builder, signature, values):
+        x, out, apart = values
+        for i, line in enumerate(_turned(builder, _rows(builder, x, _number(64)))):
+            _keep(builder, builder.bitcast(line, _LINE), builder.add(out, builder.mul(apart, _number(i))))
         return context.get_dummy_value()
 
     return types.void(*[types.intp] * 3), generate

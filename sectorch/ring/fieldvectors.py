@@ -19,7 +19,7 @@ from .fieldlines import (
     weighed_sum,
 )
 from .fieldloops import combined_words, inner_products, reduced, spread_plan, taken, weights_at
-from .loops import compiled
+from .loops import compiled, lines
 
 __all__ = [
     "available", "bit_points", "chosen_points", "combined", "combined_words", "folded_points", "inner_products",
@@ -27,14 +27,6 @@ __all__ = [
 ]  # fmt: skip
 _CUBE = 27
 """Points of three variables, whose values are eight lines."""
-
-
-@compiled
-def _lines(count):
-    """Zeros [count, 8] at the beginning of a line of the cache: a vector that crosses one takes twice the time."""
-    found = np.zeros((count + 1) * SIDE, np.uint64)
-    first = (-found.ctypes.data % 64) // 8
-    return found[first : first + count * SIDE].reshape(count, SIDE)
 
 
 @compiled
@@ -67,7 +59,7 @@ def _scale_of(weights, start, scale):
 @compiled
 def _bit_points(x, y, weights, xors, places, out):
     count = len(places)
-    xs, ys, totals = _lines(8 * count), _lines(8 * count), _lines(_CUBE * count)
+    xs, ys, totals = lines(8 * count), lines(8 * count), lines(_CUBE * count)
     at_x, at_y, to, scale = xs.ctypes.data, ys.ctypes.data, totals.ctypes.data, weights.ctypes.data
     for tile in range(len(x)):
         copy_tile(x.ctypes.data + 4096 * tile, at_x)
@@ -82,7 +74,7 @@ def _bit_points(x, y, weights, xors, places, out):
 @compiled
 def tiles_weighed(x, rows, columns, out):
     """As `fieldloops.tiles_weighed`."""
-    line, by, found = _lines(1), _lines(1), np.uint64(0)
+    line, by, found = lines(1), lines(1), np.uint64(0)
     for tile in range(len(x)):
         weighed_sum(x.ctypes.data + 4096 * tile, 64, rows.ctypes.data, len(rows), line.ctypes.data)
         times_line(line.ctypes.data, columns.ctypes.data + 64 * tile, line.ctypes.data)
@@ -95,7 +87,7 @@ def tiles_weighed(x, rows, columns, out):
 @compiled
 def _points(x, y, xors, places, out):
     count = len(places)
-    xs, ys, totals = _lines(8 * count), _lines(8 * count), _lines(_CUBE * count)
+    xs, ys, totals = lines(8 * count), lines(8 * count), lines(_CUBE * count)
     at_x, at_y, to = xs.ctypes.data, ys.ctypes.data, totals.ctypes.data
     for start in range(0, x.shape[1], SIDE):
         taken(x, start, xs)
@@ -125,7 +117,7 @@ def points(x, y, out) -> None:
 def chosen_points(x, y, inner, scales, out):
     """As `fieldloops.chosen_points`."""
     width = x.shape[2]
-    rest, bits, scale, totals = _lines(8), _lines(1), _lines(1), _lines(8 * _CUBE)
+    rest, bits, scale, totals = lines(8), lines(1), lines(1), lines(8 * _CUBE)
     for start in range(0, width, SIDE):
         size = min(SIDE, width - start)
         _scale_of(y, start, bits)
@@ -170,7 +162,7 @@ def _tile(x, matrices, bits, found, group):
     """sum_i weights_i x_i of a tile [64, 8] of packed bits at an address: the bit t in line t, in groups of 16 that are
     `group` times eight lines apart."""
     for i in range(8):
-        bits_of_rows(x + 512 * i, 64, bits.ctypes.data + 512 * i)
+        bits_of_rows(x + 512 * i, 64, bits.ctypes.data + 512 * i, 64)
     for i in range(8):
         to = found.ctypes.data + 512 * (i // 2 * group + i % 2)
         combined_rows(bits.ctypes.data + 64 * i, matrices.ctypes.data, to, 64)
@@ -184,8 +176,8 @@ def folded_points(x, y, weights, scales, out) -> None:
 @compiled
 def _folded_points(x, y, weights, scales, xors, places, out):
     count = len(places)
-    xs, ys, totals, scale = _lines(32 * count), _lines(32 * count), _lines(_CUBE * count), _lines(1)
-    matrices, bits, by = _matrices(weights), _lines(64), _lines(1)
+    xs, ys, totals, scale = lines(32 * count), lines(32 * count), lines(_CUBE * count), lines(1)
+    matrices, bits, by = _matrices(weights), lines(64), lines(1)
     by[:] = np.uint64(1 << 16)
     for tile in range(len(x)):
         _tile(x.ctypes.data + 4096 * tile, matrices, bits, xs, count)
@@ -206,16 +198,16 @@ def _folded_points(x, y, weights, scales, xors, places, out):
 @compiled
 def twice_folded(x, weights, second, scales, out):
     """As `fieldloops.twice_folded`."""
-    matrices, bits, lines = _matrices(weights), _lines(64), _lines(64)
+    matrices, bits, found = _matrices(weights), lines(64), lines(64)
     by, factors = np.empty(64, np.int64), np.empty(64, np.int64)
     for t in range(64):
         by[t], factors[t] = second[t % 16], np.int64(1) << t if len(scales) else np.int64(1)
     times(by, factors, by)
     for tile in range(len(x)):
-        _tile(x.ctypes.data + 4096 * tile, matrices, bits, lines, 2)
+        _tile(x.ctypes.data + 4096 * tile, matrices, bits, found, 2)
         for s in range(4):
             to = out.ctypes.data + 64 * (s * len(x) + tile)
-            weighed_sum(lines.ctypes.data + 1024 * s, 64, by.ctypes.data + 128 * s, 16, to)
+            weighed_sum(found.ctypes.data + 1024 * s, 64, by.ctypes.data + 128 * s, 16, to)
             if len(scales):
                 times_line(to, scales.ctypes.data + 64 * tile, to)
 
@@ -224,7 +216,7 @@ def twice_folded(x, weights, second, scales, out):
 def combined(x, weights, out):
     """As `fieldloops.combined`."""
     count, width = x.shape
-    rest, found = _lines(count), _lines(1)
+    rest, found = lines(count), lines(1)
     if not count:
         out[:] = 0
         return

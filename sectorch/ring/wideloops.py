@@ -4,39 +4,42 @@ from __future__ import annotations
 
 import numpy as np
 
-from .loops import compiled
-from .transposed import SIDE as _SIDE
+from .loops import compiled, lines
 from .transposed import planes_at as _planes_at
 
 _FEW = 32
 """Words combined at a time: every value of a block has a row of them, which stays in the first-level cache."""
+_CODED = 256
+"""Words of which codes are made at a time: the more, the fewer places are written to by turns."""
 
 
 @compiled
 def wide_codes(r, mask, blocks, tops, out, low, high):
     """Thermometer codes of r's blocks, each of some width from some plane on, r's planes `tops`, and a mask on all."""
     width = -(-len(r) // 64)
-    a = np.empty((64, _SIDE), np.uint64)
-    for word in range(low, high, _SIDE):
-        count = min(_planes_at(r, width, word, a), high - word)
+    a = lines(8 * _CODED).view(np.int64).reshape(64, _CODED)
+    for start in range(low, high, _CODED):
+        end = min(start + _CODED, high)
+        _planes_at(r, width, start, a[:, : end - start])
         row = 0
         for b in range(len(blocks)):
             size = 0
             for plane in range(blocks[b, 0], blocks[b, 0] + blocks[b, 1]):
-                for c in range(count):
-                    bit, at = np.int64(a[plane, c]), word + c
-                    for j in range(size):
-                        out[row + size + 1 + j, at] = out[row + j, at] & bit
-                        out[row + j, at] |= bit
-                    out[row + size, at] = bit
+                bits = a[plane]
+                for j in range(row, row + size):
+                    code, above = out[j, start:end], out[j + size + 1, start:end]
+                    for w in range(end - start):
+                        above[w] = code[w] & bits[w]
+                        code[w] |= bits[w]
+                out[row + size, start:end] = bits[: end - start]
                 size = 2 * size + 1
             row += size
         for i in range(len(tops)):
-            for c in range(count):
-                out[row + i, word + c] = np.int64(a[tops[i], c])
+            out[row + i, start:end] = a[tops[i], : end - start]
         for i in range(len(out)):
-            for c in range(count):
-                out[i, word + c] ^= mask[i, word + c]
+            found, under = out[i, start:end], mask[i, start:end]
+            for w in range(end - start):
+                found[w] ^= under[w]
 
 
 @compiled
