@@ -39,7 +39,7 @@ def intrinsic(made: Callable) -> Callable[..., Any]:
 
 def counted(builder: Any, count: Any, first: Sequence[Any], step: Callable[[list], Sequence[Any]]) -> Sequence[Any]:
     """In an intrinsic: a loop of `count` steps, one at least. `step` takes some values, `first` at the beginning, and
-    gives those of the next step; those after the last are given back."""
+    gives those of the next step; those after the last are given back. Its code begins at a line of the cache."""
     before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
     builder.branch(loop)
     builder.position_at_end(loop)
@@ -50,9 +50,18 @@ def counted(builder: Any, count: Any, first: Sequence[Any], step: Callable[[list
     for value, begun, later in moving:
         value.add_incoming(begun, before)
         value.add_incoming(later, loop)
-    builder.cbranch(builder.icmp_unsigned("<", following, count), loop, after)
+    again = builder.cbranch(builder.icmp_unsigned("<", following, count), loop, after)
+    aligned = builder.module.add_metadata([ir.MetaDataString(builder.module, "llvm.loop.align"), ir.IntType(32)(64)])
+    again.set_metadata("llvm.loop", _of_a_loop(builder.module, aligned))
     builder.position_at_end(after)
     return found
+
+
+def _of_a_loop(module: Any, *said: Any) -> Any:
+    """What is said of one loop: LLVM knows it by a node that names itself first."""
+    node = module.add_metadata([ir.MetaDataString(module, f"loop {len(module.metadata)}"), *said])
+    node.operands = (node, *said)
+    return node
 
 
 def over(count: int, kernel: Callable, *arguments: Any) -> None:

@@ -27,8 +27,9 @@ def products(left, tiles, wide, out, low, high):
     """
     rows, width = len(left), tiles.shape[2]
     groups, turns = -(-rows // ROWS), out.shape[2] // width
-    for at in range(low, high):
-        number, row = at // groups, at % groups * ROWS
+    for at in range(low, high):  # what is larger is read once
+        number, group = (at % len(tiles), at // len(tiles)) if groups > len(tiles) else (at // groups, at % groups)
+        row = group * ROWS
         end, start = min(row + ROWS, rows), number % turns * width
         place = out[number // turns, row:end, start : start + width]
         if wide:
@@ -46,7 +47,7 @@ def convolved(images, places, depth, left, wide, out, low, high):
         depth: where its words stand from there.
     """
     positions = out.shape[2]
-    tile, held = np.empty((len(depth), 64), np.uint64), np.empty((len(left), 64), np.uint64)
+    tile, held = _lines(len(depth)), _lines(len(left))
     for at in range(low, high):
         _unfold(images, places[64 * at : 64 * at + 64], depth, tile)
         image, start = 64 * at // positions, 64 * at % positions
@@ -70,6 +71,14 @@ def _line(context, source, target):
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp), generate
+
+
+@compiled
+def _lines(rows):
+    """Room for rows of 64 words that begin where lines of the cache do: vectors across two take twice as long."""
+    room = np.empty(64 * rows + 8, np.uint64)
+    start = -(room.ctypes.data >> 3) & 7
+    return room[start : start + 64 * rows].reshape(rows, 64)
 
 
 @compiled

@@ -16,6 +16,8 @@ from .loops import compiled, counted, intrinsic
 
 DEEP = 64
 """Steps of the depth at a time: 32 KiB of a tile."""
+AHEAD = 8
+"""Steps of the depth whose parts of a tile are asked for before they are needed."""
 _WORD, _PLACE = ir.IntType(64), ir.IntType(32)
 _LINE = ir.VectorType(_WORD, 8)
 _SIDE = 4  # vectors of a block; where fewer columns are left, blocks of one
@@ -67,7 +69,7 @@ def _block(rows: int, side: int = _SIDE):
                 x, y, *sums = values
                 ys = [builder.load(line(y, j), align=8) for j in range(side)]
                 for j in range(side):
-                    _prefetch(builder, builder.add(y, number(_BYTES * DEEP + 64 * j)))
+                    _prefetch(builder, builder.add(y, number(_BYTES * AHEAD + 64 * j)))
                 found = []
                 for i in range(rows):
                     at = builder.inttoptr(row(x, apart, i), _WORD.as_pointer())
@@ -111,9 +113,10 @@ def multiply(left, tile, columns, out):
             while i < rows:
                 if rows - i >= 6:
                     count = 6
-                    for following in range(x + 6 * apart, x + 12 * apart, apart):
-                        for c in range(0, 8 * deep, 64):
-                            _ask_for(following + c)
+                    if vector == 0:
+                        for following in range(x + 6 * apart, x + 12 * apart, apart):
+                            for c in range(0, 8 * deep, 64):
+                                _ask_for(following + c)
                     if whole:
                         _six(x, apart, y, z, spread, deep)
                     else:
