@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .loops import compiled
+from .loops import borrowed, compiled, inlined
 
 _SPAN = 512
 """Words combined at a time: their rows stay in the cache."""
@@ -12,9 +12,9 @@ _FEW = 32
 """The same of an AND of more than four operands, whose sets of operands have a row each."""
 
 
-@compiled
+@inlined
 def xor(x, y, out):
-    """Words xor others. Rows are taken apart, here and below: of indices that might be negative the compiler makes no
+    """Words xor others. Rows are sliced, here and below, since of indices that might be negative the compiler makes no
     vectors."""
     for w in range(len(out)):
         out[w] = x[w] ^ y[w]
@@ -39,6 +39,8 @@ def layer(
         ands, into, shares: as in `layers.py`. first: all ones for the party that adds the public term.
         opened, beyond: the rows of the new state that the next layer opens, and where their masks begin.
     """
+    mine, theirs, state, alpha = borrowed(mine), borrowed(theirs), borrowed(state), borrowed(alpha)
+    dealt, ands, shares, new, out = borrowed(dealt), borrowed(ands), borrowed(shares), borrowed(new), borrowed(out)
     public = np.empty((len(mine), _SPAN), np.int64)
     sets = np.empty((shares.shape[1] // 2 if ands.shape[1] > 4 else 0, _FEW), np.int64)
     for start in range(low, high, _SPAN):
@@ -61,7 +63,7 @@ def layer(
             xor(new[opened[i], start:end], alpha[beyond + i, start:end], out[i, start:end])
 
 
-@compiled
+@inlined
 def _add_and(public, alpha, dealt, rows, shares, at, made, first, start, end, new):
     """One party's half of an AND, xor-ed into a row: the sum, over the sets of operands, of its half of the product of
     their masks times what is public of the others, one operand after the other taken out."""
@@ -132,27 +134,26 @@ def _add_wide(public, alpha, dealt, rows, shares, at, made, first, start, end, n
 @compiled
 def products(alpha, other, mask, sets, out, low, high):
     """The products of two and more rows of alpha ^ other, under a mask."""
+    alpha, other, mask, out = borrowed(alpha), borrowed(other), borrowed(mask), borrowed(out)
     both, several = np.empty((len(alpha), _SPAN), np.int64), np.empty(_SPAN, np.int64)
     for start in range(low, high, _SPAN):
         end = min(start + _SPAN, high)
         for i in range(len(alpha)):
             xor(alpha[i, start:end], other[i, start:end], both[i, : end - start])
         for i in range(len(sets)):
-            x, y, under, row = both[sets[i, 0]], both[sets[i, 1]], mask[i, start:end], out[i, start:end]
-            if sets[i, 2] < 0:
+            p, q, third, fourth = sets[i, 0], sets[i, 1], sets[i, 2], sets[i, 3]
+            under, row = mask[i, start:end], out[i, start:end]
+            if third < 0:
                 for w in range(end - start):
-                    row[w] = under[w] ^ (x[w] & y[w])
-                continue
-            z = both[sets[i, 2]]
-            if sets[i, 3] < 0:
+                    row[w] = under[w] ^ (both[p, w] & both[q, w])
+            elif fourth < 0:
                 for w in range(end - start):
-                    row[w] = under[w] ^ (x[w] & y[w] & z[w])
-                continue
-            for w in range(end - start):
-                several[w] = x[w] & y[w] & z[w]
-            for k in range(3, sets.shape[1]):
-                if sets[i, k] >= 0:
-                    z = both[sets[i, k]]
-                    for w in range(end - start):
-                        several[w] &= z[w]
-            xor(several, under, row)
+                    row[w] = under[w] ^ (both[p, w] & both[q, w] & both[third, w])
+            else:
+                for w in range(end - start):
+                    several[w] = both[p, w] & both[q, w] & both[third, w] & both[fourth, w]
+                for k in range(4, sets.shape[1]):
+                    if sets[i, k] >= 0:
+                        for w in range(end - start):
+                            several[w] &= both[sets[i, k], w]
+                xor(several, under, row)

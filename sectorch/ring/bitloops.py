@@ -23,6 +23,7 @@ from .elementloops import selected as selected
 from .elementloops import shifted_less as shifted_less
 from .elementloops import winners as winners
 from .loops import array as array
+from .loops import borrowed as _borrowed
 from .loops import compiled
 from .loops import lines as _lines
 from .loops import on_words as on_words
@@ -49,8 +50,10 @@ def codes(r, mask, spans, tops, out, low, high):
     total = 0
     for s in range(len(spans)):
         total += -(-(spans[s, 1] - spans[s, 0]) // 3)
-    a = _lines(8 * _CODED).view(np.int64).reshape(64, _CODED)
-    zero, some, both = np.zeros(_CODED, np.int64), np.empty(_CODED, np.int64), np.empty(_CODED, np.int64)
+    mask, out = _borrowed(mask), _borrowed(out)
+    size = min(_CODED, high - low)
+    a = _lines(8 * size).view(np.int64).reshape(64, size)
+    lower = np.empty((3, size), np.int64)
     for start in range(low, high, _CODED):
         end = min(start + _CODED, high)
         _planes_at(r, width, start, a[:, : end - start])
@@ -58,20 +61,20 @@ def codes(r, mask, spans, tops, out, low, high):
         for s in range(len(spans)):
             blocks = -(-(spans[s, 1] - spans[s, 0]) // 3)
             for p in range(spans[s, 1] - 3 * blocks, spans[s, 1], 3):
-                x0, x1, x2 = a[p] if p >= 0 else zero, a[p + 1] if p >= -1 else zero, a[p + 2]
                 for w in range(end - start):
-                    some[w], both[w] = x1[w] | x0[w], x1[w] & x0[w]
-                for i, y in enumerate((some, x1, both)):
+                    x0, x1 = a[p, w] if p >= 0 else 0, a[p + 1, w] if p >= -1 else 0
+                    lower[0, w], lower[1, w], lower[2, w] = x1 | x0, x1, x1 & x0
+                for i in range(3):
                     k = i * total + row
                     found, under = out[k, start:end], mask[k, start:end]
                     for w in range(end - start):
-                        found[w] = under[w] ^ (x2[w] | y[w])
+                        found[w] = under[w] ^ (a[p + 2, w] | lower[i, w])
                     k = (4 + i) * total + row
                     found, under = out[k, start:end], mask[k, start:end]
                     for w in range(end - start):
-                        found[w] = under[w] ^ (x2[w] & y[w])
+                        found[w] = under[w] ^ (a[p + 2, w] & lower[i, w])
                 k = 3 * total + row
-                _xor(mask[k, start:end], x2, out[k, start:end])
+                _xor(mask[k, start:end], a[p + 2], out[k, start:end])
                 row += 1
         for i in range(len(tops)):
             k = 7 * total + i

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import extending, njit
+from numba.core import cgutils
 
 _kept: Callable[[Callable], Callable[..., Any]] = njit(nogil=True, cache=True, error_model="numpy")
 _unkept: Callable[[Callable], Callable[..., Any]] = njit(nogil=True, error_model="numpy")
@@ -35,6 +36,19 @@ def compiled(loop: Callable) -> Callable[..., Any]:
 def intrinsic(made: Callable) -> Callable[..., Any]:
     """`numba.extending.intrinsic`: compiled loops call it without the context that its definition takes."""
     return extending.intrinsic(made)
+
+
+@intrinsic
+def borrowed(context, x):
+    """An array that a loop was given, as a view whose holders are not counted: to count those of a slice takes as long
+    as to combine some vectors. The loop's caller keeps the array alive."""
+
+    def generate(context, builder, signature, values):
+        view = cgutils.create_struct_proxy(signature.return_type)(context, builder, value=values[0])
+        view.meminfo, view.parent = (cgutils.get_null_value(v.type) for v in (view.meminfo, view.parent))
+        return view._getvalue()
+
+    return x(x), generate
 
 
 def counted(builder: Any, count: Any, first: Sequence[Any], step: Callable[[list], Sequence[Any]]) -> Sequence[Any]:

@@ -12,7 +12,7 @@ from .loops import compiled, lines
 
 SIDE = 8
 """Words transposed at a time: a line of the cache."""
-_RUN = 32
+_RUN = 64
 """Words of a row that are taken at a time. The rows stand far apart, and often fall into the same few sets of the
 cache, where a line of each would be gone before its turn comes again."""
 
@@ -67,7 +67,8 @@ _whole_lines = _lines_in_vectors if available() else _lines_by_shifts
 @compiled
 def planes_at(v, width, word, out):
     """The bit planes of elements int64 [N], in as many words from `word` on as `out` [64, ..] has columns."""
-    count, room = out.shape[1], lines(8 * _RUN)
+    count = out.shape[1]
+    room = lines(8 * min(_RUN, count))
     whole = max(0, min(count, len(v) - 63 * width - word)) // SIDE * SIDE
     for start in range(0, whole, _RUN):
         _whole_lines(v, width, word + start, min(_RUN, whole - start), room, out[:, start:])

@@ -17,7 +17,8 @@ _CODED = 256
 def wide_codes(r, mask, blocks, tops, out, low, high):
     """Thermometer codes of r's blocks, each of some width from some plane on, r's planes `tops`, and a mask on all."""
     width = -(-len(r) // 64)
-    a = lines(8 * _CODED).view(np.int64).reshape(64, _CODED)
+    columns = min(_CODED, high - low)
+    a = lines(8 * columns).view(np.int64).reshape(64, columns)
     for start in range(low, high, _CODED):
         end = min(start + _CODED, high)
         _planes_at(r, width, start, a[:, : end - start])
