@@ -7,13 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numba
 import pytest
 import torch
 from helpers import ring_values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sectorch.ring import bitplanes, field, fieldloops
+from sectorch.ring import bitplanes, field, fieldlines, fieldloops
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -41,12 +42,18 @@ from llvmlite import binding
 features = binding.get_host_cpu_features
 binding.get_host_cpu_features = lambda: (f := features(), f.pop("pclmul", None))[0]
 import pytest, sys
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-n", "0", "tests/test_field.py"]) or (
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-n", "0", "tests/test_field.py",
+    "tests/test_bitloops.py::test_planes_of_any_number_of_elements"]) or (
     __import__("sectorch.ring.carryless", fromlist=["_"]).carryless.__name__ != "_shifted"))
 """
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_no_vectors_where_loops_are_compiled_for_another_processor(monkeypatch):
+    monkeypatch.setattr(numba.config, "CPU_NAME", "generic")
+    assert not fieldlines.available()
 
 
 def values(seed: int, *shape: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from llvmlite import binding, ir
-from numba import types
+from numba import config, types
 from numba.core import cgutils
 
 from .carryless import SIDE
@@ -22,9 +22,9 @@ _LINE, _BYTES = ir.VectorType(_WORD, SIDE), ir.VectorType(_BYTE, 64)
 
 
 def available() -> bool:
-    """Whether this processor has all of it."""
+    """Whether this processor has all of it, and loops are compiled for it, not for one that `NUMBA_CPU_NAME` names."""
     features = binding.get_host_cpu_features()
-    return all(features.get(name, False) for name in NEEDED)
+    return config.CPU_NAME is None and all(features.get(name, False) for name in NEEDED)
 
 
 def _function(builder, name: str, result, *arguments):
