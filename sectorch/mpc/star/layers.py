@@ -177,7 +177,7 @@ def and_layers(net: Net, state: Shares, layers: Sequence[Layer]) -> Shares:
     alpha_A = net.common(D, A, (opened, width), "alpha_A")
     alpha_S = net.common(D, S, (opened, width), "alpha_S")
     count = sum(len(layer.products) for layer in layers)
-    claim = proved.ands(net, Halves(alpha_A, alpha_S), _operands(tuple(layers)).tolist())
+    claim = proved.ands(net, Halves(alpha_A, alpha_S), _operands(tuple(layers)))
     products = deal_bits(net, Made(_products, (count, width), (alpha_A, alpha_S, tuple(layers))), claim)
 
     sent = each(_masked, state, Shares(alpha_A, alpha_S), layers[0])

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...choreography import Net, leaf
@@ -91,12 +92,12 @@ def codes(net: Net, mask: Masked, spans: Sequence[tuple[int, int]], tops: Sequen
     return claim
 
 
-def ands(net: Net, alpha: Halves, sets: Sequence[Sequence[int]]) -> Claim:
+def ands(net: Net, alpha: Halves, sets: np.ndarray) -> Claim:
     """Of the products of sets of rows of alpha, words [opened, W]; without its last row, a set is dealt as well."""
-    rows: list[Rows] = [tuple(row for row in rows if row >= 0) for rows in sets]
-    place = {found: number for number, found in enumerate(rows)}
 
     def claim(dealt: Halves) -> None:
+        rows: list[Rows] = [tuple(row for row in rows if row >= 0) for rows in sets.tolist()]
+        place = {found: number for number, found in enumerate(rows)}
         many = dealt.shape[0]
         others = tuple(place[found[:-1]] if found[:-1] in place else many + found[0] for found in rows)
         sums = Dealt(others, tuple(many + found[-1] for found in rows))
