@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from functools import partial
 from math import ceil, log2
 
 import pytest
@@ -15,7 +16,7 @@ from sectorch.choreography.ledger import Cost, Profile, Transcript, alone
 from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
 from sectorch.mpc.smooth.normalise import normalise
 from sectorch.mpc.smooth.trigonometric import trigonometric
-from sectorch.mpc.star.compare import block_count, drelu, forest, grouped, is_zero
+from sectorch.mpc.star.compare import block_count, drelu, is_zero
 from sectorch.mpc.star.deal import deal, deal_bits
 from sectorch.mpc.star.fours import max_by_fours
 from sectorch.mpc.star.largest import ramp_of_largest
@@ -29,6 +30,7 @@ from sectorch.mpc.star.select import bit_to_ring, select
 from sectorch.mpc.star.share import aggregate, aggregate_noisy, reveal, share
 from sectorch.mpc.star.shares import Shares, each
 from sectorch.mpc.star.sign import at_least
+from sectorch.mpc.star.trees import forest, grouped
 from sectorch.mpc.star.truncate import truncate
 from sectorch.mpc.star.wide import blocks_between
 from sectorch.ops.series import SIGMOID
@@ -82,11 +84,11 @@ def test_declarations_are_complete(name: str):
 N = 6400
 
 
-def cost(program, shape=(N,)) -> tuple[int, float, float]:
-    """Online rounds, bytes opened and bytes dealt per element."""
+def cost(program, shape=(N,), round_bytes: int = 1 << 40) -> tuple[int, float, float]:
+    """Online rounds, bytes opened and bytes dealt per element; where a round is worth more than bytes, unless said."""
     held = session()
     with held.call(held.answering[0]) as net:
-        world = world_of(held, net, {})
+        world, net.round_bytes = world_of(held, net, {}), round_bytes
         with Profile() as profile:
             program(world, world.halves(ring_values(shape, 40)))
     n = torch.Size(shape).numel()
@@ -246,6 +248,18 @@ COSTS = {
 def test_the_figures_of_the_design():
     assert relu_cost(20) == (5, 29.25, 69.875)
     assert truncate_cost(20) == (4, 19.75, 27.875)
+
+
+def test_a_level_more_where_its_bytes_are_worth_a_round():
+    """A ReLU by 20 bits has 59 bits less dealt with three levels than with two, and opens six more both ways."""
+    saved, wider = 59 - 2 * 6, (6, 29.25 + 12 / 8, 69.875 - 59 / 8)
+    relu_of = partial(cost, lambda w, x: relu(w.net, x, 20))
+    for count in (N, 10 * N):
+        at = saved * count // 8
+        assert relu_of((count,), round_bytes=at + 8) == (5, 29.25, 69.875)
+        assert relu_of((count,), round_bytes=at - 8) == wider
+    assert relu_of((64,), round_bytes=1 << 16) == (5, 29.25, 69.875)  # of a net, unless its scheme says more
+    assert relu_of((1 << 14,), round_bytes=1 << 16) == wider
 
 
 @pytest.mark.parametrize("name", COSTS)

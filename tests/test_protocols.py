@@ -36,9 +36,6 @@ from sectorch.mpc.star.compare import (
     block_count,
     blocks_of,
     drelu,
-    forest,
-    grouped,
-    levels_of,
     one_hot,
     pick_equal,
     pick_less,
@@ -54,6 +51,7 @@ from sectorch.mpc.star.relu import maximum, ramps, relu
 from sectorch.mpc.star.select import select
 from sectorch.mpc.star.share import reveal, share
 from sectorch.mpc.star.shares import Shares
+from sectorch.mpc.star.trees import forest, grouped, levels_of
 from sectorch.mpc.star.truncate import truncate
 from sectorch.ring import rounded_shift
 from sectorch.ring.bitplanes import planes, rows, spread

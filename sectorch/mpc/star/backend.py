@@ -37,6 +37,8 @@ from .streamed import Streamed, mask_streamed
 from .truncate import truncate
 from .within import raise_outside
 
+WAN_ROUND = 625_000
+"""Bytes that a round is worth where rounds are dear: 50 ms of 100 Mbit/s."""
 KEYED = 1 << 10
 """Elements up to which comparisons are made by keys where rounds are dear: some 4 kB each are sent ahead."""
 
@@ -47,6 +49,8 @@ class Star(Backend):
     def __init__(self, net: Net, scheme: Scheme, device: torch.device):
         self.net, self.few_rounds, self.device = net, scheme.few_rounds, device
         net.verified |= scheme.verified
+        if scheme.few_rounds:
+            net.round_bytes = WAN_ROUND
 
     def _keyed(self, x: Shares) -> bool:
         """Whether x is compared by keys: one message less on the way than trees have, and a hundred times the bytes."""
@@ -169,8 +173,9 @@ class Star(Backend):
     def ramps(
         self, x: Shares, thresholds: tuple[int, ...], shift: int = 0, high: int = 63, limit_bits: int | None = None
     ) -> list[Shares]:
-        if self.few_rounds and shift and thresholds == (0,) and not self._keyed(x):
-            return [self.ramp_of_largest(each(torch.unsqueeze, x, 0), shift, 63, high, limit_bits)]
+        few = self.few_rounds and shift and thresholds == (0,) and not self._keyed(x)
+        if few and levels_worth(self.net, 1, x.shape.numel(), shift, 63, high, limit_bits) == 1:
+            return [ramp_of_largest(self.net, each(torch.unsqueeze, x, 0), shift, 63, high, limit_bits, levels=1)]
         return ramps(self.net, x, thresholds, shift, high, self._keyed(x), limit_bits)
 
     def relu_and_rest(self, x: Shares, shift: int, high: int, limit_bits: int | None = None) -> tuple[Shares, Shares]:

@@ -9,12 +9,8 @@ u_j = [j < r] for j = 0..6, and A and S pick by the public block of c, without a
 
     [c < r] = xor_j [c = j] u_j,        [c = r] = xor_j [c = j] (u_{j-1} xor u_j),   u_{-1} = 1, u_7 = 0.
 
-The blocks are then combined in a tree whose nodes join up to four neighbours, of which 4 is the most significant one:
-
-    lt = lt_4 xor eq_4 lt_3 xor eq_4 eq_3 lt_2 xor eq_4 eq_3 eq_2 lt_1,         eq = eq_4 eq_3 eq_2 eq_1,
-
-in one round (`circuit.py`, `layers.py`). The dealt blocks cost nothing online, so the tree has a third of the leaves
-that single bits would give, and levels less. A comparison of the low planes alone says where a truncation
+The blocks are then combined in a tree (`trees.py`). The dealt blocks cost nothing online, so the tree has a third of
+the leaves that single bits would give, and levels less. A comparison of the low planes alone says where a truncation
 borrows (`truncate.py`); several trees side by side share their rounds and messages.
 """
 
@@ -33,9 +29,10 @@ from ...ring.bitplanes import fast, planes, planes_beside, rows, words_for, xor_
 from . import proved
 from .circuit import Circuit
 from .deal import Made, deal_bits
-from .layers import WIDEST, Layer, and_layers
+from .layers import Layer, and_layers
 from .mask import Masked, planes_of
 from .shares import Shares, each
+from .trees import forest_worth, grouped, levels_of
 
 BLOCK = 3
 """Bits in a block. Three minimises bytes: 7/3 dealt bits per bit, against fewer tree nodes."""
@@ -110,81 +107,6 @@ def pick_equal(hot: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 def _pick(hot: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     """xor_j h_j u_j."""
     return xor_along(hot & codes)
-
-
-Node = tuple[int, int]
-"""A node of a tree by numbers of a circuit: lt and eq."""
-
-
-def join(circuit: Circuit, nodes: Sequence[Node]) -> Node:
-    """One node of up to four neighbours, least significant first."""
-    if len(nodes) == 1:
-        return nodes[0]
-    equals = [equal for _, equal in reversed(nodes)]
-    less = [lt for lt, _ in reversed(nodes)]
-    lt = circuit.gate(*((*equals[:i], less[i]) for i in range(1, len(nodes))), onto=less[0])
-    return lt, circuit.gate(tuple(equals))
-
-
-def levels_of(blocks: int) -> int:
-    """Levels of a tree over so many blocks: ceil(log4)."""
-    return 0 if blocks <= 1 else 1 + levels_of(-(-blocks // WIDEST))
-
-
-def _bits(group: int, lowest: bool) -> int:
-    """Bits that a node of so many blocks opens and has dealt; the lowest of a level needs no eq."""
-    opened, dealt = 2 * group - 2, 2**group - group - 1 + 2 ** (group - 1) - group
-    return 0 if group == 1 else 2 * opened + dealt if lowest else 2 * (opened + 1) + dealt + 2 ** (group - 1) - 1
-
-
-@functools.cache
-def grouped(count: int, levels: int) -> tuple[int, tuple[tuple[int, ...], ...]]:
-    """How a tree of so many levels joins its blocks: bits an element, and for each level the sizes of its groups, least
-    significant first. Of all trees with groups of like size the one with the fewest bits, opened and dealt."""
-    if levels == 0:
-        return 0, ()
-    found = []
-    for groups in range(-(-count // WIDEST), min(count, WIDEST ** (levels - 1)) + 1):
-        sizes = tuple(count // groups + (i < count % groups) for i in range(groups))
-        bits, above = grouped(groups, levels - 1)
-        found.append((bits + sum(_bits(size, i == 0) for i, size in enumerate(sizes)), (sizes, *above)))
-    return min(found)
-
-
-def tree(circuit: Circuit, nodes: list[Node], levels: int) -> Node:
-    """The root of a tree over these blocks, least significant first."""
-    for sizes in grouped(len(nodes), levels)[1]:
-        ends = itertools.accumulate(sizes)
-        nodes = [join(circuit, nodes[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
-    return nodes[0]
-
-
-@functools.cache
-def forest(
-    blocks: tuple[int, ...], whole: tuple[bool | None, ...], above: tuple[int, int] | None = None, spare: int = 0
-) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
-    """The layers that combine trees of so many blocks, side by side, and where their results stand.
-
-    The state is [lt, eq] of the first tree's blocks, least significant first, and so on. The results are the rows of
-    one lt for each tree, followed by the tree's eq for those that are `whole`: the values are equal in all planes. The
-    lowest block's eq enters for these only. None of a tree whose blocks only stand below others (`whole` is None).
-
-    Args:
-        above: a tree, and how many of its lowest blocks the trees after it stand above: their results are of both
-            together, and nodes that trees have in common are made once.
-        spare: levels more than it takes, for which narrower nodes have fewer bits dealt.
-    """
-    circuit, leaves_of, at = Circuit(2 * sum(blocks)), [], 0
-    for count in blocks:
-        leaves_of.append([(at + i, at + count + i) for i in range(count)])
-        at += 2 * count
-    if above is not None:
-        below = leaves_of[above[0]][: above[1]]
-        leaves_of[above[0] + 1 :] = [below + own for own in leaves_of[above[0] + 1 :]]
-    trees = [(nodes, kept) for nodes, kept in zip(leaves_of, whole, strict=True) if kept is not None]
-    levels = max(levels_of(len(nodes)) for nodes, _ in trees) + spare
-    roots = [(tree(circuit, nodes, levels), kept) for nodes, kept in trees]
-    return circuit.layers(tuple(row for (lt, eq), kept in roots for row in ((lt, eq) if kept else (lt,))))
 
 
 def deal_codes(net: Net, x: Masked, spans: Sequence[tuple[int, int]], tops: tuple[int, ...] = ()) -> Shares:
@@ -275,7 +197,8 @@ def drelu(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,
     Returns:
         words [T * W], W = ceil(N / 64).
 
-    In B = ceil(high / 3) blocks. Rounds ceil(log4 B). Dealt: 7 B + 1 bits per element, and per element and threshold
+    In B = ceil(high / 3) blocks. Rounds ceil(log4 B), or one more (`trees.py`). Dealt:
+    7 B + 1 bits per element, and per element and threshold
     those of the tree's nodes (`grouped`). With 63 planes three rounds, 148 and 55 bits, and 104 online per threshold.
     Nobody learns anything: all messages are uniform to their receivers.
     """
@@ -286,7 +209,7 @@ def drelu(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,
 
     bits = planes_below(x.c, thresholds)
     state = Shares(leaves(bits, codes.A, (span,), True), leaves(bits, codes.S, (span,), False))
-    layers, _ = forest((blocks,), (False,))
+    layers, _ = forest_worth(net, copies * x.shape.numel(), (blocks,), (False,))
     less = and_layers(net, state, layers)
     return ~(less[0] ^ each(_copied, codes[-1], copies) ^ bits[high])
 

@@ -31,7 +31,7 @@ from ...errors import ArgumentError
 from ...ring import logical_shift
 from ...ring.bitplanes import fast
 from .circuit import Circuit
-from .compare import Node, check_planes, join, levels_of, tree
+from .compare import check_planes
 from .deal import Made, deal
 from .fours import by_words, differences
 from .guard import raise_flags
@@ -40,6 +40,7 @@ from .mask import Masked, open_masked, planes_of
 from .relu import sign_words
 from .select import BitMask, bits_less, chosen_by, deal_mask, open_bit, per_element, picked, random_bits
 from .shares import Shares, each
+from .trees import Node, join, levels_of, tree
 from .truncate import check_shift, half, negative_less, shifted_less
 from .wide import Blocks, Polynomial, blocks_between, complement, deal_wide_codes, polynomial, product, wide_leaves
 

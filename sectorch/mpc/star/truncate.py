@@ -28,13 +28,14 @@ from ...errors import ArgumentError
 from ...ring import HEADROOM_BITS, logical_shift, sign_mask
 from ...ring.bitplanes import fast
 from . import proved
-from .compare import block_count, deal_codes, forest, leaves
+from .compare import block_count, deal_codes, leaves
 from .deal import Made, deal
 from .fss import borrow
 from .layers import and_layers
 from .mask import Masked, open_masked, planes_of
 from .select import bit_to_ring
 from .shares import Shares
+from .trees import forest_worth
 from .wide import blocks_between, wide_less
 from .within import raise_outside
 
@@ -93,8 +94,9 @@ def truncate(
             compares the planes above as well: see `within.py`.
         wide: the borrow in one round, by wide blocks (`wide.py`), and some 9 more dealt bytes.
 
-    Rounds 1 (opening) + ceil(log4 B) (borrow) + 1 (bit), B = ceil(shift / 3). With 20 bits: 4 rounds, 19.75 bytes
-    online (8 of them ahead after a linear layer), 27.875 dealt, per element. Nobody learns anything.
+    Rounds 1 (opening) + ceil(log4 B) (borrow; or one more, see `trees.py`) + 1 (bit), B = ceil(shift / 3). With 20
+    bits: 4 rounds, 19.75 bytes online (8 of them ahead after a linear layer), 27.875 dealt, per element. Nobody learns
+    anything.
     """
     check_shift(shift, least=1)
     masked = open_masked(net, x)
@@ -152,5 +154,5 @@ def _borrow(net: Net, x: Masked, c: Located, shift: int, wide: bool) -> Shares:
     span, count = (0, shift), block_count(0, shift)
     codes = deal_codes(net, x, [span])
     state = Shares(leaves(bits, codes.A, (span,), True), leaves(bits, codes.S, (span,), False))
-    layers, _ = forest((count,), (False,))
+    layers, _ = forest_worth(net, x.shape.numel(), (count,), (False,))
     return and_layers(net, state, layers)[0]

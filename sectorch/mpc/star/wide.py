@@ -18,11 +18,11 @@ import torch
 from ...choreography import Located, Net, leaf
 from ...ring.bitplanes import fast, planes, rows, words_for, xor_along
 from .circuit import Circuit
-from .compare import join
 from .deal import Made, deal_bits
 from .layers import Layer, and_layers
 from .mask import Masked
 from .shares import Shares
+from .trees import join
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,13 @@ import torch
 
 from ...choreography import Located, Net, leaf, protocol
 from ...ring.bitplanes import fast
-from .compare import BLOCK, block_count, deal_codes, forest, pick_blocks
+from .compare import BLOCK, block_count, deal_codes, pick_blocks
 from .fss import signs
 from .guard import flags_of_bits, kept_rows, raise_flags
 from .layers import and_layers
 from .mask import Masked, planes_of
 from .shares import Shares
+from .trees import forest
 
 
 def moved_planes(bits: torch.Tensor, low: int, k: int, down: bool) -> torch.Tensor:
