@@ -24,7 +24,7 @@ _LINE, _BYTES = ir.VectorType(_WORD, SIDE), ir.VectorType(_BYTE, 64)
 def available() -> bool:
     """Whether this processor has all of it, and loops are compiled for it, not for one that `NUMBA_CPU_NAME` names."""
     features = binding.get_host_cpu_features()
-    return config.CPU_NAME is None and all(features.get(name, False) for name in NEEDED)
+    return getattr(config, "CPU_NAME", None) is None and all(features.get(name, False) for name in NEEDED)
 
 
 def _function(builder, name: str, result, *arguments):

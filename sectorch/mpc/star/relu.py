@@ -138,8 +138,12 @@ def _compared(
 
     bits = _planes_beside(*moved)
     above = planes_above(bits[:, : words_for(x.shape.numel())], plane, high) if top else None
-    shape = ((*counts, top), (False, True, True), (1, counts[1] - top)) if top else (counts, (False, True))
-    layers, (u, lt, eq, *far) = forest_worth(net, copies * x.shape.numel(), *shape)
+    elements = copies * x.shape.numel()
+    if top:
+        layers, places = forest_worth(net, elements, (*counts, top), (False, True, True), (1, counts[1] - top))
+    else:
+        layers, places = forest_worth(net, elements, counts, (False, True))
+    u, lt, eq, *far = places
 
     state = Shares(
         _leaves_and_above(bits, codes.A, spans, top, True, above),
