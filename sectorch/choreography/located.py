@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ..errors import MisplacedValueError, SecretBranchError, SessionMismatchError
+from .applied import Applied, Place
 
 
 @dataclass(frozen=True)
@@ -123,15 +124,15 @@ class Located:
 
     def at(self, who: str | Party) -> Located:
         """The same value, as this party holds it, or those owners who have this role."""
-        owners = frozenset(p for p in self.owners if p == who or p.role == who)
-        if owners == self.owners:
+        meant = [p for p in self.owners if p.role == who or p == who]
+        if len(meant) == len(self.owners):
             return self
-        if not owners:
+        if not meant:
             holding = ", ".join(sorted(p.name for p in self.owners))
             raise MisplacedValueError(
                 f"{who} does not hold a value of shape {tuple(self.shape)}, which is at {holding}"
             )
-        return Located(self._value, owners, self.phase, self.rounds, self._session, self.slot)
+        return Located(self._value, frozenset(meant), self.phase, self.rounds, self._session, self.slot)
 
     def send(self, src: Party, dst: Party, label: str) -> Located:
         """`src` sends it to `dst`; the result is held by both, at `dst` a round later. See `choreography.Net.send`."""
@@ -185,15 +186,26 @@ def dependence(values: Iterable[Any], base: Phase, session: bytes) -> tuple[Phas
                 raise SessionMismatchError("values of two sessions cannot meet: their shares have different keys")
             if value.phase > phase:
                 phase, rounds = value.phase, value.rounds
-            elif value.phase == phase and value.rounds is not rounds:
-                rounds = {p: max(rounds.get(p, 0), value.rounds.get(p, 0)) for p in {**rounds, **value.rounds}}
+            elif value.phase == phase and value.rounds and value.rounds != rounds:
+                rounds = _latest(rounds, value.rounds) if rounds else value.rounds
     return phase, rounds
 
 
+def _latest(one: Mapping[Party, int], other: Mapping[Party, int]) -> Mapping[Party, int]:
+    found = dict(one)
+    for party, number in other.items():
+        if number > found.get(party, 0):
+            found[party] = number
+    return found
+
+
 def _operator(f: Callable, swapped: bool = False) -> Callable:
+    """An operator of located values. Most are of two, and those have nothing that `compute` would look for."""
+    if f in (operator.neg, operator.invert, operator.abs):
+        return lambda x: current().compute(f, (x,))
     if swapped:
         return lambda x, y: compute(f, _tensor(y), x)
-    return lambda x, *others: compute(f, x, *map(_tensor, others))
+    return lambda x, y: current().compute(f, (x, y)) if type(y) is Located else compute(f, x, _tensor(y))
 
 
 def _tensor(x: Any) -> Any:
@@ -226,56 +238,37 @@ def compute(f: Callable, *args: Any, **kwargs: Any) -> Any:
         SecretBranchError: f changes an operand in place.
     """
     f = getattr(f, "kernel", f)
-    name = getattr(f, "__name__", "").split(".")[0]
-    if "out" in kwargs or kwargs.get("inplace") or _changes(f, name):
+    name, changes = _told(getattr(f, "__name__", ""))
+    if (changes and not _is_operator(f)) or "out" in kwargs or kwargs.get("inplace"):
         raise SecretBranchError(f"{name} changes a tensor in place; a located value stays what it is")
     if name in _READS and f in (getattr(torch.Tensor, name, None), getattr(torch, name, None)):
         raise SecretBranchError(f"{name} asks for the content of a located value; it is for `net.read`, at one party")
-    if not kwargs and not any(type(a) in (tuple, list) and _holds_tensors(a) for a in args):
-        return current().compute(f, args)
+    for a in args:
+        if (type(a) is tuple or type(a) is list) and _holds_tensors(a):
+            break
+    else:
+        if not kwargs:
+            return current().compute(f, args)
     found: list[Any] = []
     places = _places(args, found), {k: _places(v, found) for k, v in kwargs.items()}
     return current().compute(Applied(f, *places), tuple(found))
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an argument of an `Applied` is still to come."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """A function with arguments, of which the tensors are still to come."""
-
-    f: Callable
-    args: tuple
-    kwargs: dict = field(default_factory=dict)
-
-    @property
-    def __name__(self) -> str:
-        return getattr(self.f, "__name__", type(self.f).__name__)
-
-    @property
-    def shapes(self) -> Callable:
-        return Applied(getattr(self.f, "shapes", self.f), self.args, self.kwargs)
-
-    def __call__(self, *values: Any) -> Any:
-        return self.f(*filled(self.args, values), **{k: filled(v, values) for k, v in self.kwargs.items()})
 
 
 _READS = frozenset(("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "data_ptr", "untyped_storage"))
 _WRITES = frozenset(("setitem", "delitem", "batch_norm", "instance_norm"))
 
 
-def _changes(f: Callable, name: str) -> bool:
-    """Whether a function writes into an argument, as far as its name tells."""
+@functools.lru_cache(1 << 10)
+def _told(name: str) -> tuple[str, bool]:
+    """What a function is called, and whether it writes into an argument, as far as its name tells."""
+    name = name.split(".")[0]
     bare = name.strip("_")
-    if isinstance(f, BuiltinFunctionType) and f in _KNOWN:
-        return False
     in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or bare in _WRITES or (bare[:1] == "i" and bare[1:] in _OPERATORS)
+    return name, in_place or bare in _WRITES or (bare[:1] == "i" and bare[1:] in _OPERATORS)
+
+
+def _is_operator(f: Callable) -> bool:
+    return isinstance(f, BuiltinFunctionType) and f in _KNOWN
 
 
 def _holds_tensors(values: tuple | list) -> bool:
@@ -289,15 +282,8 @@ def _places(value: Any, found: list[Any]) -> Any:
         found.append(value)
         return Place(len(found) - 1)
     if type(value) in (tuple, list) and _holds_tensors(value):
-        return type(value)(_places(v, found) for v in value)
+        return type(value)([_places(v, found) for v in value])
     return value
-
-
-def filled(value: Any, values: Sequence[Any]) -> Any:
-    """An argument of an `Applied` with its operands in their places."""
-    if type(value) is Place:
-        return values[value.number]
-    return type(value)(filled(v, values) for v in value) if type(value) in (tuple, list) else value
 
 
 F = TypeVar("F", bound=Callable)
@@ -333,6 +319,9 @@ def leaf(f: Callable | None = None, *, shapes: Callable | None = None) -> Callab
 
     @functools.wraps(kernel)
     def run(*args: Any, **kwargs: Any) -> Any:
+        for a in args:
+            if type(a) is Located:
+                return compute(kernel, *args, **kwargs)
         if any(type(a) is Located for a in _flat((args, tuple(kwargs.values())))):
             return compute(kernel, *args, **kwargs)
         return kernel(*args, **kwargs)

@@ -47,15 +47,25 @@ class Tracing(Protocol):
     def step(self, number: int, step: Step, values: tuple, result: Any) -> None: ...
 
 
-def _in_turn(method: Callable) -> Callable:
-    """A step of a net waits while another thread is in one of its protocols."""
+class Entered:
+    """A protocol that a net is in, from the beginning of a `with` block to its end, and the names that lead there."""
 
-    @functools.wraps(method)
-    def run(net: Net, *args, **kwargs):
-        with net.lock:
-            return method(net, *args, **kwargs)
+    __slots__ = ("_net", "_token", "path", "spec")
 
-    return run
+    def __init__(self, net: Net, spec: ProtocolSpec):
+        self._net, self.spec = net, spec
+
+    def __enter__(self) -> None:
+        net, spec = self._net, self.spec
+        if spec.roles is not net.cast.roles:
+            net.cast.check_plays(spec.roles.names, spec.name)
+        self.path = f"{net._path()}/{spec.name}" if net._stack else spec.name
+        net._stack.append(self)
+        self._token = _RUNNING.set(net)
+
+    def __exit__(self, *_) -> None:
+        _RUNNING.reset(self._token)
+        self._net._stack.pop()
 
 
 class Net:
@@ -78,7 +88,7 @@ class Net:
         self._draws = self._steps = 0
         self.lock = threading.RLock()
         """Held over each protocol and step: the net of the setup is used by all threads of a session."""
-        self._stack: list[ProtocolSpec] = []
+        self._stack: list[Entered] = []
         self.tracing: Tracing | None = None
         """Who writes down the steps, where nobody is present."""
         self.verified = False
@@ -103,36 +113,30 @@ class Net:
             raise AttributeError(f"a net has no '{role}', and the roles are {self.cast.roles}")
         return party
 
-    @contextmanager
-    def declared(self, spec: ProtocolSpec) -> Iterator[None]:
+    def declared(self, spec: ProtocolSpec) -> Entered:
         """What is inside is a protocol, and sends what it declares.
 
         Raises:
             MisplacedValueError: one of its roles is not played here.
         """
-        self.cast.check_plays(spec.roles.names, spec.name)
-        self._stack.append(spec)
-        token = _RUNNING.set(self)
-        try:
-            yield
-        finally:
-            _RUNNING.reset(token)
-            self._stack.pop()
+        return Entered(self, spec)
 
-    @_in_turn
     def compute(self, f: Callable, values: tuple) -> Any:
         """f(*values) at whoever holds all of them; see `located.compute`."""
-        held = [value for value in values if type(value) is Located]
-        owners = frozenset.intersection(*(value.owners for value in held)) if held else frozenset()
+        owners = None
+        for value in values:
+            if type(value) is Located and value.owners is not owners:
+                owners = value.owners if owners is None else owners & value.owners
         if not owners:
+            held = (value for value in values if type(value) is Located)
             said = "; ".join(f"{tuple(value.shape)} at {_names(value.owners)}" for value in held)
             raise MisplacedValueError(
                 f"nobody holds all that {_name(f)} takes: {said or 'nothing located'}; send it there"
             )
-        phase, rounds = self._dependence(values)
-        return self._step(Compute(f, owners, phase, self._path(), pure=True), values, rounds)
+        phase, rounds = dependence(values, self._base, self.runtime.session)
+        with self.lock:
+            return self._step(Compute(f, owners, phase, self._path(), True), values, rounds)
 
-    @_in_turn
     def fresh(self, party: Party, f: Callable, *values: Any) -> Any:
         """`party` alone computes f(*values) with randomness of its own: a key pair, a ciphertext's noise.
 
@@ -148,14 +152,14 @@ class Net:
                     f"{party} cannot compute {_name(f)}: a value of shape {tuple(value.shape)} is at "
                     f"{_names(value.owners)} only; send it there first, or let {_names(value.owners)} compute"
                 )
-        return self._step(Compute(f, frozenset((party,)), phase, self._path(), random=random), values, rounds)
+        with self.lock:
+            return self._step(Compute(f, frozenset((party,)), phase, self._path(), random=random), values, rounds)
 
-    @_in_turn
     def public(self, party: Party, value: torch.Tensor) -> Located:
         """A public value, as the party has it: a step of the program, which says what it is."""
-        return self._step(Compute(_itself, frozenset((party,)), self._base, self._path(), pure=True), (value,), {})
+        with self.lock:
+            return self._step(Compute(_itself, frozenset((party,)), self._base, self._path(), pure=True), (value,), {})
 
-    @_in_turn
     def check(self, party: Party, f: Callable, *values: Any) -> Any:
         """`party` looks at values that it holds, and f raises where they may not be used; otherwise as `fresh`."""
         return self._alone(party, f, values, random=False)
@@ -165,7 +169,6 @@ class Net:
         if self.tracing is not None:
             self.tracing.rely(checked)
 
-    @_in_turn
     def send(self, value: Located, src: Party, dst: Party, label: str) -> Located:
         """Send a value that `src` holds to `dst`; both hold the result, `dst` a round later than `src`.
 
@@ -177,37 +180,38 @@ class Net:
             MisplacedValueError: `src` does not hold the value.
             UndeclaredMessageError: the running protocol does not declare `label` from src to dst.
         """
-        self.cast.check_edge(src, dst)
-        check_located(value, "net.send")
-        if src not in value.owners:
-            raise MisplacedValueError(f"{src} cannot send '{label}': it does not hold the value")
-        phase, rounds = self._dependence((value,))
-        declared = self._declared(label, src, dst)
-        if value.dtype not in PAYLOADS:
-            raise DtypeError(
-                f"'{label}' carries ring elements and words (int64, int32) or bytes (uint8), not {value.dtype}; "
-                f"fractions are encoded where they are brought in (sectorch.ring.encode)"
-            )
-        arrived = rounds.get(src, 0) + 1
-        header = Header(
-            self._path(), label, src, dst, phase, arrived, value.shape, value._value.dtype,
-            declared.mask, declared.shows,
-        )  # fmt: skip
-        return self._step(Move(header, value.owners), (value,), {**rounds, dst: arrived})
+        with self.lock:
+            self.cast.check_edge(src, dst)
+            check_located(value, "net.send")
+            if src not in value.owners:
+                raise MisplacedValueError(f"{src} cannot send '{label}': it does not hold the value")
+            phase, rounds = self._dependence((value,))
+            declared = self._declared(label, src, dst)
+            if value.dtype not in PAYLOADS:
+                raise DtypeError(
+                    f"'{label}' carries ring elements and words (int64, int32) or bytes (uint8), not {value.dtype}; "
+                    f"fractions are encoded where they are brought in (sectorch.ring.encode)"
+                )
+            arrived = rounds.get(src, 0) + 1
+            header = Header(
+                self._path(), label, src, dst, phase, arrived, value.shape, value._value.dtype,
+                declared.mask, declared.shows,
+            )  # fmt: skip
+            return self._step(Move(header, value.owners), (value,), {**rounds, dst: arrived})
 
-    @_in_turn
     def common(self, p: Party, q: Party, shape: torch.Size | tuple, label: str, dtype=torch.int64) -> Located:
         """Uniform int64 (or int32) values that p and q draw from their pair stream; nobody else can.
 
         Raises:
             TopologyError: the two share no stream.
         """
-        self.cast.check_stream(p, q)
-        shape = torch.Size(shape)
-        owners = frozenset((p, q))
-        draw, self._draws = self._draws, self._draws + 1
-        name = f"{self._stack[-1].name if self._stack else 'program'}/{label}"
-        return self._step(Draw(owners, self._base, self._path(), name, draw, shape, dtype), (), {})
+        with self.lock:
+            self.cast.check_stream(p, q)
+            shape = torch.Size(shape)
+            owners = frozenset((p, q))
+            draw, self._draws = self._draws, self._draws + 1
+            name = f"{self._stack[-1].spec.name if self._stack else 'program'}/{label}"
+            return self._step(Draw(owners, self._base, self._path(), name, draw, shape, dtype), (), {})
 
     @contextmanager
     def playing(self, roles: Roles, **parties: Party) -> Iterator[None]:
@@ -299,37 +303,33 @@ class Net:
     def _declared(self, label: str, src: Party, dst: Party) -> Message:
         if not self._stack:
             raise UndeclaredMessageError(f"'{label}' was sent outside a protocol; decorate the function with @protocol")
-        message = self._stack[-1].message(label)
+        spec = self._stack[-1].spec
+        message = spec.message(label)
         if (self.cast.parties[message.src], self.cast.parties[message.dst]) != (src, dst):
             raise UndeclaredMessageError(
-                f"protocol '{self._stack[-1].name}' declares '{label}' from {message.src} to {message.dst}, "
+                f"protocol '{spec.name}' declares '{label}' from {message.src} to {message.dst}, "
                 f"not from {src} to {dst}"
             )
         return message
 
     def _path(self) -> str:
-        return "/".join(spec.name for spec in self._stack)
+        return self._stack[-1].path if self._stack else ""
 
     def _step(self, step: Step, values: tuple, rounds: Mapping[Party, int]) -> Any:
         number, self._steps = self._steps, self._steps + 1
-        here = self.runtime.here
-        if step.owners & here or type(step) is Move:  # observers hear of messages between others as well
-            held = bool(step.holders & here)
-            result = step.run(self.runtime, self.call, [_content(v, held) for v in values])
-        else:
-            result = step.shape([_content(v, False) for v in values])
+        runtime, call, owners, here = self.runtime, self.call, step.owners, self.runtime.here
+        contents = [v._value if type(v) is Located else v for v in values]
+        held = not step.holders.isdisjoint(here)
+        if not held:
+            contents = [shape_of(content) for content in contents]
+        taken = held or type(step) is Move  # observers hear of messages between others as well
+        result = step.run(runtime, call, contents) if taken else step.shape(contents)
         if self.tracing is not None:
             self.tracing.step(number, step, values, result)
-        owners, phase, session, call = step.owners, step.phase, self.runtime.session, self.call
+        phase, session = step.phase, runtime.session
         if isinstance(result, tuple):
             return tuple(Located(r, owners, phase, rounds, session, (call, number, i)) for i, r in enumerate(result))
         return Located(result, owners, phase, rounds, session, (call, number, 0))
-
-
-def _content(value: Any, present: bool) -> Any:
-    """The content for a party that is present; its shape for one that is not."""
-    value = value._value if type(value) is Located else value
-    return value if present else shape_of(value)
 
 
 @functools.lru_cache(256)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .applied import Applied, Place
 from .kernels import spare_the_compiler
-from .located import Applied, Place
 
 spare_the_compiler()
 

@@ -78,7 +78,8 @@ class PairKey:
 
     def fill(self, label: str, call: int, draw: int, out: memoryview) -> None:
         """As `words`, into memory that is there."""
-        self.filling(label, call, draw, out)()
+        self._claim(label, call, draw)
+        self._fill(label, call, draw, out)
 
     def filling(self, label: str, call: int, draw: int, out: memoryview) -> Callable[[], None]:
         """As `fill`, in two: the place is drawn now, and the words are there when what this gives was called, by

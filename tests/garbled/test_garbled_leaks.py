@@ -57,7 +57,7 @@ class View:
 
         def opened(net, value, src, dst):
             arrived = relay(net, value, src, dst)
-            path = "/".join(spec.name for spec in net._stack)
+            path = net._path()
             self.seen[dst.role, f"{path}, {tuple(arrived.shape[1:2])} sealed"].append(net.read(arrived, dst))
             return arrived
 

@@ -6,7 +6,8 @@ from functools import partial
 from types import CellType, FunctionType
 from typing import Any
 
-from ..located import Applied, Located
+from ..applied import Applied
+from ..located import Located
 
 _EMPTY = object()
 

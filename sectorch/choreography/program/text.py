@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
-from ..located import Applied, filled
+from ..applied import Applied, filled
 from ..net import Party, Phase
 from ..steps import Draw, Header, Move, Read
 from .nodes import Input, Node, Slot, Taken

@@ -44,14 +44,15 @@ class LocalRuntime:
                 f"sessions compute on the CPU, or on a CUDA device that torch has here, got {self.device}: leave the "
                 f"device out, and keep model and input on the CPU"
             )
+        self._away = self.device.type == "cuda"
         keep_pages()
         self.session = os.urandom(16)
         self.here = parties
         self.keys = PairKeys(self.session)
-        self.graphs = Graphs(self.device) if self.device.type == "cuda" else None
+        self.graphs = Graphs(self.device) if self._away else None
 
     def draw(self, pair: frozenset[Party], label: str, call: int, draw: int, count: int) -> torch.Tensor:
-        if self.device.type != "cuda":
+        if not self._away:
             return self.keys.words(pair, label, call, draw, count).to(self.device)
         # The processor draws the next words while the device copies these and computes.
         return self.keys.words(pair, label, call, draw, count, pinned=True).to(self.device, non_blocking=True)

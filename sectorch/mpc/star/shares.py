@@ -35,14 +35,17 @@ class Shares:
 
     def __post_init__(self):
         try:
-            object.__setattr__(self, "A", self.A.at("A"))
-            object.__setattr__(self, "S", self.S.at("S"))
+            mine, theirs = self.A.at("A"), self.S.at("S")
         except AttributeError:
             kinds = ", ".join(type(half).__name__ for half in (self.A, self.S))
             raise ArgumentError(
                 f"Shares are two located values, one at A and one at S, got {kinds}; net.own(party, tensor) brings one "
                 f"in, net.common and net.fresh draw one"
             ) from None
+        if mine is not self.A:
+            object.__setattr__(self, "A", mine)
+        if theirs is not self.S:
+            object.__setattr__(self, "S", theirs)
 
     @property
     def shape(self) -> torch.Size:
