@@ -319,10 +319,11 @@ class Net:
         number, self._steps = self._steps, self._steps + 1
         runtime, call, owners, here = self.runtime, self.call, step.owners, self.runtime.here
         contents = [v._value if type(v) is Located else v for v in values]
-        held = not step.holders.isdisjoint(here)
+        sends = type(step) is Move
+        held = not (step.holders if sends else owners).isdisjoint(here)
         if not held:
             contents = [shape_of(content) for content in contents]
-        taken = held or type(step) is Move  # observers hear of messages between others as well
+        taken = held or sends  # observers hear of messages between others as well
         result = step.run(runtime, call, contents) if taken else step.shape(contents)
         if self.tracing is not None:
             self.tracing.step(number, step, values, result)
