@@ -16,6 +16,7 @@ from sectorch.choreography.ledger import Cost, Profile, Transcript, alone
 from sectorch.mpc.leaky import leaky_drelu, leaky_relu_privhfl
 from sectorch.mpc.smooth.normalise import normalise
 from sectorch.mpc.smooth.trigonometric import trigonometric
+from sectorch.mpc.star.backend import WAN_ROUND, Star
 from sectorch.mpc.star.compare import block_count, drelu, is_zero
 from sectorch.mpc.star.deal import deal, deal_bits
 from sectorch.mpc.star.fours import max_by_fours
@@ -30,11 +31,12 @@ from sectorch.mpc.star.select import bit_to_ring, select
 from sectorch.mpc.star.share import aggregate, aggregate_noisy, reveal, share
 from sectorch.mpc.star.shares import Shares, each
 from sectorch.mpc.star.sign import at_least
-from sectorch.mpc.star.trees import forest, grouped
+from sectorch.mpc.star.trees import MUCH, forest, grouped
 from sectorch.mpc.star.truncate import truncate
 from sectorch.mpc.star.wide import blocks_between
 from sectorch.ops.series import SIGMOID
 from sectorch.ring.products import Linear
+from sectorch.ring.scheme import Scheme
 from sectorch.session import Session
 
 # Declarations.
@@ -260,6 +262,29 @@ def test_a_level_more_where_its_bytes_are_worth_a_round():
         assert relu_of((count,), round_bytes=at - 8) == wider
     assert relu_of((64,), round_bytes=1 << 16) == (5, 29.25, 69.875)  # of a net, unless its scheme says more
     assert relu_of((1 << 14,), round_bytes=1 << 16) == wider
+    assert relu_of((1 << 14,), round_bytes=WAN_ROUND) == (5, 29.25, 69.875)
+
+
+def test_a_call_that_is_dealt_much_saves_bytes_though_rounds_are_dear():
+    """Of two large values in one call the second one's rounds wait for its bytes: it is as where rounds are cheap."""
+
+    def dealt(w: World, network: str) -> int:
+        star, x = (
+            Star(w.net, Scheme(network=network), w.net.runtime.device),
+            w.halves(torch.empty(N, dtype=torch.int64)),
+        )
+        before = w.net.ahead
+        star.ramps(x, (0,), 20)
+        return w.net.ahead - before
+
+    held, found = session(), {}
+    for network in ("lan", "wan"):
+        with held.call(held.answering[0]) as net:
+            world = world_of(held, net, {})
+            found[network] = [dealt(world, network)]
+            net.ahead = MUCH
+            found[network].append(dealt(world, network))
+    assert found["wan"][0] > found["lan"][0] == found["lan"][1] == found["wan"][1]
 
 
 @pytest.mark.parametrize("name", COSTS)

@@ -86,6 +86,7 @@ class Net:
         self.setup = setup or self
         self._base = base
         self._draws = self._steps = 0
+        self.ahead = 0  # bytes that were sent ahead of the query
         self.lock = threading.RLock()
         """Held over each protocol and step: the net of the setup is used by all threads of a session."""
         self._stack: list[Entered] = []
@@ -192,11 +193,10 @@ class Net:
                     f"'{label}' carries ring elements and words (int64, int32) or bytes (uint8), not {value.dtype}; "
                     f"fractions are encoded where they are brought in (sectorch.ring.encode)"
                 )
-            arrived = rounds.get(src, 0) + 1
-            header = Header(
-                self._path(), label, src, dst, phase, arrived, value.shape, value._value.dtype,
-                declared.mask, declared.shows,
-            )  # fmt: skip
+            if phase == Phase.OFFLINE:
+                self.ahead += value.shape.numel() * value.dtype.itemsize
+            arrived, kind = rounds.get(src, 0) + 1, (value.shape, value.dtype)
+            header = Header(self._path(), label, src, dst, phase, arrived, *kind, declared.mask, declared.shows)
             return self._step(Move(header, value.owners), (value,), {**rounds, dst: arrived})
 
     def common(self, p: Party, q: Party, shape: torch.Size | tuple, label: str, dtype=torch.int64) -> Located:

@@ -34,6 +34,7 @@ from .shares import Shares, each
 from .shuffle import shuffle
 from .sign import at_least
 from .streamed import Streamed, mask_streamed
+from .trees import MUCH
 from .truncate import truncate
 from .within import raise_outside
 
@@ -47,14 +48,19 @@ class Star(Backend):
     """Values are additive shares of A and S; Q, or whoever plays D, deals. Rounds and bytes: each protocol's own."""
 
     def __init__(self, net: Net, scheme: Scheme, device: torch.device):
-        self.net, self.few_rounds, self.device = net, scheme.few_rounds, device
+        self.net, self._few_rounds, self.device = net, scheme.few_rounds, device
         net.verified |= scheme.verified
         if scheme.few_rounds:
             net.round_bytes = WAN_ROUND
 
+    def _few(self, x: Shares) -> bool:
+        """Whether x is worth few rounds more than few bytes. Not in a call that is dealt so much that it waits for
+        nothing else; some 64 bytes an element are."""
+        return self._few_rounds and self.net.ahead + 64 * x.shape.numel() <= MUCH
+
     def _keyed(self, x: Shares) -> bool:
         """Whether x is compared by keys: one message less on the way than trees have, and a hundred times the bytes."""
-        return self.few_rounds and x.shape.numel() <= KEYED
+        return self._few(x) and x.shape.numel() <= KEYED
 
     def share(self, x: Located, whole: bool) -> Shares:
         shares = share(self.net, x)
@@ -158,7 +164,7 @@ class Star(Backend):
         return square(self.net, x)
 
     def truncate(self, x: Shares, shift: int, limit_bits: int | None = None) -> Shares:
-        return truncate(self.net, x, shift, self._keyed(x), limit_bits, self.few_rounds)
+        return truncate(self.net, x, shift, self._keyed(x), limit_bits, self._few(x))
 
     def at_least(self, x: Shares, thresholds: tuple[int, ...] = (0,), high: int = 63) -> Shares:
         return at_least(self.net, open_masked(self.net, x), thresholds, self._keyed(x), high)
@@ -173,7 +179,7 @@ class Star(Backend):
     def ramps(
         self, x: Shares, thresholds: tuple[int, ...], shift: int = 0, high: int = 63, limit_bits: int | None = None
     ) -> list[Shares]:
-        few = self.few_rounds and shift and thresholds == (0,) and not self._keyed(x)
+        few = self._few(x) and shift and thresholds == (0,) and not self._keyed(x)
         if few and levels_worth(self.net, 1, x.shape.numel(), shift, 63, high, limit_bits) == 1:
             return [ramp_of_largest(self.net, each(torch.unsqueeze, x, 0), shift, 63, high, limit_bits, levels=1)]
         return ramps(self.net, x, thresholds, shift, high, self._keyed(x), limit_bits)
@@ -195,7 +201,7 @@ class Star(Backend):
             return max_tree(self.net, x, high, fss=True)
         return (
             max_by_fours(self.net, x, high)
-            if x.shape[0] >= (FOUR if self.few_rounds else LONG)
+            if x.shape[0] >= (FOUR if self._few(x) else LONG)
             else max_tree(self.net, x, high)
         )
 
@@ -203,7 +209,7 @@ class Star(Backend):
         self, x: Shares, shift: int, between: int = 63, high: int = 63, limit_bits: int | None = None
     ) -> Shares:
         m, count = x.shape[0], x.shape[1:].numel()
-        if not self.few_rounds or m > MOST or self._keyed(x):
+        if not self._few(x) or m > MOST or self._keyed(x):
             return self.ramps(self.largest(x, between), (0,), shift, high, limit_bits)[0]
         levels = levels_worth(self.net, m, count, shift, between, high, limit_bits)
         return ramp_of_largest(self.net, x, shift, between, high, limit_bits, levels)

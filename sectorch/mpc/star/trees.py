@@ -92,13 +92,20 @@ def forest(
     return circuit.layers(tuple(row for (lt, eq), kept in roots for row in ((lt, eq) if kept else (lt,))))
 
 
+LAN_ROUND = 1 << 16
+"""Bytes that a round is worth unless a scheme says more: half a millisecond of 1 Gbit/s."""
+MUCH = 48_000_000
+"""Bytes ahead in a call after which bytes are dear, and not rounds: 4 s of 100 Mbit/s, in which 80 rounds pass."""
+
+
 def forest_worth(
     net: Net, count: int, blocks: tuple[int, ...], whole: tuple[bool | None, ...], above: tuple[int, int] | None = None
 ) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
     """`forest` for so many elements, with a level more than it takes where the bytes that this saves are worth more
-    than a round is (`net.round_bytes`)."""
+    than a round is: `net.round_bytes`, until the call has been dealt so much that it waits for nothing else."""
+    worth = net.round_bytes if net.ahead <= MUCH else min(net.round_bytes, LAN_ROUND)
     found = (forest(blocks, whole, above, spare) for spare in range(3))
-    return min(found, key=lambda made: bits_of_layers(made[0]) * count // 8 + len(made[0]) * net.round_bytes)
+    return min(found, key=lambda made: bits_of_layers(made[0]) * count // 8 + len(made[0]) * worth)
 
 
 @functools.cache
