@@ -53,6 +53,7 @@ BENCHMARKS: dict[str, str] = {
     "domains": "domains.py --points 200 --sizes 1 768 --spreads 3 --json {work}/figures.json",
     "gpu": "gpu.py lenet --device cpu --repeats 1 --json {work}/figures.json",
     "products": "products.py",
+    "streams": "streams.py --repeats 20 --json {work}/figures.json",
     "network": "network.py --nets lenet --batches 1 --repeats 3 --json {work}/figures.json",
     "network-floor": "floor.py --repeats 5",
     "network-many": "at_once.py --nets lenet cryptonets --queries 4 --clients 2",

@@ -4,7 +4,8 @@
 
 Makes the environments of CrypTen 0.4.1 and SPU 0.9.5 from PyPI in DIR unless they are there, with a Python that both
 run on, and writes benchmarks/results/peers.json, where other nets' rows stay if they were measured on as many cores and
-for as many rows of input. (CrypTen's of ResNet-18 and ResNet-50 there are of one call: --rounds 1 --peers-calls 1.) All
+for as many rows of input. (CrypTen's of ResNet-18 and ResNet-50
+there are of one call a turn, in two turns and in one: --rounds 2, --rounds 1, --peers-calls 1.) All
 run on the processor alone. All parties are on this machine, sectorch's in one process, CrypTen's in two, SPU's in three
 threads; what is dealt ahead is made in the call, by all. SPU computes the nets that are sequences of layers (VGG-7),
 with norms folded into convolutions, as sectorch folds them.

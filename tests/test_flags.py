@@ -18,9 +18,10 @@ from sectorch.ring.bitplanes import spread, unrows, words_for
 
 
 def flagged(x: torch.Tensor, protocol, seed: int) -> torch.Tensor:
-    """Where `protocol(net, shares)` raises a flag for these ring elements."""
+    """Where `protocol(net, shares)` raises a flag for these ring elements; with odd seeds trees have more levels."""
     mask = torch.randint(-(1 << 63), (1 << 63) - 1, x.shape, generator=torch.Generator().manual_seed(seed))
     with session().call(session().answering[0]) as net:
+        net.round_bytes = 0 if seed % 2 else None
         protocol(net, Shares(net.own(net.A, x - mask), net.own(net.S, mask)))
         bits = [(net.read(f.A, net.A), net.read(f.S, net.S)) for f in finished(net, tuple(net.raised))]
     words = [w for a, s in bits for w in (a ^ s).split(words_for(x.numel()))]

@@ -292,7 +292,7 @@ def test_results_do_not_share_memory():
 
 @pytest.mark.parametrize("modes", [(True, False, True, False), (False, True, False, True)], ids=str)
 def test_a_thread_begins_in_inference_mode_and_goes_on_outside(modes):
-    """A thread keeps its scratch: what it was first made for says nothing of where it is used next."""
+    """A tensor made in inference mode cannot be written outside it: a thread keeps none for its next product."""
     conv, sizes = Conv2d((1, 1), (1, 1)), [(2, 8, 8), (64, 4, 4), (3, 16, 16), (80, 32, 32)]
 
     def serve(first: int) -> list[bool]:
@@ -306,7 +306,7 @@ def test_a_thread_begins_in_inference_mode_and_goes_on_outside(modes):
         return right
 
     for first in range(len(sizes)):
-        with ThreadPoolExecutor(2) as fresh:  # threads of its own, whose scratch has still to be made
+        with ThreadPoolExecutor(2) as fresh:  # threads of its own
             assert all(all(right) for right in fresh.map(serve, (first, first + 1)))
 
 

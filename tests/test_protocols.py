@@ -30,6 +30,7 @@ from hypothesis import strategies as st
 
 from sectorch.choreography import Phase
 from sectorch.errors import ArgumentError
+from sectorch.mpc.star import trees
 from sectorch.mpc.star.circuit import Circuit
 from sectorch.mpc.star.compare import (
     CODES,
@@ -78,6 +79,13 @@ def test_every_case(case, n: int, seed: int):
 def test_every_case_of_long_keys(case, n: int, seed: int):
     """Their keys take 64 steps: `check_protocol` tries 16,000 elements of each (`test_own_protocols.py`)."""
     right(case, n, seed)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.fss], ids=str)
+def test_every_case_by_trees_of_more_levels(case, monkeypatch):
+    """As of large values, where bytes are worth more than a round."""
+    monkeypatch.setattr(trees, "LAN_ROUND", 0)
+    right(case, 200, 7)
 
 
 def right(case, n: int, seed: int) -> None:

@@ -77,10 +77,23 @@ def _held(net: Net, x: Shares) -> Shares:
     return x
 
 
+def _of_more_levels(protocol: Callable) -> Callable:
+    """As of large values, where bytes are worth more than a round."""
+
+    def run(net: Net, x: Shares) -> Shares:
+        net.round_bytes = 0
+        return protocol(net, x)
+
+    return run
+
+
 PROTOCOLS: dict[str, tuple[Callable, Callable, tuple[int, ...]]] = {
     "relu": (partial(relu, high=43), lambda x: x.clamp(min=0), (70,)),
     "relu_20": (partial(relu, shift=20), lambda x: rounded(x, 20).clamp(min=0), (70,)),
     "relu_1_limited": (partial(relu, shift=1, limit_bits=44), lambda x: rounded(x, 1).clamp(min=0), (3,)),
+    "relu_20_limited_of_more_levels": (
+        _of_more_levels(partial(relu, shift=20, limit_bits=40)), lambda x: rounded(x, 20).clamp(min=0), (70,),
+    ),
     "ramps": (
         lambda net, x: ramps(net, x, (0, 1 << 20), 20)[1], lambda x: (rounded(x, 20) - (1 << 20)).clamp(min=0), (5, 13),
     ),

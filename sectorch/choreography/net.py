@@ -98,8 +98,8 @@ class Net:
         """What this call has opened under a mask, by the shares that were opened: mask once, use often."""
         self.claims: Any = None
         """What was dealt and is not proved yet; see `mpc/star/claims.py`."""
-        self.round_bytes = 1 << 16
-        """What a round is worth: half a millisecond of 1 Gbit/s."""
+        self.round_bytes: int | None = None
+        """What a round is worth in this call, where its scheme says so; see `mpc/star/trees.py`."""
         self.spent = 0
         """Bytes that this call is dealt in addition, for fewer rounds; see `mpc/star/largest.py`."""
         self.raised: list[Any] = []

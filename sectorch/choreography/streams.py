@@ -8,7 +8,7 @@ a protocol's random value), and a draw is the key stream from the counter block
 so a draw is addressed by (session, call, label, place in the program) and not by what was drawn before it. A party that
 runs ahead of the others therefore draws the same values. Counters begin at 2 because those of AES-GCM do (NIST SP
 800-38D; block 1 is its tag's): what GCM makes of zeros is the same stream, and where the processor has vectors of AES,
-OpenSSL makes it twice as fast. AES, X25519 and HKDF are those of the `cryptography` package.
+OpenSSL makes it faster (benchmarks/streams.py). AES, X25519 and HKDF are those of the `cryptography` package.
 Source: PrivHFL, Figure 18 (Pi_Seed) and section 2.3.
 """
 

@@ -106,11 +106,20 @@ def _pool(threads: int, process: int) -> ThreadPoolExecutor:
 
 
 @compiled
-def lines(count):
-    """Zeros [count, 8] at the beginning of a line of the cache: a vector that crosses one takes twice the time."""
-    found = np.zeros((count + 1) * 8, np.uint64)
+def room(count):
+    """Room for [count, 8] words at the beginning of a line of the cache: a vector that crosses one takes twice the
+    time."""
+    found = np.empty((count + 1) * 8, np.uint64)
     first = (-found.ctypes.data % 64) // 8
     return found[first : first + count * 8].reshape(count, 8)
+
+
+@compiled
+def lines(count):
+    """`room`, with zeros in it."""
+    found = room(count)
+    found[:] = 0
+    return found
 
 
 @compiled

@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba import types
 
 from . import vectorloops, wordloops
-from .loops import compiled, intrinsic
+from .loops import compiled, intrinsic, room
 
 _LINE = ir.VectorType(ir.IntType(64), 8)
 _by_vectors, _by_words = vectorloops.multiply, wordloops.multiply
@@ -47,7 +47,7 @@ def convolved(images, places, depth, left, wide, out, low, high):
         depth: where its words stand from there.
     """
     positions = out.shape[2]
-    tile, held = _lines(len(depth)), _lines(len(left))
+    tile, held = room(8 * len(depth)).reshape(-1, 64), room(8 * len(left)).reshape(-1, 64)
     for at in range(low, high):
         _unfold(images, places[64 * at : 64 * at + 64], depth, tile)
         image, start = 64 * at // positions, 64 * at % positions
@@ -71,14 +71,6 @@ def _line(context, source, target):
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp), generate
-
-
-@compiled
-def _lines(rows):
-    """Room for rows of 64 words that begin where lines of the cache do: vectors across two take twice as long."""
-    room = np.empty(64 * rows + 8, np.uint64)
-    start = -(room.ctypes.data >> 3) & 7
-    return room[start : start + 64 * rows].reshape(rows, 64)
 
 
 @compiled
