@@ -1,5 +1,7 @@
 """Exact int64 products: torch's own kernels against those of sectorch/ring/products.py and limbs.py, in the same run.
 
+A convolution by Karatsuba (sectorch/ring/karatsuba.py) makes fewer products; counted are those of the definition.
+
 python benchmarks/products.py
 python benchmarks/products.py --batches                # matrices alone: minutes less without AVX-512
 python benchmarks/products.py --limbs                  # limb products too (slow on a CPU: they are for CUDA)
@@ -19,10 +21,20 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
-from sectorch.ring import limbs, products, tiles
+from sectorch.choreography.run.pages import keep_pages
+from sectorch.ring import karatsuba, limbs, products, tiles
 from sectorch.ring.products import Conv2d, matmul
 
-CONVOLUTIONS = [(3, 64, 32), (64, 128, 16), (128, 256, 8), (256, 256, 8), (256, 512, 4), (512, 512, 4)]
+CONVOLUTIONS = [
+    (64, 64, 56),
+    (128, 128, 28),
+    (3, 64, 32),
+    (64, 128, 16),
+    (128, 256, 8),
+    (256, 256, 8),
+    (256, 512, 4),
+    (512, 512, 4),
+]
 MATRICES = [(512, 4608, 512), (2048, 2304, 256), (128, 768, 3072)]
 
 
@@ -75,9 +87,15 @@ def row(table: Table, name: str, macs: float, torchs: Callable, seconds: Callabl
     table.add_row(name, f"{macs / best(torchs):.2f}", f"{macs / by_vectors:.2f}", f"{macs / by_words:.2f}", by_unit)
 
 
+def of_convolution(conv: Conv2d, x: torch.Tensor, weight: torch.Tensor, ready: bool) -> float:
+    """Seconds of a convolution whose weight was made ready for it before, or was not."""
+    return best(partial(conv, x, weight, conv.prepare(weight) if ready else None))
+
+
 def _with_tiles(seconds: Callable[[], float], wide: bool) -> float:
     """With tiles by the loop for vector products of 64-bit words, or by that for products of 32-bit ones."""
-    with mock.patch.object(tiles, "wide_products", lambda: wide):
+    loops = (mock.patch.object(module, "wide_products", lambda: wide) for module in (tiles, karatsuba))
+    with next(loops), next(loops):
         return seconds()
 
 
@@ -87,6 +105,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--batches", nargs="*", type=int, default=[1, 32], help="of the convolutions")
     options = parser.parse_args()
+    keep_pages()
     if options.limbs:
         Console().print(by_limbs(options.device))
     if options.device != "cpu":
@@ -96,15 +115,16 @@ def main() -> None:
         table.add_column(column, justify="left" if column == "product" else "right")
     for batch in options.batches:
         for c_in, c_out, size in CONVOLUTIONS:
-            x, w = ring(batch, c_in, size, size), ring(c_out, c_in, 3, 3)
-            conv = Conv2d(padding=(1, 1))
-            ours = lambda x=x, w=w, conv=conv: best(
-                partial(conv, x, w, conv.prepare(w) if conv.tiled(x.shape, w.shape) else None)
-            )
+            x, w, conv = ring(batch, c_in, size, size), ring(c_out, c_in, 3, 3), Conv2d(padding=(1, 1))
             macs = batch * c_out * c_in * 9 * size * size / 1e9
-            row(
-                table, f"conv {batch}x{c_in}->{c_out} at {size}", macs, lambda x=x, w=w: F.conv2d(x, w, padding=1), ours
-            )
+            torchs = lambda x=x, w=w: F.conv2d(x, w, padding=1)
+            form = conv.prepared(x.shape, w.shape)
+            ways = [("", form or conv, form is not None)]
+            if form is not None and form.form == "sums":
+                ways = [("", conv, False), (", by Karatsuba", form, True)]
+            for said, way, ready in ways:
+                name = f"conv {batch}x{c_in}->{c_out} at {size}{said}"
+                row(table, name, macs, torchs, partial(of_convolution, way, x, w, ready))
     for n, k, m in MATRICES:
         x, y = ring(n, k), ring(k, m)
         plain, ours = lambda x=x, y=y: x @ y, lambda x=x, y=y: best(lambda: matmul(x, y))

@@ -151,7 +151,7 @@ class Backend(Protocol):
         """A view (a transpose, a slice) of such an operand."""
 
     def linear(self, product: Callable, x: Any, weight: Any) -> Any:
-        """product(x, weight, tiles) for a map that is linear in both; `tiles` as in `ring/products.py`."""
+        """product(x, weight, made) for a map that is linear in both; `made` as in `ring/products.py`."""
 
     def multiply(self, product: Callable, x: Any, y: Any) -> Any:
         """product(x, y) for a map that is linear in both."""

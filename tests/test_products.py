@@ -150,10 +150,10 @@ def test_linear_plain_and_prepared(x_shape, out: int, fill):
 
 
 def test_which_linear_layers_are_prepared():
-    assert Linear().tiled(torch.Size((2, 40)), torch.Size((128, 40)))
-    assert not Linear().tiled(torch.Size((1, 40)), torch.Size((128, 40)))
-    assert not Linear().tiled(torch.Size((128, 40)), torch.Size((128, 40)))
-    assert not Linear().tiled(torch.Size((2, 40)), torch.Size((127, 40)))
+    assert Linear().prepared(torch.Size((2, 40)), torch.Size((128, 40)))
+    assert not Linear().prepared(torch.Size((1, 40)), torch.Size((128, 40)))
+    assert not Linear().prepared(torch.Size((128, 40)), torch.Size((128, 40)))
+    assert not Linear().prepared(torch.Size((2, 40)), torch.Size((127, 40)))
 
 
 @st.composite
@@ -273,11 +273,11 @@ def test_an_input_that_is_a_part_of_another(unit, monkeypatch):
 
 def test_which_convolutions_are_prepared():
     x, weight = torch.Size((1, 8, 7, 9)), torch.Size((128, 8, 3, 3))
-    assert Conv2d((1, 1), (1, 1)).tiled(x, weight)
-    assert not Conv2d((1, 1), (1, 1)).tiled(torch.Size((1, 8, 8, 8)), weight)
-    assert not Conv2d((1, 1), (1, 1)).tiled(torch.Size((2, 8, 7, 9)), weight)
-    assert not Conv2d((1, 1), (1, 1)).tiled(x, torch.Size((127, 8, 3, 3)))
-    assert not Conv2d((1, 1), (1, 1), groups=2).tiled(x, torch.Size((128, 4, 3, 3)))
+    assert Conv2d((1, 1), (1, 1)).prepared(x, weight)
+    assert not Conv2d((1, 1), (1, 1)).prepared(torch.Size((1, 8, 8, 8)), weight)
+    assert not Conv2d((1, 1), (1, 1)).prepared(torch.Size((2, 8, 7, 9)), weight)
+    assert not Conv2d((1, 1), (1, 1)).prepared(x, torch.Size((127, 8, 3, 3)))
+    assert not Conv2d((1, 1), (1, 1), groups=2).prepared(x, torch.Size((128, 4, 3, 3)))
 
 
 def test_results_do_not_share_memory():

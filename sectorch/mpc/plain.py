@@ -34,11 +34,11 @@ class Own(torch.Tensor):
 
 
 class Operand:
-    """The answering party's numbers, and the tiles that products have made of them."""
+    """The answering party's numbers, and what products have made of them."""
 
     def __init__(self, value: T):
         self.value = value
-        self.tiles: dict[type, T] = {}
+        self.made: dict[tuple[type, str], T] = {}
 
 
 class Plain(Backend):
@@ -117,11 +117,13 @@ class Plain(Backend):
         return Operand(view(weight.value))
 
     def linear(self, product: Callable, x: T, weight: Operand) -> T:
-        if not isinstance(product, Tiled) or not product.tiled(x.shape, weight.value.shape):
+        form = product.prepared(x.shape, weight.value.shape) if isinstance(product, Tiled) else None
+        if form is None:
             return product(x, weight.value, None)
-        if type(product) not in weight.tiles:
-            weight.tiles[type(product)] = product.prepare(weight.value)
-        return product(x, weight.value, weight.tiles[type(product)])
+        kind = type(form), form.form
+        if kind not in weight.made:
+            weight.made[kind] = form.prepare(weight.value)
+        return form(x, weight.value, weight.made[kind])
 
     def multiply(self, product: Callable, x: T, y: T) -> T:
         return product(x, y)

@@ -29,7 +29,7 @@ Sums = Callable[[torch.Tensor], torch.Tensor]
 everywhere."""
 
 
-def _without_tiles(product: Callable, x: torch.Tensor, w: torch.Tensor, _tiles: None) -> torch.Tensor:
+def _unprepared(product: Callable, x: torch.Tensor, w: torch.Tensor, _made: None) -> torch.Tensor:
     return product(x, w)
 
 
@@ -79,7 +79,7 @@ def bilinear(
         left = fitted(context, left, limit_at(context, left.scale_bits) * ROOM)
         if left.bound is not None and context.scheme.range_check:
             context.net.rely(check_sums(y, sums[1]))
-        run = product if isinstance(product, Tiled) else partial(_without_tiles, product)
+        run = product if isinstance(product, Tiled) else partial(_unprepared, product)
         shares = backend.linear(run, left.shares, y.weight())
         bound = None if left.bound is None else left.bound * gain
         return left.like(shares, left.scale_bits + y.weight_bits, bound)

@@ -2,7 +2,8 @@
 
 torch's own int64 kernels are exact (they wrap), but read and write each word of the result again for each of its
 products. So one operand is brought into tiles of 64 columns, [tiles, K, 64], and a compiled loop multiplies the other
-one by them: `vectorloops.py` where the processor multiplies vectors of 64-bit words, and `tileloops.py` elsewhere.
+one by them: `vectorloops.py` where the processor multiplies vectors of 64-bit words, and `wordloops.py` elsewhere.
+Convolutions with larger images take fewer products (`karatsuba.py`).
 `benchmarks/products.py` prints the comparison. Where there is a matrix unit for bytes, products of some size go there
 (`amx.py`), and those with a single row to a compiled loop. On CUDA, where torch has no int64 products, they are made of
 limbs (`limbs.py`).
@@ -22,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import UnsupportedDeviceError
-from . import limbs
+from . import karatsuba, limbs
 from .tiles import TILE, times_tiles, times_unfolded, to_tiles, wide_products
 
 _LIMB_ELEMENTS = 1 << 24  # unfolded columns at a time on a device: 128 MiB, and as much again in digits
@@ -142,19 +143,26 @@ def _matmul2d(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 class Tiled(ABC):
-    """A bilinear map of an input and a weight that may bring the weight into tiles once, ahead of many products."""
+    """A bilinear map of an input and a weight that may bring the weight into another form once, ahead of many
+    products: into tiles, or for fewer products.
+
+    All parties choose the form, by shapes alone. What it is made of depends on the processor.
+    """
+
+    form: str
+    """In which a prepared weight is taken."""
 
     @abstractmethod
-    def tiled(self, x: torch.Size, weight: torch.Size) -> bool:
-        """Whether that is worth it with inputs of this shape."""
+    def prepared(self, x: torch.Size, weight: torch.Size) -> Tiled | None:
+        """The same map in the form that is worth it with such inputs; None where the weight is best as it is."""
 
     @abstractmethod
     def prepare(self, weight: torch.Tensor) -> torch.Tensor:
-        """The weight in tiles."""
+        """The weight in this form."""
 
     @abstractmethod
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, tiles: torch.Tensor | None = None) -> torch.Tensor:
-        """The map; `tiles` is the prepared weight."""
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, made: torch.Tensor | None = None) -> torch.Tensor:
+        """The map; `made` is the prepared weight."""
 
 
 @dataclass(frozen=True)
@@ -163,18 +171,19 @@ class Linear(Tiled):
 
     fresh = True
     """A result has memory of its own."""
+    form = "tiles"
 
-    def tiled(self, x: torch.Size, weight: torch.Size) -> bool:
-        rows = math.prod(x[:-1])
-        return 2 <= rows < (2 * TILE if math.prod(weight) < _LARGE else TILE // 4) and weight[0] >= 2 * TILE
+    def prepared(self, x: torch.Size, weight: torch.Size) -> Linear | None:
+        rows, most = math.prod(x[:-1]), 2 * TILE if math.prod(weight) < _LARGE else TILE // 4
+        return self if 2 <= rows < most and weight[0] >= 2 * TILE else None
 
     def prepare(self, weight: torch.Tensor) -> torch.Tensor:
         return _prepared(weight)
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, tiles: torch.Tensor | None = None) -> torch.Tensor:
-        if tiles is None or _device(x, tiles) != "cpu":
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, made: torch.Tensor | None = None) -> torch.Tensor:
+        if made is None or _device(x, made) != "cpu":
             return matmul(x, weight.t())
-        return _times_prepared(x.reshape(-1, x.shape[-1]), tiles, len(weight)).reshape(*x.shape[:-1], len(weight))
+        return _times_prepared(x.reshape(-1, x.shape[-1]), made, len(weight)).reshape(*x.shape[:-1], len(weight))
 
 
 @dataclass(frozen=True)
@@ -188,6 +197,8 @@ class Conv2d(Tiled):
     padding: tuple[int, int] = (0, 0)
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
+    form: str = "tiles"
+    """Or "sums", of the taps of a kernel of 3 x 3: see `karatsuba.py`."""
     fresh = True
 
     def _positions(self, x: torch.Size, kernel: torch.Size) -> tuple[int, int]:
@@ -197,13 +208,21 @@ class Conv2d(Tiled):
         )
         return high, wide
 
-    def tiled(self, x: torch.Size, weight: torch.Size) -> bool:
-        return self.groups == 1 and x[0] * math.prod(self._positions(x, weight[2:])) < TILE <= weight[0] // 2
+    def prepared(self, x: torch.Size, weight: torch.Size) -> Conv2d | None:
+        if self.groups > 1:
+            return None
+        positions = self._positions(x, weight[2:])
+        if x[0] * math.prod(positions) < TILE <= weight[0] // 2:
+            return replace(self, form="tiles")
+        one_by_one = self.stride == self.dilation == (1, 1)
+        return replace(self, form="sums") if one_by_one and karatsuba.faster(x[0], positions, weight) else None
 
     def prepare(self, weight: torch.Tensor) -> torch.Tensor:
-        return _prepared(weight.flatten(1))
+        if self.form == "tiles":
+            return _prepared(weight.flatten(1))
+        return karatsuba.prepared(weight) if _device(weight) == "cpu" and unit() is None else weight
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, tiles: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, made: torch.Tensor | None = None) -> torch.Tensor:
         device = _device(x, weight)
         if self.groups > 1 and weight.shape[1] == 1 and device != "meta":
             return self._depthwise(x, weight)
@@ -211,16 +230,18 @@ class Conv2d(Tiled):
             return self.by_limbs(x, weight)
         if self.groups > 1 or device == "meta":
             return self._grouped(x, weight)
-        if tiles is None and weight.shape[0] <= 8 and self.stride == (1, 1):
+        if made is not None and self.form == "sums" and unit() is None:
+            return karatsuba.convolved(x, made, self.padding)
+        if made is None and weight.shape[0] <= 8 and self.stride == (1, 1):
             from .convloops import convolved
 
             return convolved(x, weight, self.padding, self.dilation)
         windows = windows_of(x, weight.shape[2:], self.stride, self.padding, self.dilation)
         batch, oh, ow = windows.shape[0], windows.shape[4], windows.shape[5]
         out_channels, k = weight.shape[0], weight[0].numel()
-        if tiles is not None:
+        if made is not None and self.form == "tiles":
             columns = windows.permute(0, 4, 5, 1, 2, 3).reshape(batch * oh * ow, k)
-            product = _times_prepared(columns, tiles, out_channels)
+            product = _times_prepared(columns, made, out_channels)
             return product.view(batch, oh, ow, out_channels).permute(0, 3, 1, 2).contiguous()
         out = torch.empty(batch, out_channels, oh, ow, dtype=torch.int64)
         if amx := _unit_for(out_channels, k, batch * oh * ow):

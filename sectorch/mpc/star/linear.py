@@ -27,7 +27,7 @@ class Weight:
         self.omega = omega
         self.a = a
         self.masked = masked
-        self._tiles: dict[str, tuple[Located, Located, Located]] = {}
+        self._made: dict[tuple[str, str], tuple[Located, Located, Located]] = {}
         self.sums: dict[int, Sums] = {}
         """Of its channels, for who looks at what is dealt; by groups of channels."""
 
@@ -42,26 +42,26 @@ class Weight:
 
     def products(self, setup: Net, product: Callable, shape: torch.Size) -> tuple[Callable, Callable, Callable]:
         """product(x, omega), product(b, a) and product(b, omega + a), of x and b of this shape."""
-        tiles: tuple = (None, None, None)
-        if isinstance(product, Tiled) and product.tiled(shape, self.shape):
-            tiles = self.tiles(setup, product)
-        omega, a, masked = zip((self.omega, self.a, self.masked), tiles, strict=True)
+        made: tuple = (None, None, None)
+        if isinstance(product, Tiled) and (form := product.prepared(shape, self.shape)):
+            product, made = form, self.made(setup, form)
+        omega, a, masked = zip((self.omega, self.a, self.masked), made, strict=True)
         return (
             lambda x: compute(product, x, *omega),
             lambda b: compute(product, b, *a),
             lambda b: compute(product, b, *masked),
         )
 
-    def tiles(self, setup: Net, product: Tiled) -> tuple[Located, Located, Located]:
-        """The three tensors in the form that `product` prepares ahead, made on first use and kept."""
-        kind = type(product).__name__
-        if kind not in self._tiles:
+    def made(self, setup: Net, product: Tiled) -> tuple[Located, Located, Located]:
+        """The three tensors in the form that `product` takes, made on first use and kept."""
+        kind = type(product).__name__, product.form
+        if kind not in self._made:
             with setup.lock, running(setup):
-                if kind not in self._tiles:  # another thread may have made them meanwhile
+                if kind not in self._made:  # another thread may have made them meanwhile
                     held = self.omega.at("A"), self.a.at(setup.D), self.masked.at("S")
                     omega, a, masked = (compute(product.prepare, w) for w in held)
-                    self._tiles[kind] = omega, a, masked
-        return self._tiles[kind]
+                    self._made[kind] = omega, a, masked
+        return self._made[kind]
 
 
 @protocol("mask_weight", "PrivHFL, Figure 3", [Message("omega_masked", "A", "S", "a of k_DA")])
@@ -87,8 +87,8 @@ def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight | 
     """y = product(x, omega) for a map that is linear in both arguments, mod 2^64.
 
     Args:
-        product: exact integer kernel `f(x, w, tiles)`; `tiles` is the weight as its `prepare` made it where its `tiled`
-            asks for that (see `sectorch.ring.products`), and None else.
+        product: exact integer kernel `f(x, w, made)`; `made` is the weight as its `prepare` made it where its
+            `prepared` asks for that (see `sectorch.ring.products`), and None else.
         x: shares, any shape that the product takes.
         weight: A's masked weight.
 
