@@ -157,3 +157,36 @@ def products(alpha, other, mask, sets, out, low, high):
                         for w in range(end - start):
                             several[w] &= both[sets[i, k], w]
                 xor(several, under, row)
+
+
+@compiled
+def _three(rows, low, high):
+    return rows[0, low:high], rows[1, low:high], rows[2, low:high]
+
+
+@compiled
+def floor_products(alpha, other, wraps, mask, out, low, high):
+    """The products of masks for the last layer of a ReLU (`relu.py`), and of bits that D knows, under a mask."""
+    (p0, p1, p2), (q0, q1, q2) = _three(alpha, low, high), _three(other, low, high)
+    (m0, m1, m2), (m3, m4, m5) = _three(mask, low, high), _three(mask[3:], low, high)
+    (y0, y1, y2), (y3, y4, y5) = _three(out, low, high), _three(out[3:], low, high)
+    w = wraps[low:high]
+    for i in range(len(w)):
+        eq, k, u = p0[i] ^ q0[i], p1[i] ^ q1[i], p2[i] ^ q2[i]
+        y0[i], y1[i], y2[i] = m0[i] ^ (eq & u), m1[i] ^ (k & u), m2[i] ^ (k & w[i])
+        y3[i], y4[i], y5[i] = m3[i] ^ (u & w[i]), m4[i] ^ (eq & w[i]), m5[i] ^ (eq & u & w[i])
+
+
+@compiled
+def floor_joined(mine, theirs, taken, alpha, dealt, wraps, top, first, out, low, high):
+    """One party's half of what that layer gives; `first` is all ones for the party that adds the public terms."""
+    (x0, x1, x2), (z0, z1, z2) = _three(mine, low, high), _three(theirs, low, high)
+    (a0, a1, a2), (y0, y1, y2) = _three(alpha, low, high), _three(out, low, high)
+    (d0, d1, d2), (d3, d4, d5) = _three(dealt, low, high), _three(dealt[3:], low, high)
+    w, above, half = wraps[low:high], top[low:high], taken[1, low:high]
+    for i in range(len(w)):
+        eq, k, u = x0[i] ^ z0[i], x1[i] ^ z1[i], x2[i] ^ z2[i]
+        eq_u = d0[i] ^ (eq & a2[i]) ^ (u & (a0[i] ^ (eq & first)))
+        k_u = d1[i] ^ (k & a2[i]) ^ (u & (a1[i] ^ (k & first)))
+        wrapped = d2[i] ^ (k & w[i]) ^ (eq & u & w[i]) ^ (eq & d3[i]) ^ (u & d4[i]) ^ d5[i]
+        y0[i], y1[i], y2[i] = half[i] ^ eq_u, eq_u ^ k_u, wrapped & ~above[i]

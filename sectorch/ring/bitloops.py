@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from .andloops import floor_joined as floor_joined
+from .andloops import floor_products as floor_products
 from .andloops import layer as layer
 from .andloops import masked as masked
 from .andloops import products as products

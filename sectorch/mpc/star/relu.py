@@ -154,15 +154,12 @@ def _compared(
     if above is not None:
         raise_above(net, state, (u, *far), above[high], codes, r_high, x.shape)
 
-    k = ~(state[lt] ^ each(_repeated, codes[r_high], copies) ^ bits[high])
-    return _floor_bits(
-        net,
-        x,
-        each(_stacked, state[eq], k, state[u]),
-        each(_repeated, codes[-1], copies),
-        _repeated(sign_words(x.r), copies),
-        bits[63],
+    rows = eq, lt, u
+    taken = Shares(
+        _taken(state.A, codes.A, bits, rows, r_high, high, True),
+        _taken(state.S, codes.S, bits, rows, r_high, high, False),
     )
+    return _floor_bits(net, x, taken, codes, bits)
 
 
 @leaf(shapes=lambda *c: c[0].new_empty(64, len(c) * words_for(c[0].numel())))
@@ -200,51 +197,72 @@ def _blocks(spans: tuple) -> int:
     return sum(block_count(*span) for span in spans)
 
 
-@leaf
-def _repeated(words: torch.Tensor, copies: int) -> torch.Tensor:
-    return words if copies == 1 else words.repeat(copies)
+@leaf(shapes=lambda state, *_: state.new_empty(3, state.shape[1]))
+def _taken(state, codes, bits, rows: tuple[int, int, int], r_high: int, high: int, first: bool) -> torch.Tensor:
+    """One party's half of eq, k = [x' >= 0] but for the lower planes, and u.
+
+    Args:
+        rows: those of eq, lt and u. r_high: r's plane `high` among its codes. first: the party that adds public terms.
+    """
+    eq, lt, u = rows
+    k = state[lt] ^ _repeated(codes[r_high], state)
+    if first:
+        k = (k ^ bits[high]).bitwise_not_()
+    return torch.stack((state[eq], k, state[u]))
 
 
-@leaf
-def _stacked(*words: torch.Tensor) -> torch.Tensor:
-    return torch.stack(words)
+def _repeated(words: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
+    """Words of one threshold for those of all."""
+    copies = beside.shape[-1] // max(1, len(words))
+    return words if copies <= 1 else words.repeat(copies)
 
 
 @protocol("floor_bits", "docs/protocols.md; PrivHFL, C.4.1 (Beaver), on bits", [
     Message("masked_A", "A", "S", "alpha_A of k_DA"), Message("masked_S", "S", "A", "alpha_S of k_DS"),
 ])  # fmt: skip
-def _floor_bits(net: Net, x: Masked, taken: Shares, wraps: Shares, wrap: Located, top: Located) -> Shares:
-    """b = k xor eq u, b u, and b w (1 - msb(c)) for a bit w = msb(r) that D knows: words [3 W], XOR-shared.
+def _floor_bits(net: Net, x: Masked, taken: Shares, codes: Shares, c: Located) -> Shares:
+    """b = k xor eq u, b u, and b w (1 - msb(c)) for w = msb(r), which D knows: words [3 W], XOR-shared.
 
     Args:
-        x: whose r it is. taken: words [3, W] of eq, k and u. wraps: w in shares. wrap: w at D. top: public, msb(c).
+        x: whose r it is. taken: words [3, W] of eq, k and u. codes: of which the last row is w in shares. c: its bit
+            planes, public.
 
     Rounds 1, online six bits per element, dealt six.
     """
     D, A, S = net.D, net.A, net.S
     alpha_A, alpha_S = net.common(D, A, taken.shape, "alpha_A"), net.common(D, S, taken.shape, "alpha_S")
     claim = proved.floor_products(net, Halves(alpha_A, alpha_S), x)
-    dealt = deal_bits(net, _floor_products(alpha_A ^ alpha_S, wrap), claim)
+    made = Made(_floor_products, (6, taken.shape[1]), (alpha_A, alpha_S, sign_words(x.r)))
+    dealt = deal_bits(net, made, claim)
     sent_A = (taken.A ^ alpha_A).send(A, S, "masked_A")
     sent_S = (taken.S ^ alpha_S).send(S, A, "masked_S")
-    public = sent_A ^ sent_S
     return Shares(
-        _floor_joined(public, taken.A, alpha_A, dealt.A, wraps.A, top, True),
-        _floor_joined(public, taken.S, alpha_S, dealt.S, wraps.S, top, False),
+        _floor_joined(sent_A, sent_S, taken.A, alpha_A, dealt.A, codes.A, c, True),
+        _floor_joined(sent_A, sent_S, taken.S, alpha_S, dealt.S, codes.S, c, False),
     )
 
 
-@leaf
-def _floor_products(alpha: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """What is dealt for `_floor_bits`: products of the masks of eq, k and u, and of w."""
-    eq, k, u = alpha
-    return torch.stack((eq & u, k & u, k & w, u & w, eq & w, eq & u & w))
+@leaf(shapes=lambda alpha_A, alpha_S, w, v_A: torch.empty_like(v_A))
+def _floor_products(alpha_A: torch.Tensor, alpha_S: torch.Tensor, w: torch.Tensor, v_A: torch.Tensor):
+    """What is dealt for `_floor_bits`: products of the masks of eq, k and u, and of w; all under v_A."""
+    w = _repeated(w, v_A)
+    if loops := fast(alpha_A, alpha_S, w, v_A):
+        out, arrays = torch.empty_like(v_A), [v.numpy() for v in (alpha_A, alpha_S, w, v_A)]
+        loops.on_words(v_A.shape[1], loops.floor_products, *arrays, out.numpy())
+        return out
+    eq, k, u = alpha_A ^ alpha_S
+    return torch.stack((eq & u, k & u, k & w, u & w, eq & w, eq & u & w)).bitwise_xor_(v_A)
 
 
-@leaf
-def _floor_joined(public, taken, alpha, dealt, w, top, first: bool) -> torch.Tensor:
+@leaf(shapes=lambda sent, *_: sent.new_empty(sent.numel()))
+def _floor_joined(sent_A, sent_S, taken, alpha, dealt, codes, c, first: bool) -> torch.Tensor:
     """One party's half of b, b u and b w (1 - msb(c)) from eq, k and u, open under the masks alpha."""
-    (eq, k, u), (a_eq, a_k, a_u) = public, alpha
+    w = _repeated(codes[-1], taken)
+    if loops := fast(sent_A, sent_S, taken, alpha, dealt, w, c):
+        out, arrays = torch.empty_like(taken), [v.numpy() for v in (sent_A, sent_S, taken, alpha, dealt, w, c[63])]
+        loops.on_words(taken.shape[1], loops.floor_joined, *arrays, -int(first), out.numpy())
+        return out.view(-1)
+    (eq, k, u), (a_eq, a_k, a_u) = sent_A ^ sent_S, alpha
     eq_u = (eq & a_u) ^ (a_eq & u) ^ dealt[0]
     k_u = (k & a_u) ^ (a_k & u) ^ dealt[1]
     both = eq & u
@@ -252,7 +270,7 @@ def _floor_joined(public, taken, alpha, dealt, w, top, first: bool) -> torch.Ten
         eq_u, k_u = eq_u ^ both, k_u ^ (k & u)
     k_w = (k & w) ^ dealt[2]
     eq_u_w = (both & w) ^ (eq & dealt[3]) ^ (u & dealt[4]) ^ dealt[5]
-    return torch.cat((taken[1] ^ eq_u, eq_u ^ k_u, (k_w ^ eq_u_w) & ~top))
+    return torch.cat((taken[1] ^ eq_u, eq_u ^ k_u, (k_w ^ eq_u_w) & ~c[63]))
 
 
 @protocol("maximum", "PrivHFL, 3.3 (iii)")
