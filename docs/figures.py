@@ -71,11 +71,10 @@ FIGURES: dict[str, Figure] = {
     "linear": Figure("A linear layer with a masked weight (Figure 3)", ("mask_weight", "linear"), (
         at(Q="a ← k_QA", A="a ← k_QA"),
         Arrow("mask_weight", "omega_masked", "ω + a", "once"),
-        at(Q="b ← k_SQ, c_A ← k_QA", S="b ← k_SQ", A="c_A ← k_QA"),
-        Arrow("linear", "c_S", "c_S = a∘b - c_A", "ahead"),
-        at(S="y_S = (ω + a)∘b - c_S"),
+        at(Q="b ← k_SQ\nowes c = a∘b", S="b ← k_SQ"),
+        at(S="y_S = (ω + a)∘b"),
         Arrow("linear", "m", "m = x_S - b"),
-        at(A="y_A = ω∘(x_A + m) - c_A"),
+        at(A="y_A = ω∘(x_A + m)"),
     )),
     "relu": Figure("ReLU after a linear layer (in place of Figure 4)",
                    ("open_masked", "deal_bits", "and_layers", "floor_bits", "deal", "open_bit"), (

@@ -197,9 +197,7 @@ def test_each_message_that_is_dealt_otherwise_than_promised_is_noticed(network):
     scheme = Scheme(audited=2, network=network)
     model, x = ZOO["convolution"]
     dealt = messages_of(model, x, Scheme(network=network))
-    assert {"lan": {"linear/c_S", "deal/v_S", "deal_bits/v_S"}, "wan": {"linear/c_S", "deal_key/seeds"}}[network] <= {
-        name for name, _ in dealt
-    }
+    assert {"lan": {"deal/v_S", "deal_bits/v_S"}, "wan": {"deal_key/seeds"}}[network] <= {name for name, _ in dealt}
     session, secure = begun(model, x, scheme)
     kinds = {name: number for number, (name, size) in enumerate(dealt) if size}
     for number in kinds.values():

@@ -10,6 +10,9 @@ versions, planted: the same tests find it, and the attack reads the model with i
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 import torch
@@ -19,7 +22,9 @@ from torch import nn
 import sectorch
 from sectorch import Scheme
 from sectorch.backend import SERIES_BITS
+from sectorch.choreography import leaf
 from sectorch.mpc.smooth.trigonometric import draw_error, trigonometric, turns_of, value_at
+from sectorch.mpc.star import mask as mask_module
 from sectorch.mpc.star import relu as relu_module
 from sectorch.mpc.star import truncate as truncate_module
 from sectorch.mpc.star.shares import each
@@ -184,26 +189,19 @@ def plant(monkeypatch) -> None:
     monkeypatch.setattr(truncate_module, "_borrow", lambda *v: each(torch.zeros_like, borrow(*v)))
 
 
-class Noted:
-    """Q's own draws of the masks of openings, as its streams give them."""
+@contextmanager
+def noted_masks() -> Iterator[list[torch.Tensor]]:
+    """The masks of openings, of which Q knows both halves and what it owes: all that are made inside, one by one."""
+    masks: list[torch.Tensor] = []
+    inner = mask_module.whole_mask
 
-    def __init__(self, session: sectorch.Session):
-        self.masks: list[torch.Tensor] = []
-        inner = session.runtime.draw
+    @leaf(shapes=inner.kernel.shapes)
+    def whole_mask(*parts: torch.Tensor) -> torch.Tensor:
+        masks.append(inner(*parts).clone())
+        return masks[-1].clone()
 
-        def draw(pair, label, call, number, count):
-            words = inner(pair, label, call, number, count)
-            if label.startswith("open_masked/r_"):
-                assert session.Q in pair
-                self.masks.append(words.clone())
-            return words
-
-        session.runtime.draw = draw
-
-    def of(self, opening: int) -> torch.Tensor:
-        """The mask of an opening, by its number; -1 for the last."""
-        pair = self.masks[-2:] if opening < 0 else self.masks[2 * opening : 2 * opening + 2]
-        return pair[0] + pair[1]
+    with mock.patch.object(mask_module, "whole_mask", whole_mask):
+        yield masks
 
 
 def experiment(
@@ -214,14 +212,15 @@ def experiment(
     model, x = net(name)
     session = sectorch.Session()
     piece = min(rows, 2048)
-    secure, noted = sectorch.secure(model, Scheme(network=network), session=session, chunk=piece), Noted(session)
+    secure = sectorch.secure(model, Scheme(network=network), session=session, chunk=piece)
     lows, results = [], []
-    for _ in range(rows // piece):
-        noted.masks.clear()
-        y = secure(x.expand(piece, *x.shape[1:]).contiguous())
-        lows.append(noted.of(0).view(piece, -1) & LOW)
-        out = noted.of(-1).view(piece, -1)[:, : y.shape[1]] & LOW
-        results.append((torch.round(y.double() * 2**F), out.double() / 2**F))
+    with noted_masks() as masks:
+        for _ in range(rows // piece):
+            masks.clear()
+            y = secure(x.expand(piece, *x.shape[1:]).contiguous())
+            lows.append(masks[0].view(piece, -1) & LOW)
+            out = masks[-1].view(piece, -1)[:, : y.shape[1]] & LOW
+            results.append((torch.round(y.double() * 2**F), out.double() / 2**F))
     y = torch.cat([r[0] for r in results])
     return torch.cat(lows), torch.cat([r[1] for r in results]), model, y
 

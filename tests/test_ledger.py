@@ -213,9 +213,11 @@ COSTS = {
     "ramp_of_largest": (lambda w, x: largest_of(w, x, 1, 1), (4, 24, 148.125)),
     "ramp_of_largest_by_levels": (lambda w, x: largest_of(w, x, 1, 3), (6, 32.25, 73.25)),
     "ramp_of_largest_of_four": (lambda w, x: largest_of(w, x, 4, 1), (4, 131.25 / 4, 1310.75 / 4)),
-    "multiply": (lambda w, x: multiply(w.net, torch.mul, x, w.halves(ring_values((N,)))), (1, 32, 8)),
-    "multiply_by_one": (lambda w, x: multiply(w.net, torch.mul, x, w.halves(ring_values((1,)))), (1, 16 + 16 / N, 8)),
-    "square": (lambda w, x: square(w.net, x), (1, 16, 8)),
+    "multiply": (lambda w, x: multiply(w.net, torch.mul, x, w.halves(ring_values((N,)))), (1, 32, 0)),
+    "multiply_by_one": (lambda w, x: multiply(w.net, torch.mul, x, w.halves(ring_values((1,)))), (1, 16 + 16 / N, 0)),
+    "square": (lambda w, x: square(w.net, x), (1, 16, 0)),
+    "square_in_halves": (lambda w, x: square(w.net, x).paid, (1, 16, 8)),
+    "square_truncated": (lambda w, x: truncate(w.net, square(w.net, x), 20), (1 + 4, 16 + 19.75, 27.875)),
     "drelu": (masked_drelu(), compared(63)),
     "drelu_high": (masked_drelu(high=31), compared(31)),
     "drelu_one_block": (masked_drelu(high=3), (1, 16, 1)),
@@ -240,7 +242,7 @@ COSTS = {
     "signs": (lambda w, x: at_least(w.net, open_masked(w.net, x), fss=True), (1, 16, by_keys(63, 1))),
     "leaky_drelu": (lambda w, x: leaky_drelu(w.net, x), (3, 24, 0)),
     # A's half of the sign comes from a stream, so that its 8 bytes of the product's opening go ahead.
-    "leaky_relu": (lambda w, x: leaky_relu_privhfl(w.net, x, 20), (3 + 1 + 4, 24 + 16 + 8 + 19.75, 8 + 8 + 27.875)),
+    "leaky_relu": (lambda w, x: leaky_relu_privhfl(w.net, x, 20), (3 + 1 + 4, 24 + 16 + 8 + 19.75, 8 + 27.875)),
     "trigonometric": (lambda w, x: trigonometric(w.net, x, 20, SIGMOID), (2, 8 + 16, 32 * len(SIGMOID.cos) + 12)),
     "trigonometric_wide": (lambda w, x: trigonometric(w.net, x, 40, SIGMOID), (2, 32, 32 * len(SIGMOID.cos) + 12)),
     "reveal": (lambda w, x: reveal(w.net, x), (2, 16, 0)),
@@ -295,7 +297,7 @@ def test_costs_are_as_declared(name: str):
 
 @pytest.mark.parametrize("thresholds", [2, 7, 20])
 def test_costs_of_normalising(thresholds: int):
-    once_opened, once_dealt = 16 + 16, codes(0, 63) + 8
+    once_opened, once_dealt = 16 + 16, codes(0, 63)
     _, opened, dealt = tree(0, 63)
     assert cost(lambda w, x: normalise(w.net, x, 5, 5 + thresholds - 1)) == pytest.approx(
         (1 + 3 + 1 + 1, once_opened + thresholds * (opened + 0.25), once_dealt + thresholds * (dealt + 8))
@@ -337,7 +339,11 @@ def test_costs_of_sharing_and_linear_layers():
         with Profile() as product:
             y = linear(net, setup, Linear(), shares, masked)
         assert product.online_bytes == product.bytes_between("S", "A") == 8 * 60
-        assert product.offline_bytes == product.bytes_between("Q", "S") == 8 * 35
+        assert product.offline_bytes == product.bytes_between("Q", "S") == 0
+        assert (y.mine.phase, y.theirs.phase) == (Phase.ONLINE, Phase.OFFLINE)
+        with Profile() as halves:
+            assert y.paid.shape == (5, 7)
+        assert halves.bytes == halves.offline_bytes == halves.bytes_between("Q", "S") == 8 * 35
         assert (y.A.phase, y.S.phase) == (Phase.ONLINE, Phase.OFFLINE), "S's half is ready before the query"
         with Profile() as opening:
             open_masked(net, y)
@@ -381,8 +387,8 @@ def test_a_profile_of_a_small_program_counted_by_hand():
     # x: 2 x 4, weight: 3 x 4, y: 2 x 3 = 6 elements in one word of bits; 7 blocks of planes below the fraction and
     # 15 above.
     setup = 12 * 8
-    # c_S; codes, ANDs of the trees and of the last layer; r >> f, two bits, the first times r >> f, a bit mod 2^32
-    to_S_ahead = 6 * 8 + (155 + 14 + 96 + 6) * 8 + 6 * (8 + 8 + 8 + 8 + 4)
+    # codes, ANDs of the trees and of the last layer; r >> f, two bits, the first times r >> f, a bit mod 2^32
+    to_S_ahead = (155 + 14 + 96 + 6) * 8 + 6 * (8 + 8 + 8 + 8 + 4)
     to_A_ahead = 6 * 8  # c_S of the opening: S's half of y does not wait for the query
     tree_each_way = (14 + 33 + 3) * 8
     online_QS = 2 * 4 * 8 + 6 * 8  # x_S, result
@@ -398,14 +404,14 @@ def test_a_profile_of_a_small_program_counted_by_hand():
     assert profile.bytes_between("A", "S", Phase.ONLINE) == online_SA
     # share, m, c_A, two levels and the last layer, masked result, result: A sends its half as soon as it has e.
     assert profile.rounds == 1 + 1 + 1 + 2 + 1 + 1 + 1
-    assert [profile.rounds_of(phase) for phase in Phase] == [1, 2, 8]
+    assert [profile.rounds_of(phase) for phase in Phase] == [1, 1, 8]
     rows = profile.by_protocol()
-    assert sum(row["messages"] for row in rows.values()) == len(profile.ledger) == 23
+    assert sum(row["messages"] for row in rows.values()) == len(profile.ledger) == 22
     assert sum(row["online_bytes"] for row in rows.values()) == profile.online_bytes
     assert sum(row["offline_bytes"] for row in rows.values()) == profile.offline_bytes
     assert rows["linear"]["online_bytes"] == 64
     figures = profile.as_dict()
-    assert (figures["bytes"], figures["rounds"], figures["offline_rounds"]) == (profile.bytes, 8, 2)
+    assert (figures["bytes"], figures["rounds"], figures["offline_rounds"]) == (profile.bytes, 8, 1)
     # Local work is a part of the whole, and is split between ahead and online.
     assert 0 < profile.online_seconds + profile.offline_seconds <= profile.seconds
 
@@ -429,9 +435,9 @@ def test_observers_see_what_happens_inside_their_block_only():
             small_program(held, x)
     small_program(held, x)
     assert [line for line, _ in inner.lines] == outer.ledger
-    assert len(outer.ledger) == 23
+    assert len(outer.ledger) == 22
     received = [inner.received(role) for role in "QAS"]
-    assert sum(map(len, received)) == 23
+    assert sum(map(len, received)) == 22
     assert [line.label for line, _ in received[0]] == ["result"]
 
 

@@ -193,7 +193,7 @@ def total(context: Context, x: Any, y: Any, sign: int = 1) -> SharedTensor:
     if not isinstance(y, SharedTensor):
         return _plus(context, x, y, sign)
     left, right = aligned(context, x, y)
-    shares = context.backend.each(torch.sub if sign < 0 else torch.add, left.shares, right.shares)
+    shares = left.shares - right.shares if sign < 0 else left.shares + right.shares
     made = left.like(shares, left.scale_bits, both(left.bound, right.bound))
     made.whole_bits = min(left.whole_bits, right.whole_bits)
     return made

@@ -27,7 +27,7 @@ def normalise(net: Net, x: Shares, low: int, high: int, fss: bool = False) -> No
     high. The first and the last of the bits say so: whoever promises more than a saturation checks them.
     0 <= low < high <= 62.
 
-    Rounds: 1 + 3 (comparison) + 1 (bits) + 1 (product). Per element: 32 bytes online and 26.5 dealt, and 13.25
+    Rounds: 1 + 3 (comparison) + 1 (bits) + 1 (product). Per element: 32 bytes online and 18.5 dealt, and 13.25
     and 14.875 for each of the high - low + 1 thresholds. With `fss` the comparison and its bits take no round.
     """
     masked = open_masked(net, x)

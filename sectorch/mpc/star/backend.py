@@ -136,8 +136,7 @@ class Star(Backend):
         return each(f, *values, **public)
 
     def moved(self, f: Callable, x: Shares, *public: Any) -> Any:
-        found = [compute(f, held, *public) for held in ((x.A, x.S) if x.Q is None else (x.A, x.S, x.Q))]
-        return [Shares(*parts) for parts in zip(*found, strict=True)] if type(found[0]) is tuple else Shares(*found)
+        return x.moved(f, *public)
 
     def affine(self, f: Callable, x: Shares, number: int, *public: Any) -> Shares:
         return Shares(compute(f, x.A, number, *public), compute(f, x.S, 0, *public))

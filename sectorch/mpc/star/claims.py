@@ -17,8 +17,8 @@ from .rows import Products
 
 NOTED = ("deal", "deal_bits")
 """Protocols whose messages are claimed, and proved later."""
-PROVED = (*NOTED, "prove", "linear", "check_places", "check_channels")
-"""Those in which a dealer may send where dealing is proved: `linear` looks at its own at once."""
+PROVED = (*NOTED, "prove", "deal_product", "check_places", "check_channels")
+"""Those in which a dealer may send where dealing is proved: `deal_product` has its own looked at at once."""
 
 MOST = 1 << 22
 """Words of claims that are kept before they are proved: a proof works on some 500 MiB for them, of all parties."""

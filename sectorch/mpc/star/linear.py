@@ -15,6 +15,7 @@ from ...choreography import Located, Message, Net, protocol
 from ...choreography.located import compute, running
 from ...ring.products import Tiled
 from .halves import Halves
+from .owed import Debt, Owed
 from .shares import Shares
 from .streamed import Streamed
 from .sums import Sums, check_linear
@@ -81,7 +82,7 @@ def mask_weight(setup: Net, omega: Located) -> Weight:
 @protocol(
     "linear",
     "PrivHFL, Figure 3",
-    [Message("c_S", "D", "S", "c_A of k_DA"), Message("m", "S", "A", "b of k_DS")],
+    [Message("m", "S", "A", "b of k_DS")],
 )
 def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight | Streamed) -> Shares:
     """y = product(x, omega) for a map that is linear in both arguments, mod 2^64.
@@ -92,17 +93,31 @@ def linear(net: Net, setup: Net, product: Callable, x: Shares, weight: Weight | 
         x: shares, any shape that the product takes.
         weight: A's masked weight.
 
-    Online: rounds 1, bytes 8 per element of x (S to A). Ahead: 8 per element of y (D to S). S's half of y does not
-    depend on the query. A receives x_S - b and S receives a*b - c_A: uniform to them.
+    Online: rounds 1, bytes 8 per element of x (S to A). S's half of y does not depend on the query. D owes a*b, and
+    deals it (ahead, 8 bytes per element of y) unless y is opened under a mask; see `owed.py`. A receives x_S - b:
+    uniform to it.
     """
     D, A, S = net.D, net.A, net.S
     by_omega, by_a, by_masked = weight.products(setup, product, x.shape)
     b = net.common(S, D, x.shape, "b")
     c = by_a(b)
-    c_A = net.common(D, A, c.shape, "c_A")
-    dealt = Halves(c_A, (c - c_A).send(D, S, "c_S"))
-    if net.verified:
-        check_linear(net, setup, product, b, weight, dealt)
-    c = dealt.shares
+    dealt = deal_product(net, setup, product, b, weight, c) if net.verified else None
     m = (x.S - b).send(S, A, "m")
-    return Shares(by_omega(x.A + m), by_masked(b)) - c
+    halves = by_omega(x.A + m), by_masked(b)
+    return Owed(*halves, Debt(net, c)) if dealt is None else Shares(*halves) - dealt
+
+
+@protocol("deal_product", "PrivHFL, Figure 3; docs/verified.md", [Message("c_S", "D", "S", "c_A of k_DA")])
+def deal_product(net: Net, setup: Net, product: Callable, b: Located, weight: Weight | Streamed, c: Located) -> Shares:
+    """c = a*b in shares of A and S, dealt by a D that proves it.
+
+    Args:
+        product, weight: as of `linear`. b: at S and D. c: at D.
+
+    Ahead of the query; 8 bytes per element of c from D to S, and those of `check_linear`. S receives c - c_A: uniform
+    to it.
+    """
+    c_A = net.common(net.D, net.A, c.shape, "c_A")
+    dealt = Halves(c_A, (c - c_A).send(net.D, net.S, "c_S"))
+    check_linear(net, setup, product, b, weight, dealt)
+    return dealt.shares

@@ -13,6 +13,7 @@ import torch
 
 from ...choreography import Located, Message, Net, leaf, protocol
 from ...ring.bitplanes import planes_beside, words_for
+from .owed import Debt, Owed
 from .shares import Shares
 
 
@@ -33,6 +34,26 @@ class Masked:
     @property
     def mask(self) -> Shares:
         return Shares(self.r_A, self.r_S)
+
+
+class MaskedOwed(Masked):
+    """c = x + r where D took what it owed of x into r; it is dealt when somebody asks for halves of r."""
+
+    def __init__(self, c: Located, r: Located, r_A: Located, r_S: Located, debt: Debt):
+        for name, value in (("c", c), ("r", r), ("mine", r_A), ("theirs", r_S), ("debt", debt)):
+            object.__setattr__(self, name, value)
+
+    mine: Located
+    theirs: Located
+    debt: Debt
+
+    @property
+    def r_A(self) -> Located:  # pyright: ignore[reportIncompatibleVariableOverride]  made when it is asked for
+        return self.mine + self.debt.dealt.A
+
+    @property
+    def r_S(self) -> Located:  # pyright: ignore[reportIncompatibleVariableOverride]  made when it is asked for
+        return self.theirs + self.debt.dealt.S
 
 
 def open_masked(net: Net, x: Shares) -> Masked:
@@ -57,9 +78,19 @@ def _open_masked(net: Net, x: Shares) -> Masked:
     D, A, S = net.D, net.A, net.S
     r_A = net.common(D, A, x.shape, "r_A")
     r_S = net.common(D, S, x.shape, "r_S")
-    c_A = (x.A + r_A).send(A, S, "c_A")
-    c_S = (x.S + r_S).send(S, A, "c_S")
-    return Masked(c_A + c_S, r_A + r_S, r_A, r_S)
+    mine, theirs = (x.mine, x.theirs) if isinstance(x, Owed) else (x.A, x.S)
+    c_A = (mine + r_A).send(A, S, "c_A")
+    c_S = (theirs + r_S).send(S, A, "c_S")
+    if isinstance(x, Owed):
+        return MaskedOwed(c_A + c_S, whole_mask(r_A, r_S, x.debt.part), r_A, r_S, x.debt)
+    return Masked(c_A + c_S, whole_mask(r_A, r_S), r_A, r_S)
+
+
+@leaf(shapes=lambda r_A, *_: torch.empty_like(r_A))
+def whole_mask(r_A: torch.Tensor, r_S: torch.Tensor, owed: torch.Tensor | None = None) -> torch.Tensor:
+    """At D: the mask of an opening, with what D owes of the opened value in it."""
+    r = r_A + r_S
+    return r if owed is None else r.add_(owed)
 
 
 @leaf(shapes=lambda v: v.new_empty(64, words_for(v.numel())))

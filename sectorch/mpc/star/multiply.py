@@ -11,8 +11,8 @@ import torch
 
 from ...choreography import Net, leaf, protocol
 from ...choreography.located import compute
-from .deal import deal
 from .mask import Masked, open_masked
+from .owed import owing
 from .shares import Shares
 
 
@@ -23,40 +23,47 @@ def multiply(net: Net, product: Callable, x: Shares, y: Shares) -> Shares:
     Args:
         product: exact integer kernel f(x, y).
 
-    Rounds 1; online 16 bytes per element of x and of y; dealt 8 per element of the result. Nobody learns anything.
+    Rounds 1; online 16 bytes per element of x and of y; dealt 8 per element of the result, unless it is opened under a
+    mask next (`owed.py`). Nobody learns anything.
     """
     return multiply_masked(net, product, open_masked(net, x), open_masked(net, y))
 
 
-@protocol("multiply_masked", "PrivHFL, C.4.1, Equation 5")
 def multiply_masked(net: Net, product: Callable, x: Masked, y: Masked) -> Shares:
     """`multiply` for values that are open under their masks already. No further message online."""
-    rs = deal(net, compute(product, x.r, y.r))
-    return Shares(
-        _product(product, x.c, y.c, x.r_A, y.r_A, rs.A, first=True),
-        _product(product, x.c, y.c, x.r_S, y.r_S, rs.S, first=False),
+    return owing(
+        net,
+        _product(product, x.c, y.c, x.r_A, y.r_A, True),
+        _product(product, x.c, y.c, x.r_S, y.r_S, False),
+        compute(_less, product, x.r, y.r),
     )
 
 
 @leaf
-def _product(product: Callable, c, d, r, s, rs, first: bool) -> torch.Tensor:
-    """A half of c d - c s - d r + r s; the first party adds c d, as c (d - s)."""
-    half = rs + product(c, d - s) if first else rs - product(c, s)
-    return half.sub_(product(r, d))
+def _product(product: Callable, c, d, r, s, first: bool) -> torch.Tensor:
+    """A half of c d - c s - d r; the first party adds c d, as c (d - s)."""
+    return product(c, d - s if first else -s) - product(r, d)
+
+
+@leaf
+def _less(product: Callable, r, s) -> torch.Tensor:
+    """What D owes: - r s."""
+    return -product(r, s)
 
 
 @protocol("square", "PrivHFL, C.4.1, with one opening")
 def square(net: Net, x: Shares) -> Shares:
-    """x^2 mod 2^64. Rounds 1, online 16 bytes per element; dealt 8. Nobody learns anything.
+    """x^2 mod 2^64. Rounds 1, online 16 bytes per element; dealt 8, as of `multiply`. Nobody learns anything.
 
     With c = x + r open to A and S: x^2 = c^2 - 2 c r + r^2.
     """
     opened = open_masked(net, x)
-    rr, c = deal(net, compute(torch.square, opened.r)), opened.c
-    return Shares(_square(c, opened.r_A, rr.A, first=True), _square(c, opened.r_S, rr.S, first=False))
+    c, r = opened.c, opened.r
+    owed = compute(_less, torch.mul, r, r)
+    return owing(net, _square(c, opened.r_A, True), _square(c, opened.r_S, False), owed)
 
 
 @leaf
-def _square(c, r, rr, first: bool) -> torch.Tensor:
-    """A half of c^2 - 2 c r + r^2; the first party adds c^2."""
-    return rr + c * (c - 2 * r) if first else rr - 2 * c * r
+def _square(c, r, first: bool) -> torch.Tensor:
+    """A half of c^2 - 2 c r; the first party adds c^2."""
+    return c * (c - 2 * r) if first else -2 * c * r

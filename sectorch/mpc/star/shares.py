@@ -55,13 +55,13 @@ class Shares:
         """With shares half by half; a public value, or one that A holds, at A. With broadcasting."""
         if isinstance(other, Shares):
             return Shares(self.A + other.A, self.S + other.S)
-        mine = self.A + _whole(other)
+        mine = self.A + whole(other)
         return Shares(mine, self.S if mine.shape == self.shape else self.S.expand(mine.shape))
 
     def __sub__(self, other: Any) -> Shares:
         if isinstance(other, Shares):
             return Shares(self.A - other.A, self.S - other.S)
-        mine = self.A - _whole(other)
+        mine = self.A - whole(other)
         return Shares(mine, self.S if mine.shape == self.shape else self.S.expand(mine.shape))
 
     def __rsub__(self, public: Any) -> Shares:
@@ -83,7 +83,7 @@ class Shares:
         """
         if isinstance(public, Shares):
             raise ArgumentError("two shared values are multiplied by messages: sectorch.mpc.star.multiply")
-        public = _whole(public)
+        public = whole(public)
         return Shares(self.A * public, self.S * public)
 
     def _divided(self, _: Any) -> NoReturn:
@@ -111,8 +111,14 @@ class Shares:
     def __getitem__(self, index: Any) -> Shares:
         return Shares(self.A[index], self.S[index])
 
+    def moved(self, f: Callable, *public: Any, **named: Any) -> Any:
+        """f, which is additive, of each half; a list where it gives several."""
+        held = (self.A, self.S) if self.Q is None else (self.A, self.S, self.Q)
+        found = [compute(f, part, *public, **named) for part in held]
+        return [Shares(*parts) for parts in zip(*found, strict=True)] if type(found[0]) is tuple else Shares(*found)
 
-def _whole(public: Any) -> Any:
+
+def whole(public: Any) -> Any:
     """A public operand of shares, which are whole numbers modulo 2^64; raises DtypeError for one with fractions."""
     dtype = getattr(public, "dtype", None)  # of torch or of numpy
     if isinstance(public, float) or getattr(dtype, "is_floating_point", getattr(dtype, "kind", "") == "f"):
@@ -126,6 +132,9 @@ def _whole(public: Any) -> Any:
 
 def each(f: Callable, *values: Any, **public: Any) -> Shares:
     """A and S each apply f to their halves of the shares among `values`, and to what both hold."""
+    first, *others = values
+    if isinstance(first, Shares) and first.Q is None and not any(isinstance(x, Shares) for x in others):
+        return first.moved(f, *others, **public)
     return Shares(
         compute(f, *(x.A if isinstance(x, Shares) else x for x in values), **public),
         compute(f, *(x.S if isinstance(x, Shares) else x for x in values), **public),

@@ -1,0 +1,108 @@
+"""Shares of which D owes a part, for what is opened under a mask next.
+
+A product leaves a part of its result with D: a b of a linear layer, r s of two secret values. D deals it, 8 bytes an
+element, or takes it into the mask, which only D knows as a whole:
+
+    (x_A + r_A) + (x_S + r_S) = x + r,        x = x_A + x_S - owed,        r = r_A + r_S + owed.
+
+All that a truncation takes is r, so that nothing is dealt there. x_A and x_S alone are no shares: from both D would
+read what only A may know. Whoever asks for the halves has the part dealt first.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...choreography import Located, Net
+from ...choreography.located import compute, running
+from .deal import deal
+from .shares import Shares, whole
+
+
+class Debt:
+    """A part that D has, and deals once if it is asked to."""
+
+    def __init__(self, net: Net, part: Located):
+        self.net, self.part = net, part
+        self._dealt: Shares | None = None
+
+    @property
+    def dealt(self) -> Shares:
+        """In shares."""
+        if self._dealt is None:
+            self._dealt = deal(self.net, self.part)
+        return self._dealt
+
+
+class Owed(Shares):
+    """x = mine + theirs, less the part that D owes; `mine` at A, `theirs` at S."""
+
+    def __init__(self, mine: Located, theirs: Located, debt: Debt):
+        for name, value in (("mine", mine), ("theirs", theirs), ("debt", debt), ("_paid", None)):
+            object.__setattr__(self, name, value)
+
+    mine: Located
+    theirs: Located
+    debt: Debt
+    _paid: Shares | None
+
+    @property
+    def paid(self) -> Shares:
+        """The same with D's part dealt."""
+        paid = self._paid
+        if paid is None:
+            with running(self.debt.net):
+                paid = Shares(self.mine, self.theirs) - self.debt.dealt
+            object.__setattr__(self, "_paid", paid)
+        return paid
+
+    @property
+    def A(self) -> Located:  # pyright: ignore[reportIncompatibleVariableOverride]  made when it is asked for
+        return self.paid.A
+
+    @property
+    def S(self) -> Located:  # pyright: ignore[reportIncompatibleVariableOverride]  made when it is asked for
+        return self.paid.S
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.mine.shape
+
+    def __repr__(self) -> str:
+        return f"Owed({tuple(self.shape)})"
+
+    def __add__(self, other: Any) -> Shares:
+        return self._with(operator.add, other) or super().__add__(other)
+
+    def __sub__(self, other: Any) -> Shares:
+        return self._with(operator.sub, other) or super().__sub__(other)
+
+    __radd__ = __add__
+
+    def _with(self, f: Callable, other: Any) -> Owed | None:
+        """A sum or a difference of this shape; D owes what it owed of both."""
+        if not isinstance(other, Shares):
+            mine = f(self.mine, whole(other))
+            return Owed(mine, self.theirs, self.debt) if mine.shape == self.shape else None
+        if other.shape != self.shape:
+            return None
+        if not isinstance(other, Owed):
+            return Owed(f(self.mine, other.A), f(self.theirs, other.S), self.debt)
+        debt = Debt(self.debt.net, f(self.debt.part, other.debt.part))
+        return Owed(f(self.mine, other.mine), f(self.theirs, other.theirs), debt)
+
+    def moved(self, f: Callable, *public: Any, **named: Any) -> Any:
+        """As of `Shares`; D too applies f to what it owes."""
+        found = [compute(f, part, *public, **named) for part in (self.mine, self.theirs, self.debt.part)]
+        several = list(zip(*found, strict=True)) if type(found[0]) is tuple else [tuple(found)]
+        made = [Owed(mine, theirs, Debt(self.debt.net, part)) for mine, theirs, part in several]
+        return made if type(found[0]) is tuple else made[0]
+
+
+def owing(net: Net, mine: Located, theirs: Located, part: Located) -> Shares:
+    """mine + theirs - part, of which D owes the part; it is dealt at once where D proves what it deals."""
+    return Shares(mine, theirs) - deal(net, part) if net.verified else Owed(mine, theirs, Debt(net, part))
