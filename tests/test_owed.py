@@ -53,6 +53,12 @@ STEPS = {
     "negative": lambda y, x, p, _: -y,
     "turned": lambda y, x, p, _: _each(lambda v: v.flip(-1), y),
     "a row": lambda y, x, p, _: y[:1] + y,
+    "less a row": lambda y, x, p, _: y - y[:1],
+    "from a row": lambda y, x, p, _: y[:1] - y,
+    "a row from shares": lambda y, x, p, _: (
+        _spread(x, y) - y[:1] if isinstance(y, Shares) else x.sum(-1, keepdim=True) - y[:1]
+    ),
+    "a row and a public number": lambda y, x, p, _: y[:1] + p,
 }
 
 

@@ -76,24 +76,41 @@ class Owed(Shares):
         return f"Owed({tuple(self.shape)})"
 
     def __add__(self, other: Any) -> Shares:
-        return self._with(operator.add, other) or super().__add__(other)
+        return self._with(operator.add, other)
 
     def __sub__(self, other: Any) -> Shares:
-        return self._with(operator.sub, other) or super().__sub__(other)
+        return self._with(operator.sub, other)
+
+    def __rsub__(self, other: Any) -> Shares:
+        return -self + other
 
     __radd__ = __add__
 
-    def _with(self, f: Callable, other: Any) -> Owed | None:
-        """A sum or a difference of this shape; D owes what it owed of both."""
-        if not isinstance(other, Shares):
-            mine = f(self.mine, whole(other))
-            return Owed(mine, self.theirs, self.debt) if mine.shape == self.shape else None
-        if other.shape != self.shape:
-            return None
-        if not isinstance(other, Owed):
-            return Owed(f(self.mine, other.A), f(self.theirs, other.S), self.debt)
-        debt = Debt(self.debt.net, f(self.debt.part, other.debt.part))
-        return Owed(f(self.mine, other.mine), f(self.theirs, other.theirs), debt)
+    def __neg__(self) -> Shares:
+        return self.moved(operator.neg)
+
+    def __mul__(self, public: Any) -> Shares:
+        return super().__mul__(public) if isinstance(public, Shares) else self.moved(operator.mul, whole(public))
+
+    def __lshift__(self, bits: int) -> Shares:
+        return self.moved(operator.lshift, bits)
+
+    def __getitem__(self, index: Any) -> Shares:
+        return self.moved(operator.getitem, index)
+
+    def _with(self, f: Callable, other: Any) -> Owed:
+        """A sum or a difference, with broadcasting; D owes what it owed of both."""
+        net, part = self.debt.net, self.debt.part
+        if isinstance(other, Owed):
+            owed = Debt(net, f(part, other.debt.part))
+            return Owed(f(self.mine, other.mine), f(self.theirs, other.theirs), owed)
+        if isinstance(other, Shares):
+            mine, theirs = f(self.mine, other.A), f(self.theirs, other.S)
+        else:
+            mine, theirs = f(self.mine, whole(other)), self.theirs
+        if mine.shape == self.shape:
+            return Owed(mine, theirs, self.debt)
+        return Owed(mine, theirs.expand(mine.shape), Debt(net, part.expand(mine.shape)))
 
     def moved(self, f: Callable, *public: Any, **named: Any) -> Any:
         """As of `Shares`; D too applies f to what it owes."""
