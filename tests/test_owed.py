@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import pytest
 import torch
-from helpers import ring_values, run, session, weight_like
+from helpers import ring_values, run, session, weight_like, world_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 import sectorch
 from sectorch import Scheme
 from sectorch.choreography.ledger import Profile
+from sectorch.choreography.located import running
 from sectorch.mpc.star.compare import drelu
 from sectorch.mpc.star.linear import linear
 from sectorch.mpc.star.mask import open_masked
@@ -190,3 +192,51 @@ def test_a_prediction_has_the_bits_of_the_reference(network: str):
     ).eval()
     x = torch.randn(2, 2, 7, 7)
     assert torch.equal(sectorch.secure(model, Scheme(network=network))(x), sectorch.reference(model)(x))
+
+
+def test_threads_that_ask_for_one_value_have_it_dealt_once():
+    """A half of one dealing and the other half of another would be another number, and nobody would notice."""
+    held = session()
+    x, y = ring_values((64, 4), 63, 1), ring_values((64, 4), 63, 2)
+    with held.call(held.answering[0]) as net, ThreadPoolExecutor(8) as threads:
+        world = world_of(held, net, {})
+        for i in range(20):
+            with running(net):
+                product = multiply(net, torch.mul, world.query(x), world.query(y + i))
+                masked = open_masked(net, multiply(net, torch.mul, world.query(x), world.query(y - i)))
+            ways = (lambda: (product.A, product.S), lambda: (masked.r_A, masked.r_S)) * 8
+            halves = list(threads.map(lambda way: way(), ways))
+            read = [net.read(a, net.A) + net.read(s, net.S) for a, s in halves]
+            assert all(torch.equal(v, x * (y + i)) for v in read[::2])
+            assert all(torch.equal(net.read(masked.c, net.A) - v, x * (y - i)) for v in read[1::2])
+
+
+def test_what_is_asked_for_in_a_later_call_is_dealt_there():
+    """The places of a call that is over are not drawn from again."""
+    held = sectorch.Session()
+    for _ in range(3):
+        (sectorch.share(torch.tensor([2, 3]), session=held) ** 2).reveal()
+    assert not [call for key in held.runtime.keys._keys.values() for call in key._latest]
+
+
+def test_a_larger_view_is_dealt_as_the_whole():
+    def program(world, x):
+        wide = each(lambda v: v.expand(9, 3, 6), product(world, x))
+        assert wide.A.shape == (9, 3, 6)
+        return wide
+
+    x = ring_values((3, 4), 63, 1)
+    with Profile() as profile:
+        assert torch.equal(run(program, x), of(x).expand(9, 3, 6))
+    assert [line.shape for line in profile.ledger if line.label == "v_S"] == [(3, 6)]
+
+
+def test_to_look_at_a_mask_sends_nothing():
+    def program(world, x):
+        masked = open_masked(world.net, product(world, x))
+        with Profile() as profile:
+            assert repr(masked) == "Masked((3, 6))" and masked == masked and hash(masked)
+        assert not profile.ledger
+        return Shares(masked.c - masked.r_A, -masked.r_S)
+
+    run(program, ring_values((3, 4)))

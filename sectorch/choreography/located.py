@@ -73,13 +73,18 @@ def running(net: Choreography) -> Iterator[None]:
         _RUNNING.reset(token)
 
 
+def innermost() -> Choreography | None:
+    """The innermost running choreography, if there is one."""
+    return _RUNNING.get()
+
+
 def current() -> Choreography:
     """The innermost running choreography.
 
     Raises:
         MisplacedValueError: none is running.
     """
-    net = _RUNNING.get()
+    net = innermost()
     if net is None:
         raise MisplacedValueError(
             "located values compute inside a protocol or a call: `with session.call(party) as net`"

@@ -17,7 +17,7 @@ from .owed import Debt, Owed
 from .shares import Shares
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Masked:
     """c = x + r: `c` at A and S, `r` at D, and r's halves at A (and D) and at S (and D). All of one shape."""
 
@@ -35,6 +35,9 @@ class Masked:
     def mask(self) -> Shares:
         return Shares(self.r_A, self.r_S)
 
+    def __repr__(self) -> str:
+        return f"Masked({tuple(self.shape)})"
+
 
 class MaskedOwed(Masked):
     """c = x + r where D took what it owed of x into r; it is dealt when somebody asks for halves of r."""
@@ -49,11 +52,13 @@ class MaskedOwed(Masked):
 
     @property
     def r_A(self) -> Located:  # pyright: ignore[reportIncompatibleVariableOverride]  made when it is asked for
-        return self.mine + self.debt.dealt.A
+        with self.debt.asked():
+            return self.mine + self.debt.dealt.A
 
     @property
     def r_S(self) -> Located:  # pyright: ignore[reportIncompatibleVariableOverride]  made when it is asked for
-        return self.theirs + self.debt.dealt.S
+        with self.debt.asked():
+            return self.theirs + self.debt.dealt.S
 
 
 def open_masked(net: Net, x: Shares) -> Masked:

@@ -12,30 +12,51 @@ read what only A may know. Whoever asks for the halves has the part dealt first.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ...choreography import Located, Net
-from ...choreography.located import compute, running
+from ...choreography.located import compute, innermost, running
 from .deal import deal
 from .shares import Shares, whole
 
 
 class Debt:
-    """A part that D has, and deals once if it is asked to."""
+    """A part that D has, and deals once if it is asked to.
 
-    def __init__(self, net: Net, part: Located):
-        self.net, self.part = net, part
+    Args:
+        of: the debt whose part this one was made of, and how shares of it follow from shares of that.
+    """
+
+    def __init__(self, net: Net, part: Located, of: tuple[Debt, Callable[[Shares], Shares]] | None = None):
+        self.net, self.part, self._of = net, part, of
         self._dealt: Shares | None = None
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        return f"Debt({tuple(self.part.shape)})"
+
+    @contextmanager
+    def asked(self) -> Iterator[Net]:
+        """The net in which halves are made: of two threads that ask for them one makes them. It is that of the call
+        that asks; where another protocol runs, or none, that of the product."""
+        net, asking = self.net, innermost()
+        if isinstance(asking, Net) and asking is not asking.setup is net.setup and asking.cast == net.cast:
+            net = asking
+        with net.lock, self._lock, running(net):
+            yield net
 
     @property
     def dealt(self) -> Shares:
         """In shares."""
-        if self._dealt is None:
-            self._dealt = deal(self.net, self.part)
-        return self._dealt
+        with self.asked() as net:
+            if self._dealt is None:
+                self._dealt = deal(net, self.part) if self._of is None else self._of[1](self._of[0].dealt)
+            return self._dealt
 
 
 class Owed(Shares):
@@ -53,12 +74,12 @@ class Owed(Shares):
     @property
     def paid(self) -> Shares:
         """The same with D's part dealt."""
-        paid = self._paid
-        if paid is None:
-            with running(self.debt.net):
+        with self.debt.asked():
+            paid = self._paid
+            if paid is None:
                 paid = Shares(self.mine, self.theirs) - self.debt.dealt
-            object.__setattr__(self, "_paid", paid)
-        return paid
+                object.__setattr__(self, "_paid", paid)
+            return paid
 
     @property
     def A(self) -> Located:  # pyright: ignore[reportIncompatibleVariableOverride]  made when it is asked for
@@ -113,11 +134,16 @@ class Owed(Shares):
         return Owed(mine, theirs.expand(mine.shape), Debt(net, part.expand(mine.shape)))
 
     def moved(self, f: Callable, *public: Any, **named: Any) -> Any:
-        """As of `Shares`; D too applies f to what it owes."""
+        """As of `Shares`; D too applies f to what it owes. Of what is as large as this one, D deals this one's part."""
         found = [compute(f, part, *public, **named) for part in (self.mine, self.theirs, self.debt.part)]
-        several = list(zip(*found, strict=True)) if type(found[0]) is tuple else [tuple(found)]
-        made = [Owed(mine, theirs, Debt(self.debt.net, part)) for mine, theirs, part in several]
-        return made if type(found[0]) is tuple else made[0]
+        several = type(found[0]) is tuple
+        parts = list(zip(*found, strict=True)) if several else [tuple(found)]
+        made = []
+        for i, (mine, theirs, part) in enumerate(parts):
+            follow = lambda x, i=i: x.moved(f, *public, **named)[i] if several else x.moved(f, *public, **named)
+            less = part.shape.numel() < self.shape.numel()
+            made.append(Owed(mine, theirs, Debt(self.debt.net, part, None if less else (self.debt, follow))))
+        return made if several else made[0]
 
 
 def owing(net: Net, mine: Located, theirs: Located, part: Located) -> Shares:
