@@ -233,3 +233,28 @@ def test_old_weights_are_not_kept_for_ever(world):
         known.module(served, key, session, session.answering[0], sectorch.Scheme())
     assert len(known._served) == len(known._first) == OWN
     assert known.served(description)[0] is known.served(dict(description))[0]
+
+
+class Two(torch.nn.Module):
+    """Two results: the client hears the first before it has dealt what the second takes."""
+
+    def __init__(self, model: torch.nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.model(x)
+        return y, y.relu()
+
+
+def test_a_client_that_waits_within_a_call_is_not_waited_for(pki, small_model, tmp_path_factory, groups):
+    _, made = pki
+    trio = Trio(made, Two(small_model).eval(), X[0], tmp_path_factory.mktemp("two"))
+    try:
+        with connect(trio.address, made["alice"], pins=trio.pins) as connection:
+            remote, ideal = connection.model("hospital-b"), sectorch.reference(Two(small_model).eval())
+            for x in X[:3]:
+                assert all(map(torch.equal, remote(x), ideal(x)))
+        assert not groups
+    finally:
+        trio.close()

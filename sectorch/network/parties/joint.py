@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 from ...choreography import Party
-from ...choreography.program.part import Part
+from ...choreography.program.part import Part, part_of
 from ...choreography.program.together import Taking, take_together
 from ...choreography.program.trace import Program
+from ...choreography.steps import Move
 from ...errors import FrameError, SectorchError
 from ...session import Session
 from ..wire.turns import TICK, Turns
@@ -69,6 +70,14 @@ def sent_by(part: Part, party: Party) -> tuple[int, int]:
     return len(sent), sum(m.bytes for m in sent)
 
 
+def waits(program: Program, party: Party) -> bool:
+    """Whether a party waits for something before it has sent all of a call, as a client does that learns several
+    results: who waits for all that it sends would then wait in a circle."""
+    moves = [line.step.header for line in part_of(program, frozenset((party,))).lines if isinstance(line.step, Move)]
+    sends = [i for i, header in enumerate(moves) if header.src == party]
+    return any(header.dst == party for header in moves[: sends[-1]]) if sends else False
+
+
 class Gathering:
     """At S: the calls that are ready, until one of them gets a turn."""
 
@@ -85,6 +94,8 @@ class Gathering:
         """
         count, size = sent_by(part, party)
         size += count * (2 << 10)
+        if size <= LARGEST and waits(part.program, party):
+            return None
         with self._lock:
             if size > LARGEST or self._kept + size > AHEAD:
                 return None
