@@ -21,6 +21,7 @@ from torch import nn
 
 from ..cli.command import Parser, ended, print_json
 from ..nn.secure import secure
+from ..ring import karatsuba
 from ..ring.scheme import Scheme
 from ..session import Session
 
@@ -122,7 +123,10 @@ def _alone(folder: Path) -> Iterator[None]:
 
 @torch.no_grad()
 def _through(scheme: Scheme) -> None:
-    """A net with the products, comparisons and series of most nets, large enough for the processor's matrix unit."""
-    layers = [nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(784, 16)]
+    """A net with the products, comparisons and series of most nets, large enough for the processor's matrix unit, and
+    the convolution of larger images."""
+    karatsuba.convolved(*(torch.zeros(shape, dtype=torch.int64) for shape in ((1, 1, 3, 3), (6, 6, 1, 1))), (0, 0))
+    few = nn.Conv2d(8, 8, 1)  # channels, that a loop of their own convolves
+    layers = [few, nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(784, 16)]
     net = nn.Sequential(*layers, *([] if scheme.verified else [nn.GELU()])).eval()
     secure(net, scheme, session=Session())(torch.rand(2, 8, 16, 16))

@@ -48,6 +48,7 @@ import sectorch
 torch.manual_seed(0)
 net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 10)).eval()
 sectorch.secure(net)(torch.rand(8, 1, 8, 8))
+sectorch.secure(nn.Conv2d(48, 48, 3).eval())(torch.rand(1, 48, 60, 60))
 """
 
 
