@@ -223,7 +223,7 @@ def headline() -> str:
         body.append([name, seconds, f"{row['mb'] / 1e3:.1f} ({row['online_mb'] / 1e3:.1f})", f"{row['error']:.0e}"])
     row = read("torchvision")["resnet18"]
     sent = f"{row['bytes'] / 1e9:.2f} ({row['online_bytes'] / 1e9:.2f})"
-    body.append(["ResNet-18, 224 x 224", f"{row['secure_s']:.0f}", sent, f"{row['error']:.0e}"])
+    body.append(["ResNet-18, 224 x 224", f"{row['secure_s']:.2g}", sent, f"{row['error']:.0e}"])
     return table(["one input", "seconds", "GB (online)", "error"], body)
 
 
