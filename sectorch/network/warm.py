@@ -125,7 +125,8 @@ def _alone(folder: Path) -> Iterator[None]:
 def _through(scheme: Scheme) -> None:
     """A net with the products, comparisons and series of most nets, large enough for the processor's matrix unit, and
     the convolution of larger images."""
-    karatsuba.convolved(*(torch.zeros(shape, dtype=torch.int64) for shape in ((1, 1, 3, 3), (6, 6, 1, 1))), (0, 0))
+    zeros = torch.zeros(1, 1, 3, 3, dtype=torch.int64)
+    karatsuba.convolved(zeros, karatsuba.prepared(zeros), (0, 0))
     few = nn.Conv2d(8, 8, 1)  # channels, that a loop of their own convolves
     layers = [few, nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(784, 16)]
     net = nn.Sequential(*layers, *([] if scheme.verified else [nn.GELU()])).eval()
