@@ -10,8 +10,9 @@
 Each checkout has a process of its own, with torch and everything else of this Python. For each, milliseconds of the
 processor (all threads; of the querying party alone, where the parties are processes) and of the clock are medians, with
 the quartiles, and beside them plain torch's in the same turns. Ratios are medians of the ratios of neighbouring calls.
-Bytes are per element of a ReLU, and per image of a net; faults are pages that a call touches first, or ten calls of
-ReLUs, of whose times the means are taken.
+Bytes are per element of a ReLU, and per image of a net; faults are pages that a call touches first. `relu` is one call
+in a turn, on caches that the other process has emptied; `relu:10` ten, as those of a net follow one another: times are
+their means, and faults those of all.
 """
 
 from __future__ import annotations
@@ -27,8 +28,6 @@ import time
 from pathlib import Path
 
 RELUS = 100_032
-IN_A_ROW = 10
-"""Calls of them in a turn, as those of a net follow one another; the other process has emptied the caches."""
 WHAT = ["relu", "lenet:1", "vgg7:1", "vgg7:8", "vgg7:32", "resnet50:1"]
 
 
@@ -41,7 +40,9 @@ def serve(what: str, threads: int) -> None:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     start = time.perf_counter()
-    call, plain, count = relus() if what == "relu" else net(*what.split(":"))
+    name, _, number = what.partition(":")
+    in_a_row = int(number or 1) if name == "relu" else 1
+    call, plain, count = relus() if name == "relu" else net(*what.split(":"))
     call()
     first = time.perf_counter() - start
     for _ in range(2):
@@ -53,7 +54,7 @@ def serve(what: str, threads: int) -> None:
     print(json.dumps(about | {"ahead": (profile.offline_bytes - profile.setup_bytes) / count}), flush=True)
     for _ in sys.stdin:
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        calls = [call() for _ in range(IN_A_ROW if what == "relu" else 1)]
+        calls = [call() for _ in range(in_a_row)]
         took = [1e3 * seconds for seconds in (*map(statistics.fmean, zip(*calls, strict=True)), *timed(plain))]
         used = resource.getrusage(resource.RUSAGE_SELF)
         print(json.dumps([*took, used.ru_minflt - faults, used.ru_maxrss / 1e3]), flush=True)
@@ -160,7 +161,7 @@ class Checkout:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("before", type=Path, nargs="?", default=Path(), help="the other checkout")
-    parser.add_argument("--what", nargs="+", default=WHAT, help="relu, or NET:BATCH")
+    parser.add_argument("--what", nargs="+", default=WHAT, help="relu, relu:CALLS, or NET:BATCH")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)

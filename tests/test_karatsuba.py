@@ -85,6 +85,17 @@ def test_a_weight_stays_as_it_is_where_a_matrix_unit_or_a_device_multiplies(monk
     assert torch.equal(conv(x, weight, weight), expected)
 
 
+def test_parties_on_other_processors_take_the_same_program(monkeypatch):
+    """Whether a processor has a matrix unit, or products of vectors of words, is nothing that the others are told."""
+    model, x = torch.nn.Conv2d(48, 48, 3).eval(), torch.randn(1, 48, 60, 60)
+    digests = [sectorch.program(model, x).digest]
+    monkeypatch.setattr(karatsuba, "wide_products", lambda: False)
+    digests.append(sectorch.program(model, x).digest)
+    monkeypatch.setattr(products, "unit", lambda: object())
+    digests.append(sectorch.program(model, x).digest)
+    assert len(set(digests)) == 1
+
+
 @pytest.mark.parametrize("verified", [False, True])
 def test_predictions_have_the_bits_of_the_other_way(verified: bool):
     """All convolutions in fewer products, and none; A, S and D each hold the sums of what they hold of the taps."""

@@ -36,7 +36,7 @@ _SUMS = 600
 _READ = 48
 """Windows that take as long to multiply as a tap's sums to read."""
 _WORTH = 1.1
-"""Of the time that it takes, more than which the other way must take."""
+"""The other way must take so many times as long."""
 
 
 def windows_of_images(positions: Sequence[int]) -> tuple[int, int]:

@@ -59,76 +59,64 @@ def _outputs(builder, m):
     return [builder.add(x, builder.add(y, z)) for x, y, z in triples]
 
 
-@intrinsic
-def _taken(context, source, width, target):
+def _of_addresses(write):
+    """What a loop calls for the code that `write` writes, of three numbers: addresses, and bytes between places."""
+
+    @intrinsic
+    def run(context, first, second, third):
+        def generate(context, builder, signature, values):
+            write(builder, *values)
+            return context.get_dummy_value()
+
+        return types.void(types.intp, types.intp, types.intp), generate
+
+    return run
+
+
+@_of_addresses
+def _taken(builder, source, width, target):
     """Eight windows side by side, of rows of so many bytes, into 25 rows of 64 words; reads a word beyond them."""
-
-    def generate(context, builder, signature, values):
-        source, width, target = values
-        for r in range(5):
-            row = builder.add(source, builder.mul(width, ir.Constant(_WORD, r)))
-            left, right = (
-                [builder.load(_line(builder, row, start + 64 * i), align=8) for i in range(3)] for start in (0, 24)
-            )
-            for s in range(5):
-                words = _every_third(builder, left if s < 3 else right, s % 3)
-                builder.store(words, _line(builder, target, _ROW * (5 * r + s)), align=64)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp, types.intp), generate
+    for r in range(5):
+        row = builder.add(source, builder.mul(width, ir.Constant(_WORD, r)))
+        left, right = (
+            [builder.load(_line(builder, row, start + 64 * i), align=8) for i in range(3)] for start in (0, 24)
+        )
+        for s in range(5):
+            words = _every_third(builder, left if s < 3 else right, s % 3)
+            builder.store(words, _line(builder, target, _ROW * (5 * r + s)), align=64)
 
 
-@intrinsic
-def _summed(context, source, target, apart):
+@_of_addresses
+def _summed(builder, source, target, apart):
     """Sums of eight windows, of 25 rows of 64 words, to 36 places so many bytes apart."""
-
-    def generate(context, builder, signature, values):
-        source, target, apart = values
-        rows = [
-            [builder.load(_line(builder, source, _ROW * (5 * r + s)), align=64) for s in range(5)] for r in range(5)
-        ]
-        rows = [_sums(builder, row) for row in rows]
-        for b in range(6):
-            for a, total in enumerate(_sums(builder, [row[b] for row in rows])):
-                place = builder.mul(apart, ir.Constant(_WORD, 6 * a + b))
-                builder.store(total, _line(builder, target, place), align=64)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp, types.intp), generate
+    rows = [[builder.load(_line(builder, source, _ROW * (5 * r + s)), align=64) for s in range(5)] for r in range(5)]
+    rows = [_sums(builder, row) for row in rows]
+    for b in range(6):
+        for a, total in enumerate(_sums(builder, [row[b] for row in rows])):
+            place = builder.mul(apart, ir.Constant(_WORD, 6 * a + b))
+            builder.store(total, _line(builder, target, place), align=64)
 
 
-@intrinsic
-def _combined(context, source, apart, target):
+@_of_addresses
+def _combined(builder, source, apart, target):
     """The outputs of eight windows from products at 36 places so many bytes apart, into nine rows of 64 words."""
-
-    def generate(context, builder, signature, values):
-        source, apart, target = values
-        rows = []
-        for a in range(6):
-            places = [builder.mul(apart, ir.Constant(_WORD, 6 * a + b)) for b in range(6)]
-            rows.append(_outputs(builder, [builder.load(_line(builder, source, place), align=64) for place in places]))
-        for s in range(3):
-            for r, total in enumerate(_outputs(builder, [row[s] for row in rows])):
-                builder.store(total, _line(builder, target, _ROW * (3 * r + s)), align=64)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp, types.intp), generate
+    rows = []
+    for a in range(6):
+        places = [builder.mul(apart, ir.Constant(_WORD, 6 * a + b)) for b in range(6)]
+        rows.append(_outputs(builder, [builder.load(_line(builder, source, place), align=64) for place in places]))
+    for s in range(3):
+        for r, total in enumerate(_outputs(builder, [row[s] for row in rows])):
+            builder.store(total, _line(builder, target, _ROW * (3 * r + s)), align=64)
 
 
-@intrinsic
-def _written(context, source, target, width):
+@_of_addresses
+def _written(builder, source, target, width):
     """The outputs of eight windows side by side, of nine rows of 64 words, into rows of so many bytes."""
-
-    def generate(context, builder, signature, values):
-        source, target, width = values
-        for r in range(3):
-            row = builder.add(target, builder.mul(width, ir.Constant(_WORD, r)))
-            lines = [builder.load(_line(builder, source, _ROW * (3 * r + s)), align=64) for s in range(3)]
-            for i, words in enumerate(_woven(builder, *lines)):
-                builder.store(words, _line(builder, row, 64 * i), align=8)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp, types.intp), generate
+    for r in range(3):
+        row = builder.add(target, builder.mul(width, ir.Constant(_WORD, r)))
+        lines = [builder.load(_line(builder, source, _ROW * (3 * r + s)), align=64) for s in range(3)]
+        for i, words in enumerate(_woven(builder, *lines)):
+            builder.store(words, _line(builder, row, 64 * i), align=8)
 
 
 @compiled
