@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..data.seeds import generator
+from ..nn.watched import calls_of
 from .options import Options, option
 
 OPTIMISERS = ("sgd", "adam")
@@ -133,11 +134,7 @@ def features(model: nn.Module, images: torch.Tensor, batch: int = 512) -> torch.
     last = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     if not last:
         return predict(model, images, batch)
-    seen: list[torch.Tensor] = []
-    hook = last[-1].register_forward_pre_hook(lambda _layer, inputs: seen.append(inputs[0].flatten(1)))
-    try:
+    with calls_of(last[-1]) as seen:
         for piece in images.split(batch):
             model(piece)
-    finally:
-        hook.remove()
-    return torch.cat(seen)
+    return torch.cat([entered.flatten(1) for entered, _ in seen])

@@ -12,7 +12,6 @@ from torch.fx import traceback
 _FLAGS = ("_is_compiling_flag", "_is_exporting_flag")
 _LOCK = threading.Lock()
 _inside = 0
-_noting = False
 _before: list[bool] = []
 
 
@@ -25,13 +24,13 @@ def compiling() -> Iterator[None]:
     threads sets them back.
 
     Under these flags torch notes in a dict of the process, under "custom", what it would leave out of an export. It
-    makes and deletes that entry call by call, which fails where two threads do so at once; here it stays meanwhile.
+    makes and deletes that entry call by call, which fails where two threads do so at once. Here it is made once and
+    stays, empty: another thread may be about to note something there when the last one leaves.
     """
-    global _inside, _noting
+    global _inside
     with _LOCK:
         if not _inside:
             _before[:] = [getattr(torch.compiler, flag, False) for flag in _FLAGS]
-            _noting = "custom" in traceback.current_meta
             traceback.current_meta.setdefault("custom", {})
         _inside += 1
         for flag in _FLAGS:
@@ -44,8 +43,6 @@ def compiling() -> Iterator[None]:
             if not _inside:
                 for flag, value in zip(_FLAGS, _before, strict=True):
                     setattr(torch.compiler, flag, value)
-                if not _noting:
-                    traceback.current_meta.pop("custom", None)
 
 
 def exported() -> bool:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -177,6 +180,21 @@ def test_noise_shrinks_the_agreed_logits_towards_the_own():
         for sigma in (0.0, 10.0, 1000.0)
     ]
     assert moved[0] > moved[1] > moved[2]
+
+
+def test_other_threads_may_call_the_model_meanwhile():
+    both = threading.Barrier(2)
+
+    class Waits(nn.Module):
+        def forward(self, x):
+            both.wait(60)
+            return x
+
+    model, inputs = nn.Sequential(Waits(), nn.Linear(3, 2)), torch.randn(2, 5, 3)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(partial(features_and_logits, model), inputs))
+    for x, (features, logits) in zip(inputs, found, strict=True):
+        assert torch.equal(features, x) and torch.equal(logits, model[1](x))
 
 
 def test_models_without_a_plain_head_are_refused():

@@ -90,7 +90,7 @@ def test_another_temperature_is_refused_before_a_key_is_made(world, made, tmp_pa
     def work(name: str):
         how = replace(QUICK, temperature=3.0) if name == "west" else QUICK
         with world.party(name) as party:
-            run = CaPriDe(*made, replace(how, warmup=0), together=party)
+            run = CaPriDe(copy.deepcopy(made[0]), *made[1:], replace(how, warmup=0), together=party)
             try:
                 return run.run()
             finally:

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, jvp, vmap
 
+from ...nn.watched import calls_of
 from .errors import FederationError, ModelError
 
 
@@ -71,19 +72,13 @@ def head_of(model: nn.Module) -> nn.Linear:
 def features_and_logits(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """What enters the head [n, d] and what leaves the model [n, M], with their graph.
 
+    Other threads may call the model meanwhile.
+
     Raises:
         ModelError: the logits are not what the head gives.
     """
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def remember(_layer: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
-        seen.append((inputs[0], output))
-
-    hook = head_of(model).register_forward_hook(remember)
-    try:
+    with calls_of(head_of(model)) as seen:
         logits = model(x)
-    finally:
-        hook.remove()
     if len(seen) != 1 or seen[0][1] is not logits:
         raise ModelError("the model's output must be that of its last linear layer, used once")
     return seen[0][0], logits
