@@ -12,6 +12,7 @@ from torch.fx import traceback
 _FLAGS = ("_is_compiling_flag", "_is_exporting_flag")
 _LOCK = threading.Lock()
 _inside = 0
+_noted: dict = {}
 _before: list[bool] = []
 
 
@@ -24,14 +25,15 @@ def compiling() -> Iterator[None]:
     threads sets them back.
 
     Under these flags torch notes in a dict of the process, under "custom", what it would leave out of an export. It
-    makes and deletes that entry call by call, which fails where two threads do so at once. Here it is made once and
-    stays, empty: another thread may be about to note something there when the last one leaves.
+    makes and deletes that entry call by call, which fails where two threads do so at once. Here it is made once and is
+    never deleted, as another thread may be at it when the last one leaves, who only takes away what threads that
+    overlapped have left in it.
     """
-    global _inside
+    global _inside, _noted
     with _LOCK:
         if not _inside:
             _before[:] = [getattr(torch.compiler, flag, False) for flag in _FLAGS]
-            traceback.current_meta.setdefault("custom", {})
+            _noted = dict(traceback.current_meta.setdefault("custom", {}))
         _inside += 1
         for flag in _FLAGS:
             setattr(torch.compiler, flag, True)
@@ -43,6 +45,7 @@ def compiling() -> Iterator[None]:
             if not _inside:
                 for flag, value in zip(_FLAGS, _before, strict=True):
                     setattr(torch.compiler, flag, value)
+                traceback.current_meta["custom"] = _noted
 
 
 def exported() -> bool:
