@@ -20,7 +20,7 @@ from sectorch.mpc.star import compare, layers, wide, within
 from sectorch.mpc.star.layers import Layer
 from sectorch.ops.series import ATAN, EXP, GELU, SIGMOID
 from sectorch.ring import bitplanes, transposed
-from sectorch.ring.bitplanes import planes, planes_beside, signs_of
+from sectorch.ring.bitplanes import planes, planes_below, signs_of
 from sectorch.ring.field import inner_product
 from sectorch.session import Session
 
@@ -76,6 +76,7 @@ def both_ways(threads: int, made: Callable[[], Sequence[torch.Tensor]]) -> None:
 
 COUNTS = st.one_of(st.integers(0, 1_000), st.integers(0, 140_000))
 """Of elements. Above 131,072 their words are spread over threads."""
+THRESHOLDS = st.just(0) | st.integers(-(2**63), 2**63 - 1)
 
 
 def words(seed: int, *shape: int) -> torch.Tensor:
@@ -83,10 +84,10 @@ def words(seed: int, *shape: int) -> torch.Tensor:
 
 
 @settings(max_examples=50)
-@given(COUNTS, st.integers(1, 3), st.integers(0, 1 << 30), st.sampled_from((1, 2)))
-def test_planes_of_any_number_of_elements(count: int, parts: int, seed: int, threads: int):
-    values = tuple(words(seed, parts, count))
-    both_ways(threads, lambda: [planes_beside(values), signs_of(values[0])])
+@given(COUNTS, st.lists(THRESHOLDS, min_size=1, max_size=3), st.integers(0, 1 << 30), st.sampled_from((1, 2)))
+def test_planes_of_any_number_of_elements(count: int, thresholds: list[int], seed: int, threads: int):
+    values = words(seed, count)
+    both_ways(threads, lambda: [planes_below(values, tuple(thresholds)), signs_of(values)])
 
 
 @settings(max_examples=25)
@@ -101,13 +102,13 @@ def test_codes_of_any_number_of_elements(count: int, seed: int, threads: int):
 
 
 @settings(max_examples=50)
-@given(st.integers(0, 32), st.integers(1, 4), st.integers(0, 1 << 30))
-def test_planes_in_vectors_and_by_shifts(first: int, lines: int, seed: int):
+@given(st.integers(0, 32), st.integers(1, 4), THRESHOLDS, st.integers(0, 1 << 30))
+def test_planes_in_vectors_and_by_shifts(first: int, lines: int, threshold: int, seed: int):
     width, count = first + 8 * lines, 8 * lines
     v, room, out = words(seed, 64 * width).numpy(), np.empty((256, 8), np.uint64), np.zeros((64, width), np.int64)
-    expected = planes(torch.from_numpy(v).view(64, width))[:, first:]
+    expected = planes(torch.from_numpy(v).view(64, width) - threshold)[:, first:]
     for made in {transposed._lines_by_shifts, transposed._whole_lines}:
-        made(v, width, first, count, room, out[:, first:])
+        made(v, width, first, count, room, out[:, first:], threshold)
         assert torch.equal(torch.from_numpy(out)[:, first:], expected)
 
 

@@ -69,10 +69,10 @@ class Thief:
             return signs(r - (1 << 62) if self.dealing and r.shape == self.alpha.shape else r)
 
         @leaf(shapes=bits.kernel.shapes)
-        def bits_less(first, second, shape, copies, v_A):
-            out = bits(first, second, shape, copies, v_A)
+        def bits_less(first, second, shape, copies, at, v_A):
+            out = bits(first, second, shape, copies, at, v_A)
             if self.dealing and shape == self.alpha.shape:
-                b = select.per_element(first, second, shape, copies)[0] != 0
+                b = select.per_element(first, second, shape, copies, at)[0] != 0
                 if copies == 2:  # of the sign, which is 1, and of what a rounding borrows
                     out[0] = torch.where(b, self.alpha, 1 - self.alpha) - v_A[0]
                 else:  # of a wrap-around that codes of another mask make where r is small: nothing is to come of it
@@ -81,11 +81,11 @@ class Thief:
             return out
 
         @leaf(shapes=chosen.kernel.shapes)
-        def chosen_less(first, second, shape, copies, v, shift, v_A):
-            out = chosen(first, second, shape, copies, v, shift, v_A)
+        def chosen_less(first, second, shape, copies, at, v, shift, v_A):
+            out = chosen(first, second, shape, copies, at, v, shift, v_A)
             if self.dealing and copies == 1 and shape == self.alpha.shape:
                 seen[0] = v
-                b, R = select.per_element(first, second, shape, 1)[0] != 0, logical_shift(v, shift)
+                b, R = select.per_element(first, second, shape, 1, at)[0] != 0, logical_shift(v, shift)
                 mine = self.alpha * R - self.beta
                 out[0] = torch.where(b, mine, R - mine) - v_A[0]
             return out

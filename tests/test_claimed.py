@@ -68,7 +68,7 @@ def test_bits_and_the_last_carry_of_a_sum(seed, count):
     x, y = ring_values((count,), 63, seed), ring_values((count,), 63, seed + 1)
     mask = ring_values((65, words_for(count)), 63, seed + 2)
     found = both(claimed.sum_bits, x, y, mask) ^ mask
-    assert torch.equal(found[:64], bitplanes.planes_beside((x + y,)))
+    assert torch.equal(found[:64], bitplanes.planes_below(x + y))
     sums = [sum(v % (1 << 64) for v in pair) >> 64 for pair in zip(x.tolist(), y.tolist(), strict=True)]
     assert masks_of(found[64], x.shape, None).tolist() == [-carry for carry in sums]
 

@@ -27,7 +27,8 @@ from sectorch.mpc.smooth.trigonometric import draw_error, trigonometric, turns_o
 from sectorch.mpc.star import mask as mask_module
 from sectorch.mpc.star import relu as relu_module
 from sectorch.mpc.star import truncate as truncate_module
-from sectorch.mpc.star.shares import each
+from sectorch.mpc.star.select import BitMask
+from sectorch.mpc.star.shares import Shares, each
 from sectorch.ops import series
 
 F = 20
@@ -180,10 +181,10 @@ def plant(monkeypatch) -> None:
     bits, borrow = relu_module._floor_bits, truncate_module._borrow
 
     def without(net, *args):
-        rows = bits(net, *args)
-        third = rows.A.shape[0] // 3
-        cut = lambda w: torch.cat((w[:third], torch.zeros_like(w[third : 2 * third]), w[2 * third :]))
-        return each(cut, rows)
+        e, third = bits(net, *args), args[1].shape[-1]
+        (mask,) = (v for v in args if isinstance(v, BitMask))
+        cut = lambda w, b: torch.cat((w[:third], b[third : 2 * third], w[2 * third :]))
+        return Shares(cut(e.A, mask.b_A), cut(e.S, mask.b_S))
 
     monkeypatch.setattr(relu_module, "_floor_bits", without)
     monkeypatch.setattr(truncate_module, "_borrow", lambda *v: each(torch.zeros_like, borrow(*v)))

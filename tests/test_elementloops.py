@@ -55,8 +55,9 @@ def test_bits_as_elements(count: int, copies: int, shift: int, seed: int):
 
     def made() -> list[torch.Tensor]:
         masks = select.per_element(first, second, shape, copies)
-        dealt = [select.bits_less(first, second, shape, copies, v_A) for v_A in (wide, narrow)]
-        chosen = select._chosen_less(first, second, shape, copies, v, shift, wide)
+        dealt = [select.bits_less(first, second, shape, copies, 0, v_A) for v_A in (wide, narrow)]
+        dealt += [select.bits_less(first, second, shape, 1, at, wide[at : at + 1]) for at in range(copies)]
+        chosen = select._chosen_less(first, second, shape, copies, 0, v, shift, wide)
         opened = (select._opened_bit(first, second, shape, copies, wide, one) for one in (0, 1))
         return [masks, *dealt, chosen, *opened]
 
@@ -69,12 +70,14 @@ def test_products_with_bits(count: int, copies: int, shift: int, seed: int):
     draw, width = Drawn(seed), words_for(count)
     first, second, c, r = draw(3 * copies * width), draw(3 * copies * width), draw(count), draw(count)
     bits, chosen, wraps = draw(2 * copies, count), draw(copies, count), draw(copies, count, bits=32)
+    offset = int(draw(1))
 
     def made() -> list[torch.Tensor]:
         found = []
         for one in (0, 1):
             found += [
-                relu._product(first, second, c, r, bits, chosen, wraps, i, copies, one, shift) for i in range(copies)
+                relu._product(first, second, c, r, bits, chosen, wraps, i, copies, offset, shift, one)
+                for i in range(copies)
             ]
             found.append(select._product(first[:width], second[:width], c, bits[0], r, chosen[0], one))
         return found

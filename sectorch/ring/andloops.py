@@ -178,15 +178,27 @@ def floor_products(alpha, other, wraps, mask, out, low, high):
 
 
 @compiled
-def floor_joined(mine, theirs, taken, alpha, dealt, wraps, top, first, out, low, high):
-    """One party's half of what that layer gives; `first` is all ones for the party that adds the public terms."""
-    (x0, x1, x2), (z0, z1, z2) = _three(mine, low, high), _three(theirs, low, high)
+def floor_taken(equal, less, borrow, wraps, top, alpha, first, out, low, high):
+    """One party's half of eq, k and u of a ReLU (`relu.py`), under alpha; `first` is all ones for A."""
+    (a0, a1, a2), (y0, y1, y2) = _three(alpha, low, high), _three(out, low, high)
+    eq, lt, u, w, bits = equal[low:high], less[low:high], borrow[low:high], wraps[low:high], top[low:high]
+    for i in range(len(eq)):
+        k = lt[i] ^ w[i] ^ (~bits[i] & first)
+        y0[i], y1[i], y2[i] = a0[i] ^ eq[i], a1[i] ^ k, a2[i] ^ u[i]
+
+
+@compiled
+def floor_joined(of_A, of_S, alpha, dealt, wraps, top, mask, out, first, low, high):
+    """One party's half of what that layer gives, under a mask; `first` is all ones for A, which adds public terms."""
+    (x0, x1, x2), (z0, z1, z2) = _three(of_A, low, high), _three(of_S, low, high)
     (a0, a1, a2), (y0, y1, y2) = _three(alpha, low, high), _three(out, low, high)
     (d0, d1, d2), (d3, d4, d5) = _three(dealt, low, high), _three(dealt[3:], low, high)
-    w, above, half = wraps[low:high], top[low:high], taken[1, low:high]
+    (m0, m1, m2), w, above = _three(mask, low, high), wraps[low:high], top[low:high]
+    own = x1 if first else z1
     for i in range(len(w)):
         eq, k, u = x0[i] ^ z0[i], x1[i] ^ z1[i], x2[i] ^ z2[i]
         eq_u = d0[i] ^ (eq & a2[i]) ^ (u & (a0[i] ^ (eq & first)))
         k_u = d1[i] ^ (k & a2[i]) ^ (u & (a1[i] ^ (k & first)))
         wrapped = d2[i] ^ (k & w[i]) ^ (eq & u & w[i]) ^ (eq & d3[i]) ^ (u & d4[i]) ^ d5[i]
-        y0[i], y1[i], y2[i] = half[i] ^ eq_u, eq_u ^ k_u, wrapped & ~above[i]
+        half = own[i] ^ a1[i]
+        y0[i], y1[i], y2[i] = m0[i] ^ half ^ eq_u, m1[i] ^ eq_u ^ k_u, m2[i] ^ (wrapped & ~above[i])

@@ -10,10 +10,12 @@ import numpy as np
 
 from .andloops import floor_joined as floor_joined
 from .andloops import floor_products as floor_products
+from .andloops import floor_taken as floor_taken
 from .andloops import layer as layer
 from .andloops import masked as masked
 from .andloops import products as products
 from .andloops import xor as _xor
+from .elementloops import SPAN as _RUN
 from .elementloops import bits_less as bits_less
 from .elementloops import chosen_less as chosen_less
 from .elementloops import floored as floored
@@ -40,9 +42,9 @@ _CODED = 256
 
 
 @compiled
-def planes(v, out, column, low, high):
-    """Elements [N] -> their bit planes [64, W], at a column of `out`."""
-    _planes_at(v, -(-len(v) // 64), low, out[:, column + low : column + high])
+def planes(v, threshold, out, column, low, high):
+    """Elements [N], less a threshold -> their bit planes [64, W], at a column of `out`."""
+    _planes_at(v, -(-len(v) // 64), low, out[:, column + low : column + high], threshold)
 
 
 @compiled
@@ -58,7 +60,7 @@ def codes(r, mask, spans, tops, out, low, high):
     lower = np.empty((3, size), np.int64)
     for start in range(low, high, _CODED):
         end = min(start + _CODED, high)
-        _planes_at(r, width, start, a[:, : end - start])
+        _planes_at(r, width, start, a[:, : end - start], 0)
         row = 0
         for s in range(len(spans)):
             blocks = -(-(spans[s, 1] - spans[s, 0]) // 3)
@@ -87,8 +89,8 @@ def codes(r, mask, spans, tops, out, low, high):
 def signs(v, out, low, high):
     """The sign bits of elements as words."""
     width = len(out)
-    for start in range(low, high, _SPAN):
-        found = out[start : min(start + _SPAN, high)]
+    for start in range(low, high, _RUN):
+        found = out[start : min(start + _RUN, high)]
         found[:] = 0
         for t in range(63, -1, -1):
             row = v[t * width + start : t * width + start + len(found)]
@@ -105,11 +107,11 @@ def leaves(bits, words, total, block, start, blocks, first, out, row, low, high)
     `words` are its halves of the codes of `total` blocks, of which those from `block` on are taken, for the columns
     modulo their width.
     """
-    around, zero = words.shape[1], np.zeros(_SPAN, np.int64)
+    around, zero = words.shape[1], np.zeros(_RUN, np.int64)
     left = low
     while left < high:
         at = left % around
-        size = min(_SPAN, high - left, around - at)
+        size = min(_RUN, high - left, around - at)
         for b in range(blocks):
             p = start + 3 * b
             x0 = bits[p, left : left + size] if p >= 0 else zero

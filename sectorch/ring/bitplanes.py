@@ -38,7 +38,10 @@ COMPILED = True
 
 def fast(*tensors: torch.Tensor) -> ModuleType | None:
     """The compiled loops (`bitloops.py`), where these tensors are in this machine's own memory."""
-    return _compiled() if COMPILED and all(t.is_cpu for t in tensors) else None
+    for tensor in tensors:
+        if not tensor.is_cpu:
+            return None
+    return _compiled() if COMPILED else None
 
 
 def words_for(count: int) -> int:
@@ -65,7 +68,7 @@ def planes(matrix: torch.Tensor) -> torch.Tensor:
     Six exchange steps with masks (H. S. Warren, Hacker's Delight, 7-3), over all words at once. Its own inverse.
     """
     if matrix.dim() == 2 and fast(matrix):
-        return planes_beside((matrix,))
+        return planes_below(matrix)
     out = matrix.clone(memory_format=torch.contiguous_format)
     if out.is_meta:
         return out
@@ -79,22 +82,22 @@ def planes(matrix: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def planes_beside(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """The bit planes of several tensors of one size, side by side: [64, len(parts) W]."""
-    first = parts[0]
-    width = words_for(first.numel())
-    if not (loops := fast(*parts)):
-        return planes(torch.cat([rows(v) for v in parts], -1) if len(parts) > 1 else rows(first))
-    out = first.new_empty(64, len(parts) * width)
-    for i, v in enumerate(parts):
-        loops.on_words(width, loops.planes, loops.array(v).reshape(-1), out.numpy(), i * width)
+def planes_below(v: torch.Tensor, thresholds: tuple[int, ...] = (0,)) -> torch.Tensor:
+    """The bit planes of v - t for each threshold t, side by side: [64, T W]."""
+    if not (loops := fast(v)):
+        moved = [rows(v - t if t else v) for t in thresholds]
+        return planes(torch.cat(moved, -1) if len(moved) > 1 else moved[0])
+    width = words_for(v.numel())
+    out = v.new_empty(64, len(thresholds) * width)
+    for i, t in enumerate(thresholds):
+        loops.on_words(width, loops.planes, loops.array(v).reshape(-1), t, out.numpy(), i * width)
     return out
 
 
 def signs_of(v: torch.Tensor) -> torch.Tensor:
     """The sign bits of elements as words: plane 63."""
     if not (loops := fast(v)):
-        return planes_beside((v,))[63].clone()
+        return planes_below(v)[63].clone()
     out = torch.empty(words_for(v.numel()), dtype=torch.int64)
     loops.on_words(len(out), loops.signs, loops.array(v).reshape(-1), out.numpy())
     return out

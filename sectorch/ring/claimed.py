@@ -29,7 +29,7 @@ def sum_bits(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tens
         arrays = [loops.array(v).reshape(-1) for v in (x, y)]
         loops.on_words(mask.shape[1], _compiled().sum_bits, *arrays, mask.numpy(), out.numpy())
         return out
-    bits = bitplanes.planes_beside((x + y,))
+    bits = bitplanes.planes_below(x + y)
     first, second = (bitplanes.signs_of(v) for v in (x, y))
     return torch.cat((bits, ((first & second) | ((first | second) & ~bits[63]))[None])).bitwise_xor_(mask)
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from .loops import compiled
 
-SPAN = 512
-"""Words whose 64 bits are taken in turns: they stay in the first-level cache."""
+SPAN = 2048
+"""Words whose 64 bits are taken in turns. They stay in the cache, and the elements of each bit are read in one run: the
+longer the runs, the more of memory comes before it is asked for."""
 
 
 @compiled
@@ -117,7 +118,7 @@ def selected(e, other, c, b, r, chosen, first, out, low, high):
 
 
 @compiled
-def floored(e, other, c, quotient, bits, chosen, wraps, number, copies, first, shift, out, low, high):
+def floored(e, other, c, quotient, bits, chosen, wraps, number, copies, first, threshold, shift, out, low, high):
     """One party's half of s (C - R) - s u + 2^(64-f) s msb(r) for threshold `number`; see `relu.py`."""
     width, words = e.shape[1], np.empty((3, SPAN), np.int64)
     for left in range(low, high, SPAN):
@@ -135,7 +136,7 @@ def floored(e, other, c, quotient, bits, chosen, wraps, number, copies, first, s
                 s, half = _picked(opened, s0[i], first), _picked(opened, p[i], R[i])
                 borrow = _picked(e1[i] & bit, s1[i], first)
                 wrap = _picked(e2[i] & bit, np.int64(q[i]), first) << (64 - shift)
-                found[i] = s * shifted(x[i], shift) - half - borrow + wrap
+                found[i] = s * shifted(x[i] - threshold, shift) - half - borrow + wrap
 
 
 @compiled

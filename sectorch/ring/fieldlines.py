@@ -239,19 +239,20 @@ def copy_tile(context, x, out):
 
 
 @intrinsic
-def bits_of_rows(context, x, apart, out, spread):
-    """Eight lines, so many bytes apart, bit by bit: line t // 8 of `out`, which are `spread` bytes apart, has in byte
-    t % 8 of a word the bits t of the same word of all eight, the last line's first."""
+def bits_of_rows(context, x, apart, out, spread, threshold):
+    """Eight lines, so many bytes apart and less a threshold, bit by bit: line t // 8 of `out`, which are `spread` bytes
+    apart, has in byte t % 8 of a word the bits t of the same word of all eight, the last line's first."""
 
     def generate(context, builder, signature, values):
-        x, apart, out, spread = values
-        units = builder.bitcast(_all(_UNITS), _BYTES)
-        for i, row in enumerate(_turned(builder, _rows(builder, x, apart))):
+        x, apart, out, spread, threshold = values
+        units, less = builder.bitcast(_all(_UNITS), _BYTES), _spread_out(builder, threshold)
+        rows = [builder.sub(row, less) for row in _rows(builder, x, apart)]
+        for i, row in enumerate(_turned(builder, rows)):
             found = builder.bitcast(_mapped(builder, units, row), _LINE)
             _keep(builder, found, builder.add(out, builder.mul(spread, _number(i))))
         return context.get_dummy_value()
 
-    return types.void(*[types.intp] * 4), generate
+    return types.void(*[types.intp] * 5), generate
 
 
 @intrinsic

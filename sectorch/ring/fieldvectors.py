@@ -162,7 +162,7 @@ def _tile(x, matrices, bits, found, group):
     """sum_i weights_i x_i of a tile [64, 8] of packed bits at an address: the bit t in line t, in groups of 16 that are
     `group` times eight lines apart."""
     for i in range(8):
-        bits_of_rows(x + 512 * i, 64, bits.ctypes.data + 512 * i, 64)
+        bits_of_rows(x + 512 * i, 64, bits.ctypes.data + 512 * i, 64, 0)
     for i in range(8):
         to = found.ctypes.data + 512 * (i // 2 * group + i % 2)
         combined_rows(bits.ctypes.data + 64 * i, matrices.ctypes.data, to, 64)

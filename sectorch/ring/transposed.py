@@ -35,26 +35,27 @@ def transposed(a):
 
 
 @compiled
-def _lines_in_vectors(v, width, word, count, room, out):
-    """The bit planes of the elements in `count` words, whole lines of them and _RUN at most, from `word` on."""
+def _lines_in_vectors(v, width, word, count, room, out, threshold):
+    """The bit planes of the elements, less a threshold, in `count` words from `word` on: whole lines of them and _RUN at
+    most."""
     x, apart, bits, to, spread = v.ctypes.data + 8 * word, 8 * width, room.ctypes.data, out.ctypes.data, out.strides[0]
     for i in range(0, 64, 8):
         for c in range(0, count, SIDE):
-            bits_of_rows(x + (i + 7) * apart + 8 * c, -apart, bits + 512 * c + 8 * i, 512)
+            bits_of_rows(x + (i + 7) * apart + 8 * c, -apart, bits + 512 * c + 8 * i, 512, threshold)
     for i in range(0, 64, 8):
         for c in range(0, count, SIDE):
             turned_rows(bits + 512 * c + 64 * i, to + i * spread + 8 * c, spread)
 
 
 @compiled
-def _lines_by_shifts(v, width, word, count, room, out):
+def _lines_by_shifts(v, width, word, count, room, out, threshold):
     """As `_lines_in_vectors`, on any processor, and of words that are not whole lines; zeros beyond the end."""
     a = room.reshape(room.size)[: 64 * count].reshape(64, count)
     a[:] = 0
     for t in range(64):
         row = v[t * width + word : t * width + word + count]
         for c in range(len(row)):
-            a[t, c] = np.uint64(row[c])
+            a[t, c] = np.uint64(row[c] - threshold)
     transposed(a)
     for t in range(64):
         for c in range(count):
@@ -65,12 +66,13 @@ _whole_lines = _lines_in_vectors if available() else _lines_by_shifts
 
 
 @compiled
-def planes_at(v, width, word, out):
-    """The bit planes of elements int64 [N], in as many words from `word` on as `out` [64, ..] has columns."""
+def planes_at(v, width, word, out, threshold):
+    """The bit planes of elements int64 [N], less a threshold, in as many words from `word` on as `out` [64, ..] has
+    columns."""
     count = out.shape[1]
     room = lines(8 * min(_RUN, count))
     whole = max(0, min(count, len(v) - 63 * width - word)) // SIDE * SIDE
     for start in range(0, whole, _RUN):
-        _whole_lines(v, width, word + start, min(_RUN, whole - start), room, out[:, start:])
+        _whole_lines(v, width, word + start, min(_RUN, whole - start), room, out[:, start:], threshold)
     for start in range(whole, count, _RUN):
-        _lines_by_shifts(v, width, word + start, min(_RUN, count - start), room, out[:, start:])
+        _lines_by_shifts(v, width, word + start, min(_RUN, count - start), room, out[:, start:], threshold)

@@ -21,7 +21,7 @@ def wide_codes(r, mask, blocks, tops, out, low, high):
     a = lines(8 * columns).view(np.int64).reshape(64, columns)
     for start in range(low, high, _CODED):
         end = min(start + _CODED, high)
-        _planes_at(r, width, start, a[:, : end - start])
+        _planes_at(r, width, start, a[:, : end - start], 0)
         row = 0
         for b in range(len(blocks)):
             size = 0

@@ -25,7 +25,7 @@ import torch
 
 from ...choreography import Net, leaf, protocol
 from ...errors import ArgumentError
-from ...ring.bitplanes import fast, planes, planes_beside, rows, words_for, xor_along
+from ...ring.bitplanes import fast, planes, rows, words_for, xor_along
 from . import proved
 from .circuit import Circuit
 from .deal import Made, deal_bits
@@ -207,17 +207,11 @@ def drelu(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,
     blocks = block_count(*span)
     codes = deal_codes(net, x, [span], (high,))
 
-    bits = planes_below(x.c, thresholds)
+    bits = planes_of(x.c, thresholds)
     state = Shares(leaves(bits, codes.A, (span,), True), leaves(bits, codes.S, (span,), False))
     layers, _ = forest_worth(net, copies * x.shape.numel(), (blocks,), (False,))
     less = and_layers(net, state, layers)
     return ~(less[0] ^ each(_copied, codes[-1], copies) ^ bits[high])
-
-
-@leaf
-def planes_below(c: torch.Tensor, thresholds: tuple[int, ...]) -> torch.Tensor:
-    """The bit planes of c - t for each threshold, side by side: [64, T W]."""
-    return planes_beside(tuple(c - t if t else c for t in thresholds))
 
 
 def _copied(words: torch.Tensor, copies: int) -> torch.Tensor:

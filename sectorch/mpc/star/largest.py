@@ -164,7 +164,9 @@ def ramp_of_largest(
     w = deal(net, Made(negative_less, masked.shape, (masked.r,)), torch.int32)
     bits = deal_mask(net, mask)
     chosen = deal(net, chosen_by(own, masked.r, shift))
-    wraps = deal(net, Made(bits_less, masked.shape, (own.b_A & sign, own.b_S & sign, masked.shape, None)), torch.int32)
+    wraps = deal(
+        net, Made(bits_less, masked.shape, (own.b_A & sign, own.b_S & sign, masked.shape, None, 0)), torch.int32
+    )
 
     won = _won(net, masked, plan, high)
     first, second = open_bit(net, won, mask)

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 
 from ...choreography import Located, Message, Net, leaf, protocol
-from ...ring.bitplanes import planes_beside, words_for
+from ...ring.bitplanes import planes_below, words_for
 from .owed import Debt, Owed
 from .shares import Shares
 
@@ -98,7 +98,7 @@ def whole_mask(r_A: torch.Tensor, r_S: torch.Tensor, owed: torch.Tensor | None =
     return r if owed is None else r.add_(owed)
 
 
-@leaf(shapes=lambda v: v.new_empty(64, words_for(v.numel())))
-def planes_of(v: torch.Tensor) -> torch.Tensor:
-    """The bit planes of a tensor: [64, W], W = ceil(N / 64)."""
-    return planes_beside((v,))
+@leaf(shapes=lambda v, thresholds=(0,): v.new_empty(64, len(thresholds) * words_for(v.numel())))
+def planes_of(v: torch.Tensor, thresholds: tuple[int, ...] = (0,)) -> torch.Tensor:
+    """The bit planes of v - t for each threshold t, side by side: [64, T W], W = ceil(N / 64)."""
+    return planes_below(v, thresholds)

@@ -19,7 +19,7 @@ import torch
 
 from ...choreography import Located, Message, Net, leaf, protocol
 from ...ring import logical_shift, signed
-from ...ring.bitplanes import fast, planes_beside, signs_of, words_for
+from ...ring.bitplanes import fast, signs_of, words_for
 from . import proved
 from .compare import BLOCK, block_count, check_planes, deal_codes, drelu, pick_blocks
 from .deal import Made, deal, deal_bits, deal_halves
@@ -27,8 +27,8 @@ from .fss import gate
 from .guard import kept_rows, raise_flags
 from .halves import Halves
 from .layers import and_layers
-from .mask import Masked, open_masked
-from .select import BitMask, by_words, chosen_by, deal_mask, open_bit, per_element, picked, random_bits, select
+from .mask import Masked, open_masked, planes_of
+from .select import BitMask, by_words, chosen_by, deal_mask, open_masked_bit, per_element, picked, random_bits, select
 from .shares import Shares, each
 from .trees import forest_worth
 from .truncate import check_shift, half, shifted_less, truncate
@@ -82,14 +82,15 @@ def _floored(
 ) -> list[Shares]:
     """`ramps` with a shift, by trees: the bits of every threshold, and then the products with them."""
     copies = len(thresholds)
-    moved = [x.c + signed(half(shift) - (t << shift)) for t in thresholds]
+    below = tuple(signed((t << shift) - half(shift)) for t in thresholds)
     mask = random_bits(net, x.shape, 3 * copies)
     quotient, bits, chosen, wraps = _deal_products(net, x, mask, copies, shift)
-    e = open_bit(net, _compared(net, x, moved, shift, high, limit_bits), mask)
+    e = open_masked_bit(net, _compared(net, x, below, mask, shift, high, limit_bits))
     results = []
-    for i, c in enumerate(moved):
-        at_A = _product(*e, c, quotient.A, bits.A, chosen.A, wraps.A, i, copies, 1, shift)
-        results.append(Shares(at_A, _product(*e, c, quotient.S, bits.S, chosen.S, wraps.S, i, copies, 0, shift)))
+    for i, t in enumerate(below):
+        place = i, copies, t, shift
+        at_A = _product(*e, x.c, quotient.A, bits.A, chosen.A, wraps.A, *place, 1)
+        results.append(Shares(at_A, _product(*e, x.c, quotient.S, bits.S, chosen.S, wraps.S, *place, 0)))
     return results
 
 
@@ -103,40 +104,53 @@ def _deal_products(net: Net, x: Masked, mask: BitMask, copies: int, shift: int) 
 
 
 @leaf(shapes=lambda first, second, c, *_: torch.empty_like(c))
-def _product(first, second, c, R, bits, chosen, wraps, i: int, copies: int, one: int, shift: int) -> torch.Tensor:
+def _product(
+    first, second, c, R, bits, chosen, wraps, i: int, copies: int, t: int, shift: int, one: int
+) -> torch.Tensor:
     """One party's half of s C - s R - s u + 2^(64-f) s msb(r) for threshold i; A is the `one` that adds public terms.
 
     Args:
-        first, second: public, the halves of e as words. c: with the threshold off and the half added.
+        first, second: public, the halves of e as words. t: the threshold, less the half, in units of c.
     """
     if loops := fast(first, second, c, R, bits, chosen, wraps):
         out = torch.empty(c.shape, dtype=torch.int64)
         words = (by_words(v, c.shape, 3 * copies).numpy() for v in (first, second))
         dealt = [v.view(len(v), c.numel()).numpy() for v in (bits, chosen, wraps)]
-        place = i, copies, one, shift, out.view(-1).numpy()
+        place = i, copies, one, t, shift, out.view(-1).numpy()
         elements = loops.array(c).reshape(-1), loops.array(R).reshape(-1)
         loops.on_words(words_for(c.numel()), loops.floored, *words, *elements, *dealt, *place)
         return out
     e = per_element(first, second, c.shape, 3 * copies)
-    out = picked(e[i], bits[i], one).mul_(logical_shift(c, shift))
+    out = picked(e[i], bits[i], one).mul_(logical_shift(c - t, shift))
     out -= picked(e[i], chosen[i], R)
     out -= picked(e[copies + i], bits[copies + i], one)
     return out.add_(picked(e[2 * copies + i], wraps[i].to(torch.int64), one).bitwise_left_shift_(64 - shift))
 
 
 def _compared(
-    net: Net, x: Masked, moved: list[Located], shift: int, high: int, limit_bits: int | None = None
+    net: Net,
+    x: Masked,
+    thresholds: tuple[int, ...],
+    mask: BitMask,
+    shift: int,
+    high: int,
+    limit_bits: int | None = None,
 ) -> Shares:
     """For the public c of every threshold: [x' >= 0], and by it u and the wrap-around bit: words [3 T W],
-    XOR-shared; a flag is raised beside them where x' of the first threshold is 2^(shift + limit_bits) or more."""
-    copies = len(moved)
+    XOR-shared and under a mask; a flag is raised beside them where x' of the first threshold is 2^(shift + limit_bits)
+    or more.
+
+    Args:
+        thresholds: less the half, in units of c.
+    """
+    copies = len(thresholds)
     spans = ((0, shift), (shift, high))
     counts = tuple(block_count(*span) for span in spans)
     plane = high if limit_bits is None else min(high, shift + limit_bits)
     top = block_count(plane, high)
     codes = deal_codes(net, x, spans, (high,) if high == 63 else (high, 63))
 
-    bits = _planes_beside(*moved)
+    bits = planes_of(x.c, thresholds)
     above = planes_above(bits[:, : words_for(x.shape.numel())], plane, high) if top else None
     elements = copies * x.shape.numel()
     if top:
@@ -154,18 +168,7 @@ def _compared(
     if above is not None:
         raise_above(net, state, (u, *far), above[high], codes, r_high, x.shape)
 
-    rows = eq, lt, u
-    taken = Shares(
-        _taken(state.A, codes.A, bits, rows, r_high, high, True),
-        _taken(state.S, codes.S, bits, rows, r_high, high, False),
-    )
-    return _floor_bits(net, x, taken, codes, bits)
-
-
-@leaf(shapes=lambda *c: c[0].new_empty(64, len(c) * words_for(c[0].numel())))
-def _planes_beside(*c: torch.Tensor) -> torch.Tensor:
-    """The bit planes of all of them, side by side."""
-    return planes_beside(c)
+    return _floor_bits(net, x, state, codes, bits, mask, (eq, lt, u), (r_high, high))
 
 
 @leaf(shapes=lambda v: v.new_empty(words_for(v.numel())))
@@ -198,17 +201,23 @@ def _blocks(spans: tuple) -> int:
 
 
 @leaf(shapes=lambda state, *_: state.new_empty(3, state.shape[1]))
-def _taken(state, codes, bits, rows: tuple[int, int, int], r_high: int, high: int, first: bool) -> torch.Tensor:
-    """One party's half of eq, k = [x' >= 0] but for the lower planes, and u.
+def _taken(state, codes, bits, alpha, rows: tuple[int, int, int], tops: tuple[int, int], first: bool) -> torch.Tensor:
+    """One party's half of eq, k = [x' >= 0] but for the lower planes, and u; under its alpha.
 
     Args:
-        rows: those of eq, lt and u. r_high: r's plane `high` among its codes. first: the party that adds public terms.
+        rows: those of eq, lt and u. tops: where r's highest plane stands among the codes, and which one it is.
+        first: the party that adds public terms.
     """
-    eq, lt, u = rows
-    k = state[lt] ^ _repeated(codes[r_high], state)
+    (eq, lt, u), (r_high, high) = rows, tops
+    top = _repeated(codes[r_high], alpha)
+    if loops := fast(state, top, bits, alpha):
+        out, arrays = torch.empty_like(alpha), [v.numpy() for v in (state[eq], state[lt], state[u], top, bits[high])]
+        loops.on_words(out.shape[1], loops.floor_taken, *arrays, alpha.numpy(), -int(first), out.numpy())
+        return out
+    k = state[lt] ^ top
     if first:
         k = (k ^ bits[high]).bitwise_not_()
-    return torch.stack((state[eq], k, state[u]))
+    return torch.stack((state[eq], k, state[u])).bitwise_xor_(alpha)
 
 
 def _repeated(words: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
@@ -220,25 +229,28 @@ def _repeated(words: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
 @protocol("floor_bits", "docs/protocols.md; PrivHFL, C.4.1 (Beaver), on bits", [
     Message("masked_A", "A", "S", "alpha_A of k_DA"), Message("masked_S", "S", "A", "alpha_S of k_DS"),
 ])  # fmt: skip
-def _floor_bits(net: Net, x: Masked, taken: Shares, codes: Shares, c: Located) -> Shares:
-    """b = k xor eq u, b u, and b w (1 - msb(c)) for w = msb(r), which D knows: words [3 W], XOR-shared.
+def _floor_bits(
+    net: Net, x: Masked, state: Shares, codes: Shares, c: Located, mask: BitMask,
+    rows: tuple[int, int, int], tops: tuple[int, int],
+) -> Shares:  # fmt: skip
+    """b = k xor eq u, b u, and b w (1 - msb(c)) for w = msb(r), which D knows: words [3 W], XOR-shared, under a mask.
 
     Args:
-        x: whose r it is. taken: words [3, W] of eq, k and u. codes: of which the last row is w in shares. c: its bit
-            planes, public.
+        x: whose r it is. state: what the trees made. codes: of which the last row is w in shares. c: its bit planes,
+            public. rows, tops: as of `_taken`.
 
     Rounds 1, online six bits per element, dealt six.
     """
     D, A, S = net.D, net.A, net.S
-    alpha_A, alpha_S = net.common(D, A, taken.shape, "alpha_A"), net.common(D, S, taken.shape, "alpha_S")
+    shape = 3, state.shape[1]
+    alpha_A, alpha_S = net.common(D, A, shape, "alpha_A"), net.common(D, S, shape, "alpha_S")
     claim = proved.floor_products(net, Halves(alpha_A, alpha_S), x)
-    made = Made(_floor_products, (6, taken.shape[1]), (alpha_A, alpha_S, sign_words(x.r)))
-    dealt = deal_bits(net, made, claim)
-    sent_A = (taken.A ^ alpha_A).send(A, S, "masked_A")
-    sent_S = (taken.S ^ alpha_S).send(S, A, "masked_S")
+    dealt = deal_bits(net, Made(_floor_products, (6, shape[1]), (alpha_A, alpha_S, sign_words(x.r))), claim)
+    sent_A = _taken(state.A, codes.A, c, alpha_A, rows, tops, True).send(A, S, "masked_A")
+    sent_S = _taken(state.S, codes.S, c, alpha_S, rows, tops, False).send(S, A, "masked_S")
     return Shares(
-        _floor_joined(sent_A, sent_S, taken.A, alpha_A, dealt.A, codes.A, c, True),
-        _floor_joined(sent_A, sent_S, taken.S, alpha_S, dealt.S, codes.S, c, False),
+        _floor_joined(sent_A, sent_S, alpha_A, dealt.A, codes.A, c, mask.b_A, True),
+        _floor_joined(sent_A, sent_S, alpha_S, dealt.S, codes.S, c, mask.b_S, False),
     )
 
 
@@ -255,22 +267,23 @@ def _floor_products(alpha_A: torch.Tensor, alpha_S: torch.Tensor, w: torch.Tenso
 
 
 @leaf(shapes=lambda sent, *_: sent.new_empty(sent.numel()))
-def _floor_joined(sent_A, sent_S, taken, alpha, dealt, codes, c, first: bool) -> torch.Tensor:
-    """One party's half of b, b u and b w (1 - msb(c)) from eq, k and u, open under the masks alpha."""
-    w = _repeated(codes[-1], taken)
-    if loops := fast(sent_A, sent_S, taken, alpha, dealt, w, c):
-        out, arrays = torch.empty_like(taken), [v.numpy() for v in (sent_A, sent_S, taken, alpha, dealt, w, c[63])]
-        loops.on_words(taken.shape[1], loops.floor_joined, *arrays, -int(first), out.numpy())
+def _floor_joined(sent_A, sent_S, alpha, dealt, codes, c, b, first: bool) -> torch.Tensor:
+    """One party's half of b, b u and b w (1 - msb(c)) from eq, k and u, open under the masks alpha; under its b."""
+    w = _repeated(codes[-1], sent_A)
+    if loops := fast(sent_A, sent_S, alpha, dealt, w, c, b):
+        out = torch.empty_like(sent_A)
+        arrays = [v.numpy() for v in (sent_A, sent_S, alpha, dealt, w, c[63], b.view(out.shape), out)]
+        loops.on_words(out.shape[1], loops.floor_joined, *arrays, -int(first))
         return out.view(-1)
     (eq, k, u), (a_eq, a_k, a_u) = sent_A ^ sent_S, alpha
     eq_u = (eq & a_u) ^ (a_eq & u) ^ dealt[0]
     k_u = (k & a_u) ^ (a_k & u) ^ dealt[1]
-    both = eq & u
+    both, mine = eq & u, (sent_A if first else sent_S)[1] ^ a_k
     if first:
         eq_u, k_u = eq_u ^ both, k_u ^ (k & u)
     k_w = (k & w) ^ dealt[2]
     eq_u_w = (both & w) ^ (eq & dealt[3]) ^ (u & dealt[4]) ^ dealt[5]
-    return torch.cat((taken[1] ^ eq_u, eq_u ^ k_u, (k_w ^ eq_u_w) & ~c[63]))
+    return torch.cat((mine ^ eq_u, eq_u ^ k_u, (k_w ^ eq_u_w) & ~c[63])) ^ b
 
 
 @protocol("maximum", "PrivHFL, 3.3 (iii)")

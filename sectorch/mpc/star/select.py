@@ -23,27 +23,41 @@ from .shares import Shares
 
 @dataclass(frozen=True)
 class BitMask:
-    """A random bit per element: its XOR halves as words at A and at S, both of which D knows."""
+    """A random bit per element: its XOR halves as words at A and at S, both of which D knows.
+
+    Of words drawn together the copies from `at` on.
+    """
 
     b_A: Located
     b_S: Located
     shape: torch.Size
     copies: int | None
+    at: int = 0
 
     def halves(self) -> Halves:
         """Its words, of which D knows both halves."""
-        return Halves(self.b_A, self.b_S)
+        width, count = words_for(self.shape.numel()), self.copies or 1
+        if count * width == self.b_A.shape.numel():
+            return Halves(self.b_A, self.b_S)
+        own = slice(self.at * width, (self.at + count) * width)
+        return Halves(self.b_A[own], self.b_S[own])
 
     def part(self, first: int, last: int) -> BitMask:
         """The copies first .. last - 1."""
-        width = words_for(self.shape.numel())
-        own = slice(first * width, last * width)
-        return BitMask(self.b_A[own], self.b_S[own], self.shape, last - first)
+        return BitMask(self.b_A, self.b_S, self.shape, last - first, self.at + first)
+
+    @property
+    def words(self) -> tuple:
+        """What a kernel takes of it."""
+        return self.b_A, self.b_S, self.shape, self.copies, self.at
 
 
 @leaf
-def per_element(first: torch.Tensor, second: torch.Tensor, shape: torch.Size, copies: int | None) -> torch.Tensor:
-    """Two halves of words -> a mask per element: `shape`, or [copies, *shape]."""
+def per_element(
+    first: torch.Tensor, second: torch.Tensor, shape: torch.Size, copies: int | None, at: int = 0
+) -> torch.Tensor:
+    """Two halves of words -> a mask per element: `shape`, or [copies, *shape], of the copies from `at` on."""
+    first, second = (by_words(v, shape, copies, at).reshape(-1) for v in (first, second))
     return masks_of(first ^ second, shape, copies)
 
 
@@ -58,55 +72,63 @@ def random_bits(net: Net, shape: torch.Size, copies: int | None = None) -> BitMa
 def deal_mask(net: Net, mask: BitMask, dtype: torch.dtype = torch.int64) -> Shares:
     """The bits of a mask as 0 and 1 in the ring; 8 bytes for each, or 4."""
     shape = mask.shape if mask.copies is None else (mask.copies, *mask.shape)
-    made = Made(bits_less, torch.Size(shape), (mask.b_A, mask.b_S, mask.shape, mask.copies))
+    made = Made(bits_less, torch.Size(shape), mask.words)
     return deal(net, made, dtype, proved.bits_as_numbers(net, mask.halves, mask.copies))
 
 
 def chosen_by(mask: BitMask, v: Located, shift: int = 0) -> Made:
     """What D deals of its own v: v >> shift (logical) where a bit is set, and 0 elsewhere."""
     shape = mask.shape if mask.copies is None else (mask.copies, *mask.shape)
-    return Made(_chosen_less, torch.Size(shape), (mask.b_A, mask.b_S, mask.shape, mask.copies, v, shift))
+    return Made(_chosen_less, torch.Size(shape), (*mask.words, v, shift))
 
 
-def by_words(words: torch.Tensor, shape: torch.Size, copies: int | None) -> torch.Tensor:
-    """Packed bits as [copies, W]."""
-    return words.view(copies or 1, words_for(shape.numel()))
+def by_words(words: torch.Tensor, shape: torch.Size, copies: int | None, at: int = 0) -> torch.Tensor:
+    """Packed bits as [copies, W], from copy `at` on."""
+    width, count = words_for(shape.numel()), copies or 1
+    return words[at * width : (at + count) * width].view(count, width)
 
 
-@leaf(shapes=lambda first, second, shape, copies, v_A: torch.empty_like(v_A))
-def bits_less(first, second, shape: torch.Size, copies: int | None, v_A: torch.Tensor) -> torch.Tensor:
+@leaf(shapes=lambda first, second, shape, copies, at, v_A: torch.empty_like(v_A))
+def bits_less(first, second, shape: torch.Size, copies: int | None, at: int, v_A: torch.Tensor) -> torch.Tensor:
     """The bits of two halves of words as 0 and 1, less v_A."""
     if not (loops := fast(first, second, v_A)):
-        return (-per_element(first, second, shape, copies)).to(v_A.dtype) - v_A
+        return (-per_element(first, second, shape, copies, at)).to(v_A.dtype) - v_A
     out = torch.empty((copies or 1, shape.numel()), dtype=v_A.dtype)
-    words = [by_words(v, shape, copies).numpy() for v in (first, second)]
+    words = [by_words(v, shape, copies, at).numpy() for v in (first, second)]
     loops.on_words(words[0].shape[1], loops.bits_less, *words, v_A.view(out.shape).numpy(), out.numpy())
     return out.view(v_A.shape)
 
 
-@leaf(shapes=lambda first, second, shape, copies, v, shift, v_A: torch.empty_like(v_A))
+@leaf(shapes=lambda first, second, shape, copies, at, v, shift, v_A: torch.empty_like(v_A))
 def _chosen_less(
-    first, second, shape: torch.Size, copies: int | None, v: torch.Tensor, shift: int, v_A: torch.Tensor
+    first, second, shape: torch.Size, copies: int | None, at: int, v: torch.Tensor, shift: int, v_A: torch.Tensor
 ) -> torch.Tensor:
     """v >> shift where the bits of two halves of words are set and 0 elsewhere, less v_A."""
     if not (loops := fast(first, second, v, v_A)):
-        return ((logical_shift(v, shift) if shift else v) & per_element(first, second, shape, copies)) - v_A
+        return ((logical_shift(v, shift) if shift else v) & per_element(first, second, shape, copies, at)) - v_A
     out = torch.empty((copies or 1, shape.numel()), dtype=torch.int64)
-    words = [by_words(x, shape, copies).numpy() for x in (first, second)]
+    words = [by_words(x, shape, copies, at).numpy() for x in (first, second)]
     arrays = loops.array(v).reshape(-1), shift, v_A.view(out.shape).numpy(), out.numpy()
     loops.on_words(words[0].shape[1], loops.chosen_less, *words, *arrays)
     return out.view(v_A.shape)
 
 
+def open_bit(net: Net, s: Shares, mask: BitMask) -> tuple[Located, Located]:
+    """`open_masked_bit` of s xor b."""
+    b = mask.halves()
+    return open_masked_bit(net, Shares(s.A ^ b.A, s.S ^ b.S))
+
+
 @protocol("open_bit", "docs/protocols.md", [
     Message("e_A", "A", "S", "b_A of k_DA"), Message("e_S", "S", "A", "b_S of k_DS"),
 ])  # fmt: skip
-def open_bit(net: Net, s: Shares, mask: BitMask) -> tuple[Located, Located]:
-    """e = s xor b, known to A and S, in two halves of words. Rounds 1, two bits per element; e is uniform to both."""
-    A, S = net.A, net.S
-    e_A = (s.A ^ mask.b_A).send(A, S, "e_A")
-    e_S = (s.S ^ mask.b_S).send(S, A, "e_S")
-    return e_A, e_S
+def open_masked_bit(net: Net, e: Shares) -> tuple[Located, Located]:
+    """e = s xor b becomes known to A and S, in two halves of words. Rounds 1, two bits per element.
+
+    Args:
+        e: halves that b_A and b_S are in already, which nothing else has been sent under. e is uniform to both.
+    """
+    return e.A.send(net.A, net.S, "e_A"), e.S.send(net.S, net.A, "e_S")
 
 
 @leaf(shapes=lambda first, second, shape, copies, b, one: torch.empty_like(b))
