@@ -18,7 +18,7 @@ from sectorch.audits import _Here
 from sectorch.choreography import Phase, leaf
 from sectorch.choreography.ledger import Transcript
 from sectorch.errors import FalseDealingError
-from sectorch.mpc.star import compare, relu, select
+from sectorch.mpc.star import compare, select
 from sectorch.ring import logical_shift
 from sectorch.ring.scheme import Scheme
 from sectorch.session import Session
@@ -57,16 +57,12 @@ class Thief:
     def at_work(self):
         """Q deals by its plan, promises what it deals, and nobody else is touched."""
         codes, bits, chosen = compare.masked_codes, select.bits_less, select._chosen_less
-        signs, seen = relu.sign_words, [torch.empty(0)]
+        seen = [torch.empty(0)]
         promise, look = _Here.promise, _Here.look
 
         @leaf(shapes=codes.kernel.shapes)
         def masked_codes(r, spans, tops, v_A):
             return codes(r - (1 << 62) if self.dealing and r.shape == self.alpha.shape else r, spans, tops, v_A)
-
-        @leaf(shapes=signs.kernel.shapes)
-        def sign_words(r):
-            return signs(r - (1 << 62) if self.dealing and r.shape == self.alpha.shape else r)
 
         @leaf(shapes=bits.kernel.shapes)
         def bits_less(first, second, shape, copies, at, v_A):
@@ -103,7 +99,6 @@ class Thief:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(compare, "masked_codes", masked_codes)
-            patch.setattr(relu, "sign_words", sign_words)
             patch.setattr(select, "bits_less", bits_less)
             patch.setattr(select, "_chosen_less", chosen_less)
             patch.setattr(_Here, "promise", promised)

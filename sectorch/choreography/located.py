@@ -7,10 +7,9 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from enum import IntEnum
 from types import BuiltinFunctionType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar, overload
 
 import numpy as np
 import torch
@@ -19,26 +18,32 @@ from ..errors import MisplacedValueError, SecretBranchError, SessionMismatchErro
 from .applied import Applied, Place
 
 
-@dataclass(frozen=True)
 class Party:
-    """One participant. `role` is Q (querying), A (answering) or S (server); a session may have several A."""
+    """One participant. `role` is Q (querying), A (answering) or S (server); a session may have several A.
 
+    There is one object of each name and role, which is equal to itself alone: a call asks thousands of times who is
+    among some parties, and Python answers that of itself.
+    """
+
+    __slots__ = ("name", "role")
     name: str
     role: str
+    _known: ClassVar[dict[tuple[str, str], Party]] = {}
 
-    if TYPE_CHECKING:  # no field: `__post_init__` keeps it
-        _hash: int = field(init=False)
+    def __new__(cls, name: str, role: str) -> Party:
+        found = cls._known.get((name, role))
+        if found is None:
+            made = object.__new__(cls)
+            object.__setattr__(made, "name", name)
+            object.__setattr__(made, "role", role)
+            found = cls._known.setdefault((name, role), made)
+        return found
 
-    def __post_init__(self):
-        object.__setattr__(self, "_hash", hash((self.name, self.role)))
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(f"a party's {name} stays as it is")
 
-    # A call asks thousands of times who is among some parties: a dataclass's own answers would be its first cost.
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (type(other) is Party and (self.name, self.role) == (other.name, other.role))
+    def __reduce__(self) -> tuple:
+        return Party, (self.name, self.role)
 
     def __repr__(self) -> str:
         return self.name

@@ -196,7 +196,7 @@ class Net:
             if phase == Phase.OFFLINE:
                 self.ahead += value.shape.numel() * value.dtype.itemsize
             arrived, kind = rounds.get(src, 0) + 1, (value.shape, value.dtype)
-            header = Header(self._path(), label, src, dst, phase, arrived, *kind, declared.mask, declared.shows)
+            header = _header(self._path(), label, src, dst, phase, arrived, *kind, declared.mask, declared.shows)
             return self._step(Move(header, value.owners), (value,), {**rounds, dst: arrived})
 
     def common(self, p: Party, q: Party, shape: torch.Size | tuple, label: str, dtype=torch.int64) -> Located:
@@ -331,6 +331,9 @@ class Net:
         if isinstance(result, tuple):
             return tuple(Located(r, owners, phase, rounds, session, (call, number, i)) for i, r in enumerate(result))
         return Located(result, owners, phase, rounds, session, (call, number, 0))
+
+
+_header = functools.lru_cache(1 << 12)(Header)  # of ten fields, and calls send the same again
 
 
 @functools.lru_cache(256)

@@ -36,8 +36,7 @@ def transposed(a):
 
 @compiled
 def _lines_in_vectors(v, width, word, count, room, out, threshold):
-    """The bit planes of the elements, less a threshold, in `count` words from `word` on: whole lines of them and _RUN at
-    most."""
+    """The bit planes of the elements, less a threshold, in `count` words from `word` on: whole lines, _RUN at most."""
     x, apart, bits, to, spread = v.ctypes.data + 8 * word, 8 * width, room.ctypes.data, out.ctypes.data, out.strides[0]
     for i in range(0, 64, 8):
         for c in range(0, count, SIDE):

@@ -28,7 +28,8 @@ from ...errors import ArgumentError
 from ...ring.bitplanes import fast, planes, rows, words_for, xor_along
 from . import proved
 from .circuit import Circuit
-from .deal import Made, deal_bits
+from .deal import Made, deal_bit_halves
+from .halves import Halves
 from .layers import Layer, and_layers
 from .mask import Masked, planes_of
 from .shares import Shares, each
@@ -110,6 +111,11 @@ def _pick(hot: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 
 
 def deal_codes(net: Net, x: Masked, spans: Sequence[tuple[int, int]], tops: tuple[int, ...] = ()) -> Shares:
+    """`deal_code_halves` as A and S have them."""
+    return deal_code_halves(net, x, spans, tops).shares
+
+
+def deal_code_halves(net: Net, x: Masked, spans: Sequence[tuple[int, int]], tops: tuple[int, ...] = ()) -> Halves:
     """Thermometer codes of the blocks of r for planes low .. high - 1 of each span, and r's planes `tops`.
 
     Returns:
@@ -118,7 +124,8 @@ def deal_codes(net: Net, x: Masked, spans: Sequence[tuple[int, int]], tops: tupl
     counts = [block_count(*span) for span in spans]
     shape = CODES * sum(counts) + len(tops), words_for(x.shape.numel())
     planes = [(high - BLOCK * count, high) for count, (_, high) in zip(counts, spans, strict=True)]
-    return deal_bits(net, Made(masked_codes, shape, (x.r, tuple(spans), tops)), proved.codes(net, x, planes, tops))
+    made = Made(masked_codes, shape, (x.r, tuple(spans), tops))
+    return deal_bit_halves(net, made, proved.codes(net, x, planes, tops))
 
 
 @leaf(shapes=lambda r, spans, tops, v_A: torch.empty_like(v_A))

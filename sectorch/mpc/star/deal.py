@@ -52,9 +52,14 @@ def deal(net: Net, v: Located | Made, dtype: torch.dtype = torch.int64, claim: C
 
 
 @protocol("deal_bits", "PrivHFL, 2.3 (shares from streams)", [Message("v_S", "D", "S", "v_A of k_DA")])
-def deal_bits(net: Net, v: Located | Made, claim: Claim | None = None) -> Shares:
+def deal_bit_halves(net: Net, v: Located | Made, claim: Claim | None = None) -> Halves:
     """v = v_A xor v_S for words of packed bits; one bit per bit from D to S."""
     v_A = net.common(net.D, net.A, v.shape, "v_A")
     dealt = Halves(v_A, (v ^ v_A).send(net.D, net.S, "v_S"))
     noted(net, claim, dealt)
-    return dealt.shares
+    return dealt
+
+
+def deal_bits(net: Net, v: Located | Made, claim: Claim | None = None) -> Shares:
+    """`deal_bit_halves` as A and S have them."""
+    return deal_bit_halves(net, v, claim).shares

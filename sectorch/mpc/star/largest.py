@@ -29,7 +29,7 @@ import torch
 from ...choreography import Net, leaf, protocol
 from ...errors import ArgumentError
 from ...ring import logical_shift
-from ...ring.bitplanes import fast
+from ...ring.bitplanes import fast, signs_of, words_for
 from .circuit import Circuit
 from .compare import check_planes
 from .deal import Made, deal
@@ -37,7 +37,6 @@ from .fours import by_words, differences
 from .guard import raise_flags
 from .layers import Layer, and_layers, pick
 from .mask import Masked, open_masked, planes_of
-from .relu import sign_words
 from .select import BitMask, bits_less, chosen_by, deal_mask, open_bit, per_element, picked, random_bits
 from .shares import Shares, each
 from .trees import Node, join, levels_of, tree
@@ -159,7 +158,7 @@ def ramp_of_largest(
 
     mask = random_bits(net, torch.Size((64, m + 1, width)))
     own = BitMask(mask.b_A[: m * width], mask.b_S[: m * width], masked.shape, None)
-    sign = sign_words(masked.r)
+    sign = _sign_words(masked.r)
     R = deal(net, Made(shifted_less, masked.shape, (masked.r, shift)))
     w = deal(net, Made(negative_less, masked.shape, (masked.r,)), torch.int32)
     bits = deal_mask(net, mask)
@@ -195,6 +194,12 @@ def _won(net: Net, x: Masked, plan: Plan, high: int) -> Shares:
     if plan.limited:
         raise_flags(net, each(_rows_of, state, places[m + 1 :]))
     return each(_rows_of, state, places[: m + 1])
+
+
+@leaf(shapes=lambda v: v.new_empty(words_for(v.numel())))
+def _sign_words(v: torch.Tensor) -> torch.Tensor:
+    """The sign bits as words: plane 63."""
+    return signs_of(v)
 
 
 @leaf

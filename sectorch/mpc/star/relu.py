@@ -19,9 +19,9 @@ import torch
 
 from ...choreography import Located, Message, Net, leaf, protocol
 from ...ring import logical_shift, signed
-from ...ring.bitplanes import fast, signs_of, words_for
+from ...ring.bitplanes import fast, words_for
 from . import proved
-from .compare import BLOCK, block_count, check_planes, deal_codes, drelu, pick_blocks
+from .compare import BLOCK, block_count, check_planes, deal_code_halves, drelu, pick_blocks
 from .deal import Made, deal, deal_bits, deal_halves
 from .fss import gate
 from .guard import kept_rows, raise_flags
@@ -114,9 +114,9 @@ def _product(
     """
     if loops := fast(first, second, c, R, bits, chosen, wraps):
         out = torch.empty(c.shape, dtype=torch.int64)
-        words = (by_words(v, c.shape, 3 * copies).numpy() for v in (first, second))
-        dealt = [v.view(len(v), c.numel()).numpy() for v in (bits, chosen, wraps)]
-        place = i, copies, one, t, shift, out.view(-1).numpy()
+        words = (by_words(v, c.shape, 3 * copies) for v in (first, second))
+        dealt = [v.numpy().reshape(len(v), c.numel()) for v in (bits, chosen, wraps)]
+        place = i, copies, one, t, shift, out.numpy().reshape(-1)
         elements = loops.array(c).reshape(-1), loops.array(R).reshape(-1)
         loops.on_words(words_for(c.numel()), loops.floored, *words, *elements, *dealt, *place)
         return out
@@ -148,7 +148,7 @@ def _compared(
     counts = tuple(block_count(*span) for span in spans)
     plane = high if limit_bits is None else min(high, shift + limit_bits)
     top = block_count(plane, high)
-    codes = deal_codes(net, x, spans, (high,) if high == 63 else (high, 63))
+    codes = deal_code_halves(net, x, spans, (high,) if high == 63 else (high, 63))
 
     bits = planes_of(x.c, thresholds)
     above = planes_above(bits[:, : words_for(x.shape.numel())], plane, high) if top else None
@@ -169,12 +169,6 @@ def _compared(
         raise_above(net, state, (u, *far), above[high], codes, r_high, x.shape)
 
     return _floor_bits(net, x, state, codes, bits, mask, (eq, lt, u), (r_high, high))
-
-
-@leaf(shapes=lambda v: v.new_empty(words_for(v.numel())))
-def sign_words(v: torch.Tensor) -> torch.Tensor:
-    """The sign bits as words: plane 63."""
-    return signs_of(v)
 
 
 @leaf(shapes=lambda bits, _, spans, top, *_1: bits.new_empty(2 * (_blocks(spans) + top), bits.shape[1]))
@@ -230,14 +224,14 @@ def _repeated(words: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
     Message("masked_A", "A", "S", "alpha_A of k_DA"), Message("masked_S", "S", "A", "alpha_S of k_DS"),
 ])  # fmt: skip
 def _floor_bits(
-    net: Net, x: Masked, state: Shares, codes: Shares, c: Located, mask: BitMask,
+    net: Net, x: Masked, state: Shares, codes: Halves, c: Located, mask: BitMask,
     rows: tuple[int, int, int], tops: tuple[int, int],
 ) -> Shares:  # fmt: skip
     """b = k xor eq u, b u, and b w (1 - msb(c)) for w = msb(r), which D knows: words [3 W], XOR-shared, under a mask.
 
     Args:
-        x: whose r it is. state: what the trees made. codes: of which the last row is w in shares. c: its bit planes,
-            public. rows, tops: as of `_taken`.
+        x: whose r it is. state: what the trees made. codes: of which the last row is w. c: its bit planes, public.
+        rows, tops: as of `_taken`.
 
     Rounds 1, online six bits per element, dealt six.
     """
@@ -245,7 +239,7 @@ def _floor_bits(
     shape = 3, state.shape[1]
     alpha_A, alpha_S = net.common(D, A, shape, "alpha_A"), net.common(D, S, shape, "alpha_S")
     claim = proved.floor_products(net, Halves(alpha_A, alpha_S), x)
-    dealt = deal_bits(net, Made(_floor_products, (6, shape[1]), (alpha_A, alpha_S, sign_words(x.r))), claim)
+    dealt = deal_bits(net, Made(_floor_products, (6, shape[1]), (alpha_A, alpha_S, codes.A, codes.S)), claim)
     sent_A = _taken(state.A, codes.A, c, alpha_A, rows, tops, True).send(A, S, "masked_A")
     sent_S = _taken(state.S, codes.S, c, alpha_S, rows, tops, False).send(S, A, "masked_S")
     return Shares(
@@ -254,10 +248,10 @@ def _floor_bits(
     )
 
 
-@leaf(shapes=lambda alpha_A, alpha_S, w, v_A: torch.empty_like(v_A))
-def _floor_products(alpha_A: torch.Tensor, alpha_S: torch.Tensor, w: torch.Tensor, v_A: torch.Tensor):
+@leaf(shapes=lambda alpha_A, alpha_S, codes_A, codes_S, v_A: torch.empty_like(v_A))
+def _floor_products(alpha_A, alpha_S, codes_A, codes_S, v_A: torch.Tensor) -> torch.Tensor:
     """What is dealt for `_floor_bits`: products of the masks of eq, k and u, and of w; all under v_A."""
-    w = _repeated(w, v_A)
+    w = _repeated(codes_A[-1] ^ codes_S[-1], v_A)
     if loops := fast(alpha_A, alpha_S, w, v_A):
         out, arrays = torch.empty_like(v_A), [v.numpy() for v in (alpha_A, alpha_S, w, v_A)]
         loops.on_words(v_A.shape[1], loops.floor_products, *arrays, out.numpy())
