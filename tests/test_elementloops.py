@@ -69,17 +69,16 @@ def test_bits_as_elements(count: int, copies: int, shift: int, seed: int):
 def test_products_with_bits(count: int, copies: int, shift: int, seed: int):
     draw, width = Drawn(seed), words_for(count)
     first, second, c, r = draw(3 * copies * width), draw(3 * copies * width), draw(count), draw(count)
-    bits, chosen, wraps = draw(2 * copies, count), draw(copies, count), draw(copies, count, bits=32)
-    offset = int(draw(1))
+    operands, wraps, threshold = draw(1 + 3 * copies, count), draw(copies, count, bits=32), int(draw(1))
 
     def made() -> list[torch.Tensor]:
-        found = []
+        found = [relu._operands_less(first, second, r, copies, shift, operands)]
         for one in (0, 1):
             found += [
-                relu._product(first, second, c, r, bits, chosen, wraps, i, copies, offset, shift, one)
+                relu._product(first, second, c, operands, wraps, i, copies, threshold, shift, one)
                 for i in range(copies)
             ]
-            found.append(select._product(first[:width], second[:width], c, bits[0], r, chosen[0], one))
+            found.append(select._product(first[:width], second[:width], c, operands[1], r, operands[3], one))
         return found
 
     check_both(made)

@@ -22,6 +22,7 @@ from .elementloops import floored as floored
 from .elementloops import floors as floors
 from .elementloops import masks as masks
 from .elementloops import negative_less as negative_less
+from .elementloops import operands as operands
 from .elementloops import ring_bits as ring_bits
 from .elementloops import selected as selected
 from .elementloops import shifted_less as shifted_less

@@ -118,9 +118,35 @@ def selected(e, other, c, b, r, chosen, first, out, low, high):
 
 
 @compiled
-def floored(e, other, c, quotient, bits, chosen, wraps, number, copies, first, threshold, shift, out, low, high):
+def operands(b, other, r, copies, shift, mask, out, low, high):
+    """r >> shift (logical), the bits of b ^ other [2 T, W], and r >> shift where one of the first T is set, less a mask
+    [1 + 3 T, N]; see `relu.py`."""
+    width, words = b.shape[1], np.empty((2, SPAN), np.int64)
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
+        for k in range(copies):
+            for row in range(2):
+                _xor(b[row * copies + k, left:end], other[row * copies + k, left:end], words[row])
+            s, u, last = words[0], words[1], 1 + 2 * copies + k
+            for t in range(64):
+                place, bit = here(t, width, left, end), np.int64(1) << t
+                x, less, found = r[place], mask[0, place], out[0, place]
+                if k == 0:
+                    for i in range(len(found)):
+                        found[i] = shifted(x[i], shift) - less[i]
+                m0, m1, m2 = mask[1 + k, place], mask[1 + copies + k, place], mask[last, place]
+                y0, y1, y2 = out[1 + k, place], out[1 + copies + k, place], out[last, place]
+                for i in range(len(found)):
+                    value = shifted(x[i], shift)
+                    y0[i] = (1 if s[i] & bit else 0) - m0[i]
+                    y1[i] = (1 if u[i] & bit else 0) - m1[i]
+                    y2[i] = (value if s[i] & bit else 0) - m2[i]
+
+
+@compiled
+def floored(e, other, c, dealt, wraps, number, copies, first, threshold, shift, out, low, high):
     """One party's half of s (C - R) - s u + 2^(64-f) s msb(r) for threshold `number`; see `relu.py`."""
-    width, words = e.shape[1], np.empty((3, SPAN), np.int64)
+    width, words, chosen = e.shape[1], np.empty((3, SPAN), np.int64), 1 + 2 * copies + number
     for left in range(low, high, SPAN):
         end = min(left + SPAN, high)
         for k in range(3):
@@ -129,8 +155,8 @@ def floored(e, other, c, quotient, bits, chosen, wraps, number, copies, first, t
         e0, e1, e2 = words
         for t in range(64):
             place, bit = here(t, width, left, end), np.int64(1) << t
-            x, R, s0, s1 = c[place], quotient[place], bits[number, place], bits[copies + number, place]
-            p, q, found = chosen[number, place], wraps[number, place], out[place]
+            x, R, s0, s1 = c[place], dealt[0, place], dealt[1 + number, place], dealt[1 + copies + number, place]
+            p, q, found = dealt[chosen, place], wraps[number, place], out[place]
             for i in range(len(found)):
                 opened = e0[i] & bit
                 s, half = _picked(opened, s0[i], first), _picked(opened, p[i], R[i])

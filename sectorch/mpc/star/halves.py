@@ -42,6 +42,9 @@ class Halves:
     def shape(self) -> torch.Size:
         return self.A.shape
 
+    def __getitem__(self, index: Any) -> Halves:
+        return Halves(self.A[index], self.S[index])
+
 
 @dataclass(frozen=True)
 class Words:
