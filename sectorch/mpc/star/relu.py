@@ -183,7 +183,7 @@ def _compared(
     state = and_layers(net, state, layers)
     r_high = -1 if high == 63 else -2
     if above is not None:
-        raise_above(net, state, (u, *far), above[high], codes, r_high, x.shape)
+        raise_above(net, state, (u, *far), above[high], codes.shares, r_high, x.shape)
 
     return _floor_bits(net, x, state, codes, bits, mask, (eq, lt, u), (r_high, high))
 
