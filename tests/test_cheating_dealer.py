@@ -18,7 +18,7 @@ from sectorch.audits import _Here
 from sectorch.choreography import Phase, leaf
 from sectorch.choreography.ledger import Transcript
 from sectorch.errors import FalseDealingError
-from sectorch.mpc.star import compare, relu, select
+from sectorch.mpc.star import compare, select, truncate
 from sectorch.ring import logical_shift
 from sectorch.ring.scheme import Scheme
 from sectorch.session import Session
@@ -56,7 +56,7 @@ class Thief:
     @contextmanager
     def at_work(self):
         """Q deals by its plan, promises what it deals, and nobody else is touched."""
-        codes, bits, operands = compare.masked_codes, select.bits_less, relu._operands_less
+        codes, bits, operands = compare.masked_codes, select.bits_less, truncate.operands_less
         seen = [torch.empty(0)]
         promise, look = _Here.promise, _Here.look
 
@@ -65,11 +65,11 @@ class Thief:
             return codes(r - (1 << 62) if self.dealing and r.shape == self.alpha.shape else r, spans, tops, v_A)
 
         @leaf(shapes=operands.kernel.shapes)
-        def operands_less(first, second, r, copies, shift, v_A):
-            out = operands(first, second, r, copies, shift, v_A)
-            if self.dealing and r.shape == self.alpha.shape:
+        def operands_less(first, second, shape, copies, at, r, chosen, shift, v_A):
+            out = operands(first, second, shape, copies, at, r, chosen, shift, v_A)
+            if self.dealing and chosen and shape == self.alpha.shape:
                 seen[0] = r
-                s, R = select.per_element(first, second, r.shape, 1)[0] != 0, logical_shift(r, shift)
+                s, R = select.per_element(first, second, shape, 1)[0] != 0, logical_shift(r, shift)
                 mine = self.alpha * R - self.beta
                 out[1] = torch.where(s, self.alpha, 1 - self.alpha) - v_A[1]  # of the sign, which is 1
                 out[3] = torch.where(s, mine, R - mine) - v_A[3]
@@ -98,7 +98,7 @@ class Thief:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(compare, "masked_codes", masked_codes)
             patch.setattr(select, "bits_less", bits_less)
-            patch.setattr(relu, "_operands_less", operands_less)
+            patch.setattr(truncate, "operands_less", operands_less)
             patch.setattr(_Here, "promise", promised)
             patch.setattr(_Here, "look", looked)
             yield

@@ -72,7 +72,8 @@ def test_products_with_bits(count: int, copies: int, shift: int, seed: int):
     operands, wraps, threshold = draw(1 + 3 * copies, count), draw(copies, count, bits=32), int(draw(1))
 
     def made() -> list[torch.Tensor]:
-        found = [relu._operands_less(first, second, r, copies, shift, operands)]
+        some = torch.Size((count,)), 2 * copies, copies, r, copies, shift
+        found = [truncate.operands_less(first, second, *some, operands)]
         for one in (0, 1):
             found += [
                 relu._product(first, second, c, operands, wraps, i, copies, threshold, shift, one)
@@ -98,10 +99,12 @@ def test_products_with_the_bits_of_windows(width: int, m: int, shift: int, seed:
 def test_halves_of_a_truncation(count: int, shift: int, seed: int):
     draw = Drawn(seed)
     c, r, u, wrap = draw(count), draw(count), draw(count), draw(count, bits=32)
+    e = draw(words_for(count)), draw(words_for(count))
     c[:1] = 2**62  # plus 2^62 it is the least of all
 
     def made() -> list[torch.Tensor]:
         halves = [truncate._floor(c, r, wrap, u, shift, first) for first in (0, 1)]
+        halves += [truncate._floor_by_bit(*e, c, torch.stack((r, u)), wrap, shift, first) for first in (0, 1)]
         return [*halves, truncate.shifted_less(c, shift, r), truncate.negative_less(c, wrap)]
 
     check_both(made)

@@ -63,7 +63,7 @@ def test_relu_and_truncation_flag_what_reaches_the_limit(shift, bits, less, draw
 @given(st.integers(1, 62), DRAWS, SEEDS)
 def test_what_lies_outside_is_flagged(k, draws, seed):
     x = at_the_edges(k, 0, draws, 1 << 62)
-    found = flagged(x, lambda net, s: (lambda m: raise_outside(net, m, m.c, k))(open_masked(net, s)), seed)
+    found = flagged(x, lambda net, s: (lambda m: raise_outside(net, m, k))(open_masked(net, s)), seed)
     assert torch.equal(found, (x < -(1 << k)) | (x >= 1 << k))
 
 
@@ -78,7 +78,5 @@ def test_what_lies_outside_is_flagged_up_to_the_ends_of_the_ring(k, draws, seed)
     borders = [1 << k, -(1 << k), TOP, TOP - (1 << k), (1 << k) - TOP, *(s << e for s in (1, -1) for e in range(63))]
     near = {(b + d + TOP) % (2 * TOP) - TOP for b in borders for d in range(-3, 4)}
     x = torch.tensor([*sorted(near), *draws])
-    found = flagged(
-        x, lambda net, s: (lambda m: raise_outside(net, m, m.c, k, everywhere=True))(open_masked(net, s)), seed
-    )
+    found = flagged(x, lambda net, s: (lambda m: raise_outside(net, m, k, everywhere=True))(open_masked(net, s)), seed)
     assert torch.equal(found, (x < -(1 << k)) | (x >= 1 << k))

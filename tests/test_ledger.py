@@ -435,9 +435,9 @@ def test_observers_see_what_happens_inside_their_block_only():
             small_program(held, x)
     small_program(held, x)
     assert [line for line, _ in inner.lines] == outer.ledger
-    assert len(outer.ledger) == 22
+    assert len(outer.ledger) == 20
     received = [inner.received(role) for role in "QAS"]
-    assert sum(map(len, received)) == 22
+    assert sum(map(len, received)) == 20
     assert [line.label for line, _ in received[0]] == ["result"]
 
 

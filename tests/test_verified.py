@@ -72,7 +72,7 @@ def _plain(product: Callable, *shape: int) -> Callable:
 
 def _held(net: Net, x: Shares) -> Shares:
     masked = open_masked(net, x)
-    raise_outside(net, masked, masked.c, 43, everywhere=True)
+    raise_outside(net, masked, 43, everywhere=True)
     assert len(net.raised) == 1
     return x
 

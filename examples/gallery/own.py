@@ -142,7 +142,7 @@ def _noisy(nets: list[Net], *values: Any) -> Located:
 def _limited(net: Net, x: Shares, everywhere: bool = False) -> Shares:
     """x, with a flag where it is not within the limit."""
     masked = open_masked(net, x)
-    raise_outside(net, masked, masked.c, LIMIT_BITS, everywhere=everywhere)
+    raise_outside(net, masked, LIMIT_BITS, everywhere=everywhere)
     return x
 
 

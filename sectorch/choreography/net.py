@@ -34,7 +34,7 @@ from .declaration import PAYLOADS, Message, ProtocolSpec
 from .located import _RUNNING, Located, Party, Phase, dependence, running
 from .roles import Cast, Roles
 from .shapes import shape_of
-from .steps import Compute, Draw, Header, Move, Read, Runtime, Step
+from .steps import Compute, Draw, Move, Read, Runtime, Step, header_of
 
 
 class Tracing(Protocol):
@@ -196,7 +196,7 @@ class Net:
             if phase == Phase.OFFLINE:
                 self.ahead += value.shape.numel() * value.dtype.itemsize
             arrived, kind = rounds.get(src, 0) + 1, (value.shape, value.dtype)
-            header = _header(self._path(), label, src, dst, phase, arrived, *kind, declared.mask, declared.shows)
+            header = header_of(self._path(), label, src, dst, phase, arrived, *kind, declared.mask, declared.shows)
             return self._step(Move(header, value.owners), (value,), {**rounds, dst: arrived})
 
     def common(self, p: Party, q: Party, shape: torch.Size | tuple, label: str, dtype=torch.int64) -> Located:
@@ -331,9 +331,6 @@ class Net:
         if isinstance(result, tuple):
             return tuple(Located(r, owners, phase, rounds, session, (call, number, i)) for i, r in enumerate(result))
         return Located(result, owners, phase, rounds, session, (call, number, 0))
-
-
-_header = functools.lru_cache(1 << 12)(Header)  # of ten fields, and calls send the same again
 
 
 @functools.lru_cache(256)

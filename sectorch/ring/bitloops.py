@@ -20,6 +20,7 @@ from .elementloops import bits_less as bits_less
 from .elementloops import chosen_less as chosen_less
 from .elementloops import floored as floored
 from .elementloops import floors as floors
+from .elementloops import floors_by_bit as floors_by_bit
 from .elementloops import masks as masks
 from .elementloops import negative_less as negative_less
 from .elementloops import operands as operands

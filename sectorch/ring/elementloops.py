@@ -118,29 +118,28 @@ def selected(e, other, c, b, r, chosen, first, out, low, high):
 
 
 @compiled
-def operands(b, other, r, copies, shift, mask, out, low, high):
-    """r >> shift (logical), the bits of b ^ other [2 T, W], and r >> shift where one of the first T is set, less a mask
-    [1 + 3 T, N]; see `relu.py`."""
-    width, words = b.shape[1], np.empty((2, SPAN), np.int64)
+def operands(b, other, r, chosen, shift, mask, out, low, high):
+    """r >> shift (logical), the bits of b ^ other [B, W], and r >> shift where those of the first are set, less a mask
+    [1 + B + chosen, N]; see `truncate.py`."""
+    (count, width), words = b.shape, np.empty(SPAN, np.int64)
     for left in range(low, high, SPAN):
         end = min(left + SPAN, high)
-        for k in range(copies):
-            for row in range(2):
-                _xor(b[row * copies + k, left:end], other[row * copies + k, left:end], words[row])
-            s, u, last = words[0], words[1], 1 + 2 * copies + k
+        for k in range(count):
+            words = _xor(b[k, left:end], other[k, left:end], words)
             for t in range(64):
                 place, bit = here(t, width, left, end), np.int64(1) << t
                 x, less, found = r[place], mask[0, place], out[0, place]
                 if k == 0:
                     for i in range(len(found)):
                         found[i] = shifted(x[i], shift) - less[i]
-                m0, m1, m2 = mask[1 + k, place], mask[1 + copies + k, place], mask[last, place]
-                y0, y1, y2 = out[1 + k, place], out[1 + copies + k, place], out[last, place]
+                less, found = mask[1 + k, place], out[1 + k, place]
                 for i in range(len(found)):
-                    value = shifted(x[i], shift)
-                    y0[i] = (1 if s[i] & bit else 0) - m0[i]
-                    y1[i] = (1 if u[i] & bit else 0) - m1[i]
-                    y2[i] = (value if s[i] & bit else 0) - m2[i]
+                    found[i] = (1 if words[i] & bit else 0) - less[i]
+                if k < chosen:
+                    less, found = mask[1 + count + k, place], out[1 + count + k, place]
+                    for i in range(len(found)):
+                        value = shifted(x[i], shift)
+                        found[i] = (value if words[i] & bit else 0) - less[i]
 
 
 @compiled
@@ -200,6 +199,25 @@ def floors(c, quotient, wraps, borrow, shift, first, out, low, high):
         lifted = np.uint64(x[i]) + np.uint64(1 << 62)  # unsigned: of a signed sum the compiler takes that it fits
         wrap = np.int64(w[i]) << (64 - shift)
         found[i] = (wrap if lifted < np.uint64(1 << 63) else 0) - R[i] - u[i] + first * (shifted(lifted, shift) - base)
+
+
+@compiled
+def floors_by_bit(e, other, c, dealt, wraps, half, shift, first, out, low, high):
+    """As `floors`, of c + half, for a borrow e ^ other xor b: dealt are halves of the quotient and of b, [2, N]."""
+    base, width, words = np.int64(1) << (62 - shift), len(e), np.empty(SPAN, np.int64)
+    for left in range(low, high, SPAN):
+        end = min(left + SPAN, high)
+        words = _xor(e[left:end], other[left:end], words)
+        for t in range(64):
+            place, bit = here(t, width, left, end), np.int64(1) << t
+            x, R, b, w, found = c[place], dealt[0, place], dealt[1, place], wraps[place], out[place]
+            for i in range(len(found)):
+                u = _picked(words[i] & bit, b[i], first)
+                lifted = np.uint64(x[i]) + np.uint64(half) + np.uint64(1 << 62)
+                wrap = np.int64(w[i]) << (64 - shift)
+                found[i] = (
+                    (wrap if lifted < np.uint64(1 << 63) else 0) - R[i] - u + first * (shifted(lifted, shift) - base)
+                )
 
 
 @compiled

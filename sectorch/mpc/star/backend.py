@@ -227,7 +227,7 @@ class Star(Backend):
 
     def flag_outside(self, x: Shares, bits: int, everywhere: bool = False) -> None:
         masked = open_masked(self.net, x)
-        raise_outside(self.net, masked, masked.c, bits, fss=self._keyed(x) and not everywhere, everywhere=everywhere)
+        raise_outside(self.net, masked, bits, fss=self._keyed(x) and not everywhere, everywhere=everywhere)
 
     def own_code(self, x: Shares, count: int) -> Shares | None:
         return None if x.Q is None else share(self.net, compute(one_hot, x.Q, count))

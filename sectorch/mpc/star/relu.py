@@ -22,7 +22,7 @@ from ...ring import logical_shift, signed
 from ...ring.bitplanes import fast, words_for
 from . import proved
 from .compare import BLOCK, block_count, check_planes, deal_code_halves, drelu, pick_blocks
-from .deal import Made, deal, deal_bits
+from .deal import Made, deal_bits
 from .fss import gate
 from .guard import kept_rows, raise_flags
 from .halves import Halves
@@ -31,7 +31,7 @@ from .mask import Masked, open_masked, planes_of
 from .select import BitMask, by_words, deal_mask, open_masked_bit, per_element, picked, random_bits, select
 from .shares import Shares, each
 from .trees import forest_worth
-from .truncate import check_shift, half, truncate
+from .truncate import check_shift, deal_operands, half, truncate
 from .within import planes_above, raise_above
 
 
@@ -84,7 +84,8 @@ def _floored(
     copies = len(thresholds)
     below = tuple(signed((t << shift) - half(shift)) for t in thresholds)
     mask = random_bits(net, x.shape, 3 * copies)
-    operands, wraps = _deal_operands(net, x, mask, copies, shift)
+    operands = deal_operands(net, x, mask.part(0, 2 * copies), copies, shift)
+    wraps = deal_mask(net, mask.part(2 * copies, 3 * copies), torch.int32)
     e = open_masked_bit(net, _compared(net, x, below, mask, shift, high, limit_bits))
     results = []
     for i, t in enumerate(below):
@@ -94,40 +95,14 @@ def _floored(
     return results
 
 
-def _deal_operands(net: Net, x: Masked, mask: BitMask, copies: int, shift: int) -> tuple[Shares, Shares]:
-    """What the products s (C - R), s u and s msb(r) take, ahead of the query: R, the bits of s and u, and s R, of all T
-    thresholds [1 + 3 T, ...]; and the bits of s msb(r) [T, ...]."""
-    s, s_u, s_w = mask.part(0, copies), mask.part(0, 2 * copies), mask.part(2 * copies, 3 * copies)
-
-    def claim(dealt: Halves) -> None:
-        proved.quotient(net, x, shift)(dealt[0])
-        proved.bits_as_numbers(net, s_u.halves, 2 * copies)(dealt[1 : 1 + 2 * copies])
-        proved.chosen(net, s.halves, dealt[0], copies)(dealt[1 + 2 * copies :])
-
-    made = Made(_operands_less, (1 + 3 * copies, *x.shape), (mask.b_A, mask.b_S, x.r, copies, shift))
-    return deal(net, made, claim=claim), deal_mask(net, s_w, torch.int32)
-
-
-@leaf(shapes=lambda first, second, r, copies, shift, v_A: torch.empty_like(v_A))
-def _operands_less(first, second, r, copies: int, shift: int, v_A: torch.Tensor) -> torch.Tensor:
-    """At D: r >> shift (logical), the bits of s and u of all thresholds, and r >> shift where s is set; less v_A."""
-    if loops := fast(first, second, r, v_A):
-        out = torch.empty_like(v_A)
-        words = [by_words(v, r.shape, 2 * copies) for v in (first, second)]
-        rows = [v.numpy().reshape(len(v_A), r.numel()) for v in (v_A, out)]
-        loops.on_words(words_for(r.numel()), loops.operands, *words, loops.array(r).reshape(-1), copies, shift, *rows)
-        return out
-    R, bits = logical_shift(r, shift).unsqueeze(0), per_element(first, second, r.shape, 2 * copies)
-    return torch.cat((R, -bits, bits[:copies] & R)) - v_A
-
-
 @leaf(shapes=lambda first, second, c, *_: torch.empty_like(c))
 def _product(first, second, c, operands, wraps, i: int, copies: int, t: int, shift: int, one: int) -> torch.Tensor:
     """One party's half of s C - s R - s u + 2^(64-f) s msb(r) for threshold i; A is the `one` that adds public terms.
 
     Args:
-        first, second: public, the halves of e as words. operands, wraps: its halves of what `_deal_operands` deals.
-        t: the threshold, less the half, in units of c.
+        first, second: public, the halves of e as words. operands: its halves of R, of the bits of s and u, and of s R,
+            for all T thresholds, [1 + 3 T, ...]. wraps: of the bits of s msb(r). t: the threshold, less the half, in
+            units of c.
     """
     if loops := fast(first, second, c, operands, wraps):
         out = torch.empty(c.shape, dtype=torch.int64)

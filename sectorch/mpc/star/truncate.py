@@ -26,14 +26,15 @@ from ...choreography import Located, Net, leaf, protocol
 from ...choreography.located import compute
 from ...errors import ArgumentError
 from ...ring import HEADROOM_BITS, logical_shift, sign_mask
-from ...ring.bitplanes import fast
+from ...ring.bitplanes import fast, words_for
 from . import proved
 from .compare import block_count, deal_codes, leaves
 from .deal import Made, deal
 from .fss import borrow
+from .halves import Halves
 from .layers import and_layers
 from .mask import Masked, open_masked, planes_of
-from .select import bit_to_ring
+from .select import BitMask, by_words, open_bit, per_element, picked, random_bits
 from .shares import Shares
 from .trees import forest_worth
 from .wide import blocks_between, wide_less
@@ -100,17 +101,53 @@ def truncate(
     """
     check_shift(shift, least=1)
     masked = open_masked(net, x)
-    R = deal(net, Made(shifted_less, masked.shape, (masked.r, shift)), claim=proved.quotient(net, masked, shift))
     wrap = deal(net, Made(negative_less, masked.shape, (masked.r,)), torch.int32, proved.sign(net, masked))
-    moved = masked.c + half(shift)
     if fss:
-        words, u = None, borrow(net, masked, moved, shift)
-    else:
-        words = _borrow(net, masked, moved, shift, wide)
-        u = bit_to_ring(net, words, x.shape)
+        R = deal(net, Made(shifted_less, masked.shape, (masked.r, shift)), claim=proved.quotient(net, masked, shift))
+        c = masked.c + half(shift)
+        u = borrow(net, masked, c, shift)
+        if limit_bits is not None:
+            raise_outside(net, masked, shift + limit_bits, shift, half(shift), fss=True)
+        return Shares(_floor(c, R.A, wrap.A, u.A, shift, 1), _floor(c, R.S, wrap.S, u.S, shift, 0))
+    mask = random_bits(net, x.shape, 1)
+    operands = deal_operands(net, masked, mask, 0, shift)
+    bits = planes_of(masked.c, (-half(shift),))
+    words = _borrow(net, masked, bits, shift, wide)
+    e = open_bit(net, words, mask)
     if limit_bits is not None:
-        raise_outside(net, masked, moved, shift + limit_bits, shift, words, fss)
-    return Shares(_floor(moved, R.A, wrap.A, u.A, shift, 1), _floor(moved, R.S, wrap.S, u.S, shift, 0))
+        raise_outside(net, masked, shift + limit_bits, shift, half(shift), words, bits)
+    at_A = _floor_by_bit(*e, masked.c, operands.A, wrap.A, shift, 1)
+    return Shares(at_A, _floor_by_bit(*e, masked.c, operands.S, wrap.S, shift, 0))
+
+
+def deal_operands(net: Net, x: Masked, mask: BitMask, chosen: int, shift: int) -> Shares:
+    """R = r >> shift (logical), the bits of a mask's B copies, and R where those of the first are set: what results by
+    shift and by opened bits take, ahead of the query. [1 + B + chosen, ...]."""
+    count = mask.copies or 1
+
+    def claim(dealt: Halves) -> None:
+        proved.quotient(net, x, shift)(dealt[0])
+        proved.bits_as_numbers(net, mask.halves, count)(dealt[1 : 1 + count])
+        if chosen:
+            proved.chosen(net, mask.part(0, chosen).halves, dealt[0], chosen)(dealt[1 + count :])
+
+    made = Made(operands_less, (1 + count + chosen, *x.shape), (*mask.words, x.r, chosen, shift))
+    return deal(net, made, claim=claim)
+
+
+@leaf(shapes=lambda *values: torch.empty_like(values[-1]))
+def operands_less(
+    first, second, shape: torch.Size, copies: int | None, at: int, r, chosen: int, shift: int, v_A: torch.Tensor
+) -> torch.Tensor:
+    """At D: what `deal_operands` deals, less v_A."""
+    if loops := fast(first, second, r, v_A):
+        out = torch.empty_like(v_A)
+        words = [by_words(v, shape, copies, at) for v in (first, second)]
+        rows = [v.numpy().reshape(len(v_A), r.numel()) for v in (v_A, out)]
+        loops.on_words(words_for(r.numel()), loops.operands, *words, loops.array(r).reshape(-1), chosen, shift, *rows)
+        return out
+    R, bits = logical_shift(r, shift).unsqueeze(0), per_element(first, second, shape, copies or 1, at)
+    return torch.cat((R, -bits, bits[:chosen] & R)) - v_A
 
 
 @leaf(shapes=lambda c, *_: torch.empty_like(c))
@@ -123,6 +160,20 @@ def _floor(c, R, wrap, u, shift: int, first: int) -> torch.Tensor:
     out = torch.empty(c.shape, dtype=torch.int64)
     arrays = [loops.array(v).reshape(-1) for v in (c, R, wrap, u)]
     loops.on_words(c.numel(), loops.floors, *arrays, shift, first, out.view(-1).numpy())
+    return out
+
+
+@leaf(shapes=lambda first, second, c, *_: torch.empty_like(c))
+def _floor_by_bit(first, second, c, operands, wrap, shift: int, one: int) -> torch.Tensor:
+    """`_floor` of c and the half, with u opened under a bit, in halves of words: operands are R and that bit."""
+    if not (loops := fast(first, second, c, operands, wrap)):
+        u = picked(per_element(first, second, c.shape, None), operands[1], one)
+        return _floor(c + half(shift), operands[0], wrap, u, shift, one)
+    out = torch.empty(c.shape, dtype=torch.int64)
+    words = (by_words(v, c.shape, None)[0] for v in (first, second))
+    elements = loops.array(c).reshape(-1), operands.numpy().reshape(2, c.numel()), loops.array(wrap).reshape(-1)
+    arrays = *words, *elements, half(shift), shift, one, out.numpy().reshape(-1)
+    loops.on_words(words_for(c.numel()), loops.floors_by_bit, *arrays)
     return out
 
 
@@ -146,9 +197,9 @@ def negative_less(r: torch.Tensor, v_A: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _borrow(net: Net, x: Masked, c: Located, shift: int, wide: bool) -> Shares:
-    """u = [c mod 2^shift < r mod 2^shift] as XOR-shared words [W], by a tree over the planes that are dropped."""
-    bits = planes_of(c)
+def _borrow(net: Net, x: Masked, bits: Located, shift: int, wide: bool) -> Shares:
+    """u = [c mod 2^shift < r mod 2^shift] as XOR-shared words [W], by a tree over the planes that are dropped, from the
+    bits of c."""
     if wide:
         return wide_less(net, x, bits, blocks_between(0, shift, BORROW_BLOCKS))
     span, count = (0, shift), block_count(0, shift)

@@ -77,15 +77,16 @@ def _flag_above(state, codes, places: tuple[int, ...], r_high: int, shape: torch
 
 @protocol("raise_outside", "docs/protocols.md")
 def raise_outside(
-    net: Net, x: Masked, c: Located, k: int, shift: int = 0, u: Shares | None = None, fss: bool = False,
-    everywhere: bool = False,
+    net: Net, x: Masked, k: int, shift: int = 0, half: int = 0, u: Shares | None = None, bits: Located | None = None,
+    fss: bool = False, everywhere: bool = False,
 ) -> None:  # fmt: skip
-    """Raise a flag where not -2^k <= x < 2^k.
+    """Raise a flag where not -2^k <= x + half < 2^k.
 
     Args:
-        x: a masked opening, whose r counts. c: x + r, or with a public number added to it.
+        half: public.
         u: words [W] of [c mod 2^shift < r mod 2^shift], where they are there already; planes below `shift` are then
-            not compared again. fss: by a key of its own.
+            not compared again. bits: c's planes, where they are. c has the half added.
+        fss: by a key of its own.
         everywhere: also where x is within 2^k of the ring's ends, for one bit more that is dealt, and without u and
             fss. Both differences wrap there, so that their signs differ as they do inside. No sum of values in range
             comes so far, but whoever shares an x may share one.
@@ -94,13 +95,14 @@ def raise_outside(
     No result waits for it, so its tree has a level more than it takes and is as narrow as that allows.
     """
     if fss:
-        bits = signs(net, Masked(c, x.r, x.r_A, x.r_S), (1 << k, -1 << k))
-        raise_flags(net, flags_of_bits(net, bits[0] - bits[1] + 1))
+        found = signs(net, Masked(x.c + half if half else x.c, x.r, x.r_A, x.r_S), (1 << k, -1 << k))
+        raise_flags(net, flags_of_bits(net, found[0] - found[1] + 1))
         return
     span = (shift, 63)
     blocks, top = block_count(*span), block_count(k, 63)
     low = blocks - top
-    codes, bits = deal_codes(net, x, [span], (63,) if everywhere else ()), planes_of(c)
+    codes = deal_codes(net, x, [span], (63,) if everywhere else ())
+    bits = planes_of(x.c, (-half,)) if bits is None else bits
     less, more = planes_above(bits, k), planes_above(bits, k, down=False)
 
     counts = (low, top, top) if low else (top, top)
