@@ -178,6 +178,15 @@ def test_a_session_has_an_answering_party():
         Session(0)
 
 
+def test_a_party_is_one_object_of_its_name_and_role():
+    party = Party("A", "A")
+    for again in (Party(name="A", role="A"), copy.deepcopy(party), pickle.loads(pickle.dumps(party))):
+        assert again is party
+    assert party not in {Party("A", "S"), Party("B", "A")}
+    with pytest.raises(AttributeError, match="stays as it is"):
+        party.name = "B"
+
+
 def test_two_ends_that_did_not_agree_on_a_key():
     session = Session()
     net = session.setup(session.answering[0])

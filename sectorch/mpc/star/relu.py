@@ -107,8 +107,8 @@ def _product(first, second, c, operands, wraps, i: int, copies: int, t: int, shi
     if loops := fast(first, second, c, operands, wraps):
         out = torch.empty(c.shape, dtype=torch.int64)
         words = (by_words(v, c.shape, 3 * copies) for v in (first, second))
-        dealt = (v.numpy().reshape(len(v), c.numel()) for v in (operands, wraps))
-        place = i, copies, one, t, shift, out.numpy().reshape(-1)
+        dealt = (v.numpy().reshape(n, c.numel()) for v, n in ((operands, 1 + 3 * copies), (wraps, copies)))
+        place = range(copies)[i], copies, one, t, shift, out.numpy().reshape(-1)
         loops.on_words(words_for(c.numel()), loops.floored, *words, loops.array(c).reshape(-1), *dealt, *place)
         return out
     e, R = per_element(first, second, c.shape, 3 * copies), operands[0]

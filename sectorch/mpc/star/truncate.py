@@ -143,7 +143,7 @@ def operands_less(
     if loops := fast(first, second, r, v_A):
         out = torch.empty_like(v_A)
         words = [by_words(v, shape, copies, at) for v in (first, second)]
-        rows = [v.numpy().reshape(len(v_A), r.numel()) for v in (v_A, out)]
+        rows = [v.numpy().reshape(1 + len(words[0]) + chosen, r.numel()) for v in (v_A, out)]
         loops.on_words(words_for(r.numel()), loops.operands, *words, loops.array(r).reshape(-1), chosen, shift, *rows)
         return out
     R, bits = logical_shift(r, shift).unsqueeze(0), per_element(first, second, shape, copies or 1, at)
