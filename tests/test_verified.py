@@ -194,6 +194,20 @@ def test_whatever_is_dealt_falsely_is_found(name):
         return
 
 
+@pytest.mark.parametrize(("name", "which", "rows"), [("relu_20", 0, 4), ("ramps", 0, 7), ("truncate", 2, 2)])
+def test_each_row_of_what_is_dealt_together_is_looked_at(name, which, rows):
+    """What results by shift and by bits take is one message, of rows that are claimed each in its own way."""
+    protocol, _, shape = PROTOCOLS[name]
+    for row in range(rows):
+
+        def change(v: torch.Tensor, row: int = row) -> torch.Tensor:
+            assert v.shape == (rows, *shape)
+            return torch.zeros_like(v).index_fill_(0, torch.tensor(row), 1)
+
+        with Falsified(which, change), pytest.raises(FalseDealingError):
+            outcome(protocol, ring_values(shape, 40, row))
+
+
 @pytest.mark.sectorch_long
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_whatever_is_dealt_falsely_is_found_in_every_way(name):
