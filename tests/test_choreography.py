@@ -185,6 +185,10 @@ def test_a_party_is_one_object_of_its_name_and_role():
     assert party not in {Party("A", "S"), Party("B", "A")}
     with pytest.raises(AttributeError, match="stays as it is"):
         party.name = "B"
+    with pytest.raises(AttributeError, match="stays as it is"):
+        del party.name
+    with pytest.raises(TypeError, match="no kinds"):
+        type("Other", (Party,), {})
 
 
 def test_two_ends_that_did_not_agree_on_a_key():

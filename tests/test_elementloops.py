@@ -13,8 +13,8 @@ from sectorch.mpc.star import largest, relu, select, truncate
 from sectorch.ring import bitplanes
 from sectorch.ring.bitplanes import words_for
 
-COUNTS = st.integers(0, 300) | st.sampled_from((32_767, 32_769, 33_000, 70_000, 131_100))
-"""Of elements: above 32,768 they are more words than are taken at a time, above 131,008 threads share them."""
+COUNTS = st.integers(0, 300) | st.sampled_from((33_000, 131_071, 131_073, 140_100))
+"""Of elements: above 131,072 they are more words than a thread takes at a time, and several threads share them."""
 SEEDS, COPIES, SHIFTS = st.integers(0, 1 << 30), st.integers(1, 3), st.integers(1, 32)
 
 
@@ -33,17 +33,19 @@ class Drawn:
 
 
 def check_both(made: Callable[[], list[torch.Tensor]]) -> None:
-    before = torch.get_num_threads()
+    before, loops = torch.get_num_threads(), []
     try:
-        torch.set_num_threads(2)
-        loops = made()
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            loops.append(made())
     finally:
         torch.set_num_threads(before)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bitplanes, "COMPILED", False)
-        for one, other in zip(loops, made(), strict=True):
-            assert (one.shape, one.dtype) == (other.shape, other.dtype)
-            assert torch.equal(one, other)
+        for *found, other in zip(*loops, made(), strict=True):
+            for one in found:
+                assert (one.shape, one.dtype) == (other.shape, other.dtype)
+                assert torch.equal(one, other)
 
 
 @settings(max_examples=50)

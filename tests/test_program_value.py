@@ -21,7 +21,7 @@ from torch import nn
 
 import sectorch
 from sectorch import Scheme, errors
-from sectorch.choreography.located import Phase
+from sectorch.choreography.parties import Phase
 from sectorch.choreography.program.text import spelled
 from sectorch.choreography.program.trace import Program
 from sectorch.choreography.steps import Draw

@@ -1,4 +1,4 @@
-"""Parties, and values that only some of them hold: tensors to compute with, which show their content to nobody."""
+"""Values that only some parties hold: tensors to compute with, which show their content to nobody."""
 
 from __future__ import annotations
 
@@ -7,54 +7,15 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from enum import IntEnum
 from types import BuiltinFunctionType
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 import numpy as np
 import torch
 
 from ..errors import MisplacedValueError, SecretBranchError, SessionMismatchError
 from .applied import Applied, Place
-
-
-class Party:
-    """One participant. `role` is Q (querying), A (answering) or S (server); a session may have several A.
-
-    There is one object of each name and role, which is equal to itself alone: a call asks thousands of times who is
-    among some parties, and Python answers that of itself.
-    """
-
-    __slots__ = ("name", "role")
-    name: str
-    role: str
-    _known: ClassVar[dict[tuple[str, str], Party]] = {}
-
-    def __new__(cls, name: str, role: str) -> Party:
-        found = cls._known.get((name, role))
-        if found is None:
-            made = object.__new__(cls)
-            object.__setattr__(made, "name", name)
-            object.__setattr__(made, "role", role)
-            found = cls._known.setdefault((name, role), made)
-        return found
-
-    def __setattr__(self, name: str, value: Any) -> NoReturn:
-        raise AttributeError(f"a party's {name} stays as it is")
-
-    def __reduce__(self) -> tuple:
-        return Party, (self.name, self.role)
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-class Phase(IntEnum):
-    """What a value depends on; a value computed from several takes the latest."""
-
-    SETUP = 0
-    OFFLINE = 1
-    ONLINE = 2
+from .parties import Party, Phase
 
 
 class Choreography(Protocol):

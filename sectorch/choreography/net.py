@@ -31,7 +31,8 @@ import torch
 from ..errors import DtypeError, MisplacedValueError, UndeclaredMessageError
 from .accepted import check_content, check_located
 from .declaration import PAYLOADS, Message, ProtocolSpec
-from .located import _RUNNING, Located, Party, Phase, dependence, running
+from .located import _RUNNING, Located, dependence, running
+from .parties import Party, Phase
 from .roles import Cast, Roles
 from .shapes import shape_of
 from .steps import Compute, Draw, Move, Read, Runtime, Step, header_of
@@ -317,10 +318,9 @@ class Net:
 
     def _step(self, step: Step, values: tuple, rounds: Mapping[Party, int]) -> Any:
         number, self._steps = self._steps, self._steps + 1
-        runtime, call, owners, here = self.runtime, self.call, step.owners, self.runtime.here
+        runtime, call, owners, sends = self.runtime, self.call, step.owners, type(step) is Move
         contents = [v._value if type(v) is Located else v for v in values]
-        sends = type(step) is Move
-        held = not (step.holders if sends else owners).isdisjoint(here)
+        held = not (step.holders if sends else owners).isdisjoint(runtime.here)
         if not held:
             contents = [shape_of(content) for content in contents]
         taken = held or sends  # observers hear of messages between others as well

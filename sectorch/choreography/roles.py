@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import ArgumentError, MisplacedValueError, TopologyError
-from .located import Party
+from .parties import Party
 
 
 @dataclass(frozen=True, init=False)

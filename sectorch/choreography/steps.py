@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from .located import Party, Phase
+from .parties import Party, Phase
 from .shapes import fresh_shape, on_shapes, shape_of
 from .streams import PairKeys
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from ..data.seeds import generator
 from ..nn.watched import calls_of
+from .errors import FederationError
 from .options import Options, option
 
 OPTIMISERS = ("sgd", "adam")
@@ -137,4 +138,6 @@ def features(model: nn.Module, images: torch.Tensor, batch: int = 512) -> torch.
     with calls_of(last[-1]) as seen:
         for piece in images.split(batch):
             model(piece)
+    if not seen:
+        raise FederationError("the model did not run its last linear layer in the thread that called it")
     return torch.cat([entered.flatten(1) for entered, _ in seen])

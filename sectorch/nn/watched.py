@@ -12,7 +12,10 @@ from torch import nn
 
 @contextmanager
 def calls_of(layer: nn.Module) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """(first input, output) of each call of `layer` inside, in this thread: others may call its module meanwhile."""
+    """(first input, output) of each call of `layer` inside, in this thread: others may call its module meanwhile.
+
+    A module that runs its layers in threads of its own is not heard.
+    """
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     thread = threading.get_ident()
 

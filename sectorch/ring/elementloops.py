@@ -1,4 +1,5 @@
-"""Compiled loops from packed bits to ring elements (`mpc/star/select.py`, `relu.py`, `largest.py`), and on elements.
+"""Compiled loops from packed bits to ring elements, and on elements: for `mpc/star/select.py`, `truncate.py`, `relu.py`
+and `largest.py`.
 
 They loop as those of `bitloops.py`. The elements of one bit of some words stand side by side, so that a loop over them
 is one over slices: of indices from `low` on the compiler cannot tell that none is negative, which would count from the
@@ -161,7 +162,7 @@ def floored(e, other, c, dealt, wraps, number, copies, first, threshold, shift, 
                 s, half = _picked(opened, s0[i], first), _picked(opened, p[i], R[i])
                 borrow = _picked(e1[i] & bit, s1[i], first)
                 wrap = _picked(e2[i] & bit, np.int64(q[i]), first) << (64 - shift)
-                found[i] = s * shifted(x[i] - threshold, shift) - half - borrow + wrap
+                found[i] = s * shifted(np.uint64(x[i]) - np.uint64(threshold), shift) - half - borrow + wrap
 
 
 @compiled

@@ -54,7 +54,7 @@ def _lines_by_shifts(v, width, word, count, room, out, threshold):
     for t in range(64):
         row = v[t * width + word : t * width + word + count]
         for c in range(len(row)):
-            a[t, c] = np.uint64(row[c] - threshold)
+            a[t, c] = np.uint64(row[c]) - np.uint64(threshold)
     transposed(a)
     for t in range(64):
         for c in range(count):

@@ -12,8 +12,18 @@ from torch.fx import traceback
 _FLAGS = ("_is_compiling_flag", "_is_exporting_flag")
 _LOCK = threading.Lock()
 _inside = 0
-_noted: dict = {}
 _before: list[bool] = []
+
+
+_NOTED = "_torchdynamo_disable"
+"""How the names of torch's notes begin."""
+
+
+def _notes() -> dict:
+    return traceback.current_meta.setdefault("custom", {})
+
+
+_notes()
 
 
 @contextmanager
@@ -25,15 +35,15 @@ def compiling() -> Iterator[None]:
     threads sets them back.
 
     Under these flags torch notes in a dict of the process, under "custom", what it would leave out of an export. It
-    makes and deletes that entry call by call, which fails where two threads do so at once. Here it is made once and is
-    never deleted, as another thread may be at it when the last one leaves, who only takes away what threads that
+    makes and deletes that entry call by call, which fails where two threads do so at once, but leaves one that it
+    finds. So there is one from the import of this module on, and the last thread takes away notes that threads which
     overlapped have left in it.
     """
-    global _inside, _noted
+    global _inside
     with _LOCK:
         if not _inside:
             _before[:] = [getattr(torch.compiler, flag, False) for flag in _FLAGS]
-            _noted = dict(traceback.current_meta.setdefault("custom", {}))
+            _notes()
         _inside += 1
         for flag in _FLAGS:
             setattr(torch.compiler, flag, True)
@@ -45,7 +55,9 @@ def compiling() -> Iterator[None]:
             if not _inside:
                 for flag, value in zip(_FLAGS, _before, strict=True):
                     setattr(torch.compiler, flag, value)
-                traceback.current_meta["custom"] = _noted
+                notes = _notes()
+                for name in [name for name in notes if name.startswith(_NOTED)]:
+                    notes.pop(name, None)
 
 
 def exported() -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..located import Party, Phase
+from ..parties import Party, Phase
 from ..steps import Step
 
 Slot = tuple[int, int, int]

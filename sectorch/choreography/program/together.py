@@ -19,7 +19,7 @@ import torch
 
 from ...errors import SectorchError
 from ..ledger import Observer, alone, observers
-from ..located import Party
+from ..parties import Party
 from ..steps import Compute, Move, Runtime, Sent
 from .nodes import Slot
 from .part import Fixed, Line, Part, given

@@ -25,6 +25,7 @@ import torch
 
 from ...choreography import Net, leaf, protocol
 from ...errors import ArgumentError
+from ...ring import signed
 from ...ring.bitplanes import fast, planes, rows, words_for, xor_along
 from . import proved
 from .circuit import Circuit
@@ -214,7 +215,7 @@ def drelu(net: Net, x: Masked, high: int = 63, thresholds: tuple[int, ...] = (0,
     blocks = block_count(*span)
     codes = deal_codes(net, x, [span], (high,))
 
-    bits = planes_of(x.c, thresholds)
+    bits = planes_of(x.c, tuple(map(signed, thresholds)))
     state = Shares(leaves(bits, codes.A, (span,), True), leaves(bits, codes.S, (span,), False))
     layers, _ = forest_worth(net, copies * x.shape.numel(), (blocks,), (False,))
     less = and_layers(net, state, layers)

@@ -51,7 +51,7 @@ def ramps(
 
     Args:
         thresholds: ring elements at the scale of the result. One opening and one dealing of r serves them all.
-        shift: fraction bits to drop, 0..32; with a shift |x - t 2^shift| < 2^62 - 2^(shift-1).
+        shift: fraction bits to drop, 0..32; with a shift |x - t 2^shift| < 2^62 - 2^(shift-1), and with fss |x| too.
         high: x - t 2^shift is known to lie in [-2^high, 2^high - 2^shift); fewer planes are compared.
         fss: by function secret sharing: one round (two with a shift), and some twenty times as many dealt bytes.
         limit_bits: raise a flag (`guard.py`) where the first result is 2^limit_bits or more; about 8 bytes more.
