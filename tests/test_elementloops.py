@@ -13,7 +13,7 @@ from sectorch.mpc.star import largest, relu, select, truncate
 from sectorch.ring import bitplanes
 from sectorch.ring.bitplanes import words_for
 
-COUNTS = st.integers(0, 300) | st.sampled_from((33_000, 131_071, 131_073, 140_100))
+COUNTS = st.integers(0, 300) | st.sampled_from((32_767, 32_769, 33_000, 70_000, 131_071, 131_073, 140_100))
 """Of elements: above 131,072 they are more words than a thread takes at a time, and several threads share them."""
 SEEDS, COPIES, SHIFTS = st.integers(0, 1 << 30), st.integers(1, 3), st.integers(1, 32)
 

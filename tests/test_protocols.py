@@ -57,6 +57,7 @@ from sectorch.mpc.star.truncate import truncate
 from sectorch.ring import rounded_shift
 from sectorch.ring.bitplanes import planes, rows, spread
 from sectorch.ring.products import Conv2d, Linear, matmul
+from sectorch.session import Session
 
 SHAPE = st.sampled_from(SHAPES)
 SEED = st.integers(0, 1 << 30)
@@ -392,6 +393,21 @@ def test_several_thresholds_at_once(thresholds, shape, seed: int):
 
 
 # ReLU, ramps, maxima.
+
+
+def test_a_relu_takes_few_steps():
+    """Each is some microseconds of Python, of all parties, beside its work: docs/design.md names the number."""
+    with Session().call() as net:
+        x = Shares(net.own(net.A, ring_values((100_032,), 50)), net.own(net.S, ring_values((100_032,), 50, 1)))
+        before = net._steps
+        relu(net, x, 20)
+        assert net._steps - before == 56
+
+
+def test_a_threshold_is_a_ring_element_however_it_is_written():
+    x = ring_values((65,), 62).abs() - (1 << 62)
+    found = [run(lambda w, x, t=t: ramps(w.net, x, (t,))[0], x) for t in (1 << 63, -1 << 63)]
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], x - (-1 << 63))
 
 
 @given(shape=SHAPE, shift=SHIFT, seed=SEED)

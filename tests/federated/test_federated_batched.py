@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from sectorch.federated import FederationError, Scores, Training
 from sectorch.federated.batched import Task, grouped, seconds_of_all, train_all
 from sectorch.federated.scores import equal_opportunity, equalized_odds, scores
-from sectorch.federated.training import train
+from sectorch.federated.training import features, train
 from sectorch.protocols.capc import collaboration
 
 
@@ -82,3 +83,19 @@ def test_scores_go_through_json():
     found = Scores(0.5, [1.0, float("nan"), 0.25])
     again = Scores.from_dict(found.as_dict())
     assert found.as_dict()["per_class"][1] is None and again.balanced == found.balanced == 0.625
+
+
+def test_features_of_a_model_that_computes_in_threads_of_its_own_are_refused():
+    class Apart(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = torch.nn.Linear(3, 2)
+
+        def forward(self, x):
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(self.last, x).result()
+
+    model, images = Apart(), torch.randn(5, 3)
+    assert torch.equal(features(torch.nn.Sequential(model.last), images), images)
+    with pytest.raises(FederationError, match="in the thread that called it"):
+        features(model, images)

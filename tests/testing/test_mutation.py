@@ -55,7 +55,7 @@ def test_faults_at_the_edges_of_a_rounding_are_found():
     rounded = lambda x: (x + (1 << 19)) >> 20
     options = dict(kinds=("one", "number", "low bit"), most=40, seed=1)
     report = mutate_protocol(partial(truncate, shift=20), [cut(20)], rounded, **options)
-    assert report.survivors == [] and len(report.counted) > 30 and report.possible > 70
+    assert report.survivors == [] and len(report.counted) > 30 and report.possible >= 78
 
 
 def test_what_changes_nothing_is_told_from_what_was_not_found():
