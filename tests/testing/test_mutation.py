@@ -105,9 +105,14 @@ def test_what_is_refused():
         mutate_protocol(square, [ANY], lambda x: x, elements=128)
 
 
+MORE = {"ramp_of_largest_of_four": 100}
+"""Of the first 40 drawn there four are told masks of the kind that docs/testing.md names: more than one in ten."""
+
+
 @pytest.mark.sectorch_long
 @pytest.mark.parametrize("own", [o for o in OWN if not o.deep and o.options == {}], ids=lambda o: o.name)
 def test_faults_in_our_own_protocols_are_found(own):
     """What is left is named in docs/testing.md."""
-    report = mutate_protocol(own.protocol, own.given, own.reference, most=40, **own.options)
-    assert report.score >= 0.85, report.table()
+    most = MORE.get(own.name, 40)
+    report = mutate_protocol(own.protocol, own.given, own.reference, most=most, **own.options)
+    assert report.score >= 0.9, report.table()
