@@ -65,3 +65,19 @@ def test_sequences_of_secrets_are_packed_too():
     assert float((packed.data.reveal() - wanted.data).abs().max()) < 1e-6  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(SectorchError):
         pad_packed_sequence(packed, total_length=3)[0].tolist()
+
+
+@pytest.mark.parametrize("name", ["lstm", "projected", "gru", "rnn"])
+def test_both_directions_at_once_are_bit_for_bit_one_after_the_other(name: str):
+    options = {"lstm": (nn.LSTM, {}), "projected": (nn.LSTM, {"proj_size": 2}), "gru": (nn.GRU, {"bias": False}),
+               "rnn": (nn.RNN, {"nonlinearity": "relu"})}  # fmt: skip
+    make, more = options[name]
+    torch.manual_seed(1)
+    both, x = make(3, 4, bidirectional=True, **more).eval(), torch.randn(5, 2, 3)
+    secure = lambda layer, x: sectorch.secure(layer, session=sectorch.Session(reference=True))(x)[0]
+    parts = []
+    for direction in ("", "_reverse"):
+        one = make(3, 4, **more).eval()
+        one.load_state_dict({k: both.state_dict()[k + direction] for k in one.state_dict()})
+        parts.append(secure(one, x.flip(0)).flip(0) if direction else secure(one, x))
+    assert torch.equal(secure(both, x), torch.cat(parts, -1))

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..choreography import Party
+from ..choreography.program.nodes import uncollected
 from ..choreography.program.trace import Program
 from ..errors import ArgumentError, SectorchError
 from ..session import Session
@@ -299,9 +300,10 @@ class SecureModule(Inference):
             if key in self._checked:
                 self._checked[key] = checked = self._checked.pop(key)  # the latest is the last
                 return checked
-        checked = dry_run(
-            self.program(inputs), inputs.meta(), self._dry_weights, self.traces, self.scheme, self._served is not None
-        )
+        program = self.program(inputs)
+        with uncollected():
+            limited = self._served is not None
+            checked = dry_run(program, inputs.meta(), self._dry_weights, self.traces, self.scheme, limited)
         with self._lock:
             remember(self._checked, key, checked)
             for line in checked.profile.ledger:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,36 +11,45 @@ import torch.nn.functional as F
 
 from ..errors import ArgumentError
 from ..tensor import SharedTensor
-from ..tensor.table import COMPOSED, Context, implements
+from ..tensor.table import COMPOSED, ON_META, Context, implements
 from .common import is_secret, refuse
 
+Product = Callable[[Any], Any]
+"""The recurrent part of the gates, from a state."""
 
-def _gru_cell(x: torch.Tensor, h: Any, gates_x: Any, w_hh: Any, b_hh: Any) -> Any:
+
+def _gru_cell(state: tuple, gates_x: Any, recurrent: Product, project: Product | None = None) -> tuple:
     """One step of a GRU, from the input's part of the gates."""
+    (h,) = state
     rx, zx, nx = gates_x.chunk(3, -1)
-    rh, zh, nh = F.linear(h, w_hh, b_hh).chunk(3, -1)
-    both = torch.sigmoid(torch.cat((rx + rh, zx + zh), -1))
-    r, z = both.chunk(2, -1)
+    rh, zh, nh = recurrent(h).chunk(3, -1)
+    r, z = torch.sigmoid(torch.cat((rx + rh, zx + zh), -1)).chunk(2, -1)
     n = torch.tanh(nx + r * nh)
-    return n + z * (h - n)
+    return (n + z * (h - n),)
 
 
-def _lstm_cell(x: torch.Tensor, state: tuple, gates_x: Any, w_hh: Any, b_hh: Any, w_hr: Any = None) -> tuple:
+def _lstm_cell(state: tuple, gates_x: Any, recurrent: Product, project: Product | None = None) -> tuple:
+    """One step of an LSTM. tanh g = 2 sigmoid(2 g) - 1, so that one function serves four gates."""
     h, c = state
-    i, f, g, o = (gates_x + F.linear(h, w_hh, b_hh)).chunk(4, -1)
-    i, f, o = torch.sigmoid(torch.cat((i, f, o), -1)).chunk(3, -1)
-    c = f * c + i * torch.tanh(g)
+    i, f, g, o = (gates_x + recurrent(h)).chunk(4, -1)
+    i, f, g, o = torch.sigmoid(torch.cat((i, f, g + g, o), -1)).chunk(4, -1)
+    bound = g.bound if isinstance(g, SharedTensor) else None
+    g = g + g - 1
+    c = f * c + i * (g if bound is None else g.bounded(bound))
     h = o * torch.tanh(c)
-    return h if w_hr is None else F.linear(h, w_hr), c
+    return h if project is None else project(h), c
 
 
-def _step(kind: str, x: torch.Tensor, state: tuple, gates: Any, w_hh: Any, b_hh: Any, w_hr: Any) -> tuple:
-    if kind == "lstm":
-        return _lstm_cell(x, state, gates, w_hh, b_hh, w_hr)
-    if kind == "gru":
-        return (_gru_cell(x, state[0], gates, w_hh, b_hh),)
-    activation = torch.tanh if kind == "rnn_tanh" else torch.relu
-    return (activation(gates + F.linear(state[0], w_hh, b_hh)),)
+def _rnn_cell(activation: Product, state: tuple, gates_x: Any, recurrent: Product, project: Any = None) -> tuple:
+    return (activation(gates_x + recurrent(state[0])),)
+
+
+CELLS: dict[str, Callable[..., tuple]] = {
+    "lstm": _lstm_cell,
+    "gru": _gru_cell,
+    "rnn_tanh": partial(_rnn_cell, torch.tanh),
+    "rnn_relu": partial(_rnn_cell, torch.relu),
+}
 
 
 def _direction(kind: str, x: torch.Tensor, state: tuple, w: Any, sizes: list[int], backward: bool) -> tuple:
@@ -47,15 +58,37 @@ def _direction(kind: str, x: torch.Tensor, state: tuple, w: Any, sizes: list[int
     Sequences that are over keep their last state; backward, those that have not begun keep the first.
     """
     w_ih, w_hh, b_ih, b_hh, w_hr = w
+    recurrent = lambda h: F.linear(h, w_hh, b_hh)
+    project = None if w_hr is None else lambda h: F.linear(h, w_hr)
     gates = F.linear(x, w_ih, b_ih).split(sizes)
     outputs: list[Any] = [None] * len(sizes)
     for t in range(len(sizes) - 1, -1, -1) if backward else range(len(sizes)):
         rows, count = sizes[t], state[0].shape[0]
         now = state if rows == count else tuple(v[:rows] for v in state)
-        made = _step(kind, x, now, gates[t], w_hh, b_hh, w_hr)
+        made = CELLS[kind](now, gates[t], recurrent, project)
         outputs[t] = made[0]
         state = made if rows == count else tuple(torch.cat((a, b[rows:])) for a, b in zip(made, state, strict=True))
     return torch.cat(outputs), state
+
+
+def _both(kind: str, x: torch.Tensor, state: tuple, weights: tuple, steps: int) -> tuple:
+    """One layer in both directions, over as many rows in each step: step t of one beside the other's, t from the end.
+
+    Half as many steps follow one another as with a direction at a time, and the values are the same.
+    """
+    w_ih, w_hh, b_ih, b_hh, w_hr = zip(*weights, strict=True)
+    w_hh, bias = torch.stack(w_hh).mT, None if b_hh[0] is None else torch.stack(b_hh)[:, None]
+    recurrent = lambda h: torch.matmul(h, w_hh) if bias is None else torch.baddbmm(bias, h, w_hh)
+    w_hr = None if w_hr[0] is None else torch.stack(w_hr).mT
+    project = None if w_hr is None else lambda h: torch.matmul(h, w_hr)
+    gates = [F.linear(x, w, b).reshape(steps, -1, w.shape[0]) for w, b in zip(w_ih, b_ih, strict=True)]
+    gates = torch.stack((gates[0], gates[1].flip(0)), 1)
+    outputs = []
+    for t in range(steps):
+        state = CELLS[kind](state, gates[t], recurrent, project)
+        outputs.append(state[0])
+    forward, backward = torch.stack(outputs).unbind(1)
+    return torch.cat((forward, backward.flip(0)), -1).flatten(0, 1), state
 
 
 def _weights_of(weights: Any, has_biases: bool, at: int, each: int) -> tuple:
@@ -72,19 +105,19 @@ def _run(kind: str, x: torch.Tensor, sizes: list[int], hidden: tuple, weights: A
         refuse("dropout between recurrent layers in training mode", "call model.eval() first")
     directions = 2 if bidirectional else 1
     each = len(weights) // (layers * directions)
-    last: list[list[Any]] = [[] for _ in hidden]
+    last: list[Any] = []
     for layer in range(layers):
-        outputs = []
-        for direction in range(directions):
-            at = layer * directions + direction
-            w = _weights_of(weights, has_biases, at, each)
-            y, state = _direction(kind, x, tuple(h[at] for h in hidden), w, sizes, direction == 1)
-            outputs.append(y)
-            for values, value in zip(last, state, strict=True):
-                values.append(value)
-        x = outputs[0] if directions == 1 else torch.cat(outputs, -1)
+        at = range(layer * directions, (layer + 1) * directions)
+        w = [_weights_of(weights, has_biases, k, each) for k in at]
+        if bidirectional and min(sizes) == max(sizes):
+            x, state = _both(kind, x, tuple(h[at[0] : at[1] + 1] for h in hidden), tuple(w), len(sizes))
+        else:
+            made = [_direction(kind, x, tuple(h[k] for h in hidden), w[d], sizes, d == 1) for d, k in enumerate(at)]
+            x = made[0][0] if directions == 1 else torch.cat([y for y, _ in made], -1)
+            state = tuple(torch.stack(values) for values in zip(*(s for _, s in made), strict=True))
+        last.append(state)
         x = F.dropout(x, dropout, train) if dropout and layer < layers - 1 else x
-    return (x, *(torch.stack(values) for values in last))
+    return (x, *(torch.cat(values) for values in zip(*last, strict=True)))
 
 
 PACKED = ("data", "batch_sizes", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional")
@@ -111,7 +144,18 @@ def _register(kind: str, function: Any) -> None:
         data, sizes, hx, *rest = (given[name] for name in PACKED)
         return _run(kind, data, _public_lengths(sizes), tuple(hx) if kind == "lstm" else (hx,), *rest)
 
+    def on_meta(input: torch.Tensor, hx: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        """The shapes of a call with one step, of which torch takes each on its own."""
+        batch_first = kwargs.get("batch_first", args[-1] if args else False)
+        if not isinstance(batch_first, bool) or input.dim() != 3 or isinstance(hx, torch.Tensor) != (kind != "lstm"):
+            return function(input, hx, *args, **kwargs)
+        at = 1 if batch_first else 0
+        y, *last = function(input.narrow(at, 0, min(1, input.shape[at])), hx, *args, **kwargs)
+        shape = (input.shape[0], input.shape[1], y.shape[2])
+        return (y.new_empty(shape), *last)
+
     COMPOSED[function] = packed
+    ON_META[function] = on_meta
 
 
 def _public_lengths(lengths: torch.Tensor) -> list[int]:
@@ -170,13 +214,10 @@ def _cell(name: str, function: Any) -> None:
     def handler(
         context: Context, x: SharedTensor, hidden: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
     ):
-        gates = F.linear(x, w_ih, b_ih)
-        if name == "lstm_cell":
-            return tuple(v for v in _lstm_cell(x, tuple(hidden), gates, w_hh, b_hh))
-        if name == "gru_cell":
-            return _gru_cell(x, hidden, gates, w_hh, b_hh)
-        activation = torch.tanh if name == "rnn_tanh_cell" else torch.relu
-        return activation(gates + F.linear(hidden, w_hh, b_hh))
+        state = tuple(hidden) if name == "lstm_cell" else (hidden,)
+        recurrent = lambda h: F.linear(h, w_hh, b_hh)
+        made = CELLS[name.removesuffix("_cell")](state, F.linear(x, w_ih, b_ih), recurrent)
+        return made if name == "lstm_cell" else made[0]
 
 
 for _name in ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"):

@@ -43,6 +43,7 @@ class Line:
         outputs: which of the results are used later, and where they go; None stands for a single result.
         place: where in the model it belongs, for errors.
         held: whether what it is taken on is here.
+        needed: the values that it takes.
         drops: the values that nothing after it needs.
     """
 
@@ -52,11 +53,8 @@ class Line:
     place: str
     fits: bool
     held: bool
+    needed: frozenset[Slot]
     drops: tuple[Slot, ...] = ()
-
-    @property
-    def needed(self) -> set[Slot]:
-        return {source for source in self.sources if type(source) is not Fixed}
 
     def take(self, runtime: Runtime, call: int, values: dict[Slot, Any]) -> None:
         """Take the step on the values at its places, and put its results there."""
@@ -81,7 +79,8 @@ def lines_of(nodes: list[Node], shapes: Mapping[Slot, Any], here: frozenset[Part
         outputs: list[tuple[int | None, Slot]] = list(enumerate(node.slots)) if node.many else [(None, node.slots[0])]
         first = shapes[node.operands[0].slot] if node.operands and type(node.operands[0]) is Taken else None
         fits = not node.many and _alike(first, node.results[0])
-        found.append(Line(node.step, sources, outputs, node.place, fits, held))
+        needed = frozenset(source for source in sources if type(source) is not Fixed)
+        found.append(Line(node.step, sources, outputs, node.place, fits, held, needed))
     return found
 
 
