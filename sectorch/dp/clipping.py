@@ -1,26 +1,30 @@
 """The sum of clipped gradients of single rows, in secret: linear layers need no gradient of any single row.
 
-A row's gradient of a linear layer is the product of its backpropagated output d and its input a, so its square norm is
-|d|^2 (|a|^2 + 1), that of the bias with it, and the sum of clipped ones is the product of inputs with outputs that were
-made shorter. Sources: Goodfellow, "Efficient per-example gradient computations", 2015; Abadi et al., "Deep learning
-with differential privacy", CCS 2016.
+Where a weight is used T times, with the inputs a_t and the backpropagated outputs d_t, a row's gradient of it is the
+sum of the products d_t a_t^T. Its square norm is the sum of (d_s . d_t)(a_s . a_t) over all pairs of uses: |d|^2 |a|^2
+of one use. That of a bias is the sum of d_s . d_t. The sum of clipped gradients is the product of inputs with outputs
+that were made shorter. Sources: Goodfellow, "Efficient per-example gradient computations", 2015; Abadi et al., "Deep
+learning with differential privacy", CCS 2016.
 
 Every rounding goes the way that keeps a norm below the bound: squares up, factors down; what is left is taken from the
-bound (`margin`). Inputs beyond 16 and outputs beyond 8 are cut there first, in secret, for the gradient only.
+bound (`margin`). A matrix of products of T uses is rounded up by T units on its diagonal, so that the difference is
+positive semidefinite; the sum of the products of two such matrices is then no smaller. Inputs beyond 16 and outputs
+beyond 8 are cut there first, in secret, for the gradient only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 
 from torch import Tensor
 
+from ..ops.common import raised
 from ..tensor import SharedTensor
 from ..tensor.table import Context
-from ..training.arithmetic import crossed, plus, product, squared, summed, vouched
+from ..training.arithmetic import crossed, matmul, plus, product, squared, summed, vouched
 from ..training.functions import torch
 from ..training.scale import at
 
@@ -35,57 +39,84 @@ ROOT_MARGIN = 2.0**-17
 
 
 @dataclass(frozen=True)
-class Rows:
-    """One linear layer's inputs [B, d] and backpropagated outputs [B, k]."""
+class Use:
+    """One run of a linear layer: its inputs [B, d] and backpropagated outputs [B, k]."""
 
     inputs: SharedTensor
     outputs: SharedTensor
 
+
+@dataclass(frozen=True)
+class Uses:
+    """The uses of a weight [k, d], of a bias [k], or of both where they have the same: their numbers among all uses."""
+
+    numbers: tuple[int, ...]
+    inputs: int
+    outputs: int
+    weight: bool = True
+    bias: bool = True
+
     @property
-    def sizes(self) -> tuple[int, int]:
-        return self.inputs.shares.shape[1], self.outputs.shares.shape[1]
+    def largest(self) -> float:
+        """What the square of a row's gradient can be at most."""
+        parts = 4.0**INPUT_BITS * self.inputs * self.weight + self.bias
+        return len(self.numbers) ** 2 * 4.0**OUTPUT_BITS * self.outputs * parts
+
+    @property
+    def count(self) -> int:
+        """Entries of the gradient."""
+        return self.outputs * (self.inputs * self.weight + self.bias)
 
 
-def largest(sizes: Sequence[tuple[int, int]]) -> float:
+def largest(parameters: Sequence[Uses]) -> float:
     """What the square of a row's gradient can be at most."""
-    return sum(4.0**INPUT_BITS * d * 4.0**OUTPUT_BITS * k + 4.0**OUTPUT_BITS * k for d, k in sizes)
+    return sum(each.largest for each in parameters)
 
 
-def margin(sizes: Sequence[tuple[int, int]]) -> float:
+def margin(parameters: Sequence[Uses]) -> float:
     """By how much a row's clipped gradient may be longer than what it was clipped to.
 
     Shortened outputs are rounded by 2^-27 each, and a factor by 2^-35. A rounded sum has sqrt(P) 2^-27 more for each of
     two neighbours.
     """
-    rounded = sum(k * (4.0**INPUT_BITS * d + 1) for d, k in sizes)
-    count = sum((d + 1) * k for d, k in sizes)
-    return (math.sqrt(rounded) + math.sqrt(count)) * 2.0**-27 + math.sqrt(largest(sizes)) * 2.0**-35
+    rounded = sum(each.largest / 4.0**OUTPUT_BITS for each in parameters)
+    count = sum(each.count for each in parameters)
+    return (math.sqrt(rounded) + math.sqrt(count)) * 2.0**-27 + math.sqrt(largest(parameters)) * 2.0**-35
 
 
-def clipped_sums(context: Context, layers: Sequence[Rows], clip: float) -> list[tuple[SharedTensor, SharedTensor]]:
-    """For each layer the sums [k, d] and [k] over the rows, at 26 fraction bits, of gradients that are each below clip.
+def clipped_sums(
+    context: Context, uses: Sequence[Use], parameters: Sequence[Uses], clip: float
+) -> list[tuple[SharedTensor | None, SharedTensor | None]]:
+    """For each weight and bias the sums [k, d] and [k] over the rows, at 26 fraction bits, of clipped gradients.
 
     Args:
-        clip: in norm, above `margin`; the number of rows times clip is below 2^15.
+        clip: of a row's gradient of all of these, in norm; above `margin`; the number of rows times clip is below 2^15.
 
     Rounds some 70; a comparison of each input and output where their bounds do not tell, and some of each row.
     """
-    sizes = [layer.sizes for layer in layers]
-    room = 59 - math.ceil(math.log2(largest(sizes)))
+    room = 59 - math.ceil(math.log2(largest(parameters)))
     bits = min(26, room - SQUARE_BITS)
-    inputs = [_cut(context, layer.inputs, context.frac_bits, INPUT_BITS) for layer in layers]
-    outputs = [_cut(context, layer.outputs, DELTA_BITS, OUTPUT_BITS) for layer in layers]
+    inputs = [_cut(context, use.inputs, context.frac_bits, INPUT_BITS) for use in uses]
+    outputs = [_cut(context, use.outputs, DELTA_BITS, OUTPUT_BITS) for use in uses]
     squares = []
-    for a, d in zip(inputs, outputs, strict=True):
-        square = plus(context, _up(context, _row_squares(context, a), SQUARE_BITS), 1 << SQUARE_BITS)
-        squares.append(product(context, torch.mul, _up(context, _row_squares(context, d), bits), square))
+    for each in parameters:
+        square = _products(context, [outputs[i] for i in each.numbers], OUTPUT_BITS, bits)
+        if each.weight:
+            sizes = _products(context, [inputs[i] for i in each.numbers], INPUT_BITS, SQUARE_BITS)
+            square = product(context, torch.mul, square, plus(context, sizes, int(each.bias) << SQUARE_BITS))
+        else:
+            square = raised(context, square, bits + SQUARE_BITS)
+        squares.append(square if len(each.numbers) == 1 else _mapped(context, partial(_sum, dim=(1, 2)), [square]))
     total = reduce(partial(plus, context), squares)
-    factor = _factor(context, total, clip - margin(sizes), largest(sizes))
+    factor = _factor(context, total, clip - margin(parameters), largest(parameters))
+    column = factor.like(context.backend.moved(_upright, factor.shares))
+    short = [product(context, torch.mul, column, d, GRID_BITS) for d in outputs]
     sums = []
-    for a, d in zip(inputs, outputs, strict=True):
-        column = factor.like(context.backend.moved(_upright, factor.shares))
-        short = product(context, torch.mul, column, d, GRID_BITS)
-        sums.append((product(context, crossed, short, a, GRID_BITS), summed(context, short)))
+    for each in parameters:
+        d = _mapped(context, _below, [short[i] for i in each.numbers])
+        a = _mapped(context, _below, [inputs[i] for i in each.numbers]) if each.weight else None
+        weight = None if a is None else product(context, crossed, d, a, GRID_BITS)
+        sums.append((weight, summed(context, d) if each.bias else None))
     return sums
 
 
@@ -93,8 +124,46 @@ def _upright(x: Tensor) -> Tensor:
     return x.unsqueeze(-1)
 
 
-def _row_sums(x: Tensor) -> Tensor:
-    return x.sum(1)
+def _below(*values: Tensor) -> Tensor:
+    return torch.cat(values)
+
+
+def _beside(*values: Tensor) -> Tensor:
+    return torch.stack(values, -2)
+
+
+def _parts(x: Tensor, most: int) -> Tensor:
+    """[B, ..., n] -> [B, C, ..., n / C]: the last dimension in parts of so many entries at most, zeros at its end."""
+    count = max(1, -(-x.shape[-1] // most))
+    x = torch.nn.functional.pad(x, (0, -x.shape[-1] % count))
+    return x.unflatten(-1, (count, -1)).movedim(-2, 1)
+
+
+def _pairs(x: Tensor, y: Tensor) -> Tensor:
+    return matmul(x, y.mT.contiguous())
+
+
+def _sum(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    return x.sum(dim)
+
+
+def _mapped(context: Context, f: Callable, values: Sequence[SharedTensor]) -> SharedTensor:
+    return values[0].like(context.backend.each(f, *(x.shares for x in values)), values[0].scale_bits)
+
+
+def _products(context: Context, values: Sequence[SharedTensor], limit_bits: int, bits: int) -> SharedTensor:
+    """A row's products of T uses by pairs, at so many bits and rounded up: [B, T, T], and [B] of one use.
+
+    They are summed up in parts that are below 2^61 whatever the values are.
+    """
+    count = len(values)
+    x = values[0] if count == 1 else _mapped(context, _beside, values)
+    x = _mapped(context, partial(_parts, most=1 << max(0, 61 - 2 * (limit_bits + x.scale_bits))), [x])
+    parts = x.shares.shape[1]
+    one = count == 1
+    x = _mapped(context, partial(_sum, dim=-1), [squared(context, x)]) if one else product(context, _pairs, x, x)
+    found = _mapped(context, partial(_sum, dim=1), [at(context, x, bits)])
+    return plus(context, found, parts if one else torch.eye(count, dtype=torch.int64) * (count * parts))
 
 
 def _cut(context: Context, x: SharedTensor, bits: int, limit_bits: int) -> SharedTensor:
@@ -103,11 +172,6 @@ def _cut(context: Context, x: SharedTensor, bits: int, limit_bits: int) -> Share
     if x.bound is None or x.bound > 2.0 ** (limit_bits + bits):
         x = at(context, torch.clamp(x, -(2.0**limit_bits), 2.0**limit_bits), bits)
     return x.bounded(None)
-
-
-def _row_squares(context: Context, x: SharedTensor) -> SharedTensor:
-    square = squared(context, x)
-    return square.like(context.backend.each(_row_sums, square.shares))
 
 
 def _up(context: Context, x: SharedTensor, bits: int) -> SharedTensor:

@@ -5,29 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.utils import _pytree as pytree
 
-from ..errors import ArgumentError, ShapeError
+from ..errors import ArgumentError, SectorchError, ShapeError
 from ..mpc.star.share import at_server
 from ..ops.shuffle import shuffle
 from ..tensor import SharedTensor
 from ..tensor.table import Context
 from ..training.arithmetic import plus
 from ..training.cells import Cell, Pool
-from ..training.functions import torch
+from ..training.functions import F, torch
 from ..training.scale import times
 from ..training.tensor import DifferentiableTensor
 from .budget import Budget
-from .clipping import GRID_BITS, Rows, clipped_sums, largest, margin
+from .clipping import GRID_BITS, Use, Uses, clipped_sums, largest, margin
 from .errors import PrivacyError
 from .noise import on_grid
 from .renyi import epsilon_of
 from .sampled import sampled_curve
 
-ROW_BY_ROW = (nn.Linear, nn.ReLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.GELU, nn.Flatten, nn.Identity, nn.Dropout)
-"""Modules that compute each row from that row alone, and whose parameters are those of linear layers."""
+TRIES = 4
+"""How often it is tried whether rows are mixed."""
 
 
 class PrivateGradients:
@@ -38,8 +40,13 @@ class PrivateGradients:
     against whoever is shown the model after any number of steps. It does not hold against A and S together, who have
     all data anyway.
 
+    A row's gradient is that of all trainable parameters together: of one that several layers share, or of a layer that
+    runs several times, the sum over its uses. Frozen parameters have none, and what runs in no step gets none.
+
     Args:
-        model: of `sectorch.shared`; linear layers and functions of single rows. Its own code must not mix rows.
+        model: of `sectorch.shared`, whose trainable parameters are weights and biases of linear layers that take
+            [rows, features]. The rest of it may be anything that computes each row from that row alone. The first
+            `backward` of a shape tries on random plain numbers whether model and loss do.
         clip: the norm C that a row's gradient is clipped to.
         noise: the standard deviation of each party's noise, as a multiple of C.
         rows: how many rows there are. batch: how many of them a step takes, in secret.
@@ -49,7 +56,7 @@ class PrivateGradients:
     backpropagated outputs beyond 8 are cut for the gradient.
 
     Raises:
-        ArgumentError: a module that mixes rows, or has other parameters; clip too small for the number format.
+        ArgumentError: trainable parameters other than those, or none; clip too small for the number format.
         PrivacyError: noise or sizes out of range.
     """
 
@@ -58,13 +65,8 @@ class PrivateGradients:
     ):
         self.model, self.clip, self.noise, self.rows, self.batch = model, float(clip), float(noise), rows, batch
         self.budget, self.steps = budget, 0
-        self._layers = _linear(model)
-        sizes = [(layer.in_features, layer.out_features) for layer in self._layers]
-        if not 2 * margin(sizes) < self.clip < 2.0**15 / max(1, batch) or largest(sizes) > 2.0**40:
-            raise ArgumentError(
-                f"clip is above {2 * margin(sizes):.2g} for these layers and below {2**15 / max(1, batch):g} for "
-                f"{batch} rows, got {clip}"
-            )
+        self._tried: Any = None
+        self._fits(_parameters(_trainable(model)))
         if not 0 < self.noise * self.clip * 2.0**GRID_BITS <= 2.0**40:
             raise PrivacyError(f"noise is above 0 and at most {2.0 ** (40 - GRID_BITS) / self.clip:g}, got {noise}")
         self.curve = sampled_curve(lambda order: 2 * order / self.noise**2, batch, rows)
@@ -94,44 +96,144 @@ class PrivateGradients:
         Raises:
             ShapeError: not a batch. BudgetExhaustedError: nothing was computed.
         """
-        if x.shape[0] != self.batch:
-            raise ShapeError(f"a batch is of {self.batch} rows, got {tuple(x.shape)}")
+        if any(v.dim() < 1 or v.shape[0] != self.batch for v in (x, y)):
+            raise ShapeError(f"a batch is of {self.batch} rows, got {tuple(x.shape)} and {tuple(y.shape)}")
+        layers = _trainable(self.model)
+        if self.budget is not None:
+            self.budget.check(self.curve)
+        self._try(layers, loss, x, y)
+        before = _secret_buffers(self.model)
+        with _recorded(layers, self.batch) as runs:
+            total = loss(self.model(x), y, reduction="sum")
+        if not isinstance(total, DifferentiableTensor) or total.dim() != 0:
+            raise ArgumentError(f"the loss of shared rows is one shared number, got a {type(total).__name__}")
+        if _secret_buffers(self.model) != before:
+            raise ArgumentError("the model keeps statistics of its rows in a buffer, which no noise hides; keep none")
+        _refuse_other_uses(total, self.model)
+        runs = list(runs)  # a model that is computed again in the backward pass adds to it
+        deltas = (
+            torch.autograd.grad(total, [run.outputs for run in runs], allow_unused=True) if total.requires_grad else ()
+        )
+        kept = [(run, d) for run, d in zip(runs, deltas, strict=False) if d is not None]
+        if not kept:
+            raise ArgumentError("the loss depends on no trainable parameter of the model; there is nothing to train")
+        parameters = _parameters([run.layer for run, _ in kept])
+        self._fits(parameters)
         if self.budget is not None:
             self.budget.charge(self.curve)
         self.steps += 1
-        with self._recorded() as seen:
-            total = loss(self.model(x), y, reduction="sum")
-            if [module for module, *_ in seen] != self._layers:
-                raise ArgumentError("each linear layer of the model is to be used once, in the order of its modules")
-            deltas = torch.autograd.grad(total, [z for *_, z in seen])
-        layers = [Rows(a.as_shared(), d.as_shared()) for (_, a, _), d in zip(seen, deltas, strict=True)]
-        first = layers[0].inputs
+        uses = [Use(run.inputs.as_shared(), d.as_shared()) for run, d in kept]
+        first = uses[0].inputs
         context = Context(first.session, first.party, first.scheme)
         with first.session.operation(first.party) as net:
             before = len(net.raised)
-            sums = [
-                tuple(noised(context, v, self.noise * self.clip) for v in pair)
-                for pair in clipped_sums(context, layers, self.clip)
-            ]
+            sums = clipped_sums(context, uses, parameters, self.clip)
             most = (self.batch * self.clip + 40 * self.noise * self.clip) * 2.0**GRID_BITS
-            means = [[times(context, v.bounded(most), 1 / self.batch, GRID_BITS) for v in pair] for pair in sums]
-            flags = dict.fromkeys((*(f for layer in layers for v in (layer.inputs, layer.outputs) for f in v.flags),
+            noisy = [[v if v is None else noised(context, v, self.noise * self.clip) for v in pair] for pair in sums]
+            means = [
+                [v if v is None else times(context, v.bounded(most), 1 / self.batch, GRID_BITS) for v in pair]
+                for pair in noisy
+            ]
+            flags = dict.fromkeys((*(f for use in uses for v in (use.inputs, use.outputs) for f in v.flags),
                                    *net.raised[before:]))  # fmt: skip
-        for layer, (weight, bias) in zip(self._layers, means, strict=True):
-            layer.weight.grad = _gradient(weight, flags)
-            if layer.bias is not None:
-                layer.bias.grad = _gradient(bias, flags)
+        for p in self.model.parameters():
+            if p.requires_grad:
+                p.grad = None
+        for each, pair in zip(parameters, means, strict=True):
+            layer = kept[each.numbers[0]][0].layer
+            for p, mean in zip((layer.weight, layer.bias), pair, strict=True):
+                if mean is not None:
+                    p.grad = _gradient(mean, flags)
 
-    @contextmanager
-    def _recorded(self) -> Iterator[list]:
-        """Each linear layer's input and output, as the model runs."""
-        seen: list = []
-        hooks = [layer.register_forward_hook(partial(_noted, seen)) for layer in self._layers]
-        try:
-            yield seen
-        finally:
-            for hook in hooks:
-                hook.remove()
+    def _fits(self, parameters: list[Uses]) -> None:
+        least = 2 * margin(parameters)
+        if not least < self.clip < 2.0**15 / max(1, self.batch) or largest(parameters) > 2.0**40:
+            raise ArgumentError(
+                f"clip is above {least:.2g} for these layers and below {2**15 / max(1, self.batch):g} for "
+                f"{self.batch} rows, got {self.clip:g}; fewer features, and fewer uses of a layer, lower the first"
+            )
+
+    def _try(self, layers: list[nn.Linear], loss: Callable, x: Any, y: Any) -> None:
+        """Refuse a model or a loss that mixes rows: random plain numbers in some rows change nothing in the others.
+
+        Nothing is tried again for the same shapes, modules and loss.
+        """
+        key = tuple(x.shape), tuple(y.shape), loss, layers, [module.training for module in self.model.modules()]
+        if key == self._tried or self.batch < 2:
+            return
+        with torch.random.fork_rng(devices=()), torch.no_grad():
+            for seed in range(TRIES):
+                torch.manual_seed(seed)
+                chosen = torch.arange(self.batch) % 2 == seed if seed < 2 else torch.rand(self.batch) < 0.5
+                try:
+                    parts = _on_plain_numbers(self.model, layers, loss, x, y, chosen)
+                except SectorchError:
+                    raise
+                except Exception as error:
+                    raise ArgumentError(
+                        f"model and loss do not run on random plain numbers of these shapes, which shows that they mix "
+                        f"no rows: {type(error).__name__}: {error}"
+                    ) from None
+                for what, one, other in parts:
+                    if not torch.allclose(one, other, 1e-4, 1e-5, equal_nan=True):
+                        raise ArgumentError(
+                            f"{what}, and then no norm of a row's gradient bounds what the row changes; "
+                            f"normalise over features (F.layer_norm) instead of rows, and sum the losses of rows"
+                        )
+        self._tried = key
+
+
+def _on_plain_numbers(
+    model: nn.Module, layers: list[nn.Linear], loss: Callable, x: Any, y: Any, chosen: Any
+) -> list[tuple[str, Any, Any]]:
+    """What has to be equal, and what is said if it is not: of two inputs that differ in the chosen rows."""
+    parameters = {p: _like(p) / max(1, p.numel() // max(1, len(p))) ** 0.5 for p in model.parameters()}
+    buffers = {b: _like(b).abs() + 0.5 if isinstance(b, DifferentiableTensor) else b for b in model.buffers()}
+    rows, seed = _like(x), torch.initial_seed() + TRIES
+    seen = []
+    for v in (rows, torch.where(chosen.view(-1, *[1] * (x.dim() - 1)), _like(x), rows)):
+        torch.manual_seed(seed)  # the same units drop out
+        given = parameters | {b: value.clone() for b, value in buffers.items()}
+        with _in_the_place_of(model, given), _recorded(layers, len(v)) as runs:
+            outputs = model(v)
+        leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        if any(leaf.dim() < 1 or len(leaf) != len(v) for leaf in leaves):
+            raise ShapeError(f"the model gives a result for each row, got {[tuple(leaf.shape) for leaf in leaves]}")
+        seen.append((outputs, [*(run.inputs for run in runs), *leaves]))
+    (outputs, one), (_, other) = seen
+    if len(one) != len(other):
+        raise ShapeError(f"a model runs the same layers each time, got {len(one)} results and {len(other)}")
+    mixed = "the model mixes rows: what it computes of one depends on others"
+    found = [(mixed, a[~chosen], b[~chosen]) for a, b in zip(one, other, strict=True)]
+    targets = _like(y).abs()
+    sums = [
+        loss(pytree.tree_map(lambda v, k=k: v[k], outputs), targets[k], reduction="sum")
+        for k in (torch.ones_like(chosen), chosen, ~chosen)
+        if k.any()
+    ]
+    if any(not isinstance(value, torch.Tensor) or value.dim() for value in sums):
+        raise ArgumentError(f"the loss of several rows is one number, got {sums[0]}; heed its reduction='sum'")
+    return [*found, ("the loss of all rows is not the sum of their losses", sums[0], sum(sums[1:]))]
+
+
+@contextmanager
+def _in_the_place_of(model: nn.Module, given: dict[Any, Any]) -> Iterator[None]:
+    """The model with other parameters and buffers; afterwards it has its own again."""
+    states = [state for module in model.modules() for state in (module._parameters, module._buffers)]
+    before = [dict(state) for state in states]
+    try:
+        for state in states:
+            state.update({name: given.get(value, value) for name, value in state.items() if value is not None})
+        yield
+    finally:
+        for state, own in zip(states, before, strict=True):
+            state.update(own)
+
+
+def _like(x: Any) -> Any:
+    """Random numbers of a shape from -1 to 1; zeros of whole numbers."""
+    numbers = 2 * torch.rand(x.shape) - 1 if x.dtype.is_floating_point else torch.zeros(x.shape)
+    return numbers.to(x.dtype)
 
 
 def noised(context: Context, x: SharedTensor, sigma: float) -> SharedTensor:
@@ -147,26 +249,106 @@ def _drawn(sigma: float, frac_bits: int, shape: Any) -> Any:
     return on_grid(sigma, shape, frac_bits)
 
 
-def _noted(seen: list, module: nn.Module, inputs: tuple, output: Any) -> None:
-    if inputs[0].dim() != 2:
-        raise ShapeError(f"a linear layer takes [rows, features] here, got {tuple(inputs[0].shape)}")
-    a = inputs[0] if isinstance(inputs[0], DifferentiableTensor) else DifferentiableTensor(inputs[0])
-    seen.append((module, a, output))
+class Run(NamedTuple):
+    layer: nn.Linear
+    inputs: Any
+    outputs: Any
+
+
+@contextmanager
+def _recorded(layers: list[nn.Linear], rows: int) -> Iterator[list[Run]]:
+    """The runs of these layers, whose parameters take no part in the graph: in it they stand for other uses."""
+    runs: list[Run] = []
+    for layer in layers:
+        layer.forward = partial(_run, runs, rows, layer)
+    try:
+        yield runs
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _run(runs: list[Run], rows: int, layer: nn.Linear, input: Any) -> Any:
+    a = DifferentiableTensor(input) if isinstance(input, SharedTensor) else input
+    if a.dim() != 2 or a.shape[0] != rows:
+        raise ShapeError(
+            f"a linear layer that is trained takes [{rows} rows, features] here, got {tuple(a.shape)}; flatten what "
+            f"belongs to a row into its features"
+        )
+    z = F.linear(a, layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
+    z = z if z.requires_grad else z.requires_grad_()
+    runs.append(Run(layer, a, z))
+    return z.clone()  # which may be changed in place
+
+
+def _refuse_other_uses(total: Any, model: nn.Module) -> None:
+    names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    nodes, seen = [total.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (name := names.get(id(getattr(node, "variable", None)))) is not None:
+            raise ArgumentError(
+                f"{name} is used by a function beside its linear layer, where a row's gradient of it is not known; "
+                f"call the layer (an nn.Linear may have the parameter of another), or freeze the parameter"
+            )
+        nodes.extend(following for following, _ in node.next_functions)
+
+
+def _secret_buffers(model: nn.Module) -> list:
+    return [(name, b.cell, b.cell.version) for name, b in model.named_buffers() if isinstance(b, DifferentiableTensor)]
 
 
 def _gradient(x: SharedTensor, flags: dict) -> Any:
     return DifferentiableTensor(Cell(x, gradient=True, pool=Pool(flags, settled=True)))
 
 
-def _linear(model: nn.Module) -> list[nn.Linear]:
+def _trainable(model: nn.Module) -> list[nn.Linear]:
+    """The linear layers with a parameter that is trained.
+
+    Raises:
+        ArgumentError: other modules have some, or keep statistics of a batch; there are none; they are not shared.
+    """
+    found = []
     for name, module in model.named_modules():
-        own = [p for p in module.parameters(recurse=False) if p.requires_grad]
-        if (own and type(module) is not nn.Linear) or (not list(module.children()) and type(module) not in ROW_BY_ROW):
+        own = {key: p for key, p in module.named_parameters(recurse=False) if p.requires_grad}
+        called = f"{name or 'the model'} is a {type(module).__name__}"
+        if isinstance(module, _NormBase) and (
+            module.training if module.track_running_stats else isinstance(module, _BatchNorm)
+        ):
             raise ArgumentError(
-                f"{name or 'the model'} is a {type(module).__name__}; gradients of single rows are for linear layers "
-                f"and functions of single rows: {', '.join(kind.__name__ for kind in ROW_BY_ROW)}"
+                f"{called}, which normalises by the rows of a batch or keeps statistics of them; call its eval() and "
+                f"freeze its parameters, or use nn.LayerNorm(features, elementwise_affine=False)"
             )
-    found = [module for module in model.modules() if type(module) is nn.Linear]
-    if not found or any(not isinstance(layer.weight, DifferentiableTensor) for layer in found):
-        raise ArgumentError("private gradients are of a shared model with linear layers: sectorch.shared(model)")
+        if own and (type(module) is not nn.Linear or not own.keys() <= {"weight", "bias"} or "forward" in vars(module)):
+            raise ArgumentError(
+                f"{called} with trainable parameters ({', '.join(own)}); gradients of single rows are of the weights "
+                f"and biases of nn.Linear: freeze the others with requires_grad_(False)"
+            )
+        if any(not isinstance(p, DifferentiableTensor) for p in own.values()):
+            raise ArgumentError("private gradients are of a shared model with linear layers: sectorch.shared(model)")
+        if own:
+            found.append(module)
+    if not found:
+        raise ArgumentError(
+            "private gradients are of a shared model with linear layers that are trained; there are none"
+        )
     return found
+
+
+def _parameters(layers: list[nn.Linear]) -> list[Uses]:
+    """The trainable parameters of layers that run in this order."""
+    numbers: dict[tuple[str, int], list[int]] = {}
+    for i, layer in enumerate(layers):
+        for kind, p in layer.named_parameters(recurse=False):
+            if p.requires_grad:
+                numbers.setdefault((kind, id(p)), []).append(i)
+    kinds: dict[tuple[int, ...], set[str]] = {}
+    for (kind, _), uses in numbers.items():
+        kinds.setdefault(tuple(uses), set()).add(kind)
+    return [
+        Uses(uses, *reversed(layers[uses[0]].weight.shape), "weight" in kind, "bias" in kind)
+        for uses, kind in kinds.items()
+    ]
